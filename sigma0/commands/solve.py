@@ -27,7 +27,7 @@ def solve(
         str | None, typer.Option(help="Name of a policy of effort, or a JSON file of the strategy's settings.")
     ] = None,
     memory: Annotated[
-        Path | None, typer.Option(help="progressive: state of the run, replaced after every iteration.")
+        Path | None, typer.Option(help="Of the run: progressive's state after every iteration, the others' answers.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the memory file.")] = False,
     repo: Annotated[Path | None, typer.Option(help="agent: folder whose tests are to pass; it is not changed.")] = None,
@@ -50,7 +50,7 @@ def solve(
         for path in (trail, patch, graph, memory):
             _check_writable(path)
         from sigma0.commands.solve_models import open_chats
-        from sigma0.commands.solve_progress import SolveProgress
+        from sigma0.commands.solve_progress import SolveProgress, summary
         from sigma0.commands.solve_strategies import STRATEGIES, Order
         from sigma0.reason.chat import ChatFailed
         from sigma0.reason.desk import Desk, Limits
@@ -77,6 +77,8 @@ def solve(
         console = Console(highlight=False, soft_wrap=True)
         console.print(printable(result.text), markup=False)
         console.print(f"\n{'solved' if result.solved else 'NOT solved'}: {printable(result.why)}", markup=False)
+        for line in summary(result.report):
+            console.print(line, markup=False)
     if not result.solved:
         raise typer.Exit(1)
 
@@ -111,9 +113,9 @@ def _check(
         raise ValueError("the problem is no UTF-8 text")
     if strategy not in get_args(Strategy):
         raise ValueError(f"no such strategy: {strategy!r}; there are {', '.join(get_args(Strategy))}")
-    of = {"memory": "progressive", "repo": "agent", "patch": "agent", "graph": "lemma"}
+    of = {"repo": "agent", "patch": "agent", "graph": "lemma"}
     for name, path in files.items():
-        if path is not None and of[name] != strategy:
+        if path is not None and of.get(name, strategy) != strategy:
             raise ValueError(f"--{name} has no meaning with --strategy {strategy}, only with {of[name]}")
     memory, repo, graph = files["memory"], files["repo"], files["graph"]
     if graph is not None and graph.suffix not in (".svg", ".mmd"):

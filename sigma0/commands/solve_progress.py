@@ -3,6 +3,7 @@
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -120,3 +121,24 @@ def agent_line(state: dict[str, Any]) -> Text:
     """Step, tier, and the strategy at work."""
     step, tier, strategy = (state.get(name, "-") for name in ("step", "tier", "strategy"))
     return Text(f"step {step}, tier {tier}, strategy {strategy}")
+
+
+def summary(report: Mapping[str, Any]) -> list[str]:
+    """How a run went, in a line or two: verifications at each level, where there were any, and what was asked.
+
+    Args:
+        report: Of any strategy, as JSON.
+    """
+    lines = []
+    if "status" in report:
+        status = report["status"]
+        ends = [*((each["level"], each["iteration"] + 1) for each in status["transitions"])]
+        ends.append((status["verification_level"], status["iteration"]))
+        begins = [0, *(end for _, end in ends)]
+        levels = ", ".join(f"{level} {end - begin}" for begin, (level, end) in zip(begins, ends, strict=False))
+        lines.append(f"verifications by effort ({status['policy']}): {levels}")
+    usage = report["usage"]
+    tokens, passes, seconds = usage["completion_tokens"], usage["loop_passes"], usage["seconds"]
+    looped = f", {passes} passes" if passes else ""
+    lines.append(f"questions {usage['calls']}: {tokens} tokens{looped}, {seconds:.1f} s of answering")
+    return lines

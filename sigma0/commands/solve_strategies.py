@@ -20,6 +20,7 @@ from sigma0.reason.progressive.effort import ProgressiveReasoningManager
 from sigma0.reason.progressive.form_task import FormTask
 from sigma0.reason.progressive.policies import named_config
 from sigma0.reason.progressive.verify_loop import ProgressiveTask, VerifyLoop
+from sigma0.reason.record import Record
 from sigma0.reason.sandbox.sandbox import Sandbox
 from sigma0.reason.trail import Heading, Outcome, Strategy
 
@@ -52,7 +53,7 @@ class Order:
         strategy: Which outer loop.
         chats: Models, the cheapest first.
         config: Name of a policy, or a JSON file; None: the default.
-        memory: Of a progressive run.
+        memory: File of the run: state of a progressive one, answers of the others.
         resume: Whether the memory is taken up.
         repo: Folder of an agent's task.
         graph: Where a lemma graph is drawn.
@@ -72,10 +73,19 @@ class Order:
     max_tokens: int | None
 
 
-def _head(order: Order, desk: Desk, models: list[ChatModel], settings: dict[str, Any]) -> None:
+def _head(order: Order, desk: Desk, models: list[ChatModel], settings: dict[str, Any]) -> Heading:
     names = tuple(model.name for model in models)
     versions = {name: version(name) for name in _LIBRARIES}
-    desk.trail.add(Heading(order.strategy, order.problem, names, settings, versions, order.resume))
+    heading = Heading(order.strategy, order.problem, names, settings, versions, order.resume)
+    desk.trail.add(heading)
+    return heading
+
+
+def _recorded(order: Order, desk: Desk, settings: dict[str, Any]) -> None:
+    """Heads the trail, and has answers kept in the memory file, or taken from it."""
+    heading = _head(order, desk, order.chats, settings)
+    if order.memory is not None:
+        desk.record = Record(order.memory, heading, order.resume)
 
 
 def _settings(order: Order) -> dict[str, Any]:
@@ -119,7 +129,7 @@ def _task(order: Order) -> ProgressiveTask:
 def _lemma(order: Order, desk: Desk) -> Solved:
     settings = LemmaSettings.from_dict(_settings(order))
     model, above = order.chats[0], order.chats[-1] if len(order.chats) > 1 else None
-    _head(order, desk, order.chats, settings.to_dict())
+    _recorded(order, desk, settings.to_dict())
     if known_forms(order.chats) >= {"plan", "look", "act"}:
         result = FormSolver(model, desk, settings).solve(order.problem)
     else:
@@ -136,7 +146,7 @@ def _lemma(order: Order, desk: Desk) -> Solved:
 
 def _agent(order: Order, desk: Desk) -> Solved:
     settings = AgentSettings.from_dict(_settings(order))
-    _head(order, desk, order.chats, settings.to_dict())
+    _recorded(order, desk, settings.to_dict())
     assert order.repo is not None
     result = RepoAgent(order.chats, Sandbox(), desk, settings).solve(order.problem, order.repo)
     desk.trail.add(Outcome(result.solved, result.patch, result.why, asdict(result.usage)))

@@ -1,13 +1,14 @@
 """Where a strategy asks its models: every question counted, limited, seeded and written down."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from threading import Lock
 
 from sigma0.config import Effort, Messages
 from sigma0.reason.messages import DEFAULTS, ChatFailed, ChatModel, ChatSettings, Chooser, Completion, Usage
+from sigma0.reason.record import Record
 from sigma0.reason.trail import Call, Trail
 
 # of a label that is asked for in words: it, and a sign or two
@@ -60,10 +61,12 @@ class Desk:
 
     Attributes:
         usage: Of all questions so far.
+        record: Where answers are kept, and come from in a run that is resumed; None keeps none.
     """
 
     def __init__(self, trail: Trail, limits: Limits | None = None, seed: int = 0) -> None:
         self.trail = trail
+        self.record: Record | None = None
         self.limits = limits or Limits()
         self.seed = seed
         self.usage = Usage()
@@ -83,14 +86,9 @@ class Desk:
             LimitReached: If a limit forbids it.
             ChatFailed: If there is no answer; that is written down, too.
         """
-        seed = self._begin(purpose)
-        try:
-            completion = model.complete(messages, replace(settings, seed=seed))
-        except ChatFailed as error:
-            self.trail.add(Call(purpose, model.name, settings.effort, seed, None, str(error)))
-            raise
-        self._end(Call(purpose, model.name, settings.effort, seed, completion.to_dict()), completion.usage)
-        return completion
+        return self._answered(
+            model, purpose, settings.effort, lambda seed: model.complete(messages, replace(settings, seed=seed))
+        )
 
     def choose(
         self, model: ChatModel, purpose: str, messages: Messages, labels: Sequence[str], *, effort: Effort = "low"
@@ -111,12 +109,12 @@ class Desk:
             The label; None where two answers were none.
         """
         if isinstance(model, Chooser):
-            seed = self._begin(purpose)
-            label, completion = model.choose(messages, labels, effort=effort, seed=seed)
-            self._end(
-                Call(purpose, model.name, effort, seed, {**completion.to_dict(), "text": label}), completion.usage
-            )
-            return label
+
+            def chosen_label(seed: int) -> Completion:
+                label, completion = model.choose(messages, labels, effort=effort, seed=seed)
+                return replace(completion, text=label)
+
+            return self._answered(model, purpose, effort, chosen_label).text
         turns = list(messages)
         for attempt in ("", " again"):
             completion = self.ask(model, f"{purpose}{attempt}", turns, ChatSettings(effort, LABEL_TOKENS))
@@ -131,6 +129,23 @@ class Desk:
     def seconds(self) -> float:
         """Since the run began."""
         return time.monotonic() - self._began
+
+    def _answered(
+        self, model: ChatModel, purpose: str, effort: Effort, answer: Callable[[int], Completion]
+    ) -> Completion:
+        """The answer to a question, by its seed, or the record's; counted and written down."""
+        seed = self._begin(purpose)
+        recorded = None if self.record is None else self.record.recall((purpose, model.name, effort, seed))
+        try:
+            completion = recorded or answer(seed)
+        except ChatFailed as error:
+            self.trail.add(Call(purpose, model.name, effort, seed, None, str(error)))
+            raise
+        call = Call(purpose, model.name, effort, seed, completion.to_dict())
+        if self.record is not None and recorded is None:
+            self.record.keep(call)
+        self._end(call, completion.usage)
+        return completion
 
     def _begin(self, purpose: str) -> int:
         with self._alone:

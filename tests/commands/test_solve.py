@@ -110,6 +110,37 @@ def test_a_lemma_run_draws_its_graph(tmp_path):
     assert bad.exit_code == 2 and "repair" in bad.stderr
 
 
+def test_a_lemma_run_that_was_cut_off_ends_as_a_whole_one(tmp_path):
+    whole = run(STORY, "--strategy", "lemma", "--max-tokens", "16", "--json")
+    options = ["--strategy", "lemma", "--max-tokens", "16", "--memory", str(tmp_path / "m.jsonl"), "--json"]
+    cut = run(STORY, *options, "--max-calls", "3")
+    assert cut.exit_code == 1 and json.loads(cut.stdout)["usage"]["calls"] == 3
+    with (tmp_path / "m.jsonl").open("a") as file:
+        # as a killed run leaves it
+        file.write('{"purpose": "half')
+    trail = tmp_path / "trail.jsonl"
+    resumed = run(STORY, *options, "--resume", "--trail", str(trail))
+    told, expected = json.loads(resumed.stdout), json.loads(whole.stdout)
+    assert resumed.exit_code == whole.exit_code == 1
+    assert told["usage"].pop("seconds") > 0 < expected["usage"].pop("seconds") and told == expected
+    # asked once more, all is answered by the file
+    before = (tmp_path / "m.jsonl").read_bytes()
+    again = json.loads(run(STORY, *options, "--resume").stdout)
+    assert (again["answer"], again["graph"]) == (told["answer"], told["graph"])
+    assert (tmp_path / "m.jsonl").read_bytes() == before and read_lines(trail)[0].resumed
+    other = run("Mary went to the barn. Where is Mary?", *options, "--resume")
+    assert other.exit_code == 2 and "of another run: problem" in " ".join(other.stderr.split())
+
+
+def test_a_run_ends_with_what_it_took(tmp_path):
+    found = run(STORY, *SMALL)
+    lines = found.stdout.splitlines()
+    told = json.loads(run(STORY, *SMALL, "--json").stdout)
+    levels = dict(part.split() for part in lines[-2].partition(": ")[2].split(", "))
+    assert list(levels) == ["low", "medium", "high"] and sum(map(int, levels.values())) == told["status"]["iteration"]
+    assert lines[-1].startswith(f"questions {told['usage']['calls']}: {told['usage']['completion_tokens']} tokens, ")
+
+
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 def test_an_agents_run_leaves_a_patch_and_the_folder_as_it_was(tmp_path):
     repo, patch, config = tmp_path / "repo", tmp_path / "fix.patch", tmp_path / "settings.json"
@@ -124,6 +155,10 @@ def test_an_agents_run_leaves_a_patch_and_the_folder_as_it_was(tmp_path):
     assert found.exit_code == 1 and (told["solved"], told["steps"], told["patch"]) == (False, 3, ""), found.output
     assert told["report"]["failed"] == ["test_sums.py::test_add"] and patch.read_text() == ""
     assert sorted(path.name for path in repo.iterdir()) == ["sums.py", "test_sums.py"]
+    resumable = [*options, "--memory", str(tmp_path / "memory.jsonl"), "--json"]
+    assert run("Mend add.", "--strategy", "agent", *resumable, "--max-calls", "2").exit_code == 1
+    resumed = json.loads(run("Mend add.", "--strategy", "agent", *resumable, "--resume").stdout)
+    assert (resumed["steps"], resumed["why"], resumed["usage"]["calls"]) == (3, told["why"], told["usage"]["calls"])
 
 
 def test_ladders_hand_up_tokens_where_they_can():
@@ -140,7 +175,7 @@ def test_ladders_hand_up_tokens_where_they_can():
         (["x", "--strategy", "magic"], "no such strategy: 'magic'; there are progressive, lemma, agent"),
         (["x", "--resume"], "--resume needs --memory"),
         (["x", "--repo", "."], "--repo has no meaning with --strategy progressive, only with agent"),
-        (["x", "--strategy", "lemma", "--memory", "m.json"], "--memory has no meaning with --strategy lemma"),
+        (["x", "--strategy", "lemma", "--memory", "m.json", "--resume"], "there is no such file"),
         (["x", "--strategy", "lemma", "--graph", "plan.png"], "ends neither in .svg nor in .mmd"),
         (["x", "--strategy", "agent"], "--strategy agent needs --repo FOLDER, got none"),
         (["x", "--config", "FASTEST"], "no such progressive config: 'FASTEST'"),

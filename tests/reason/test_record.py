@@ -1,0 +1,84 @@
+"""A run repeated from its answers asks for nothing twice, and a file of another run is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from sigma0.reason.chat import Completion, ScriptedChat
+from sigma0.reason.desk import Desk
+from sigma0.reason.messages import ChatFailed, Usage
+from sigma0.reason.record import Record
+from sigma0.reason.trail import Call, Heading, Trail, read_lines
+
+HEADING = Heading("lemma", "What?", ("scripted",), {"repairs": (1, 2)}, {"torch": "2"})
+USER = [{"role": "user", "content": "x"}]
+
+
+def desk(path, resume=False, heading=HEADING):
+    made = Desk(Trail())
+    made.record = Record(path, heading, resume)
+    return made
+
+
+def test_what_was_answered_is_given_again_in_order_and_the_rest_is_asked(tmp_path):
+    path = tmp_path / "memory.jsonl"
+    first = desk(path)
+    replies = [Completion("a", Usage(1, 2, 3)), Completion("b"), Completion("c", notes={"costs": [1]})]
+    for purpose, chat in zip(("one", "two", "two"), [ScriptedChat([reply]) for reply in replies], strict=True):
+        first.ask(chat, purpose, USER)
+    second = desk(path, resume=True, heading=replace(HEADING, resumed=True))
+    chat = ScriptedChat(["d"])
+    given = [second.ask(chat, purpose, USER) for purpose in ("one", "two", "two", "two")]
+    assert [one.text for one in given] == ["a", "b", "c", "d"] and given[:3] == replies
+    assert len(chat.calls) == 1 and second.usage.calls == 4 and second.usage.completion_tokens == 3
+    # the trail of the second run is whole, and the file holds each answer once
+    texts = [line.answer["text"] for line in read_lines(path) if isinstance(line, Call)]
+    assert texts == [line.answer["text"] for line in second.trail.lines] == ["a", "b", "c", "d"]
+
+
+def test_a_question_that_failed_is_asked_again(tmp_path):
+    path = tmp_path / "memory.jsonl"
+    with pytest.raises(ChatFailed):
+        desk(path).ask(ScriptedChat([]), "one", USER)
+    assert desk(path, resume=True).ask(ScriptedChat(["now"]), "one", USER).text == "now"
+
+
+def test_labels_are_given_again(tmp_path):
+    class Chooser(ScriptedChat):
+        def choose(self, messages, labels, *, effort="low", seed=None):
+            return labels[1], Completion(f"*{labels[1]}*")
+
+    path = tmp_path / "memory.jsonl"
+    assert desk(path).choose(Chooser([]), "label", USER, ("no", "yes")) == "yes"
+
+    class Never(Chooser):
+        def choose(self, *arguments, **settings):
+            raise AssertionError("asked again")
+
+    assert desk(path, resume=True).choose(Never([]), "label", USER, ("no", "yes")) == "yes"
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"problem": "Who?"}, "problem"),
+        ({"settings": {"repairs": (1, 3)}}, "settings"),
+        ({"strategy": "agent"}, "strategy"),
+    ],
+)
+def test_a_file_of_another_run_is_refused(tmp_path, changed, named):
+    path = tmp_path / "memory.jsonl"
+    desk(path)
+    with pytest.raises(ValueError, match=f"of another run: {named}"):
+        desk(path, resume=True, heading=replace(HEADING, **changed))
+    desk(path, resume=True, heading=replace(HEADING, versions={"torch": "3"}))
+
+
+def test_files_that_are_no_memory_are_refused_and_left_as_they_are(tmp_path):
+    path = tmp_path / "notes.txt"
+    with pytest.raises(ValueError, match="no such file"):
+        desk(path, resume=True)
+    path.write_text("my notes")
+    with pytest.raises(ValueError, match="is no memory of a run"):
+        desk(path, resume=True)
+    assert path.read_text() == "my notes"
