@@ -21,7 +21,7 @@ from sigma0.bench.core.rows_decoding import (
     SpeedRow,
 )
 from sigma0.bench.core.rows_systems import LadderRow, OverheadRow, Percentiles, ServeRow, SimulationRow, Tail
-from sigma0.bench.core.rows_tasks import HumanEvalRow, StrategyQARow
+from sigma0.bench.core.rows_tasks import HumanEvalRow, OuterRow, StrategyQARow
 from sigma0.errors import one_line
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "Figure",
     "HumanEvalRow",
     "LadderRow",
+    "OuterRow",
     "OverheadRow",
     "Percentiles",
     "Promise",
@@ -66,6 +67,7 @@ AnyRow = (
     | StrategyQARow
     | SimulationRow
     | OverheadRow
+    | OuterRow
     | QuantizationRow
 )
 Row = Annotated[AnyRow, Field(discriminator="benchmark")]

@@ -120,3 +120,46 @@ class StrategyQARow(Conditions):
         return json.dumps(
             [self.benchmark, self.time, self.level, self.variant, self.effort, self.temperature, self.seed]
         )
+
+
+class OuterRow(Conditions):
+    """A way to answer, at once or by an outer loop, on the same questions as every way of its run.
+
+    Attributes:
+        benchmark: "outer".
+        time: When the run began, ISO 8601, UTC; the same for all its rows.
+        way: Its name.
+        seed: Of the stories and the samples.
+        right: Share of right answers with its exact interval.
+        accepted_wrong: Share of all questions on which the way stood behind a wrong answer.
+        accepted: Share on which it stood behind its answer.
+        passes: Of the looped block a question, those over its prompts included; 0 of a model without loops.
+        cost: Those passes times the weights of a block, in passes of the run's first model; None without loops.
+        calls: Questions to the model for each item.
+        prompt_tokens: Ids read for each item.
+        completion_tokens: Ids written for each item.
+        seconds: From question to answer, for each item.
+        beats: Points that it has right more than other ways of the run, on the same questions, by their names.
+        p_values: Of McNemar's exact test against them.
+    """
+
+    benchmark: Literal["outer"] = "outer"
+    time: str
+    way: str
+    seed: int
+    right: Figure
+    accepted_wrong: Figure
+    accepted: Figure
+    passes: Figure
+    cost: float | None
+    calls: float
+    prompt_tokens: float
+    completion_tokens: float
+    seconds: float
+    beats: dict[str, Figure]
+    p_values: dict[str, float]
+
+    @property
+    def key(self) -> str:
+        """What makes two rows of a run measurements of the same thing."""
+        return json.dumps([self.benchmark, self.time, self.way, self.seed])

@@ -1,7 +1,6 @@
 """`python -m sigma0.bench outer`: outer loops on held-out questions, beside votes that cost the same."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from math import ceil
 from typing import Annotated
@@ -10,16 +9,18 @@ import torch
 import typer
 from rich.console import Console
 
-from sigma0.bench.core.conditions import device_name, git_commit, weights_sha256
-from sigma0.bench.core.options import ReportFile
-from sigma0.bench.core.output import tell_report
-from sigma0.bench.outer.measure import Difference, Result, Summary, difference, hard_questions, report, run, summarise
-from sigma0.bench.outer.table import differences_table, ways_table
-from sigma0.bench.outer.ways import Way, lemmas, plain, planned, reasoned, verified, voted, walked
+from sigma0.bench.core.conditions import describe
+from sigma0.bench.core.ledger import LEDGER, OuterRow, append_row, check_ledger
+from sigma0.bench.core.options import AsJsonLines, LedgerFile
+from sigma0.bench.core.output import tell_rows
+from sigma0.bench.outer.measure import Asked, Result, hard_questions, run, to_row
+from sigma0.bench.outer.table import table
+from sigma0.bench.outer.ways import MAX_TOKENS, Way, lemmas, plain, planned, reasoned, verified, voted, walked
 from sigma0.bench.pocket.items import Item
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.commands.options import AsJson, Threads
+from sigma0.commands.options import Threads
 from sigma0.models.load import load
+from sigma0.models.prompts import encode
 from sigma0.reason.chat import LocalChat
 from sigma0.reason.progressive.policies import HYBRID_DEFAULT, ProgressiveConfig, Stage
 
@@ -36,108 +37,101 @@ LOOPS: dict[str, Way] = {
     "lemma graph": lemmas(),
     "walk": walked,
 }
-PLAIN = "plain answer"
+PLAIN, PLAIN_HIGH = "plain answer", "plain answer, high effort"
 # A vote of more answers than that says no more.
 MOST_VOTES = 64
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A model that ways ask.
-
-    Attributes:
-        chat: It.
-        loops: Its T.
-        weight: Bytes of its block over those of the first model's.
-    """
-
-    chat: LocalChat
-    loops: int
-    weight: float
-
-
 def outer(
-    model: Annotated[
-        str, typer.Argument(help="A model that knows the forms: shipped name or folder.")
-    ] = "pocket-solver",
+    model: Annotated[str, typer.Argument(help="One that knows the forms: shipped name or folder.")] = "pocket-solver",
     larger: Annotated[str, typer.Option(help="A larger one, asked alone.")] = "pocket-large",
-    n: Annotated[
-        int, typer.Option("-n", "--n", min=2, help="Held-out stories of the hard half, one question each.")
-    ] = 500,
+    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out hard stories, one question each.")] = 500,
     seed: Annotated[int, typer.Option(help="Of the stories and the samples.")] = 0,
     threads: Threads = 1,
-    out: ReportFile = None,
-    as_json: AsJson = False,
+    out: LedgerFile = LEDGER,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Each outer loop on held-out hard questions, beside the plain answer, votes of equal cost and a larger model."""
     quiet_transformers()
     torch.set_num_threads(threads)
     started = datetime.now(timezone.utc).isoformat()
     with one_line_errors():
-        small = _open(model, None)
-        large = _open(larger, small)
+        check_ledger(out)
         items = hard_questions(n, seed)
-        summaries, differences = _measure(small, large, items, seed, as_json)
-    settings = {
-        "model": model,
-        "model_sha256": weights_sha256(model),
-        "larger": larger,
-        "larger_sha256": weights_sha256(larger),
-        "questions": f"{n}, one about each story, micro-world, test split, hard half, seed {seed}",
-        "device": device_name(small.chat.model.device),
-        "dtype": "float32",
-        "threads": torch.get_num_threads(),
-        "commit": git_commit(),
-        "time": started,
-    }
-    if not tell_report(report(summaries, differences, settings), out, as_json):
-        return
-    console = Console()
-    console.print(ways_table(summaries).rich(no_wrap=("way",)))
-    console.print(differences_table(differences).rich(no_wrap=("first", "second")))
-    console.print(", ".join(f"{name} {value}" for name, value in settings.items()))
+        where = f"micro-world, test split, hard half, one question a story, seed {seed}"
+        small, block = _open(model, items, where)
+        large, _ = _open(larger, items, where, block)
+        total = n * (2 * len(LOOPS) + 4)
+        with progress_bar("questions", total, as_json) as advance:
+            measured = _Measured(items, seed, started, advance)
+            _measure(measured, small, large)
+        for row in measured.rows:
+            append_row(out, row)
+    told = measured.rows
+    tell_rows(told, as_json, lambda: Console().print(table(told).rich()), f"{len(told)} rows in {out}")
 
 
-def _open(name: str, first: _Asked | None) -> _Asked:
+def _open(name: str, items: Sequence[Item], where: str, first_block: int | None = None) -> tuple[Asked, int]:
+    """A model, and the numbers of its block."""
     model, tokenizer = load(name, dtype="float32")
     block = sum(weight.numel() for layer in model.model.layers for weight in layer.parameters())
-    chat = LocalChat(model, tokenizer, name)
-    return _Asked(chat, model.num_loops, 1.0 if first is None else block / _block(first))
+    ids = [tuple(encode(tokenizer, [{"role": "user", "content": item.prompt}])[0].tolist()) for item in items]
+    conditions = describe(model, name, where, ids, [item.answer for item in items], MAX_TOKENS)
+    return Asked(LocalChat(model, tokenizer, name), conditions, block / (first_block or block)), block
 
 
-def _block(asked: _Asked) -> int:
-    return sum(weight.numel() for layer in asked.chat.model.model.layers for weight in layer.parameters())
+class _Measured:
+    """The rows of a run, as they come.
+
+    Args:
+        items: All questions.
+        seed: Of the run.
+        time: When it began.
+        advance: Told how many questions were asked.
+    """
+
+    def __init__(self, items: Sequence[Item], seed: int, time: str, advance: Callable[[int], None]) -> None:
+        self.rows: list[OuterRow] = []
+        self._items, self._seed, self._time, self._advance = items, seed, time, advance
+        self._results: dict[str, list[Result]] = {}
+        self._asked = 0
+
+    def run(self, name: str, way: Way, asked: Asked) -> float:
+        """Asks every question in a way; what one cost."""
+        self._results[name] = run(way, asked.chat, self._items, self._seed, self._count)
+        return asked.cost(self._results[name])
+
+    def keep(self, name: str, asked: Asked, beside: Sequence[str] = ()) -> None:
+        """Adds the row of a way that was run, with how it stands to others."""
+        others = {other: self._results[other] for other in beside}
+        self.rows.append(to_row(name, asked, self._results[name], others, self._seed, self._time))
+
+    def vote(self, asked: Asked, one: float, cost: float) -> str:
+        """Runs the smallest vote that costs no less than `cost`, where one answer costs `one`; its name."""
+        votes = min(MOST_VOTES, max(1, ceil(cost / one)))
+        name = f"vote of {votes}" if asked.weight == 1 else f"{asked.conditions.model}: vote of {votes}"
+        if name not in self._results:
+            self.run(name, voted(votes), asked)
+            self.keep(name, asked, (PLAIN,))
+        return name
+
+    def _count(self) -> None:
+        self._asked += 1
+        self._advance(self._asked)
 
 
-def _measure(
-    small: _Asked, large: _Asked, items: Sequence[Item], seed: int, hidden: bool
-) -> tuple[list[Summary], list[Difference]]:
-    """All ways, and how each stands to the plain answer and to the vote that costs as much."""
-    summaries: list[Summary] = []
-    found: dict[str, Sequence[Result]] = {}
-    total = len(items) * (2 * len(LOOPS) + 4)
-    with progress_bar("questions", total, hidden) as advance:
-        done = iter(range(1, total + 1))
-
-        def add(name: str, way: Way, asked: _Asked) -> Summary:
-            if name in found:
-                return next(summary for summary in summaries if summary.way == name)
-            found[name] = run(way, asked.chat, items, seed, lambda: advance(next(done)))
-            summaries.append(summarise(name, asked.chat.name, found[name], asked.loops, asked.weight))
-            return summaries[-1]
-
-        one = add(PLAIN, plain(), small)
-        add(f"{PLAIN}, high effort", plain("high"), small)
-        beside = {name: _matched(add, small, one.cost, add(name, way, small).cost) for name, way in LOOPS.items()}
-        alone = add(f"{large.chat.name}, plain answer", plain(), large)
-        _matched(add, large, alone.cost, max(summary.cost for summary in summaries if summary.way in LOOPS))
-    pairs = [pair for name, vote in beside.items() for pair in ((name, PLAIN), (name, vote))]
-    return summaries, [difference((first, second), found[first], found[second]) for first, second in pairs]
-
-
-def _matched(add: Callable[[str, Way, _Asked], Summary], asked: _Asked, one: float, cost: float) -> str:
-    """Runs the smallest vote that costs no less than `cost`, where one answer costs `one`; its name."""
-    votes = min(MOST_VOTES, max(1, ceil(cost / one)))
-    name = f"vote of {votes}" if asked.weight == 1 else f"{asked.chat.name}, vote of {votes}"
-    add(name, voted(votes), asked)
-    return name
+def _measure(measured: _Measured, small: Asked, large: Asked) -> None:
+    """All ways: each loop beside the plain answer and the vote that costs as much, and the larger model alone."""
+    one = measured.run(PLAIN, plain(), small)
+    measured.keep(PLAIN, small)
+    measured.run(PLAIN_HIGH, plain("high"), small)
+    measured.keep(PLAIN_HIGH, small, (PLAIN,))
+    dearest = 0.0
+    for name, way in LOOPS.items():
+        cost = measured.run(name, way, small)
+        measured.keep(name, small, (PLAIN, measured.vote(small, one, cost)))
+        dearest = max(dearest, cost)
+    alone = f"{large.conditions.model}: {PLAIN}"
+    cost = measured.run(alone, plain(), large)
+    measured.keep(alone, large, (PLAIN,))
+    measured.vote(large, cost, dearest)

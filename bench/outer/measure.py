@@ -1,10 +1,10 @@
 """Runs ways over the same questions, and compares them: right answers, wrong ones accepted, and what it took."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any
 
+from sigma0.bench.core.ledger import Conditions, Figure, OuterRow
 from sigma0.bench.outer.ways import Way
 from sigma0.bench.pocket.evaluate import HARD
 from sigma0.bench.pocket.items import Item
@@ -34,51 +34,31 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """One way over all questions.
+class Asked:
+    """A model that ways ask.
 
     Attributes:
-        way: Its name.
-        model: Who was asked.
-        n: Questions.
-        right: Share of right answers.
-        accepted_wrong: Share of all questions on which it stood behind a wrong answer.
-        accepted: Share on which it stood behind its answer.
-        passes: Passes of the looped block a question, those over prompts included: T for each of them.
-        cost: Those passes times the weights of a block, in passes of the first model.
-        tokens: Written, a question.
-        seconds: A question.
-        calls: Questions to the model, a question.
+        chat: It.
+        conditions: Of its rows.
+        weight: Numbers of its block over those of the run's first model.
     """
 
-    way: str
-    model: str
-    n: int
-    right: Estimate
-    accepted_wrong: Estimate
-    accepted: Estimate
-    passes: Estimate
-    cost: float
-    tokens: float
-    seconds: float
-    calls: float
+    chat: ChatModel
+    conditions: Conditions
+    weight: float
 
+    @property
+    def loops(self) -> int:
+        """Passes over each prompt: T, and none of a model without loops."""
+        return self.conditions.total_loops if self.conditions.total_loops > 1 else 0
 
-@dataclass(frozen=True)
-class Difference:
-    """Two ways on the same questions.
+    def passes(self, result: Result) -> float:
+        """Passes behind prompts and over them."""
+        return float(result.usage.loop_passes + self.loops * result.usage.calls)
 
-    Attributes:
-        first: A way.
-        second: Another.
-        points: Share that the first has right less that of the second.
-        p: Of McNemar's exact test.
-    """
-
-    first: str
-    second: str
-    points: Estimate
-    p: float
+    def cost(self, results: Sequence[Result]) -> float:
+        """Mean passes, in those of the first model."""
+        return self.weight * sum(map(self.passes, results)) / len(results)
 
 
 def hard_questions(n: int, seed: int, split: str = "test") -> list[Item]:
@@ -98,48 +78,56 @@ def run(way: Way, model: ChatModel, items: Sequence[Item], seed: int, advance: C
     return results
 
 
-def summarise(way: str, model: str, results: Sequence[Result], loops: int, weight: float) -> Summary:
-    """Sums up a way.
+def to_row(
+    way: str, asked: Asked, results: Sequence[Result], beside: Mapping[str, Sequence[Result]], seed: int, time: str
+) -> OuterRow:
+    """A row of the ledger.
 
     Args:
         way: Its name.
-        model: Who was asked.
-        results: At least one.
-        loops: T of the model: passes over each prompt.
-        weight: Of a pass, in passes of the first model.
+        asked: The model.
+        results: On every question.
+        beside: Results of other ways on the same questions, by their names.
+        seed: Of the run.
+        time: When it began.
     """
     n = len(results)
-    passes = [float(one.usage.loop_passes + loops * one.usage.calls) for one in results]
-    mean = ratio(passes, [1.0] * n)
-    assert mean is not None
-    return Summary(
+    used = [one.usage for one in results]
+    return OuterRow(
+        **asked.conditions.model_dump(),
+        time=time,
         way=way,
-        model=model,
-        n=n,
-        right=share(sum(one.right for one in results), n),
-        accepted_wrong=share(sum(one.accepted and not one.right for one in results), n),
-        accepted=share(sum(one.accepted for one in results), n),
-        passes=mean,
-        cost=mean.value * weight,
-        tokens=sum(one.usage.completion_tokens for one in results) / n,
-        seconds=sum(one.usage.seconds for one in results) / n,
-        calls=sum(one.usage.calls for one in results) / n,
+        seed=seed,
+        right=_share(one.right for one in results),
+        accepted_wrong=_share(one.accepted and not one.right for one in results),
+        accepted=_share(one.accepted for one in results),
+        passes=_figure(ratio([asked.passes(one) for one in results], [1.0] * n)),
+        cost=asked.cost(results) if asked.loops else None,
+        calls=sum(one.calls for one in used) / n,
+        prompt_tokens=sum(one.prompt_tokens for one in used) / n,
+        completion_tokens=sum(one.completion_tokens for one in used) / n,
+        seconds=sum(one.seconds for one in used) / n,
+        beats={name: difference(results, other) for name, other in beside.items()},
+        p_values={name: _p_value(results, other) for name, other in beside.items()},
     )
 
 
-def difference(names: tuple[str, str], first: Sequence[Result], second: Sequence[Result]) -> Difference:
-    """Two ways on the same questions; the interval is Student's t over their paired differences."""
+def difference(first: Sequence[Result], second: Sequence[Result]) -> Figure:
+    """Share that the first has right less that of the second; by Student's t over their paired differences."""
     paired = [float(one.right) - float(other.right) for one, other in zip(first, second, strict=True)]
-    points = ratio(paired, [1.0] * len(paired))
-    assert points is not None
-    test = mcnemar([one.right for one in first], [other.right for other in second])
-    return Difference(*names, points, test.p)
+    return _figure(ratio(paired, [1.0] * len(paired)))
 
 
-def report(summaries: Sequence[Summary], differences: Sequence[Difference], settings: Mapping[str, Any]) -> Any:
-    """Plain JSON values."""
-    return {
-        "settings": dict(settings),
-        "ways": [asdict(summary) for summary in summaries],
-        "differences": [asdict(one) for one in differences],
-    }
+def _p_value(first: Sequence[Result], second: Sequence[Result]) -> float:
+    return mcnemar([one.right for one in first], [other.right for other in second]).p
+
+
+def _share(flags: Iterable[bool]) -> Figure:
+    values = list(flags)
+    return _figure(share(sum(values), len(values)))
+
+
+def _figure(estimate: Estimate | None) -> Figure:
+    figure = Figure.of(estimate)
+    assert figure is not None
+    return figure

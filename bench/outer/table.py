@@ -1,38 +1,54 @@
-"""The tables of `python -m sigma0.bench outer`."""
+"""The table of `python -m sigma0.bench outer`, for the terminal and for its page."""
 
 from collections.abc import Sequence
 
+from sigma0.bench.core.ledger import Figure, OuterRow
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.outer.measure import Difference, Summary
-from sigma0.calibrate.bootstrap import Estimate
+
+HEADINGS = (
+    "model",
+    "way",
+    "right, %",
+    "wrong accepted, %",
+    "accepted, %",
+    "cost",
+    "tokens",
+    "questions",
+    "ms",
+    "beats",
+)
 
 
-def ways_table(summaries: Sequence[Summary]) -> BenchTable:
-    """A row for each way."""
-    headings = ("way", "right, %", "wrong accepted, %", "accepted, %", "passes", "cost", "tokens", "questions", "ms")
+def table(rows: Sequence[OuterRow]) -> BenchTable:
+    """A row for each way; `beats` has the points that it has right more than others, with their names."""
     cells = [
         (
-            one.way,
-            _percent(one.right),
-            _percent(one.accepted_wrong),
-            _percent(one.accepted),
-            f"{one.passes.value:.0f}",
-            f"{one.cost:.0f}",
-            f"{one.tokens:.0f}",
-            f"{one.calls:.1f}",
-            f"{1000 * one.seconds:.0f}",
+            row.model,
+            row.way,
+            percent(row.right),
+            percent(row.accepted_wrong),
+            percent(row.accepted),
+            "-" if row.cost is None else f"{row.cost:.0f}",
+            f"{row.completion_tokens:.0f}",
+            f"{row.calls:.1f}",
+            f"{1000 * row.seconds:.0f}",
+            "; ".join(f"{name}: {percent(points)}" for name, points in row.beats.items()),
         )
-        for one in summaries
+        for row in rows
     ]
-    return BenchTable(headings, cells, f"{summaries[0].n} held-out questions of the hard half")
+    title = f"{rows[0].n} questions: {rows[0].prompts}"
+    return BenchTable(HEADINGS, cells, title, left=("model", "way", "beats"))
 
 
-def differences_table(differences: Sequence[Difference]) -> BenchTable:
-    """A row for each comparison."""
-    cells = [(one.first, one.second, _percent(one.points), f"{one.p:.2g}") for one in differences]
-    return BenchTable(("first", "second", "more right, points", "p (McNemar)"), cells, "On the same questions")
+def latest_outer(rows: Sequence[object]) -> list[list[OuterRow]]:
+    """The latest run of each first model, its rows in the order they were measured."""
+    runs: dict[str, list[OuterRow]] = {}
+    for row in rows:
+        if isinstance(row, OuterRow):
+            runs.setdefault(row.time, []).append(row)
+    return list({run[0].model: run for run in runs.values()}.values())
 
 
-def _percent(value: Estimate) -> str:
-    low, high = value.interval
-    return f"{100 * value.value:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+def percent(figure: Figure) -> str:
+    """A share or a difference of shares, with its interval."""
+    return f"{100 * figure.value:.1f} ({100 * figure.low:.1f} to {100 * figure.high:.1f})"

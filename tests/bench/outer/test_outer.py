@@ -7,7 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
-from sigma0.bench.outer.measure import Result, difference, hard_questions, run, summarise
+from sigma0.bench.core.ledger import Conditions, read_rows
+from sigma0.bench.outer.command import LOOPS, MOST_VOTES, PLAIN
+from sigma0.bench.outer.measure import Asked, Result, difference, hard_questions, run, to_row
+from sigma0.bench.outer.table import latest_outer, table
 from sigma0.bench.outer.ways import plain, planned, reasoned, voted, walked
 from sigma0.reason.chat import Completion, ScriptedChat
 from sigma0.reason.desk import Desk
@@ -54,33 +57,46 @@ def test_questions_are_of_the_hard_half_and_always_the_same():
     assert all(one.right for one in results) and {one.usage.loop_passes for one in results} == {7}
 
 
-def test_sums_count_the_passes_over_prompts():
+def conditions(loops=6):
+    return Conditions(
+        model="m", model_sha256="", settings_sha256="", total_loops=loops, parameters=1, device="cpu", dtype="float32",
+        threads=1, prompts="p", prompts_sha256="", n=2, batch_size=1, max_new_tokens=8, commit=None, versions={},
+    )  # fmt: skip
+
+
+def test_rows_count_the_passes_over_prompts():
     results = [Result("a", True, True, USED), Result("b", False, True, replace(USED, loop_passes=9))]
-    summary = summarise("way", "model", results, loops=6, weight=1.5)
-    assert (summary.passes.value, summary.cost) == (8 + 2 * 6, 30.0)
-    assert (summary.right.value, summary.accepted_wrong.value, summary.accepted.value) == (0.5, 0.5, 1.0)
-    assert (summary.tokens, summary.seconds, summary.calls) == (5, 0.5, 2)
+    row = to_row("way", Asked(ScriptedChat([]), conditions(), 1.5), results, {}, 0, "now")
+    assert (row.passes.value, row.cost) == (8 + 2 * 6, 30.0)
+    assert (row.right.value, row.accepted_wrong.value, row.accepted.value) == (0.5, 0.5, 1.0)
+    assert (row.completion_tokens, row.seconds, row.calls) == (5, 0.5, 2)
+    plain_model = to_row("way", Asked(ScriptedChat([]), conditions(1), 1.0), results, {}, 0, "now")
+    assert plain_model.cost is None and plain_model.passes.value == 8
 
 
 def test_ways_are_compared_on_the_same_questions():
     one, other = Result("a", True, True, USED), Result("b", False, True, USED)
-    found = difference(("x", "y"), [one] * 8 + [other] * 2, [other] * 10)
-    assert found.points.value == pytest.approx(0.8) and found.points.interval[0] > 0.4
-    assert found.p == pytest.approx(2 / 2**8)
+    better, worse = [one] * 8 + [other] * 2, [other] * 10
+    row = to_row("way", Asked(ScriptedChat([]), conditions(), 1.0), better, {"worse": worse}, 0, "now")
+    assert row.beats["worse"].value == pytest.approx(0.8) and row.beats["worse"].low > 0.4
+    assert row.p_values["worse"] == pytest.approx(2 / 2**8)
     with pytest.raises(ValueError, match="zip"):
-        difference(("x", "y"), [one], [other] * 2)
+        difference([one], [other] * 2)
 
 
 def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
-    out = tmp_path / "outer.json"
-    line = ["outer", "pocket", "--larger", "pocket-large", "-n", "2", "--out", str(out), "--json"]
-    found = CliRunner().invoke(app, line)
+    out = tmp_path / "ledger.jsonl"
+    line = ["outer", "pocket", "--larger", "pocket-large", "-n", "2", "--out", str(out)]
+    found = CliRunner().invoke(app, [*line, "--json"])
     assert found.exit_code == 0, found.output
-    told = json.loads(out.read_text())
-    assert json.loads(found.stdout) == told
-    ways = {way["way"]: way for way in told["ways"]}
+    rows = read_rows(out)
+    assert [row.model_dump(mode="json") for row in rows] == list(map(json.loads, found.stdout.splitlines()))
+    ways = {row.way: row for row in rows}
     # pocket knows no form: no loop that reads one accepts anything
-    assert {"plain answer", "lemma graph", "walk", "pocket-large, plain answer"} <= set(ways)
-    assert ways["lemma graph"]["accepted"]["value"] == ways["walk"]["accepted"]["value"] == 0
-    assert all(way["passes"]["value"] > 0 and way["n"] == 2 for way in ways.values())
-    assert {one["second"] for one in told["differences"]} >= {"plain answer"}
+    assert {PLAIN, "pocket-large: plain answer", *LOOPS} <= set(ways)
+    assert ways["lemma graph"].accepted.value == ways["walk"].accepted.value == 0
+    assert all(row.passes.value > 0 and row.n == 2 for row in rows)
+    for name in LOOPS:
+        votes = [other for other in ways[name].beats if other != PLAIN]
+        assert len(votes) == 1 and (ways[votes[0]].cost >= ways[name].cost or votes == [f"vote of {MOST_VOTES}"])
+    assert latest_outer(rows) == [rows] and len(table(rows).rows) == len(rows)
