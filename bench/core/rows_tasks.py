@@ -133,8 +133,8 @@ class OuterRow(Conditions):
         right: Share of right answers with its exact interval.
         accepted_wrong: Share of all questions on which the way stood behind a wrong answer.
         accepted: Share on which it stood behind its answer.
-        passes: Of the looped block a question, those over its prompts included; 0 of a model without loops.
-        cost: Those passes times the weights of a block, in passes of the run's first model; None without loops.
+        passes: Of the looped block a question, those over its prompts included; without loops one a token and prompt.
+        cost: Those passes times the weights of a block, in passes of the run's first model.
         calls: Questions to the model for each item.
         prompt_tokens: Ids read for each item.
         completion_tokens: Ids written for each item.
@@ -151,7 +151,7 @@ class OuterRow(Conditions):
     accepted_wrong: Figure
     accepted: Figure
     passes: Figure
-    cost: float | None
+    cost: float
     calls: float
     prompt_tokens: float
     completion_tokens: float

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from math import ceil
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -13,16 +14,18 @@ from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import LEDGER, OuterRow, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, LedgerFile
 from sigma0.bench.core.output import tell_rows
-from sigma0.bench.outer.measure import Asked, Result, hard_questions, run, to_row
+from sigma0.bench.outer.measure import Asked, Result, examples, hard_questions, run, to_row
 from sigma0.bench.outer.table import table
 from sigma0.bench.outer.ways import MAX_TOKENS, Way, lemmas, plain, planned, reasoned, verified, voted, walked
 from sigma0.bench.pocket.items import Item
+from sigma0.checkpoints.about import read_about
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import Threads
-from sigma0.models.load import load
+from sigma0.models.load import load_causal
 from sigma0.models.prompts import encode
-from sigma0.reason.chat import LocalChat
+from sigma0.reason.chat import ChatModel, LocalChat
 from sigma0.reason.progressive.policies import HYBRID_DEFAULT, ProgressiveConfig, Stage
+from sigma0.reason.shown_forms import ShownForms
 
 FLAT_LOW = ProgressiveConfig("flat low", (Stage("low", 2),))
 RISING = ProgressiveConfig("low to high", (Stage("low", 1), Stage("medium", 1), Stage("high", 1)))
@@ -38,15 +41,17 @@ LOOPS: dict[str, Way] = {
     "walk": walked,
 }
 PLAIN, PLAIN_HIGH = "plain answer", "plain answer, high effort"
-# A vote of more answers than that says no more.
-MOST_VOTES = 64
 
 
 def outer(
-    model: Annotated[str, typer.Argument(help="One that knows the forms: shipped name or folder.")] = "pocket-solver",
+    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket-solver",
     larger: Annotated[str, typer.Option(help="A larger one, asked alone.")] = "pocket-large",
     n: Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out hard stories, one question each.")] = 500,
     seed: Annotated[int, typer.Option(help="Of the stories and the samples.")] = 0,
+    shown: Annotated[
+        int, typer.Option(min=1, help="Examples of each form, for a model that was not taught the forms.")
+    ] = 3,
+    most_votes: Annotated[int, typer.Option(min=1, help="Answers of a vote at most.")] = 64,
     threads: Threads = 1,
     out: LedgerFile = LEDGER,
     as_json: AsJsonLines = False,
@@ -59,11 +64,11 @@ def outer(
         check_ledger(out)
         items = hard_questions(n, seed)
         where = f"micro-world, test split, hard half, one question a story, seed {seed}"
-        small, block = _open(model, items, where)
-        large, _ = _open(larger, items, where, block)
+        small, block = _open(model, items, where, shown)
+        large, _ = _open(larger, items, where, shown, block)
         total = n * (2 * len(LOOPS) + 4)
         with progress_bar("questions", total, as_json) as advance:
-            measured = _Measured(items, seed, started, advance)
+            measured = _Measured(items, seed, started, most_votes, advance)
             _measure(measured, small, large)
         for row in measured.rows:
             append_row(out, row)
@@ -71,13 +76,19 @@ def outer(
     tell_rows(told, as_json, lambda: Console().print(table(told).rich()), f"{len(told)} rows in {out}")
 
 
-def _open(name: str, items: Sequence[Item], where: str, first_block: int | None = None) -> tuple[Asked, int]:
-    """A model, and the numbers of its block."""
-    model, tokenizer = load(name, dtype="float32")
-    block = sum(weight.numel() for layer in model.model.layers for weight in layer.parameters())
+def _open(
+    name: str, items: Sequence[Item], where: str, shown: int, first_block: int | None = None
+) -> tuple[Asked, int]:
+    """A model, and the numbers of its block; one that was not taught the forms is shown them."""
+    model, tokenizer = load_causal(name, device="cpu", dtype="float32")
+    block = sum(weight.numel() for layer in model.base_model.layers for weight in layer.parameters())
     ids = [tuple(encode(tokenizer, [{"role": "user", "content": item.prompt}])[0].tolist()) for item in items]
+    chat: ChatModel = LocalChat(model, tokenizer, Path(name).name)
+    about = read_about(model.name_or_path)
+    if about is None:
+        chat, where = ShownForms(chat, examples(shown)), f"{where}; {shown} examples of each form, held to its grammar"
     conditions = describe(model, name, where, ids, [item.answer for item in items], MAX_TOKENS)
-    return Asked(LocalChat(model, tokenizer, name), conditions, block / (first_block or block)), block
+    return Asked(chat, conditions, block / (first_block or block)), block
 
 
 class _Measured:
@@ -87,12 +98,16 @@ class _Measured:
         items: All questions.
         seed: Of the run.
         time: When it began.
+        most_votes: Answers of a vote at most.
         advance: Told how many questions were asked.
     """
 
-    def __init__(self, items: Sequence[Item], seed: int, time: str, advance: Callable[[int], None]) -> None:
+    def __init__(
+        self, items: Sequence[Item], seed: int, time: str, most_votes: int, advance: Callable[[int], None]
+    ) -> None:
         self.rows: list[OuterRow] = []
         self._items, self._seed, self._time, self._advance = items, seed, time, advance
+        self._most_votes = most_votes
         self._results: dict[str, list[Result]] = {}
         self._asked = 0
 
@@ -108,7 +123,7 @@ class _Measured:
 
     def vote(self, asked: Asked, one: float, cost: float) -> str:
         """Runs the smallest vote that costs no less than `cost`, where one answer costs `one`; its name."""
-        votes = min(MOST_VOTES, max(1, ceil(cost / one)))
+        votes = min(self._most_votes, max(1, ceil(cost / one)))
         name = f"vote of {votes}" if asked.weight == 1 else f"{asked.conditions.model}: vote of {votes}"
         if name not in self._results:
             self.run(name, voted(votes), asked)

@@ -3,17 +3,23 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
+from random import Random
 
 from sigma0.bench.core.ledger import Conditions, Figure, OuterRow
 from sigma0.bench.outer.ways import Way
 from sigma0.bench.pocket.evaluate import HARD
+from sigma0.bench.pocket.forms import in_form
 from sigma0.bench.pocket.items import Item
 from sigma0.bench.pocket.world import draw
 from sigma0.bench.strategyqa.statistics import mcnemar
 from sigma0.calibrate.bootstrap import Estimate, ratio, share
+from sigma0.checkpoints.about import Form
 from sigma0.reason.desk import Desk
+from sigma0.reason.forms import FORMS
 from sigma0.reason.messages import ChatModel, Usage
 from sigma0.reason.trail import Trail
+
+_SHOWN_DIFFICULTY = 3
 
 
 @dataclass(frozen=True)
@@ -47,14 +53,10 @@ class Asked:
     conditions: Conditions
     weight: float
 
-    @property
-    def loops(self) -> int:
-        """Passes over each prompt: T, and none of a model without loops."""
-        return self.conditions.total_loops if self.conditions.total_loops > 1 else 0
-
     def passes(self, result: Result) -> float:
-        """Passes behind prompts and over them."""
-        return float(result.usage.loop_passes + self.loops * result.usage.calls)
+        """Passes behind prompts and over them, T for each; a model without loops has one a token."""
+        used, loops = result.usage, self.conditions.total_loops
+        return float((used.completion_tokens if loops == 1 else used.loop_passes) + loops * used.calls)
 
     def cost(self, results: Sequence[Result]) -> float:
         """Mean passes, in those of the first model."""
@@ -65,6 +67,15 @@ def hard_questions(n: int, seed: int, split: str = "test") -> list[Item]:
     """One question about each held-out story of the hard half."""
     items = (draw(split, seed, index, questions=1).items[0] for index in count())
     return list(islice((item for item in items if item.difficulty >= HARD), n))
+
+
+def examples(n: int) -> dict[Form, list[tuple[str, str]]]:
+    """Questions and replies of every form about n stories of the training split, of two or three hops mostly."""
+    items = [draw("train", 0, index, _SHOWN_DIFFICULTY, 1).items[0] for index in range(n)]
+    return {
+        form: [(asked.prompt, asked.answer) for asked in (in_form(item, form, Random(form)) for item in items)]
+        for form in FORMS
+    }
 
 
 def run(way: Way, model: ChatModel, items: Sequence[Item], seed: int, advance: Callable[[], None]) -> list[Result]:
@@ -102,7 +113,7 @@ def to_row(
         accepted_wrong=_share(one.accepted and not one.right for one in results),
         accepted=_share(one.accepted for one in results),
         passes=_figure(ratio([asked.passes(one) for one in results], [1.0] * n)),
-        cost=asked.cost(results) if asked.loops else None,
+        cost=asked.cost(results),
         calls=sum(one.calls for one in used) / n,
         prompt_tokens=sum(one.prompt_tokens for one in used) / n,
         completion_tokens=sum(one.completion_tokens for one in used) / n,

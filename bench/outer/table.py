@@ -28,7 +28,7 @@ def table(rows: Sequence[OuterRow]) -> BenchTable:
             percent(row.right),
             percent(row.accepted_wrong),
             percent(row.accepted),
-            "-" if row.cost is None else f"{row.cost:.0f}",
+            f"{row.cost:.0f}",
             f"{row.completion_tokens:.0f}",
             f"{row.calls:.1f}",
             f"{1000 * row.seconds:.0f}",

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerFast
 
 from sigma0.api import generate
 from sigma0.config import Effort, ExitConfig, Messages, exit_for
@@ -22,6 +22,7 @@ from sigma0.ladder.rungs import AnyRung, at_effort
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.limits import check_context
 from sigma0.models.prompts import encode
+from sigma0.reason.held import GrammarProcessor
 from sigma0.reason.messages import DEFAULTS, ChatFailed, ChatModel, ChatSettings, Chooser, Completion, Usage
 
 __all__ = [
@@ -74,6 +75,12 @@ class LocalChat:
         sampling: dict[str, Any] = {"do_sample": settings.temperature > 0}
         if settings.temperature > 0:
             sampling["temperature"] = settings.temperature
+        if settings.grammar is not None and self.is_looped:
+            sampling["grammar"] = settings.grammar
+        elif settings.grammar is not None:
+            start = encode(self.tokenizer, messages).shape[1]
+            held = GrammarProcessor.of(settings.grammar, self.model, self.tokenizer, start)
+            sampling["logits_processor"] = LogitsProcessorList([held])
         return self._write(messages, settings, sampling)
 
     def choose(
@@ -173,6 +180,8 @@ class LadderChat:
 
     def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """See `ChatModel`."""
+        if settings.grammar is not None:
+            raise ValueError(f"{self.name} is a ladder, which cannot be held to a grammar: ask one of its models")
         sampling: dict[str, Any] = {}
         if self.unit == "token":
             sampling = {"do_sample": settings.temperature > 0, "seed": settings.seed}
@@ -273,6 +282,9 @@ class EndpointChat:
             options["stop"] = list(settings.stop)
         if self.send_effort:
             options["reasoning_effort"] = settings.effort
+        if settings.grammar is not None:
+            # as vLLM spells it
+            options["extra_body"] = {"structured_outputs": {"grammar": settings.grammar}}
         reply = asker.ask(messages, settings.max_tokens, options)
         if reply.text is None:
             raise ChatFailed(f"{self.name} at {self.rung.base_url} gave no answer: {reply.outcome}")

@@ -79,6 +79,7 @@ class ChatSettings:
         temperature: 0 is greedy.
         seed: Of the sampling.
         stop: Strings that end the text.
+        grammar: That the text follows, in Lark's notation; None: none. Ladders cannot be held to one.
     """
 
     effort: Effort = "low"
@@ -86,6 +87,7 @@ class ChatSettings:
     temperature: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    grammar: str | None = None
 
 
 DEFAULTS = ChatSettings()

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import Conditions, read_rows
-from sigma0.bench.outer.command import LOOPS, MOST_VOTES, PLAIN
+from sigma0.bench.outer.command import LOOPS, PLAIN
 from sigma0.bench.outer.measure import Asked, Result, difference, hard_questions, run, to_row
 from sigma0.bench.outer.table import latest_outer, table
 from sigma0.bench.outer.ways import plain, planned, reasoned, voted, walked
@@ -71,7 +71,8 @@ def test_rows_count_the_passes_over_prompts():
     assert (row.right.value, row.accepted_wrong.value, row.accepted.value) == (0.5, 0.5, 1.0)
     assert (row.completion_tokens, row.seconds, row.calls) == (5, 0.5, 2)
     plain_model = to_row("way", Asked(ScriptedChat([]), conditions(1), 1.0), results, {}, 0, "now")
-    assert plain_model.cost is None and plain_model.passes.value == 8
+    # a pass for each token written, and one over each prompt
+    assert plain_model.passes.value == plain_model.cost == 5 + 2
 
 
 def test_ways_are_compared_on_the_same_questions():
@@ -86,7 +87,7 @@ def test_ways_are_compared_on_the_same_questions():
 
 def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
     out = tmp_path / "ledger.jsonl"
-    line = ["outer", "pocket", "--larger", "pocket-large", "-n", "2", "--out", str(out)]
+    line = ["outer", "pocket", "--larger", "pocket-large", "-n", "2", "--most-votes", "9", "--out", str(out)]
     found = CliRunner().invoke(app, [*line, "--json"])
     assert found.exit_code == 0, found.output
     rows = read_rows(out)
@@ -98,5 +99,5 @@ def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
     assert all(row.passes.value > 0 and row.n == 2 for row in rows)
     for name in LOOPS:
         votes = [other for other in ways[name].beats if other != PLAIN]
-        assert len(votes) == 1 and (ways[votes[0]].cost >= ways[name].cost or votes == [f"vote of {MOST_VOTES}"])
+        assert len(votes) == 1 and (ways[votes[0]].cost >= ways[name].cost or votes == ["vote of 9"])
     assert latest_outer(rows) == [rows] and len(table(rows).rows) == len(rows)

@@ -1,0 +1,79 @@
+"""Examples and grammars of the forms: all that a taught model replies is allowed, and nothing that cannot be read."""
+
+import json
+from random import Random
+
+import pytest
+
+from sigma0.bench.pocket.forms import in_form, solution
+from sigma0.bench.pocket.tokenizer import build_tokenizer
+from sigma0.bench.pocket.world import draw
+from sigma0.decode.grammar.spec import parse_spec
+from sigma0.decode.grammar.vocabulary import Vocabulary
+from sigma0.reason.chat import ScriptedChat
+from sigma0.reason.forms import FORMS
+from sigma0.reason.lemma.graph import MAX_LEMMAS
+from sigma0.reason.messages import ChatSettings
+from sigma0.reason.shown_forms import ShownForms, form_of, grammar_of
+
+STORY = "The hat is with Mary. Mary went to the park. Where is the hat?"
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    pytest.importorskip("llguidance")
+    tokenizer = build_tokenizer()
+    return tokenizer, Vocabulary(tokenizer, len(tokenizer), {tokenizer.eos_token_id})
+
+
+def allows(vocabulary, form, question, reply):
+    tokenizer, known = vocabulary
+    spec = parse_spec(grammar=grammar_of(form, question))
+    matcher = known.compile(spec).matcher()
+    for token_id in (*tokenizer.encode(reply, add_special_tokens=False), tokenizer.eos_token_id):
+        mask = matcher.mask()
+        if not mask[token_id >> 5] >> (token_id & 31) & 1:
+            return False
+        matcher.take(token_id)
+    return True
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_whatever_is_taught_is_allowed(vocabulary, form):
+    for number in range(40):
+        item = draw("test", 2, number, questions=1).items[0]
+        if len(solution(item)) <= MAX_LEMMAS:
+            asked = in_form(item, form, Random(number))
+            assert form_of(asked.prompt) == form
+            assert allows(vocabulary, form, asked.prompt, asked.answer), asked.answer
+
+
+@pytest.mark.parametrize(
+    ("ending", "reply"),
+    [
+        ("What is told of Mary?", "Mary went to the barn."),
+        ("What is told of Mary?", "Where is the hat?"),
+        ("The hat is in the park. Right?", "Maybe."),
+        ("The hat is in the park. Right?", "The hat is with Mary. So the hat is in the park."),
+        ("Next?", '{"act": "look", "at": "John"}'),
+        ("Next?", '{"act": "run", "at": "Mary"}'),
+        ("Plan.", '{"FINAL": {"statement": "No"'),
+        ("Plan.", '{"L1": {"verify": "What is told of Mary?", "statement": "Mary went to the barn."}}'),
+    ],
+)
+def test_what_cannot_be_read_or_is_not_in_the_text_is_not_allowed(vocabulary, ending, reply):
+    question = f"{STORY} {ending}"
+    assert not allows(vocabulary, form_of(question), question, reply)
+
+
+def test_examples_stand_before_the_question_and_the_grammar_goes_with_it():
+    chat = ScriptedChat(["x", "y"])
+    shown = {"act": [("A. Who? Next?", json.dumps({"act": "look", "at": "A"}))]}
+    settings = ChatSettings(max_tokens=7, temperature=0.5)
+    ShownForms(chat, shown).complete([{"role": "user", "content": f"{STORY} Next?"}], settings)
+    asked = chat.calls[0]
+    assert [turn["role"] for turn in asked["messages"]] == ["user", "assistant", "user"]
+    assert (asked["max_tokens"], asked["temperature"]) == (7, 0.5)
+    assert asked["grammar"] == grammar_of("act", f"{STORY} Next?")
+    ShownForms(chat, shown, is_held=False).complete([{"role": "user", "content": STORY}], settings)
+    assert chat.calls[1]["grammar"] is None and len(chat.calls[1]["messages"]) == 1
