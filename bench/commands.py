@@ -96,6 +96,11 @@ COMMANDS = {
         "routes",
         "Which score should send a whole answer up to a larger model, on many questions that both have answered.",
     ),
+    "distill": Target(
+        "sigma0.bench.outer.distill_command",
+        "distill",
+        "Make a program without a model of what a lemma graph verified, and measure it on held-out questions.",
+    ),
     "outer": Target(
         "sigma0.bench.outer.command",
         "outer",

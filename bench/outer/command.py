@@ -64,8 +64,8 @@ def outer(
         check_ledger(out)
         items = hard_questions(n, seed)
         where = f"micro-world, test split, hard half, one question a story, seed {seed}"
-        small, block = _open(model, items, where, shown)
-        large, _ = _open(larger, items, where, shown, block)
+        small, block = open_asked(model, items, where, shown)
+        large, _ = open_asked(larger, items, where, shown, block)
         total = n * (2 * len(LOOPS) + 4)
         with progress_bar("questions", total, as_json) as advance:
             measured = _Measured(items, seed, started, most_votes, advance)
@@ -76,7 +76,7 @@ def outer(
     tell_rows(told, as_json, lambda: Console().print(table(told).rich()), f"{len(told)} rows in {out}")
 
 
-def _open(
+def open_asked(
     name: str, items: Sequence[Item], where: str, shown: int, first_block: int | None = None
 ) -> tuple[Asked, int]:
     """A model, and the numbers of its block; one that was not taught the forms is shown them."""

@@ -1,6 +1,6 @@
 """Runs ways over the same questions, and compares them: right answers, wrong ones accepted, and what it took."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from random import Random
@@ -64,9 +64,13 @@ class Asked:
 
 
 def hard_questions(n: int, seed: int, split: str = "test") -> list[Item]:
-    """One question about each held-out story of the hard half."""
-    items = (draw(split, seed, index, questions=1).items[0] for index in count())
-    return list(islice((item for item in items if item.difficulty >= HARD), n))
+    """One question about each of n stories of the hard half."""
+    return list(islice((item for item in questions(split, seed) if item.difficulty >= HARD), n))
+
+
+def questions(split: str, seed: int) -> Iterator[Item]:
+    """One question about each story of a split."""
+    return (draw(split, seed, index, questions=1).items[0] for index in count())
 
 
 def examples(n: int) -> dict[Form, list[tuple[str, str]]]:
