@@ -16,7 +16,19 @@ from sigma0.bench.core.options import AsJsonLines, LedgerFile
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.outer.measure import Asked, Result, examples, hard_questions, run, to_row
 from sigma0.bench.outer.table import table
-from sigma0.bench.outer.ways import MAX_TOKENS, Way, lemmas, plain, planned, reasoned, verified, voted, walked
+from sigma0.bench.outer.ways import (
+    MAX_TOKENS,
+    Learned,
+    Way,
+    lemmas,
+    plain,
+    planned,
+    reasoned,
+    routed,
+    verified,
+    voted,
+    walked,
+)
 from sigma0.bench.pocket.items import Item
 from sigma0.checkpoints.about import read_about
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
@@ -30,17 +42,23 @@ from sigma0.reason.shown_forms import ShownForms
 FLAT_LOW = ProgressiveConfig("flat low", (Stage("low", 2),))
 RISING = ProgressiveConfig("low to high", (Stage("low", 1), Stage("medium", 1), Stage("high", 1)))
 FLAT_HIGH = ProgressiveConfig("flat high", (Stage("high", 2),))
-LOOPS: dict[str, Way] = {
-    "plan, unchecked": planned,
-    "check, once": reasoned,
-    "effort: flat low": verified(FLAT_LOW),
-    "effort: low to high": verified(RISING),
-    "effort: flat high": verified(FLAT_HIGH),
-    "effort: hybrid_default": verified(HYBRID_DEFAULT),
-    "lemma graph": lemmas(),
-    "walk": walked,
-}
 PLAIN, PLAIN_HIGH = "plain answer", "plain answer, high effort"
+
+
+def loops() -> dict[str, Way]:
+    """The outer loops by name, made anew: one of them learns."""
+    return {
+        "plan, unchecked": planned,
+        "check, once": reasoned,
+        "effort: flat low": verified(FLAT_LOW),
+        "effort: low to high": verified(RISING),
+        "effort: flat high": verified(FLAT_HIGH),
+        "effort: hybrid_default": verified(HYBRID_DEFAULT),
+        "lemma graph": lemmas(),
+        "walk": walked,
+        "walk where the verdict doubts": routed(walked),
+        "walk where plain answers were wrong": Learned(walked),
+    }
 
 
 def outer(
@@ -66,7 +84,7 @@ def outer(
         where = f"micro-world, test split, hard half, one question a story, seed {seed}"
         small, block = open_asked(model, items, where, shown)
         large, _ = open_asked(larger, items, where, shown, block)
-        total = n * (2 * len(LOOPS) + 4)
+        total = n * (2 * len(loops()) + 4)
         with progress_bar("questions", total, as_json) as advance:
             measured = _Measured(items, seed, started, most_votes, advance)
             _measure(measured, small, large)
@@ -142,7 +160,7 @@ def _measure(measured: _Measured, small: Asked, large: Asked) -> None:
     measured.run(PLAIN_HIGH, plain("high"), small)
     measured.keep(PLAIN_HIGH, small, (PLAIN,))
     dearest = 0.0
-    for name, way in LOOPS.items():
+    for name, way in loops().items():
         cost = measured.run(name, way, small)
         measured.keep(name, small, (PLAIN, measured.vote(small, one, cost)))
         dearest = max(dearest, cost)

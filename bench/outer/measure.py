@@ -6,7 +6,7 @@ from itertools import count, islice
 from random import Random
 
 from sigma0.bench.core.ledger import Conditions, Figure, OuterRow
-from sigma0.bench.outer.ways import Way
+from sigma0.bench.outer.ways import Learned, Way
 from sigma0.bench.pocket.evaluate import HARD
 from sigma0.bench.pocket.forms import in_form
 from sigma0.bench.pocket.items import Item
@@ -89,6 +89,9 @@ def run(way: Way, model: ChatModel, items: Sequence[Item], seed: int, advance: C
         desk = Desk(Trail(), seed=seed + place)
         answered = way(model, desk, item.prompt)
         results.append(Result(answered.answer, answered.answer == item.answer, answered.accepted, desk.usage))
+        if isinstance(way, Learned):
+            # prequential: it is shown an answer once it has given its own
+            way.learn(item.prompt, answered, item.answer)
         advance()
     return results
 

@@ -106,6 +106,51 @@ def walked(model: ChatModel, desk: Desk, problem: str) -> Answered:
     return Answered("", False)
 
 
+def routed(dear: Way) -> Way:
+    """The plain answer where its verdict opens the door `converge`; else the dearer way."""
+
+    def way(model: ChatModel, desk: Desk, problem: str) -> Answered:
+        completion = desk.ask(
+            model, "answer", [{"role": "user", "content": problem}], ChatSettings("medium", MAX_TOKENS)
+        )
+        return Answered(completion.text.strip(), True) if completion.door == "converge" else dear(model, desk, problem)
+
+    return way
+
+
+class Learned:
+    """The plain answer for kinds of questions that it was seen to answer well; else the dearer way.
+
+    A kind is a question's first two words. Of one that was seen less often than `FEWEST` times the plain answer is
+    given too, to be learned from.
+
+    Args:
+        dear: The dearer way.
+        enough: Share of right plain answers from which on no more is asked.
+    """
+
+    FEWEST = 10
+
+    def __init__(self, dear: Way, enough: float = 0.95) -> None:
+        self._dear, self._enough = dear, enough
+        self._seen: Counter[str] = Counter()
+        self._right: Counter[str] = Counter()
+        self._was_plain = False
+
+    def __call__(self, model: ChatModel, desk: Desk, problem: str) -> Answered:
+        """See `Way`."""
+        kind = _kind(problem)
+        seen = self._seen[kind]
+        self._was_plain = seen < self.FEWEST or self._right[kind] >= self._enough * seen
+        return (plain() if self._was_plain else self._dear)(model, desk, problem)
+
+    def learn(self, problem: str, answered: Answered, known: str) -> None:
+        """Takes in the known answer, behind its own; of plain answers alone."""
+        if self._was_plain:
+            self._seen[_kind(problem)] += 1
+            self._right[_kind(problem)] += answered.answer == known
+
+
 def verified(config: ProgressiveConfig, temperature: float = 0.7) -> Way:
     """Progressive effort: checked at the policy's levels, corrected by what a check concludes."""
 
@@ -130,3 +175,7 @@ def _ask(
 ) -> str:
     settings = ChatSettings(effort, MAX_TOKENS, temperature)
     return desk.ask(model, purpose, [{"role": "user", "content": text}], settings).text.strip()
+
+
+def _kind(problem: str) -> str:
+    return " ".join(part(problem).question.split()[:2])

@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import Conditions, read_rows
-from sigma0.bench.outer.command import LOOPS, PLAIN
+from sigma0.bench.outer.command import PLAIN, loops
 from sigma0.bench.outer.measure import Asked, Result, difference, hard_questions, run, to_row
 from sigma0.bench.outer.table import latest_outer, table
-from sigma0.bench.outer.ways import plain, planned, reasoned, voted, walked
+from sigma0.bench.outer.ways import Learned, plain, planned, reasoned, routed, voted, walked
 from sigma0.reason.chat import Completion, ScriptedChat
 from sigma0.reason.desk import Desk
 from sigma0.reason.messages import Usage
@@ -47,6 +47,21 @@ def test_one_check_corrects_or_confirms():
     assert ask(reasoned, [IN_PARK, checks[0]]).accepted
     corrected = ask(reasoned, ["The hat is in the barn.", checks[1]])
     assert (corrected.answer, corrected.accepted) == (IN_PARK, False)
+
+
+def test_a_verdict_or_what_was_learned_decides_whether_to_walk():
+    walk = ['{"act": "answer", "text": "Walked."}']
+    for door, calls, answer in (("converge", 1, "Plain."), ("escalate", 2, "Walked."), (None, 2, "Walked.")):
+        chat = ScriptedChat([Completion("Plain.", door=door), *walk])
+        assert routed(walked)(chat, Desk(Trail()), PROBLEM).answer == answer and len(chat.calls) == calls
+    learned = Learned(walked)
+    items = [
+        replace(item, question=PROBLEM, answer="Right.", key="Right", trail=()) for item in hard_questions(1, 0)
+    ] * 14
+    said = ["Right."] * 9 + ["Wrong."] + [walk[0]] * 4
+    results = run(learned, ScriptedChat(said), items, 0, lambda: None)
+    # nine of ten were right, which is not enough
+    assert [one.answer for one in results] == ["Right."] * 9 + ["Wrong."] + ["Walked."] * 4
 
 
 def test_questions_are_of_the_hard_half_and_always_the_same():
@@ -94,10 +109,10 @@ def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
     assert [row.model_dump(mode="json") for row in rows] == list(map(json.loads, found.stdout.splitlines()))
     ways = {row.way: row for row in rows}
     # pocket knows no form: no loop that reads one accepts anything
-    assert {PLAIN, "pocket-large: plain answer", *LOOPS} <= set(ways)
+    assert {PLAIN, "pocket-large: plain answer", *loops()} <= set(ways)
     assert ways["lemma graph"].accepted.value == ways["walk"].accepted.value == 0
     assert all(row.passes.value > 0 and row.n == 2 for row in rows)
-    for name in LOOPS:
+    for name in loops():
         votes = [other for other in ways[name].beats if other != PLAIN]
         assert len(votes) == 1 and (ways[votes[0]].cost >= ways[name].cost or votes == ["vote of 9"])
     assert latest_outer(rows) == [rows] and len(table(rows).rows) == len(rows)
