@@ -101,6 +101,11 @@ COMMANDS = {
         "distill",
         "Make a program without a model of what a lemma graph verified, and measure it on held-out questions.",
     ),
+    "agent": Target(
+        "sigma0.bench.outer.agent_command",
+        "agent",
+        "Let the three-tier agent mend a small repository with one of several faults at a time.",
+    ),
     "outer": Target(
         "sigma0.bench.outer.command",
         "outer",

@@ -95,15 +95,15 @@ def outer(
 
 
 def open_asked(
-    name: str, items: Sequence[Item], where: str, shown: int, first_block: int | None = None
+    name: str, items: Sequence[Item], where: str, shown: int | None, first_block: int | None = None
 ) -> tuple[Asked, int]:
-    """A model, and the numbers of its block; one that was not taught the forms is shown them."""
+    """A model, and the numbers of its block; one that was not taught the forms is shown them, but where it is None."""
     model, tokenizer = load_causal(name, device="cpu", dtype="float32")
     block = sum(weight.numel() for layer in model.base_model.layers for weight in layer.parameters())
     ids = [tuple(encode(tokenizer, [{"role": "user", "content": item.prompt}])[0].tolist()) for item in items]
     chat: ChatModel = LocalChat(model, tokenizer, Path(name).name)
     about = read_about(model.name_or_path)
-    if about is None:
+    if about is None and shown is not None:
         chat, where = ShownForms(chat, examples(shown)), f"{where}; {shown} examples of each form, held to its grammar"
     conditions = describe(model, name, where, ids, [item.answer for item in items], MAX_TOKENS)
     return Asked(chat, conditions, block / (first_block or block)), block

@@ -1,7 +1,7 @@
 """Runs ways over the same questions, and compares them: right answers, wrong ones accepted, and what it took."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from random import Random
 
@@ -52,6 +52,10 @@ class Asked:
     chat: ChatModel
     conditions: Conditions
     weight: float
+
+    def over(self, conditions: Conditions) -> "Asked":
+        """The same under other conditions."""
+        return replace(self, conditions=conditions)
 
     def passes(self, result: Result) -> float:
         """Passes behind prompts and over them, T for each; a model without loops has one a token."""

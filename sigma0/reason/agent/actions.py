@@ -2,7 +2,8 @@
 
 import json
 import re
-from typing import Annotated, Any, Literal, NoReturn
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NoReturn, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -104,6 +105,18 @@ class Finish(_Action):
 Action = Annotated[ListFolder | ReadFile | EditFile | RunTests | StartOver | Finish, Field(discriminator="action")]
 AnyAction = ListFolder | ReadFile | EditFile | RunTests | StartOver | Finish
 _ACTIONS: TypeAdapter[AnyAction] = TypeAdapter(Action)
+
+
+def action_grammar(kinds: Sequence[type[AnyAction]] = get_args(AnyAction)) -> str:
+    """What a reply may be where it is held to actions of some kinds, in Lark's notation as llguidance reads it."""
+    schemas = []
+    for kind in kinds:
+        fields = kind.model_json_schema()["properties"]
+        # all fields are told, so that a model has no choice between kinds of the same action
+        schemas.append(
+            {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+        )
+    return f"start: %json {json.dumps({'anyOf': schemas})}"
 
 
 class ActionFault(ValueError):

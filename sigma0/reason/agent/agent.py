@@ -23,6 +23,7 @@ from sigma0.reason.agent.actions import (
     ReadFile,
     RunTests,
     StartOver,
+    action_grammar,
     parse_action,
 )
 from sigma0.reason.agent.agent_context import TASK_PART, AgentContext, cut
@@ -162,12 +163,9 @@ class _Work:
         assert self.context is not None
         warned = self._is_warned
         question = self.context.step_question(step, self.settings.escalation.max_steps, warned)
-        answer = self.desk.ask(
-            self._model,
-            f"step {step}",
-            question,
-            ChatSettings(self._effort, self.settings.max_tokens, self.settings.temperature),
-        )
+        grammar = (action_grammar(WARNED_TOOLS) if warned else action_grammar()) if self.settings.held else None
+        settings = ChatSettings(self._effort, self.settings.max_tokens, self.settings.temperature, grammar=grammar)
+        answer = self.desk.ask(self._model, f"step {step}", question, settings)
         self.steps = step
         reply, finished = answer.text, False
         try:

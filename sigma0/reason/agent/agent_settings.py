@@ -37,6 +37,8 @@ class AgentSettings:
         protected: Patterns of files that the agent may not change: names, or with a `/` at the end folders. Without
             the tests among them, a passing test proves nothing.
         workspace: How much is copied at most.
+        held: Whether replies are held to one action by a grammar: of models in this process, and of servers that take
+            one. What an action says is still the model's.
     """
 
     escalation: ThreeTierEscalation = field(default_factory=ThreeTierEscalation)
@@ -48,6 +50,7 @@ class AgentSettings:
     context_chars: Annotated[int, Field(ge=MIN_CHARS)] = 16_000
     protected: tuple[str, ...] = PROTECTED
     workspace: WorkspaceLimits = field(default_factory=WorkspaceLimits)
+    held: bool = False
 
     @property
     def is_pytest(self) -> bool:

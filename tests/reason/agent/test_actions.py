@@ -7,6 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sigma0.bench.pocket.tokenizer import build_tokenizer
+from sigma0.decode.grammar.spec import parse_spec
+from sigma0.decode.grammar.vocabulary import Vocabulary
 from sigma0.reason.agent.actions import (
     MAX_REPLY_CHARS,
     ActionFault,
@@ -16,6 +19,7 @@ from sigma0.reason.agent.actions import (
     ReadFile,
     RunTests,
     StartOver,
+    action_grammar,
     parse_action,
 )
 
@@ -102,3 +106,25 @@ ANY_JSON = st.recursive(
 def test_no_reply_does_anything_but_parse_or_fault(reply):
     with suppress(ActionFault):
         parse_action(reply)
+
+
+def test_a_grammar_allows_the_actions_and_nothing_else():
+    pytest.importorskip("llguidance")
+    tokenizer = build_tokenizer()
+    vocabulary = Vocabulary(tokenizer, len(tokenizer), {tokenizer.eos_token_id})
+
+    def allows(grammar, reply):
+        matcher = vocabulary.compile(parse_spec(grammar=grammar)).matcher()
+        for token_id in (*tokenizer.encode(reply, add_special_tokens=False), tokenizer.eos_token_id):
+            if not matcher.mask()[token_id >> 5] >> (token_id & 31) & 1:
+                return False
+            matcher.take(token_id)
+        return True
+
+    edit = '{"action": "edit", "path": "a.py", "old": "x\\n\\"", "new": ""}'
+    for reply in ('{"action": "list", "path": "."}', edit, '{"action": "run_tests"}', '{"action": "finish"}'):
+        assert allows(action_grammar(), reply) and parse_action(reply)
+    few = action_grammar((RunTests, Finish))
+    assert allows(few, '{"action": "run_tests"}') and not allows(few, edit)
+    for reply in ("run_tests", '{"action": "delete"}', '{"action": "run_tests", "path": "."}', '{"action": "edit"}'):
+        assert not allows(action_grammar(), reply)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sigma0.reason.agent.agent import AgentSettings, RepoAgent
+from sigma0.reason.agent.actions import action_grammar
+from sigma0.reason.agent.agent import WARNED_TOOLS, AgentSettings, RepoAgent
 from sigma0.reason.agent.escalation import ThreeTierEscalation
 from sigma0.reason.agent.workspace import Workspace
 from sigma0.reason.chat import ScriptedChat
@@ -128,6 +129,16 @@ def test_tier_2_warns_narrows_the_tools_and_raises_the_model(source, trail):
     assert "LAST WARNING" in strong.calls[0]["messages"][-1]["content"]
     for asked, tool in ((strong.calls[1], "list"), (strong.calls[2], "read")):
         assert f"{tool} is not allowed" in asked["messages"][-1]["content"]
+
+
+def test_replies_are_held_to_the_actions_that_are_allowed_where_that_is_set(source, trail):
+    model = ScriptedChat(Stubborn(trail, "warn", [READ], [FIX, FINISH]))
+    assert solve(source, trail, model, held=True).solved
+    plan, *steps = [call["grammar"] for call in model.calls if call["messages"]]
+    # plans are free text
+    assert plan is None and steps[0] == action_grammar() and steps[-1] == action_grammar(WARNED_TOOLS)
+    free = scripted(READ, FIX, FINISH)
+    assert solve(source, Trail(), free).solved and {call["grammar"] for call in free.calls} == {None}
 
 
 def test_after_the_last_warning_all_edits_may_still_be_taken_back(source, trail):
