@@ -27,6 +27,8 @@ from sigma0.bench.humaneval.table import markdown as humaneval_table
 from sigma0.bench.ladder.routes import HEADINGS, RoutesReport, route_cells
 from sigma0.bench.ladder.signs import SignsReport, sign_cells
 from sigma0.bench.ladder.tables import ladder_table
+from sigma0.bench.outer.table import latest_outer
+from sigma0.bench.outer.table import table as outer_table
 from sigma0.bench.quantization.table import latest_quantization
 from sigma0.bench.quantization.table import whole as quantization_table
 from sigma0.bench.serving.table import latest_load, load_table
@@ -68,6 +70,7 @@ def pages(results: Results) -> dict[str, str]:
             "ladder": ("Handing up", _ladder(results)),
             "load": ("The server under load", _load(results)),
             "effort": ("Policies of verification effort", _effort(results)),
+            "outer": ("Outer loops at equal cost", _outer(results)),
             "proximity": ("Collapse proximity", _proximity(results)),
             "kernels": ("Compiled kernels", _kernels(results)),
         }.items()
@@ -238,6 +241,19 @@ def _effort(results: Results) -> list[str]:
         parts += [f"## {effort_title(report).capitalize()}", f"Settings: {settings}.", effort_table(report).markdown()]
     return [
         "With 95 % intervals, what is measured and what is simulated apart (`python -m sigma0.bench effort`).",
+        *parts,
+    ]
+
+
+def _outer(results: Results) -> list[str]:
+    parts: list[str] = []
+    for run in latest_outer(results.rows):
+        first = run[0]
+        where = f"{first.n} questions: {first.prompts}; {first.dtype}, {first.device}, {first.threads} thread(s)."
+        parts += [f"## {first.model}", where, outer_table(run).markdown()]
+    return [
+        "With 95 % intervals; `beats` has the points that a way has right more than another, on the same questions. What the ways and the cost are: "
+        "[bench/outer](../outer/README.md).",
         *parts,
     ]
 

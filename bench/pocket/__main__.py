@@ -101,10 +101,11 @@ def prompts_command(
     hard: HardHalf = False,
     look_ups: LookUps = False,
     hardest: Annotated[int, typer.Option(min=1, max=6, help="The highest difficulty drawn.")] = 6,
+    forms: Annotated[float, typer.Option(min=0, max=1, help="Share asked in the forms of outer loops.")] = 0.0,
 ) -> None:
     """Print questions with their answers as JSON lines, every other one as chat."""
     with one_line_errors():
-        for prompt in micro_world(n, split, seed, hard, LOOK_UPS if look_ups else MIX, hardest):
+        for prompt in micro_world(n, split, seed, hard, LOOK_UPS if look_ups else MIX, hardest, forms=forms):
             typer.echo(json_line(prompt))
 
 
