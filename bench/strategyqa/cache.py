@@ -60,7 +60,9 @@ class AnswerCache:
         return len(self._known)
 
     def _key(self, model: ChatModel, messages: Messages, settings: AskSettings) -> str:
-        told = [model.name, self._identities[model.name], [dict(each) for each in messages], asdict(settings)]
+        # answers that were kept before there were grammars are answers without one
+        values = {name: value for name, value in asdict(settings).items() if name != "grammar" or value is not None}
+        told = [model.name, self._identities[model.name], [dict(each) for each in messages], values]
         return sha256(json.dumps(told, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 

@@ -34,6 +34,7 @@ def check(expected, found, asked):
             "temperature": 0.25,
             "seed": 7,
             "stop": ("<end>", *call.stop),
+            "grammar": None,
         }
 
 
