@@ -1,6 +1,6 @@
 """`python -m sigma0.bench outer`: outer loops on held-out questions, beside votes that cost the same."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from math import ceil
 from pathlib import Path
@@ -69,6 +69,8 @@ def outer(
     shown: Annotated[
         int, typer.Option(min=1, help="Examples of each form, for a model that was not taught the forms.")
     ] = 3,
+    ways: Annotated[str, typer.Option(help="Some of the loops, parted by semicolons; all by default.")] = "",
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32",
     most_votes: Annotated[int, typer.Option(min=1, help="Answers of a vote at most.")] = 64,
     threads: Threads = 1,
     out: LedgerFile = LEDGER,
@@ -82,23 +84,46 @@ def outer(
         check_ledger(out)
         items = hard_questions(n, seed)
         where = f"micro-world, test split, hard half, one question a story, seed {seed}"
-        small, block = open_asked(model, items, where, shown)
+        chosen = choose(ways)
+        small, block = open_asked(model, items, where, shown, dtype=dtype)
         large, _ = open_asked(larger, items, where, shown, block)
-        total = n * (2 * len(loops()) + 4)
+        total = n * (2 * len(chosen) + 4)
         with progress_bar("questions", total, as_json) as advance:
             measured = _Measured(items, seed, started, most_votes, advance)
-            _measure(measured, small, large)
+            _measure(measured, chosen, small, large)
         for row in measured.rows:
             append_row(out, row)
     told = measured.rows
     tell_rows(told, as_json, lambda: Console().print(table(told).rich()), f"{len(told)} rows in {out}")
 
 
+def choose(names: str) -> dict[str, Way]:
+    """Some of the loops.
+
+    Args:
+        names: Parted by semicolons, since some hold commas; empty for all.
+
+    Raises:
+        ValueError: For a name that there is not.
+    """
+    known = loops()
+    wanted = [name.strip() for name in names.split(";") if name.strip()] or list(known)
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ValueError(f"no such loop: {unknown[0]!r}; there are {'; '.join(known)}")
+    return {name: known[name] for name in wanted}
+
+
 def open_asked(
-    name: str, items: Sequence[Item], where: str, shown: int | None, first_block: int | None = None
+    name: str,
+    items: Sequence[Item],
+    where: str,
+    shown: int | None,
+    first_block: int | None = None,
+    dtype: str = "float32",
 ) -> tuple[Asked, int]:
     """A model, and the numbers of its block; one that was not taught the forms is shown them, but where it is None."""
-    model, tokenizer = load_causal(name, device="cpu", dtype="float32")
+    model, tokenizer = load_causal(name, device="cpu", dtype=dtype)
     block = sum(weight.numel() for layer in model.base_model.layers for weight in layer.parameters())
     ids = [tuple(encode(tokenizer, [{"role": "user", "content": item.prompt}])[0].tolist()) for item in items]
     chat: ChatModel = LocalChat(model, tokenizer, Path(name).name)
@@ -153,14 +178,14 @@ class _Measured:
         self._advance(self._asked)
 
 
-def _measure(measured: _Measured, small: Asked, large: Asked) -> None:
+def _measure(measured: _Measured, chosen: Mapping[str, Way], small: Asked, large: Asked) -> None:
     """All ways: each loop beside the plain answer and the vote that costs as much, and the larger model alone."""
     one = measured.run(PLAIN, plain(), small)
     measured.keep(PLAIN, small)
     measured.run(PLAIN_HIGH, plain("high"), small)
     measured.keep(PLAIN_HIGH, small, (PLAIN,))
     dearest = 0.0
-    for name, way in loops().items():
+    for name, way in chosen.items():
         cost = measured.run(name, way, small)
         measured.keep(name, small, (PLAIN, measured.vote(small, one, cost)))
         dearest = max(dearest, cost)

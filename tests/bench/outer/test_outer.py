@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import Conditions, read_rows
-from sigma0.bench.outer.command import PLAIN, loops
+from sigma0.bench.outer.command import PLAIN, choose, loops
 from sigma0.bench.outer.measure import Asked, Result, difference, hard_questions, run, to_row
 from sigma0.bench.outer.table import latest_outer, table
 from sigma0.bench.outer.ways import Learned, plain, planned, reasoned, routed, voted, walked
@@ -116,3 +116,9 @@ def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
         votes = [other for other in ways[name].beats if other != PLAIN]
         assert len(votes) == 1 and (ways[votes[0]].cost >= ways[name].cost or votes == ["vote of 9"])
     assert latest_outer(rows) == [rows] and len(table(rows).rows) == len(rows)
+
+
+def test_some_loops_are_chosen_by_name():
+    assert list(choose("walk; plan, unchecked")) == ["walk", "plan, unchecked"] and list(choose("")) == list(loops())
+    with pytest.raises(ValueError, match="no such loop: 'run'; there are plan, unchecked; check"):
+        choose("walk;run")
