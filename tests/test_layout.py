@@ -150,7 +150,7 @@ def test_the_wheel_holds_sigma0_and_nothing_else(tmp_path):
     ):
         assert name in names, name
     files = zipfile.ZipFile(wheel).infolist()
-    limits = {"pocket": 8, "pocket-large": 24, "pocket-raven": 2}
+    limits = {"pocket": 8, "pocket-large": 24, "pocket-raven": 2, "pocket-solver": 2}
     assert set(sigma0.shipped_models()) <= set(limits)
     for model in sigma0.shipped_models():
         folder = f"sigma0/checkpoints/{model}/"

@@ -13,7 +13,7 @@ from sigma0.bench.figures.printed import printed
 from sigma0.bench.figures.raven import raven_page
 from sigma0.bench.figures.results import Results
 from sigma0.bench.ladder.tables import ladder_runs
-from sigma0.bench.pocket.card import model_card
+from sigma0.bench.pocket.card import forms_table, model_card
 
 # The shipped models that have a gate: what was measured of all of them stands in the tables.
 MODELS = ("pocket", "pocket-large")
@@ -50,6 +50,7 @@ def blocks(results: Results) -> dict[str, dict[str, str]]:
     cards = {f"card {name}": model_card(results.json(f"{name}-eval"), results.json(f"{name}-gate")) for name in MODELS}
     cards["card pocket-raven"] = model_card(results.json("pocket-raven-eval"))
     cards["loops pocket-raven"] = raven_page(results)
+    cards["card pocket-solver"] = forms_table(results.json("pocket-solver-forms")).markdown()
     return {
         "README.md": {"front": front_table(fidelity_runs(results)["pocket-large"])},
         "weights.md": cards,

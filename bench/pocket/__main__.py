@@ -173,10 +173,11 @@ def forms_command(
                 groups = summarize(evaluate(looped, tokenizer, rule, n, split, seed, form=form))
                 figures[form] = {"all": groups["all"]["all"], **groups["half"]}
                 advance(place + 1)
+    told = to_json(figures, model=model, split=split, seed=seed, n=n)
     if as_json:
-        typer.echo(to_json(figures, model=model, split=split, seed=seed, n=n))
+        typer.echo(told)
     else:
-        Console().print(forms_table(figures).rich())
+        Console().print(forms_table(json.loads(told)).rich())
 
 
 def _recipe(name: str, seed: int | None = None) -> Recipe:

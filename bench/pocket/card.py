@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.pocket.evaluate import Group, group_label
+from sigma0.bench.pocket.evaluate import group_label
 
 Figures = Mapping[str, Any]
 # Up to so many loops each has a column.
@@ -69,19 +69,20 @@ def rule_table(gate: Figures) -> str:
     return _table(head, rows)
 
 
-def forms_table(figures: Mapping[str, Mapping[str, Group]]) -> BenchTable:
+def forms_table(evaluation: Figures) -> BenchTable:
     """Whole replies right by form, half and loop, with the interval at full depth, and what the exit rule does."""
-    loops = len(next(iter(next(iter(figures.values())).values())).loops)
+    groups = evaluation["groups"]
+    loops = len(groups["answer"]["all"]["loops"])
     head = ("form", "half", "n", *(str(loop) for loop in range(1, loops + 1)), "interval", "at the exits", "mean depth")
     rows = [
         (
-            *(form, half, str(group.n)),
-            *(_percent(right) for right in group.loops),
-            " to ".join(map(_percent, group.intervals[-1])),
-            _percent(group.exit),
-            f"{group.exit_depth:.2f}",
+            *(form, half, str(group["n"])),
+            *(_percent(right) for right in group["loops"]),
+            " to ".join(map(_percent, group["intervals"][-1])),
+            _percent(group["exit"]),
+            f"{group['exit_depth']:.2f}",
         )
-        for form, halves in figures.items()
+        for form, halves in groups.items()
         for half, group in halves.items()
     ]
     return BenchTable(head, rows, "Whole replies right, %, by the loop they are read at", left=head[:2])

@@ -12,7 +12,7 @@ from sigma0.bench.effort.simulation import Rates
 from sigma0.bench.effort.table import table as effort_table
 from sigma0.bench.fidelity.pages import latest_runs, whole_table
 from sigma0.bench.figures.results import VERDICTS, Results
-from sigma0.bench.figures.tables import MODELS, ladder_run
+from sigma0.bench.figures.tables import MODELS, SHIPPED, ladder_run
 from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.serving.table import latest_load, load_table, never_rows, never_sentence
 from sigma0.bench.speed.table import latest_speed_runs, speed_table
@@ -20,7 +20,6 @@ from sigma0.bench.strategyqa.registry import ONCE
 from sigma0.bench.strategyqa.table import whole as levels_table
 from sigma0.bench.verdict.measure import VerdictReport
 from sigma0.bench.verdict.tables import door_table, separation_table, shift_table, strange_table, switch_table
-from sigma0.checkpoints import shipped_models
 from sigma0.reason.trail import Call, Decision, Heading, Outcome, read_lines
 
 ROOT = Path(__file__).parents[3]
@@ -203,7 +202,7 @@ def test_what_levels_of_control_did_is_quoted_right():
 def test_the_fidelity_pages_are_those_of_the_ledger():
     rows = read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl")
     runs = latest_runs(rows)
-    assert set(runs) == set(shipped_models())
+    assert set(runs) == set(SHIPPED)
     for name, run in runs.items():
         table = whole_table([row for row in run if isinstance(row, FidelityRow)])
         assert (ROOT / "bench" / "results" / f"fidelity-{name}.md").read_text() == table
