@@ -40,6 +40,8 @@ TOKENS = (
     " +",
     " -",
 )
+# What decides among replies that are alike otherwise, as it stands in a text.
+DECIDING = ("Yes", " Yes", "No", " No", " yes", " no", " +", " -")
 _AGE = re.compile(r"(\w+) is (\d+) years old\.")
 _COMPARED = re.compile(r"(\w+) is (?:as old as|(\d+) years? (older|younger) than) (\w+)\.")
 _THING = re.compile(r"The (\w+) (?:is|was)\b")

@@ -33,6 +33,8 @@ class Lesson:
         mix: What is drawn how often.
         trails: Whether a loop is asked for what is met on the way (see `train`), not for the answer.
         forms: Share of questions that are asked in another form than by themselves (see `forms`).
+        emphasis: Weight of an answer's tokens that decide, such as yes and no, beside its others.
+        rate: Of the peak rates.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Lesson:
     mix: Mix = MIX
     trails: bool = True
     forms: float = 0.0
+    emphasis: float = 1.0
+    rate: float = 1.0
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -94,6 +98,7 @@ class Recipe:
         last_rate: Learning rates of the last step, as a share of the peak.
         warmup: Steps of linear warm-up.
         decay: Share of the steps, at the end, over which the rates fall linearly.
+        anew: Whether the rates rise and fall in every lesson, not once in all.
         weight_decay: On the matrices of the block and the head.
         answer_weight: Weight of an answer token in the loss; any other token weighs 1.
         subject_weight: Weight of the first loop's hint, beside a loss of mean weight 1.
@@ -123,6 +128,7 @@ class Recipe:
     last_rate: float = 0.02
     warmup: int = 100
     decay: float = 0.4
+    anew: bool = False
     weight_decay: float = 0.01
     answer_weight: float = 20.0
     subject_weight: float = 0.3
@@ -146,9 +152,14 @@ class Recipe:
 
     def rate(self, step: int) -> float:
         """Share of the peak rates at a step: linear warm-up, level, linear fall."""
-        fall = max(1, round(self.steps * self.decay))
-        left = (self.steps - step) / fall
-        return min(1.0, (step + 1) / self.warmup, self.last_rate + (1 - self.last_rate) * left)
+        lesson = self.lesson(step)
+        steps, peak = self.steps, 1.0 if lesson is None else lesson.rate
+        if self.anew and lesson is not None:
+            step -= next(first for first, name in reversed(self.stages()) if name == lesson.name)
+            steps = lesson.steps
+        fall = max(1, round(steps * self.decay))
+        left = (steps - step) / fall
+        return peak * min(1.0, (step + 1) / self.warmup, self.last_rate + (1 - self.last_rate) * left)
 
     def lesson(self, step: int) -> Lesson | None:
         """The lesson a step belongs to, None while there are notes."""
@@ -226,7 +237,10 @@ RECIPES: dict[str, Recipe] = {
     ),
     # pocket, taught the forms in which outer loops ask
     "pocket-solver": Recipe(
-        lessons=(Lesson("forms", 3000, DIFFICULTIES[-1], trails=False, forms=0.85),),
+        lessons=(
+            Lesson("forms", 3000, DIFFICULTIES[-1], trails=False, forms=0.85),
+            Lesson("decisions", 1200, DIFFICULTIES[-1], trails=False, forms=0.9, emphasis=10.0, rate=0.5),
+        ),
         batch=12,
         length=448,
         note_steps=0,
@@ -234,6 +248,7 @@ RECIPES: dict[str, Recipe] = {
         peak_rate=1e-3,
         block_rate=3e-3,
         decay=0.7,
+        anew=True,
         start="pocket",
     ),
 }

@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.pocket.data import Batch, whole_answers
+from sigma0.bench.pocket.forms import DECIDING
 from sigma0.bench.pocket.recipe import Recipe, build_model
 from sigma0.bench.pocket.recurrence import recurrent_loss
 from sigma0.models.looped_causal import LoopedForCausalLM
@@ -48,6 +49,8 @@ def loop_loss(
     num_loops: int | None = None,
     trails: bool = False,
     subject_weight: float = 0.3,
+    emphasis: float = 1.0,
+    deciding: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss of a batch and which answer tokens each loop gets right.
 
@@ -56,6 +59,8 @@ def loop_loss(
 
     With `trails`, loop t is asked for step t of the way to an answer (its subject, then one look-up a loop) and for the
     answer from its end on. The first loop is also asked, everywhere, whom or what the sentence is about.
+
+    With `deciding`, ids `[K]`, answer tokens among them weigh `emphasis` times as much as the others.
 
     Returns:
         The loss, a scalar, and right, bool [T, N] over the N answer tokens of the batch in reading order.
@@ -72,6 +77,8 @@ def loop_loss(
     asked = batch.trails.T[steps] if trails else goal  # [T, N]
     losses = functional.cross_entropy(logits.flatten(0, 1), asked.flatten(), reduction="none").view(loops, -1)
     weights = torch.arange(1, loops + 1) / (loops * (loops + 1) / 2)
+    if deciding is not None:
+        losses = losses * torch.where(torch.isin(goal[0], deciding), emphasis, 1.0)
     rest = functional.cross_entropy(model.lm_head(states[-1, other]), targets[other], reduction="sum")
     total = answer_weight * (weights[:, None] * losses).sum() + rest
     loss = total / (answer_weight * answer.sum() + other.sum())
@@ -111,12 +118,14 @@ def train(
     start = load_state(folder / STATE, model, optimizers, fingerprint) if (folder / STATE).exists() else 0
     _cut_log(folder / LOG, start)
     end = None if minutes is None else time.monotonic() + 60 * minutes
+    # of a text of several tokens the first decides
+    deciding = torch.tensor(sorted({tokenizer.encode(text, add_special_tokens=False)[0] for text in DECIDING}))
     model.train()
     for step in range(start, recipe.steps):
         if end is not None and time.monotonic() > end:
             save_state(folder / STATE, model, optimizers, step, fingerprint)
             return None
-        report = _step(model, optimizers, recipe.train_batch(tokenizer, step), step, recipe)
+        report = _step(model, optimizers, recipe.train_batch(tokenizer, step), step, recipe, deciding)
         with (folder / LOG).open("a") as log:
             log.write(json.dumps({"step": step, "loss": report.loss, "answers": report.answers}) + "\n")
         if on_step is not None:
@@ -179,7 +188,12 @@ def read_log(path: Path) -> Iterator[Report]:
 
 
 def _step(
-    model: LoopedForCausalLM, optimizers: Sequence[torch.optim.Optimizer], batch: Batch, step: int, recipe: Recipe
+    model: LoopedForCausalLM,
+    optimizers: Sequence[torch.optim.Optimizer],
+    batch: Batch,
+    step: int,
+    recipe: Recipe,
+    deciding: torch.Tensor,
 ) -> Report:
     for optimizer, peak in zip(optimizers, (recipe.block_rate, recipe.peak_rate), strict=True):
         optimizer.zero_grad(set_to_none=True)
@@ -191,7 +205,12 @@ def _step(
     else:
         assert isinstance(model, OuroForCausalLM)
         loops, trails = recipe.train_loops(step), recipe.on_trails(step)
-        loss, right = loop_loss(model, batch, recipe.answer_weight, loops, trails, recipe.subject_weight)
+        lesson = recipe.lesson(step)
+        emphasis = 1.0 if lesson is None else lesson.emphasis
+        marked = None if emphasis == 1 else deciding
+        loss, right = loop_loss(
+            model, batch, recipe.answer_weight, loops, trails, recipe.subject_weight, emphasis, marked
+        )
         read = list(range(1, loops + 1))
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)

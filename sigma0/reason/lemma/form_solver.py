@@ -1,9 +1,14 @@
 """The lemma graph for a model that was taught to plan and to look up: each lemma is asked for again, alone.
 
 Such a model writes no proofs and no programs. What it can do is one step at a time: the sentence that tells of a name,
-one sum, the answer that follows from what is known. So a plan's lemma stands if the same step, asked for by itself,
-gives the same statement, and a looked-up sentence stands in the text word for word. Where they differ, what the single
-step found takes the lemma's place, and the rest is planned anew from there.
+one sum, the answer that follows from what is known. So a plan's lemma is asked for again, by itself:
+
+* a look-up stands if it gives the same sentence, and the text holds that word for word;
+* a sum stands if the step alone gives the same statement; or what the step alone gives stands if it is the value of
+  the sum that the plan wrote down: two of three have to agree, the step alone among them;
+* the answer stands if the step alone gives it, be it before all sums of the plan were made.
+
+Where a single step finds something else that stands, it takes the lemma's place, and the rest is planned anew.
 """
 
 import re
@@ -24,10 +29,11 @@ _NAME = re.compile(r"\w+(?=\?$)")
 
 @dataclass(frozen=True)
 class _Found:
-    """What a step that was asked for alone gave; `statement` is empty where nothing can stand."""
+    """What a step that was asked for alone gave; `statement` is empty where nothing stands."""
 
     statement: str
     why: str
+    is_final: bool = False
 
 
 class FormSolver:
@@ -85,41 +91,47 @@ class FormSolver:
 
     def _walk(self, parts: Parts, known: list[Lemma], lemmas: Sequence[Lemma]) -> str:
         """Checks lemmas in order and adds to what is known, up to the first that does not stand; how it ended."""
+        final = next((lemma for lemma in lemmas if lemma.id == FINAL), None)
+        if final is None:
+            return "no plan could be read"
         for lemma in lemmas:
             if len(known) == MAX_LEMMAS:
                 return f"{MAX_LEMMAS} lemmas do not suffice"
-            found = self._alone(parts, known, lemma)
-            stands = found.statement == lemma.statement
+            found = self._alone(parts, known, lemma, final)
+            at = final if found.is_final else lemma
+            stands = found.statement == at.statement
             what = "verified" if stands else "repair" if found.statement else "failed"
-            self.desk.trail.decide(what, f"{lemma.id}: {found.why}", lemma=lemma.to_dict(), found=found.statement)
+            self.desk.trail.decide(what, f"{at.id}: {found.why}", lemma=at.to_dict(), found=found.statement)
             if found.statement:
-                is_end = stands or lemma.id != FINAL
-                name = lemma.id if is_end else f"L{len(known) + 1}"
-                known.append(
-                    replace(lemma, id=name, statement=found.statement, status="verified", why=found.why[:MAX_STATEMENT])
-                )
+                statement, why = found.statement, found.why[:MAX_STATEMENT]
+                known.append(replace(at, statement=statement, status="verified", why=why))
+            if found.is_final and stands:
+                return "every step, asked for alone, came again"
             if not stands:
-                return f"{lemma.id} does not stand: {found.why}"
-        return "every lemma, asked for alone, came again" if lemmas else "no plan could be read"
+                return f"{at.id} does not stand: {found.why}"
+        return "the plan does not end in FINAL"
 
-    def _alone(self, parts: Parts, known: Sequence[Lemma], lemma: Lemma) -> _Found:
+    def _alone(self, parts: Parts, known: Sequence[Lemma], lemma: Lemma, final: Lemma) -> _Found:
         """The step of a lemma, asked for by itself."""
         ask = lemma.verification_strategy
         if ask.endswith("?"):
             return self._look(parts, known, lemma, ask)
-        objection = _wrong_sum(ask, lemma.statement)
-        if objection is not None:
-            return _Found("", objection)
         text = self._ask("check", f"step {len(known) + 1} alone", acting(parts, [one.statement for one in known]))
         try:
             action = read_action(text)
         except ValueError as error:
             return _Found("", str(error))
-        if action.act != ("answer" if lemma.id == FINAL else "note"):
+        if action.act == "answer":
+            if action.what == final.statement:
+                return _Found(action.what, "asked for alone, the answer is the same", is_final=True)
+            return _Found("", f"asked for alone, the answer is {action.what!r}, not {final.statement!r}")
+        if action.act != "note" or lemma.id == FINAL:
             return _Found("", f"asked for alone, the next step is to {action.act}: {action.what}")
         if action.what == lemma.statement:
             return _Found(action.what, "asked for alone, the step gives the same")
-        return _Found("", f"asked for alone, the step gives {action.what!r}")
+        if _says(action.what, ask):
+            return _Found(action.what, f"asked for alone, the step gives what {ask} is")
+        return _Found("", f"asked for alone, the step gives {action.what!r}, not {lemma.statement!r}")
 
     def _look(self, parts: Parts, known: Sequence[Lemma], lemma: Lemma, question: str) -> _Found:
         name = _NAME.search(question)
@@ -171,13 +183,10 @@ def _graph(known: Sequence[Lemma]) -> LemmaGraph:
     return LemmaGraph((*kept, replace(known[-1], dependencies=ends)))
 
 
-def _wrong_sum(expression: str, statement: str) -> str | None:
-    """What is wrong with a sum beside the statement that it gives; None where it holds, or there is none."""
+def _says(statement: str, expression: str) -> bool:
+    """Whether a statement has the value of a sum for its only number."""
     found = _SUM.fullmatch(expression)
     if found is None:
-        return None
+        return False
     left, right = int(found[1]), int(found[3])
-    value = left + right if found[2] == "+" else left - right
-    if str(value) in re.findall(r"-?\d+", statement):
-        return None
-    return f"{expression} is {value}, which {statement!r} does not say"
+    return re.findall(r"\d+", statement) == [str(left + right if found[2] == "+" else left - right)]

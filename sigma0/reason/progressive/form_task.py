@@ -24,19 +24,20 @@ class FormTask:
         return _ask(turn, self.problem).text.strip()
 
     def verify(self, turn: Turn, solution: str) -> Verification:
-        """Whether the model, having written its reasons, says that the solution is right.
+        """Whether the check concludes what the solution says, and says that it is right.
 
-        Reasons that the text does not hold, and reasons that were cut off, pass nothing. The report is what the check
-        concludes.
+        One that was cut off, and one whose conclusion and last word contradict each other, passes nothing. The report
+        is what it concludes.
         """
         reply = _ask(turn, checking(self._parts, solution))
         if reply.finish_reason == "length":
             return Verification(False, None, "the check was cut off, which passes nothing")
         check = read_check(reply.text)
-        if check.is_right is None:
-            return Verification(False, None, f"the check ends in neither yes nor no: {reply.text[-40:]!r}")
-        if check.is_right:
-            return Verification(True, None, f"the check agrees by {len(check.reasons)} reasons")
+        agrees = check.conclusion == solution
+        if check.is_right is not agrees:
+            return Verification(False, None, f"the check contradicts itself, or has no end: {reply.text[-60:]!r}")
+        if agrees:
+            return Verification(True, None, f"the check concludes the same from {len(check.reasons)} reasons")
         return Verification(False, check.conclusion or None, f"the check concludes {check.conclusion!r:.80}")
 
     def correct(self, turn: Turn, solution: str, report: str) -> str:

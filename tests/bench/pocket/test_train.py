@@ -17,6 +17,7 @@ from sigma0.bench.pocket.subjects import NONE
 from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.bench.pocket.train import LOG, STATE, Report, loop_loss, read_log, train
 from sigma0.bench.pocket.world import LOOK_UPS, MIX, Mix, draw
+from sigma0.models.load import load
 
 TINY = Recipe(
     batch=2,
@@ -206,7 +207,8 @@ def test_shipped_recipes_teach_everything_in_the_end(name: str) -> None:
     # a Raven is taught look-ups alone
     taught = (3, LOOK_UPS) if RECIPES[name].recurrence else (6, MIX)
     assert (last.hardest, last.mix) == taught and not last.trails
-    assert all(lesson.trails for lesson in RECIPES[name].lessons[:-1])
+    # one that goes on from a shipped model needs no hints
+    assert all(lesson.trails for lesson in RECIPES[name].lessons[:-1]) != (RECIPES[name].start is not None)
 
 
 @pytest.mark.parametrize(("name", "value"), [("batch", 0), ("chat", 1.5), ("length", 4096), ("loops", -1)])
@@ -221,3 +223,34 @@ def test_the_log_is_json_lines(tokenizer: PreTrainedTokenizerFast, tmp_path: Pat
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5]
     assert [len(line["answers"]) for line in lines] == [2, 2, 2, 3, 3, 3]
     assert all(line["loss"] > 0 for line in lines)
+
+
+def test_rates_rise_and_fall_in_every_lesson_where_that_is_set() -> None:
+    lessons = (Lesson("one", 40, 1), Lesson("two", 20, 1, rate=0.5))
+    recipe = replace(TINY, lessons=lessons, note_steps=0, warmup=4, decay=0.5, anew=True)
+    alone = replace(recipe, lessons=lessons[:1])
+    assert [recipe.rate(step) for step in range(40)] == [alone.rate(step) for step in range(40)]
+    assert [recipe.rate(step) for step in (40, 43, 49)] == pytest.approx([0.125, 0.5, 0.5])
+    assert recipe.rate(59) < 0.1
+
+
+def test_deciding_tokens_weigh_more(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = build_ouro(TINY, tokenizer)
+    batch = TINY.train_batch(tokenizer, TINY.note_steps)
+    answers = batch.ids[batch.answer]
+    plain, _ = loop_loss(model, batch, 20.0)
+    none, _ = loop_loss(model, batch, 20.0, emphasis=9.0, deciding=torch.tensor([-1]))
+    every, _ = loop_loss(model, batch, 20.0, emphasis=9.0, deciding=answers.unique())
+    one, _ = loop_loss(model, batch, 20.0, emphasis=9.0, deciding=answers[:1])
+    assert none == plain and every > one > plain
+
+
+def test_a_run_that_goes_on_begins_with_the_shipped_weights() -> None:
+    recipe = RECIPES["pocket-solver"]
+    tokenizer = recipe.tokenizer()
+    model, shipped = build_model(recipe, tokenizer), load("pocket", device="cpu", dtype="float32")[0]
+    known = dict(shipped.named_parameters())
+    for name, weight in model.named_parameters():
+        if "early_exit_gate" not in name:
+            assert torch.equal(weight[: len(known[name])], known[name]), name
+    assert model.lm_head.weight.shape[0] == len(tokenizer) > len(known["lm_head.weight"])

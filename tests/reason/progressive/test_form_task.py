@@ -14,17 +14,25 @@ PROBLEM = "The hat is with Mary. Mary went to the park. Where is the hat?"
 REASONS = "The hat is with Mary. Mary went to the park. So the hat is in the park."
 
 
-def verify(reply):
+def verify(reply, solution="The hat is in the park."):
     turn = Turn(Desk(Trail()), ScriptedChat([reply]), "verify", "high", 0.0, 64)
-    return FormTask(PROBLEM).verify(turn, "The hat is in the barn.")
+    return FormTask(PROBLEM).verify(turn, solution)
 
 
-def test_a_check_passes_by_its_last_word_alone():
+def test_a_check_passes_if_it_concludes_the_same_and_says_yes():
     assert verify(f"{REASONS} Yes.").passed
-    refused = verify(f"{REASONS} No.")
+    refused = verify(f"{REASONS} No.", "The hat is in the barn.")
     assert (refused.passed, refused.report) == (False, "The hat is in the park.")
-    for reply in (REASONS, "", Completion(f"{REASONS} Yes.", finish_reason="length")):
-        checked = verify(reply)
+
+
+def test_a_check_that_contradicts_itself_or_has_no_end_passes_nothing_and_mends_nothing():
+    cut = Completion(f"{REASONS} Yes.", finish_reason="length")
+    for reply, solution in (
+        (f"{REASONS} No.", "The hat is in the park."),
+        (f"{REASONS} Yes.", "The hat is in the barn."),
+        *((reply, "The hat is in the park.") for reply in (REASONS, "", "Yes.", cut)),
+    ):
+        checked = verify(reply, solution)
         assert (checked.passed, checked.report) == (False, None)
 
 
