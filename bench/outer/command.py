@@ -14,7 +14,7 @@ from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import LEDGER, OuterRow, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, LedgerFile
 from sigma0.bench.core.output import tell_rows
-from sigma0.bench.outer.measure import Asked, Result, examples, hard_questions, run, to_row
+from sigma0.bench.outer.measure import Asked, Result, examples, hard_questions, run, run_vote, to_row
 from sigma0.bench.outer.table import table
 from sigma0.bench.outer.ways import (
     MAX_TOKENS,
@@ -25,8 +25,8 @@ from sigma0.bench.outer.ways import (
     planned,
     reasoned,
     routed,
+    sampled,
     verified,
-    voted,
     walked,
 )
 from sigma0.bench.pocket.items import Item
@@ -36,12 +36,13 @@ from sigma0.commands.options import Threads
 from sigma0.models.load import load_causal
 from sigma0.models.prompts import encode
 from sigma0.reason.chat import ChatModel, LocalChat
-from sigma0.reason.progressive.policies import HYBRID_DEFAULT, ProgressiveConfig, Stage
+from sigma0.reason.progressive.policies import ProgressiveConfig, Stage
 from sigma0.reason.shown_forms import ShownForms
 
 FLAT_LOW = ProgressiveConfig("flat low", (Stage("low", 2),))
 RISING = ProgressiveConfig("low to high", (Stage("low", 1), Stage("medium", 1), Stage("high", 1)))
 FLAT_HIGH = ProgressiveConfig("flat high", (Stage("high", 2),))
+BY_RULE = "yes or no by rule"
 PLAIN, PLAIN_HIGH = "plain answer", "plain answer, high effort"
 
 
@@ -53,7 +54,6 @@ def loops() -> dict[str, Way]:
         "effort: flat low": verified(FLAT_LOW),
         "effort: low to high": verified(RISING),
         "effort: flat high": verified(FLAT_HIGH),
-        "effort: hybrid_default": verified(HYBRID_DEFAULT),
         "lemma graph": lemmas(),
         "walk": walked,
         "walk where the verdict doubts": routed(walked),
@@ -71,7 +71,7 @@ def outer(
     ] = 3,
     ways: Annotated[str, typer.Option(help="Some of the loops, parted by semicolons; all by default.")] = "",
     dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32",
-    most_votes: Annotated[int, typer.Option(min=1, help="Answers of a vote at most.")] = 64,
+    most_votes: Annotated[int, typer.Option(min=1, help="Answers of a vote at most.")] = 32,
     threads: Threads = 1,
     out: LedgerFile = LEDGER,
     as_json: AsJsonLines = False,
@@ -87,7 +87,7 @@ def outer(
         chosen = choose(ways)
         small, block = open_asked(model, items, where, shown, dtype=dtype)
         large, _ = open_asked(larger, items, where, shown, block)
-        total = n * (2 * len(chosen) + 4)
+        total = n * (len(chosen) + 3 + 2 * most_votes)
         with progress_bar("questions", total, as_json) as advance:
             measured = _Measured(items, seed, started, most_votes, advance)
             _measure(measured, chosen, small, large)
@@ -152,6 +152,7 @@ class _Measured:
         self._items, self._seed, self._time, self._advance = items, seed, time, advance
         self._most_votes = most_votes
         self._results: dict[str, list[Result]] = {}
+        self._drawn: dict[str, list[list[Result]]] = {}
         self._asked = 0
 
     def run(self, name: str, way: Way, asked: Asked) -> float:
@@ -167,10 +168,14 @@ class _Measured:
     def vote(self, asked: Asked, one: float, cost: float) -> str:
         """Runs the smallest vote that costs no less than `cost`, where one answer costs `one`; its name."""
         votes = min(self._most_votes, max(1, ceil(cost / one)))
+        drawn = self._drawn.setdefault(asked.conditions.model, [])
+        while len(drawn) < votes:
+            drawn.append(run(sampled(len(drawn)), asked.chat, self._items, self._seed, self._count))
         name = f"vote of {votes}" if asked.weight == 1 else f"{asked.conditions.model}: vote of {votes}"
-        if name not in self._results:
-            self.run(name, voted(votes), asked)
-            self.keep(name, asked, (PLAIN,))
+        for each, by_rule in ((name, False), (f"{name}, {BY_RULE}", True)):
+            if each not in self._results:
+                self._results[each] = run_vote(self._items, drawn[:votes], by_rule)
+                self.keep(each, asked, (PLAIN,))
         return name
 
     def _count(self) -> None:
@@ -187,7 +192,8 @@ def _measure(measured: _Measured, chosen: Mapping[str, Way], small: Asked, large
     dearest = 0.0
     for name, way in chosen.items():
         cost = measured.run(name, way, small)
-        measured.keep(name, small, (PLAIN, measured.vote(small, one, cost)))
+        vote = measured.vote(small, one, cost)
+        measured.keep(name, small, (PLAIN, vote, f"{vote}, {BY_RULE}"))
         dearest = max(dearest, cost)
     alone = f"{large.conditions.model}: {PLAIN}"
     cost = measured.run(alone, plain(), large)

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import count, islice
 from random import Random
 
 from sigma0.bench.core.ledger import Conditions, Figure, OuterRow
-from sigma0.bench.outer.ways import Learned, Way
+from sigma0.bench.outer.ways import Learned, Way, vote
 from sigma0.bench.pocket.evaluate import HARD
 from sigma0.bench.pocket.forms import in_form
 from sigma0.bench.pocket.items import Item
@@ -97,6 +98,23 @@ def run(way: Way, model: ChatModel, items: Sequence[Item], seed: int, advance: C
             # prequential: it is shown an answer once it has given its own
             way.learn(item.prompt, answered, item.answer)
         advance()
+    return results
+
+
+def run_vote(items: Sequence[Item], drawn: Sequence[Sequence[Result]], by_rule: bool) -> list[Result]:
+    """Votes of answers that were drawn.
+
+    Args:
+        items: The questions.
+        drawn: For each number of a sample its results on every question.
+        by_rule: As `ways.vote` takes it.
+    """
+    results = []
+    for place, item in enumerate(items):
+        own = [sample[place] for sample in drawn]
+        answer = vote([one.answer for one in own], item.prompt, by_rule)
+        usage = reduce(Usage.plus, (one.usage for one in own))
+        results.append(Result(answer, answer == item.answer, True, usage))
     return results
 
 

@@ -4,12 +4,12 @@ A way is asked about one problem by a desk of its own, and gives the answer that
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sigma0.config import Effort
 from sigma0.reason.desk import Desk
-from sigma0.reason.forms import acting, checking, part, planning, read_action, read_check
+from sigma0.reason.forms import acting, checking, part, planning, read_action, read_check, settled
 from sigma0.reason.lemma.form_solver import FormSolver
 from sigma0.reason.lemma.graph import FINAL
 from sigma0.reason.lemma.planning import parse_lemmas
@@ -49,14 +49,26 @@ def plain(effort: Effort = "medium") -> Way:
     return way
 
 
-def voted(samples: int, temperature: float = 0.7) -> Way:
-    """Self-consistency (arXiv 2203.11171): the commonest of some drawn answers, of several the one drawn first."""
+def sampled(number: int, temperature: float = 0.7) -> Way:
+    """One drawn answer, of the seed of its number: what a vote counts."""
 
     def way(model: ChatModel, desk: Desk, problem: str) -> Answered:
-        drawn = [_ask(model, desk, f"answer {n}", problem, "medium", temperature) for n in range(samples)]
-        return Answered(Counter(drawn).most_common(1)[0][0], True)
+        return Answered(_ask(model, desk, f"answer {number}", problem, "medium", temperature), True)
 
     return way
+
+
+def vote(answers: Sequence[str], problem: str, by_rule: bool) -> str:
+    """Self-consistency (arXiv 2203.11171): the commonest of some drawn answers, of several the one drawn first.
+
+    Args:
+        answers: In the order they were drawn.
+        problem: That they answer.
+        by_rule: Whether yes or no is computed from each answer's own statement, as the lemma graph does.
+    """
+    question = part(problem).question
+    counted = [settled(question, answer) for answer in answers] if by_rule else answers
+    return Counter(counted).most_common(1)[0][0]
 
 
 def reasoned(model: ChatModel, desk: Desk, problem: str) -> Answered:

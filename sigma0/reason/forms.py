@@ -27,6 +27,7 @@ RIGHT, PLAN, NEXT = "Right?", "Plan.", "Next?"
 YES, NO = "Yes.", "No."
 _QUESTION = re.compile(r"[^.?!]*\?\s*$")
 _SENTENCE = re.compile(r"[^.?!]*[.?!]")
+_WORD = re.compile(r"\w+")
 _ACTS: tuple[Act, ...] = get_args(Act)
 
 
@@ -82,6 +83,21 @@ def part(problem: str) -> Parts:
 def sentences(text: str) -> tuple[str, ...]:
     """The sentences of a text, each with the sign that ends it."""
     return tuple(found.strip() for found in _SENTENCE.findall(text))
+
+
+def settled(question: str, answer: str) -> str:
+    """An answer by yes or no, with the one of the two that its own statement gives; any other as it is.
+
+    Whoever answers "Is the hat in the park?" by "the hat is in the barn" means no, whichever word stands before it: it
+    is yes if the statement holds every word of the question but its first, a verb's ending aside.
+    """
+    label, comma, statement = answer.partition(", ")
+    if not comma or label not in ("Yes", "No"):
+        return answer
+    told = set(_WORD.findall(statement.lower()))
+    asked = _WORD.findall(question.lower())[1:]
+    repeats = all(word in told or f"{word}s" in told for word in asked)
+    return f"{'Yes' if repeats else 'No'}, {statement}"
 
 
 def looking(text: str, name: str) -> str:

@@ -12,6 +12,7 @@ from sigma0.reason.forms import (
     planning,
     read_action,
     read_check,
+    settled,
     write_action,
 )
 
@@ -47,6 +48,25 @@ def test_each_form_is_the_text_with_another_end():
 )
 def test_only_the_last_word_of_a_check_is_its_label(reply, check):
     assert read_check(reply) == check
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Is the hat in the park?", "Yes, the hat is in the park."),
+        ("Is the hat in the park?", "No, the hat is in the barn."),
+        ("Is Ann older than Tom?", "Yes, Ann is older than Tom."),
+        ("Is Ann older than Tom?", "No, Ann is younger than Tom."),
+        ("Does the family of Ann come from Oslo?", "Yes, the family of Ann comes from Oslo."),
+        ("Does the family of Ann come from Oslo?", "No, the family of Ann comes from Rome."),
+    ],
+)
+def test_yes_or_no_is_what_the_statement_gives(question, answer):
+    label, _, statement = answer.partition(", ")
+    other = {"Yes": "No", "No": "Yes"}[label]
+    assert settled(question, answer) == settled(question, f"{other}, {statement}") == answer
+    for open_answer in ("The hat is in the park.", "Yes.", "", "Maybe, the hat is there."):
+        assert settled(question, open_answer) == open_answer
 
 
 @pytest.mark.parametrize(

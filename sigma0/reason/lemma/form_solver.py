@@ -6,7 +6,8 @@ one sum, the answer that follows from what is known. So a plan's lemma is asked 
 * a look-up stands if it gives the same sentence, and the text holds that word for word;
 * a sum stands if the step alone gives the same statement; or what the step alone gives stands if it is the value of
   the sum that the plan wrote down: two of three have to agree, the step alone among them;
-* the answer stands if the step alone gives it, be it before all sums of the plan were made.
+* the answer stands if the step alone gives it, be it before all sums of the plan were made. Yes or no is no matter of
+  the model: it is computed from question and statement (`sigma0.reason.forms.settled`).
 
 Where a single step finds something else that stands, it takes the lemma's place, and the rest is planned anew.
 """
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sigma0.reason.desk import Desk, LimitReached
-from sigma0.reason.forms import Parts, acting, part, planning, read_action
+from sigma0.reason.forms import Parts, acting, part, planning, read_action, settled
 from sigma0.reason.lemma.graph import FINAL, MAX_LEMMAS, MAX_STATEMENT, Lemma, LemmaGraph
 from sigma0.reason.lemma.planning import parse_lemmas
 from sigma0.reason.lemma.settings import LemmaSettings
@@ -87,7 +88,10 @@ class FormSolver:
             return []
         self.desk.trail.decide("planned", f"a plan of {len(graph.lemmas)} lemmas came", graph=graph.to_dict())
         # as written, which is how the model was taught to go on; a lemma before what it builds on finds less, no more
-        return _renamed(graph.lemmas, known)
+        lemmas = _renamed(graph.lemmas, known)
+        return [
+            replace(one, statement=settled(parts.question, one.statement)) if one.id == FINAL else one for one in lemmas
+        ]
 
     def _walk(self, parts: Parts, known: list[Lemma], lemmas: Sequence[Lemma]) -> str:
         """Checks lemmas in order and adds to what is known, up to the first that does not stand; how it ended."""
@@ -122,9 +126,10 @@ class FormSolver:
         except ValueError as error:
             return _Found("", str(error))
         if action.act == "answer":
-            if action.what == final.statement:
-                return _Found(action.what, "asked for alone, the answer is the same", is_final=True)
-            return _Found("", f"asked for alone, the answer is {action.what!r}, not {final.statement!r}")
+            answer = settled(parts.question, action.what)
+            if answer == final.statement:
+                return _Found(answer, "asked for alone, the answer is the same", is_final=True)
+            return _Found("", f"asked for alone, the answer is {answer!r}, not {final.statement!r}")
         if action.act != "note" or lemma.id == FINAL:
             return _Found("", f"asked for alone, the next step is to {action.act}: {action.what}")
         if action.what == lemma.statement:

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import Conditions, read_rows
 from sigma0.bench.outer.command import PLAIN, choose, loops
-from sigma0.bench.outer.measure import Asked, Result, difference, hard_questions, run, to_row
+from sigma0.bench.outer.measure import Asked, Result, difference, hard_questions, run, run_vote, to_row
 from sigma0.bench.outer.table import latest_outer, table
-from sigma0.bench.outer.ways import Learned, plain, planned, reasoned, routed, voted, walked
+from sigma0.bench.outer.ways import Learned, plain, planned, reasoned, routed, sampled, vote, walked
 from sigma0.reason.chat import Completion, ScriptedChat
 from sigma0.reason.desk import Desk
 from sigma0.reason.messages import Usage
@@ -27,11 +27,20 @@ def ask(way, replies):
 
 
 def test_a_vote_is_won_by_the_commonest_answer_and_of_several_by_the_first():
-    assert ask(voted(3), ["a", "b", "b"]).answer == "b"
-    assert ask(voted(4), ["b", "a", "a", "b"]).answer == "b"
-    chat = ScriptedChat(["a"] * 3)
-    voted(3)(chat, Desk(Trail()), PROBLEM)
-    assert len({call["seed"] for call in chat.calls}) == 3 and {call["temperature"] for call in chat.calls} == {0.7}
+    assert vote(["a", "b", "b"], PROBLEM, False) == "b"
+    assert vote(["b", "a", "a", "b"], PROBLEM, False) == "b"
+    said = ["Yes, the hat is in the barn.", "No, the hat is in the barn.", "Yes, the hat is in the park."]
+    asked = "The hat is in the barn. Is the hat in the park?"
+    assert (vote(said, asked, False), vote(said, asked, True)) == (said[0], said[1])
+
+
+def test_the_answers_of_a_vote_are_drawn_with_seeds_of_their_own_and_its_cost_is_theirs():
+    items = hard_questions(2, 3)
+    chat = ScriptedChat(lambda **_: Completion("a", USED))
+    drawn = [run(sampled(number), chat, items, 0, lambda: None) for number in range(3)]
+    assert len({call["seed"] for call in chat.calls}) == 6 and {call["temperature"] for call in chat.calls} == {0.7}
+    results = run_vote(items, drawn, by_rule=False)
+    assert [(one.answer, one.usage.calls, one.usage.loop_passes) for one in results] == [("a", 3, 21)] * 2
 
 
 def test_what_cannot_be_read_is_no_answer_and_is_not_accepted():
@@ -114,7 +123,8 @@ def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
     assert all(row.passes.value > 0 and row.n == 2 for row in rows)
     for name in loops():
         votes = [other for other in ways[name].beats if other != PLAIN]
-        assert len(votes) == 1 and (ways[votes[0]].cost >= ways[name].cost or votes == ["vote of 9"])
+        assert len(votes) == 2 and votes[1] == f"{votes[0]}, yes or no by rule"
+        assert ways[votes[0]].cost >= ways[name].cost or votes[0] == "vote of 9"
     assert latest_outer(rows) == [rows] and len(table(rows).rows) == len(rows)
 
 

@@ -24,7 +24,7 @@ from sigma0.bench.pocket.recipe import RECIPES
 from sigma0.bench.pocket.world import draw
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.desk import Desk
-from sigma0.reason.forms import asking, read_action, read_check, sentences
+from sigma0.reason.forms import asking, read_action, read_check, sentences, settled
 from sigma0.reason.lemma.graph import MAX_LEMMAS, LemmaGraph
 from sigma0.reason.lemma.planning import parse_lemmas
 from sigma0.reason.progressive.policies import SUCCESS_BASED
@@ -100,6 +100,11 @@ def test_checks_agree_with_the_known_answer_alone():
             check = read_check(check_item(item, proposed).answer)
             assert (check.conclusion, check.is_right) == (item.answer, proposed == item.answer)
             assert check.reasons == tuple(step.statement for step in solution(item)[:-1])
+
+
+def test_known_answers_say_yes_and_no_as_the_rule_has_it():
+    binary = [item for item in (draw("test", 8, n, questions=1).items[0] for n in range(400)) if item.binary]
+    assert len(binary) > 60 and all(settled(item.question, item.answer) == item.answer for item in binary)
 
 
 def test_actions_are_the_steps_in_order():
