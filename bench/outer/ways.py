@@ -74,8 +74,8 @@ def vote(answers: Sequence[str], problem: str, by_rule: bool) -> str:
 def reasoned(model: ChatModel, desk: Desk, problem: str) -> Answered:
     """The plain answer, replaced by what one check of it concludes: reasons written once, in one text."""
     answer = _ask(model, desk, "answer", problem)
-    check = read_check(_ask(model, desk, "check", checking(part(problem), answer)))
-    return Answered(answer if check.is_right else check.conclusion or answer, check.is_right is True)
+    conclusion = read_check(_ask(model, desk, "check", checking(part(problem), answer))).conclusion
+    return Answered(conclusion or answer, conclusion == answer)
 
 
 def planned(model: ChatModel, desk: Desk, problem: str) -> Answered:

@@ -1,6 +1,6 @@
 """A problem for a model that was taught to check answers: answered, checked with reasons, corrected by the check."""
 
-from sigma0.reason.forms import checking, part, read_check
+from sigma0.reason.forms import checking, part, read_check, settled
 from sigma0.reason.messages import Completion
 from sigma0.reason.progressive.verify_loop import Turn, Verification
 
@@ -21,24 +21,25 @@ class FormTask:
 
     def solve(self, turn: Turn) -> str:
         """See `ProgressiveTask`."""
-        return _ask(turn, self.problem).text.strip()
+        return settled(self._parts.question, _ask(turn, self.problem).text.strip())
 
     def verify(self, turn: Turn, solution: str) -> Verification:
-        """Whether the check concludes what the solution says, and says that it is right.
+        """Whether the check, from its reasons, concludes what the solution says.
 
-        One that was cut off, and one whose conclusion and last word contradict each other, passes nothing. The report
-        is what it concludes.
+        The two are compared here, and yes or no is computed from each one's statement (`settled`): the check's own last
+        word is a model's comparison of two sentences, which small models are bad at. A check that was cut off, or
+        concludes nothing, passes nothing. The report is what it concludes.
         """
         reply = _ask(turn, checking(self._parts, solution))
         if reply.finish_reason == "length":
             return Verification(False, None, "the check was cut off, which passes nothing")
         check = read_check(reply.text)
-        agrees = check.conclusion == solution
-        if check.is_right is not agrees:
-            return Verification(False, None, f"the check contradicts itself, or has no end: {reply.text[-60:]!r}")
-        if agrees:
+        concluded = settled(self._parts.question, check.conclusion)
+        if not concluded:
+            return Verification(False, None, f"the check concludes nothing: {reply.text[-60:]!r}")
+        if concluded == settled(self._parts.question, solution):
             return Verification(True, None, f"the check concludes the same from {len(check.reasons)} reasons")
-        return Verification(False, check.conclusion or None, f"the check concludes {check.conclusion!r:.80}")
+        return Verification(False, concluded, f"the check concludes {concluded!r:.80}")
 
     def correct(self, turn: Turn, solution: str, report: str) -> str:
         """What the check concludes takes the solution's place."""

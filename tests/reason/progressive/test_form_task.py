@@ -19,21 +19,25 @@ def verify(reply, solution="The hat is in the park."):
     return FormTask(PROBLEM).verify(turn, solution)
 
 
-def test_a_check_passes_if_it_concludes_the_same_and_says_yes():
-    assert verify(f"{REASONS} Yes.").passed
-    refused = verify(f"{REASONS} No.", "The hat is in the barn.")
+def test_a_check_passes_if_it_concludes_the_same_whatever_its_last_word():
+    assert verify(f"{REASONS} Yes.").passed and verify(f"{REASONS} No.").passed
+    refused = verify(f"{REASONS} Yes.", "The hat is in the barn.")
     assert (refused.passed, refused.report) == (False, "The hat is in the park.")
 
 
-def test_a_check_that_contradicts_itself_or_has_no_end_passes_nothing_and_mends_nothing():
+def test_a_check_that_concludes_nothing_or_was_cut_off_passes_nothing_and_mends_nothing():
     cut = Completion(f"{REASONS} Yes.", finish_reason="length")
-    for reply, solution in (
-        (f"{REASONS} No.", "The hat is in the park."),
-        (f"{REASONS} Yes.", "The hat is in the barn."),
-        *((reply, "The hat is in the park.") for reply in (REASONS, "", "Yes.", cut)),
-    ):
-        checked = verify(reply, solution)
+    for reply in ("", "Yes.", "Mary went to the park. Yes.", cut):
+        checked = verify(reply)
         assert (checked.passed, checked.report) == (False, None)
+
+
+def test_yes_or_no_is_computed_from_the_statements():
+    problem = "Mary went to the park. Is Mary in the park?"
+    turn = Turn(Desk(Trail()), ScriptedChat(["No, Mary is in the park."]), "solve", "low", 0.0, 64)
+    assert FormTask(problem).solve(turn) == "Yes, Mary is in the park."
+    turn = Turn(Desk(Trail()), ScriptedChat(["So no, Mary is in the park. No."]), "verify", "low", 0.0, 64)
+    assert FormTask(problem).verify(turn, "Yes, Mary is in the park.").passed
 
 
 def test_what_a_check_concludes_takes_the_place_of_a_wrong_answer():
