@@ -16,7 +16,7 @@ from sigma0.errors import needs_extra
 def solve(
     problem: Annotated[str, typer.Argument(help="What is to be solved; - reads it from standard input.")],
     strategy: Annotated[str, typer.Option(help="progressive, lemma or agent.")] = "progressive",
-    model: ServedModel = "pocket",
+    model: ServedModel = "pocket-solver",
     ladder: Annotated[
         str | None, typer.Option(help="Rungs in place of --model, the lowest first: small,name@http://host/v1")
     ] = None,

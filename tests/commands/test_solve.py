@@ -18,7 +18,8 @@ from sigma0.reason.trail import Call, Decision, Heading, Outcome, Trail, read_li
 from tests.serve.conftest import served
 
 STORY = "Mary went to the park. The hat is with Mary. Where is the hat?"
-SMALL = ["--max-tokens", "8", "--config", "FAST_TEST"]
+POCKET = ["--model", "pocket"]
+SMALL = [*POCKET, "--max-tokens", "8", "--config", "FAST_TEST"]
 
 
 def run(*arguments, **settings):
@@ -37,7 +38,7 @@ def test_a_progressive_run_leaves_memory_and_trail(tmp_path):
     again = run(STORY, *SMALL, "--memory", str(memory))
     assert again.exit_code == 2 and "add --resume" in again.stderr
     # a finished run that is resumed asks nothing more
-    resumed = run(STORY, "--memory", str(memory), "--resume", "--trail", str(trail), "--json")
+    resumed = run(STORY, *POCKET, "--memory", str(memory), "--resume", "--trail", str(trail), "--json")
     assert resumed.exit_code == found.exit_code
     assert json.loads(resumed.stdout)["solution"] == lines[-1].answer
     more = read_lines(trail)[len(lines) :]
@@ -96,7 +97,7 @@ def test_an_endpoint_and_a_ladder_answer(pocket, tmp_path):
 def test_a_lemma_run_draws_its_graph(tmp_path):
     graph, trail, config = tmp_path / "plan.mmd", tmp_path / "trail.jsonl", tmp_path / "settings.json"
     config.write_text('{"repairs": 0, "restructures": 0}')
-    options = ["--config", str(config), "--max-tokens", "16", "--graph", str(graph), "--trail", str(trail)]
+    options = [*POCKET, "--config", str(config), "--max-tokens", "16", "--graph", str(graph), "--trail", str(trail)]
     found = run(STORY, "--strategy", "lemma", *options)
     # these models know no plans and no Python: they give up, and say so
     assert found.exit_code == 1 and "x FINAL: failed" in found.stdout, found.output
@@ -111,8 +112,8 @@ def test_a_lemma_run_draws_its_graph(tmp_path):
 
 
 def test_a_lemma_run_that_was_cut_off_ends_as_a_whole_one(tmp_path):
-    whole = run(STORY, "--strategy", "lemma", "--max-tokens", "16", "--json")
-    options = ["--strategy", "lemma", "--max-tokens", "16", "--memory", str(tmp_path / "m.jsonl"), "--json"]
+    whole = run(STORY, *POCKET, "--strategy", "lemma", "--max-tokens", "16", "--json")
+    options = [*POCKET, "--strategy", "lemma", "--max-tokens", "16", "--memory", str(tmp_path / "m.jsonl"), "--json"]
     cut = run(STORY, *options, "--max-calls", "3")
     assert cut.exit_code == 1 and json.loads(cut.stdout)["usage"]["calls"] == 3
     with (tmp_path / "m.jsonl").open("a") as file:
@@ -130,6 +131,22 @@ def test_a_lemma_run_that_was_cut_off_ends_as_a_whole_one(tmp_path):
     assert (tmp_path / "m.jsonl").read_bytes() == before and read_lines(trail)[0].resumed
     other = run("Mary went to the barn. Where is Mary?", *options, "--resume")
     assert other.exit_code == 2 and "of another run: problem" in " ".join(other.stderr.split())
+
+
+@pytest.mark.parametrize("strategy", ["progressive", "lemma"])
+def test_the_model_that_knows_the_forms_solves_what_a_stranger_types(strategy, tmp_path):
+    trail, memory = tmp_path / "trail.jsonl", tmp_path / "memory"
+    found = run(STORY, "--strategy", strategy, "--trail", str(trail), "--memory", str(memory))
+    assert found.exit_code == 0 and "The hat is in the park.\n\nsolved: " in found.stdout, found.output
+    lines = read_lines(trail)
+    assert lines[0].models == ("pocket-solver",) and lines[-1].answer == "The hat is in the park."
+    # checked with reasons, or planned by look-ups: not asked the same again
+    purposes = [line.purpose for line in lines if isinstance(line, Call)]
+    assert purposes[0].startswith("solve" if strategy == "progressive" else "plan 1")
+    why = [line.why for line in lines if isinstance(line, Decision)]
+    assert any("reasons" in each or "stands in the text" in each for each in why)
+    again = json.loads(run(STORY, "--strategy", strategy, "--memory", str(memory), "--resume", "--json").stdout)
+    assert again["usage"]["calls"] == lines[-1].usage["calls"]
 
 
 def test_a_run_ends_with_what_it_took(tmp_path):
@@ -186,9 +203,10 @@ def test_ladders_hand_up_tokens_where_they_can():
         (["x", "--ladder", " , "], "--ladder names no rung"),
         (["x", "--model", "no-such"], "no such model: 'no-such'"),
         (["x", "--max-seconds", "0"], "limit seconds must be above 0"),
-        (["x", "--memory", "none.json", "--resume"], "cannot be read"),
+        ([STORY, "--memory", "none.json", "--resume"], "cannot be read"),
         (["x", "--trail", "."], "'.' is a folder: name a file"),
         (["x", "--strategy", "agent", "--repo", ".", "--patch", "/tmp"], "'/tmp' is a folder: name a file"),
+        (["x"], "a text with a question at its end is needed, got 'x'"),
         (["x\udcff"], "the problem is no UTF-8 text"),
         (["x", "--config", "deep.json"], "'deep.json' cannot be read"),
         (["x", "--strategy", "lemma", "--config", "deep.json"], "'deep.json' cannot be read"),
