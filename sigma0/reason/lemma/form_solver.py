@@ -126,6 +126,8 @@ class FormSolver:
         except ValueError as error:
             return _Found("", str(error))
         if action.act == "answer":
+            if not any(one.verification_strategy.endswith("?") for one in known):
+                return _Found("", "nothing was looked up that the answer could follow from")
             answer = settled(parts.question, action.what)
             if answer == final.statement:
                 return _Found(answer, "asked for alone, the answer is the same", is_final=True)

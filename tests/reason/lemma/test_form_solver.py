@@ -100,20 +100,30 @@ def test_the_answer_must_follow_when_it_is_asked_for_alone():
         assert not result.verified and why in result.why
 
 
+def test_an_answer_that_follows_from_nothing_never_stands():
+    result, _ = solve([plan()] * 4)
+    assert not result.verified and "nothing was looked up" in result.why
+    first = json.dumps({"FINAL": {"statement": "The hat is in the park."}, **json.loads(plan(HAT, MARY))})
+    assert next(iter(json.loads(first))) == "FINAL"
+    result, _ = solve([first] * 4)
+    assert not result.verified
+
+
 AGES = "Ann is 2 years old. Tom is 3 years older than Ann. Lea is as old as Tom. How old is Lea?"
-TOM, LEA = "Tom is 5 years old.", "Lea is 5 years old."
+TOLD, TOM, LEA = "Lea is as old as Tom.", "Tom is 5 years old.", "Lea is 5 years old."
 
 
 def add(total, alone, tom=TOM):
-    """A plan of one sum and the answer; the sum asked for alone, then the answer if it comes to that."""
-    text = json.dumps({"L1": {"verify": total, "statement": tom}, "FINAL": {"statement": LEA, "depends": "L1"}})
+    """A plan of a look-up, a sum and the answer; what stands of it behind the look-up, which always does."""
+    look, ends = {"verify": "What is told of Lea?", "statement": TOLD}, {"statement": LEA, "depends": "L2"}
+    text = json.dumps({"L1": look, "L2": {"verify": total, "statement": tom, "depends": "L1"}, "FINAL": ends})
     rest = json.dumps({"FINAL": {"statement": LEA}})
     act, answer = json.dumps(alone), json.dumps({"act": "answer", "text": LEA})
     settings = LemmaSettings(repairs=1, restructures=0)
-    chat = ScriptedChat(lambda messages, **_: next(plans) if messages[-1]["content"].endswith("Plan.") else next(steps))
-    plans, steps = iter((text, rest)), iter((act, answer, answer))
+    replies = {"Plan.": iter((text, rest)), "Next?": iter((act, answer, answer)), "Lea?": iter((TOLD,))}
+    chat = ScriptedChat(lambda messages, **_: next(replies[messages[-1]["content"].split()[-1]]))
     result = FormSolver(chat, Desk(Trail()), settings).solve(AGES)
-    return result, [] if result.graph is None else [lemma.statement for lemma in result.graph.lemmas]
+    return result, [] if result.graph is None else [lemma.statement for lemma in result.graph.lemmas][1:]
 
 
 def note(text):
