@@ -4,8 +4,10 @@ import json
 from random import Random
 
 import pytest
+from typer.testing import CliRunner
 
 from sigma0.bench.outer.ways import lemmas, planned, reasoned, verified, walked
+from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.data import encode
 from sigma0.bench.pocket.forms import (
     TOKENS,
@@ -143,3 +145,25 @@ def test_every_form_of_a_story_fits_a_row():
     for number, item in enumerate(ITEMS):
         for form in (formed(item, Random(number)), check_item(item, item.answer)):
             assert len(encode(own, [form], chat=True).ids) <= recipe.length
+
+
+def test_the_shipped_solver_knows_its_forms_and_pocket_none():
+    told = {}
+    for name in ("pocket-solver", "pocket"):
+        found = CliRunner().invoke(app, ["forms", name, "--n", "40", "--json"])
+        assert found.exit_code == 0, found.output
+        told[name] = {form: halves["all"] for form, halves in json.loads(found.stdout)["groups"].items()}
+    assert all(group["loops"][-1] == group["exit"] == 0 for form, group in told["pocket"].items() if form != "answer")
+    # one look-up, or one step, is learned well; so is what stands at the exits
+    assert all(told["pocket-solver"][form]["exit"] > 0.8 for form in ("look", "act"))
+    assert told["pocket-solver"]["look"]["exit_depth"] < 4
+    table = CliRunner().invoke(app, ["forms", "pocket", "--n", "4"])
+    assert table.exit_code == 0 and "look" in table.stdout
+
+
+def test_prompts_are_asked_in_forms_where_that_is_wanted():
+    lines = CliRunner().invoke(app, ["prompts", "--n", "60", "--forms", "1"]).stdout.splitlines()
+    answers = [json.loads(line)["answer"] for line in lines]
+    assert len(answers) == 60 and any(answer.startswith('{"L1"') for answer in answers)
+    plain = CliRunner().invoke(app, ["prompts", "--n", "60"]).stdout.splitlines()
+    assert not any("{" in json.loads(line)["answer"] for line in plain)
