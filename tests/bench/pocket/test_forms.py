@@ -154,9 +154,7 @@ def test_the_shipped_solver_knows_its_forms_and_pocket_none():
         assert found.exit_code == 0, found.output
         told[name] = {form: halves["all"] for form, halves in json.loads(found.stdout)["groups"].items()}
     # a plan that would be too long is asked as an answer
-    assert all(
-        told["pocket"][form]["loops"][-1] == told["pocket"][form]["exit"] == 0 for form in ("look", "check", "act")
-    )
+    assert all(group["exit"] < 0.1 for form, group in told["pocket"].items() if form != "answer")
     # one look-up, or one step, is learned well; so is what stands at the exits
     assert all(told["pocket-solver"][form]["exit"] > 0.8 for form in ("look", "act"))
     assert told["pocket-solver"]["look"]["exit_depth"] < 4
