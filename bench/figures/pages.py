@@ -250,7 +250,8 @@ def _outer(results: Results) -> list[str]:
     for run in latest_outer(results.rows):
         first = run[0]
         where = f"{first.n} questions: {first.prompts}; {first.dtype}, {first.device}, {first.threads} thread(s)."
-        parts += [f"## {first.model}", where, outer_table(run).markdown()]
+        title = first.model if len(run) > 1 else f"{first.model}: {first.way}"
+        parts += [f"## {title}", where, outer_table(run).markdown()]
     return [
         "With 95 % intervals; `beats` has the points that a way has right more than another, on the same questions. What the ways and the cost are: "
         "[bench/outer](../outer/README.md).",

@@ -14,6 +14,7 @@ from sigma0.bench.figures.prose_benches import (
     distillation_sentences,
     effort_sentence,
     humaneval_sentences,
+    outer_sentences,
     policy_sentences,
     task_sentences,
 )
@@ -48,6 +49,7 @@ def sentences(results: Results) -> dict[str, list[str]]:
         "sigma0/signals/README.md": [*_collapse(results), *_doors(results), *_grounding(results)],
         "bench/README.md": task_sentences(results),
         "bench/effort/README.md": policy_sentences(results),
+        "bench/outer/README.md": outer_sentences(results),
         "bench/fidelity/README.md": accel_sentences(results),
         "bench/humaneval/README.md": humaneval_sentences(results),
         "bench/simulation/README.md": simulation_sentences(results),

@@ -9,6 +9,7 @@ from sigma0.bench.figures.check import computed as c
 from sigma0.bench.figures.forms import only
 from sigma0.bench.figures.forms import percent as p
 from sigma0.bench.figures.results import Results
+from sigma0.bench.outer.table import latest_outer
 from sigma0.bench.strategyqa.table import latest_levels
 from sigma0.calibrate.bootstrap import share
 
@@ -32,6 +33,27 @@ def task_sentences(results: Results) -> list[str]:
         f"none of HumanEval's first {only(solved)} problems",
         f"On StrategyQA's {c(direct.n)} dev items SmolLM2 is right on {p(direct.accuracy.value)} % "
         f"({p(direct.accuracy.low)} to {p(direct.accuracy.high)}) asked directly",
+    ]
+
+
+def outer_sentences(results: Results) -> list[str]:
+    """What the outer loops' bench says of the model that knows the forms."""
+    runs = {run[0].way.split()[0]: run for run in latest_outer(results.rows) if run[0].model == "pocket-solver"}
+    rows = {row.way: row for row in runs["plain"]}
+    lemma, plain, large = (rows[name] for name in ("lemma graph", "plain answer", "pocket-large: plain answer"))
+    vote = next(name for name in lemma.beats if name.startswith("vote") and "rule" not in name)
+    over_plain, over_vote = lemma.beats["plain answer"], lemma.beats[vote]
+    high, doubts = rows["effort: flat high"], rows["walk where the verdict doubts"]
+    program = runs["program"][0]
+    return [
+        f"The lemma graph is right on {p(lemma.right.value)} % of {c(lemma.n)} questions, the plain answer on {p(plain.right.value)} %: "
+        f"{p(over_plain.value)} points more ({p(over_plain.low)} to {p(over_plain.high)}), and {p(over_vote.value)} more "
+        f"({p(over_vote.low)} to {p(over_vote.high)}) than the {vote.replace(vote.split()[-1], c(vote.split()[-1]))} that costs as much. It stands behind "
+        f"{p(lemma.accepted.value)} % of its answers, and {p(lemma.accepted_wrong.value)} % of all are wrong ones among them.",
+        f"flat high effort is as good ({p(high.right.value)} %), with {p(high.accepted_wrong.value)} % accepted wrong",
+        f"a walk where the verdict doubts is right on {p(doubts.right.value)} % at a cost of {c(round(doubts.cost))}, where the plain answer costs {c(round(plain.cost))}",
+        f"`pocket-large` alone is right on {p(large.right.value)} % at a cost of {c(round(large.cost))}",
+        f"the program is right on {p(program.right.value)} % ({p(program.right.low)} to {p(program.right.high)}), wrong on {p(program.accepted_wrong.value)} %",
     ]
 
 

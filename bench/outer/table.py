@@ -41,12 +41,13 @@ def table(rows: Sequence[OuterRow]) -> BenchTable:
 
 
 def latest_outer(rows: Sequence[object]) -> list[list[OuterRow]]:
-    """The latest run of each first model, its rows in the order they were measured."""
+    """The latest run of each first model and command, its rows in the order they were measured."""
     runs: dict[str, list[OuterRow]] = {}
     for row in rows:
         if isinstance(row, OuterRow):
             runs.setdefault(row.time, []).append(row)
-    return list({run[0].model: run for run in runs.values()}.values())
+    # a run of ways begins with the plain answer, one of a program or an agent with that
+    return list({(run[0].model, run[0].way.split()[0]): run for run in runs.values()}.values())
 
 
 def percent(figure: Figure) -> str:

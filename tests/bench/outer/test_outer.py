@@ -125,7 +125,11 @@ def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
         votes = [other for other in ways[name].beats if other != PLAIN]
         assert len(votes) == 2 and votes[1] == f"{votes[0]}, yes or no by rule"
         assert ways[votes[0]].cost >= ways[name].cost or votes[0] == "vote of 9"
-    assert latest_outer(rows) == [rows] and len(table(rows).rows) == len(rows)
+    older, other = (
+        [row.model_copy(update={"time": "before"}) for row in rows],
+        rows[0].model_copy(update={"time": "z", "way": "program of 3"}),
+    )
+    assert latest_outer([*older, *rows, other]) == [rows, [other]] and len(table(rows).rows) == len(rows)
 
 
 def test_some_loops_are_chosen_by_name():
