@@ -167,11 +167,14 @@ class _Measured:
 
     def vote(self, asked: Asked, one: float, cost: float) -> str:
         """Runs the smallest vote that costs no less than `cost`, where one answer costs `one`; its name."""
-        votes = min(self._most_votes, max(1, ceil(cost / one)))
+        wanted = max(1, ceil(cost / one))
+        votes = min(self._most_votes, wanted)
         drawn = self._drawn.setdefault(asked.conditions.model, [])
         while len(drawn) < votes:
             drawn.append(run(sampled(len(drawn)), asked.chat, self._items, self._seed, self._count))
-        name = f"vote of {votes}" if asked.weight == 1 else f"{asked.conditions.model}: vote of {votes}"
+        name = f"vote of {votes}{', which costs less' if wanted > votes else ''}"
+        if asked.conditions.model != self.rows[0].model:
+            name = f"{asked.conditions.model}: {name}"
         for each, by_rule in ((name, False), (f"{name}, {BY_RULE}", True)):
             if each not in self._results:
                 self._results[each] = run_vote(self._items, drawn[:votes], by_rule)

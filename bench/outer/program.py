@@ -94,13 +94,13 @@ class Program:
         goal, count = self._follow(told, kind.ends, slots["x"])
         filled = {**slots, "y": goal, "n": "" if count is None else str(count)}
         if kind.rule == "greater":
-            other = self._follow(told, kind.ends, slots["z"])[1]
+            other = self._follow(told, kind.ends, slots.get("z", ""))[1]
             if count is None or other is None:
                 return None
             return fill(kind.yes if count > other else kind.no, filled)
         if not goal and count is None:
             return None
-        return fill(kind.yes if kind.rule == "open" or _bare(goal) == _bare(slots["z"]) else kind.no, filled)
+        return fill(kind.yes if kind.rule == "open" or _bare(goal) == _bare(slots.get("z", "")) else kind.no, filled)
 
     def _follow(self, told: tuple[str, ...], ends: tuple[str, ...], name: str) -> tuple[str, int | None]:
         """Where a way from a name ends, and what it counts; empty and None where it breaks off."""
@@ -137,7 +137,7 @@ def match(template: str, text: str) -> dict[str, str] | None:
 
 def fill(template: str, slots: Mapping[str, Any]) -> str:
     """A template with its slots filled, as a sentence."""
-    text = _SLOT.sub(lambda slot: str(slots[slot[1]]), template)
+    text = _SLOT.sub(lambda slot: str(slots.get(slot[1], "")), template)
     return f"{text[:1].upper()}{text[1:]}"
 
 
@@ -146,7 +146,9 @@ def _pattern(template: str) -> "re.Pattern[str]":
     parts = _SLOT.split(template)
     texts, slots = parts[::2], parts[1::2]
     spelled = [re.escape(text) for text in texts]
-    shapes = [f"(?P<{slot}>{_SHAPES[slot]})" for slot in slots]
+    shapes = [
+        f"(?P={slot})" if slot in slots[:place] else f"(?P<{slot}>{_SHAPES[slot]})" for place, slot in enumerate(slots)
+    ]
     return re.compile("".join(text + shape for text, shape in zip(spelled, [*shapes, ""], strict=True)))
 
 

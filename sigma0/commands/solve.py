@@ -47,8 +47,11 @@ def solve(
     with one_line_errors():
         text = typer.get_text_stream("stdin").read().strip() if problem == "-" else problem
         _check(text, strategy, {"memory": memory, "repo": repo, "patch": patch, "graph": graph}, resume, temperature)
-        for path in (trail, patch, graph, memory):
+        written = [path for path in (trail, patch, graph, memory) if path is not None]
+        for path in written:
             _check_writable(path)
+        if len({path.resolve() for path in written}) < len(written):
+            raise ValueError("--trail, --patch, --graph and --memory have to be different files")
         from sigma0.commands.solve_models import open_chats
         from sigma0.commands.solve_progress import SolveProgress, summary
         from sigma0.commands.solve_strategies import STRATEGIES, Order
@@ -83,14 +86,12 @@ def solve(
         raise typer.Exit(1)
 
 
-def _check_writable(path: Path | None) -> None:
+def _check_writable(path: Path) -> None:
     """Refuses a file that could not be written once all is done.
 
     Raises:
         ValueError: Naming it.
     """
-    if path is None:
-        return
     if not path.absolute().parent.is_dir():
         raise ValueError(f"{str(path)!r}: there is no such folder")
     if path.is_dir():

@@ -83,7 +83,8 @@ def _head(order: Order, desk: Desk, models: list[ChatModel], settings: dict[str,
 
 def _recorded(order: Order, desk: Desk, settings: dict[str, Any]) -> None:
     """Heads the trail, and has answers kept in the memory file, or taken from it."""
-    heading = _head(order, desk, order.chats, settings)
+    repo = {} if order.repo is None else {"repo": str(order.repo.resolve())}
+    heading = _head(order, desk, order.chats, {**settings, "seed": desk.seed, **repo})
     if order.memory is not None:
         desk.record = Record(order.memory, heading, order.resume)
 

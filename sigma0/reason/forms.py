@@ -25,7 +25,10 @@ FORMS: tuple[Form, ...] = get_args(Form)
 Act = Literal["look", "note", "answer"]
 RIGHT, PLAN, NEXT = "Right?", "Plan.", "Next?"
 YES, NO = "Yes.", "No."
-_QUESTION = re.compile(r"[^.?!]*\?\s*$")
+MAX_PROBLEM = 8_000
+# Behind these a yes or no question repeats a statement's words as they are, but for a verb's ending behind `Does`.
+_ASKS = ("Is", "Are", "Does")
+_DENIES = frozenset(("not", "no", "never", "nobody", "nothing"))
 _SENTENCE = re.compile(r"[^.?!]*[.?!]")
 _WORD = re.compile(r"\w+")
 _ACTS: tuple[Act, ...] = get_args(Act)
@@ -73,11 +76,14 @@ def part(problem: str) -> Parts:
     Raises:
         ValueError: Where it does not end in a question behind a text.
     """
-    found = _QUESTION.search(problem)
-    text = problem[: found.start()].strip() if found else ""
-    if found is None or not text:
+    if len(problem) > MAX_PROBLEM:
+        raise ValueError(f"a problem has at most {MAX_PROBLEM} characters, got {len(problem)}")
+    whole = problem.strip()
+    start = 1 + max(whole.rfind(sign, 0, max(len(whole) - 1, 0)) for sign in ".?!")
+    text, question = whole[:start].strip(), whole[start:].strip()
+    if not whole.endswith("?") or not text or len(question) < 2:
         raise ValueError(f"a text with a question at its end is needed, got {problem[-80:]!r}")
-    return Parts(text, found[0].strip())
+    return Parts(text, question)
 
 
 def sentences(text: str) -> tuple[str, ...]:
@@ -89,14 +95,17 @@ def settled(question: str, answer: str) -> str:
     """An answer by yes or no, with the one of the two that its own statement gives; any other as it is.
 
     Whoever answers "Is the hat in the park?" by "the hat is in the barn" means no, whichever word stands before it: it
-    is yes if the statement holds every word of the question but its first, a verb's ending aside.
+    is yes if the statement holds the words of the question behind its first, in their order, a verb's ending aside. A
+    statement that denies, and a question of another kind, are left to whoever answered.
     """
     label, comma, statement = answer.partition(", ")
-    if not comma or label not in ("Yes", "No"):
+    verb, *asked = _WORD.findall(question) or [""]
+    told = [word.lower() for word in _WORD.findall(statement)]
+    if not comma or label not in ("Yes", "No") or verb not in _ASKS or _DENIES & set(told):
         return answer
-    told = set(_WORD.findall(statement.lower()))
-    asked = _WORD.findall(question.lower())[1:]
-    repeats = all(word in told or f"{word}s" in told for word in asked)
+    rest = iter(told)
+    endings = ("", "s") if verb == "Does" else ("",)
+    repeats = all(any(found in [f"{word.lower()}{end}" for end in endings] for found in rest) for word in asked)
     return f"{'Yes' if repeats else 'No'}, {statement}"
 
 
@@ -156,4 +165,6 @@ def read_action(reply: str) -> Action:
     what = value.get("at" if act == "look" else "text") if act is not None else None
     if act is None or not isinstance(what, str) or not what or len(value) != 2:
         raise ValueError(f"no action of the form 'look at' or 'note' or 'answer' with a text: {reply[:80]!r}")
+    if len(what) > MAX_PROBLEM or any("\ud800" <= sign <= "\udfff" for sign in what):
+        raise ValueError(f"the action's text is longer than {MAX_PROBLEM} characters, or no UTF-8: {reply[:80]!r}")
     return Action(act, what)

@@ -129,6 +129,8 @@ def test_a_lemma_run_that_was_cut_off_ends_as_a_whole_one(tmp_path):
     again = json.loads(run(STORY, *options, "--resume").stdout)
     assert (again["answer"], again["graph"]) == (told["answer"], told["graph"])
     assert (tmp_path / "m.jsonl").read_bytes() == before and read_lines(trail)[0].resumed
+    seeded = run(STORY, *options, "--resume", "--seed", "5")
+    assert seeded.exit_code == 2 and "of another run: settings" in " ".join(seeded.stderr.split())
     other = run("Mary went to the barn. Where is Mary?", *options, "--resume")
     assert other.exit_code == 2 and "of another run: problem" in " ".join(other.stderr.split())
 
@@ -206,6 +208,7 @@ def test_ladders_hand_up_tokens_where_they_can():
         ([STORY, "--memory", "none.json", "--resume"], "cannot be read"),
         (["x", "--trail", "."], "'.' is a folder: name a file"),
         (["x", "--strategy", "agent", "--repo", ".", "--patch", "/tmp"], "'/tmp' is a folder: name a file"),
+        ([STORY, "--memory", "m", "--trail", "m"], "have to be different files"),
         (["x"], "a text with a question at its end is needed, got 'x'"),
         (["x\udcff"], "the problem is no UTF-8 text"),
         (["x", "--config", "deep.json"], "'deep.json' cannot be read"),

@@ -1,5 +1,7 @@
 """What is asked in each form, and what of the replies can be read."""
 
+import json
+
 import pytest
 
 from sigma0.reason.forms import (
@@ -23,9 +25,11 @@ PARTS = part(f"{STORY} Where is the hat?")
 def test_a_problem_is_a_text_and_the_question_at_its_end():
     assert (PARTS.text, PARTS.question) == (STORY, "Where is the hat?")
     assert PARTS.sentences == ("The hat is with Mary.", "Mary went to the park.")
-    for bad in ("", "Where is the hat?", STORY, "Where? " + STORY):
+    for bad in ("", "?", "Where is the hat?", STORY, "Where? " + STORY):
         with pytest.raises(ValueError, match="with a question at its end"):
             part(bad)
+    with pytest.raises(ValueError, match="at most 8000 characters, got 900001"):
+        part("a" * 900_000 + "?")
 
 
 def test_each_form_is_the_text_with_another_end():
@@ -70,6 +74,19 @@ def test_yes_or_no_is_what_the_statement_gives(question, answer):
 
 
 @pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Is Ann older than Bob?", "No, Bob is older than Ann."),
+        ("Is the hat in the park?", "No, the hat is not in the park."),
+        ("Did Mary go to the park?", "Yes, Mary went to the park."),
+        ("Who has the hat?", "Yes, Mary has the hat."),
+    ],
+)
+def test_what_the_words_do_not_decide_is_left_as_it_was_said(question, answer):
+    assert settled(question, answer) == answer
+
+
+@pytest.mark.parametrize(
     "action", [Action("look", "the hat"), Action("note", 'A "b" is 7.'), Action("answer", "Yes, it is.")]
 )
 def test_actions_come_back_as_they_were_written(action):
@@ -90,6 +107,8 @@ def test_actions_come_back_as_they_were_written(action):
         '{"act": "answer", "text": 7}',
         '{"act": "note", "text": ""}',
         "[" * 100_000,
+        json.dumps({"act": "note", "text": "a" * 9000}),
+        '{"act": "note", "text": "\\ud800"}',
     ],
 )
 def test_whatever_else_a_model_writes_is_no_action(reply):

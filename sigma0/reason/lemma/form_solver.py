@@ -25,7 +25,7 @@ from sigma0.reason.lemma.solver import LemmaSolution
 from sigma0.reason.messages import ChatModel, ChatSettings
 
 _SUM = re.compile(r"(\d{1,6}) ([+-]) (\d{1,6})")
-_NAME = re.compile(r"\w+(?=\?$)")
+_LOOK = re.compile(r"What is told of (?:the )?(\w+)\?")
 
 
 @dataclass(frozen=True)
@@ -56,22 +56,20 @@ class FormSolver:
         """Solves a problem, or says why not.
 
         Args:
-            problem: A text and a question at its end, at most `MAX_STATEMENT` characters.
+            problem: A text and a question at its end.
 
         Raises:
             ValueError: For another problem.
             ChatFailed: If the model gives no answer.
         """
-        if len(problem) > MAX_STATEMENT:
-            raise ValueError(f"a problem has at most {MAX_STATEMENT} characters, got {len(problem)}")
         parts, known = part(problem), list[Lemma]()
         guess, why = None, "no plan came"
         try:
             for attempt in range(1 + self.settings.repairs + self.settings.restructures):
                 lemmas = self._plan(parts, known, attempt)
                 guess = lemmas[-1].statement if lemmas else guess
-                why = self._walk(parts, known, lemmas)
-                if known and known[-1].id == FINAL:
+                is_done, why = self._walk(parts, known, lemmas)
+                if is_done:
                     return self._end(known, None, why)
         except LimitReached as error:
             self.desk.trail.decide("limit", str(error), limit=error.limit)
@@ -83,6 +81,8 @@ class FormSolver:
         text = self._ask("plan", f"plan {attempt + 1}", planning(parts, [lemma.statement for lemma in known]))
         try:
             graph = LemmaGraph(tuple(parse_lemmas(text)))
+            if graph.lemmas[-1].id != FINAL:
+                raise ValueError("FINAL is not the last lemma of the plan")
         except ValueError as error:
             self.desk.trail.decide("plan refused", str(error), attempt=attempt + 1)
             return []
@@ -93,57 +93,63 @@ class FormSolver:
             replace(one, statement=settled(parts.question, one.statement)) if one.id == FINAL else one for one in lemmas
         ]
 
-    def _walk(self, parts: Parts, known: list[Lemma], lemmas: Sequence[Lemma]) -> str:
-        """Checks lemmas in order and adds to what is known, up to the first that does not stand; how it ended."""
-        final = next((lemma for lemma in lemmas if lemma.id == FINAL), None)
-        if final is None:
-            return "no plan could be read"
+    def _walk(self, parts: Parts, known: list[Lemma], lemmas: Sequence[Lemma]) -> tuple[bool, str]:
+        """Checks lemmas in order and adds to what is known, up to the first that does not stand.
+
+        Returns:
+            Whether the answer stands, which is then the last of what is known, and how it ended.
+        """
         for lemma in lemmas:
             if len(known) == MAX_LEMMAS:
-                return f"{MAX_LEMMAS} lemmas do not suffice"
-            found = self._alone(parts, known, lemma, final)
-            at = final if found.is_final else lemma
+                return False, f"{MAX_LEMMAS} lemmas do not suffice"
+            found = self._alone(parts, known, lemma, lemmas[-1])
+            at = lemmas[-1] if found.is_final else lemma
             stands = found.statement == at.statement
             what = "verified" if stands else "repair" if found.statement else "failed"
-            self.desk.trail.decide(what, f"{at.id}: {found.why}", lemma=at.to_dict(), found=found.statement)
+            told = {"lemma": at.id, "statement": at.statement, "found": found.statement}
+            self.desk.trail.decide(what, f"{at.id}: {found.why}", **told)
             if found.statement:
                 statement, why = found.statement, found.why[:MAX_STATEMENT]
                 known.append(replace(at, statement=statement, status="verified", why=why))
             if found.is_final and stands:
-                return "every step, asked for alone, came again"
+                return True, "every step, asked for alone, came again"
             if not stands:
-                return f"{at.id} does not stand: {found.why}"
-        return "the plan does not end in FINAL"
+                return False, f"{at.id} does not stand: {found.why}"
+        return False, "no plan could be read" if not lemmas else "the answer was never asked for"
 
     def _alone(self, parts: Parts, known: Sequence[Lemma], lemma: Lemma, final: Lemma) -> _Found:
         """The step of a lemma, asked for by itself."""
         ask = lemma.verification_strategy
-        if ask.endswith("?"):
-            return self._look(parts, known, lemma, ask)
+        if lemma.id != FINAL:
+            look = _LOOK.fullmatch(ask)
+            if look is not None:
+                return self._look(parts, known, lemma, look[1])
+            if _SUM.fullmatch(ask) is None:
+                return _Found("", f"{ask!r} is neither a look-up nor a sum")
         text = self._ask("check", f"step {len(known) + 1} alone", acting(parts, [one.statement for one in known]))
         try:
             action = read_action(text)
         except ValueError as error:
             return _Found("", str(error))
         if action.act == "answer":
-            if not any(one.verification_strategy.endswith("?") for one in known):
+            if not any(_LOOK.fullmatch(one.verification_strategy) for one in known):
                 return _Found("", "nothing was looked up that the answer could follow from")
             answer = settled(parts.question, action.what)
             if answer == final.statement:
                 return _Found(answer, "asked for alone, the answer is the same", is_final=True)
             return _Found("", f"asked for alone, the answer is {answer!r}, not {final.statement!r}")
         if action.act != "note" or lemma.id == FINAL:
-            return _Found("", f"asked for alone, the next step is to {action.act}: {action.what}")
+            return _Found("", f"asked for alone, the next step is to {action.act}: {action.what!r}")
         if action.what == lemma.statement:
             return _Found(action.what, "asked for alone, the step gives the same")
         if _says(action.what, ask):
             return _Found(action.what, f"asked for alone, the step gives what {ask} is")
         return _Found("", f"asked for alone, the step gives {action.what!r}, not {lemma.statement!r}")
 
-    def _look(self, parts: Parts, known: Sequence[Lemma], lemma: Lemma, question: str) -> _Found:
-        name = _NAME.search(question)
+    def _look(self, parts: Parts, known: Sequence[Lemma], lemma: Lemma, name: str) -> _Found:
+        question = lemma.verification_strategy
         told = " ".join((parts.question, *(one.statement for one in known)))
-        if name is None or not re.search(rf"\b{name[0]}\b", told):
+        if not re.search(rf"\b{name}\b", told):
             return _Found("", f"{question!r} asks about nothing that question or lemmas before it name")
         sentences, asked = parts.sentences, f"{parts.text} {question}"
         first = self._ask("check", f"step {len(known) + 1} alone", asked)

@@ -35,8 +35,8 @@ class FormTask:
             return Verification(False, None, "the check was cut off, which passes nothing")
         check = read_check(reply.text)
         concluded = settled(self._parts.question, check.conclusion)
-        if not concluded:
-            return Verification(False, None, f"the check concludes nothing: {reply.text[-60:]!r}")
+        if not concluded or not any(reason in self._parts.sentences for reason in check.reasons):
+            return Verification(False, None, f"the check concludes nothing from the text: {reply.text[-60:]!r}")
         if concluded == settled(self._parts.question, solution):
             return Verification(True, None, f"the check concludes the same from {len(check.reasons)} reasons")
         return Verification(False, concluded, f"the check concludes {concluded!r:.80}")

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import sigma0
-from sigma0.bench.figures.tables import MODELS
+from sigma0.bench.figures.tables import MODELS, SHIPPED
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.card import accuracy_table, model_card
 
@@ -37,7 +36,7 @@ def test_a_card_without_a_gate_is_the_accuracy_alone() -> None:
     assert result.exit_code == 0 and result.stdout == f"{card}\n"
 
 
-@pytest.mark.parametrize("name", sigma0.shipped_models())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_group_has_its_row(name: str) -> None:
     evaluation = json.loads((RESULTS / f"{name}-eval.json").read_text())
     table = accuracy_table(evaluation).splitlines()

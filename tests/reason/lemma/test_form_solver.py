@@ -100,6 +100,38 @@ def test_the_answer_must_follow_when_it_is_asked_for_alone():
         assert not result.verified and why in result.why
 
 
+@pytest.mark.parametrize(
+    ("lemmas", "why"),
+    [
+        (
+            {"FINAL": {"verify": "What is told of the hat?", "statement": "The hat is with Mary."}},
+            "nothing was looked up",
+        ),
+        (
+            {"L1": {"verify": "Who is it that never went to the?", "statement": "Ann is in the barn."}},
+            "neither a look-up",
+        ),
+        ({"L1": {"statement": "Ann is 99 years old."}}, "neither a look-up nor a sum"),
+        (
+            {"L1": {"verify": "What is told of the hat? Mary?", "statement": "The hat is with Mary."}},
+            "neither a look-up",
+        ),
+    ],
+)
+def test_what_is_neither_look_up_nor_sum_never_stands(lemmas, why):
+    ends = {"statement": "The hat is in the barn.", "depends": ", ".join(lemmas)}
+    text = json.dumps(lemmas if "FINAL" in lemmas else {**lemmas, "FINAL": ends})
+    result, _ = solve([text] * 4)
+    assert not result.verified and result.answer is None and why in result.why
+
+
+def test_the_answer_is_the_last_of_a_plan():
+    look = {"verify": "What is told of the hat?", "statement": "The hat is with Mary."}
+    first = json.dumps({"FINAL": {"statement": "The hat is in the park.", "depends": "L1"}, "L1": look})
+    result, asked = solve([first, plan(HAT, MARY)])
+    assert result.verified and len([each for each in asked if each.endswith("Plan.")]) == 2
+
+
 def test_an_answer_that_follows_from_nothing_never_stands():
     result, _ = solve([plan()] * 4)
     assert not result.verified and "nothing was looked up" in result.why

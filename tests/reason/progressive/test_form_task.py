@@ -27,7 +27,8 @@ def test_a_check_passes_if_it_concludes_the_same_whatever_its_last_word():
 
 def test_a_check_that_concludes_nothing_or_was_cut_off_passes_nothing_and_mends_nothing():
     cut = Completion(f"{REASONS} Yes.", finish_reason="length")
-    for reply in ("", "Yes.", "Mary went to the park. Yes.", cut):
+    echo, elsewhere = "So the hat is in the park. Yes.", "Ann is in the barn. So the hat is in the park. Yes."
+    for reply in ("", "Yes.", "Mary went to the park. Yes.", cut, echo, elsewhere):
         checked = verify(reply)
         assert (checked.passed, checked.report) == (False, None)
 
@@ -36,7 +37,14 @@ def test_yes_or_no_is_computed_from_the_statements():
     problem = "Mary went to the park. Is Mary in the park?"
     turn = Turn(Desk(Trail()), ScriptedChat(["No, Mary is in the park."]), "solve", "low", 0.0, 64)
     assert FormTask(problem).solve(turn) == "Yes, Mary is in the park."
-    turn = Turn(Desk(Trail()), ScriptedChat(["So no, Mary is in the park. No."]), "verify", "low", 0.0, 64)
+    turn = Turn(
+        Desk(Trail()),
+        ScriptedChat(["Mary went to the park. So no, Mary is in the park. No."]),
+        "verify",
+        "low",
+        0.0,
+        64,
+    )
     assert FormTask(problem).verify(turn, "Yes, Mary is in the park.").passed
 
 
