@@ -87,7 +87,9 @@ def grammar_of(form: Form, question: str) -> str:
             '"{\\"act\\": \\"answer\\", \\"text\\": \\"" OTHER "\\"}"',
         )
         return f"start: {' | '.join(ways)}\n{_OTHER}\n{named}"
-    return _plan_grammar(said, named)
+    # inside of JSON
+    escaped = [json.dumps(one, ensure_ascii=False)[1:-1] for one in quoted]
+    return _plan_grammar(f"SAID: {_either(escaped or ['.'])}", named)
 
 
 def _plan_grammar(said: str, named: str) -> str:

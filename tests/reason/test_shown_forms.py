@@ -66,6 +66,14 @@ def test_what_cannot_be_read_or_is_not_in_the_text_is_not_allowed(vocabulary, en
     assert not allows(vocabulary, form_of(question), question, reply)
 
 
+def test_quotes_of_a_text_are_escaped_in_a_plan(vocabulary):
+    question = 'Mary said "hi" to Ann. Who spoke? Plan.'
+    lemma = {"verify": "What is told of Mary?", "statement": 'Mary said "hi" to Ann.'}
+    plan = json.dumps({"L1": lemma, "FINAL": {"statement": "Mary spoke.", "depends": "L1"}})
+    assert allows(vocabulary, "plan", question, plan)
+    assert not allows(vocabulary, "plan", question, plan.replace('\\"', '"'))
+
+
 def test_examples_stand_before_the_question_and_the_grammar_goes_with_it():
     chat = ScriptedChat(["x", "y"])
     shown = {"act": [("A. Who? Next?", json.dumps({"act": "look", "at": "A"}))]}
