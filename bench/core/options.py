@@ -10,6 +10,11 @@ LedgerFile = Annotated[Path, typer.Option(help="Ledger that the rows are appende
 ReportFile = Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")]
 CurvesPicture = Annotated[Path | None, typer.Option(help="Where to draw the curves, as .svg or .png.")]
 
+FormsModel = Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")]
+HardStories = Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out hard stories, one question each.")]
+ShownExamples = Annotated[
+    int, typer.Option(min=1, help="Examples of each form, for a model that was not taught the forms.")
+]
 WorldModel = Annotated[str, typer.Argument(help="Shipped name, folder or hub id of a model of pocket's world.")]
 WorldSplit = Annotated[str, typer.Option(help="train, calibration or test.")]
 Stories = Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out stories, one question each.")]

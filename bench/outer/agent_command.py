@@ -9,7 +9,7 @@ import torch
 import typer
 
 from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
-from sigma0.bench.core.options import AsJsonLines, LedgerFile
+from sigma0.bench.core.options import AsJsonLines, FormsModel, LedgerFile
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.outer.command import open_asked
 from sigma0.bench.outer.measure import Result, hard_questions, to_row
@@ -26,7 +26,7 @@ TASK = "The tests of this repository fail. Mend the code, so that they pass."
 
 
 def agent(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket-solver",
+    model: FormsModel = "pocket-solver",
     held: Annotated[bool, typer.Option(help="Hold replies to one action by a grammar.")] = True,
     steps: Annotated[int, typer.Option(min=4, help="Steps on each fault at most; a tier every quarter.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each reply at most.")] = 128,

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import LEDGER, OuterRow, append_row, check_ledger
-from sigma0.bench.core.options import AsJsonLines, LedgerFile
+from sigma0.bench.core.options import AsJsonLines, FormsModel, HardStories, LedgerFile, ShownExamples
 from sigma0.bench.core.output import tell_rows
-from sigma0.bench.outer.measure import Asked, Result, examples, hard_questions, run, run_vote, to_row
+from sigma0.bench.outer.measure import Asked, Result, examples, hard_questions, run, run_vote, to_row, where_from
 from sigma0.bench.outer.table import table
 from sigma0.bench.outer.ways import (
     MAX_TOKENS,
@@ -62,13 +62,11 @@ def loops() -> dict[str, Way]:
 
 
 def outer(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket-solver",
+    model: FormsModel = "pocket-solver",
     larger: Annotated[str, typer.Option(help="A larger one, asked alone.")] = "pocket-large",
-    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out hard stories, one question each.")] = 500,
+    n: HardStories = 500,
     seed: Annotated[int, typer.Option(help="Of the stories and the samples.")] = 0,
-    shown: Annotated[
-        int, typer.Option(min=1, help="Examples of each form, for a model that was not taught the forms.")
-    ] = 3,
+    shown: ShownExamples = 3,
     ways: Annotated[str, typer.Option(help="Some of the loops, parted by semicolons; all by default.")] = "",
     dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32",
     most_votes: Annotated[int, typer.Option(min=1, help="Answers of a vote at most.")] = 32,
@@ -83,7 +81,7 @@ def outer(
     with one_line_errors():
         check_ledger(out)
         items = hard_questions(n, seed)
-        where = f"micro-world, test split, hard half, one question a story, seed {seed}"
+        where = where_from(seed)
         chosen = choose(ways)
         small, block = open_asked(model, items, where, shown, dtype=dtype)
         large, _ = open_asked(larger, items, where, shown, block)

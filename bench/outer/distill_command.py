@@ -9,11 +9,11 @@ import torch
 import typer
 
 from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
-from sigma0.bench.core.options import AsJsonLines, LedgerFile
+from sigma0.bench.core.options import AsJsonLines, FormsModel, HardStories, LedgerFile, ShownExamples
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.outer.command import open_asked
 from sigma0.bench.outer.induce import FEWEST, Trace, induce
-from sigma0.bench.outer.measure import Result, hard_questions, questions, to_row
+from sigma0.bench.outer.measure import Result, hard_questions, questions, to_row, where_from
 from sigma0.bench.outer.ways import MAX_TOKENS
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import Threads
@@ -25,11 +25,11 @@ from sigma0.reason.trail import Trail
 
 
 def distill(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket-solver",
+    model: FormsModel = "pocket-solver",
     seen: Annotated[int, typer.Option(min=1, help="Stories of the training split, one question each.")] = 400,
-    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out hard stories, one question each.")] = 500,
+    n: HardStories = 500,
     seed: Annotated[int, typer.Option(help="Of the stories.")] = 0,
-    shown: Annotated[int, typer.Option(min=1, help="Examples of each form, for a model that was not taught them.")] = 3,
+    shown: ShownExamples = 3,
     program: Annotated[Path, typer.Option(help="Where the program is written, as JSON.")] = Path("program.json"),
     threads: Threads = 1,
     out: LedgerFile = LEDGER,
@@ -42,8 +42,7 @@ def distill(
     with one_line_errors():
         check_ledger(out)
         items = hard_questions(n, seed)
-        where = f"micro-world, test split, hard half, one question a story, seed {seed}"
-        asked, _ = open_asked(model, items, where, shown)
+        asked, _ = open_asked(model, items, where_from(seed), shown)
         traces = []
         with progress_bar("questions", seen, as_json) as advance:
             for place, item in enumerate(islice(questions("train", seed), seen)):

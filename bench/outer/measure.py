@@ -73,6 +73,11 @@ def hard_questions(n: int, seed: int, split: str = "test") -> list[Item]:
     return list(islice((item for item in questions(split, seed) if item.difficulty >= HARD), n))
 
 
+def where_from(seed: int) -> str:
+    """What `hard_questions` of the test split are, for the conditions of a row."""
+    return f"micro-world, test split, hard half, one question a story, seed {seed}"
+
+
 def questions(split: str, seed: int) -> Iterator[Item]:
     """One question about each story of a split."""
     return (draw(split, seed, index, questions=1).items[0] for index in count())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sigma0.config import Effort
 from sigma0.reason.desk import Desk
-from sigma0.reason.forms import acting, checking, part, planning, read_action, read_check, settled
+from sigma0.reason.forms import acting, checking, looking, part, planning, read_action, read_check, settled
 from sigma0.reason.lemma.form_solver import FormSolver
 from sigma0.reason.lemma.graph import FINAL
 from sigma0.reason.lemma.planning import parse_lemmas
@@ -109,7 +109,7 @@ def walked(model: ChatModel, desk: Desk, problem: str) -> Answered:
         if action.act == "answer":
             return Answered(action.what, True)
         if action.act == "look":
-            told = _ask(model, desk, f"look {step}", f"{parts.text} What is told of {action.what}?")
+            told = _ask(model, desk, f"look {step}", looking(parts.text, action.what))
             if told not in parts.sentences:
                 return Answered("", False)
             known.append(told)
