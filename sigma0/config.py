@@ -292,6 +292,88 @@ class FateConfig(Stored):
         return value
 
 
+KVCodecName = Literal["full", "bf16", "int8", "int4", "residual"]
+
+
+@one_line_constructor
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class KVConfig(Stored):
+    """How K/V planes are stored once all loops of their tokens have run.
+
+    Attributes:
+        codec: `full` keeps them as the model computes them, and so does `bf16` of a model in bfloat16; `int8` and
+            `int4` round every plane; `residual` rounds the last loop's plane, and what the others differ from it.
+        bits: Of `residual`, for each loop: 2, 4 or 8; None: 2 for all but the last, which has 4.
+        group: Numbers of a head that share a scale, a multiple of 4.
+        segment: Cache positions that are encoded together, a multiple of 16. A token reads its own segment as computed.
+    """
+
+    stored_as: ClassVar[str] = "kv_config"
+
+    codec: KVCodecName = "full"
+    bits: tuple[int, ...] | None = None
+    group: int = 16
+    segment: int = 64
+
+    @classmethod
+    def parse(cls, value: "KVConfig | Mapping[str, Any] | str") -> "KVConfig":
+        """As `Stored.parse`; the name of a codec stands for its defaults.
+
+        Raises:
+            ValueError: Naming every unknown key and bad value.
+        """
+        return cls(codec=cast(KVCodecName, value)) if isinstance(value, str) else super().parse(value)
+
+    @field_validator("bits")
+    @classmethod
+    def _are_widths(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and (not value or set(value) - {2, 4, 8}):
+            raise ValueError(f"must be 2, 4 or 8 for each loop, got {list(value)}")
+        return value
+
+    @field_validator("group")
+    @classmethod
+    def _fills_bytes(cls, value: int) -> int:
+        if value < 4 or value % 4:
+            raise ValueError(f"must be a multiple of 4, got {value}")
+        return value
+
+    @field_validator("segment")
+    @classmethod
+    def _holds_blocks(cls, value: int) -> int:
+        if value < 16 or value % 16:
+            raise ValueError(f"must be a multiple of 16, got {value}")
+        return value
+
+    @model_validator(mode="after")
+    def _reads_bits(self) -> "KVConfig":
+        if self.bits is not None and self.codec != "residual":
+            raise ValueError(f"bits are of the codec 'residual', and {self.codec!r} has its own")
+        return self
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether planes are stored in few bits."""
+        return self.codec not in ("full", "bf16")
+
+    def bits_of(self, planes: int) -> tuple[int, ...]:
+        """Bits of each of the last `planes` loops.
+
+        Raises:
+            ValueError: If `bits` are of fewer loops.
+        """
+        if self.codec != "residual":
+            return (8 if self.codec == "int8" else 4,) * planes
+        if self.bits is None:
+            return (2,) * (planes - 1) + (4,)
+        if len(self.bits) < planes:
+            raise ValueError(f"kv_config has bits for {len(self.bits)} loops, and the model runs {planes}")
+        return self.bits[-planes:]
+
+
+FULL_KV = KVConfig()
+
+
 class Switches(BaseSettings):
     """Switches of the features that act on verdicts, from `SIGMA0_VERDICT` and so on, 1 or 0.
 

@@ -164,6 +164,7 @@ class RunningBatch:
         if state.saved is not None:
             self._recomputing.add(slot)
         self._prompts[slot], self._drops[slot] = state.prompt_length, state.drops
+        self._planes.begin(slot, state.entry.cached, state.last_loop - 1)
         self._exact[slot] = _NO_PROMPT if state.entry.exact is None else state.entry.exact
         self._passes[slot] = self._rows[slot] = 0
         self._settings.set_exit([slot], state.exit)
@@ -190,6 +191,9 @@ class RunningBatch:
             self._runner.use(program)
 
     def _preempt(self, state: RequestState, slot: int) -> None:
+        if (self._lines()[slot * self.lanes.depth : (slot + 1) * self.lanes.depth, STAGE] == self.lanes.held).any():
+            # its newest token has run no loop, and enters no segment before the one ahead is encoded
+            state.entry.prefill_end -= 1
         # preempted again while it recomputes, it still has what was in flight before
         saved = SavedLanes.of(self.lanes, slot)
         if saved is not None:
@@ -299,7 +303,34 @@ class RunningBatch:
             self._advance(step.lines)
         if self.notes is not None and step.looped is not None:
             self.notes.note(step.looped)
-        return PassOutput(step.lines, step, left, self._complete(left))
+        complete = self._complete(left)
+        return PassOutput(step.lines, step, left, complete if self._planes.segments is None else self._encode())
+
+    def _encode(self) -> dict[int, int]:
+        """Encodes what is complete; leading positions that are exact in every plane and encoded now, by slot."""
+        segments = self._planes.segments
+        assert segments is not None
+        known = segments.coded.copy()
+        busy = {chunk.sequence for chunk in self.prefill.chunks}
+        live = self._lines()[:, STAGE].reshape(-1, self.lanes.depth) < self.lanes.idle
+        for slot, state in enumerate(self.states):
+            entry = None if state is None else state.entry
+            if entry is None or entry.ready is None or entry.entered < entry.ready or slot in busy or live[slot].any():
+                continue
+            assert state is not None
+            if state.saved is None or min(state.saved.loops) >= entry.ready:
+                self._planes.encode_to(slot, entry.ready)
+                entry.ready += segments.segment
+        self._runner.hold(busy)
+        self._known = None
+        self._errors.update(self._planes.pop_errors())
+        complete: dict[int, int] = {}
+        for slot in np.flatnonzero(segments.coded > known).tolist():
+            # the last token of a prompt stops at its exit under `drop`
+            exact = self._prompts[slot] - 1 if self._drops[slot] else self._exact[slot]
+            if slot not in self._errors and self._planes.last_planes[slot] == self.lanes.depth - 1:
+                complete[slot] = int(min(segments.coded[slot], exact))
+        return complete
 
     def _advance(self, lines: Ints) -> None:
         """Masks what a step has fed; the lines of a request that cannot go on in its grammar are marked as broken."""

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sigma0.config import ExitConfig, switches
 from sigma0.decode.batch import PassCounts
+from sigma0.decode.coded_planes import plane_codec
 from sigma0.decode.detokenizer import IncrementalDetokenizer, eos_ids
 from sigma0.decode.finite import BROKEN
 from sigma0.decode.grammar.compiled import CompiledGrammar
@@ -97,13 +98,17 @@ class Engine:
             raise ValueError("an engine needs a whole model: load it without tensor_parallel")
         self.limits = limits or EngineLimits()
         shape = BlockShape.of(model, self.limits.page_size)
-        blocks = shape.count_in(self.limits.kv_bytes, model.dtype)
+        kv = model.kv_config
+        codec = plane_codec(kv, shape.planes) if kv.is_coded else None
+        self._segment = kv.segment if kv.is_coded else None
+        under_way = 0 if self._segment is None else self.limits.max_running * self._segment
+        blocks = shape.count_in(self.limits.kv_bytes, model.dtype, codec, under_way)
         self.model = model
         self.tokenizer = tokenizer
         self._open_scheduler(blocks, shape.size)
         slots = self.limits.max_running
         longest = min(model.config.max_position_embeddings, blocks * shape.size)
-        planes = PagedPlanes(shape, blocks, model.dtype, model.device, slots, longest)
+        planes = PagedPlanes(shape, blocks, model.dtype, model.device, slots, longest, kv)
         watching = switches().verdict if watch is None else watch
         self._batch = RunningBatch(model, planes, slots, longest, watching)
         self._outputs = OutputProcessor(model, name, self._batch.lanes, self._batch.notes)
@@ -115,7 +120,7 @@ class Engine:
     def _open_scheduler(self, blocks: int, size: int) -> None:
         limits = self.limits
         self.pool = BlockPool(blocks, size)
-        self.scheduler = Scheduler(self.pool, limits.max_running, limits.max_waiting, limits.pass_rows)
+        self.scheduler = Scheduler(self.pool, limits.max_running, limits.max_waiting, limits.pass_rows, self._segment)
 
     @property
     def has_work(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from sigma0.config import ExitConfig, OnCollapse
+from sigma0.config import ExitConfig, KVConfig, OnCollapse
 from sigma0.decode.exits import ExitRule, Reason
 from sigma0.decode.grammar.spec import Spec
 from sigma0.decode.model import LoopedModel
@@ -80,6 +80,10 @@ class ServedModel(ModelSettings, LoopedModel, Protocol):
     @property
     def door_policy(self) -> DoorPolicy:
         """Thresholds of the routing decision."""
+
+    @property
+    def kv_config(self) -> KVConfig:
+        """How K/V are stored."""
 
     def counterfactual_rule(self, exit_config: ExitConfig) -> ExitRule | None:
         """The model's own rule where a setting ignores it (`full`, `fixed`); else None."""

@@ -175,9 +175,14 @@ class RequestState:
         """Cache position of the last token that it may have."""
         return self.prompt_length + self.request.max_new_tokens - 1
 
+    @property
+    def last_loop(self) -> int:
+        """Loop after which its tokens leave, but under `drop`."""
+        return self.rule.total_loops if self.verifies else self.rule.last_loop
+
     def target_loops(self, positions: Ints) -> Ints:
         """Loops that each cache position is to run beside the lanes; 0 for those that have run none."""
-        whole = self.rule.total_loops if self.verifies else self.rule.last_loop
+        whole = self.last_loop
         targets = np.full(len(positions), whole, dtype=np.int64)
         if self.drops:
             # under `drop` a token that has left its lane has none of the loops behind its exit
@@ -196,7 +201,7 @@ class RequestState:
 
     def read_loops(self, positions: Ints) -> Ints:
         """Loop whose reading a coda's K/V of each cache position are of; of one that is not read yet some loop."""
-        whole = self.rule.total_loops if self.verifies else self.rule.last_loop
+        whole = self.last_loop
         reads = np.full(len(positions), whole, dtype=np.int64)
         first, saved = self.prompt_length - 1, self.saved
         for row, position in enumerate(positions.tolist()):

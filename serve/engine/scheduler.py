@@ -35,6 +35,7 @@ class SequenceEntry:
         cached: Cache positions found in the prefix cache when it was last admitted.
         preemptions: How often it was preempted.
         root: Hash ahead of its first block: only sequences with the same one share blocks.
+        ready: Cache positions that may have entered, since the segments before them are encoded; None for all.
     """
 
     key: int
@@ -51,6 +52,7 @@ class SequenceEntry:
     cached: int = 0
     preemptions: int = 0
     root: bytes = b""
+    ready: int | None = None
 
     def __post_init__(self) -> None:
         self.last_hash = self.root
@@ -59,6 +61,11 @@ class SequenceEntry:
     def remaining(self) -> int:
         """Cache positions still to prefill."""
         return self.prefill_end - self.entered
+
+    @property
+    def may_enter(self) -> int:
+        """Cache positions that may enter now."""
+        return self.remaining if self.ready is None else min(self.remaining, self.ready - self.entered)
 
 
 @dataclass(frozen=True)
@@ -118,16 +125,23 @@ class Scheduler:
         max_running: Sequences that run at most.
         max_waiting: Sequences in the queue at most.
         pass_rows: Rows up to which prefill may fill a pass; decoding rows are never delayed.
+        segment: Cache positions that are encoded together, a multiple of a block's: a segment is prefilled once the
+            one before it is encoded, and blocks of the prefix cache stand for whole ones. None without a codec.
 
     Raises:
-        ValueError: For a limit under 1.
+        ValueError: For a limit under 1, or a segment that is no multiple of a block.
     """
 
-    def __init__(self, pool: BlockPool, max_running: int, max_waiting: int, pass_rows: int) -> None:
+    def __init__(
+        self, pool: BlockPool, max_running: int, max_waiting: int, pass_rows: int, segment: int | None = None
+    ) -> None:
         for name, value in (("max_running", max_running), ("max_waiting", max_waiting), ("pass_rows", pass_rows)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if segment is not None and segment % pool.size:
+            raise ValueError(f"a segment of {segment} cache positions is no multiple of a block of {pool.size}")
         self.pool = pool
+        self.segment = segment
         self.max_waiting = max_waiting
         self.pass_rows = pass_rows
         self.waiting: deque[SequenceEntry] = deque()
@@ -199,7 +213,7 @@ class Scheduler:
         admitted = []
         while self.waiting and self._free_slots:
             entry = self.waiting[0]
-            blocks, last_hash = self.pool.match_prefix(entry.token_ids, entry.cacheable, entry.root)
+            blocks, last_hash = self._match(entry)
             missing = self.pool.blocks_for(entry.prefill_end + 1) - len(blocks)
             # one block to spare for each that runs already, lest the newcomer be preempted at once
             if self.pool.available < missing + len(self.running):
@@ -208,6 +222,7 @@ class Scheduler:
             self.waiting.popleft()
             entry.blocks, entry.registered, entry.last_hash = blocks, len(blocks), last_hash
             entry.entered = entry.cached = len(blocks) * self.pool.size
+            entry.ready = None if self.segment is None else entry.entered + self.segment
             entry.slot = self._free_slots.pop()
             self.running[entry.key] = entry
             # at the same distance from slot to slot, so that rows of many sequences are read at once on a CPU
@@ -219,6 +234,17 @@ class Scheduler:
             admitted.append(entry)
         return admitted
 
+    def _match(self, entry: SequenceEntry) -> tuple[list[int], bytes]:
+        """Blocks of the prefix cache that a sequence begins with, and the hash of the last one."""
+        blocks, last_hash = self.pool.match_prefix(entry.token_ids, entry.cacheable, entry.root)
+        whole = 1 if self.segment is None else self.segment // self.pool.size
+        if len(blocks) % whole:
+            # the others were a part of a segment
+            self.pool.free(blocks)
+            limit = len(blocks) // whole * whole * self.pool.size
+            blocks, last_hash = self.pool.match_prefix(entry.token_ids, limit, entry.root)
+        return blocks, last_hash
+
     def prefill_chunks(self, rows: int) -> list[PrefillChunk]:
         """The prefill of the next pass.
 
@@ -229,11 +255,11 @@ class Scheduler:
             return []
         room = max(0, self.pass_rows - rows)
         # of more sequences than rows the oldest, or short ones that keep coming would starve a long one
-        unfinished = list(self._filling.values())[:room]
-        shortest_first = sorted(unfinished, key=lambda entry: entry.remaining)
+        unfinished = [entry for entry in self._filling.values() if entry.may_enter][:room]
+        shortest_first = sorted(unfinished, key=lambda entry: entry.may_enter)
         chunks = []
         for left, entry in zip(range(len(unfinished), 0, -1), shortest_first, strict=True):
-            count = min(entry.remaining, -(-room // left))
+            count = min(entry.may_enter, -(-room // left))
             if count:
                 chunks.append(PrefillChunk(entry, entry.entered, entry.entered + count))
                 entry.entered += count

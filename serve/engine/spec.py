@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sigma0.commands.console import compiling
+from sigma0.config import KVConfig
 from sigma0.decode.ops import Backend
 from sigma0.decode.runners import RunnerName
 from sigma0.models.load import load
@@ -25,6 +26,7 @@ class EngineSpec:
         quantization: What the weights of the block are rounded to.
         recurrence: T, of a model that takes any number of loops.
         stride: Loops of such a model that a pass runs.
+        kv: How K/V are stored; None for the checkpoint's own way.
     """
 
     model: str
@@ -37,6 +39,7 @@ class EngineSpec:
     quantization: str | None = None
     recurrence: int | None = None
     stride: int | None = None
+    kv: KVConfig | None = None
 
     @property
     def name(self) -> str:
@@ -58,6 +61,7 @@ class EngineSpec:
             quantization=self.quantization,
             recurrence=self.recurrence,
             stride=self.stride,
+            kv=self.kv,
             check=self.check,
         )
         model.announce = compiling

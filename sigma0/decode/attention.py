@@ -7,9 +7,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from sigma0.decode.coded_planes import CodedLayer
 from sigma0.decode.ops import (
     BlockLayer,
     BlockShape,
+    CodedRows,
     DepthRows,
     Operations,
     RowPlaces,
@@ -19,6 +21,19 @@ from sigma0.decode.ops import (
     spans_of,
 )
 from sigma0.decode.planes import LayerPlanes
+
+
+@dataclass(frozen=True)
+class CodedPlacement:
+    """Where cache positions lie among coded ones.
+
+    Attributes:
+        size: Cache positions of a block.
+        blocks: Block table, int64 `[S, n]`; None where block s is all of sequence s.
+    """
+
+    size: int
+    blocks: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,8 @@ class Placement:
         starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
         seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
         exits: Last plane of each cache position, counted from 0, int32 `[S, C]`; None where all are written.
+        coded: Where earlier segments lie in few bits; None where planes are stored as computed. Block s is then what
+            sequence s has of the segment under way, and the block table is of coded positions.
     """
 
     size: int
@@ -45,9 +62,19 @@ class Placement:
     starts: Tensor | None = None
     seen: Tensor | None = None
     exits: Tensor | None = None
+    coded: CodedPlacement | None = None
+
+    @property
+    def room(self) -> int:
+        """Cache positions of a sequence that there may be."""
+        if self.coded is not None:
+            return self.coded.size * (1 if self.coded.blocks is None else self.coded.blocks.shape[1])
+        return self.size if self.blocks is None else self.size * self.blocks.shape[1]
 
     def flat(self, sequences: Tensor, cache_positions: Tensor) -> Tensor:
         """Flat positions of cache positions, both int64 `[N]`."""
+        if self.coded is not None:
+            return (cache_positions % self.size).add(sequences, alpha=self.size)
         if self.blocks is None:
             return cache_positions.add(sequences, alpha=self.size)
         blocks = self.blocks[sequences, cache_positions // self.size]
@@ -99,7 +126,7 @@ class PassRows:
         self.longest = longest
         self._layers = layers
         self._placement = placement
-        self.ops = ops
+        self.ops = ops = ops if placement.coded is None else ops.over_coded_planes()
         self._live = live
         self._indices, self._by_device = indices, {indices.loops.device: indices}
         self._places = None if ops.attend_rows is None else self._placed()
@@ -147,17 +174,31 @@ class PassRows:
         if keys is not None and values is not None:
             assert self._flat is not None
             planes.write(self._flat.to(keys.device), keys, values)
+        if isinstance(planes, CodedLayer):
+            tails = planes.flat_keys, planes.flat_values
+            return self.ops.coded_attention(query, tails, planes.coded, self._coded_rows(indices), scaling)
         if self.ops.depth_attention is not None:
             return self.ops.depth_attention(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
         if self._spans is None:
             return depth_attention_reference(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
         return span_attention(query, planes.flat_keys, planes.flat_values, self._spans, scaling)
 
+    def _coded_rows(self, indices: RowIndices) -> CodedRows:
+        place, device = self._placement, indices.loops.device
+        assert place.coded is not None
+        parts = (place.coded.blocks, place.starts, place.seen)
+        blocks, starts, seen = (None if part is None else part.to(device) for part in parts)
+        owned = self._owned().to(device)
+        return CodedRows(indices.sequences, owned, indices.loops, place.size, place.coded.size, blocks, starts, seen)
+
+    def _owned(self) -> Tensor:
+        """Cache positions of the rows, -1 of those that are nobody's, int64 `[R]`."""
+        cache_positions = self._indices.cache_positions
+        return cache_positions if self._live is None else torch.where(self._live, cache_positions, -1)
+
     def _placed(self) -> RowPlaces:
         at, place = self._indices, self._placement
-        cache_positions = at.cache_positions
-        if self._live is not None:
-            cache_positions = torch.where(self._live, cache_positions, -1)
+        cache_positions = self._owned()
         count = (place.total - 1) // place.size
         return RowPlaces(
             at.sequences, cache_positions, at.loops, count, place.blocks, place.starts, place.seen, place.exits

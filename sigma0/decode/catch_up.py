@@ -80,7 +80,16 @@ def catch_up(model: LoopedModel, cache: DepthCache) -> None:
     cache.reserve_positions(cache.length)
     indices = [torch.from_numpy(np.concatenate([part[column] for part in parts])) for column in range(1, 5)]
     rows = RowIndices(*(index.to(hidden.device) for index in indices))
-    _run_to_full_depth(model, cache, hidden, rows, torch.arange(len(rows.loops), device=hidden.device) >= read)
+    unread = torch.arange(len(rows.loops), device=hidden.device) >= read
+    if cache.segment is None:
+        _run_to_full_depth(model, cache, hidden, rows, unread)
+    else:
+        segments = indices[1] // cache.segment
+        for segment in segments.unique().tolist():
+            own = (segments == segment).nonzero()[:, 0].to(hidden.device)
+            part = RowIndices(*(column.index_select(0, own) for column in vars(rows).values()))
+            _run_to_full_depth(model, cache, hidden.index_select(0, own), part, unread.index_select(0, own))
+            cache.encode(min((segment + 1) * cache.segment, cache.length))
     if cache.lanes is not None:
         cache.lanes.table[:, STAGE] = cache.lanes.idle
 

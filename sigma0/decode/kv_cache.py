@@ -1,130 +1,21 @@
 """DepthCache: K/V planes by (layer, loop), and the lanes of tokens that have not reached full depth."""
 
-from typing import Any
+from collections.abc import Collection
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
-from sigma0.decode.attention import Placement
+from sigma0.config import FULL_KV, KVConfig
+from sigma0.decode.attention import CodedPlacement, Placement
 from sigma0.decode.batch import Bools, Ints, PassCounts, PendingTokens
 from sigma0.decode.lanes import LaneRows, Lanes
-from sigma0.decode.planes import CODA_PLANES, FINAL, READ, LayerPlanes, extra_planes
+from sigma0.decode.plane_store import Plane, PlaneStore
+from sigma0.decode.planes import CODA_PLANES, FINAL, READ, LayerPlanes
 from sigma0.decode.run_buffers import RunBuffers
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.transfer import to_device, to_host
-
-
-class PlaneStore:
-    """The planes of all layers and how far they are filled; what a cache and its layers share.
-
-    Args:
-        num_layers: L.
-        total_loops: T.
-        capacity: Cache positions known to be needed in the end; 0 where unknown.
-        stages: Layers of prelude, with one plane each, and of coda, with two.
-
-    Attributes:
-        planes: The planes of each layer: those that loop, then prelude, then coda.
-        length: Cache positions in use.
-        depth: Loops that prompts run (T, or k under `fixed`); None while the store is empty.
-    """
-
-    def __init__(self, num_layers: int, total_loops: int, capacity: int, stages: tuple[int, int] = (0, 0)) -> None:
-        self.num_layers, self.total_loops, self.stages = num_layers, total_loops, stages
-        self.capacity = capacity
-        # None: as many planes as loops
-        self.counts: list[int | None] = [*[None] * num_layers, *extra_planes(stages)]
-        self.planes: list[LayerPlanes | None] = [None] * len(self.counts)
-        self.length = 0
-        self.depth: int | None = None
-
-    def clear(self) -> None:
-        """Releases the memory and resets the depth."""
-        self.planes[:] = [None] * len(self.planes)
-        self.length, self.depth = 0, None
-
-    def reserve_layer(self, layer: int, like: Tensor, cache_positions: int) -> LayerPlanes:
-        """The planes of one layer, made or grown to hold `cache_positions` if needed.
-
-        Args:
-            layer: Which.
-            like: Keys to be written, `[B, H_kv, S, d]`.
-            cache_positions: Cache positions needed now.
-        """
-        planes = self.planes[layer]
-        if planes is None:
-            size = max(cache_positions, self.capacity)
-            count = self.counts[layer] or self.depth or self.total_loops
-            planes = self.planes[layer] = LayerPlanes(like, count, like.shape[0], size)
-        elif planes.size < cache_positions:
-            planes.grow(self.capacity if cache_positions <= self.capacity else max(cache_positions, 2 * planes.size))
-        return planes
-
-
-class Plane(CacheLayerMixin):  # type: ignore[misc]
-    """One (layer, loop) of a `DepthCache`, as transformers sees it.
-
-    All planes of a cache share one length, which a forward commits once its last loop is written.
-    """
-
-    is_sliding = False
-    is_croppable = True
-    is_compileable = False
-
-    def __init__(self, store: PlaneStore, layer: int, loop: int) -> None:
-        self._store = store
-        self._layer = layer
-        self._loop = loop
-
-    @property
-    def is_initialized(self) -> bool:
-        """Whether anything was written."""
-        return self._store.planes[self._layer] is not None
-
-    @property
-    def keys(self) -> Tensor | None:
-        """Committed keys `[B, H_kv, length, d]`."""
-        planes = self._store.planes[self._layer]
-        return None if planes is None else planes.keys[self._loop, :, :, : self._store.length]
-
-    @property
-    def values(self) -> Tensor | None:
-        """Committed values `[B, H_kv, length, d]`."""
-        planes = self._store.planes[self._layer]
-        return None if planes is None else planes.values[self._loop, :, :, : self._store.length]
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocates the planes of this layer, shaped for `key_states` `[B, H_kv, S, d]`."""
-        self._store.reserve_layer(self._layer, key_states, key_states.shape[2])
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Writes `[B, H_kv, S, d]` after the committed cache positions; returns all cache positions of the plane.
-
-        The planes hold no gradients. Where the new states need some, the result is a copy through which they flow.
-        """
-        start, stop = self._store.length, self._store.length + key_states.shape[2]
-        planes = self._store.reserve_layer(self._layer, key_states, stop)
-        keys, values = planes.keys, planes.values
-        keys[self._loop, :, :, start:stop] = key_states.detach()
-        values[self._loop, :, :, start:stop] = value_states.detach()
-        if key_states.requires_grad or value_states.requires_grad:
-            past_keys, past_values = (tensor[self._loop, :, :, :start] for tensor in (keys, values))
-            return torch.cat([past_keys, key_states], dim=2), torch.cat([past_values, value_states], dim=2)
-        return keys[self._loop, :, :, :stop], values[self._loop, :, :, :stop]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Cache positions that `query_length` new tokens see, and the first of them."""
-        return self._store.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Committed cache positions."""
-        return self._store.length
-
-    def get_max_length(self) -> int:
-        """-1: planes grow."""
-        return -1
 
 
 class DepthCache(Cache):  # type: ignore[misc]
@@ -138,6 +29,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         total_loops: T, loops at full depth.
         capacity: Cache positions known to be needed; 0 where unknown.
         stages: Layers of prelude and coda.
+        kv: How K/V are stored once all loops of their tokens have run.
 
     Attributes:
         store: The planes, their length and depth.
@@ -158,8 +50,15 @@ class DepthCache(Cache):  # type: ignore[misc]
         prefilling: True while `generate` prefills, so that a prompt of one token is not taken for decoding.
     """
 
-    def __init__(self, num_layers: int, total_loops: int, capacity: int = 0, stages: tuple[int, int] = (0, 0)) -> None:
-        self.store = PlaneStore(num_layers, total_loops, capacity, stages)
+    def __init__(
+        self,
+        num_layers: int,
+        total_loops: int,
+        capacity: int = 0,
+        stages: tuple[int, int] = (0, 0),
+        kv: KVConfig = FULL_KV,
+    ) -> None:
+        self.store = PlaneStore(num_layers, total_loops, capacity, stages, kv)
         layers = [Plane(self.store, layer, loop) for loop in range(total_loops) for layer in range(num_layers)]
         for layer, count in enumerate(self.store.counts):
             layers += [Plane(self.store, layer, plane) for plane in range(count or 0)]
@@ -211,12 +110,25 @@ class DepthCache(Cache):  # type: ignore[misc]
     @property
     def bytes_in_use(self) -> int:
         """Bytes of K/V that hold tokens: layers * planes * 2 * B * H_kv * d * bytes of a number, for each position."""
-        return sum(planes.position_bytes for planes in self.planes) * self.length
+        return sum(planes.bytes_of(self.length) for planes in self.planes)
 
     @property
     def bytes_allocated(self) -> int:
         """Bytes of K/V that are reserved, room for coming tokens included."""
-        return sum(planes.position_bytes * planes.size for planes in self.planes)
+        return sum(planes.bytes_allocated for planes in self.planes)
+
+    @property
+    def segment(self) -> int | None:
+        """Cache positions that are encoded together, and read as computed before; None where all are."""
+        return self.store.kv.segment if self.store.kv.is_coded else None
+
+    def encode(self, length: int) -> None:
+        """Encodes whole segments before a cache position, of which every loop has been run."""
+        self.store.encode(length)
+
+    def hold(self, lanes: Lanes, busy: Collection[int] = ()) -> None:
+        """As `sigma0.decode.runner.Storage` has it."""
+        self.store.hold(lanes)
 
     def open(self, depth: int, batch: int) -> None:
         """Readies the cache for a forward, or says why it does not fit.
@@ -288,7 +200,7 @@ class DepthCache(Cache):  # type: ignore[misc]
     def reserve_positions(self, cache_positions: int) -> None:
         """Makes room for so many cache positions in every layer."""
         for layer, planes in enumerate(self.store.planes):
-            if planes is not None and planes.size < cache_positions:
+            if planes is not None and planes.room < cache_positions:
                 self.store.reserve_layer(layer, planes.keys[0], cache_positions)
 
     def placement(self, longest: int) -> Placement:
@@ -297,7 +209,8 @@ class DepthCache(Cache):  # type: ignore[misc]
         starts, seen = self.padding(longest)
         self.reserve_exits(longest)
         total = planes.blocks * planes.size + 1
-        return Placement(planes.size, total, starts=starts, seen=seen, exits=self.exits)
+        coded = CodedPlacement(planes.room) if self.segment else None
+        return Placement(planes.size, total, starts=starts, seen=seen, exits=self.exits, coded=coded)
 
     def extend(self, cache_positions: int) -> None:
         """Counts cache positions up to `cache_positions` as in use."""
@@ -307,8 +220,13 @@ class DepthCache(Cache):  # type: ignore[misc]
         """Shortens the cache to `cache_positions`: later tokens were rejected, and none of them is in flight."""
         in_flight = self.in_flight
         assert in_flight is None or int(in_flight.cache_positions.max()) < cache_positions
-        self.store.length = min(self.store.length, cache_positions)
+        self._shorten(min(self.store.length, cache_positions))
         self._forget_past_length()
+
+    def _shorten(self, length: int) -> None:
+        if self.store.segments is not None:
+            self.store.segments.shorten(self.store.length, length)
+        self.store.length = length
 
     def _forget_past_length(self) -> None:
         """Drops what is known of cache positions from the length on."""
@@ -433,6 +351,7 @@ class DepthCache(Cache):  # type: ignore[misc]
     def commit(self, new: int) -> None:
         """Counts `new` cache positions as written, once every loop of them is."""
         self.store.length += new
+        self.store.encode(self.store.length)
 
     def reset(self) -> None:
         """Forgets everything; the memory is released."""
@@ -446,14 +365,15 @@ class DepthCache(Cache):  # type: ignore[misc]
             tokens_to_remove: How many, 0 or negative as transformers writes it.
 
         Raises:
-            ValueError: If positive (the retired absolute form), or more than the cache holds.
+            ValueError: If positive (the retired absolute form), more than the cache holds, or into what is known in few
+                bits alone.
         """
         if tokens_to_remove > 0 or -tokens_to_remove > self.length:
             raise ValueError(f"crop takes minus the tokens to remove, -{self.length} to 0, got {tokens_to_remove}")
-        self.store.length += tokens_to_remove
-        if not self.length:
+        if self.length == -tokens_to_remove:
             self.reset()
             return
+        self._shorten(self.length + tokens_to_remove)
         self._forget_past_length()
         if self.lanes is not None:
             self.lanes.drop(torch.full((self.batch,), self.length, device=self.lanes.device))
@@ -482,6 +402,8 @@ class DepthCache(Cache):  # type: ignore[misc]
             )
         for planes in self.planes:
             planes.select(indices)
+        if self.store.segments is not None:
+            self.store.segments = self.store.segments.select(indices)
         self.lanes = self.buffers = None
         if self._seen is not None:
             self._seen = self._seen.index_select(0, indices.to(self._seen.device))

@@ -126,6 +126,11 @@ class Lanes:
         return 2 * self.depth
 
     @property
+    def held(self) -> int:
+        """Stage of a lane whose token waits before its first loop."""
+        return 4 * self.idle
+
+    @property
     def device(self) -> torch.device:
         """Where the lanes are."""
         return self.hidden.device
@@ -248,7 +253,8 @@ class Lanes:
     def resume(self) -> None:
         """Puts suspended tokens back."""
         stages = self.table[:, STAGE]
-        stages -= torch.where(stages >= _SUSPENDED * self.depth, _SUSPENDED * self.depth, 0)
+        suspended = (stages >= _SUSPENDED * self.depth) & (stages < self.held)
+        stages -= torch.where(suspended, _SUSPENDED * self.depth, 0)
 
     def stop_decoding(self) -> None:
         """Tokens that wait for their reading only fill their planes from now on."""

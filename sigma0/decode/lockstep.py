@@ -34,9 +34,11 @@ def decode_tokens(
         Logits `[B, V]`, depths, met and diverged `[B]`; zeros for ended sequences.
     """
     batch = len(token_ids)
-    if drop and cache.in_flight is not None:
-        # `drop` has no trailing rows, so those that another setting has left are run to full depth first
+    if (drop and cache.in_flight is not None) or (cache.segment and cache.length % cache.segment == 0):
+        # `drop` has no trailing rows, so those that another setting has left are run to full depth first; and a segment
+        # begins when the one before it is encoded
         catch_up(model, cache)
+        cache.encode(cache.length)
     going = np.ones(batch, dtype=np.bool_) if cache.ended is None else ~cache.ended
     alive, over, where = np.flatnonzero(going), np.flatnonzero(~going), np.full(batch, cache.length)
     if len(over):

@@ -1,6 +1,6 @@
 """The operations of a pass, as plain torch or as Triton kernels: selected by name, with no fallback on a failure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sigma0.kernels.coded_attention import CodedRows, coded_attention_reference
+from sigma0.kernels.coded_row_attention import attend_coded_rows
 from sigma0.kernels.collapse import (
     ALPHA,
     FLOOR,
@@ -51,6 +53,7 @@ from sigma0.kernels.lane_rows import EndWeights, LaneBooks, LaneTables, LiveRows
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.path_fates import path_fates
+from sigma0.kernels.plane_codec import CodedPlanes, PlaneCodec
 from sigma0.kernels.plane_copy import copy_plane
 from sigma0.kernels.row_attention import RowPlaces, attend_rows, is_available
 from sigma0.kernels.row_block import BlockLayer, BlockShape, run_block
@@ -92,6 +95,8 @@ __all__ = [
     "Backend",
     "BlockLayer",
     "BlockShape",
+    "CodedPlanes",
+    "CodedRows",
     "Collapse",
     "CollapseRule",
     "CollapseState",
@@ -108,6 +113,7 @@ __all__ = [
     "LoopEndOutput",
     "LoopEndWeights",
     "Operations",
+    "PlaneCodec",
     "RowCount",
     "RowDraws",
     "RowPlaces",
@@ -179,6 +185,7 @@ class Operations:
             where a block does them one by one.
         mlp_rows: Norm and gated MLP of rows (`sigma0.kernels.row_mlp`); None as `project_rows`.
         head_rows: Ids and margins of rows without their logits (`sigma0.kernels.row_head`); None as `project_rows`.
+        coded_attention: Attention over planes in few bits (`sigma0.kernels.coded_attention`).
         broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
             identity where the model is on one rank.
     """
@@ -200,7 +207,16 @@ class Operations:
     project_rows: Callable[..., Tensor] | None = None
     mlp_rows: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor] | None = None
     head_rows: Callable[[Tensor, Tensor, RowDraws | None], HeadOutput] | None = None
+    coded_attention: Callable[[Tensor, Sequence[Tensor], Sequence[CodedPlanes], CodedRows, float], Tensor] = (
+        coded_attention_reference
+    )
     broadcast: Callable[[Tensor], Tensor] = no_broadcast
+
+    def over_coded_planes(self) -> "Operations":
+        """Those that do not reach into planes by themselves."""
+        if self.attend_rows is self.depth_attention is self.project_rows is self.run_block is None:
+            return self
+        return replace(self, attend_rows=None, depth_attention=None, project_rows=None, run_block=None)
 
     def product(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
         """The product of rows `[R, D]` of a dtype with a weight `[N, D]`."""
@@ -246,6 +262,7 @@ CPU = replace(
     certainty_rows=certainty_rows,
     collapse_rows=collapse_rows,
     linear_rows=row_dot,
+    coded_attention=attend_coded_rows,
 )
 TRITON = Operations(
     "triton",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.model import KVShape
+from sigma0.decode.ops import PlaneCodec
 
 # Planes of a coda's layer: what was read at exits, and what was read at loop T.
 CODA_PLANES = 2
@@ -50,20 +51,37 @@ class BlockShape:
         """Planes of each layer."""
         return [*[self.planes] * self.layers, *extra_planes(self.stages)]
 
-    def bytes_with(self, dtype: torch.dtype) -> int:
-        """Bytes of a block's keys and values over all layers and planes."""
+    def bytes_with(self, dtype: torch.dtype, codec: PlaneCodec | None = None) -> int:
+        """Bytes of a block's keys and values over all layers and planes.
+
+        Args:
+            dtype: Of numbers that are stored as they are computed.
+            codec: How those of the loops are stored; None: as they are computed.
+        """
+        if codec is not None:
+            return 2 * self.layers * self.kv_heads * codec.head_bytes(self.head_dim) * self.size
         return 2 * sum(self.counts) * self.kv_heads * self.head_dim * self.size * dtype.itemsize
 
-    def count_in(self, kv_bytes: int, dtype: torch.dtype) -> int:
+    def count_in(
+        self, kv_bytes: int, dtype: torch.dtype, codec: PlaneCodec | None = None, tail_positions: int = 0
+    ) -> int:
         """Blocks that so many bytes hold.
+
+        Args:
+            kv_bytes: Memory.
+            dtype: Of numbers that are stored as they are computed.
+            codec: How blocks are stored; None: as they are computed.
+            tail_positions: Cache positions that are kept as they are computed beside coded blocks.
 
         Raises:
             ValueError: If that is none.
         """
-        block_bytes = self.bytes_with(dtype)
-        if kv_bytes < block_bytes:
-            raise ValueError(f"{kv_bytes} bytes of K/V hold no block: one takes {block_bytes} bytes")
-        return kv_bytes // block_bytes
+        block_bytes = self.bytes_with(dtype, codec)
+        tail_bytes = self.bytes_with(dtype) * tail_positions // self.size
+        if kv_bytes < block_bytes + tail_bytes:
+            beside = f", and the segments under way take {tail_bytes} bytes" if tail_bytes else ""
+            raise ValueError(f"{kv_bytes} bytes of K/V hold no block: one takes {block_bytes} bytes{beside}")
+        return (kv_bytes - tail_bytes) // block_bytes
 
 
 def extra_planes(stages: tuple[int, int]) -> list[int]:
@@ -102,10 +120,34 @@ class LayerPlanes:
         return self._by_block(self.flat_values)
 
     @property
+    def room(self) -> int:
+        """Cache positions that a block holds."""
+        return self.size
+
+    @property
     def position_bytes(self) -> int:
         """Bytes that one cache position of all blocks takes, keys and values."""
         planes, _, heads, width = self.flat_keys.shape
         return 2 * planes * self.blocks * heads * width * self.flat_keys.element_size()
+
+    @property
+    def bytes_allocated(self) -> int:
+        """Bytes that are reserved for cache positions."""
+        return self.position_bytes * self.size
+
+    def bytes_of(self, length: int) -> int:
+        """Bytes that the first `length` cache positions of all blocks take."""
+        return self.position_bytes * length
+
+    def write_span(self, plane: int, start: int, keys: Tensor, values: Tensor) -> None:
+        """Writes K/V `[blocks, H_kv, N, d]` of every block from a cache position on."""
+        stop = start + keys.shape[2]
+        self.keys[plane, :, :, start:stop] = keys.detach()
+        self.values[plane, :, :, start:stop] = values.detach()
+
+    def read_span(self, plane: int, stop: int) -> tuple[Tensor, Tensor]:
+        """K/V of a plane before a cache position, `[blocks, H_kv, stop, d]` each."""
+        return self.keys[plane, :, :, :stop], self.values[plane, :, :, :stop]
 
     def grow(self, size: int) -> None:
         """Makes every block larger and keeps what is there."""

@@ -1,6 +1,6 @@
 """The eager runner: calls the parts of a step one after the other."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -53,6 +53,14 @@ class Storage(Protocol):
 
     def note_exits(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor, copy: bool) -> None:
         """Lets readers at loop t take plane min(t, exit) of tokens that run no further, all `[N]`."""
+
+    def hold(self, lanes: Lanes, busy: Collection[int] = ()) -> None:
+        """Takes tokens out of the passes that may not run yet, and puts them back once they may.
+
+        Args:
+            lanes: Tokens in flight.
+            busy: Sequences of which tokens beside the lanes are under way.
+        """
 
 
 # Ids, which drafts stand, which sequences end, and logits, as `Choice.choose` returns them.
@@ -202,7 +210,9 @@ class EagerRunner:
         self.storage = storage
         self.counts = counts
         self.chosen = chosen
-        self.ops = model.operations
+        coded = storage.placement(0).coded is not None
+        self.ops = model.operations.over_coded_planes() if coded else model.operations
+        self.holds = coded
         self.program = Program()
         self._stages = lanes.stages()
         self._batch: Batch | None = None
@@ -256,8 +266,7 @@ class EagerRunner:
         if known is None or longest > known.longest or first is not self._first_keys:
             bound = self.bound_on(longest)
             place = self.storage.placement(bound)
-            room = place.size if place.blocks is None else place.size * place.blocks.shape[1]
-            bound = min(bound, max(room, longest))
+            bound = min(bound, max(place.room, longest))
             known = Batch(
                 self.model, self.lanes, self.settings, self.program, planes, place, bound, self.ops, self._handed_over()
             )
@@ -291,6 +300,11 @@ class EagerRunner:
             return Step(_NOTHING, decoding, rows)
         lines, logits, told = self.settle(batch, rows, which, choice)
         return Step(lines, decoding, rows, logits, told)
+
+    def hold(self, busy: Collection[int] = ()) -> None:
+        """Between steps: `Storage.hold`, where K/V are encoded."""
+        if self.holds:
+            self.storage.hold(self.lanes, busy)
 
     def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
         """Runs a loop of every live lane, and of the prefill beside them; None where there is neither."""

@@ -112,7 +112,10 @@ def open_runner(
     graphs: StepGraphs | None = None,
 ) -> EagerRunner:
     """The runner that was chosen; arguments as `CompiledRunner` and `GraphRunner` take them."""
-    unordered = storage.placement(0).seen is not None
+    place = storage.placement(0)
+    if place.coded is not None and (choice.name != "eager" or choice.late):
+        choice = RunnerChoice("eager", "K/V in few bits are encoded between steps")
+    unordered = place.seen is not None
     if unordered and choice.name == "compile" and not choice.captured:
         choice = RunnerChoice("eager", "compile is for prompts whose pads all come first")
     if unordered and model.operations.copies_exits and (choice.late or choice.captured):

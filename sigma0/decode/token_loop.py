@@ -287,6 +287,7 @@ class TokenLoop:
         step = runner.step(longest, self.choice)
         if step is None:
             return None
+        runner.hold()
         self.tail_passes = 0 if step.decoding else self.tail_passes + 1
         if self.record is not None:
             self.record.after_pass(step.looped, cache.length)

@@ -89,7 +89,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
 
     def new_cache(self, capacity: int = 0) -> DepthCache:
         """An empty cache for this model, with room for `capacity` tokens; 0 grows as needed."""
-        return DepthCache(self.num_block_layers, self.num_loops, capacity, self.stages)
+        return DepthCache(self.num_block_layers, self.num_loops, capacity, self.stages, self.kv_config)
 
     @torch.no_grad()
     def decode_step(
@@ -163,7 +163,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             raise ValueError(
                 "assistant_early_exit cuts layers, not loops; use exit_config=ExitConfig(mode='fixed', ...)"
             )
-        for name in ("fate_config", "door_policy", "confidence_model"):
+        for name in ("fate_config", "door_policy", "confidence_model", "kv_config"):
             value = kwargs.get(name, getattr(generation_config, name, None))
             if value is not None and STORED[name].parse(value) != getattr(self, name):
                 raise ValueError(

@@ -1,5 +1,6 @@
 """Loading a looped model and its tokenizer by shipped name, folder or hub id."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from sigma0.checkpoints import CHECKPOINTS, shipped_models
+from sigma0.config import KVConfig
 from sigma0.decode.finite import check_weights
 from sigma0.decode.ops import Backend, operations
 from sigma0.decode.parallel import init_tensor_parallel
@@ -104,6 +106,7 @@ def load(
     quantization: str | None = None,
     recurrence: int | None = None,
     stride: int | None = None,
+    kv: KVConfig | Mapping[str, Any] | str | None = None,
     deterministic: bool = True,
     tensor_parallel: bool = False,
     check: bool = True,
@@ -122,6 +125,8 @@ def load(
             the rest is then bfloat16 where `dtype` is `auto`.
         recurrence: T, loops at full depth, of a model that takes any number (Raven); by default the checkpoint's own.
         stride: Loops of such a model that a pass runs, a divisor of T; depths are then counted in passes.
+        kv: How K/V are stored: `full`, `bf16`, `int8`, `int4`, `residual`, or a `KVConfig`; None for the checkpoint's
+            own way.
         deterministic: With the kernels, whether a row of a pass has the same bits whatever rows come along; False takes
             the products of torch's libraries.
         tensor_parallel: Load this process's shard; `torchrun` starts the processes, and all of them make the same calls
@@ -133,7 +138,7 @@ def load(
 
     Raises:
         ValueError: If there is no such model, it is not looped, its tensors do not fit or are not finite, or device,
-            dtype, backend, runner, quantization, recurrence or stride is bad.
+            dtype, backend, runner, quantization, recurrence, stride or kv is bad.
     """
     if runner not in RUNNERS:
         raise ValueError(f"no such runner: {runner!r}; there are {', '.join(RUNNERS)}")
@@ -149,6 +154,9 @@ def load(
         check=check,
     )
     model.runner, model.quantization, model.deterministic = runner, quantization, deterministic
+    if kv is not None:
+        model.generation_config.kv_config = KVConfig.parse(kv)
+        _ = model.kv_config
     return model, tokenizer
 
 
@@ -252,6 +260,7 @@ def _check_settings(model: DepthGenerationMixin) -> None:
     try:
         model.resolve_exit_config(None).stops_at(model.num_loops)
         _ = model.fate_config, model.door_policy, model.confidence_model, model.exit_thresholds.configs()
+        _ = model.kv_config
     except ValueError as error:
         raise ValueError(f"generation_config.json: {one_line(error)}") from error
 

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from sigma0.models.cache_name import given_cache, named_cache
 from sigma0.models.hf_generate import DepthGenerationMixin, check_cache
 from sigma0.models.limits import check_ids
 from sigma0.models.looped import LoopedPreTrainedModel
-from sigma0.models.outputs import LoopedCausalLMOutput, LoopedModelOutput
+from sigma0.models.outputs import LoopedCausalLMOutput, LoopedModelOutput, joined
 from sigma0.models.prompt_rows import positions
 from sigma0.models.row_linear import Modules, PackedLinear, PackedWeightsMixin, Product
 
@@ -204,6 +205,9 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             use_cache = False
         elif self.needs_cache(rule):
             use_cache = True
+        if cache is None and self.kv_config.is_coded and (self.config.use_cache if use_cache is None else use_cache):
+            cache = self.new_cache()
+            cache.open(loops, inputs.shape[0])
         outputs = self._run_prompt(
             logits_to_keep,
             input_ids=input_ids,
@@ -276,19 +280,25 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         last_only = isinstance(logits_to_keep, int) and logits_to_keep == 1
         recorded = inputs.get("output_hidden_states") or inputs.get("output_attentions")
         recorded = recorded or any(inputs.get(name) is not None for name in self.model_inputs)
-        whole = cache is None or torch.is_grad_enabled() or length <= PROMPT_CHUNK or not last_only or recorded
-        if whole or (mask is not None and mask.dim() != 2):
+        whole = cache is None or recorded or (mask is not None and mask.dim() != 2)
+        segment = None if cache is None else cache.segment
+        if segment is None:
+            whole = whole or torch.is_grad_enabled() or length <= PROMPT_CHUNK or not last_only
+        if whole:
             return self.base_model(**inputs)  # type: ignore[no-any-return]
-        past = cache.length
-        for start in range(0, length, PROMPT_CHUNK):
-            stop = min(start + PROMPT_CHUNK, length)
+        past, chunks = cache.length, []
+        size = PROMPT_CHUNK if segment is None else segment
+        first = size - (past % size if segment else 0)
+        for start, stop in pairwise([0, *range(first, length, size), length]):
             part = {
                 name: inputs[name][:, start:stop],
                 "attention_mask": None if mask is None else mask[:, : past + stop],
                 "position_ids": None if positions is None else positions[:, start:stop],
             }
-            outputs = self.base_model(**{**inputs, **part})
-        return outputs  # type: ignore[no-any-return]
+            chunks.append(self.base_model(**{**inputs, **part}))
+            if last_only:
+                del chunks[:-1]
+        return joined(chunks)
 
     def needs_cache(self, rule: ExitRule) -> bool:
         """Whether a prefill under a rule is read over K/V, so that a cache is made for it."""

@@ -3,8 +3,10 @@
 The cache is in `past_key_values` and in `cache`, which are one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -28,6 +30,18 @@ class LoopedModelOutput(CacheNamesMixin, BaseModelOutputWithPast):  # type: igno
     gate_logits: Tensor | None = None
     injected: Tensor | None = None
     start_states: Tensor | None = None
+
+
+def joined(chunks: Sequence[LoopedModelOutput]) -> LoopedModelOutput:
+    """Runs over the chunks of a prompt as one: their positions side by side, and the last one's cache."""
+    last = chunks[-1]
+    if len(chunks) == 1:
+        return last
+    for name in ("loop_states", "gate_logits", "injected", "start_states", "last_hidden_state"):
+        parts = [getattr(chunk, name) for chunk in chunks]
+        if parts[0] is not None:
+            setattr(last, name, torch.cat(parts, dim=2 if name in ("loop_states", "gate_logits") else 1))
+    return last
 
 
 @dataclass

@@ -1,0 +1,70 @@
+"""Attention over coded planes on a CPU: `coded_attention.py` in C++, which decodes while it reads.
+
+Formula and reference are those of `coded_attention.py`. A number is decoded once for all query heads that share it, in
+float32, or in float64 for such queries, and is never written.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from sigma0.kernels.coded_attention import CodedRows
+from sigma0.kernels.cpp_library import ELEMENTS, load
+from sigma0.kernels.plane_codec import CodedPlanes
+
+_POINTERS, _SIZES = 16, 11
+
+
+def attend_coded_rows(
+    query: Tensor, tails: Sequence[Tensor], coded: Sequence[CodedPlanes], rows: CodedRows, scaling: float
+) -> Tensor:
+    """As `coded_attention_reference`."""
+    query, output = query.contiguous(), torch.empty_like(query, memory_format=torch.contiguous_format)
+    count, heads, width = query.shape
+    keys, values = coded
+    codec = keys.codec
+    layout = torch.tensor([codec.bits, keys.offsets], dtype=torch.int64)
+    # bound to names, since the compiled function sees their memory only
+    columns = [column.contiguous() for column in (rows.sequences, rows.cache_positions, rows.planes)]
+    for name, tail in zip(("keys", "values"), tails, strict=True):
+        if tail.dtype is not query.dtype:
+            raise ValueError(f"the cache holds {name} in {tail.dtype}, and the model computes in {query.dtype}")
+    _compiled(query.dtype, width)(
+        tails[0].data_ptr(),
+        keys.codes.data_ptr(),
+        keys.scales.data_ptr(),
+        tails[1].data_ptr(),
+        values.codes.data_ptr(),
+        values.scales.data_ptr(),
+        query.data_ptr(),
+        output.data_ptr(),
+        layout[0].data_ptr(),
+        layout[1].data_ptr(),
+        *(column.data_ptr() for column in columns),
+        *(None if part is None else part.data_ptr() for part in (rows.blocks, rows.starts, rows.seen)),
+        -1 if codec.anchor is None else codec.anchor,
+        codec.group,
+        keys.positions,
+        count,
+        heads,
+        keys.heads,
+        rows.segment,
+        rows.size,
+        tails[0].shape[1],
+        0 if rows.blocks is None else rows.blocks.shape[1],
+        0 if rows.seen is None else rows.seen.shape[1],
+        scaling,
+        torch.get_num_threads(),
+    )
+    return output
+
+
+@lru_cache
+def _compiled(dtype: torch.dtype, width: int) -> Callable[..., None]:
+    """The function of a dtype and a head width."""
+    arguments = [ctypes.c_void_p] * _POINTERS + [ctypes.c_int64] * _SIZES + [ctypes.c_double, ctypes.c_int64]
+    source, definitions = "row_attention.cpp coded_attention.cpp", {"ELEMENT": ELEMENTS[dtype], "HEAD_DIM": width}
+    return load(source, "attend_coded_rows", arguments, definitions)

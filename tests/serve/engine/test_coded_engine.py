@@ -1,0 +1,154 @@
+"""K/V in few bits: an answer is what `generate` gives under the same codec, whatever runs beside it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sigma0
+from sigma0 import ExitConfig
+from sigma0.config import KVConfig
+from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.messages import EngineRequest, RequestFailed, RequestOutput
+from tests.reference import settled_model
+from tests.serve.engine.spied_worker import KV
+from tests.serve.engine.test_engine import CONFIGS, SAMPLINGS, alone, drain, jobs, outcome, poisoned
+
+FEW_BITS = KVConfig(codec="residual", group=8, segment=16)
+# of a position in few bits, and as it is computed
+CODED_BYTES = 2 * 2 * 2 * ((3 * 2 + 4) * 8 // 8 + 4 * 2)
+COMPUTED_BYTES = 2 * 2 * 4 * 2 * 8 * 4
+
+
+@pytest.fixture(scope="module")
+def pocket():
+    return sigma0.load("pocket", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def model(pocket):
+    found = settled_model(3, vocab_size=len(pocket[1]), total_ut_steps=4)
+    found.generation_config.eos_token_id = None
+    found.generation_config.kv_config = FEW_BITS
+    return found
+
+
+def kv_bytes(slots, blocks, page):
+    """Of so many blocks, and the segments under way."""
+    return slots * FEW_BITS.segment * COMPUTED_BYTES + blocks * page * CODED_BYTES
+
+
+def job(length, new, seed=1, **asked):
+    ids = np.random.default_rng(seed).integers(5, 60, length).tolist()
+    return EngineRequest(tuple(ids), new, asked.pop("exit_config", CONFIGS[0]), on_collapse="ignore", **asked)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(jobs(), min_size=2, max_size=5), st.integers(0, 2**16), st.sampled_from([4, 16]), st.booleans())
+def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
+    asked = [replace(each, max_new_tokens=each.max_new_tokens * 4) for each in asked]
+    rng = np.random.default_rng(seed)
+    positions = max(len(each.prompt_ids) + each.max_new_tokens for each in asked) + (page if crowded else 400)
+    memory = kv_bytes(3, -(-positions // page) + 1, page)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(3, 16, int(rng.integers(3, 40)), page, memory), watch=True)
+    queue, keys, found = list(enumerate(asked)), {}, {}
+    for _ in range(4000):
+        if queue and rng.random() < 0.4:
+            number, each = queue.pop(0)
+            keys[engine.submit(each)] = number
+        for key, event in engine.step():
+            found.setdefault(key, []).append(event)
+        if not queue and not engine.has_work:
+            break
+    assert not engine.has_work and engine.pool.used == 0
+    for key, number in keys.items():
+        assert outcome(found[key]) == outcome(alone(model, pocket[1], asked[number]))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_alone_is_what_generate_says(pocket, monkeypatch, config):
+    """Of a trained model: where two prefills round otherwise, a code may flip, and turn the near ties of a random one."""
+    model, tokenizer = pocket
+    monkeypatch.setattr(model.generation_config, "kv_config", replace(FEW_BITS, group=16), raising=False)
+    monkeypatch.setattr(model.generation_config, "eos_token_id", None)
+    story = tokenizer("Mary went to the park. Leo took the book. The book is in the box. Where is Mary?")["input_ids"]
+    for length in (1, 16, len(story)):
+        asked = EngineRequest(tuple(story[:length]), 40, config, on_collapse="ignore")
+        done = alone(model, tokenizer, asked)[-1]
+        out = model.generate(
+            torch.tensor([asked.prompt_ids]), max_new_tokens=40, do_sample=False, exit_config=config,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+        assert [token.id for token in done.tokens] == out.sequences[0, length:].tolist()
+        assert [token.depth for token in done.tokens] == out.exit_depths[0].tolist()
+        assert (done.passes, done.rows) == (out.loop_passes, out.loop_rows)
+
+
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], CONFIGS[2], CONFIGS[5]], ids=str)
+def test_requests_that_are_preempted_again_and_again(model, pocket, config):
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(3, 8, 8, 4, kv_bytes(3, 20, 4)), watch=True)
+    asked = [job(10, 60, seed, exit_config=config, sampling=SAMPLINGS[seed % 2]) for seed in range(3)]
+    keys = [engine.submit(each) for each in asked]
+    found = drain(engine)
+    assert engine.status().preemptions > 0
+    for key, each in zip(keys, asked, strict=True):
+        assert outcome(found[key]) == outcome(alone(model, pocket[1], each))
+
+
+def test_whole_segments_are_found_again(model, pocket):
+    """Of a prompt and of an answer, since both are the same function of the ids before them."""
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(2, 8, 64, 4, KV), watch=True)
+    asked = job(37, 30, exit_config=ExitConfig(mode="margin", theta=0.3))
+    key = engine.submit(asked)
+    done = drain(engine)[key][-1]
+    ids = (*asked.prompt_ids, *(token.id for token in done.tokens))
+    turn = replace(asked, prompt_ids=(*ids[:64], 7, 8), max_new_tokens=20)
+    key = engine.submit(turn)
+    warm = drain(engine)[key][-1]
+    assert done.cached_tokens == 0 and warm.cached_tokens == 64, "two segments hold tokens of the answer"
+    assert outcome([warm]) == outcome(alone(model, pocket[1], turn))
+
+
+def test_what_was_dropped_is_never_found(model, pocket):
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(2, 8, 64, 4, KV), watch=True)
+    asked = job(32, 40, exit_config=ExitConfig(q=0.01, after_exit="drop"))
+    key = engine.submit(asked)
+    done = drain(engine)[key][-1]
+    assert any(token.depth < 4 for token in done.tokens)
+    turn = EngineRequest((*asked.prompt_ids, *(token.id for token in done.tokens)), 3, ExitConfig(mode="full"))
+    key = engine.submit(turn)
+    assert drain(engine)[key][-1].cached_tokens == 16, "the second segment holds the prompt's last token"
+
+
+def test_numbers_that_are_none_end_their_request_alone(model, pocket):
+    """One is in a prompt, whose states nobody reads before its segment is encoded."""
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(2, 8, 64, 4, KV), watch=True)
+    other = job(20, 40, 2)
+    with poisoned(model, 61):
+        broken = engine.submit(EngineRequest((61, *range(5, 40)), 4, ExitConfig(mode="full")))
+        kept = engine.submit(other)
+        found = drain(engine)
+    assert isinstance(found[broken][-1], RequestFailed) and isinstance(found[kept][-1], RequestOutput)
+    assert outcome(found[kept]) == outcome(alone(model, pocket[1], other))
+    again = engine.submit(EngineRequest((61, *range(5, 40)), 4, ExitConfig(mode="full")))
+    assert outcome(drain(engine)[again]) == outcome(
+        alone(model, pocket[1], EngineRequest((61, *range(5, 40)), 4, ExitConfig(mode="full")))
+    ), "nothing of the broken one is found"
+
+
+def test_memory_holds_the_segments_under_way_too(model, pocket):
+    memory = kv_bytes(3, 20, 16)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(3, kv_bytes=memory))
+    assert engine.pool.total == 20
+    planes = engine._batch._planes.planes
+    made = sum(layer.bytes_allocated for layer in planes)
+    assert made == memory
+    tensors = [tensor.nbytes for layer in planes for coded in layer.coded for tensor in (coded.codes, coded.scales)]
+    assert sum(tensors) == 20 * 16 * CODED_BYTES
+    with pytest.raises(ValueError, match="the segments under way take"):
+        Engine(model, pocket[1], "tiny", EngineLimits(3, kv_bytes=memory - 20 * 16 * CODED_BYTES))
+    with pytest.raises(ValueError, match="a segment of 16 cache positions is no multiple of a block of 7"):
+        Engine(model, pocket[1], "tiny", EngineLimits(3, page_size=7))
