@@ -70,7 +70,7 @@ def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_alone_is_what_generate_says(pocket, monkeypatch, config):
-    """Of a trained model: where two prefills round otherwise, a code may flip, and turn the near ties of a random one."""
+    """Of a trained model: two prefills round otherwise, a code may flip, and turn the near ties of a random one."""
     model, tokenizer = pocket
     monkeypatch.setattr(model.generation_config, "kv_config", replace(FEW_BITS, group=16), raising=False)
     monkeypatch.setattr(model.generation_config, "eos_token_id", None)
