@@ -76,6 +76,11 @@ COMMANDS = {
         "quantization",
         "Bytes, time, agreement and depths with weights of int8 and int4, beside the same model with floats; greedy.",
     ),
+    "kv": Target(
+        "sigma0.bench.kv.command",
+        "kv",
+        "Agreement, depths, bytes and time with K/V in few bits, beside K/V as computed, at several contexts.",
+    ),
     "overhead": Target(
         "sigma0.bench.overhead.command",
         "overhead",

@@ -15,18 +15,32 @@ struct Codec {
   int64_t group, positions, kv_heads;
 };
 
+// Levels of the codes in each byte: a load in place of shifts and masks.
+template <int64_t BITS>
+struct Levels {
+  Real of_byte[256][8 / BITS];
+  Levels() {
+    for (int64_t byte = 0; byte < 256; ++byte) {
+      for (int64_t i = 0; i < 8 / BITS; ++i) {
+        const int64_t code = (byte >> (i * BITS)) & ((1 << BITS) - 1);
+        of_byte[byte][i] = static_cast<Real>(code) - static_cast<Real>(1 << (BITS - 1)) + static_cast<Real>(0.5);
+      }
+    }
+  }
+};
+
 template <int64_t BITS, bool ADDS>
 inline void decode_plane(const uint8_t* codes, const at::BFloat16* scales, int64_t group, Real* numbers) {
-  constexpr int64_t PER_BYTE = 8 / BITS, MASK = (1 << BITS) - 1;
-  constexpr Real MIDDLE = static_cast<Real>(1 << (BITS - 1)) - static_cast<Real>(0.5);
+  static const Levels<BITS> levels;
+  constexpr int64_t PER_BYTE = 8 / BITS;
+  alignas(64) Real own[PADDED];
+  for (int64_t i = 0; i < HEAD_DIM / PER_BYTE; ++i) {
+    std::memcpy(own + i * PER_BYTE, levels.of_byte[codes[i]], sizeof(levels.of_byte[0]));
+  }
   for (int64_t begin = 0; begin < HEAD_DIM; begin += group) {
     const Real scale = static_cast<Real>(static_cast<float>(scales[begin / group]));
-    for (int64_t i = begin; i < begin + group; i += PER_BYTE) {
-      const int64_t byte = codes[i / PER_BYTE];
-      for (int64_t j = 0; j < PER_BYTE; ++j) {
-        const Real number = scale * (static_cast<Real>((byte >> (j * BITS)) & MASK) - MIDDLE);
-        numbers[i + j] = ADDS ? numbers[i + j] + number : number;
-      }
+    for (int64_t i = begin; i < begin + group; ++i) {
+      numbers[i] = ADDS ? numbers[i] + scale * own[i] : scale * own[i];
     }
   }
 }
@@ -38,7 +52,9 @@ inline void decode_stored(
   const uint8_t* codes = from.codes + codec.offsets[plane] + head * (HEAD_DIM * codec.bits[plane] / 8);
   const at::BFloat16* scales =
       from.scales + (plane * codec.positions * codec.kv_heads + head) * (HEAD_DIM / codec.group);
-  if (codec.bits[plane] == 2) {
+  if (codec.bits[plane] == 1) {
+    decode_plane<1, ADDS>(codes, scales, codec.group, numbers);
+  } else if (codec.bits[plane] == 2) {
     decode_plane<2, ADDS>(codes, scales, codec.group, numbers);
   } else if (codec.bits[plane] == 4) {
     decode_plane<4, ADDS>(codes, scales, codec.group, numbers);

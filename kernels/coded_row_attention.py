@@ -66,5 +66,5 @@ def attend_coded_rows(
 def _compiled(dtype: torch.dtype, width: int) -> Callable[..., None]:
     """The function of a dtype and a head width."""
     arguments = [ctypes.c_void_p] * _POINTERS + [ctypes.c_int64] * _SIZES + [ctypes.c_double, ctypes.c_int64]
-    source, definitions = "row_attention.cpp coded_attention.cpp", {"ELEMENT": ELEMENTS[dtype], "HEAD_DIM": width}
-    return load(source, "attend_coded_rows", arguments, definitions)
+    source = "row_attention.cpp coded_attention.cpp"
+    return load(source, "attend_coded_rows", arguments, {"ELEMENT": ELEMENTS[dtype], "HEAD_DIM": width})

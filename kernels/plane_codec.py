@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-WIDTHS = (2, 4, 8)
+WIDTHS = (1, 2, 4, 8)
 SCALE_BYTES = 2
 # Shares of the largest number that the search for a scale starts from: outliers are cut where that helps the others.
 _STARTS = (1.0, 0.85, 0.7, 0.55)
@@ -33,7 +33,7 @@ class PlaneCodec:
     """How the planes of a layer are stored.
 
     Attributes:
-        bits: Of a code, for each plane: 2, 4 or 8.
+        bits: Of a code, for each plane: 1, 2, 4 or 8.
         anchor: Plane that the others are residuals to; None where every plane stands for itself.
         group: g, numbers of a head that share a scale.
 
@@ -51,8 +51,8 @@ class PlaneCodec:
             raise ValueError(f"planes are stored in {', '.join(map(str, WIDTHS))} bits, got {list(self.bits)}")
         if self.anchor is not None and not 0 <= self.anchor < len(self.bits):
             raise ValueError(f"the anchor is one of {len(self.bits)} planes, got {self.anchor}")
-        if self.group < 4 or self.group % 4:
-            raise ValueError(f"a group is a multiple of 4 numbers, got {self.group}")
+        if self.group < 8 or self.group % 8:
+            raise ValueError(f"a group is a multiple of 8 numbers, got {self.group}")
 
     def check_width(self, width: int) -> None:
         """Refuses heads that are no whole number of groups.
@@ -90,7 +90,7 @@ def encode(numbers: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
     if not torch.isfinite(numbers).all():
         raise ValueError("K/V that are infinite or NaN cannot be stored in few bits")
     half = 2 ** (bits - 1)
-    grouped = numbers.float().unflatten(-1, (-1, group))  # [..., d / g, g]
+    grouped = numbers.float().view(*numbers.shape[:-1], -1, group)  # [..., d / g, g]
     largest = grouped.abs().amax(-1, keepdim=True)
     best_error = torch.full_like(largest, torch.inf)
     best_scale, best_level = torch.zeros_like(largest), torch.zeros_like(grouped)
@@ -107,7 +107,7 @@ def encode(numbers: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
     codes = (best_level + (half - 0.5)).flatten(-2).to(torch.uint8)
     per_byte = 8 // bits
     shifts = torch.arange(per_byte, device=codes.device, dtype=torch.uint8) * bits
-    packed = (codes.unflatten(-1, (-1, per_byte)) << shifts).sum(-1, dtype=torch.uint8)
+    packed = (codes.view(*codes.shape[:-1], -1, per_byte) << shifts).sum(-1, dtype=torch.uint8)
     return packed, best_scale.squeeze(-1).to(torch.bfloat16)
 
 
@@ -122,7 +122,8 @@ def decode(codes: Tensor, scales: Tensor, bits: int, group: int) -> Tensor:
     """
     shifts = torch.arange(8 // bits, device=codes.device, dtype=torch.uint8) * bits
     levels = ((codes[..., None] >> shifts) & (2**bits - 1)).flatten(-2).float() - (2 ** (bits - 1) - 0.5)
-    return (levels.unflatten(-1, (-1, group)) * scales.float()[..., None]).flatten(-2)
+    numbers: Tensor = levels.view(*scales.shape, group) * scales.float()[..., None]
+    return numbers.flatten(-2)
 
 
 def _levels(grouped: Tensor, scale: Tensor, half: int) -> Tensor:

@@ -14,6 +14,7 @@ from rich.console import Console
 from sigma0.commands.console import log_to_stderr, one_line_errors
 from sigma0.commands.options import (
     KEPT_FILES,
+    KV,
     BackendName,
     BudgetLimits,
     Check,
@@ -84,6 +85,7 @@ def serve(
     quantization: Quantization = None,
     recurrence: Recurrence = None,
     stride: Stride = None,
+    kv: KV = None,
     check: Check = True,
     telemetry: Annotated[
         Path | None, typer.Option(help="File for one JSON line a request: depths, exits, verdict, route, costs.")
@@ -117,7 +119,7 @@ def serve(
 
         from sigma0.commands.ladder import open_ladder
         from sigma0.commands.telemetry import TelemetryLog
-        from sigma0.config import parse_on_collapse
+        from sigma0.config import KVConfig, parse_on_collapse
         from sigma0.decode.grammar.spec import parse_call_style
         from sigma0.serve.api.access import DRAIN_TIMEOUT, Environment, ServerSettings
         from sigma0.serve.api.hosts import check_hosts, hosts_of
@@ -142,7 +144,7 @@ def serve(
         if ray:
             if runner != "auto":
                 raise ValueError("--runner goes with one engine: leave it out with --ray")
-            of_one = {"quantization": quantization, "recurrence": recurrence, "stride": stride}
+            of_one = {"quantization": quantization, "recurrence": recurrence, "stride": stride, "kv": kv}
             for option, value in of_one.items():
                 if value is not None:
                     raise ValueError(f"--{option} goes with one engine: leave it out with --ray")
@@ -220,6 +222,7 @@ def serve(
             quantization,
             recurrence,
             stride,
+            None if kv is None else KVConfig.parse(kv),
         )
         climbing = None
         service: EngineClient

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from sigma0.commands.console import one_line_errors
-from sigma0.commands.options import AsJson, Recurrence, StatedDtype, Stride
+from sigma0.commands.options import KV, AsJson, Recurrence, StatedDtype, Stride
+from sigma0.config import FULL_KV, KVConfig
 from sigma0.serve.command import parse_bytes
-from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters, token_bytes, weight_bytes
+from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters, stored_bytes, token_bytes, weight_bytes
 
 # The published models, so that no checkpoint is needed: layers of Ouro's block, and Huginn.
 SHAPES = {"ouro-1.4b": 24, "ouro-2.6b": 48}
@@ -34,6 +35,7 @@ def size(
     max_running: Annotated[int, typer.Option(help="Requests that run at most.")] = 16,
     pass_rows: Annotated[int, typer.Option(help="Rows up to which prefill may fill a pass.")] = 256,
     spare: Annotated[float, typer.Option(help="Share of the memory that is left free.")] = 0.1,
+    kv: KV = None,
     recurrence: Recurrence = None,
     stride: Stride = None,
     as_json: AsJson = False,
@@ -44,7 +46,8 @@ def size(
     with one_line_errors():
         if dtype not in DTYPES:
             raise ValueError(f"--dtype {dtype!r} is none of {', '.join(DTYPES)}")
-        serving = Serving(getattr(torch, dtype).itemsize, page_size, max_running, pass_rows, spare)
+        stored = FULL_KV if kv is None else KVConfig.parse(kv)
+        serving = Serving(getattr(torch, dtype).itemsize, page_size, max_running, pass_rows, spare, stored)
         shape = shape_of(model, recurrence, stride)
         memories = [_memory(amount) for amount in memory.split(",")]
         fits = [
@@ -115,18 +118,25 @@ def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: S
         "serving": asdict(serving),
         "parameters": parameters(shape),
         "weights": weight_bytes(shape, serving.number_bytes),
-        "token": token_bytes(shape, serving.number_bytes),
+        "token": stored_bytes(shape, serving),
         "fits": [asdict(row) for row in fits],
     }
 
 
 def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[MemoryFit]) -> str:
     """The same as Markdown; GB are 10^9 bytes."""
-    weights, token = weight_bytes(shape, serving.number_bytes), token_bytes(shape, serving.number_bytes)
+    weights, token = weight_bytes(shape, serving.number_bytes), stored_bytes(shape, serving)
+    few_bits = ""
+    if serving.kv.is_coded:
+        few_bits = (
+            f" as {serving.kv.codec}, and {amount(fits[0].under_way)} for the segments under way of {serving.running} "
+            "sequences"
+        )
     lines = [
         f"Computed, not measured: {model}, {loops_of(shape)}, {shape.kv_heads} K/V heads of "
         f"{shape.head_dim}, {dtype}. Weights {amount(weights)} ({parameters(shape) / 1e6:,.1f} M numbers); K/V of a "
-        f"token {token / 1024:,g} KiB in pages of {serving.page_size}; {serving.spare:.0%} of the memory left alone.",
+        f"token {token / 1024:,g} KiB{few_bits} in pages of {serving.page_size}; {serving.spare:.0%} of the memory "
+        "left alone.",
         "",
         "| memory | context | a pass, at most | K/V of one sequence | sequences that fit | tokens of K/V in all |",
         "|---:|---:|---:|---:|---:|---:|",

@@ -5,6 +5,8 @@
     Raven       (P + L + C) layers of V D + ... as above but for their norms, and 2 D^2 + D numbers of adapter and norm;
                 a token (T L + P + 2 C) 2 H_kv d: a prelude's layers have one plane, a coda's two
     a sequence  its tokens rounded up to whole blocks
+    few bits    of T planes of b_t bits and groups of g numbers, a token takes L 2 H_kv sum_t (d b_t / 8 + 2 d / g)
+                bytes, and each sequence a segment of tokens as computed beside its blocks (`decode.coded_planes`)
 
 V is the vocabulary, D the width, L the layers of the shared block, H and H_kv its query and K/V heads of d numbers
 each, I the width of the MLP, T the loops; a layer has N norms, and G is 1 where there is a gate, else 0; P and C are
@@ -15,6 +17,8 @@ token which exited at e < T does not write are filled with copies of plane e, si
 
 from dataclasses import dataclass
 from typing import Any
+
+from sigma0.config import FULL_KV, KVConfig
 
 # Norms of a layer and gates of the families that loop over all layers, by `model_type`.
 _FAMILIES = {"ouro": (4, 1), "nanbeige": (2, 0)}
@@ -141,6 +145,7 @@ class Serving:
         running: Requests that run at most.
         pass_rows: Rows up to which prefill may fill a pass.
         spare: Share of the memory that is left free: the CUDA context, the allocator's gaps, the statistics of tokens.
+        kv: How K/V are stored.
     """
 
     number_bytes: int = 2
@@ -148,6 +153,7 @@ class Serving:
     running: int = 16
     pass_rows: int = 256
     spare: float = 0.1
+    kv: KVConfig = FULL_KV
 
     def __post_init__(self) -> None:
         for name in ("number_bytes", "page_size", "running", "pass_rows"):
@@ -166,7 +172,8 @@ class MemoryFit:
         context: Tokens of a whole sequence, prompt and answer together.
         weights: Bytes.
         a_pass: Upper estimate of the bytes of a pass besides weights and K/V.
-        sequence: Bytes of K/V of a whole sequence.
+        sequence: Bytes of K/V of a whole sequence, in blocks.
+        under_way: Bytes of the segments under way of all sequences that may run; 0 where K/V are as computed.
         sequences: Whole sequences whose K/V fit at once.
         tokens: Tokens of K/V that fit over all sequences.
     """
@@ -176,6 +183,7 @@ class MemoryFit:
     weights: int
     a_pass: int
     sequence: int
+    under_way: int
     sequences: int
     tokens: int
 
@@ -210,19 +218,36 @@ def token_bytes(shape: ModelShape, number_bytes: int, planes: int | None = None)
     return count * 2 * shape.kv_heads * shape.head_dim * number_bytes
 
 
-def block_bytes(shape: ModelShape, number_bytes: int, page_size: int) -> int:
+def stored_bytes(shape: ModelShape, serving: Serving) -> int:
+    """Bytes of K/V of one token in a block, as they are stored.
+
+    Raises:
+        ValueError: For a codec that does not fit the model.
+    """
+    if not serving.kv.is_coded:
+        return token_bytes(shape, serving.number_bytes)
+    # not before it is needed: torch takes seconds to import
+    from sigma0.decode.coded_planes import check_stages, plane_codec
+
+    check_stages(serving.kv, (shape.prelude, shape.coda))
+    codec = plane_codec(serving.kv, shape.loops)
+    codec.check_width(shape.head_dim)
+    return shape.layers * 2 * shape.kv_heads * codec.head_bytes(shape.head_dim)
+
+
+def block_bytes(shape: ModelShape, serving: Serving) -> int:
     """Bytes of K/V of one block."""
-    return token_bytes(shape, number_bytes) * page_size
+    return stored_bytes(shape, serving) * serving.page_size
+
+
+def sequence_bytes(shape: ModelShape, serving: Serving, tokens: int) -> int:
+    """Bytes of K/V of one sequence, in blocks."""
+    return blocks_for(tokens, serving.page_size) * block_bytes(shape, serving)
 
 
 def blocks_for(tokens: int, page_size: int) -> int:
     """Blocks that so many tokens of one sequence take: the last one may be partly empty."""
     return -(-tokens // page_size)
-
-
-def sequence_bytes(shape: ModelShape, number_bytes: int, page_size: int, tokens: int) -> int:
-    """Bytes of K/V of one sequence."""
-    return blocks_for(tokens, page_size) * block_bytes(shape, number_bytes, page_size)
 
 
 def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
@@ -272,14 +297,17 @@ def fit(shape: ModelShape, serving: Serving, memory: int, context: int) -> Memor
         raise ValueError(f"a context of {context} tokens is not one of the model's 1 to {shape.positions} (--context)")
     weights = weight_bytes(shape, serving.number_bytes)
     a_pass = pass_bytes(shape, serving, context)
-    left = int(memory * (1 - serving.spare)) - weights - a_pass
-    blocks = max(0, left) // block_bytes(shape, serving.number_bytes, serving.page_size)
+    segment = serving.kv.segment if serving.kv.is_coded else 0
+    under_way = serving.running * segment * token_bytes(shape, serving.number_bytes)
+    left = int(memory * (1 - serving.spare)) - weights - a_pass - under_way
+    blocks = max(0, left) // block_bytes(shape, serving)
     return MemoryFit(
         memory=memory,
         context=context,
         weights=weights,
         a_pass=a_pass,
-        sequence=sequence_bytes(shape, serving.number_bytes, serving.page_size, context),
+        sequence=sequence_bytes(shape, serving, context),
+        under_way=under_way,
         sequences=blocks // blocks_for(context, serving.page_size),
         tokens=blocks * serving.page_size,
     )

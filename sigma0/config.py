@@ -1,5 +1,6 @@
 """Settings of the decoder and switches of the environment: frozen, validated dataclasses."""
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -303,8 +304,8 @@ class KVConfig(Stored):
     Attributes:
         codec: `full` keeps them as the model computes them, and so does `bf16` of a model in bfloat16; `int8` and
             `int4` round every plane; `residual` rounds the last loop's plane, and what the others differ from it.
-        bits: Of `residual`, for each loop: 2, 4 or 8; None: 2 for all but the last, which has 4.
-        group: Numbers of a head that share a scale, a multiple of 4.
+        bits: Of `residual`, for each loop: 1, 2, 4 or 8; None: 2 for all but the last, which has 4.
+        group: Numbers of a head that share a scale, a multiple of 8.
         segment: Cache positions that are encoded together, a multiple of 16. A token reads its own segment as computed.
     """
 
@@ -317,25 +318,32 @@ class KVConfig(Stored):
 
     @classmethod
     def parse(cls, value: "KVConfig | Mapping[str, Any] | str") -> "KVConfig":
-        """As `Stored.parse`; the name of a codec stands for its defaults.
+        """As `Stored.parse`; the name of a codec stands for its defaults, and a text may be JSON.
 
         Raises:
             ValueError: Naming every unknown key and bad value.
         """
-        return cls(codec=cast(KVCodecName, value)) if isinstance(value, str) else super().parse(value)
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise ValueError(f"kv is no JSON: {error}, got {str(value)[:LONGEST]!r}") from error
+        if isinstance(value, str):
+            return cls(codec=cast(KVCodecName, value))
+        return super().parse(value)
 
     @field_validator("bits")
     @classmethod
     def _are_widths(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if value is not None and (not value or set(value) - {2, 4, 8}):
-            raise ValueError(f"must be 2, 4 or 8 for each loop, got {list(value)}")
+        if value is not None and (not value or set(value) - {1, 2, 4, 8}):
+            raise ValueError(f"must be 1, 2, 4 or 8 for each loop, got {list(value)}")
         return value
 
     @field_validator("group")
     @classmethod
     def _fills_bytes(cls, value: int) -> int:
-        if value < 4 or value % 4:
-            raise ValueError(f"must be a multiple of 4, got {value}")
+        if value < 8 or value % 8:
+            raise ValueError(f"must be a multiple of 8, got {value}")
         return value
 
     @field_validator("segment")

@@ -81,6 +81,7 @@ def describe_weights(
         versions={"python": platform.python_version(), **{each: version(each) for each in _LIBRARIES}},
         quantization=getattr(model, "quantization", None),
         stride=getattr(model.config, "stride", 1),
+        kv=model.kv_config.to_dict() if isinstance(model, DepthGenerationMixin) and model.kv_config.is_coded else None,
     )
 
 

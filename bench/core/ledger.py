@@ -16,6 +16,7 @@ from sigma0.bench.core.rows_decoding import (
     DepthRow,
     DepthSample,
     FidelityRow,
+    KVRow,
     Promise,
     QuantizationRow,
     SpeedRow,
@@ -34,6 +35,7 @@ __all__ = [
     "FidelityRow",
     "Figure",
     "HumanEvalRow",
+    "KVRow",
     "LadderRow",
     "OuterRow",
     "OverheadRow",
@@ -69,6 +71,7 @@ AnyRow = (
     | OverheadRow
     | OuterRow
     | QuantizationRow
+    | KVRow
 )
 Row = Annotated[AnyRow, Field(discriminator="benchmark")]
 _ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from hashlib import sha256
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -54,6 +55,7 @@ class Conditions(BaseModel):
         versions: Of Python and of the libraries that compute.
         quantization: To what the weights of the block were rounded as the model was loaded; None where they were not.
         stride: Loops that a pass runs; `total_loops` counts passes.
+        kv: How K/V were stored; None as the model computes them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -75,11 +77,12 @@ class Conditions(BaseModel):
     versions: dict[str, str]
     quantization: str | None = None
     stride: int = 1
+    kv: dict[str, Any] | None = None
 
     @property
     def unnamed(self) -> set[str]:
         """Fields that the name of a run leaves out, since they say what held before there was a choice."""
-        since = {"quantization": self.quantization is None, "stride": self.stride == 1}
+        since = {"quantization": self.quantization is None, "stride": self.stride == 1, "kv": self.kv is None}
         return {name for name, usual in since.items() if usual}
 
     @property

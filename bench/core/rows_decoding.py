@@ -275,3 +275,58 @@ class QuantizationRow(Conditions):
         """What makes two rows measurements of the same thing: another time is another measurement."""
         what = [self.benchmark, self.time, self.mode, self.runner, self.dtype_of_floats, dict(self.settings)]
         return json.dumps(what, sort_keys=True)
+
+
+class KVRow(Conditions):
+    """A model whose K/V are stored in few bits, beside the same model with K/V as it computes them.
+
+    Attributes:
+        benchmark: "kv".
+        time: When it was measured, ISO 8601, UTC.
+        codec: What K/V are stored in.
+        bits: Of a code, for each loop.
+        group: Numbers that share a scale.
+        segment: Cache positions that are encoded together.
+        number_bits: Bits of a number, its share of a scale included.
+        token_bytes: Bytes of K/V of a token, once they are encoded.
+        token_bytes_computed: As the model computes them.
+        context: Ids of each prompt; 0 where each has its own length.
+        coded_share: Share of what the new tokens are read over that is in few bits.
+        tokens: New tokens that are compared.
+        agreement: Share of the new tokens with the same argmax at full depth, along the model's own full-depth text.
+        kl: Mean KL(computed || coded) over the same tokens, nats.
+        depths_changed: Share of them that the model's own exit rule reads at another loop.
+        same_text: Share of free runs at full depth that say the same; None where none were made.
+        timed_context: Prompt tokens of what is timed.
+        rounds: How often both were timed, in turn; 0 for none.
+        milliseconds_per_token: Under the model's own exit rule, of the fastest round, prompt left out; None as above.
+        milliseconds_per_token_computed: Likewise.
+        speed_ratio: Time as computed over time in few bits, median of the rounds' own ratios.
+    """
+
+    benchmark: Literal["kv"] = "kv"
+    time: str
+    codec: str
+    bits: tuple[int, ...]
+    group: int
+    segment: int
+    number_bits: float
+    token_bytes: int
+    token_bytes_computed: int
+    context: int
+    coded_share: float
+    tokens: int
+    agreement: Figure
+    kl: Figure
+    depths_changed: Figure
+    same_text: Figure | None = None
+    timed_context: int = 0
+    rounds: int = 0
+    milliseconds_per_token: float | None = None
+    milliseconds_per_token_computed: float | None = None
+    speed_ratio: Figure | None = None
+
+    @property
+    def key(self) -> str:
+        """What makes two rows measurements of the same thing: another time is another measurement."""
+        return json.dumps([self.benchmark, self.time, self.codec, self.bits, self.group, self.segment, self.context])

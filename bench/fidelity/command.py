@@ -20,7 +20,7 @@ from sigma0.bench.fidelity.work import Loaded, SpreadWork
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.commands.options import Device, ModelArgument, Quantization, Recurrence, StatedDtype, Stride
+from sigma0.commands.options import KV, Device, ModelArgument, Quantization, Recurrence, StatedDtype, Stride
 from sigma0.config import AfterExit, ExitConfig
 from sigma0.errors import needs_extra, one_line
 from sigma0.models.load import load
@@ -47,6 +47,7 @@ def fidelity(
     quantization: Quantization = None,
     recurrence: Recurrence = None,
     stride: Stride = None,
+    kv: KV = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads, of each worker.")] = 1,
     workers: WorkerCount = 1,
     as_json: AsJsonLines = False,
@@ -55,7 +56,8 @@ def fidelity(
 
     Rows are appended as they are measured. A run that was cut off goes on where it stopped, once it is started again
     under the same conditions: weights, prompts, commit, versions, device. With several workers so does each prompt of a
-    setting, and the rows are those of one worker but for their times, which are taken in this process.
+    setting, and the rows are those of one worker but for their times, which are taken in this process. With --kv full
+    depth reads K/V in few bits too; what those cost is told by `kv`.
     """
     quiet_transformers()
     torch.set_num_threads(threads)
@@ -65,7 +67,7 @@ def fidelity(
 
         chosen, source = _prompts(prompts, n)
         looped, tokenizer = load(
-            model, device=device, dtype=dtype, quantization=quantization, recurrence=recurrence, stride=stride
+            model, device=device, dtype=dtype, quantization=quantization, recurrence=recurrence, stride=stride, kv=kv
         )
         settings = plan(modes.split(","), _after(after), looped.num_loops, _grid(grid), looped.exit_thresholds)
         ids = encode_prompts(looped, tokenizer, chosen, max_new_tokens)
@@ -76,7 +78,7 @@ def fidelity(
         read_rows(out)  # A damaged ledger is told before anything is measured.
         source = str(Path(model).resolve()) if Path(model).is_dir() else model
         loaded = Loaded(
-            source, conditions.model_sha256, looped.device.type, dtype, threads, quantization, recurrence, stride
+            source, conditions.model_sha256, looped.device.type, dtype, threads, quantization, recurrence, stride, kv
         )
         bar = progress_bar("settings", len(settings) + 1, hidden=as_json)
         with bar as advance, _at_work(workers, loaded, out, conditions.run) as work:

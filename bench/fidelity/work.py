@@ -99,6 +99,7 @@ class Loaded:
         quantization: As `sigma0.load` takes it.
         recurrence: Likewise.
         stride: Likewise.
+        kv: Likewise, by name or as JSON.
     """
 
     model: str
@@ -109,6 +110,7 @@ class Loaded:
     quantization: str | None = None
     recurrence: int | None = None
     stride: int | None = None
+    kv: str | None = None
 
 
 class SpreadWork:
@@ -215,8 +217,9 @@ def _model(
     quantization: str | None = None,
     recurrence: int | None = None,
     stride: int | None = None,
+    kv: str | None = None,
 ) -> Any:
     """The model of a worker, loaded once."""
     torch.set_num_threads(threads)
     places: dict[str, Any] = {"device": device, "dtype": dtype, "quantization": quantization}
-    return load(model, recurrence=recurrence, stride=stride, **places)[0]
+    return load(model, recurrence=recurrence, stride=stride, kv=kv, **places)[0]

@@ -179,8 +179,8 @@ def calibrate_rules(
     check_distinct(prompts)
     order = list(range(len(prompts)))
     Random(_SEED).shuffle(order)
-    held_out = _held_out(len(prompts))
-    apart, fitting = [prompts[k] for k in order[:held_out]], [prompts[k] for k in order[held_out:]]
+    checked_prompts = held_out(len(prompts))
+    apart, fitting = [prompts[k] for k in order[:checked_prompts]], [prompts[k] for k in order[checked_prompts:]]
     texts = continue_in_full(model, fitting, max_new_tokens, on_prompt)
     # One at a time, as the runs at the exits: in a narrow dtype a batch may differ in near ties.
     checked = [text for prompt in apart for text in continue_in_full(model, [prompt], max_new_tokens)]
@@ -222,7 +222,7 @@ def joint_confidence(confidence: float, rules: int) -> float:
 
 def prompts_done(prompts: int, rules: int = 1) -> int:
     """How many prompts `calibrate_rules` counts: those of the check once more for each rule after the first."""
-    return prompts + (rules - 1) * _held_out(prompts)
+    return prompts + (rules - 1) * held_out(prompts)
 
 
 def check_mode(mode: str) -> str:
@@ -236,7 +236,8 @@ def check_mode(mode: str) -> str:
     raise ValueError(f"exit rule {mode!r} has no threshold to calibrate; one of {', '.join(GRIDS)}")
 
 
-def _held_out(prompts: int) -> int:
+def held_out(prompts: int) -> int:
+    """How many of so many prompts are set apart for the check."""
     return max(1, round(CHECK_SHARE * prompts))
 
 
@@ -273,7 +274,7 @@ def check_distinct(prompts: Sequence[tuple[int, ...]]) -> None:
 def _with_check(fitting: int) -> int:
     """The fewest prompts that leave so many once the check has got its share."""
     count = fitting
-    while count - _held_out(count) < fitting:
+    while count - held_out(count) < fitting:
         count += 1
     return count
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from sigma0.calibrate.agreement import THRESHOLD, Calibration
 from sigma0.calibrate.bootstrap import Estimate
+from sigma0.calibrate.kv import KVCalibration
 from sigma0.calibrate.latency import LatencyCalibration
 from sigma0.calibrate.risk import DoorCalibration
 from sigma0.config import RULE_DEFAULTS
@@ -89,8 +90,15 @@ def chosen_depth(result: Calibration) -> float:
     return next(row.mean_depth for row in reversed(result.tested) if row.passed)
 
 
-def refusal(result: Sequence[Calibration] | DoorCalibration) -> str:
+def refusal(result: Sequence[Calibration] | DoorCalibration | KVCalibration) -> str:
     """Why no setting was chosen, and the way out."""
+    if isinstance(result, KVCalibration):
+        first = result.tested[0]
+        return (
+            f"no codec keeps agreement >= {result.agreement:g} with confidence {result.confidence:g}: {first.kv.codec} "
+            f"has a mean agreement of {first.agreement:.3%} over {result.prompts} prompts (p = {first.p_value:.2g}): "
+            "give more prompts, or ask for a lower agreement or confidence"
+        )
     if isinstance(result, Sequence):
         return "\n".join(_refusal(rule) for rule in result)
     return _refusal(result)
@@ -113,6 +121,28 @@ def _refusal(result: Calibration | DoorCalibration) -> str:
         f"prompts without one error, {half} at half of the allowed errors, those of the check included: give more "
         "prompts, or ask for a lower agreement or confidence"
     )
+
+
+def print_codecs(result: KVCalibration) -> None:
+    """Prints every codec that was tested, the smallest that passed, and its check."""
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(title=f"K/V on {result.prompts} prompts, many bits first", title_justify="left")
+    for column in ("codec", "bits of loops", "group", "bits/number", "agreement", "p-value", "kept"):
+        table.add_column(column, justify="left" if column == "codec" else "right")
+    for row in result.tested:
+        bits = "" if row.kv.bits is None else "-".join(map(str, row.kv.bits))
+        table.add_row(
+            row.kv.codec, bits, str(row.kv.group), f"{row.number_bits:g}", f"{row.agreement:.3%}",
+            f"{row.p_value:.2g}", "yes" if row.passed else "no",
+        )  # fmt: skip
+    console.print(table)
+    console.print(f"in few bits     {result.coded_share:.1%} of what new tokens are read over, in the mean")
+    if result.chosen is None:
+        console.print(refusal(result))
+        return
+    console.print(f"chosen          kv_config = {result.chosen.to_dict()}")
+    console.print(f"promise         agreement >= {result.agreement:g} with confidence {result.confidence:g}")
+    console.print(f"agreement       {_percent(result.check)} on {result.checked} prompts set apart")
 
 
 def print_latency(result: LatencyCalibration) -> None:
@@ -214,7 +244,7 @@ def records_of(results: Sequence[Calibration]) -> dict[str, CalibratedThreshold]
     }
 
 
-CalibrationResult = Sequence[Calibration] | LatencyCalibration | DoorCalibration
+CalibrationResult = Sequence[Calibration] | LatencyCalibration | DoorCalibration | KVCalibration
 
 
 def readings_note(model: DepthGenerationMixin) -> str | None:
@@ -227,8 +257,10 @@ def readings_note(model: DepthGenerationMixin) -> str | None:
 
 
 def print_result(result: CalibrationResult) -> None:
-    """Prints any of the three."""
-    if isinstance(result, DoorCalibration):
+    """Prints any of the four."""
+    if isinstance(result, KVCalibration):
+        print_codecs(result)
+    elif isinstance(result, DoorCalibration):
         print_doors(result)
     elif isinstance(result, LatencyCalibration):
         print_latency(result)
@@ -242,7 +274,7 @@ def result_json(result: CalibrationResult) -> dict[str, Any] | list[dict[str, An
     """The whole of it for JSON; several rules as a list."""
     if isinstance(result, DoorCalibration):
         return result.to_dict()
-    if isinstance(result, LatencyCalibration):
+    if isinstance(result, LatencyCalibration | KVCalibration):
         return asdict(result)
     rules = [asdict(rule) for rule in result]
     return rules[0] if len(rules) == 1 else rules
@@ -268,6 +300,8 @@ def settings_of(result: CalibrationResult, known: ExitThresholds | None = None) 
             # None clears one that the model had
             "confidence_model": None if fitted is None else fitted.to_dict(),
         }
+    if isinstance(result, KVCalibration):
+        return {} if result.chosen is None else {"kv_config": result.chosen.to_dict()}
     # a door keeps its promise under the exit rule that it was calibrated with: another rule takes it away
     no_door: dict[str, dict[str, Any] | None] = {"door_policy": None, "confidence_model": None}
     if isinstance(result, LatencyCalibration):

@@ -173,7 +173,7 @@ class LoopRun:
     @classmethod
     def of(cls, model: DepthGenerationMixin, ids: Tensor) -> "LoopRun":
         """Of texts `[B, S]`; pads stand on the right, where no real token sees them."""
-        output = model.base_model(input_ids=ids, use_cache=False)
+        output = model.run_texts(ids)
         return cls(output.loop_states, output.gate_logits, model.readable(output.loop_states), output.start_states)
 
     def select(self, marks: Tensor) -> "LoopRun":

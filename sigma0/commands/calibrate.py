@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sigma0.config import ExitConfig
     from sigma0.models.hf_generate import DepthGenerationMixin
 
-Objective = Literal["agreement", "latency", "risk"]
+Objective = Literal["agreement", "latency", "risk", "kv"]
 Labels = Literal["answers", "full-depth", "larger"]
 
 
@@ -32,7 +32,7 @@ def calibrate(
         Objective,
         typer.Option(
             help="agreement: keep the promise with finish; latency: fewest passes with verify; risk: the converge door "
-            "lets through as many answers as the risk allows."
+            "lets through as many answers as the risk allows; kv: fewest bits of K/V that keep the promise."
         ),
     ] = "agreement",
     agreement: Annotated[float, typer.Option(help="Share of new tokens that must keep full depth's choice.")] = 0.99,
@@ -62,6 +62,9 @@ def calibrate(
     ] = None,
     rate: Annotated[
         float | None, typer.Option(help="With --ladder: the share of tokens to go up, in place of an agreement.")
+    ] = None,
+    segment: Annotated[
+        int | None, typer.Option(help="For kv: cache positions that are encoded together. [default: 64]")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each prompt at most.")] = 64,
     out: Annotated[
@@ -104,8 +107,14 @@ def calibrate(
             return
         if (labels == "larger") != (larger is not None):
             raise ValueError("--labels larger and --larger MODEL belong together: whose answers count as right")
+        if segment is not None and objective != "kv":
+            raise ValueError("--segment belongs to --objective kv: cache positions that are encoded together")
         if objective == "risk":
             config = risk_settings(exit, threshold)
+        elif objective == "kv":
+            if exit is not None or threshold is not None or labels != "answers":
+                raise ValueError("--objective kv goes by full depth's own tokens: leave --exit and --labels out")
+            prompts_needed(agreement, confidence)
         else:
             if labels != "answers":
                 raise ValueError(f"--labels belongs to --objective risk; {objective} goes by full depth's own tokens")
@@ -118,13 +127,15 @@ def calibrate(
         folder = calibrated_folder(model, out)
         read = read_prompts(prompts)
         looped, tokenizer = load(model, device=device, dtype=dtype, recurrence=recurrence, stride=stride)
-        if objective != "risk":
+        if objective not in ("risk", "kv"):
             rules = rules_that_fit(looped, rules)
         ids = encode_prompts(looped, tokenizer, read, max_new_tokens)
         if objective == "risk":
             read = _labelled(looped, tokenizer, read, larger, labels, max_new_tokens, device, dtype, as_json)
             named = labels if larger is None else Path(larger).name
             result = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, named, as_json)
+        elif objective == "kv":
+            result = _find_codec(looped, ids, agreement, confidence, max_new_tokens, segment, as_json)
         else:
             result = _find(looped, ids, objective, rules, agreement, confidence, max_new_tokens, as_json)
         if as_json:
@@ -225,6 +236,23 @@ def _find(
             return calibrate_latency(looped, ids, rules[0], max_new_tokens, advance)
     with progress_bar("prompts", prompts_done(len(ids), len(rules)), hidden=quiet) as advance:
         return calibrate_rules(looped, ids, rules, agreement, confidence, max_new_tokens, advance)
+
+
+def _find_codec(
+    looped: "DepthGenerationMixin",
+    ids: list[tuple[int, ...]],
+    agreement: float,
+    confidence: float,
+    max_new_tokens: int,
+    segment: int | None,
+    quiet: bool,
+) -> Any:
+    from sigma0.calibrate.kv import calibrate_kv, codecs_of
+    from sigma0.config import KVConfig
+
+    segment = KVConfig().segment if segment is None else segment
+    with progress_bar("texts", len(ids) * len(codecs_of(looped.num_loops, segment)), hidden=quiet) as advance:
+        return calibrate_kv(looped, ids, agreement, confidence, max_new_tokens, segment, advance)
 
 
 def _find_doors(

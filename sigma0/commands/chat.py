@@ -7,6 +7,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from sigma0.commands.options import (
+    KV,
     After,
     BackendName,
     Check,
@@ -55,6 +56,7 @@ def chat(
     quantization: Quantization = None,
     recurrence: Recurrence = None,
     stride: Stride = None,
+    kv: KV = None,
     seed: Seed = None,
     on_collapse: CollapseAction = "stop",
     check: Check = True,
@@ -108,6 +110,7 @@ def chat(
             quantization=quantization,
             recurrence=recurrence,
             stride=stride,
+            kv=kv,
             check=check,
         )
         config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))

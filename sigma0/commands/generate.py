@@ -11,6 +11,7 @@ import typer
 
 from sigma0.commands.console import compiling, one_line_errors, print_stream, quiet_transformers
 from sigma0.commands.options import (
+    KV,
     After,
     AnswerChoice,
     AsJson,
@@ -97,6 +98,7 @@ def generate(
     quantization: Quantization = None,
     recurrence: Recurrence = None,
     stride: Stride = None,
+    kv: KV = None,
     seed: Seed = None,
     on_collapse: CollapseAction = "stop",
     tensor_parallel: Annotated[
@@ -189,7 +191,7 @@ def generate(
                 raise ValueError(f"--model {model} and --ladder exclude each other: name it as a rung")
             if runner != "auto":
                 raise ValueError("--runner does not reach the rungs of a --ladder: leave it out")
-            unreached = {"quantization": quantization, "recurrence": recurrence, "stride": stride}
+            unreached = {"quantization": quantization, "recurrence": recurrence, "stride": stride, "kv": kv}
             for option, value in unreached.items():
                 if value is not None:
                     raise ValueError(f"--{option} does not reach the rungs of a --ladder: leave it out")
@@ -216,6 +218,7 @@ def generate(
                 quantization=quantization,
                 recurrence=recurrence,
                 stride=stride,
+                kv=kv,
                 tensor_parallel=tensor_parallel,
                 check=check,
             )

@@ -32,6 +32,10 @@ Recurrence = Annotated[
 Stride = Annotated[
     int | None, typer.Option(help="Loops of such a model that a pass runs; depths are then counted in passes.")
 ]
+KV = Annotated[
+    str | None,
+    typer.Option(help="How K/V are stored: full, bf16, int8, int4 or residual, or a kv_config as JSON."),
+]
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
 ]

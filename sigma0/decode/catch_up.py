@@ -85,7 +85,7 @@ def catch_up(model: LoopedModel, cache: DepthCache) -> None:
         _run_to_full_depth(model, cache, hidden, rows, unread)
     else:
         segments = indices[1] // cache.segment
-        for segment in segments.unique().tolist():
+        for segment in sorted(set(segments.tolist())):
             own = (segments == segment).nonzero()[:, 0].to(hidden.device)
             part = RowIndices(*(column.index_select(0, own) for column in vars(rows).values()))
             _run_to_full_depth(model, cache, hidden.index_select(0, own), part, unread.index_select(0, own))

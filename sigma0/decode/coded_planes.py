@@ -137,7 +137,7 @@ class CodedLayer(LayerPlanes):
         at = (sequences[:, None] * self._size + torch.arange(begin, device=sequences.device)).flatten()
         spans = []
         for coded, own in zip(self.coded, super().read_span(plane, stop - begin), strict=True):
-            early = coded.read(plane, at).to(own.dtype).unflatten(0, (self.blocks, begin))  # [B, begin, H_kv, d]
+            early = coded.read(plane, at).to(own.dtype).view(self.blocks, begin, *self.flat_keys.shape[2:])
             spans.append(torch.cat([early.transpose(1, 2), own], dim=2))
         return spans[0], spans[1]
 

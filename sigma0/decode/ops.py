@@ -214,7 +214,7 @@ class Operations:
 
     def over_coded_planes(self) -> "Operations":
         """Those that do not reach into planes by themselves."""
-        if self.attend_rows is self.depth_attention is self.project_rows is self.run_block is None:
+        if not any((self.attend_rows, self.depth_attention, self.project_rows, self.run_block)):
             return self
         return replace(self, attend_rows=None, depth_attention=None, project_rows=None, run_block=None)
 

@@ -14,7 +14,7 @@ from transformers.generation import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from sigma0.config import ExitConfig
+from sigma0.config import ExitConfig, KVConfig
 from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.deepest import deepest_reader
 from sigma0.decode.finite import check_logits
@@ -31,6 +31,7 @@ from sigma0.decode.stats import RunRecord
 from sigma0.decode.token_loop import Emission, Exits, TokenLoop
 from sigma0.models.cache_name import CACHE_NAME, given_cache, named_cache
 from sigma0.models.hf_results import EndRecorder, lockstep_output, wave_output
+from sigma0.models.kv_settings import kv_config_of
 from sigma0.models.limits import check_context, check_ids, check_memory
 from sigma0.models.outputs import DepthGenerateOutput, LoopedCausalLMOutput
 from sigma0.models.stored_settings import STORED, StoredSettings
@@ -86,6 +87,11 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             ValueError: If `backend` is unknown or cannot run on the model's device.
         """
         return replace(operations(self.backend, self.device, self.deterministic), broadcast=broadcaster(self))
+
+    @property
+    def kv_config(self) -> KVConfig:
+        """How K/V are stored."""
+        return kv_config_of(self)
 
     def new_cache(self, capacity: int = 0) -> DepthCache:
         """An empty cache for this model, with room for `capacity` tokens; 0 grows as needed."""

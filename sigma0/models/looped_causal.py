@@ -205,10 +205,11 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             use_cache = False
         elif self.needs_cache(rule):
             use_cache = True
-        if cache is None and self.kv_config.is_coded and (self.config.use_cache if use_cache is None else use_cache):
+        if cache is None and labels is None and self.kv_config.is_coded:
+            # what is read over K/V in few bits is so with and without a cache that is kept
             cache = self.new_cache()
             cache.open(loops, inputs.shape[0])
-        outputs = self._run_prompt(
+        outputs = self.run_prompt(
             logits_to_keep,
             input_ids=input_ids,
             inputs_embeds=inputs_embeds,
@@ -271,8 +272,13 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         last = position_ids[:, -1].expand(batch).cpu().numpy()
         return self.decode_step(input_ids, last, cache, config)
 
-    def _run_prompt(self, logits_to_keep: int | Tensor, **inputs: Any) -> LoopedModelOutput:
-        """Prefill: all loops for all positions, in chunks if only the last position is read."""
+    def run_prompt(self, logits_to_keep: int | Tensor, **inputs: Any) -> LoopedModelOutput:
+        """Prefill: all loops for all positions, in chunks if only the last position is read, or a cache is coded.
+
+        Args:
+            logits_to_keep: As `forward` takes it.
+            **inputs: For the base model, None where there is none.
+        """
         cache, embeds = inputs["past_key_values"], inputs["inputs_embeds"]
         name = "input_ids" if embeds is None else "inputs_embeds"
         length = inputs[name].shape[1]
@@ -299,6 +305,15 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             if last_only:
                 del chunks[:-1]
         return joined(chunks)
+
+    def run_texts(self, input_ids: Tensor) -> LoopedModelOutput:
+        """All loops of whole texts `[B, S]`, pads on the right, over K/V as `kv_config` stores them."""
+        if not self.kv_config.is_coded:
+            return self.base_model(input_ids=input_ids, use_cache=False)  # type: ignore[no-any-return]
+        cache = self.new_cache()
+        cache.open(self.num_loops, input_ids.shape[0])
+        texts = {"input_ids": input_ids, "inputs_embeds": None, "attention_mask": None, "position_ids": None}
+        return self.run_prompt(0, **texts, past_key_values=cache, use_cache=True, num_loops=self.num_loops)
 
     def needs_cache(self, rule: ExitRule) -> bool:
         """Whether a prefill under a rule is read over K/V, so that a cache is made for it."""

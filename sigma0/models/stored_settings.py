@@ -4,11 +4,9 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
 from sigma0.config import ExitConfig, FateConfig, KVConfig, Stored, switches
-from sigma0.decode.coded_planes import check_stages, plane_codec
 from sigma0.decode.exits import ExitRule
 from sigma0.models.exit_thresholds import ExitThresholds, fill_in
 from sigma0.signals.confidence import ConfidenceModel
@@ -30,12 +28,6 @@ class StoredSettings:
 
     config: PreTrainedConfig
     generation_config: GenerationConfig
-    dtype: torch.dtype
-
-    @property
-    @abstractmethod
-    def stages(self) -> tuple[int, int]:
-        """Layers of prelude and coda."""
 
     @property
     @abstractmethod
@@ -123,24 +115,6 @@ class StoredSettings:
         """Thresholds of spiralling and diverging: `generation_config.fate_config`, or the defaults."""
         stored = getattr(self.generation_config, "fate_config", None)
         return FateConfig() if stored is None else FateConfig.parse(stored)
-
-    @property
-    def kv_config(self) -> KVConfig:
-        """How K/V are stored: `generation_config.kv_config`, or as the model computes them.
-
-        Raises:
-            ValueError: For `bf16` of a model in another dtype, or a codec that does not fit the model.
-        """
-        stored = getattr(self.generation_config, "kv_config", None)
-        kv = KVConfig() if stored is None else KVConfig.parse(stored)
-        if kv.codec == "bf16" and self.dtype is not torch.bfloat16:
-            raise ValueError(f"kv='bf16' is for models in bfloat16, this one computes in {self.dtype}: load it as such")
-        if kv.is_coded:
-            config = self.config
-            head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-            check_stages(kv, self.stages)
-            plane_codec(kv, self.num_loops).check_width(head_dim)
-        return kv
 
     @property
     def door_policy(self) -> DoorPolicy:

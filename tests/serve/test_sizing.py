@@ -85,8 +85,8 @@ def test_weights_and_pages_are_those_that_are_made(config, dtype, size, pages):
     assert weight_bytes(shape, number) == sum(each.nbytes for each in model.parameters())
     planes = PagedPlanes(BlockShape.of(model, size), pages, dtype, torch.device("cpu"))
     made = sum(tensor.nbytes for layer in planes.planes for tensor in (layer.keys, layer.values))
-    assert made == pages * block_bytes(shape, number, size) == pages * planes.shape.bytes_with(dtype)
-    assert block_bytes(shape, number, size) == size * token_bytes(shape, number)
+    assert made == pages * block_bytes(shape, Serving(number, size)) == pages * planes.shape.bytes_with(dtype)
+    assert block_bytes(shape, Serving(number, size)) == size * token_bytes(shape, number)
 
 
 @st.composite
@@ -120,8 +120,8 @@ def test_planes_of_a_prelude_and_a_coda_count(config, dtype, size, pages):
     assert parameters(shape) == sum(each.numel() for each in model.parameters())
     planes = PagedPlanes(BlockShape.of(model, size), pages, dtype, torch.device("cpu"))
     made = sum(tensor.nbytes for layer in planes.planes for tensor in (layer.keys, layer.values))
-    assert made == pages * block_bytes(shape, number, size) == pages * planes.shape.bytes_with(dtype)
-    assert block_bytes(shape, number, size) == size * token_bytes(shape, number)
+    assert made == pages * block_bytes(shape, Serving(number, size)) == pages * planes.shape.bytes_with(dtype)
+    assert block_bytes(shape, Serving(number, size)) == size * token_bytes(shape, number)
 
 
 def test_huginn_is_sized_by_its_published_shape():
@@ -154,8 +154,9 @@ def test_a_sequence_takes_the_pages_that_the_pool_gives_it(tokens, size):
     shape = ModelShape.of(small())
     pages = BlockPool(1, size).blocks_for(tokens)
     assert blocks_for(tokens, size) == pages
-    assert sequence_bytes(shape, 2, size, tokens) == pages * block_bytes(shape, 2, size)
-    assert 0 <= sequence_bytes(shape, 2, size, tokens) - tokens * token_bytes(shape, 2) < block_bytes(shape, 2, size)
+    assert sequence_bytes(shape, Serving(2, size), tokens) == pages * block_bytes(shape, Serving(2, size))
+    unused = sequence_bytes(shape, Serving(2, size), tokens) - tokens * token_bytes(shape, 2)
+    assert 0 <= unused < block_bytes(shape, Serving(2, size))
 
 
 @settings(max_examples=15, deadline=None)
@@ -197,8 +198,8 @@ def test_as_many_sequences_fit_as_an_engine_of_that_memory_runs(config, size, co
     """An engine whose K/V are what a memory leaves holds that many whole texts at once, and not one more."""
     shape, serving = ModelShape.of(config), Serving(4, size, spare=0.0)
     around = weight_bytes(shape, 4) + pass_bytes(shape, serving, context)
-    memory = around + sequences * sequence_bytes(shape, 4, size, context)
-    found = fit(shape, serving, memory + sequence_bytes(shape, 4, size, context) - 1, context)
+    memory = around + sequences * sequence_bytes(shape, Serving(4, size), context)
+    found = fit(shape, serving, memory + sequence_bytes(shape, Serving(4, size), context) - 1, context)
     assert found.sequences == sequences
     if not sequences:
         return

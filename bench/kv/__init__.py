@@ -1,0 +1,1 @@
+"""K/V in few bits: what they cost in agreement, and what they save."""

@@ -1,0 +1,110 @@
+"""`python -m sigma0.bench kv`: K/V in few bits beside K/V as computed."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from sigma0.bench.core.conditions import describe
+from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.options import AsJsonLines, LedgerFile
+from sigma0.bench.core.output import tell_rows
+from sigma0.bench.pocket.prompts import micro_world
+from sigma0.calibrate.prompts import encode_prompts, read_prompts
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import Device, ModelArgument, StatedDtype, Threads
+from sigma0.config import KVConfig
+from sigma0.errors import needs_extra
+from sigma0.models.load import load
+
+# Ids of the shortest questions, of which several make a longer prompt.
+_SHORTEST = 24
+
+
+def kv(
+    model: ModelArgument = "pocket-large",
+    prompts: Annotated[
+        str, typer.Option(help="pocket (questions about held-out stories), or a file: JSON lines or paragraphs.")
+    ] = "pocket",
+    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Prompts.")] = 100,
+    codecs: Annotated[
+        list[str] | None,
+        typer.Option("--kv", help="A codec, or a kv_config as JSON; may be given again; by default a range of them."),
+    ] = None,
+    contexts: Annotated[
+        str, typer.Option(help="Ids of each prompt, parted by commas: several in a row; 0 for their own length.")
+    ] = "0",
+    segment: Annotated[int, typer.Option(help="Cache positions that are encoded together.")] = KVConfig().segment,
+    free: Annotated[int, typer.Option(min=0, help="Prompts that are continued freely too.")] = 20,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each prompt at most.")] = 32,
+    rounds: Annotated[int, typer.Option(min=0, help="Interleaved rounds of timing; 0 for none.")] = 3,
+    device: Device = "auto",
+    dtype: StatedDtype = "float32",
+    threads: Threads = 1,
+    out: LedgerFile = LEDGER,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Agreement, depths, bytes and time with K/V in few bits, beside K/V as computed, at several contexts.
+
+    Tokens are compared along the model's own greedy text at full depth. Rows are appended as they are measured.
+    """
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.kv.measure import Computed, at_context, compare, times
+        from sigma0.bench.kv.table import print_rows
+        from sigma0.calibrate.kv import codecs_of
+
+        check_ledger(out)
+        looped, tokenizer = load(model, device=device, dtype=dtype)
+        named = [replace(KVConfig.parse(each), segment=segment) for each in codecs or ()]
+        asked = named or codecs_of(looped.num_loops, segment)
+        if any(not each.is_coded for each in asked):
+            raise ValueError("--kv takes codecs of few bits: int8, int4, residual; what is computed stands beside them")
+        lengths = _contexts(contexts, looped.config.max_position_embeddings - max_new_tokens)
+        rows = []
+        for context in lengths:
+            needed = n * (context // _SHORTEST + 1)
+            if prompts == "pocket":
+                chosen, source = list(micro_world(needed)), "pocket, test split, seed 0"
+            else:
+                chosen, source = list(islice(read_prompts(Path(prompts)), needed)), Path(prompts).name
+            ids = at_context(encode_prompts(looped, tokenizer, chosen, max_new_tokens), context, n)
+            answers = [prompt.answer for prompt in chosen] if not context else [None] * len(ids)
+            told = describe(looped, model, source, ids, answers[: len(ids)], max_new_tokens)
+            steps = count(1)
+            total = len(asked) * len(ids) + (rounds + 1) * (len(asked) + 1) * bool(rounds)
+            with progress_bar(f"context {context or 'own'}", total, hidden=as_json) as advance:
+                step = partial(_advance, advance, steps)
+                computed = Computed.of(looped, ids, max_new_tokens)
+                timed = torch.tensor([max(ids, key=len)], device=looped.device)
+                taken = times(looped, timed, asked, max_new_tokens, rounds, step) if rounds else [{} for _ in asked]
+                for codec, fields in zip(asked, taken, strict=True):
+                    row = compare(looped, computed, codec, told, context, free, max_new_tokens, step)
+                    rows.append(row.model_copy(update=fields))
+                    append_row(out, rows[-1])
+    closing = f"{len(rows)} rows in {out}; python -m sigma0.bench report draws them"
+    tell_rows(rows, as_json, lambda: print_rows(rows), closing)
+
+
+def _advance(advance: Callable[[int], None], steps: "count[int]") -> None:
+    advance(next(steps))
+
+
+def _contexts(text: str, most: int) -> list[int]:
+    """The contexts of an option.
+
+    Raises:
+        ValueError: For one that is no number, or more than the model's positions.
+    """
+    found = []
+    for part in dict.fromkeys(text.split(",")):
+        if not part.strip().isdigit() or not 0 <= int(part) <= most:
+            raise ValueError(f"--contexts takes numbers from 0 to {most}, parted by commas, got {part!r}")
+        found.append(int(part))
+    return found
