@@ -302,6 +302,12 @@ class KVRow(Conditions):
         milliseconds_per_token: Under the model's own exit rule, of the fastest round, prompt left out; None as above.
         milliseconds_per_token_computed: Likewise.
         speed_ratio: Time as computed over time in few bits, median of the rounds' own ratios.
+        kv_memory: Bytes of K/V of an engine; 0 where none was run.
+        concurrent_tokens: Tokens of each of its requests, prompt and answer.
+        concurrent: Most requests that ran at once before one was preempted.
+        concurrent_computed: Likewise, with K/V as computed in the same memory.
+        compared_alone: Of the first answers, how many were compared with what is answered alone.
+        same_alone: How many of those were the same.
     """
 
     benchmark: Literal["kv"] = "kv"
@@ -325,6 +331,12 @@ class KVRow(Conditions):
     milliseconds_per_token: float | None = None
     milliseconds_per_token_computed: float | None = None
     speed_ratio: Figure | None = None
+    kv_memory: int = 0
+    concurrent_tokens: int = 0
+    concurrent: int = 0
+    concurrent_computed: int = 0
+    compared_alone: int = 0
+    same_alone: int = 0
 
     @property
     def key(self) -> str:

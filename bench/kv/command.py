@@ -43,6 +43,9 @@ def kv(
     free: Annotated[int, typer.Option(min=0, help="Prompts that are continued freely too.")] = 20,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each prompt at most.")] = 32,
     rounds: Annotated[int, typer.Option(min=0, help="Interleaved rounds of timing; 0 for none.")] = 3,
+    concurrency: Annotated[
+        bool, typer.Option(help="Also run an engine whose K/V hold four sequences as computed, with each codec.")
+    ] = False,
     device: Device = "auto",
     dtype: StatedDtype = "float32",
     threads: Threads = 1,
@@ -56,6 +59,7 @@ def kv(
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.kv.concurrency import side_by_side
         from sigma0.bench.kv.measure import Computed, at_context, compare, times
         from sigma0.bench.kv.table import print_rows
         from sigma0.calibrate.kv import codecs_of
@@ -84,9 +88,10 @@ def kv(
                 computed = Computed.of(looped, ids, max_new_tokens)
                 timed = torch.tensor([max(ids, key=len)], device=looped.device)
                 taken = times(looped, timed, asked, max_new_tokens, rounds, step) if rounds else [{} for _ in asked]
-                for codec, fields in zip(asked, taken, strict=True):
+                engines = side_by_side(looped, tokenizer, asked, ids) if concurrency else [{} for _ in asked]
+                for codec, fields, engine in zip(asked, taken, engines, strict=True):
                     row = compare(looped, computed, codec, told, context, free, max_new_tokens, step)
-                    rows.append(row.model_copy(update=fields))
+                    rows.append(row.model_copy(update={**fields, **engine}))
                     append_row(out, rows[-1])
     closing = f"{len(rows)} rows in {out}; python -m sigma0.bench report draws them"
     tell_rows(rows, as_json, lambda: print_rows(rows), closing)

@@ -10,7 +10,7 @@ from sigma0.bench.fidelity.table import with_interval
 
 COLUMNS = (
     "context", "codec", "bits/number", "kB/token", "in few bits", "agreement", "KL", "depths moved", "same text",
-    "ms/token", "faster",
+    "ms/token", "faster", "sequences",
 )  # fmt: skip
 
 
@@ -35,6 +35,7 @@ def cells(row: KVRow) -> list[str]:
         "-" if row.same_text is None else with_interval(row.same_text),
         "-" if row.milliseconds_per_token is None else f"{row.milliseconds_per_token:.3g}",
         "-" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})",
+        "-" if not row.concurrent else f"{row.concurrent} / {row.concurrent_computed}",
     ]
 
 
@@ -42,11 +43,18 @@ def conditions_text(row: KVRow) -> str:
     """What the rows of a run were measured with, in a sentence or two."""
     versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
     commit = "unknown" if row.commit is None else row.commit[:12] + row.commit[40:]
+    engine = ""
+    if row.kv_memory:
+        engine = (
+            f"; sequences: of {row.concurrent_tokens} tokens in {row.kv_memory / 1e6:.1f} MB of K/V at once before one "
+            f"is preempted, in few bits / as computed ({row.same_alone} of {row.compared_alone} answers are those "
+            "given alone)"
+        )
     timed = f"timed behind {row.timed_context} ids, {row.rounds} interleaved rounds" if row.rounds else "not timed"
     return (
         f"{row.model}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: {row.n} prompts "
-        f"({row.prompts}), at most {row.max_new_tokens} new tokens, segments of {row.segment}; {timed}; {row.dtype}, "
-        f"{row.device}, {row.threads} thread(s), {versions}, commit {commit}."
+        f"({row.prompts}), at most {row.max_new_tokens} new tokens, segments of {row.segment}; {timed}{engine}; "
+        f"{row.dtype}, {row.device}, {row.threads} thread(s), {versions}, commit {commit}."
     )
 
 

@@ -1,0 +1,236 @@
+"""K/V in few bits: every decoder reads what a run of all loops over the same codec reads."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+import sigma0
+from sigma0 import DepthCache, ExitConfig
+from sigma0.config import KVConfig
+from sigma0.decode.coded_planes import Segments
+from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
+
+NEW = 40
+CODECS = (
+    KVConfig(codec="residual", segment=16),
+    KVConfig(codec="int4", group=32, segment=32),
+    KVConfig(codec="residual", bits=(1, 2, 4, 8, 2, 4), group=8, segment=16),
+)
+CONFIGS = (
+    ExitConfig(mode="full"),
+    ExitConfig(mode="fixed", depth=3),
+    ExitConfig(mode="margin", theta=0.5),
+    ExitConfig(mode="qexit", q=0.4),
+)
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    found = sigma0.load("pocket", dtype="float32")
+    found[0].generation_config.eos_token_id = None
+    return found
+
+
+@pytest.fixture
+def model(loaded, monkeypatch):
+    monkeypatch.setattr(loaded[0].generation_config, "kv_config", CODECS[0], raising=False)
+    return loaded[0]
+
+
+@pytest.fixture(scope="module")
+def ids(loaded):
+    story = "Mary went to the park. Leo took the book. The book is in the box. Tom went to the office. Where is Mary?"
+    return torch.tensor([loaded[1](story)["input_ids"]])
+
+
+def written(model, ids, config, **asked):
+    return model.generate(
+        ids, max_new_tokens=NEW, do_sample=False, exit_config=config, return_dict_in_generate=True, **asked
+    )
+
+
+@pytest.mark.parametrize("kv", CODECS, ids=lambda kv: f"{kv.codec}-{kv.group}-{kv.segment}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.mode)
+def test_finish_is_a_run_of_all_loops_over_the_same_codec(model, ids, config, kv):
+    model.generation_config.kv_config = kv
+    out = written(model, ids, config)
+    # nothing of this is decoded: whole segments run through all loops at once
+    read = model(out.sequences[:, :-1], exit_config=config, logits_to_keep=NEW)
+    assert out.sequences[0, -NEW:].tolist() == read.logits[0].argmax(-1).tolist()
+    assert out.exit_depths.tolist() == read.exit_depths.tolist()
+
+
+@pytest.mark.parametrize("kv", CODECS, ids=lambda kv: f"{kv.codec}-{kv.group}-{kv.segment}")
+def test_verify_is_full_depth_under_the_same_codec(model, ids, kv):
+    model.generation_config.kv_config = kv
+    full = written(model, ids, CONFIGS[0])
+    for redraft in (True, False):
+        drafted = written(model, ids, ExitConfig(mode="margin", theta=0.2, after_exit="verify", redraft=redraft))
+        assert drafted.sequences.tolist() == full.sequences.tolist()
+        assert drafted.loop_passes < full.loop_passes
+    model.generation_config.kv_config = KVConfig()
+    plain = model(full.sequences, exit_config=CONFIGS[0]).logits
+    model.generation_config.kv_config = kv
+    assert not torch.equal(plain, model(full.sequences, exit_config=CONFIGS[0]).logits), "the codec is at work"
+
+
+@pytest.mark.parametrize("config", [*CONFIGS, ExitConfig(mode="margin", theta=0.3, after_exit="drop")], ids=str)
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_a_padded_batch_is_its_sequences(model, ids, config, backend, monkeypatch):
+    monkeypatch.setattr(model, "backend", backend)
+    short = ids[:, :9]
+    padded = torch.cat([torch.zeros(1, ids.shape[1] - 9, dtype=torch.int64), short], dim=1)
+    mask = torch.cat([torch.ones_like(ids), (padded != 0).long()])
+    both = written(model, torch.cat([ids, padded]), config, attention_mask=mask)
+    assert both.sequences[0].tolist() == written(model, ids, config).sequences[0].tolist()
+    # segments begin at cache positions, and pads move them: the same ids with the same pads
+    alone = written(model, padded, config, attention_mask=mask[1:])
+    assert both.sequences[1].tolist() == alone.sequences[0].tolist()
+    assert both.exit_depths[1].tolist() == alone.exit_depths[0].tolist()
+
+
+class Unknown(LogitsProcessor):
+    """One that only Python knows."""
+
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+@pytest.mark.parametrize("config", [CONFIGS[2], ExitConfig(mode="margin", theta=0.3, after_exit="drop")], ids=str)
+def test_lockstep_decodes_the_same(model, ids, config):
+    both = torch.cat([ids, ids.roll(3, 1)])
+    own = written(model, both, config)
+    stepped = written(model, both, config, logits_processor=LogitsProcessorList([Unknown()]), synced_gpus=False)
+    assert stepped.sequences.tolist() == own.sequences.tolist()
+    assert stepped.exit_depths.tolist() == own.exit_depths.tolist()
+
+
+@pytest.mark.parametrize("after", ["finish", "drop", "verify"])
+def test_a_second_turn_goes_on_where_the_first_ended(model, ids, after):
+    config = ExitConfig(mode="margin", theta=0.4, after_exit=after)
+    cache = model.new_cache()
+    first = written(model, ids, config, past_key_values=cache)
+    turn = torch.cat([first.sequences, ids[:, :11]], dim=1)
+    second = written(model, turn, config, past_key_values=cache)
+    if after != "drop":  # there the first turn's tokens have left no K/V of deeper loops
+        assert second.sequences.tolist() == written(model, turn, config).sequences.tolist()
+    assert cache.length == second.sequences.shape[1] - 1
+
+
+def test_bytes_are_those_of_the_tensors(model, ids):
+    out = written(model, ids, CONFIGS[2])
+    cache, kv = out.past_key_values, CODECS[0]
+    (layer,) = cache.planes
+    coded = sum(tensor.nbytes for part in layer.coded for tensor in (part.codes, part.scales))
+    tails = sum(part[:, :-1].nbytes for part in (layer.flat_keys, layer.flat_values))
+    assert cache.bytes_allocated == coded + tails
+    under_way = cache.length % kv.segment
+    encoded = cache.length - under_way
+    assert cache.bytes_in_use == coded // layer.room * encoded + tails // kv.segment * under_way
+    # 2 bits, 4 of the last loop, and a scale of 16 for 16 numbers, in place of 32
+    assert coded / layer.room * 8 / (2 * 6 * 128) == pytest.approx((5 * 2 + 4) / 6 + 1)
+
+
+def test_a_cache_grows_and_is_selected(model, ids):
+    grown = DepthCache(1, 6, kv=CODECS[0])
+    both = torch.cat([ids, ids.roll(5, 1)])
+    for start in range(0, ids.shape[1], 7):
+        read = model(both[:, start : start + 7], past_key_values=grown, exit_config=CONFIGS[0])
+    expected = model(both, exit_config=CONFIGS[0])
+    torch.testing.assert_close(read.logits[:, -1], expected.logits[:, -1], rtol=1e-4, atol=1e-4)
+    grown.batch_select_indices(torch.tensor([1]))
+    one = model(both[1:, :5], past_key_values=grown, exit_config=CONFIGS[0])
+    alone = model(torch.cat([both[1:], both[1:, :5]], dim=1), exit_config=CONFIGS[0])
+    torch.testing.assert_close(one.logits[:, -1], alone.logits[:, -1], rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_known_in_few_bits_alone_cannot_be_cut(model, ids):
+    cache, ids = model.new_cache(), ids.repeat(1, 2)
+    model(ids, past_key_values=cache, exit_config=CONFIGS[0])
+    length = ids.shape[1]
+    assert length > 32 and length % 16
+    with pytest.raises(ValueError, match="K/V in few bits can be cut to 16 tokens, where a segment of 16 begins"):
+        cache.crop(-(length - 20))
+    cache.crop(-(length - 16))
+    again = model(ids[:, 16:], past_key_values=cache, exit_config=CONFIGS[0])
+    expected = model(ids, exit_config=CONFIGS[0])
+    torch.testing.assert_close(again.logits[:, -1], expected.logits[:, -1], rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_that_are_none_are_refused(model, ids):
+    weights = model.get_input_embeddings().weight
+    kept = weights[int(ids[0, 0])].clone()
+    with torch.no_grad():
+        weights[int(ids[0, 0])] = torch.inf
+    try:
+        with pytest.raises(ValueError, match="infinite or NaN cannot be stored in few bits"):
+            model(ids, exit_config=CONFIGS[0])
+    finally:
+        with torch.no_grad():
+            weights[int(ids[0, 0])] = kept
+
+
+def test_what_does_not_fit_is_named(loaded, model, ids):
+    with pytest.raises(ValueError, match="layers of prelude and"):
+        sigma0.load("pocket-raven", kv="int4")
+    with pytest.raises(ValueError, match="kv='bf16' is for models in bfloat16, this one computes in torch"):
+        sigma0.load("pocket", dtype="float32", kv="bf16")
+    assert not sigma0.load("pocket", dtype="bfloat16", kv="bf16")[0].kv_config.is_coded
+    with pytest.raises(ValueError, match="bits for 3 loops, and the model runs 6"):
+        sigma0.load("pocket", kv={"codec": "residual", "bits": [2, 2, 4]})
+    with pytest.raises(ValueError, match="heads of 32 numbers are no whole number of groups of 24"):
+        sigma0.load("pocket", kv={"codec": "int8", "group": 24})
+    with pytest.raises(ValueError, match="belongs to the model, not to a call"):
+        model.generate(ids, kv_config=CODECS[1], max_new_tokens=2)
+    assert loaded[0].generate(ids, max_new_tokens=4, runner="compile", return_dict_in_generate=True).runner == (
+        replace(written(model, ids, CONFIGS[0]).runner, reason="K/V in few bits are encoded between steps")
+    )
+    with pytest.raises(ValueError, match="of several segments of 16: call the model with its head"):
+        model.model(ids, past_key_values=model.new_cache())
+
+
+def test_a_checkpoint_keeps_its_codec(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert again.kv_config == CODECS[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("int3", "codec"),
+        ('{"codec": "int4", "bits": [2]}', "bits are of the codec 'residual'"),
+        ('{"codec": "residual", "bits": [3, 4]}', "must be 1, 2, 4 or 8 for each loop"),
+        ('{"codec": "residual", "group": 12}', "must be a multiple of 8"),
+        ('{"codec": "residual", "segment": 20}', "must be a multiple of 16"),
+        ('{"codec": ', "kv is no JSON"),
+        ('{"bit": 1}', "bit"),
+    ],
+)
+def test_bad_settings_are_named(text, message):
+    with pytest.raises(ValueError, match=message):
+        KVConfig.parse(text)
+
+
+def test_a_token_that_begins_a_segment_waits_for_the_one_before(ids):
+    """In a table of lanes: sequence 0 has a token in flight before position 16, sequence 1 has none."""
+    lanes, segments, encoded = Lanes(2, 4, torch.zeros(1, 8)), Segments(16, 2), []
+
+    def encode(sequence, start):
+        encoded.append((sequence, start))
+
+    lanes.table[:-1, STAGE] = lanes.idle
+    for lane, position, stage in ((3, 15, 2), (0, 16, 0), (4, 16, 0)):
+        lanes.table[lane, CACHE_POSITION], lanes.table[lane, STAGE] = position, stage
+    segments.hold(lanes, encode)
+    assert lanes.table[0, STAGE] == lanes.held and lanes.table[4, STAGE] == 0 and encoded == [(1, 0)]
+    assert [row.tolist() for row in (lanes.rows().sequences, lanes.rows().loops)] == [[0, 0, 1], [2, 0, 0]]
+    lanes.table[3, STAGE] = lanes.idle
+    segments.hold(lanes, encode, busy={0})
+    assert lanes.table[0, STAGE] == lanes.held
+    segments.hold(lanes, encode)
+    assert lanes.table[0, STAGE] == 0 and encoded == [(1, 0), (0, 0)]
+    np.testing.assert_array_equal(segments.coded, [16, 16])
