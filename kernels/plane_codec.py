@@ -194,10 +194,14 @@ class CodedPlanes:
             codes, scales = encode(planes[codec.anchor], codec.bits[codec.anchor], codec.group)
             coded[codec.anchor] = codes, scales
             anchored = decode(codes, scales, codec.bits[codec.anchor], codec.group)
-        for plane, numbers in enumerate(planes):
-            if plane not in coded:
-                residual = numbers if anchored is None else numbers.float() - anchored
-                coded[plane] = encode(residual, codec.bits[plane], codec.group)
+        for bits in dict.fromkeys(codec.bits):
+            # at once, since each of the small operations costs more than its work
+            alike = [plane for plane, own in enumerate(codec.bits) if own == bits and plane not in coded]
+            if not alike:
+                continue
+            numbers = torch.stack([planes[plane] for plane in alike])  # [planes, N, H_kv, d]
+            codes, scales = encode(numbers if anchored is None else numbers.float() - anchored, bits, codec.group)
+            coded.update(zip(alike, zip(codes, scales, strict=True), strict=True))
         for plane, (codes, scales) in coded.items():
             self.plane_codes(plane).index_copy_(0, positions, codes)
             self.scales[plane].index_copy_(0, positions, scales)

@@ -15,8 +15,8 @@ from sigma0.bench.core.ledger import Conditions, Figure, KVRow
 from sigma0.bench.speed.decoders import Ours, PromptedCache
 from sigma0.calibrate.agreement import continue_alone, continue_in_full
 from sigma0.calibrate.bootstrap import bootstrap, clustered_share, ratio
-from sigma0.calibrate.kv import coded_share, read_coded
-from sigma0.calibrate.teacher_forcing import ForcedText, divergence
+from sigma0.calibrate.kv import coded_share
+from sigma0.calibrate.teacher_forcing import ForcedText, check_finite, divergence
 from sigma0.config import FULL_KV, ExitConfig, KVConfig
 from sigma0.decode.coded_planes import plane_codec
 from sigma0.decode.kv_cache import DepthCache
@@ -72,18 +72,18 @@ class Computed:
         """Continues prompts, and reads what it wrote."""
         config = model.resolve_exit_config(None)
         texts = continue_in_full(model, prompts, max_new_tokens)
-        read = [torch.log_softmax(read_coded(model, text, FULL_KV).float(), -1) for text in texts]
-        return cls(texts, read, [exit_depths(model, text, FULL_KV, config) for text in texts], config)
+        log_probs, depths = zip(*(read_both(model, text, FULL_KV, config) for text in texts), strict=True)
+        return cls(texts, list(log_probs), list(depths), config)
 
 
 @torch.no_grad()
-def exit_depths(model: Any, text: ForcedText, kv: KVConfig, config: ExitConfig) -> Tensor:
-    """Loops at which a rule reads the new tokens of a text, int64 `[new]`."""
+def read_both(model: Any, text: ForcedText, kv: KVConfig, config: ExitConfig) -> tuple[Tensor, Tensor]:
+    """Log-probabilities at full depth, float32 `[new, V]`, and the loops at which a rule reads, int64 `[new]`."""
     cache = DepthCache(model.num_block_layers, model.num_loops, len(text.ids), model.stages, kv)
     ids = torch.tensor([text.ids[:-1]], device=model.device)
-    read = model(ids, past_key_values=cache, exit_config=config, logits_to_keep=text.new)
-    depths: Tensor = read.exit_depths[0]
-    return depths
+    read = model(ids, past_key_values=cache, exit_config=config, logits_to_keep=text.new, output_loop_states=True)
+    logits = check_finite(read.loop_logits[-1, 0], model.num_loops)
+    return torch.log_softmax(logits.float(), -1), read.exit_depths[0]
 
 
 def compare(
@@ -110,10 +110,10 @@ def compare(
     """
     same, kl, moved, sizes = [], [], [], [text.new for text in computed.texts]
     for text, reference, depths in zip(computed.texts, computed.log_probs, computed.depths, strict=True):
-        found = torch.log_softmax(read_coded(model, text, kv).float(), -1)
+        found, own = read_both(model, text, kv, computed.config)
         same.append(int((reference.argmax(-1) == found.argmax(-1)).sum()))
         kl.append(float(divergence(reference, found).sum()))
-        moved.append(int((exit_depths(model, text, kv, computed.config) != depths).sum()))
+        moved.append(int((own != depths).sum()))
         on_text()
     equal = []
     with stored_in(model, kv):
