@@ -93,9 +93,14 @@ def report(
         typer.echo(f"whole tables and pictures in {folder}", err=True)
         if ledger == LEDGER and out is None:
             from sigma0.bench.figures.results import Results
+            from sigma0.bench.kv.picture import draw_kv
+            from sigma0.bench.kv.table import latest_kv
             from sigma0.bench.verdict.picture import draw_features
 
             results = Results(Path())
+            stored = latest_kv(results.rows)
+            if stored:
+                draw_kv(stored, folder / "kv.svg")
             for name, told in results.verdicts.items():
                 file = folder / f"verdict-features-{name}.svg"
                 draw_features(told.features, results.features(name), file, name)

@@ -24,6 +24,8 @@ from sigma0.bench.figures.tables import (
 )
 from sigma0.bench.humaneval.table import latest_humaneval
 from sigma0.bench.humaneval.table import markdown as humaneval_table
+from sigma0.bench.kv.table import latest_kv
+from sigma0.bench.kv.table import whole as whole_kv
 from sigma0.bench.ladder.routes import HEADINGS, RoutesReport, route_cells
 from sigma0.bench.ladder.signs import SignsReport, sign_cells
 from sigma0.bench.ladder.tables import ladder_table
@@ -60,6 +62,7 @@ def pages(results: Results) -> dict[str, str]:
         for name, (title, parts) in {
             "speed": ("Speed", speed_parts(results.rows)),
             "quantization": ("Quantised weights", _quantization(results)),
+            "kv": ("K/V in few bits", _kv(results)),
             "humaneval": ("HumanEval", [humaneval_table(latest_humaneval(results.rows))]),
             "strategyqa": ("StrategyQA", [strategyqa_table(run) for run in latest_levels(results.rows)]),
             "answers": ("Answers by loop", _answers(results)),
@@ -227,6 +230,18 @@ def _load(results: Results) -> list[str]:
         "interleaved rounds, medians; latencies are the median and the 99th percentile (`python -m sigma0.bench serve`). "
         "Clients keep one request each under way, or requests come at random.",
         load_table(rows),
+    ]
+
+
+def _kv(results: Results) -> list[str]:
+    parts: list[str] = []
+    for run in latest_kv(results.rows):
+        parts += [f"## {run[0].model}, {run[0].dtype}, {run[0].context or 'own'} ids", whole_kv([run]).rstrip()]
+    return [
+        "`python -m sigma0.bench kv`: the model's own greedy text at full depth, read again with K/V in few bits. `own`: prompts of their own length; `in few bits`: of what new tokens are read over; agreement "
+        "and KL at full depth; `depths moved`: tokens that the model's own exit rule reads at another loop; `faster`: time as computed over that in few bits.",
+        "![Disagreement and KL over bits](kv.svg)",
+        *parts,
     ]
 
 

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.cli import app
+from sigma0.config import KVConfig
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.planes import BlockShape
 from sigma0.decode.sampling_params import SamplingParams
@@ -147,6 +148,24 @@ def test_fewer_loops_take_fewer_planes():
     assert strided["token"] == whole["token"] and strided["shape"]["loops"] == 8
     refused = run("ouro-1.4b", "--recurrence", "2")
     assert refused.exit_code == 2 and "recurrence=2 cannot be set for 'ouro-1.4b'" in refused.output
+
+
+@pytest.mark.parametrize("kv", ["residual", "int4", '{"codec": "residual", "bits": [1, 2, 4, 8], "group": 32}'])
+def test_k_v_in_few_bits_are_those_that_are_made(kv):
+    """In Ouro-1.4B's shape: what `size` computes beside the tensors of blocks and of segments under way."""
+    result = CliRunner().invoke(app, ["size", "ouro-1.4b", "--kv", kv, "--max-running", "2", "--json"])
+    assert result.exit_code == 0, result.output
+    told, stored = json.loads(result.stdout), KVConfig.parse(kv)
+    shape = BlockShape(24, 4, 16, 128, 16)
+    planes = PagedPlanes(shape, 3, torch.bfloat16, torch.device("cpu"), 2, kv=stored).planes
+    made = [tensor.nbytes for layer in planes for coded in layer.coded for tensor in (coded.codes, coded.scales)]
+    assert sum(made) == 3 * 16 * told["token"]
+    under_way = [tensor[:, :-1].nbytes for layer in planes for tensor in (layer.flat_keys, layer.flat_values)]
+    assert sum(under_way) == told["fits"][0]["under_way"] == 2 * 64 * 768 * 1024
+    plain = json.loads(CliRunner().invoke(app, ["size", "ouro-1.4b", "--json"]).stdout)
+    bits = sum(stored.bits_of(4)) / 4 + 16 / stored.group
+    assert told["token"] == plain["token"] * bits / 16
+    assert told["fits"][0]["sequences"] > 3 * plain["fits"][0]["sequences"]
 
 
 @given(st.integers(1, 500), st.integers(1, 64))
