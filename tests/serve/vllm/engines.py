@@ -26,7 +26,6 @@ def engine(folder, drafts=0, loops=1, **settings):
     """An `LLM` of a checkpoint that takes and gives ids; with `drafts`, so many of them after so many loops."""
     os.environ.update(SETTINGS)
     from vllm import LLM
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     if drafts:
         method = {"method": "custom_class", "model": "sigma0.serve.vllm.LoopDraft", "num_speculative_tokens": drafts}
@@ -36,8 +35,7 @@ def engine(folder, drafts=0, loops=1, **settings):
     try:
         yield llm
     finally:
-        del llm
-        cleanup_dist_env_and_memory()
+        llm.llm_engine.engine_core.shutdown()
 
 
 def write(llm, prompts, **sampling):
