@@ -16,6 +16,7 @@ from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from sigma0.serve.vllm.cpu_kernels import correct_rejection_sampler
 from sigma0.serve.vllm.models import LoopedForCausalLM
 
 SETTING = "draft_loops"
@@ -48,6 +49,7 @@ class LoopDraft:
         self._config = vllm_config
         self._most = vllm_config.speculative_config.num_speculative_tokens
         self._step: Any = None
+        correct_rejection_sampler()
 
     def load_model(self, model: LoopedForCausalLM) -> None:
         """Takes the model that is served.
