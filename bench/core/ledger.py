@@ -20,7 +20,15 @@ from sigma0.bench.core.rows_decoding import (
     QuantizationRow,
     SpeedRow,
 )
-from sigma0.bench.core.rows_systems import LadderRow, OverheadRow, Percentiles, ServeRow, SimulationRow, Tail
+from sigma0.bench.core.rows_systems import (
+    LadderRow,
+    OverheadRow,
+    Percentiles,
+    ServeRow,
+    SimulationRow,
+    Tail,
+    VllmRow,
+)
 from sigma0.bench.core.rows_tasks import HumanEvalRow, OuterRow, StrategyQARow
 from sigma0.errors import one_line
 
@@ -46,6 +54,7 @@ __all__ = [
     "SpeedRow",
     "StrategyQARow",
     "Tail",
+    "VllmRow",
     "append_row",
     "check_ledger",
     "parse_row",
@@ -69,6 +78,7 @@ AnyRow = (
     | OverheadRow
     | OuterRow
     | QuantizationRow
+    | VllmRow
 )
 Row = Annotated[AnyRow, Field(discriminator="benchmark")]
 _ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)

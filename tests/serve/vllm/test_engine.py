@@ -71,7 +71,7 @@ def test_long_prompts_in_chunks_and_drafts_up_to_the_longest_text(golden):
     prompts = [prompt * 3 for prompt in random_prompts(golden.model.config.vocab_size, count=6)]
     room = {len(prompt): 256 - len(prompt) for prompt in prompts}
     settings = {"max_num_batched_tokens": 48, "max_num_seqs": 4, "block_size": 32}
-    with engine(golden.folder, drafts=5, loops=3, **settings) as llm:
+    with engine(golden.folder, drafts=5, loops=2, **settings) as llm:
         for prompt in prompts:
             expected = full_depth(golden.model, [prompt], max_new_tokens=room[len(prompt)])
             assert write(llm, [prompt], max_tokens=None) == expected
@@ -81,7 +81,7 @@ def test_long_prompts_in_chunks_and_drafts_up_to_the_longest_text(golden):
     "settings, message",
     [
         ({"drafts": 2, "loops": 0}, "draft_loops"),
-        ({"drafts": 2, "loops": 4}, "below the 4 loops"),
+        ({"drafts": 2, "loops": 4}, "must be below the"),
         ({"hf_overrides": {"early_exit_step": 7}}, "early_exit_step counts from 0"),
         ({"hf_overrides": {"total_ut_steps": 0}}, "at least 1 loop"),
     ],
