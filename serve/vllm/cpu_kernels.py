@@ -1,11 +1,12 @@
-"""A kernel of vLLM's rejection sampler that its CPU build has wrong, in its place by vLLM's own registry.
+"""A kernel of vLLM's rejection sampler that its CPU build has wrong, replaced through vLLM's own registry.
 
-`expand_kernel` repeats temperature, top-k and top-p of a request for each of its drafts. The CPU build of 0.32 writes the
-result into a copy (https://github.com/vllm-project/vllm/issues/55005), so that drafts would be judged under whatever the
+`expand_kernel` repeats temperature, top-k and top-p of a request for each of its drafts. The CPU build of 0.32 writes
+the result into a copy (https://github.com/vllm-project/vllm/issues/55005), so drafts would be judged under whatever the
 memory held.
 """
 
 from torch import Tensor
+
 from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
 from vllm.triton_utils.dispatcher import register_kernels

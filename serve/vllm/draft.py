@@ -1,9 +1,9 @@
-"""Drafts for vLLM's speculative decoding: the loops that come first, of the same weights, over the same K/V.
+"""Drafts for vLLM's speculative decoding: the first loops of the same weights, over the same K/V.
 
-A token's first k loops read and write planes 1 to k, which full depth has filled for everything before. So a draft needs
-no second model and no second cache: k loops at the next position, the head, and on from what it says. vLLM then runs all
-loops over the drafts, which writes every plane of them anew, and its rejection sampler judges; what is emitted is full
-depth's, token for token or in distribution.
+A token's first k loops read and write planes 1 to k, which full depth has filled for everything before. So a draft
+needs no second model and no second cache: k loops at the next position, the head, and on from what it says. vLLM then
+runs all loops over the drafts, which writes every plane of them anew, and its rejection sampler judges; what is emitted
+is full depth's, token for token or in distribution.
 """
 
 from typing import Any
@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from vllm.config import VllmConfig
-from vllm.forward_context import get_forward_context, set_forward_context
-from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from sigma0.serve.vllm.cpu_kernels import correct_rejection_sampler
 from sigma0.serve.vllm.models import LoopedForCausalLM
+from vllm.config import VllmConfig
+from vllm.forward_context import get_forward_context, set_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
 
 SETTING = "draft_loops"
 
 
 class LoopDraft:
-    """vLLM's custom proposer: `speculative_config={"method": "custom_class", "model": "sigma0.serve.vllm.LoopDraft"}`.
+    """vLLM's custom proposer, `"method": "custom_class", "model": "sigma0.serve.vllm.LoopDraft"`.
 
     Drafts are the argmax after `draft_loops` loops (`additional_config`). vLLM reserves no blocks for a custom class, so
     they end with the block that a sequence writes into.
@@ -63,7 +63,8 @@ class LoopDraft:
             raise ValueError(f"{SETTING}={self.loops} must be below the {model.model.loops} loops of the model")
         self._model = model
         # (loop, layer) by loop: the planes that drafts read and write
-        attentions = [layer.self_attn.planes[loop] for loop in range(self.loops) for layer in model.model.layers]
+        layers: Any = model.model.layers
+        attentions = [layer.self_attn.planes[loop] for loop in range(self.loops) for layer in layers]
         self._names = [attention.layer_name for attention in attentions]
         self._first = attentions[0]
         self._builder: Any = None

@@ -1,13 +1,15 @@
-"""The families that loop over all layers, as vLLM's models: weights by their published names, every loop for every token.
+"""The families that loop over all layers, as vLLM's models: weights by published names, every loop for every token.
 
-Each (loop, layer) has an `Attention` of its own, so vLLM pages, caches, splits and shards their K/V like those of a model
-with T times the layers.
+Each (loop, layer) has an `Attention` of its own, so vLLM pages, caches, splits and shards their K/V like those of a
+model with T times the layers.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
+
+from sigma0.serve.vllm.block import LoopLayer
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.layernorm import RMSNorm
@@ -15,8 +17,6 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
-
-from sigma0.serve.vllm.block import LoopLayer
 
 
 def loops_of(config: Any) -> int:
@@ -35,7 +35,7 @@ def loops_of(config: Any) -> int:
     return int(step) + 1
 
 
-@support_torch_compile  # type: ignore[untyped-decorator]
+@support_torch_compile
 class LoopedModel(nn.Module):
     """Embeddings, the shared block and its norm.
 

@@ -12,9 +12,8 @@ def register() -> None:
 
     Called any number of times. No model code is imported and no device touched, so that vLLM may fork afterwards.
     """
-    from vllm import ModelRegistry
-
     import sigma0.models  # noqa: F401  registers the configs
+    from vllm import ModelRegistry
 
     for architecture, path in MODELS.items():
         ModelRegistry.register_model(architecture, path)

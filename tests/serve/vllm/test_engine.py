@@ -95,5 +95,5 @@ def test_a_damaged_checkpoint_is_refused(golden, tmp_path):
     folder = shutil.copytree(golden.folder, tmp_path / "broken")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1}))
-    with pytest.raises(ValueError, match="not initialized|missing"), engine(folder):
+    with pytest.raises(ValueError, match=r"not initialized|missing"), engine(folder):
         pass

@@ -29,6 +29,8 @@ def test_each_architecture_is_one_of_ours_and_a_class_of_the_file_that_is_named(
 
 
 def test_importing_the_plugin_is_light():
-    code = "import sys, sigma0.serve.vllm.plugin as p; print(sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
+    code = (
+        "import sys, sigma0.serve.vllm.plugin as p; print(sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.strip() == "[]"
