@@ -21,7 +21,7 @@ from sigma0.errors import needs_extra
 from sigma0.models.export import export
 from sigma0.models.load import checkpoint_folder, load
 
-START = 120.0
+START = 360.0
 
 
 @contextmanager

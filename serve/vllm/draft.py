@@ -25,8 +25,8 @@ SETTING = "draft_loops"
 class LoopDraft:
     """vLLM's custom proposer, `"method": "custom_class", "model": "sigma0.serve.vllm.LoopDraft"`.
 
-    Drafts are the argmax after `draft_loops` loops (`additional_config`). vLLM reserves no blocks for a custom class, so
-    they end with the block that a sequence writes into.
+    Drafts are the argmax after `draft_loops` loops (`additional_config`). vLLM reserves no blocks for a custom class,
+    so they end with the block that a sequence writes into.
 
     Attributes:
         loops: k, loops of a draft.
