@@ -134,6 +134,11 @@ COMMANDS = {
         "soak_server",
         "Load a server with clients of all kinds, one in ten of which leave in the middle; then end it under load.",
     ),
+    "vllm": Target(
+        "sigma0.bench.serving.vllm_command",
+        "vllm",
+        "The same requests to vLLM at full depth, to vLLM with our drafts, and to our own server, in turn.",
+    ),
     "humaneval": Target(
         "sigma0.bench.humaneval.command",
         "humaneval",

@@ -21,7 +21,15 @@ from sigma0.bench.core.rows_decoding import (
     QuantizationRow,
     SpeedRow,
 )
-from sigma0.bench.core.rows_systems import LadderRow, OverheadRow, Percentiles, ServeRow, SimulationRow, Tail
+from sigma0.bench.core.rows_systems import (
+    LadderRow,
+    OverheadRow,
+    Percentiles,
+    ServeRow,
+    SimulationRow,
+    Tail,
+    VllmRow,
+)
 from sigma0.bench.core.rows_tasks import HumanEvalRow, OuterRow, StrategyQARow
 from sigma0.errors import one_line
 
@@ -48,6 +56,7 @@ __all__ = [
     "SpeedRow",
     "StrategyQARow",
     "Tail",
+    "VllmRow",
     "append_row",
     "check_ledger",
     "parse_row",
@@ -72,6 +81,7 @@ AnyRow = (
     | OuterRow
     | QuantizationRow
     | KVRow
+    | VllmRow
 )
 Row = Annotated[AnyRow, Field(discriminator="benchmark")]
 _ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)

@@ -114,6 +114,51 @@ class ServeRow(Conditions):
         return json.dumps([self.benchmark, self.time, self.way, self.load, self.amount])
 
 
+class VllmRow(Conditions):
+    """One server of the same checkpoint under one load, in turn with the others of its run.
+
+    Attributes:
+        benchmark: "vllm".
+        time: When the run ended, ISO 8601, UTC; the same for all its rows.
+        way: `vllm` at full depth, `vllm-drafts`, or `full`, `verify` and `finish` of our server.
+        vllm: Version.
+        drafts: Of `vllm-drafts`: drafts of a step at most; None elsewhere, as are the next two.
+        draft_loops: Loops of a draft.
+        accepted_length: Tokens that a step at full depth gave a sequence, where it had drafts.
+        clients: That ask on and on.
+        requests: In a round.
+        rounds: How often each way was measured, in turn.
+        failed: Requests that were not answered whole, over all rounds.
+        tokens_per_second: New tokens of all clients; median of the rounds, the least and the greatest.
+        speed_ratio: Tokens a second over those of `vllm` in the same round; median, least and greatest.
+        same_text: Share of the answers that are, letter for letter, those of our server at full depth.
+        first_token_ms: From request to first token, last round.
+        answer_ms: From request to the whole answer, last round.
+    """
+
+    benchmark: Literal["vllm"] = "vllm"
+    time: str
+    way: Literal["vllm", "vllm-drafts", "full", "verify", "finish"]
+    vllm: str
+    drafts: int | None
+    draft_loops: int | None
+    accepted_length: float | None
+    clients: int
+    requests: int
+    rounds: int
+    failed: int
+    tokens_per_second: Figure
+    speed_ratio: Figure
+    same_text: float
+    first_token_ms: Percentiles
+    answer_ms: Percentiles
+
+    @property
+    def key(self) -> str:
+        """What makes two rows measurements of the same thing: another run is another measurement."""
+        return json.dumps([self.benchmark, self.time, self.way, self.clients])
+
+
 class Tail(BaseModel):
     """Of times, milliseconds."""
 

