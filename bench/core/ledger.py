@@ -21,7 +21,7 @@ from sigma0.bench.core.rows_decoding import (
     SpeedRow,
 )
 from sigma0.bench.core.rows_systems import LadderRow, OverheadRow, Percentiles, ServeRow, SimulationRow, Tail
-from sigma0.bench.core.rows_tasks import HumanEvalRow, OuterRow, StrategyQARow
+from sigma0.bench.core.rows_tasks import HumanEvalRow, LevelRates, OuterRow, StrategyQARow
 from sigma0.errors import one_line
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "Figure",
     "HumanEvalRow",
     "LadderRow",
+    "LevelRates",
     "OuterRow",
     "OverheadRow",
     "Percentiles",

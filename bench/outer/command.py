@@ -15,7 +15,7 @@ from sigma0.bench.core.ledger import LEDGER, OuterRow, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, FormsModel, HardStories, LedgerFile, ShownExamples
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.outer.measure import Asked, Result, examples, hard_questions, run, run_vote, to_row, where_from
-from sigma0.bench.outer.table import table
+from sigma0.bench.outer.table import levels_table, table
 from sigma0.bench.outer.ways import (
     MAX_TOKENS,
     Learned,
@@ -92,7 +92,8 @@ def outer(
         for row in measured.rows:
             append_row(out, row)
     told = measured.rows
-    tell_rows(told, as_json, lambda: Console().print(table(told).rich()), f"{len(told)} rows in {out}")
+    tables = [each.rich() for each in (table(told), levels_table(told)) if each.rows]
+    tell_rows(told, as_json, lambda: Console().print(*tables), f"{len(told)} rows in {out}")
 
 
 def choose(names: str) -> dict[str, Way]:
