@@ -1,6 +1,7 @@
 """Ways of asking beside scripted answers, their sums and comparisons, and the command with a tiny model."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from sigma0.bench.outer.command import PLAIN, RISING, choose, loops
 from sigma0.bench.outer.measure import Asked, Result, difference, hard_questions, run, run_vote, to_row
 from sigma0.bench.outer.table import latest_outer, levels_table, table
 from sigma0.bench.outer.ways import Learned, plain, planned, reasoned, routed, sampled, verified, vote, walked
+from sigma0.models.load import resolve_model
 from sigma0.reason.chat import Completion, ScriptedChat
 from sigma0.reason.desk import Desk
 from sigma0.reason.messages import Usage
@@ -152,6 +154,19 @@ def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
     )
     assert {name for name, row in ways.items() if row.levels} == {name for name in loops() if name.startswith("effort")}
     assert latest_outer([*older, *rows, other]) == [rows, [other]] and len(table(rows).rows) == len(rows)
+
+
+def test_of_a_folder_rows_have_the_name_alone(tmp_path):
+    out = tmp_path / "ledger.jsonl"
+    folder = tmp_path / "somewhere" / "mine"
+    shutil.copytree(resolve_model("pocket"), folder)
+    line = ["outer", str(folder), "-n", "2", "--most-votes", "1", "--ways", "plan, unchecked", "--out", str(out)]
+    found = CliRunner().invoke(app, line)
+    assert found.exit_code == 0, found.output
+    rows = read_rows(out)
+    assert {row.model for row in rows} == {"mine", "pocket-large"} and str(tmp_path) not in out.read_text()
+    found = CliRunner().invoke(app, [*line, "--larger", str(folder.parent / ".." / "somewhere" / "mine")])
+    assert found.exit_code == 2 and "have one name" in found.output and read_rows(out) == rows
 
 
 def test_some_loops_are_chosen_by_name():
