@@ -30,7 +30,7 @@ from sigma0.bench.core.rows_systems import (
     Tail,
     VllmRow,
 )
-from sigma0.bench.core.rows_tasks import HumanEvalRow, OuterRow, StrategyQARow
+from sigma0.bench.core.rows_tasks import HumanEvalRow, LevelRates, OuterRow, StrategyQARow
 from sigma0.errors import one_line
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "HumanEvalRow",
     "KVRow",
     "LadderRow",
+    "LevelRates",
     "OuterRow",
     "OverheadRow",
     "Percentiles",

@@ -3,7 +3,10 @@
 import json
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from sigma0.bench.core.rows import Conditions, Figure
+from sigma0.reason.progressive.policies import Level
 
 Outcome = Literal["passed", "syntax", "exception", "wrong", "time", "limits"]
 
@@ -122,6 +125,24 @@ class StrategyQARow(Conditions):
         )
 
 
+class LevelRates(BaseModel):
+    """Progressive effort at one level of verification.
+
+    Attributes:
+        reached: Questions that were verified at it.
+        passed: Share of those that got out of it: to a higher one, or out of the last.
+        checks: Verifications at it.
+        checks_passed: Share of those that passed; its interval knows that those of one question go together.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reached: int
+    passed: Figure
+    checks: int
+    checks_passed: Figure
+
+
 class OuterRow(Conditions):
     """A way to answer, at once or by an outer loop, on the same questions as every way of its run.
 
@@ -141,6 +162,7 @@ class OuterRow(Conditions):
         seconds: From question to answer, for each item.
         beats: Points that it has right more than other ways of the run, on the same questions, by their names.
         p_values: Of McNemar's exact test against them.
+        levels: Of progressive effort, the levels of verification that were reached; of another way none.
     """
 
     benchmark: Literal["outer"] = "outer"
@@ -158,6 +180,7 @@ class OuterRow(Conditions):
     seconds: float
     beats: dict[str, Figure]
     p_values: dict[str, float]
+    levels: dict[Level, LevelRates] = Field(default_factory=dict)
 
     @property
     def key(self) -> str:

@@ -29,7 +29,7 @@ from sigma0.bench.kv.table import whole as whole_kv
 from sigma0.bench.ladder.routes import HEADINGS, RoutesReport, route_cells
 from sigma0.bench.ladder.signs import SignsReport, sign_cells
 from sigma0.bench.ladder.tables import ladder_table
-from sigma0.bench.outer.table import latest_outer
+from sigma0.bench.outer.table import latest_outer, levels_table
 from sigma0.bench.outer.table import table as outer_table
 from sigma0.bench.quantization.table import latest_quantization
 from sigma0.bench.quantization.table import whole as quantization_table
@@ -266,7 +266,8 @@ def _outer(results: Results) -> list[str]:
         first = run[0]
         where = f"{first.n} questions: {first.prompts}; {first.dtype}, {first.device}, {first.threads} thread(s)."
         title = first.model if len(run) > 1 else f"{first.model}: {first.way}"
-        parts += [f"## {title}", where, outer_table(run).markdown()]
+        tables = [each.markdown() for each in (outer_table(run), levels_table(run)) if each.rows]
+        parts += [f"## {title}", where, *tables]
     return [
         "With 95 % intervals; `beats` has the points that a way has right more than another, on the same questions. What the ways and the cost are: "
         "[bench/outer](../outer/README.md).",

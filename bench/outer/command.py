@@ -15,7 +15,7 @@ from sigma0.bench.core.ledger import LEDGER, OuterRow, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, FormsModel, HardStories, LedgerFile, ShownExamples
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.outer.measure import Asked, Result, examples, hard_questions, run, run_vote, to_row, where_from
-from sigma0.bench.outer.table import table
+from sigma0.bench.outer.table import levels_table, table
 from sigma0.bench.outer.ways import (
     MAX_TOKENS,
     Learned,
@@ -85,6 +85,8 @@ def outer(
         chosen = choose(ways)
         small, block = open_asked(model, items, where, shown, dtype=dtype)
         large, _ = open_asked(larger, items, where, shown, block)
+        if model != larger and small.conditions.model == large.conditions.model:
+            raise ValueError(f"{model!r} and {larger!r} have one name, so that their rows could not be told apart")
         total = n * (len(chosen) + 3 + 2 * most_votes)
         with progress_bar("questions", total, as_json) as advance:
             measured = _Measured(items, seed, started, most_votes, advance)
@@ -92,7 +94,8 @@ def outer(
         for row in measured.rows:
             append_row(out, row)
     told = measured.rows
-    tell_rows(told, as_json, lambda: Console().print(table(told).rich()), f"{len(told)} rows in {out}")
+    tables = [each.rich() for each in (table(told), levels_table(told)) if each.rows]
+    tell_rows(told, as_json, lambda: Console().print(*tables), f"{len(told)} rows in {out}")
 
 
 def choose(names: str) -> dict[str, Way]:
@@ -120,16 +123,20 @@ def open_asked(
     first_block: int | None = None,
     dtype: str = "float32",
 ) -> tuple[Asked, int]:
-    """A model, and the numbers of its block; one that was not taught the forms is shown them, but where it is None."""
+    """A model, and the numbers of its block; one that was not taught the forms is shown them, but where it is None.
+
+    Of a folder its rows have the name alone: where it lies on this machine tells nobody anything.
+    """
     model, tokenizer = load_causal(name, device="cpu", dtype=dtype)
+    short = Path(name).absolute().name if Path(name).is_dir() else name
     block = sum(weight.numel() for layer in model.base_model.layers for weight in layer.parameters())
     ids = [tuple(encode(tokenizer, [{"role": "user", "content": item.prompt}])[0].tolist()) for item in items]
-    chat: ChatModel = LocalChat(model, tokenizer, Path(name).name)
+    chat: ChatModel = LocalChat(model, tokenizer, short)
     about = read_about(model.name_or_path)
     if about is None and shown is not None:
         chat, where = ShownForms(chat, examples(shown)), f"{where}; {shown} examples of each form, held to its grammar"
     conditions = describe(model, name, where, ids, [item.answer for item in items], MAX_TOKENS)
-    return Asked(chat, conditions, block / (first_block or block)), block
+    return Asked(chat, conditions.model_copy(update={"model": short}), block / (first_block or block)), block
 
 
 class _Measured:

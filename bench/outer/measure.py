@@ -6,18 +6,19 @@ from functools import reduce
 from itertools import count, islice
 from random import Random
 
-from sigma0.bench.core.ledger import Conditions, Figure, OuterRow
-from sigma0.bench.outer.ways import Learned, Way, vote
+from sigma0.bench.core.ledger import Conditions, Figure, LevelRates, OuterRow
+from sigma0.bench.outer.ways import Check, Learned, Way, vote
 from sigma0.bench.pocket.evaluate import HARD
 from sigma0.bench.pocket.forms import in_form
 from sigma0.bench.pocket.items import Item
 from sigma0.bench.pocket.world import draw
 from sigma0.bench.strategyqa.statistics import mcnemar
-from sigma0.calibrate.bootstrap import Estimate, ratio, share
+from sigma0.calibrate.bootstrap import Estimate, clustered_share, ratio, share
 from sigma0.checkpoints.about import Form
 from sigma0.reason.desk import Desk
 from sigma0.reason.forms import FORMS
 from sigma0.reason.messages import ChatModel, Usage
+from sigma0.reason.progressive.policies import LEVELS, Level
 from sigma0.reason.trail import Trail
 
 _SHOWN_DIFFICULTY = 3
@@ -32,12 +33,14 @@ class Result:
         right: Whether it is the known one.
         accepted: Whether the way stood behind it.
         usage: Of its desk.
+        checks: As `Answered` has them.
     """
 
     answer: str
     right: bool
     accepted: bool
     usage: Usage
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ def run(way: Way, model: ChatModel, items: Sequence[Item], seed: int, advance: C
     for place, item in enumerate(items):
         desk = Desk(Trail(), seed=seed + place)
         answered = way(model, desk, item.prompt)
-        results.append(Result(answered.answer, answered.answer == item.answer, answered.accepted, desk.usage))
+        right = answered.answer == item.answer
+        results.append(Result(answered.answer, right, answered.accepted, desk.usage, answered.checks))
         if isinstance(way, Learned):
             # prequential: it is shown an answer once it has given its own
             way.learn(item.prompt, answered, item.answer)
@@ -154,7 +158,28 @@ def to_row(
         seconds=sum(one.seconds for one in used) / n,
         beats={name: difference(results, other) for name, other in beside.items()},
         p_values={name: _p_value(results, other) for name, other in beside.items()},
+        levels=level_rates([one.checks for one in results]),
     )
+
+
+def level_rates(checks: Sequence[Sequence[Check]]) -> dict[Level, LevelRates]:
+    """How verification went at each level that was reached.
+
+    Args:
+        checks: Of each question.
+    """
+    rates = {}
+    for level in LEVELS:
+        reached = [own for own in ([one for one in each if one.level == level] for each in checks) if own]
+        if reached:
+            made = [len(own) for own in reached]
+            rates[level] = LevelRates(
+                reached=len(reached),
+                passed=_share(any(one.opened for one in own) for own in reached),
+                checks=sum(made),
+                checks_passed=_figure(clustered_share([sum(one.passed for one in own) for own in reached], made)),
+            )
+    return rates
 
 
 def difference(first: Sequence[Result], second: Sequence[Result]) -> Figure:

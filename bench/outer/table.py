@@ -17,6 +17,7 @@ HEADINGS = (
     "ms",
     "beats",
 )
+LEVEL_HEADINGS = ("way", "level", "reached", "passed it, %", "checks of each", "checks passed, %")
 
 
 def table(rows: Sequence[OuterRow]) -> BenchTable:
@@ -38,6 +39,23 @@ def table(rows: Sequence[OuterRow]) -> BenchTable:
     ]
     title = f"{rows[0].n} questions: {rows[0].prompts}"
     return BenchTable(HEADINGS, cells, title, left=("model", "way", "beats"))
+
+
+def levels_table(rows: Sequence[OuterRow]) -> BenchTable:
+    """A row for each level of verification that a way with progressive effort reached; none of other ways."""
+    cells = [
+        (
+            row.way,
+            level,
+            str(rates.reached),
+            percent(rates.passed),
+            f"{rates.checks / rates.reached:.1f}",
+            percent(rates.checks_passed),
+        )
+        for row in rows
+        for level, rates in row.levels.items()
+    ]
+    return BenchTable(LEVEL_HEADINGS, cells, "By level of verification", left=("way", "level"))
 
 
 def latest_outer(rows: Sequence[object]) -> list[list[OuterRow]]:

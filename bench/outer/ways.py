@@ -6,6 +6,7 @@ A way is asked about one problem by a desk of its own, and gives the answer that
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sigma0.config import Effort
 from sigma0.reason.desk import Desk
@@ -17,7 +18,7 @@ from sigma0.reason.lemma.settings import LemmaSettings
 from sigma0.reason.messages import ChatModel, ChatSettings
 from sigma0.reason.progressive.effort import ProgressiveReasoningManager
 from sigma0.reason.progressive.form_task import FormTask
-from sigma0.reason.progressive.policies import ProgressiveConfig
+from sigma0.reason.progressive.policies import Level, ProgressiveConfig
 from sigma0.reason.progressive.verify_loop import VerifyLoop
 
 # A reply of a form ends long before.
@@ -28,16 +29,38 @@ Way = Callable[[ChatModel, Desk, str], "Answered"]
 
 
 @dataclass(frozen=True)
+class Check:
+    """One verification of progressive effort.
+
+    Attributes:
+        level: Its effort.
+        passed: Whether it passed.
+        opened: Whether it opened the gate of its level: to a higher one, or out of the last.
+    """
+
+    level: Level
+    passed: bool
+    opened: bool
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> "Check":
+        """A decision of `VerifyLoop`, as it stands in the trail."""
+        return cls(state["level"], state["passed"], state["level_upgraded"] or state["success"])
+
+
+@dataclass(frozen=True)
 class Answered:
     """What a way gave.
 
     Attributes:
         answer: That stands at the end; empty where there is none.
         accepted: Whether the way's own gate was passed; of a way without one always.
+        checks: Verifications of progressive effort, in order; of another way none.
     """
 
     answer: str
     accepted: bool
+    checks: tuple[Check, ...] = ()
 
 
 def plain(effort: Effort = "medium") -> Way:
@@ -177,7 +200,8 @@ def verified(config: ProgressiveConfig, temperature: float = 0.7) -> Way:
             max_tokens=MAX_TOKENS,
         )
         report = loop.run()
-        return Answered(report.solution or "", report.solved)
+        checks = tuple(Check.of(decision.state) for decision in desk.trail.decisions)
+        return Answered(report.solution or "", report.solved, checks)
 
     return way
 

@@ -4,6 +4,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
+from sigma0.checkpoints import CHECKPOINTS
 from sigma0.checkpoints.about import Form, read_about
 from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung
 from sigma0.ladder.rungs import AnyRung, check_same_tokens
@@ -34,6 +35,18 @@ def open_chats(model: str, ladder: str | None, base_url: str | None, device: str
     if not names:
         raise ValueError("--ladder names no rung")
     return [_chat(name, device, dtype) for name in names]
+
+
+def source(chat: ChatModel) -> str:
+    """Where a model comes from, to tell apart two of one name: an address, a folder, a hub id or a shipped name."""
+    if isinstance(chat, EndpointChat):
+        return chat.rung.base_url
+    assert isinstance(chat, LocalChat)
+    name: str = chat.model.name_or_path
+    folder = Path(name).resolve()
+    if not folder.is_dir():
+        return name
+    return folder.name if folder.parent == CHECKPOINTS.resolve() else str(folder)
 
 
 def follows_instructions(chats: list[ChatModel]) -> bool:

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sigma0.commands.solve_models import as_ladder, follows_instructions, known_forms
+from sigma0.commands.solve_models import as_ladder, follows_instructions, known_forms, source
 from sigma0.commands.solve_progress import lemma_line
 from sigma0.reason.agent.agent import AgentSettings, RepoAgent
 from sigma0.reason.chat import ChatModel
@@ -84,7 +84,8 @@ def _head(order: Order, desk: Desk, models: list[ChatModel], settings: dict[str,
 def _recorded(order: Order, desk: Desk, settings: dict[str, Any]) -> None:
     """Heads the trail, and has answers kept in the memory file, or taken from it."""
     repo = {} if order.repo is None else {"repo": str(order.repo.resolve())}
-    heading = _head(order, desk, order.chats, {**settings, "seed": desk.seed, **repo})
+    sources = [source(chat) for chat in order.chats]
+    heading = _head(order, desk, order.chats, {**settings, "seed": desk.seed, "sources": sources, **repo})
     if order.memory is not None:
         desk.record = Record(order.memory, heading, order.resume)
 

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from threading import Lock
 
 from sigma0.config import Effort, Messages
 from sigma0.reason.messages import DEFAULTS, ChatFailed, ChatModel, ChatSettings, Chooser, Completion, Usage
-from sigma0.reason.record import Record
+from sigma0.reason.record import Record, question_digest
 from sigma0.reason.trail import Call, Trail
 
 # of a label that is asked for in words: it, and a sign or two
@@ -86,8 +86,9 @@ class Desk:
             LimitReached: If a limit forbids it.
             ChatFailed: If there is no answer; that is written down, too.
         """
+        digest = question_digest(messages, asdict(replace(settings, seed=None)))
         return self._answered(
-            model, purpose, settings.effort, lambda seed: model.complete(messages, replace(settings, seed=seed))
+            model, purpose, settings.effort, digest, lambda seed: model.complete(messages, replace(settings, seed=seed))
         )
 
     def choose(
@@ -114,7 +115,8 @@ class Desk:
                 label, completion = model.choose(messages, labels, effort=effort, seed=seed)
                 return replace(completion, text=label)
 
-            return self._answered(model, purpose, effort, chosen_label).text
+            digest = question_digest(messages, list(labels))
+            return self._answered(model, purpose, effort, digest, chosen_label).text
         turns = list(messages)
         for attempt in ("", " again"):
             completion = self.ask(model, f"{purpose}{attempt}", turns, ChatSettings(effort, LABEL_TOKENS))
@@ -131,17 +133,17 @@ class Desk:
         return time.monotonic() - self._began
 
     def _answered(
-        self, model: ChatModel, purpose: str, effort: Effort, answer: Callable[[int], Completion]
+        self, model: ChatModel, purpose: str, effort: Effort, digest: str, answer: Callable[[int], Completion]
     ) -> Completion:
         """The answer to a question, by its seed, or the record's; counted and written down."""
         seed = self._begin(purpose)
-        recorded = None if self.record is None else self.record.recall((purpose, model.name, effort, seed))
+        recorded = None if self.record is None else self.record.recall((purpose, model.name, effort, seed, digest))
         try:
             completion = recorded or answer(seed)
         except ChatFailed as error:
-            self.trail.add(Call(purpose, model.name, effort, seed, None, str(error)))
+            self.trail.add(Call(purpose, model.name, effort, seed, None, str(error), digest))
             raise
-        call = Call(purpose, model.name, effort, seed, completion.to_dict())
+        call = Call(purpose, model.name, effort, seed, completion.to_dict(), digest=digest)
         if self.record is not None and recorded is None:
             self.record.keep(call)
         self._end(call, completion.usage)

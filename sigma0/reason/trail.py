@@ -52,6 +52,7 @@ class Call:
         seed: Of the sampling.
         answer: As `Completion.to_dict` says; of a choice between labels its text is the label. None: there was none.
         failed: Why there was none.
+        digest: Of the question itself, as `sigma0.reason.record.question_digest` says; "" in trails from before it.
     """
 
     purpose: str
@@ -60,6 +61,7 @@ class Call:
     seed: int
     answer: dict[str, Any] | None
     failed: str | None = None
+    digest: str = ""
     kind: Literal["call"] = field(default="call", kw_only=True)
     __pydantic_config__ = CLOSED
 

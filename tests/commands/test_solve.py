@@ -10,8 +10,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sigma0.cli import app
-from sigma0.commands.solve_models import as_ladder, open_chats
+from sigma0.commands.solve_models import as_ladder, open_chats, source
 from sigma0.commands.solve_progress import SolveProgress
+from sigma0.models.load import resolve_model
 from sigma0.reason.messages import Completion
 from sigma0.reason.progressive.policies import PRESETS, ProgressiveConfig
 from sigma0.reason.trail import Call, Decision, Heading, Outcome, Trail, read_lines
@@ -178,6 +179,13 @@ def test_an_agents_run_leaves_a_patch_and_the_folder_as_it_was(tmp_path):
     assert run("Mend add.", "--strategy", "agent", *resumable, "--max-calls", "2").exit_code == 1
     resumed = json.loads(run("Mend add.", "--strategy", "agent", *resumable, "--resume").stdout)
     assert (resumed["steps"], resumed["why"], resumed["usage"]["calls"]) == (3, told["why"], told["usage"]["calls"])
+
+
+def test_a_model_of_the_same_name_from_elsewhere_is_told_apart(tmp_path):
+    shutil.copytree(resolve_model("pocket"), tmp_path / "pocket")
+    chats = open_chats("", f"pocket,{tmp_path}/pocket,pocket@http://127.0.0.1:9/v1", None, "cpu", "float32")
+    assert {chat.name for chat in chats} == {"pocket"}
+    assert [source(chat) for chat in chats] == ["pocket", str(tmp_path / "pocket"), "http://127.0.0.1:9/v1"]
 
 
 def test_ladders_hand_up_tokens_where_they_can():

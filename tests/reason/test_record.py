@@ -6,7 +6,7 @@ import pytest
 
 from sigma0.reason.chat import Completion, ScriptedChat
 from sigma0.reason.desk import Desk
-from sigma0.reason.messages import ChatFailed, Usage
+from sigma0.reason.messages import ChatFailed, ChatSettings, Usage
 from sigma0.reason.record import Record
 from sigma0.reason.trail import Call, Heading, Trail, read_lines
 
@@ -36,6 +36,29 @@ def test_what_was_answered_is_given_again_in_order_and_the_rest_is_asked(tmp_pat
     assert texts == [line.answer["text"] for line in second.trail.lines] == ["a", "b", "c", "d"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "is_asked"),
+    [
+        ("Is 7 prime?", "Is 9 prime?", True),
+        ("in <f at 0x7f01> after 0.25s", "in <f at 0x7e02> after 11.50s", False),
+        ("0.25 of them", "0.75 of them", True),
+    ],
+)
+def test_a_question_of_another_text_is_asked_though_its_purpose_was_answered(tmp_path, before, after, is_asked):
+    path = tmp_path / "memory.jsonl"
+    desk(path).ask(ScriptedChat(["old"]), "one", [{"role": "user", "content": before}])
+    given = desk(path, resume=True).ask(ScriptedChat(["new"]), "one", [{"role": "user", "content": after}])
+    assert given.text == ("new" if is_asked else "old")
+
+
+def test_an_answer_under_other_settings_is_not_given_again(tmp_path):
+    path = tmp_path / "memory.jsonl"
+    desk(path).ask(ScriptedChat(["long"]), "one", USER)
+    short = ChatSettings(max_tokens=4)
+    assert desk(path, resume=True).ask(ScriptedChat(["short"]), "one", USER, short).text == "short"
+    assert desk(path, resume=True).ask(ScriptedChat([]), "one", USER).text == "long"
+
+
 def test_a_question_that_failed_is_asked_again(tmp_path):
     path = tmp_path / "memory.jsonl"
     with pytest.raises(ChatFailed):
@@ -56,13 +79,16 @@ def test_labels_are_given_again(tmp_path):
             raise AssertionError("asked again")
 
     assert desk(path, resume=True).choose(Never([]), "label", USER, ("no", "yes")) == "yes"
+    with pytest.raises(AssertionError, match="asked again"):
+        desk(path, resume=True).choose(Never([]), "label", USER, ("yes", "no"))
 
 
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
         ({"problem": "Who?"}, "problem"),
-        ({"settings": {"repairs": (1, 3)}}, "settings"),
+        ({"settings": {"repairs": (1, 3)}}, r"settings: repairs \[1, 2\], not \[1, 3\]"),
+        ({"settings": {"repairs": (1, 2), "sources": ["a"]}}, r"settings: sources None, not \[\"a\"\]"),
         ({"strategy": "agent"}, "strategy"),
     ],
 )

@@ -1,6 +1,7 @@
 """Ways of asking beside scripted answers, their sums and comparisons, and the command with a tiny model."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,17 +9,18 @@ from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import Conditions, read_rows
-from sigma0.bench.outer.command import PLAIN, choose, loops
+from sigma0.bench.outer.command import PLAIN, RISING, choose, loops
 from sigma0.bench.outer.measure import Asked, Result, difference, hard_questions, run, run_vote, to_row
-from sigma0.bench.outer.table import latest_outer, table
-from sigma0.bench.outer.ways import Learned, plain, planned, reasoned, routed, sampled, vote, walked
+from sigma0.bench.outer.table import latest_outer, levels_table, table
+from sigma0.bench.outer.ways import Learned, plain, planned, reasoned, routed, sampled, verified, vote, walked
+from sigma0.models.load import resolve_model
 from sigma0.reason.chat import Completion, ScriptedChat
 from sigma0.reason.desk import Desk
 from sigma0.reason.messages import Usage
 from sigma0.reason.trail import Trail
 
 PROBLEM = "The hat is with Mary. Mary went to the park. Where is the hat?"
-IN_PARK = "The hat is in the park."
+IN_PARK, IN_BARN = "The hat is in the park.", "The hat is in the barn."
 USED = Usage(calls=2, completion_tokens=5, loop_passes=7, seconds=0.5)
 
 
@@ -71,6 +73,27 @@ def test_a_verdict_or_what_was_learned_decides_whether_to_walk():
     results = run(learned, ScriptedChat(said), items, 0, lambda: None)
     # nine of ten were right, which is not enough
     assert [one.answer for one in results] == ["Right."] * 9 + ["Wrong."] + ["Walked."] * 4
+
+
+def test_rising_effort_says_how_many_reached_and_passed_each_level():
+    def says(place, verdict):
+        return f"Mary went to the park. So the hat is in the {place}. {verdict}."
+
+    park, barn = says("park", "Yes"), says("barn", "No")
+    # one passes at every level but for a doubt at medium, the other never passes
+    replies = ([IN_PARK, park, barn, barn, barn], [IN_PARK, *[barn, park] * 5])
+    checked = [ask(verified(RISING), each) for each in replies]
+    assert [(one.answer, one.accepted) for one in checked] == [(IN_BARN, True), (IN_BARN, False)]
+    results = [Result(one.answer, False, one.accepted, USED, one.checks) for one in checked]
+    row = to_row("way", Asked(ScriptedChat([]), conditions(), 1.0), results, {}, 0, "now")
+    found = {
+        level: (rates.reached, rates.passed.value, rates.checks, rates.checks_passed.value)
+        for level, rates in row.levels.items()
+    }
+    assert found == {"low": (2, 0.5, 11, 1 / 11), "medium": (1, 1.0, 2, 0.5), "high": (1, 1.0, 1, 1.0)}
+    cells = levels_table([row]).rows
+    assert cells[0][:5] == ("way", "low", "2", "50.0 (1.3 to 98.7)", "5.5") and len(cells) == 3
+    assert not levels_table([row.model_copy(update={"levels": {}})]).rows
 
 
 def test_questions_are_of_the_hard_half_and_always_the_same():
@@ -129,7 +152,21 @@ def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
         [row.model_copy(update={"time": "before"}) for row in rows],
         rows[0].model_copy(update={"time": "z", "way": "program of 3"}),
     )
+    assert {name for name, row in ways.items() if row.levels} == {name for name in loops() if name.startswith("effort")}
     assert latest_outer([*older, *rows, other]) == [rows, [other]] and len(table(rows).rows) == len(rows)
+
+
+def test_of_a_folder_rows_have_the_name_alone(tmp_path):
+    out = tmp_path / "ledger.jsonl"
+    folder = tmp_path / "somewhere" / "mine"
+    shutil.copytree(resolve_model("pocket"), folder)
+    line = ["outer", str(folder), "-n", "2", "--most-votes", "1", "--ways", "plan, unchecked", "--out", str(out)]
+    found = CliRunner().invoke(app, line)
+    assert found.exit_code == 0, found.output
+    rows = read_rows(out)
+    assert {row.model for row in rows} == {"mine", "pocket-large"} and str(tmp_path) not in out.read_text()
+    found = CliRunner().invoke(app, [*line, "--larger", str(folder.parent / ".." / "somewhere" / "mine")])
+    assert found.exit_code == 2 and "have one name" in found.output and read_rows(out) == rows
 
 
 def test_some_loops_are_chosen_by_name():
