@@ -35,6 +35,7 @@ class CodedRows:
         planes: t counted from 0, int64 `[R]`.
         segment: G.
         size: Cache positions of a block.
+        longest: One more than the largest cache position, or a bound on it.
         blocks: Block table, int64 `[S, n]`; None where block s is all of sequence s.
         starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
         seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
@@ -45,6 +46,7 @@ class CodedRows:
     planes: Tensor
     segment: int
     size: int
+    longest: int
     blocks: Tensor | None = None
     starts: Tensor | None = None
     seen: Tensor | None = None

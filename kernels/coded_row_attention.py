@@ -26,7 +26,6 @@ def attend_coded_rows(
     count, heads, width = query.shape
     keys, values = coded
     codec = keys.codec
-    layout = torch.tensor([codec.bits, keys.offsets], dtype=torch.int64)
     # bound to names, since the compiled function sees their memory only
     columns = [column.contiguous() for column in (rows.sequences, rows.cache_positions, rows.planes)]
     for name, tail in zip(("keys", "values"), tails, strict=True):
@@ -41,8 +40,7 @@ def attend_coded_rows(
         values.scales.data_ptr(),
         query.data_ptr(),
         output.data_ptr(),
-        layout[0].data_ptr(),
-        layout[1].data_ptr(),
+        *(column.data_ptr() for column in keys.layout),
         *(column.data_ptr() for column in columns),
         *(None if part is None else part.data_ptr() for part in (rows.blocks, rows.starts, rows.seen)),
         -1 if codec.anchor is None else codec.anchor,

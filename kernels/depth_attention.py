@@ -171,6 +171,19 @@ def depth_attention(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows
         num_warps=PART_WARPS,
         **stages_for(query.dtype, indirect=rows.block_tables is not None or rows.exits is not None),
     )
+    join_parts(parts, sums, output)
+    return output
+
+
+def join_parts(parts: Tensor, sums: Tensor, output: Tensor) -> None:
+    """Launches the kernel that joins parts of the keys.
+
+    Args:
+        parts: Weighted values of each part, float32 `[R, H, parts, d]`.
+        sums: Maximum and sum of each, float32 `[R, H, parts, SUMS]`.
+        output: `[R, H, d]`, written.
+    """
+    count, heads, splits, width = parts.shape
     _join_kernel[(count, heads)](
         parts,
         sums,
@@ -182,7 +195,6 @@ def depth_attention(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows
         WIDTH=max(SMALLEST_TILE, triton.next_power_of_2(width)),
         num_warps=JOIN_WARPS,
     )
-    return output
 
 
 def tile_for(width: int, dtype: torch.dtype) -> int:
@@ -224,6 +236,20 @@ if find_spec("triton") is not None:
 
     # A kernel reads no global but a constexpr: the constants above, for it.
     _MAXIMUM, _TOTAL, _SUMS = tl.constexpr(MAXIMUM), tl.constexpr(TOTAL), tl.constexpr(SUMS)
+
+    @triton.jit
+    def attend_tile(q, k, v, inside, scaling, highest, total, summed):
+        """A step of the online softmax: maximum, sum and weighted values after the keys of a tile."""
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+        scores = tl.where(inside[None, :], scores, -float("inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+        # exp(-inf - -inf) would be NaN: as long as nothing was seen, the sums are 0 and stay it
+        shift = tl.where(new_highest == -float("inf"), 0.0, new_highest)
+        weights = tl.exp(scores - shift[:, None])
+        old = tl.exp(highest - shift)
+        total = total * old + tl.sum(weights, axis=1)
+        summed = summed * old[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        return new_highest, total, summed
 
     @triton.jit
     def _part_kernel(
@@ -339,16 +365,7 @@ if find_spec("triton") is not None:
             if UPCAST:
                 k = k.to(tl.float32)
                 v = v.to(tl.float32)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
-            scores = tl.where(inside[None, :], scores, -float("inf"))
-            new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-            # exp(-inf - -inf) would be NaN: as long as nothing was seen, the sums_ptr are 0 and stay it
-            shift = tl.where(new_highest == -float("inf"), 0.0, new_highest)
-            weights = tl.exp(scores - shift[:, None])
-            old = tl.exp(highest - shift)
-            total = total * old + tl.sum(weights, axis=1)
-            summed = summed * old[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-            highest = new_highest
+            highest, total, summed = attend_tile(q, k, v, inside, scaling, highest, total, summed)
         split_at = (row * heads + head) * splits + split
         tl.store(sums_ptr + split_at * _SUMS + _MAXIMUM, highest, mask=members < group)
         tl.store(sums_ptr + split_at * _SUMS + _TOTAL, total, mask=members < group)

@@ -154,6 +154,7 @@ class CodedPlanes:
         width: See above.
         codes: uint8, plane t from `offsets[t]` on, each `[positions, H_kv, d * bits / 8]`.
         offsets: Of each plane in `codes`.
+        layout: Bits and offset of each plane for kernels, which look them up by row, int64 `[2, planes]`.
         scales: bfloat16 `[planes, positions, H_kv, d / group]`.
     """
 
@@ -166,6 +167,7 @@ class CodedPlanes:
             self.codes = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
             shape = (len(sizes), positions, heads, width // codec.group)
             self.scales = torch.zeros(shape, dtype=torch.bfloat16, device=device)
+            self.layout = torch.tensor([codec.bits, self.offsets], dtype=torch.int64, device=device)
 
     @property
     def nbytes(self) -> int:

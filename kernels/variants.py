@@ -9,6 +9,7 @@ import torch
 import triton
 
 from sigma0.kernels import (
+    coded_attention_kernel,
     collapse_kernel,
     depth_attention,
     loop_end_kernel,
@@ -19,6 +20,7 @@ from sigma0.kernels import (
     row_product,
     row_qkv,
 )
+from sigma0.kernels.plane_codec import WIDTHS as WIDTHS_OF_CODES
 
 DTYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 # As launches round them up; 8192 takes Huginn's 5280.
@@ -56,7 +58,7 @@ class Variant:
     @property
     def blocks(self) -> str:
         """The constants that size it, as text."""
-        sizes = ("BLOCK", "TILE", "WIDTH", "GROUP", "SPLITS", "PAIRS", "OUTPUTS", "IDS", "STEP", "TILES")
+        sizes = ("BLOCK", "TILE", "WIDTH", "GROUP", "SPLITS", "ANCHOR_BITS", "PAIRS", "OUTPUTS", "IDS", "STEP", "TILES")
         flags = [name.lower() for name, value in self.constants.items() if value is True]
         return " ".join([f"{name.lower()} {self.constants[name]}" for name in sizes if name in self.constants] + flags)
 
@@ -67,6 +69,7 @@ def variants() -> Iterator[Variant]:
         yield from _loop_ends(dtype)
         yield from _collapses(dtype)
         yield from _attentions(dtype)
+        yield from _coded_attentions(dtype)
     yield from _joins()
     for dtype in DTYPES:
         yield from _rows(dtype)
@@ -169,6 +172,48 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
                 depth_attention.PART_WARPS,
                 depth_attention.stages_for(dtype, indirect=exits or paged),
             )
+
+
+def _coded_attentions(dtype: torch.dtype) -> Iterator[Variant]:
+    """Every width of a code is a loop of its own in each: alone, and beside an anchor of each width."""
+    function = coded_attention_kernel._coded_part_kernel
+    signature = _signature(
+        function,
+        dict.fromkeys(_pointers("query", "key_tail", "value_tail"), DTYPES[dtype]),
+        dict.fromkeys(_pointers("key_codes", "value_codes"), "*u8"),
+        dict.fromkeys(_pointers("key_scales", "value_scales"), "*bf16"),
+        dict.fromkeys(_pointers("layout", "sequences", "row_positions", "row_planes", "starts", "blocks"), "*i64"),
+        dict.fromkeys(_pointers("parts", "sums"), "*fp32"),
+        dict.fromkeys(_pointers("seen"), "*i1"),
+        {"scaling": "fp32"},
+    )
+    # contiguous with and without pads, and by block
+    placed = ((True, True, False), (False, False, True))
+    for width, anchor_bits, (starts, seen, paged) in product(HEAD_WIDTHS, (0, *WIDTHS_OF_CODES), placed):
+        yield Variant(
+            "coded_attention",
+            function,
+            dtype,
+            signature,
+            {
+                "STARTS": starts,
+                "SEEN": seen,
+                "PAGED": paged,
+                "ANCHOR": 3 if anchor_bits else -1,
+                "ANCHOR_BITS": anchor_bits,
+                "SCALED": 8 if width % 16 else 16,
+                "HEAD": width,
+                "GROUP": depth_attention.SMALLEST_TILE,
+                "TILE": coded_attention_kernel.tile_for(width, dtype),
+                "WIDTH": max(depth_attention.SMALLEST_TILE, triton.next_power_of_2(width)),
+                "PART_TILES": depth_attention.PART_TILES,
+                "MOST_PARTS": depth_attention.MOST_PARTS,
+                "UPCAST": False,
+            },
+            frozenset({"query_row_stride"} if width % 16 else {"query_row_stride", "query_head_stride"}),
+            coded_attention_kernel.PART_WARPS,
+            coded_attention_kernel.stages_for(dtype),
+        )
 
 
 def _joins() -> Iterator[Variant]:

@@ -188,8 +188,8 @@ class PassRows:
         assert place.coded is not None
         parts = (place.coded.blocks, place.starts, place.seen)
         blocks, starts, seen = (None if part is None else part.to(device) for part in parts)
-        owned = self._owned().to(device)
-        return CodedRows(indices.sequences, owned, indices.loops, place.size, place.coded.size, blocks, starts, seen)
+        sizes = (place.size, place.coded.size, self.longest)
+        return CodedRows(indices.sequences, self._owned().to(device), indices.loops, *sizes, blocks, starts, seen)
 
     def _owned(self) -> Tensor:
         """Cache positions of the rows, -1 of those that are nobody's, int64 `[R]`."""

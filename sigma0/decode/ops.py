@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sigma0.kernels.coded_attention import CodedRows, coded_attention_reference
+from sigma0.kernels.coded_attention_kernel import coded_attention
 from sigma0.kernels.coded_row_attention import attend_coded_rows
 from sigma0.kernels.collapse import (
     ALPHA,
@@ -275,6 +276,7 @@ TRITON = Operations(
     project_rows=row_qkv,
     mlp_rows=row_mlp,
     head_rows=row_head,
+    coded_attention=coded_attention,
 )
 
 
