@@ -112,8 +112,9 @@ def coded_attention(
 
 
 def tile_for(width: int, dtype: torch.dtype) -> int:
-    """Positions of one step."""
-    return depth_attention.tile_for(width, dtype)
+    """Positions of one step: fewer than of plain planes in half precision, whose codes take registers too."""
+    tile = depth_attention.tile_for(width, dtype)
+    return max(depth_attention.SMALLEST_TILE, tile // 4) if dtype.itemsize == 2 else tile
 
 
 def stages_for(dtype: torch.dtype) -> dict[str, int]:
@@ -305,11 +306,11 @@ if find_spec("triton") is not None:
         bits = tl.load(layout_ptr + plane, mask=somebody, other=0)
         # planes begin at a multiple of what a head has in the fewest bits
         offset = tl.multiple_of(
-            tl.load(layout_ptr + planes + plane, mask=somebody, other=0), (HEAD // 4) & -(HEAD // 4)
+            tl.load(layout_ptr + planes + plane, mask=somebody, other=0), (HEAD // 8) & -(HEAD // 8)
         )
         scales_at = plane * positions * kv_heads * (HEAD // SCALED)
         anchor = tl.full([], ANCHOR if ANCHOR_BITS else 0, tl.int64)
-        anchor_offset = tl.multiple_of(tl.load(layout_ptr + planes + anchor), (HEAD // 4) & -(HEAD // 4))
+        anchor_offset = tl.multiple_of(tl.load(layout_ptr + planes + anchor), (HEAD // 8) & -(HEAD // 8))
         anchor_scales_at = anchor * positions * kv_heads * (HEAD // SCALED)
         adds = tl.where(plane != anchor, 1, 0)
         for narrower in tl.static_range(_WIDTHS):

@@ -31,7 +31,7 @@ SHAPES = {
     "anchor first": Shape(PlaneCodec((8, 4, 2), 0, 16), kv_heads=3, shared=1, width=80, page=40, room=120),
     "anchor of two bits": Shape(PlaneCodec((4, 2), 1, 32), width=128, page=None, starts=False, seen=False),
     "contiguous": Shape(PlaneCodec((4, 4), None, 32), kv_heads=1, width=32, page=None, segment=48),
-    "groups of no power of two": Shape(PlaneCodec((2, 8), 1, 12), width=24, page=16, seen=False),
+    "groups of no power of two": Shape(PlaneCodec((1, 8), 1, 24), width=24, page=16, seen=False),
     "one plane": Shape(PlaneCodec((2,), 0, 16), page=32, starts=False),
 }
 
