@@ -9,7 +9,6 @@ import typer
 
 from sigma0.commands.console import one_line_errors
 from sigma0.commands.options import KV, AsJson, Recurrence, StatedDtype, Stride
-from sigma0.config import FULL_KV, KVConfig
 from sigma0.serve.command import parse_bytes
 from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters, stored_bytes, token_bytes, weight_bytes
 
@@ -43,10 +42,12 @@ def size(
     """Compute how many sequences fit into a memory beside the weights; nothing is loaded or measured."""
     import torch
 
+    from sigma0.config import KVConfig
+
     with one_line_errors():
         if dtype not in DTYPES:
             raise ValueError(f"--dtype {dtype!r} is none of {', '.join(DTYPES)}")
-        stored = FULL_KV if kv is None else KVConfig.parse(kv)
+        stored = None if kv is None else KVConfig.parse(kv)
         serving = Serving(getattr(torch, dtype).itemsize, page_size, max_running, pass_rows, spare, stored)
         shape = shape_of(model, recurrence, stride)
         memories = [_memory(amount) for amount in memory.split(",")]
@@ -127,7 +128,7 @@ def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits
     """The same as Markdown; GB are 10^9 bytes."""
     weights, token = weight_bytes(shape, serving.number_bytes), stored_bytes(shape, serving)
     few_bits = ""
-    if serving.kv.is_coded:
+    if serving.kv is not None and serving.kv.is_coded:
         few_bits = (
             f" as {serving.kv.codec}, and {amount(fits[0].under_way)} for the segments under way of {serving.running} "
             "sequences"

@@ -16,9 +16,10 @@ token which exited at e < T does not write are filled with copies of plane e, si
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sigma0.config import FULL_KV, KVConfig
+if TYPE_CHECKING:
+    from sigma0.config import KVConfig
 
 # Norms of a layer and gates of the families that loop over all layers, by `model_type`.
 _FAMILIES = {"ouro": (4, 1), "nanbeige": (2, 0)}
@@ -145,7 +146,7 @@ class Serving:
         running: Requests that run at most.
         pass_rows: Rows up to which prefill may fill a pass.
         spare: Share of the memory that is left free: the CUDA context, the allocator's gaps, the statistics of tokens.
-        kv: How K/V are stored.
+        kv: How K/V are stored; None: as the model computes them.
     """
 
     number_bytes: int = 2
@@ -153,7 +154,7 @@ class Serving:
     running: int = 16
     pass_rows: int = 256
     spare: float = 0.1
-    kv: KVConfig = FULL_KV
+    kv: "KVConfig | None" = None
 
     def __post_init__(self) -> None:
         for name in ("number_bytes", "page_size", "running", "pass_rows"):
@@ -224,7 +225,7 @@ def stored_bytes(shape: ModelShape, serving: Serving) -> int:
     Raises:
         ValueError: For a codec that does not fit the model.
     """
-    if not serving.kv.is_coded:
+    if serving.kv is None or not serving.kv.is_coded:
         return token_bytes(shape, serving.number_bytes)
     # not before it is needed: torch takes seconds to import
     from sigma0.decode.coded_planes import check_stages, plane_codec
@@ -297,7 +298,7 @@ def fit(shape: ModelShape, serving: Serving, memory: int, context: int) -> Memor
         raise ValueError(f"a context of {context} tokens is not one of the model's 1 to {shape.positions} (--context)")
     weights = weight_bytes(shape, serving.number_bytes)
     a_pass = pass_bytes(shape, serving, context)
-    segment = serving.kv.segment if serving.kv.is_coded else 0
+    segment = serving.kv.segment if serving.kv is not None and serving.kv.is_coded else 0
     under_way = serving.running * segment * token_bytes(shape, serving.number_bytes)
     left = int(memory * (1 - serving.spare)) - weights - a_pass - under_way
     blocks = max(0, left) // block_bytes(shape, serving)
