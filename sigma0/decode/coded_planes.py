@@ -124,7 +124,7 @@ class CodedLayer(LayerPlanes):
         if start // self.size != (start + keys.shape[2] - 1) // self.size:
             raise ValueError(
                 f"{keys.shape[2]} tokens from cache position {start} on are of several segments of {self.size}: call "
-                "the model with its head, without a 4-D mask, hidden states or attentions, or lower kv_config.segment"
+                "the model with its head, without a 4-D mask, hidden states or attentions, or raise kv_config.segment"
             )
         super().write_span(plane, start % self.size, keys, values)
 
