@@ -17,3 +17,8 @@ def fast_if(fast: bool, *values: Any, id: str | None = None):
 def slow(*values: Any, id: str | None = None):
     """A slow case for `parametrize`."""
     return fast_if(False, *values, id=id)
+
+
+def exhaustive(*values: Any, id: str | None = None):
+    """A case that repeats at length what faster ones show, which runs before a release and not in CI."""
+    return pytest.param(*values, id=id, marks=pytest.mark.exhaustive)

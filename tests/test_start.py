@@ -142,12 +142,12 @@ FIRST_IMPORTS = [
     f"import sigma0; {AUTO}",
     pytest.param(f"{AUTO}; import sigma0", marks=pytest.mark.slow),
     # these load the table of configurations while classes that sigma0.models needs are not defined yet
-    pytest.param("import sigma0; from transformers import PreTrainedModel", marks=pytest.mark.slow),
-    pytest.param("import sigma0; from transformers.models.qwen3 import modeling_qwen3", marks=pytest.mark.slow),
+    pytest.param("import sigma0; from transformers import PreTrainedModel", marks=pytest.mark.exhaustive),
+    pytest.param("import sigma0; from transformers.models.qwen3 import modeling_qwen3", marks=pytest.mark.exhaustive),
     pytest.param("import sigma0; from transformers import pipeline", marks=pytest.mark.slow),
-    pytest.param("import sigma0.decode.kv_cache", marks=pytest.mark.slow),
-    pytest.param("import sigma0.models.ouro_config", marks=pytest.mark.slow),
-    pytest.param("from sigma0 import *", marks=pytest.mark.slow),
+    pytest.param("import sigma0.decode.kv_cache", marks=pytest.mark.exhaustive),
+    pytest.param("import sigma0.models.ouro_config", marks=pytest.mark.exhaustive),
+    pytest.param("from sigma0 import *", marks=pytest.mark.exhaustive),
 ]
 
 

@@ -18,6 +18,7 @@ from sigma0.decode.grammar.rows import only_id
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, parse_spec
 from sigma0.decode.grammar.vocabulary import Constraint, vocabulary_of
 from tests.byte_model import END, byte_model
+from tests.marks import exhaustive, slow
 from tests.reference import decide, gap, setting
 from tests.schemas import OBJECTS, REFERENCES, SCHEMAS
 
@@ -168,8 +169,9 @@ def test_forced_tokens_save_passes(byte):
     assert done.head_rows == len(read)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule, after", [("margin", "finish"), ("margin", "verify"), ("qexit", "finish")])
+@pytest.mark.parametrize(
+    "rule, after", [exhaustive("margin", "finish"), slow("margin", "verify"), exhaustive("qexit", "finish")]
+)
 def test_a_compiled_step_writes_the_same(byte, rule, after):
     expected, _ = written(byte, OBJECTS[:6], rule, after)
     assert written(byte, OBJECTS[:6], rule, after, runner="compile")[0] == expected

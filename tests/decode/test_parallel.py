@@ -27,7 +27,7 @@ from sigma0.decode.parallel import broadcaster, check_heads, tp_group
 from sigma0.models import OuroConfig
 from sigma0.serve.engine.engine import Engine
 from tests.conftest import Golden
-from tests.marks import slow
+from tests.marks import exhaustive, slow
 from tests.processes import commands, in_processes
 from tests.reference import tiny_model
 
@@ -135,9 +135,9 @@ def folders(tmp_path_factory):
     ("count", "checkpoints", "names"),
     [
         (2, {"ouro-gqa": FEW, "nanbeige-a": UNGATED}, ()),
-        slow(2, {"ouro-mha": RULES}, ("pocket",)),
+        exhaustive(2, {"ouro-mha": RULES}, ("pocket",)),
         slow(4, {"ouro-mha": FEW}, ("pocket",)),
-        slow(5, {}, ("pocket-large",)),
+        exhaustive(5, {}, ("pocket-large",)),
     ],
     ids=["2", "2, every rule", "4", "5"],
 )
@@ -294,7 +294,7 @@ def wait_for(found, what):
 
 @pytest.mark.parametrize(
     ("victim", "blow", "timeout"),
-    [(1, signal.SIGKILL, "300"), slow(0, signal.SIGKILL, "300"), slow(1, signal.SIGSTOP, "8")],
+    [(1, signal.SIGKILL, "300"), exhaustive(0, signal.SIGKILL, "300"), slow(1, signal.SIGSTOP, "8")],
     ids=["the other dies", "the first dies", "the other stands still"],
 )
 def test_a_lost_process_ends_the_others_with_one_line(endless, tmp_path, victim, blow, timeout):

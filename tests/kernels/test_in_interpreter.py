@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import exhaustive
+
 pytest.importorskip("triton")
 FOLDER = Path(__file__).parent / "interpreted"
 
 
-@pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("marked", ["not slow", exhaustive("slow")])
 def test_the_interpreter_agrees(marked):
     """All files in one process; those of its tests that are fast, or the others."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked, str(FOLDER)]

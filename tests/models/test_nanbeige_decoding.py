@@ -13,7 +13,7 @@ from sigma0 import ExitConfig
 from sigma0.decode import programs
 from sigma0.serve.engine.engine import Engine, EngineLimits
 from sigma0.serve.engine.messages import EngineRequest, RequestOutput
-from tests.marks import needs_compiler, slow
+from tests.marks import exhaustive, needs_compiler, slow
 from tests.reference import DroppingReference, finish_rows, run_all_loops, tiny_nanbeige
 
 NEAR_TIE = 1e-5
@@ -70,7 +70,7 @@ def random_config(rng, after_exit):
 
 
 @pytest.mark.parametrize(
-    ("after_exit", "cases"), [("finish", 16), ("drop", 10), slow("finish", 300), slow("drop", 100)]
+    ("after_exit", "cases"), [("finish", 16), ("drop", 10), exhaustive("finish", 300), exhaustive("drop", 100)]
 )
 def test_tokens_depths_passes_and_rows_are_those_of_a_run_of_all_loops(after_exit, cases):
     rng = random.Random(f"{after_exit} {cases}")
@@ -143,7 +143,7 @@ def test_verified_texts_are_those_of_full_depth(config, redraft):
     ("config", "draws"),
     [
         (ExitConfig(mode="fixed", depth=1, after_exit="verify"), 4_000),
-        slow(ExitConfig(mode="margin", theta=0.05, after_exit="verify"), 20_000),
+        exhaustive(ExitConfig(mode="margin", theta=0.05, after_exit="verify"), 20_000),
     ],
 )
 def test_drawn_texts_follow_the_law_of_full_depth(config, draws):
@@ -185,7 +185,9 @@ def test_every_mode_is_one_graph(mode, skip, monkeypatch):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("mode", "skip"), [("margin", False), slow("verify-margin", True), slow("converge", True)])
+@pytest.mark.parametrize(
+    ("mode", "skip"), [("margin", False), slow("verify-margin", True), exhaustive("converge", True)]
+)
 def test_generated_code_writes_what_the_eager_step_writes(mode, skip):
     model, rows = tiny_nanbeige(3, num_hidden_layers=1, skip_loop_final_norm=skip), drawn(random.Random(2), 61, 1)
     compiled, eager = (written(model, rows, MODES[mode], runner=runner) for runner in ("compile", "eager"))

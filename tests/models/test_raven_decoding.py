@@ -54,7 +54,7 @@ def test_finish_is_its_definition(layout):
     assert compare(layout, 12, 0) == ([], 0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", SHAPES)
 def test_finish_is_its_definition_in_many_cases(layout):
     wrong, ties = zip(*(compare(layout, 75, seed) for seed in range(1, 5)), strict=True)

@@ -11,7 +11,7 @@ from sigma0 import ExitConfig
 from sigma0.decode import graph_runner, programs, runners
 from sigma0.decode.ops import TORCH, depth_attention_reference
 from tests.decode.captures import RepeatedCapture
-from tests.marks import needs_compiler, slow
+from tests.marks import exhaustive, needs_compiler, slow
 from tests.models.raven_reference import SHAPES, tiny_raven
 from tests.models.test_raven_decoding import drawn
 
@@ -51,7 +51,7 @@ def assert_same(one, other):
     ("layout", "mode", "batch"),
     [
         *(("sandwich", mode, 1) for mode in MODES),
-        *(slow(layout, mode, 4) for layout, mode in zip(cycle(SHAPES), MODES)),
+        *(exhaustive(layout, mode, 4) for layout, mode in zip(cycle(SHAPES), MODES)),
         ("sandwich", "verify", 2),
     ],
 )
@@ -66,7 +66,12 @@ def test_every_mode_is_one_graph(layout, mode, batch, monkeypatch):
 @needs_compiler
 @pytest.mark.parametrize(
     ("layout", "mode", "batch"),
-    [("pre", "margin", 1), slow("sandwich", "margin", 4), slow("pre", "verify", 4), slow("post", "converge", 4)],
+    [
+        ("pre", "margin", 1),
+        exhaustive("sandwich", "margin", 4),
+        exhaustive("pre", "verify", 4),
+        slow("post", "converge", 4),
+    ],
 )
 def test_generated_code_writes_the_same(layout, mode, batch):
     model = tiny_raven(layout, 35, n_layers_in_coda=1, n_layers_in_recurrent_block=1)

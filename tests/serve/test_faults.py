@@ -60,7 +60,7 @@ def test_one_fault(bench, counted, point):
     _fail(bench, counted, point, FAST)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("point", POINTS)
 def test_many_faults(bench, counted, point):
     _fail(bench, counted, point, SLOW[point])

@@ -108,7 +108,7 @@ def clean(bench):
 
 
 def case(point, at, fast=False):
-    return pytest.param(point, at, marks=() if fast else pytest.mark.slow)
+    return pytest.param(point, at, marks=() if fast else pytest.mark.exhaustive)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ class Broken(Here):
         raise RuntimeError("broken off")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rows_of_two_workers_are_those_of_one(tmp_path, monkeypatch):
     """Also where the whole run breaks off and is started again, and then a worker is killed."""
     pytest.importorskip("ray")

@@ -13,7 +13,7 @@ from sigma0.bench.figures.texts import check_text, read_literals, read_text, sou
 from sigma0.cli import app
 
 ROOT = Path(__file__).parents[3]
-# of every so many figures one is altered in the fast tests, all in the slow one
+# of every so many figures one is altered in the fast tests, all in the exhaustive one
 STEP = 60
 TEXT = """# A title of 2026
 
@@ -84,7 +84,7 @@ def test_an_altered_figure_is_found(all_sources):
     _altered_are_found(all_sources, STEP)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_any_altered_figure_is_found(all_sources):
     _altered_are_found(all_sources, 1)
 

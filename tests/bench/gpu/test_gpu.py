@@ -146,7 +146,7 @@ def test_no_process_outlives_its_limit(tmp_path):
     assert not members(group)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_rehearsal_runs_every_part_with_the_dependencies_alone(tmp_path):
     lines = [f"import sys; sys.modules.update(dict.fromkeys({EXTRAS!r}))"]
     (tmp_path / "sitecustomize.py").write_text("\n".join(lines) + "\n")

@@ -91,7 +91,7 @@ def test_the_committed_one_is_what_the_readme_says():
     assert found.memory_is_flat
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_short_one(tmp_path):
     out = tmp_path / "soak.json"
     result = CliRunner().invoke(app, ["soak", "--minutes", "0.2", "--clients", "6", "--out", str(out)])
