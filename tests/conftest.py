@@ -22,6 +22,7 @@ from tests.reference import tiny_model
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
+VLLM = HERE / "serve" / "vllm"
 # The files that take longest come first: where whole files are dealt out, the last one is else waited for alone.
 LONGEST = (
     "serve/cluster/test_ray.py",
@@ -35,6 +36,12 @@ LONGEST = (
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("deterministic")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Asked for vLLM's tests alone, nothing else is imported: their environment has not what other tests need."""
+    apart = not (VLLM.is_relative_to(collection_path) or collection_path.is_relative_to(VLLM))
+    return True if config.option.markexpr == "vllm" and apart else None
 
 
 @pytest.hookimpl(trylast=True)
