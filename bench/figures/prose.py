@@ -17,6 +17,7 @@ from sigma0.bench.figures.prose_benches import (
     outer_sentences,
     policy_sentences,
     task_sentences,
+    vllm_sentences,
 )
 from sigma0.bench.figures.prose_fleets import fleet_sentences, simulation_sentences
 from sigma0.bench.figures.results import Results
@@ -42,6 +43,7 @@ def sentences(results: Results) -> dict[str, list[str]]:
         "weights.md": [*_weights(results), _holder(results)],
         "kernels/README.md": [*_areas(results), _times(results)],
         "serve/README.md": [*_gains(results), *_serving(results), *fleet_sentences(results)],
+        "serve/vllm/README.md": vllm_sentences(results),
         "sigma0/calibrate/README.md": _promises(results),
         "sigma0/decode/README.md": _lossless(results),
         "sigma0/ladder/README.md": _ladder(results),

@@ -2,7 +2,7 @@
 
 # ruff: noqa: E501  (sentences are easier to find in their text where they are not broken up)
 
-from sigma0.bench.core.ledger import FidelityRow, HumanEvalRow, StrategyQARow
+from sigma0.bench.core.ledger import FidelityRow, HumanEvalRow, StrategyQARow, VllmRow
 from sigma0.bench.effort.simulation import Rates
 from sigma0.bench.fidelity.pages import latest_runs
 from sigma0.bench.figures.check import computed as c
@@ -54,6 +54,20 @@ def outer_sentences(results: Results) -> list[str]:
         f"a walk where the verdict doubts is right on {p(doubts.right.value)} % at a cost of {c(round(doubts.cost))}, where the plain answer costs {c(round(plain.cost))}",
         f"`pocket-large` alone is right on {p(large.right.value)} % at a cost of {c(round(large.cost))}",
         f"the program is right on {p(program.right.value)} % ({p(program.right.low)} to {p(program.right.high)}), wrong on {p(program.accepted_wrong.value)} %",
+    ]
+
+
+def vllm_sentences(results: Results) -> list[str]:
+    """What the plugin's text says of drafts, as the last run of its bench has it."""
+    rows = [row for row in results.rows if isinstance(row, VllmRow)]
+    last = {(row.way, row.clients): row for row in rows if row.time == max(each.time for each in rows)}
+    drafts, verify = ([last[way, clients] for clients in (1, 8, 32)] for way in ("vllm-drafts", "verify"))
+    assert drafts[0].rounds == 1 and all(row.same_text == 1 for row in last.values())
+    times = [c(row.speed_ratio.value, ".2f") for row in (*drafts, *verify)]
+    return [
+        f"`{drafts[0].model}`, {drafts[0].dtype}, {c(drafts[0].drafts or 0)} drafts of {c(drafts[0].draft_loops or 0)} loops, one round: "
+        f"{times[0]} times vLLM's own tokens a second at {c(1)} client, {times[1]} at {c(8)} and {times[2]} at {c(32)}; "
+        f"`sigma0 serve` with `verify`, which is as lossless, {times[3]}, {times[4]} and {times[5]}.",
     ]
 
 

@@ -50,7 +50,7 @@ def assert_same(one, other):
 @pytest.mark.parametrize(
     ("layout", "mode", "batch"),
     [
-        *(fast_if(mode in ("full", "qexit", "margin", "drop"), "sandwich", mode, 1) for mode in MODES),
+        *(fast_if(mode in ("full", "margin", "drop"), "sandwich", mode, 1) for mode in MODES),
         *(exhaustive(layout, mode, 4) for layout, mode in zip(cycle(SHAPES), MODES)),
         ("sandwich", "verify", 2),
     ],
