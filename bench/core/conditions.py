@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from sigma0.bench.core.digests import settings_sha256, weights_sha256
 from sigma0.bench.core.rows import Conditions
 from sigma0.models.hf_generate import DepthGenerationMixin
-from sigma0.models.load import checkpoint_folder
 
 _LIBRARIES = ("sigma0-lm", "torch", "transformers")
 # git's exit code for "no repository here" and for every other trouble.
@@ -43,11 +43,6 @@ def describe(
     return describe_weights(
         model, name, weights_sha256(name), settings_sha256(name), prompts, ids, answers, max_new_tokens, batch_size
     )
-
-
-def settings_sha256(name: str) -> str:
-    """Digest of a checkpoint's files that are not weights."""
-    return _digest_of([path for path in checkpoint_folder(name).glob("*.json") if path.is_file()])
 
 
 def describe_weights(
@@ -83,18 +78,6 @@ def describe_weights(
         stride=getattr(model.config, "stride", 1),
         kv=model.kv_config.to_dict() if isinstance(model, DepthGenerationMixin) and model.kv_config.is_coded else None,
     )
-
-
-def weights_sha256(name: str) -> str:
-    """Digest of a checkpoint's weights, as `Conditions.model_sha256` says.
-
-    Raises:
-        ValueError: If no safetensors file is there.
-    """
-    files = sorted(checkpoint_folder(name).glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{name!r} has no *.safetensors file")
-    return _digest(files[0]) if len(files) == 1 else _digest_of(files)
 
 
 def git_commit() -> str | None:
@@ -138,19 +121,6 @@ def _git(*arguments: str) -> str:
 def _run_git(*arguments: str) -> subprocess.CompletedProcess[str]:
     folder = Path(__file__).resolve().parent
     return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
-
-
-def _digest_of(files: Sequence[Path]) -> str:
-    lines = "".join(f"{_digest(file)}  {file.name}\n" for file in sorted(files))
-    return sha256(lines.encode()).hexdigest()
-
-
-def _digest(file: Path) -> str:
-    found = sha256()
-    with file.open("rb") as content:
-        while chunk := content.read(2**20):
-            found.update(chunk)
-    return found.hexdigest()
 
 
 def device_name(device: torch.device) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from sigma0.bench.core.digests import stale_mark
 from sigma0.calibrate.bootstrap import Estimate
 
 
@@ -78,6 +79,11 @@ class Conditions(BaseModel):
     quantization: str | None = None
     stride: int = 1
     kv: dict[str, Any] | None = None
+
+    @property
+    def named(self) -> str:
+        """Its model's name, marked where other weights ship under it now."""
+        return f"{self.model}{stale_mark({self.model: self.model_sha256})}"
 
     @property
     def unnamed(self) -> set[str]:

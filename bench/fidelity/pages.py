@@ -25,7 +25,7 @@ def conditions_text(row: FidelityRow) -> str:
     """What the rows of a run were measured with, in a sentence or two."""
     versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
     return (
-        f"{row.model}: {row.n} prompts ({row.prompts}), at most {row.max_new_tokens} new tokens, batch "
+        f"{row.named}: {row.n} prompts ({row.prompts}), at most {row.max_new_tokens} new tokens, batch "
         f"{row.batch_size}, {row.dtype}, {row.device}, {row.threads} thread(s), {versions}, "
         f"commit {_short(row.commit)}."
     )

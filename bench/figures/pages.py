@@ -186,7 +186,7 @@ def _ladder(results: Results) -> list[str]:
     run = ladder_run(results)
     reported = next(row for row in run if row.part == "report")
     return [
-        f"{reported.model} below {reported.above}: {reported.n} held-out questions ({reported.prompts}), batch "
+        f"{reported.named} below {reported.above}: {reported.n} held-out questions ({reported.prompts}), batch "
         f"{reported.batch_size}, greedy, {reported.dtype}, {reported.device}, {reported.threads} thread(s) "
         "(`python -m sigma0.bench ladder`). Cost is passes times bytes of the block over both models, prompts and catch-ups "
         "included, time is wall-clock, both as shares of the larger model alone. Of each curve the cheapest setting that "
@@ -225,7 +225,7 @@ def _load(results: Results) -> list[str]:
     rows = latest_load(results.rows, "finish")
     first = rows[0]
     return [
-        f"{first.model} ({first.parameters / 1e6:.1f} M parameters, {first.total_loops} loops), {first.max_new_tokens} new "
+        f"{first.named} ({first.parameters / 1e6:.1f} M parameters, {first.total_loops} loops), {first.max_new_tokens} new "
         f"tokens to every answer, {first.dtype}, {first.device}, server and clients on two CPU cores, {first.rounds} "
         "interleaved rounds, medians; latencies are the median and the 99th percentile (`python -m sigma0.bench serve`). "
         "Clients keep one request each under way, or requests come at random.",

@@ -33,7 +33,7 @@ def cells(rows: Sequence[HumanEvalRow]) -> tuple[tuple[str, ...], list[tuple[str
     names = (*LEFT, "problems", "samples", *(f"pass@{k}" for k in ks), "solved", *OUTCOMES, "depth", "passes saved")
     lines = [
         (
-            row.model,
+            row.named,
             exit_name(row),
             "stripped" if row.strip_prompt else "as they are",
             str(row.n),

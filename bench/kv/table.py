@@ -52,7 +52,7 @@ def conditions_text(row: KVRow) -> str:
         )
     timed = f"timed behind {row.timed_context} ids, {row.rounds} interleaved rounds" if row.rounds else "not timed"
     return (
-        f"{row.model}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: {row.n} prompts "
+        f"{row.named}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: {row.n} prompts "
         f"({row.prompts}), at most {row.max_new_tokens} new tokens, segments of {row.segment}; {timed}{engine}; "
         f"{row.dtype}, {row.device}, {row.threads} thread(s), {versions}, commit {commit}."
     )

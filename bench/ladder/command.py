@@ -11,7 +11,8 @@ import torch
 import typer
 from rich.console import Console
 
-from sigma0.bench.core.conditions import describe, weights_sha256
+from sigma0.bench.core.conditions import describe
+from sigma0.bench.core.digests import weights_sha256
 from sigma0.bench.core.ledger import LEDGER, Figure, LadderRow, append_row
 from sigma0.bench.core.options import AnswerTokens, AsJsonLines, CurvesPicture, LedgerFile, StorySeed
 from sigma0.bench.core.output import tell_rows

@@ -24,7 +24,7 @@ def table(rows: Sequence[OuterRow]) -> BenchTable:
     """A row for each way; `beats` has the points that it has right more than others, with their names."""
     cells = [
         (
-            row.model,
+            row.named,
             row.way,
             percent(row.right),
             percent(row.accepted_wrong),

@@ -51,7 +51,7 @@ def conditions_text(row: QuantizationRow) -> str:
         else f"{row.n} prompts ({row.prompts}), at most {row.max_new_tokens} new tokens"
     )
     return (
-        f"{row.model}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: {asked}; timed: "
+        f"{row.named}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: {asked}; timed: "
         f"{row.runner}, context {row.context}, {row.timed_tokens} new tokens, {row.rounds} interleaved rounds, batch "
         f"{row.batch_size}, {row.dtype} beside floats of {row.dtype_of_floats}, {row.device}, {row.threads} thread(s), "
         f"{versions}, commit {commit}."

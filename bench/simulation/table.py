@@ -126,7 +126,7 @@ def about(row: SimulationRow, groups: Sequence[int]) -> str:
         else "It was not checked against the real engine. "
     )
     return (
-        f"SIMULATED, not measured: replicas of {row.model} with the pass times and exit depths of `passes` ({row.n} "
+        f"SIMULATED, not measured: replicas of {row.named} with the pass times and exit depths of `passes` ({row.n} "
         f"prompts, {row.dtype}, {row.device}, {row.threads} thread(s), inputs {row.inputs_sha256[:12]}); assumed "
         f"traffic: {traffic}. {checked}{row.requests:,} measured requests a row over {row.runs} independent run(s) "
         f"(seed {row.seed}, {row.warm} requests a replica before them), each of one group of "

@@ -36,7 +36,7 @@ def conditions_text(row: SpeedRow) -> str:
     course = "" if row.course is None else f" Course: {row.course.source}."
     commit = "unknown" if row.commit is None else row.commit[:12] + row.commit[40:]
     return (
-        f"{row.model}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: batch {row.batch_size}, "
+        f"{row.named}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: batch {row.batch_size}, "
         f"context {row.context}, {row.max_new_tokens} new tokens, {row.rounds} rounds, {row.dtype}, {row.device}, "
         f"{row.threads} thread(s), by the {row.by}, runner {row.runner}, {versions}, commit {commit}.{course}"
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from sigma0.bench.core.conditions import settings_sha256, weights_sha256
+from sigma0.bench.core.digests import settings_sha256, weights_sha256
 from sigma0.bench.strategyqa.batched import BatchedChat
 from sigma0.commands.solve_models import as_ladder, open_chats
 from sigma0.reason.chat import ChatModel, EndpointChat, LadderChat, LocalChat

@@ -88,7 +88,7 @@ def whole(rows: Sequence[StrategyQARow]) -> str:
     first = rows[0]
     few = f" With {first.n} items differences of 10 points are noise." if first.n < FEW else ""
     return (
-        f"{first.model} on {first.n} items of {first.prompts}: {first.max_new_tokens} new tokens an answer at "
+        f"{first.named} on {first.n} items of {first.prompts}: {first.max_new_tokens} new tokens an answer at "
         f"most, effort {first.effort}, temperature {first.temperature:g}, {first.dtype}, {first.device}. Differences "
         f"are in points, against {first.against} on the same items; always saying the commoner label scores "
         f"{100 * first.majority:.1f} %. Seconds of a batch are shared by its questions.{few}\n\n{markdown(rows)}"

@@ -1,0 +1,136 @@
+"""`python -m sigma0.bench all`: every report and row that the shipped weights give, made again."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Annotated, Any
+
+import typer
+
+from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.core.provenance import Provenance, read_report, write_report
+from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.rerun.compare import differences
+from sigma0.bench.rerun.recipes import Recipe, chosen
+from sigma0.bench.rerun.rows import committed
+from sigma0.bench.rerun.run import run, told
+from sigma0.commands.console import one_line_errors, progress_bar
+
+RESULTS = Path("bench/results")
+# differences of one report that are printed
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What one recipe gave.
+
+    Attributes:
+        name: Of the recipe.
+        seconds: That it took.
+        found: Its report.
+        differences: From what is committed, each told.
+    """
+
+    name: str
+    seconds: float
+    found: Any
+    differences: tuple[str, ...]
+
+
+def rerun_all(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A part of each, in half an hour; beside what the same part gave.")
+    ] = False,
+    only: Annotated[list[str], typer.Option(help="Some of the reports, by name.")] = [],  # noqa: B006
+    file: Annotated[
+        list[str], typer.Option("--input", help="NAME=FILE: what a report reads that the repository does not hold.")
+    ] = [],  # noqa: B006
+    write: Annotated[bool, typer.Option("--write", help="Write what was found, with its provenance.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Reports made at once, each by one thread.")] = 2,
+    results: Annotated[Path, typer.Option(help="Folder of the committed reports.")] = RESULTS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of a table.")] = False,
+) -> None:
+    """Make every deterministic figure again from the weights that ship, and say which differ from what is committed.
+
+    Reports that hold times of a machine, or read files that are not given, are left out unless they are named.
+    """
+    with one_line_errors():
+        inputs = dict(_input(each) for each in file)
+        asked = chosen(only)
+        if not only:
+            asked = [each for each in asked if not each.timed and set(each.inputs) <= set(inputs)]
+        if quick:
+            asked = [each for each in asked if not each.timed]
+        told_of = []
+        with progress_bar("reports", len(asked), as_json) as advance:
+            for done, each in enumerate(_rerun(asked, quick, inputs, results, write, workers), start=1):
+                told_of.append(each)
+                advance(done)
+        told_of.sort(key=lambda each: [recipe.name for recipe in asked].index(each.name))
+    _tell(told_of, as_json)
+    if any(each.differences for each in told_of) and not write:
+        raise typer.Exit(1)
+
+
+def _rerun(
+    recipes: Sequence[Recipe], quick: bool, inputs: Mapping[str, Path], results: Path, write: bool, workers: int
+) -> Iterator[Rerun]:
+    folder = results / "quick" if quick else results
+    if write:
+        folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(workers) as pool:
+        waiting = [pool.submit(_one, each, quick, inputs, folder, results, write) for each in recipes]
+        try:
+            for each in as_completed(waiting):
+                yield each.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _one(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], folder: Path, results: Path, write: bool) -> Rerun:
+    started = monotonic()
+    with TemporaryDirectory() as scratch:
+        found = run(recipe, quick, inputs, Path(scratch))
+    seconds = monotonic() - started
+    path = folder / f"{recipe.name}.json"
+    before: Any = None
+    if recipe.rows and not quick:
+        before = committed(found, read_rows(results / "leaderboard.jsonl"))
+    elif path.exists():
+        # a report from before there was a provenance is compared too
+        content = json.loads(path.read_text())
+        before = read_report(path)[1] if isinstance(content, dict) and "provenance" in content else content
+    if write and not (recipe.rows and not quick):
+        write_report(path, Provenance.here(told(recipe, quick), recipe.models, recipe.given(inputs)), found)
+    return Rerun(recipe.name, seconds, found, tuple(differences(before, found)))
+
+
+def _input(named: str) -> tuple[str, Path]:
+    name, parted, path = named.partition("=")
+    if not parted or not Path(path).exists():
+        raise ValueError(f"--input {named!r} is no NAME=FILE of a file that is there")
+    return name, Path(path)
+
+
+def _tell(reruns: Sequence[Rerun], as_json: bool) -> None:
+    if as_json:
+        plain = [{name: value for name, value in asdict(each).items() if name != "found"} for each in reruns]
+        typer.echo(json.dumps({"reports": plain, "different": sum(bool(each.differences) for each in reruns)}))
+        return
+    from rich.console import Console
+
+    cells = [(each.name, f"{each.seconds:,.0f}", str(len(each.differences) or "none")) for each in reruns]
+    console = Console()
+    console.print(BenchTable(("report", "seconds", "differences"), cells).rich())
+    for each in reruns:
+        for line in each.differences[:_SHOWN]:
+            console.print(f"{each.name}{line}", highlight=False, markup=False)
+        if len(each.differences) > _SHOWN:
+            console.print(f"{each.name}: and {len(each.differences) - _SHOWN} more")
+    different = sum(bool(each.differences) for each in reruns)
+    console.print(f"{len(reruns)} reports, {different} different")

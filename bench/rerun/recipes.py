@@ -1,0 +1,168 @@
+"""Which command makes which report of `bench/results`, with which models and out of which files."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+WORLDS = ("pocket", "pocket-large")
+_BENCH = "sigma0.bench"
+_CALIBRATE = "sigma0 calibrate {model} --dtype float32 --prompts {{prompts}} --out {{scratch}}/out --json"
+_RAVEN_RULES = (
+    '[{"mode": "converge", "eps": 0.5}, {"mode": "converge", "eps": 0.25}, {"mode": "converge", "eps": 0.1}, '
+    '{"mode": "margin", "theta": 0.3}, {"mode": "margin", "theta": 0.9}]'
+)
+_TEXTS = (
+    "--prose {lee_background.cor} --prose {train.json} --code {HumanEval.jsonl.gz} --lists {zones} "
+    "--lists {questions-words.txt}"
+)
+_TEXT_FILES = ("smollm2", "lee_background.cor", "train.json", "HumanEval.jsonl.gz", "zones", "questions-words.txt")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One report, or the rows of one command.
+
+    Attributes:
+        name: Of its file, without `.json`.
+        command: What stands behind `python -m`. Names in braces are replaced: `{scratch}` by an empty folder,
+            `{prompts}` by a file of prompts, the names of `inputs` by files that are given.
+        models: That it loads.
+        quick: Options put behind the command to run a part of it in few minutes; empty where the whole is quick.
+        prompts: What stands behind `python -m sigma0.bench.pocket prompts` to make the prompts that it reads, if any.
+        quick_prompts: The same for its quick part.
+        inputs: Names of files and folders that the repository does not hold.
+        timed: Whether it holds times or loads of a machine, so that two runs differ.
+        file: Option behind which the command is given the report's file; empty: it prints the report.
+        rows: Whether it prints rows of the ledger; its whole is then compared with the ledger itself.
+    """
+
+    name: str
+    command: str
+    models: tuple[str, ...] = ()
+    quick: str = ""
+    prompts: str = ""
+    quick_prompts: str = ""
+    inputs: tuple[str, ...] = ()
+    timed: bool = False
+    file: str = ""
+    rows: bool = False
+
+    def words(self, quick: bool) -> list[str]:
+        """The command as a list, names in braces as they are."""
+        return [*shlex.split(self.command), *(shlex.split(self.quick) if quick else ())]
+
+    def given(self, inputs: Mapping[str, Path]) -> dict[str, Path]:
+        """Those of the files that it reads.
+
+        Raises:
+            ValueError: Naming one that is not given.
+        """
+        missing = [name for name in self.inputs if name not in inputs]
+        if missing:
+            raise ValueError(f"{self.name} reads {missing[0]}: give it as --input {missing[0]}=FILE")
+        return {name: inputs[name] for name in self.inputs}
+
+
+def _of_a_world(model: str) -> list[Recipe]:
+    """Of one of the two models that know all of the micro-world."""
+    alone, drawn = (model,), {"pocket": 24000, "pocket-large": 10000}[model]
+    calibrate = _CALIBRATE.format(model=model)
+    return [
+        Recipe(f"{model}-eval", f"{_BENCH}.pocket eval {model} --n 7000 --json", alone, "--n 400 --free 40"),
+        Recipe(f"{model}-gate", f"{_BENCH} gate {model} -n 1000 --rules-n 200 --json", alone, "-n 100 --rules-n 20"),
+        Recipe(f"stability-{model}", f"{_BENCH} stability {model} -n 300 --json", alone, "-n 40"),
+        Recipe(f"verdict-{model}", f"{_BENCH} verdict {model} -n 2000 --json", alone, "-n 60"),
+        Recipe(
+            f"promise-{model}", f"{_BENCH} promise {model} -n {drawn} --json", alone,
+            "-n 600 --fit 200 --test 200 --draws 40",
+        ),
+        Recipe(
+            f"calibrate-{model}", f"{calibrate} --exit all --agreement 0.995", alone, "--agreement 0.98",
+            prompts="--n 2500", quick_prompts="--n 400",
+        ),
+        Recipe(
+            f"doors-{model}", f"{calibrate} --objective risk --risk 0.05", alone, prompts="--n 6000",
+            quick_prompts="--n 500",
+        ),
+        Recipe(
+            f"fidelity-{model}", f"{_BENCH} fidelity {model} --out {{scratch}}/rows --json", alone, "-n 6", rows=True
+        ),
+    ]  # fmt: skip
+
+
+def _of_look_ups(model: str) -> list[Recipe]:
+    """Of the model that was taught look-ups alone."""
+    alone, calibrate = (model,), _CALIBRATE.format(model=model)
+    lossless = f"{_BENCH} lossless {model} -n 30 --new-tokens 12 --look-ups --rules '{_RAVEN_RULES}' --json"
+    return [
+        Recipe(
+            f"{model}-eval", f"{_BENCH}.pocket eval {model} --n 1000 --free 40 --look-ups --json", alone,
+            "--n 100 --free 5",
+        ),
+        Recipe(f"stability-{model}", f"{_BENCH} stability {model} -n 100 --look-ups --json", alone, "-n 15"),
+        Recipe(
+            f"calibrate-{model}", f"{calibrate} --exit all --agreement 0.98", alone, prompts="--n 600 --look-ups",
+        ),
+        *(
+            Recipe(f"lossless-{model}-{loops}", f"{lossless} --recurrence {loops}", alone, "-n 4")
+            for loops in (4, 8, 16)
+        ),
+    ]  # fmt: skip
+
+
+def _of_both_worlds() -> list[Recipe]:
+    both = " ".join(WORLDS)
+    return [
+        Recipe("signs-pocket", f"{_BENCH} signs {both} -n 700 --json", WORLDS, "-n 60"),
+        Recipe("routes-pocket", f"{_BENCH} routes {both} -n 10000 --json", WORLDS, "-n 200"),
+        Recipe("effort-pocket", f"{_BENCH} effort --real -n 60 --json", WORLDS, "-n 6"),
+        Recipe(
+            "ladder-pocket", f"{_BENCH} ladder {both} -n 200 --out {{scratch}}/rows --json", WORLDS, "-n 6", rows=True
+        ),
+        Recipe(
+            "collapse", f"{_BENCH} collapse {both} --texts {{smollm2}} {_TEXTS} --json", WORLDS, inputs=_TEXT_FILES,
+            timed=True,
+        ),
+    ]  # fmt: skip
+
+
+def recipes() -> dict[str, Recipe]:
+    """All, by name."""
+    found = [
+        Recipe("effort-simulation", f"{_BENCH} effort --json"),
+        Recipe(
+            "pocket-solver-forms", f"{_BENCH}.pocket forms pocket-solver --n 1000 --json", ("pocket-solver",), "--n 40"
+        ),
+        Recipe(
+            "distilled-program", f"{_BENCH} distill pocket-solver --out {{scratch}}/rows --json", ("pocket-solver",),
+            "--seen 40 -n 20", file="--program",
+        ),
+        Recipe(
+            "outer", f"{_BENCH} outer pocket-solver --larger pocket-large -n 400 --out {{scratch}}/rows --json",
+            ("pocket-solver", "pocket-large"), "-n 8", rows=True,
+        ),
+        Recipe("lossless-pocket-large", f"{_BENCH} lossless pocket-large -n 200 --json", ("pocket-large",), "-n 8"),
+        *_of_look_ups("pocket-raven"),
+        *_of_both_worlds(),
+        *(each for model in WORLDS for each in _of_a_world(model)),
+        Recipe("grounding", f"{_BENCH} grounding {{train.json}} --json", inputs=("train.json",)),
+        Recipe("proximity", f"{_BENCH} proximity {{smollm2}} {_TEXTS} --json", inputs=_TEXT_FILES),
+        Recipe("kernels-compiled", "sigma0.kernels --json", timed=True),
+        Recipe("kernels-cpu", f"{_BENCH} kernels --json", timed=True),
+        Recipe("soak-pocket", f"{_BENCH} soak pocket --json", ("pocket",), timed=True),
+    ]  # fmt: skip
+    return {each.name: each for each in found}
+
+
+def chosen(names: Sequence[str]) -> list[Recipe]:
+    """Recipes by name; all for no names.
+
+    Raises:
+        ValueError: For a name of none.
+    """
+    known = recipes()
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"no report is called {unknown[0]!r}; there are {', '.join(known)}")
+    return [known[name] for name in names] if names else list(known.values())

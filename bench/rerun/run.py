@@ -1,0 +1,69 @@
+"""A recipe run in a process of its own, and what it reported."""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sigma0.bench.rerun.recipes import Recipe
+from sigma0.bench.rerun.rows import untimed
+
+
+class Failed(ValueError):
+    """A command that ended in an error, or printed no report."""
+
+
+def told(recipe: Recipe, quick: bool) -> str:
+    """What a reader types to have it again, names in braces as they are."""
+    return f"python -m {shlex.join(recipe.words(quick))}"
+
+
+def run(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], scratch: Path) -> Any:
+    """Runs a recipe and gives its report, plain JSON values.
+
+    Args:
+        recipe: What is run.
+        quick: Its quick part alone.
+        inputs: Where the files are that it reads.
+        scratch: An empty folder for what it writes on the way.
+
+    Raises:
+        Failed: Naming the command and the end of what it printed.
+        ValueError: For an input that is not given.
+    """
+    files = {f"{{{name}}}": str(path.resolve()) for name, path in recipe.given(inputs).items()}
+    files["{scratch}"] = str(scratch)
+    if recipe.prompts:
+        prompts = scratch / "prompts.jsonl"
+        drawn = recipe.quick_prompts if quick and recipe.quick_prompts else recipe.prompts
+        _run(["sigma0.bench.pocket", "prompts", *shlex.split(drawn)], prompts)
+        files["{prompts}"] = str(prompts)
+    command = [_filled(each, files) for each in recipe.words(quick)]
+    printed = scratch / "printed"
+    report = scratch / "report.json" if recipe.file else printed
+    _run([*command, recipe.file, str(report)] if recipe.file else command, printed)
+    try:
+        if recipe.rows:
+            return [untimed(line) for line in report.read_text().splitlines()]
+        return json.loads(report.read_text())
+    except (json.JSONDecodeError, OSError) as error:
+        raise Failed(f"{shlex.join(command)} gave no report: {error}") from error
+
+
+def _filled(word: str, files: Mapping[str, str]) -> str:
+    for name, path in files.items():
+        word = word.replace(name, path)
+    return word
+
+
+def _run(command: Sequence[str], out: Path) -> None:
+    with out.open("w") as file:
+        ended = subprocess.run(
+            [sys.executable, "-m", *command], stdout=file, stderr=subprocess.PIPE, text=True, check=False
+        )
+    if ended.returncode:
+        last = "\n".join(ended.stderr.strip().splitlines()[-5:])
+        raise Failed(f"python -m {shlex.join(command)} ended with {ended.returncode}: {last}")
