@@ -6,6 +6,11 @@ from sigma0.commands.lazy_group import Target, lazy_group
 
 # The help of each is the first line of its function's docstring, so that the list can be printed without importing it.
 COMMANDS = {
+    "all": Target(
+        "sigma0.bench.rerun.command",
+        "rerun_all",
+        "Make every deterministic figure again from the weights that ship; say which differ from what is committed.",
+    ),
     "fidelity": Target(
         "sigma0.bench.fidelity.command",
         "fidelity",

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sigma0.bench.core.conditions import git_commit
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.provenance import Provenance, read_report, write_report
 from sigma0.bench.core.tables import BenchTable
@@ -32,13 +33,11 @@ class Rerun:
     Attributes:
         name: Of the recipe.
         seconds: That it took.
-        found: Its report.
         differences: From what is committed, each told.
     """
 
     name: str
     seconds: float
-    found: Any
     differences: tuple[str, ...]
 
 
@@ -51,11 +50,14 @@ def rerun_all(
         list[str], typer.Option("--input", help="NAME=FILE: what a report reads that the repository does not hold.")
     ] = [],  # noqa: B006
     write: Annotated[bool, typer.Option("--write", help="Write what was found, with its provenance.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Leave out reports that say they were made by this very commit.")
+    ] = False,
     workers: Annotated[int, typer.Option(min=1, help="Reports made at once, each by one thread.")] = 2,
     results: Annotated[Path, typer.Option(help="Folder of the committed reports.")] = RESULTS,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of a table.")] = False,
 ) -> None:
-    """Make every deterministic figure again from the weights that ship, and say which differ from what is committed.
+    """Make every deterministic figure again from the weights that ship; say which differ from what is committed.
 
     Reports that hold times of a machine, or read files that are not given, are left out unless they are named.
     """
@@ -66,6 +68,8 @@ def rerun_all(
             asked = [each for each in asked if not each.timed and set(each.inputs) <= set(inputs)]
         if quick:
             asked = [each for each in asked if not each.timed]
+        if resume:
+            asked = [each for each in asked if not _is_made(results / ("quick" if quick else "") / f"{each.name}.json")]
         told_of = []
         with progress_bar("reports", len(asked), as_json) as advance:
             for done, each in enumerate(_rerun(asked, quick, inputs, results, write, workers), start=1):
@@ -107,7 +111,12 @@ def _one(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], folder: Path, 
         before = read_report(path)[1] if isinstance(content, dict) and "provenance" in content else content
     if write and not (recipe.rows and not quick):
         write_report(path, Provenance.here(told(recipe, quick), recipe.models, recipe.given(inputs)), found)
-    return Rerun(recipe.name, seconds, found, tuple(differences(before, found)))
+    told_of = ("was not committed before",) if before is None else tuple(differences(before, found))
+    return Rerun(recipe.name, seconds, told_of)
+
+
+def _is_made(path: Path) -> bool:
+    return path.exists() and "provenance" in path.read_text()[:20] and read_report(path)[0].commit == git_commit()
 
 
 def _input(named: str) -> tuple[str, Path]:
@@ -119,8 +128,14 @@ def _input(named: str) -> tuple[str, Path]:
 
 def _tell(reruns: Sequence[Rerun], as_json: bool) -> None:
     if as_json:
-        plain = [{name: value for name, value in asdict(each).items() if name != "found"} for each in reruns]
-        typer.echo(json.dumps({"reports": plain, "different": sum(bool(each.differences) for each in reruns)}))
+        typer.echo(
+            json.dumps(
+                {
+                    "reports": [asdict(each) for each in reruns],
+                    "different": sum(bool(each.differences) for each in reruns),
+                }
+            )
+        )
         return
     from rich.console import Console
 
@@ -129,7 +144,7 @@ def _tell(reruns: Sequence[Rerun], as_json: bool) -> None:
     console.print(BenchTable(("report", "seconds", "differences"), cells).rich())
     for each in reruns:
         for line in each.differences[:_SHOWN]:
-            console.print(f"{each.name}{line}", highlight=False, markup=False)
+            console.print(f"{each.name} {line}", highlight=False, markup=False, soft_wrap=True)
         if len(each.differences) > _SHOWN:
             console.print(f"{each.name}: and {len(each.differences) - _SHOWN} more")
     different = sum(bool(each.differences) for each in reruns)

@@ -6,6 +6,8 @@ from typing import Any
 
 # sums of float32 in another order, on another processor; a single other token or answer shows far above it
 TOLERANCE = 2e-4
+# characters of a value that is told
+_LENGTH = 40
 # what a run says of itself, not of the model
 OF_THE_RUN = frozenset({"device", "commit", "time", "seconds", "threads", "versions"})
 
@@ -35,7 +37,12 @@ def differences(before: Any, now: Any, place: str = "") -> Iterator[str]:
         if not math.isclose(before, now, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
             yield f"{place}: {before}, now {now}"
     elif type(before) is not type(now) or before != now:
-        yield f"{place}: {before!r}, now {now!r}"
+        yield f"{place}: {_short(before)}, now {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LENGTH else f"{text[:_LENGTH]}..."
 
 
 def _is_number(value: Any) -> bool:
