@@ -8,8 +8,6 @@ from pathlib import Path
 from sigma0.checkpoints import shipped_models
 from sigma0.models.load import checkpoint_folder
 
-STALE = "**stale: other weights than those that ship**"
-
 
 def weights_sha256(name: str) -> str:
     """Digest of a checkpoint's weights, as `Conditions.model_sha256` says.
@@ -34,14 +32,14 @@ def shipped_weights(name: str) -> str | None:
     return weights_sha256(name) if name in shipped_models() else None
 
 
-def is_stale(models: Mapping[str, str]) -> bool:
-    """Whether any of these models, with the digests of the weights that were measured, ships with others now."""
-    return any(shipped_weights(name) not in (None, digest) for name, digest in models.items())
-
-
 def stale_mark(models: Mapping[str, str]) -> str:
-    """What stands in a table behind the names of models: nothing, or that they ship with other weights now."""
-    return f" ({STALE})" if is_stale(models) else ""
+    """What stands in a table behind the names of models: nothing, or which of them ship with other weights now.
+
+    Args:
+        models: The names, each with the digest of the weights that were measured.
+    """
+    stale = [name for name, digest in models.items() if shipped_weights(name) not in (None, digest)]
+    return f" (**stale: other weights of {' and '.join(stale)} ship now**)" if stale else ""
 
 
 def _digest_of(files: Sequence[Path]) -> str:

@@ -18,7 +18,9 @@ class Failed(ValueError):
 
 def told(recipe: Recipe, quick: bool) -> str:
     """What a reader types to have it again, names in braces as they are."""
-    return f"python -m {shlex.join(recipe.words(quick))}"
+    command = f"python -m {shlex.join(recipe.words(quick))}"
+    prompts = shlex.join(_prompts(recipe, quick))
+    return f"python -m {prompts} > {{prompts}} && {command}" if recipe.prompts else command
 
 
 def run(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], scratch: Path) -> Any:
@@ -38,8 +40,7 @@ def run(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], scratch: Path) 
     files["{scratch}"] = str(scratch)
     if recipe.prompts:
         prompts = scratch / "prompts.jsonl"
-        drawn = recipe.quick_prompts if quick and recipe.quick_prompts else recipe.prompts
-        _run(["sigma0.bench.pocket", "prompts", *shlex.split(drawn)], prompts)
+        _run(_prompts(recipe, quick), prompts)
         files["{prompts}"] = str(prompts)
     command = [_filled(each, files) for each in recipe.words(quick)]
     printed = scratch / "printed"
@@ -51,6 +52,11 @@ def run(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], scratch: Path) 
         return json.loads(report.read_text())
     except (json.JSONDecodeError, OSError) as error:
         raise Failed(f"{shlex.join(command)} gave no report: {error}") from error
+
+
+def _prompts(recipe: Recipe, quick: bool) -> list[str]:
+    drawn = recipe.quick_prompts if quick and recipe.quick_prompts else recipe.prompts
+    return ["sigma0.bench.pocket", "prompts", *shlex.split(drawn)]
 
 
 def _filled(word: str, files: Mapping[str, str]) -> str:
