@@ -98,6 +98,11 @@ class Conditions(BaseModel):
         return sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def short_commit(commit: str | None) -> str:
+    """A commit in 12 digits, with what follows it where sources differed from it."""
+    return "unknown" if commit is None else commit[:12] + commit[40:]
+
+
 def row_key(benchmark: str, mode: str, after_exit: str, settings: Mapping[str, float | int | str]) -> str:
     """What makes two rows of a run measurements of the same thing."""
     return json.dumps([benchmark, mode, after_exit, dict(settings)], sort_keys=True)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from sigma0.bench.core.ledger import AnyRow, FidelityRow
+from sigma0.bench.core.rows import short_commit
 from sigma0.bench.fidelity.grid import GRID
 from sigma0.bench.fidelity.table import SHORT_COLUMNS, calibrated, markdown
 
@@ -27,13 +28,8 @@ def conditions_text(row: FidelityRow) -> str:
     return (
         f"{row.named}: {row.n} prompts ({row.prompts}), at most {row.max_new_tokens} new tokens, batch "
         f"{row.batch_size}, {row.dtype}, {row.device}, {row.threads} thread(s), {versions}, "
-        f"commit {_short(row.commit)}."
+        f"commit {short_commit(row.commit)}."
     )
-
-
-def _short(commit: str | None) -> str:
-    """A commit in 12 digits, with what follows it where sources differed from it."""
-    return "unknown" if commit is None else commit[:12] + commit[40:]
 
 
 def whole_table(rows: Sequence[FidelityRow]) -> str:

@@ -103,6 +103,7 @@ def _answers(results: Results) -> list[str]:
         "right for at most a quarter of the open questions, and for half of those answered by yes or no (a quarter of all). "
         "Every kind of question stands in [weights.md](../../weights.md). `pocket-raven` is asked look-ups, all that it was "
         "taught: places, holders and families.",
+        results.made(*(f"{name}-eval" for name in SHIPPED)),
         answers_table(evaluations),
     ]
 
@@ -116,7 +117,10 @@ def _calibrated(results: Results) -> list[str]:
     return [
         "The most eager threshold of each rule at which the promised share of the new tokens is full depth's choice, with "
         f"probability {sure}; chosen on {chosen} prompts, and measured here on {kept} set apart, which had no part in the choice "
-        "(`sigma0 calibrate MODEL --exit all`). These thresholds ship with the models.",
+        "(`sigma0 calibrate MODEL --exit all`). These thresholds ship with the models. Prompts: "
+        + "; ".join(f"{name}, `{results.prompts_of(f'calibrate-{name}')}`" for name in SHIPPED)
+        + " (the calibration split; pages of held-out questions are of the test split).",
+        results.made(*(f"calibrate-{name}" for name in SHIPPED)),
         calibrated_table(runs),
     ]
 
@@ -128,6 +132,7 @@ def _lossless(results: Results) -> list[str]:
         f"{report['prompts']} held-out questions, {report['new_tokens']} new tokens each (past the end of the answer), "
         f"{report['dtype']}, checks of the tail included (`python -m sigma0.bench lossless`). `rows` and the columns before "
         "it are with re-drafts; rows above 100 % are those of rejected followers.",
+        results.made("lossless-pocket-large"),
         lossless_table(report),
     ]
 
@@ -140,7 +145,10 @@ def _verdict(results: Results) -> list[str]:
     fit, test = (f"{part:,}" for part in first.parts)
     return [
         f"One question about each of {asked} held-out stories (`python -m sigma0.bench verdict MODEL`), under the exit rule, the confidence and the door that "
-        "the model ships with: what the door `converge` lets through. Intervals are 95 % intervals.",
+        "the model ships with: what the door `converge` lets through. Intervals are 95 % intervals. "
+        f"{results.made(*(f'verdict-{name}' for name in reports))} The doors were chosen on the questions of "
+        + "; ".join(f"`{results.prompts_of(f'doors-{name}')}` ({name})" for name in reports)
+        + ", the calibration split.",
         door_table(reports),
         "## Wrong answers told from right ones",
         f"Scores of doubt on the same answers; `{PLAIN}` is exp(-mean entropy), the best score that needs no fit. Intervals by the bootstrap over answers.",
@@ -165,6 +173,7 @@ def _verdict(results: Results) -> list[str]:
         f"{first.draws} calibrations of {fit} prompts for the fit and {test} for the test, drawn from {pools} answers to other stories (`python -m sigma0.bench promise "
         f"MODEL`); the rest of the answers says the true risk of each door. Stated are a risk of at most {100 * first.allowed:g} % and a confidence of "
         f"{100 * first.confidence:g} %. Intervals of what is let through are the middle 95 % of the calibrations.",
+        results.made(*(f"promise-{name}" for name in promises)),
         promise_table(promises),
         "## What the switches change",
         switch_table(reports),
@@ -178,6 +187,7 @@ def _stability(results: Results) -> list[str]:
         f"The radius along a token's path beside that of the loop map itself, at the least sure token of {asked} answers of "
         "each model (`python -m sigma0.bench stability`), and the area under the ROC curve of each score for a wrong answer. "
         "`pocket-raven` answers look-ups.",
+        results.made(*(f"stability-{name}" for name in SHIPPED)),
         stability_table(studies),
     ]
 
@@ -203,7 +213,7 @@ def _routes(results: Results) -> list[str]:
         f"Which score should send a whole answer of {report.small} up to {report.large}: {report.questions:,} questions that both "
         f"answered (`python -m sigma0.bench routes`), of which {100 * report.small_right:.1f} % and {100 * report.large_right:.1f} % "
         f"are right, and {100 * report.either_right:.1f} % of one or the other. The least trusted share goes up, so lines cost the "
-        "same for every score.",
+        f"same for every score. {results.made('routes-pocket')}",
         BenchTable(HEADINGS, route_cells(report)).markdown(),
     ]
 
@@ -216,7 +226,8 @@ def _signs(results: Results) -> list[str]:
     return [
         f"Which sign of a token of {report.small} says that {report.large} would write another: {report.tokens:,} tokens of "
         f"{report.prompts} held-out answers, of which {report.differences:.1%} differ (`python -m sigma0.bench signs`). The last "
-        "line is a logistic regression over the logarithms of the others, cross-fitted with whole answers left out.",
+        "line is a logistic regression over the logarithms of the others, cross-fitted with whole answers left out. "
+        + results.made("signs-pocket"),
         BenchTable(headings, sign_cells(report)).markdown(),
     ]
 
@@ -251,9 +262,10 @@ def _effort(results: Results) -> list[str]:
         report = results.effort(name)
         settings = ", ".join(
             f"{key} {value}" for key, value in report.settings.items() if isinstance(value, str | int | float)
-            and not key.endswith("sha256")
+            and not key.endswith("sha256") and key not in ("device", "threads", "commit", "time")
         )  # fmt: skip
-        parts += [f"## {effort_title(report).capitalize()}", f"Settings: {settings}.", effort_table(report).markdown()]
+        told = f"Settings: {settings}. {results.made(f'effort-{name}')}"
+        parts += [f"## {effort_title(report).capitalize()}", told, effort_table(report).markdown()]
     return [
         "With 95 % intervals, what is measured and what is simulated apart (`python -m sigma0.bench effort`).",
         *parts,
@@ -279,7 +291,7 @@ def _proximity(results: Results) -> list[str]:
     report = results.json("proximity")
     return [
         "Readings of texts and loops that nothing was fitted on (`python -m sigma0.bench proximity`), cut and read by "
-        f"{report['model']}.",
+        f"{report['model']}. {results.made('proximity')}",
         proximity_table(report),
         "Area under the ROC curve, loops against texts:",
         _areas(report["roc_area"]),
@@ -293,6 +305,7 @@ def _areas(areas: Mapping[str, float]) -> str:
 def _kernels(results: Results) -> list[str]:
     return [
         "Every configuration compiled ahead of time for sm_80 and sm_90 (`python -m sigma0.kernels`); nothing was run.",
+        results.made("kernels-compiled"),
         compiled_table(results.json("kernels-compiled")),
     ]
 

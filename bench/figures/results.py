@@ -1,6 +1,5 @@
 """The committed results that texts quote, read once."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +7,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from sigma0.bench.core.digests import stale_mark
 from sigma0.bench.core.ledger import AnyRow, read_rows
+from sigma0.bench.core.provenance import Provenance, read_report
+from sigma0.bench.core.rows import short_commit
 from sigma0.bench.effort.report import EffortReport
 from sigma0.bench.verdict.measure import VerdictReport
 from sigma0.bench.verdict.promise import PromiseReport
@@ -34,7 +36,24 @@ class Results:
 
     def json(self, name: str) -> Any:
         """One report as it was written."""
-        return json.loads((self.root / "bench" / "results" / f"{name}.json").read_text())
+        return self._read(name)[1]
+
+    def made(self, *names: str) -> str:
+        """What reports were made with, in a sentence; which of their models ship with other weights now."""
+        found = [self._read(name)[0] for name in names]
+        commits = ", ".join(dict.fromkeys(short_commit(each.commit) for each in found))
+        devices = ", ".join(dict.fromkeys(each.device for each in found))
+        threads = ", ".join(dict.fromkeys(str(each.threads) for each in found))
+        versions = ", ".join(dict.fromkeys(f"{name} {told}" for each in found for name, told in each.versions.items()))
+        weights = {name: digests.weights_sha256 for each in found for name, digests in each.models.items()}
+        return f"Made by commit {commits} on {devices}, {threads} thread(s), {versions}{stale_mark(weights)}."
+
+    def prompts_of(self, name: str) -> str:
+        """The command that made the prompts which a report was found on."""
+        return self._read(name)[0].command.partition(" > ")[0]
+
+    def _read(self, name: str) -> tuple[Provenance, Any]:
+        return read_report(self.root / "bench" / "results" / f"{name}.json")
 
     def effort(self, name: str) -> EffortReport:
         """A report on policies of effort."""

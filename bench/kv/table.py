@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from sigma0.bench.core.ledger import AnyRow, KVRow
+from sigma0.bench.core.rows import short_commit
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.fidelity.table import with_interval
 
@@ -42,7 +43,6 @@ def cells(row: KVRow) -> list[str]:
 def conditions_text(row: KVRow) -> str:
     """What the rows of a run were measured with, in a sentence or two."""
     versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
-    commit = "unknown" if row.commit is None else row.commit[:12] + row.commit[40:]
     engine = ""
     if row.kv_memory:
         engine = (
@@ -54,7 +54,7 @@ def conditions_text(row: KVRow) -> str:
     return (
         f"{row.named}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: {row.n} prompts "
         f"({row.prompts}), at most {row.max_new_tokens} new tokens, segments of {row.segment}; {timed}{engine}; "
-        f"{row.dtype}, {row.device}, {row.threads} thread(s), {versions}, commit {commit}."
+        f"{row.dtype}, {row.device}, {row.threads} thread(s), {versions}, commit {short_commit(row.commit)}."
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from sigma0.bench.core.ledger import AnyRow, QuantizationRow
+from sigma0.bench.core.rows import short_commit
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.fidelity.table import percent, with_interval
 
@@ -44,7 +45,6 @@ def cells(row: QuantizationRow, intervals: bool = False) -> list[str]:
 def conditions_text(row: QuantizationRow) -> str:
     """What the rows of a run were measured with, in a sentence or two."""
     versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
-    commit = "unknown" if row.commit is None else row.commit[:12] + row.commit[40:]
     asked = (
         "random weights, of which bytes and time alone mean something"
         if row.agreement is None
@@ -54,7 +54,7 @@ def conditions_text(row: QuantizationRow) -> str:
         f"{row.named}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: {asked}; timed: "
         f"{row.runner}, context {row.context}, {row.timed_tokens} new tokens, {row.rounds} interleaved rounds, batch "
         f"{row.batch_size}, {row.dtype} beside floats of {row.dtype_of_floats}, {row.device}, {row.threads} thread(s), "
-        f"{versions}, commit {commit}."
+        f"{versions}, commit {short_commit(row.commit)}."
     )
 
 

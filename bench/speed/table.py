@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from sigma0.bench.core.ledger import AnyRow, Conditions, SpeedRow
+from sigma0.bench.core.rows import short_commit
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.speed.decoders import ADAPTIVE, OTHERS
 from sigma0.bench.speed.roofline import EXPLANATION, LAUNCHES, bandwidth_text, launch_table, roofline_table
@@ -34,11 +35,11 @@ def conditions_text(row: SpeedRow) -> str:
     """What the rows of a run were measured with, in a sentence or two."""
     versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
     course = "" if row.course is None else f" Course: {row.course.source}."
-    commit = "unknown" if row.commit is None else row.commit[:12] + row.commit[40:]
     return (
         f"{row.named}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: batch {row.batch_size}, "
         f"context {row.context}, {row.max_new_tokens} new tokens, {row.rounds} rounds, {row.dtype}, {row.device}, "
-        f"{row.threads} thread(s), by the {row.by}, runner {row.runner}, {versions}, commit {commit}.{course}"
+        f"{row.threads} thread(s), by the {row.by}, runner {row.runner}, {versions}, "
+        f"commit {short_commit(row.commit)}.{course}"
     )
 
 
