@@ -18,7 +18,7 @@ class Failed(ValueError):
 
 def told(recipe: Recipe, quick: bool) -> str:
     """What a reader types to have it again, names in braces as they are."""
-    command = f"python -m {shlex.join(recipe.words(quick))}"
+    command = f"python -m {recipe.command}{f' {recipe.quick}' if quick and recipe.quick else ''}"
     prompts = shlex.join(_prompts(recipe, quick))
     return f"python -m {prompts} > {{prompts}} && {command}" if recipe.prompts else command
 

@@ -1,0 +1,150 @@
+"""`python -m sigma0.bench all`, with recipes that run in no time."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sigma0.bench.commands import app
+from sigma0.bench.core import provenance
+from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.core.provenance import read_report
+from sigma0.bench.rerun import command, recipes, run
+from sigma0.bench.rerun.recipes import Recipe
+from sigma0.bench.rerun.rows import committed, untimed
+from sigma0.checkpoints import shipped_models
+
+LEDGER = Path(__file__).parents[3] / "bench" / "results" / "leaderboard.jsonl"
+SAYS = "import json, sys; print(json.dumps({'arguments': sys.argv[1:], 'value': 1.5}))"
+
+
+@pytest.fixture
+def says(tmp_path, monkeypatch):
+    """A module that reports its arguments, and a commit for what it reports."""
+    (tmp_path / "says.py").write_text(SAYS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(provenance, "git_commit", lambda: "a" * 40)
+    monkeypatch.setattr(command, "git_commit", lambda: "a" * 40)
+    known = {
+        "plain": Recipe("plain", "says whole", quick="--quick"),
+        "timed": Recipe("timed", "says", timed=True),
+        "reads": Recipe("reads", "says {text}", inputs=("text",)),
+    }
+    monkeypatch.setattr(recipes, "recipes", lambda: known)
+    return tmp_path / "results"
+
+
+def invoke(results, *arguments):
+    return CliRunner().invoke(app, ["all", "--results", str(results), "--workers", "1", *arguments])
+
+
+def test_what_is_committed_and_comes_again_has_no_difference(says):
+    says.mkdir()
+    assert invoke(says, "--write").exit_code == 0
+    assert sorted(path.name for path in says.iterdir()) == ["plain.json"], "neither timed nor without its file"
+    assert read_report(says / "plain.json")[1] == {"arguments": ["whole"], "value": 1.5}
+    again = invoke(says, "--json")
+    assert again.exit_code == 0 and json.loads(again.stdout.splitlines()[-1])["different"] == 0
+
+
+def test_a_figure_that_was_altered_is_found_and_named(says):
+    says.mkdir()
+    invoke(says, "--write")
+    path = says / "plain.json"
+    path.write_text(path.read_text().replace("1.5", "1.6"))
+    found = invoke(says)
+    assert found.exit_code == 1 and "plain .value: 1.6, now 1.5" in found.stdout
+    assert "1 reports, 1 different" in found.stdout
+
+
+def test_what_was_never_committed_is_a_difference(says):
+    says.mkdir()
+    found = invoke(says)
+    assert found.exit_code == 1 and "was not committed before" in found.stdout
+
+
+def test_the_quick_part_has_reports_of_its_own(says):
+    assert invoke(says, "--quick", "--write").exit_code == 0
+    told, report = read_report(says / "quick" / "plain.json")
+    assert report["arguments"] == ["whole", "--quick"] and told.command == "python -m says whole --quick"
+    assert invoke(says, "--quick").exit_code == 0
+
+
+def test_files_are_given_by_name_and_named_reports_need_theirs(says, tmp_path):
+    says.mkdir()
+    missing = invoke(says, "--only", "reads")
+    assert missing.exit_code == 2 and "--input text=FILE" in missing.stderr
+    (tmp_path / "text").write_text("abc")
+    assert invoke(says, "--only", "reads", "--input", f"text={tmp_path / 'text'}", "--write").exit_code == 0
+    told, report = read_report(says / "reads.json")
+    assert report["arguments"] == [str(tmp_path / "text")] and list(told.inputs) == ["text"]
+    assert told.command == "python -m says {text}", "no folder of this machine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(("--only", "nothing"), "nothing"), (("--input", "text"), "'text'"), (("--input", "text=/none"), "/none")],
+)
+def test_what_cannot_be_is_refused_by_name(says, arguments, named):
+    refused = invoke(says, *arguments)
+    assert refused.exit_code == 2 and named in refused.stderr
+
+
+def test_resuming_leaves_out_what_this_commit_has_made(says):
+    says.mkdir()
+    invoke(says, "--write")
+    assert "0 reports" in invoke(says, "--write", "--resume").stdout
+    path = says / "plain.json"
+    path.write_text(path.read_text().replace("a" * 40, "b" * 40))
+    assert "1 reports" in invoke(says, "--write", "--resume").stdout
+
+
+def test_a_command_that_fails_is_told_with_the_end_of_what_it_said(says, monkeypatch, tmp_path):
+    (tmp_path / "says.py").write_text("raise SystemExit('nothing today')")
+    says.mkdir()
+    failed = invoke(says)
+    assert failed.exit_code == 2 and "nothing today" in failed.stderr
+    (tmp_path / "says.py").write_text("print('no json')")
+    failed = invoke(says)
+    assert failed.exit_code == 2 and "gave no report" in failed.stderr
+
+
+def test_every_recipe_names_what_is_there():
+    for recipe in recipes.recipes().values():
+        assert set(recipe.models) <= set(shipped_models())
+        for quick in (False, True):
+            words = recipe.words(quick)
+            assert words[0] in ("sigma0", "sigma0.bench", "sigma0.bench.pocket", "sigma0.kernels")
+            braced = {word[1:-1] for word in words if word.startswith("{") and word.endswith("}")}
+            assert braced <= {*recipe.inputs, "prompts"} and ("{prompts}" in words) == bool(recipe.prompts)
+            assert shlex.split(run.told(recipe, quick))[:2] == ["python", "-m"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lossless-pocket-large", "stability-pocket-raven", "fidelity-pocket"])
+def test_a_quick_part_gives_what_is_committed(name):
+    found = CliRunner().invoke(app, ["all", "--quick", "--only", name, "--json"])
+    assert found.exit_code == 0, found.stdout
+    assert json.loads(found.stdout.splitlines()[-1])["different"] == 0
+
+
+def test_rows_are_compared_with_the_newest_of_the_same_setting_whatever_time_they_took():
+    rows = [row for row in read_rows(LEDGER) if row.benchmark == "fidelity"]
+    lines = [row.model_dump_json() for row in rows]
+    found = [untimed(line) for line in lines[-3:]]
+    assert not any(name in each for each in found for name in ("time", "speed_ratio", "commit", "tokens_per_second"))
+    assert committed(found, rows) == found
+    changed = [{**each, "n": 7} for each in found]
+    assert committed(changed, rows) == [None, None, None]
+    earlier = rows[-1].model_copy(update={"head_rows": rows[-1].head_rows + 1})
+    assert committed(found[-1:], [earlier, rows[-1]]) == found[-1:]
+    assert committed(found[-1:], [rows[-1], earlier]) != found[-1:]
+
+
+def test_python_runs_the_command_line_as_a_module():
+    told = subprocess.run([sys.executable, "-m", "sigma0", "--help"], capture_output=True, text=True, check=True)
+    assert "generate" in told.stdout and "calibrate" in told.stdout
