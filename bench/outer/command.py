@@ -89,10 +89,8 @@ def outer(
             raise ValueError(f"{model!r} and {larger!r} have one name, so that their rows could not be told apart")
         total = n * (len(chosen) + 3 + 2 * most_votes)
         with progress_bar("questions", total, as_json) as advance:
-            measured = _Measured(items, seed, started, most_votes, advance)
+            measured = _Measured(items, seed, started, most_votes, out, advance)
             _measure(measured, chosen, small, large)
-        for row in measured.rows:
-            append_row(out, row)
     told = measured.rows
     tables = [each.rich() for each in (table(told), levels_table(told)) if each.rows]
     tell_rows(told, as_json, lambda: Console().print(*tables), f"{len(told)} rows in {out}")
@@ -140,21 +138,22 @@ def open_asked(
 
 
 class _Measured:
-    """The rows of a run, as they come.
+    """The rows of a run, in the ledger as they come: a run that breaks off leaves those that it has.
 
     Args:
         items: All questions.
         seed: Of the run.
         time: When it began.
         most_votes: Answers of a vote at most.
+        out: The ledger.
         advance: Told how many questions were asked.
     """
 
     def __init__(
-        self, items: Sequence[Item], seed: int, time: str, most_votes: int, advance: Callable[[int], None]
+        self, items: Sequence[Item], seed: int, time: str, most_votes: int, out: Path, advance: Callable[[int], None]
     ) -> None:
         self.rows: list[OuterRow] = []
-        self._items, self._seed, self._time, self._advance = items, seed, time, advance
+        self._items, self._seed, self._time, self._out, self._advance = items, seed, time, out, advance
         self._most_votes = most_votes
         self._results: dict[str, list[Result]] = {}
         self._drawn: dict[str, list[list[Result]]] = {}
@@ -169,6 +168,7 @@ class _Measured:
         """Adds the row of a way that was run, with how it stands to others."""
         others = {other: self._results[other] for other in beside}
         self.rows.append(to_row(name, asked, self._results[name], others, self._seed, self._time))
+        append_row(self._out, self.rows[-1])
 
     def vote(self, asked: Asked, one: float, cost: float) -> str:
         """Runs the smallest vote that costs no less than `cost`, where one answer costs `one`; its name."""
