@@ -18,7 +18,7 @@ from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.rerun.compare import differences
 from sigma0.bench.rerun.recipes import Recipe, chosen
 from sigma0.bench.rerun.rows import committed
-from sigma0.bench.rerun.run import run, told
+from sigma0.bench.rerun.run import Failed, run, told
 from sigma0.commands.console import one_line_errors, progress_bar
 
 RESULTS = Path("bench/results")
@@ -77,7 +77,8 @@ def rerun_all(
                 advance(done)
         told_of.sort(key=lambda each: [recipe.name for recipe in asked].index(each.name))
     _tell(told_of, as_json)
-    if any(each.differences for each in told_of) and not write:
+    different = [each for each in told_of if each.differences]
+    if any(each.differences[0].startswith("failed") for each in different) or (different and not write):
         raise typer.Exit(1)
 
 
@@ -98,19 +99,28 @@ def _rerun(
 
 def _one(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], folder: Path, results: Path, write: bool) -> Rerun:
     started = monotonic()
-    with TemporaryDirectory() as scratch:
-        found = run(recipe, quick, inputs, Path(scratch))
+    try:
+        with TemporaryDirectory() as scratch:
+            found = run(recipe, quick, inputs, Path(scratch))
+    except Failed as error:
+        # told with the others, which go on
+        return Rerun(recipe.name, monotonic() - started, (f"failed: {error}",))
     seconds = monotonic() - started
-    path = folder / f"{recipe.name}.json"
+    path = folder / f"{recipe.name}{recipe.ending}"
     before: Any = None
     if recipe.rows and not quick:
         before = committed(found, read_rows(results / "leaderboard.jsonl"))
-    elif path.exists():
+    elif path.exists() and recipe.ending == ".json":
         # a report from before there was a provenance is compared too
         content = json.loads(path.read_text())
         before = read_report(path)[1] if isinstance(content, dict) and "provenance" in content else content
     if write and not (recipe.rows and not quick):
-        write_report(path, Provenance.here(told(recipe, quick), recipe.models, recipe.given(inputs)), found)
+        provenance = Provenance.here(told(recipe, quick), recipe.models, recipe.given(inputs))
+        if recipe.ending == ".json":
+            write_report(path, provenance, found)
+        else:
+            path.write_text(found)
+            path.with_name(f"{recipe.name}.provenance.json").write_text(provenance.model_dump_json(indent=1) + "\n")
     told_of = ("was not committed before",) if before is None else tuple(differences(before, found))
     return Rerun(recipe.name, seconds, told_of)
 

@@ -35,6 +35,7 @@ class Recipe:
         timed: Whether it holds times or loads of a machine, so that two runs differ.
         file: Option behind which the command is given the report's file; empty: it prints the report.
         rows: Whether it prints rows of the ledger; its whole is then compared with the ledger itself.
+        ending: Of its file; `.jsonl` for a trail, which has its provenance in a file beside it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Recipe:
     timed: bool = False
     file: str = ""
     rows: bool = False
+    ending: str = ".json"
 
     def words(self, quick: bool) -> list[str]:
         """The command as a list, names in braces as they are."""
@@ -111,6 +113,26 @@ def _of_look_ups(model: str) -> list[Recipe]:
     ]  # fmt: skip
 
 
+def _trails() -> list[Recipe]:
+    """Questions to outer loops, with all that was asked and answered."""
+    hat = '"Mary went to the park. The hat is with Mary. Where is the hat?"'
+    pens = '"A farmer has 3 pens with 4 sheep in each. He sells 5 sheep. How many sheep are left?"'
+    numbers = '"How many whole numbers from 1 to 30 can be divided by 3 or by 5?"'
+    asked = {
+        "solve-solver-progressive": (f"{hat} --model pocket-solver", ("pocket-solver",), ()),
+        "solve-solver-lemma": (f"{hat} --model pocket-solver --strategy lemma", ("pocket-solver",), ()),
+        "solve-progressive": (f"{pens} --model {{smollm2}} --max-tokens 160 --max-calls 40", (), ("smollm2",)),
+        "solve-lemma": (f"{numbers} --model {{smollm2}} --strategy lemma --max-tokens 256", (), ("smollm2",)),
+    }
+    return [
+        Recipe(
+            name, f"sigma0 solve {told} --dtype float32 --memory {{scratch}}/memory.jsonl", models, inputs=inputs,
+            timed=True, file="--trail", ending=".jsonl",
+        )
+        for name, (told, models, inputs) in asked.items()
+    ]  # fmt: skip
+
+
 def _of_both_worlds() -> list[Recipe]:
     both = " ".join(WORLDS)
     return [
@@ -145,6 +167,7 @@ def recipes() -> dict[str, Recipe]:
         Recipe("lossless-pocket-large", f"{_BENCH} lossless pocket-large -n 200 --json", ("pocket-large",), "-n 8"),
         *_of_look_ups("pocket-raven"),
         *_of_both_worlds(),
+        *_trails(),
         *(each for model in WORLDS for each in _of_a_world(model)),
         Recipe("grounding", f"{_BENCH} grounding {{train.json}} --json", inputs=("train.json",)),
         Recipe("proximity", f"{_BENCH} proximity {{smollm2}} {_TEXTS} --json", inputs=_TEXT_FILES),

@@ -24,7 +24,7 @@ def told(recipe: Recipe, quick: bool) -> str:
 
 
 def run(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], scratch: Path) -> Any:
-    """Runs a recipe and gives its report, plain JSON values.
+    """Runs a recipe and gives its report, plain JSON values, or the text of a trail.
 
     Args:
         recipe: What is run.
@@ -44,9 +44,11 @@ def run(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], scratch: Path) 
         files["{prompts}"] = str(prompts)
     command = [_filled(each, files) for each in recipe.words(quick)]
     printed = scratch / "printed"
-    report = scratch / "report.json" if recipe.file else printed
+    report = scratch / f"report{recipe.ending}" if recipe.file else printed
     _run([*command, recipe.file, str(report)] if recipe.file else command, printed)
     try:
+        if recipe.ending == ".jsonl":
+            return report.read_text()
         if recipe.rows:
             return [untimed(line) for line in report.read_text().splitlines()]
         return json.loads(report.read_text())

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sigma0.bench.commands import app
 from sigma0.bench.core import provenance
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.core.provenance import read_report
+from sigma0.bench.core.provenance import Provenance, read_report
 from sigma0.bench.rerun import command, recipes, run
 from sigma0.bench.rerun.recipes import Recipe
 from sigma0.bench.rerun.rows import committed, untimed
@@ -32,6 +32,7 @@ def says(tmp_path, monkeypatch):
     known = {
         "plain": Recipe("plain", "says whole", quick="--quick"),
         "timed": Recipe("timed", "says", timed=True),
+        "trail": Recipe("trail", "says", file="--trail", ending=".jsonl", timed=True),
         "reads": Recipe("reads", "says {text}", inputs=("text",)),
     }
     monkeypatch.setattr(recipes, "recipes", lambda: known)
@@ -106,11 +107,20 @@ def test_resuming_leaves_out_what_this_commit_has_made(says):
 def test_a_command_that_fails_is_told_with_the_end_of_what_it_said(says, monkeypatch, tmp_path):
     (tmp_path / "says.py").write_text("raise SystemExit('nothing today')")
     says.mkdir()
-    failed = invoke(says)
-    assert failed.exit_code == 2 and "nothing today" in failed.stderr
+    failed = invoke(says, "--write")
+    assert failed.exit_code == 1 and "nothing today" in failed.stdout and not list(says.iterdir())
     (tmp_path / "says.py").write_text("print('no json')")
     failed = invoke(says)
-    assert failed.exit_code == 2 and "gave no report" in failed.stderr
+    assert failed.exit_code == 1 and "gave no report" in failed.stdout
+
+
+def test_a_trail_has_its_provenance_beside_it(says, tmp_path):
+    (tmp_path / "says.py").write_text("import sys; open(sys.argv[2], 'w').write('{}\\n{}\\n')")
+    says.mkdir()
+    assert invoke(says, "--only", "trail", "--write").exit_code == 0
+    assert (says / "trail.jsonl").read_text() == "{}\n{}\n"
+    told = Provenance.model_validate_json((says / "trail.provenance.json").read_text())
+    assert told.command == "python -m says" and told.commit == "a" * 40
 
 
 def test_every_recipe_names_what_is_there():
