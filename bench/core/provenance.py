@@ -50,6 +50,7 @@ class Provenance(BaseModel):
         models: Digests of every model that was loaded, by its name.
         inputs: Digests (sha256) of the files that the repository does not hold, by their name.
         time: When it ended, in ISO 8601, UTC.
+        note: What else a reader must know.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,6 +63,7 @@ class Provenance(BaseModel):
     models: dict[str, Digests]
     inputs: dict[str, str] = {}
     time: datetime
+    note: str = ""
 
     @property
     def stale(self) -> str:
