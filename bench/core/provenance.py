@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sigma0.bench.core.conditions import device_name, git_commit
-from sigma0.bench.core.digests import settings_sha256, stale_mark, weights_sha256
+from sigma0.bench.core.digests import settings_sha256, weights_sha256
 from sigma0.errors import one_line
 
 LIBRARIES = ("sigma0-lm", "torch", "transformers")
@@ -64,11 +64,6 @@ class Provenance(BaseModel):
     inputs: dict[str, str] = {}
     time: datetime
     note: str = ""
-
-    @property
-    def stale(self) -> str:
-        """What stands behind the conditions of its tables: nothing, or that other weights ship now."""
-        return stale_mark({name: digests.weights_sha256 for name, digests in self.models.items()})
 
     @classmethod
     def here(

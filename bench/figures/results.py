@@ -45,8 +45,12 @@ class Results:
         devices = ", ".join(dict.fromkeys(each.device for each in found))
         threads = ", ".join(dict.fromkeys(str(each.threads) for each in found))
         versions = ", ".join(dict.fromkeys(f"{name} {told}" for each in found for name, told in each.versions.items()))
-        weights = {name: digests.weights_sha256 for each in found for name, digests in each.models.items()}
-        return f"Made by commit {commits} on {devices}, {threads} thread(s), {versions}{stale_mark(weights)}."
+        return f"Made by commit {commits} on {devices}, {threads} thread(s), {versions}{self.stale(*names)}."
+
+    def stale(self, *names: str) -> str:
+        """Which models of some reports ship with other weights now, as `stale_mark` tells it."""
+        found = [self._read(name)[0] for name in names]
+        return stale_mark({name: told.weights_sha256 for each in found for name, told in each.models.items()})
 
     def prompts_of(self, name: str) -> str:
         """The command that made the prompts which a report was found on."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sigma0.bench.core.digests import stale_mark
 from sigma0.bench.core.ledger import FidelityRow, LadderRow
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.fidelity.pages import latest_runs
@@ -45,14 +46,28 @@ READ = {
 }
 
 
+def marked(table: str, mark: str) -> str:
+    """A table, and under it that it is stale where it is."""
+    return f"{table}\n\n{mark.strip()}" if mark else table
+
+
 def blocks(results: Results) -> dict[str, dict[str, str]]:
     """The generated blocks by text and name, without line breaks at their ends."""
-    cards = {f"card {name}": model_card(results.json(f"{name}-eval"), results.json(f"{name}-gate")) for name in MODELS}
-    cards["card pocket-raven"] = model_card(results.json("pocket-raven-eval"))
-    cards["loops pocket-raven"] = raven_page(results)
-    cards["card pocket-solver"] = forms_table(results.json("pocket-solver-forms")).markdown()
+    cards = {
+        f"card {name}": marked(
+            model_card(results.json(f"{name}-eval"), results.json(f"{name}-gate")),
+            results.stale(f"{name}-eval", f"{name}-gate"),
+        )
+        for name in MODELS
+    }
+    raven = "pocket-raven-eval"
+    cards["card pocket-raven"] = marked(model_card(results.json(raven)), results.stale(raven))
+    cards["loops pocket-raven"] = marked(raven_page(results), results.stale("lossless-pocket-raven-16", raven))
+    forms = "pocket-solver-forms"
+    cards["card pocket-solver"] = marked(forms_table(results.json(forms)).markdown(), results.stale(forms))
+    front = fidelity_runs(results)["pocket-large"]
     return {
-        "README.md": {"front": front_table(fidelity_runs(results)["pocket-large"])},
+        "README.md": {"front": marked(front_table(front), stale_mark({front[0].model: front[0].model_sha256}))},
         "weights.md": cards,
         "serve/README.md": {f"size {name}": size_page(name) for name in ("ouro-1.4b", "ouro-2.6b")},
     }
