@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from sigma0.bench.core import provenance as module
 from sigma0.bench.core.digests import stale_mark, weights_sha256
-from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.core.ledger import Conditions, read_rows
 from sigma0.bench.core.provenance import Provenance, read_report, write_report
 from sigma0.bench.rerun.recipes import recipes
 
@@ -19,8 +19,8 @@ RESULTS = ROOT / "bench" / "results"
 DRAWN = (".svg", ".png")
 # of training runs and of a browser, with what made them in the text that shows them
 BESIDE = {"pocket-curve.png", "pocket-large-curve.png", "serve-page.png"}
-# hold conditions of their own: rows, and the digest of the inputs that simulated rows bear
-OWN = {"leaderboard.jsonl", "leaderboard.schema.json", "simulation-inputs.json", "humaneval-smollm2.jsonl"}
+# rows have conditions of their own, and so do kept samples in their first line
+OWN = {"leaderboard.jsonl", "leaderboard.schema.json", "humaneval-smollm2.jsonl"}
 
 
 def made(**changes: object) -> Provenance:
@@ -44,6 +44,11 @@ def files(*endings: str) -> list[Path]:
 def test_every_report_says_what_it_was_made_with(path: Path) -> None:
     if path.name.endswith(".provenance.json"):
         assert Provenance.model_validate_json(path.read_text()).models
+        return
+    content = json.loads(path.read_text())
+    if "conditions" in content:
+        told = Conditions.model_validate(content["conditions"])
+        assert told.commit and not stale_mark({told.model: told.model_sha256})
         return
     provenance, report = read_report(path)
     assert report and set(provenance.versions) >= {"python", "sigma0-lm", "torch", "transformers"}
@@ -75,7 +80,7 @@ def test_every_commit_that_is_named_is_in_this_history() -> None:
     named = {str(number): row.commit for number, row in enumerate(read_rows(RESULTS / "leaderboard.jsonl"), start=1)}
     for path in files(".json"):
         content = json.loads(path.read_text())
-        named[path.name] = content.get("provenance", content)["commit"]
+        named[path.name] = content.get("provenance", content.get("conditions", content))["commit"]
     lost = {place: commit for place, commit in named.items() if commit is None or commit[:40] not in known}
     assert not lost
 
