@@ -147,7 +147,10 @@ def measure(worlds: Sequence[World], sets: int, on_set: Callable[[int], None] = 
 
         rows.append(
             WorldRow(
-                world.name, world.risk, world.confidence, world.allowed(),
+                world.name,
+                world.risk,
+                world.confidence,
+                world.allowed(),
                 found=calibrated(world, fit, test, sets, advance),
                 before=calibrated(world, (fit + test) // 2, (fit + test) // 2, sets, order=least_p_value),
                 oracle=oracle(world, test),

@@ -148,13 +148,13 @@ def predicted_power(answers: Judged, thresholds: Floats, risk: float, level: flo
     opened = np.searchsorted(-falling, -thresholds, side="right")  # [k]
     trials = np.rint(opened * tested / len(answers.right)).astype(np.int64)
     allowed = most_wrong(trials, risk, level)
-    rng = np.random.default_rng(_SEED)
-    power = np.zeros(len(thresholds))
-    for weights in rng.exponential(size=(_RESAMPLES, len(wrong))):
-        chances = isotonic_regression(wrong, sample_weight=weights)
-        seen, expected = (np.concatenate([[0.0], np.cumsum(each)])[opened] for each in (weights, weights * chances))
+    chances = np.empty((_RESAMPLES, len(thresholds)))
+    for place, weights in enumerate(np.random.default_rng(_SEED).exponential(size=(_RESAMPLES, len(wrong)))):
+        expected = weights * isotonic_regression(wrong, sample_weight=weights)
+        some, whole = (np.concatenate([[0.0], np.cumsum(each)])[opened] for each in (expected, weights))
         # half a wrong answer more, or a threshold above which none was wrong would seem to have no risk
-        power += binom.cdf(allowed, trials, (expected + 0.5) / (seen + 1)) / _RESAMPLES
+        chances[place] = (some + 0.5) / (whole + 1)
+    power: Floats = binom.cdf(allowed, trials, chances).mean(0)
     return power
 
 

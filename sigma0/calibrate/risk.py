@@ -93,7 +93,8 @@ class DoorCalibration:
         features: What each feature is worth, by cross-fitting.
         passed: Policies that keep the promise.
         tested: Policies that were tested, the one that failed included.
-        best: The first policy tested: the most likely to pass by the fit, with answers let through and wrong ones, in the test.
+        best: The first policy tested: by the fit the most likely to pass. With answers let through and wrong ones, in
+            the test.
         chosen: Of those passed the one that lets most answers through, or None.
         check: What it does on other prompts, or None.
         by_entropy: What the door on exp(-mean entropy) does there, or None where none keeps the promise.
