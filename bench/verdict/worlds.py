@@ -1,7 +1,7 @@
 """Whether a stated risk is kept, and how often a door is found at all, in worlds whose true risk is known.
 
 A world says how often an answer is wrong, by its place from the surest to the least sure. Sets of judged answers are
-drawn from it, and thresholds are ranked and tested by the library's own `rank` and `passing_policies`. Beside them stand
+drawn from it, and thresholds are ranked and tested by the library's own `rank` and `passing_policies`. Beside them:
 
 * the order that was used before: from the threshold with the least p-value on the fit, with as many answers in the fit
   as in the test (arXiv 2210.07913);
@@ -145,17 +145,11 @@ def measure(worlds: Sequence[World], sets: int, on_set: Callable[[int], None] = 
         def advance(done: int, before: int = number * sets) -> None:
             on_set(before + done)
 
-        rows.append(
-            WorldRow(
-                world.name,
-                world.risk,
-                world.confidence,
-                world.allowed(),
-                found=calibrated(world, fit, test, sets, advance),
-                before=calibrated(world, (fit + test) // 2, (fit + test) // 2, sets, order=least_p_value),
-                oracle=oracle(world, test),
-            )  # fmt: skip
-        )
+        half = (fit + test) // 2
+        found = calibrated(world, fit, test, sets, advance)
+        before = calibrated(world, half, half, sets, order=least_p_value)
+        asked = (world.name, world.risk, world.confidence, world.allowed())
+        rows.append(WorldRow(*asked, found, before, oracle(world, test)))
     return rows
 
 
@@ -210,7 +204,7 @@ def least_p_value(answers: Judged, risk: float, confidence: float, tested: int) 
 
 
 def oracle(world: World, test: int) -> float:
-    """The greatest chance that one threshold which keeps the risk passes its test; exact but for its grid of thresholds.
+    """The greatest chance that one threshold which keeps the risk passes its test; exact, on a grid of thresholds.
 
     Args:
         world: Known to the oracle.

@@ -82,7 +82,7 @@ def test_power_is_predicted_from_the_chance_of_a_wrong_answer():
 
 
 def test_the_order_begins_where_the_test_will_most_likely_pass():
-    """Not where the fit happens to have the least p-value: a stricter threshold may have been lucky, a looser one not."""
+    """Not where the fit happens to have the least p-value: the least of many is a lucky one."""
     rng, allowed = np.random.default_rng(0), 0.1
 
     def power(policy):
