@@ -170,7 +170,7 @@ def _verdict(results: Results) -> list[str]:
         "## Where the true risk is known",
         f"{results.json('calibration-worlds')['sets']:,} sets of judged answers drawn from each of some simulated worlds (`python -m sigma0.bench worlds`), with thresholds ranked and tested by the "
         "library's own functions. `limit` is one less the stated confidence: no more sets may be violated, that is pass a threshold whose true risk is above the one allowed. `oracle`: the chance that the one "
-        "threshold most likely to pass, known beforehand, passes the same test. `before`: begun at the least p-value of a fit as large as the test. `may be`: the most that a door may let through.",
+        "threshold most likely to pass, known beforehand, passes the same test. `several starts`: the level shared between three, and passed on down each sequence. `before`: begun at the least p-value of a fit as large as the test. `may be`: the most that a door may let through.",
         worlds_table(results.worlds),
         "## What the switches change",
         switch_table(reports),

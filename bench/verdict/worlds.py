@@ -3,10 +3,10 @@
 A world says how often an answer is wrong, by its place from the surest to the least sure. Sets of judged answers are
 drawn from it, and thresholds are ranked and tested by the library's own `rank` and `passing_policies`. Beside them:
 
-* the order that was used before: from the threshold with the least p-value on the fit, with as many answers in the fit
-  as in the test (arXiv 2210.07913);
-* an oracle that knows beforehand which one threshold has the greatest chance to pass, and tests it alone, on as many
-  answers: no order of these tests can be expected to do better.
+* `least_p_value`, begun at the least p-value of a fit as large as the test (arXiv 2210.07913);
+* `several_starts`, where the level is shared between three starts and passed on down each sequence (the fallback
+  procedure, Wiens 2003; a graph of Bretz et al. 2009);
+* an oracle that knows beforehand which one threshold has the greatest chance to pass, and tests it alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +17,16 @@ import numpy as np
 from scipy.stats import binom
 
 from sigma0.calibrate.bootstrap import Estimate, share
-from sigma0.calibrate.doors import Judged, most_wrong, passing_policies, rank, risk_p_value
+from sigma0.calibrate.doors import Judged, most_wrong, passing_policies, predicted_power, rank, risk_p_value
 from sigma0.calibrate.risk import split
 from sigma0.signals.evidence import Floats
 from sigma0.signals.verdict import DoorPolicy
 
+Procedure = Callable[[Judged, Judged, "World"], list[DoorPolicy]]
 _SHARES = np.arange(1, 10001) / 10000
 _BASE = DoorPolicy()
-Order = Callable[[Judged, float, float, int], list[DoorPolicy]]
+# Share of the level, and the answers let through as a multiple of those of the threshold most likely to pass.
+_STARTS = ((0.6, 1.0), (0.2, 0.5), (0.2, 2.0))
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class WorldRow:
         confidence: With which it is to be kept.
         allowed: Largest share of the answers that may be let through.
         found: By the library.
-        before: By the order of the least p-value.
+        several: With several starts.
+        before: From the least p-value on.
         oracle: Chance that the one threshold most likely to pass does.
     """
 
@@ -126,6 +129,7 @@ class WorldRow:
     confidence: float
     allowed: float
     found: Found
+    several: Found
     before: Found
     oracle: float
 
@@ -147,9 +151,10 @@ def measure(worlds: Sequence[World], sets: int, on_set: Callable[[int], None] = 
 
         half = (fit + test) // 2
         found = calibrated(world, fit, test, sets, advance)
-        before = calibrated(world, half, half, sets, order=least_p_value)
+        several = calibrated(world, fit, test, sets, procedure=several_starts)
+        before = calibrated(world, half, half, sets, procedure=least_p_value)
         asked = (world.name, world.risk, world.confidence, world.allowed())
-        rows.append(WorldRow(*asked, found, before, oracle(world, test)))
+        rows.append(WorldRow(*asked, found, several, before, oracle(world, test)))
     return rows
 
 
@@ -165,7 +170,7 @@ def calibrated(
     test: int,
     sets: int,
     on_set: Callable[[int], None] = lambda done: None,
-    order: Order | None = None,
+    procedure: Procedure | None = None,
 ) -> Found:
     """Counts over calibrations on answers drawn anew.
 
@@ -175,14 +180,13 @@ def calibrated(
         test: Answers of each test.
         sets: How many calibrations.
         on_set: Told how many are done.
-        order: Ranks policies; None for the library's.
+        procedure: What chooses; None for the library's.
     """
     rng = np.random.default_rng(0)
     chose, violated, opened = 0, 0, 0.0
     for done in range(1, sets + 1):
         fitting, testing = world.draw(fit, rng), world.draw(test, rng)
-        ranked = (order or _by_power)(fitting, world.risk, world.confidence, test)
-        passed, _ = passing_policies(testing, ranked, world.risk, world.confidence)
+        passed = (procedure or by_power)(fitting, testing, world)
         let_through = 1 - np.array([policy.min_confidence for policy in passed])
         chose += bool(passed)
         violated += bool((world.true_risk(let_through) > world.risk).any())
@@ -191,16 +195,42 @@ def calibrated(
     return Found(fit, test, share(chose, sets), share(violated, sets), opened / sets)
 
 
-def _by_power(answers: Judged, risk: float, confidence: float, tested: int) -> list[DoorPolicy]:
-    return rank(answers, _BASE, risk, confidence, tested)
+def by_power(fitting: Judged, testing: Judged, world: World) -> list[DoorPolicy]:
+    """What passes in the library's order."""
+    ranked = rank(fitting, _BASE, world.risk, world.confidence, len(testing.right))
+    return passing_policies(testing, ranked, world.risk, world.confidence)[0]
 
 
-def least_p_value(answers: Judged, risk: float, confidence: float, tested: int) -> list[DoorPolicy]:
-    """From the threshold with the least p-value on the fit to ever looser ones."""
+def least_p_value(fitting: Judged, testing: Judged, world: World) -> list[DoorPolicy]:
+    """What passes from the threshold with the least p-value on the fit to ever looser ones."""
+    policies = [replace(_BASE, min_confidence=threshold) for threshold in _thresholds(fitting).tolist()]
+    p_values = [risk_p_value(*fitting.opened_and_wrong(policy), world.risk) for policy in policies]
+    return passing_policies(testing, policies[int(np.argmin(p_values)) :], world.risk, world.confidence)[0]
+
+
+def several_starts(fitting: Judged, testing: Judged, world: World) -> list[DoorPolicy]:
+    """What passes where a start that fails leaves the others their shares of the level."""
+    thresholds, level = _thresholds(fitting), 1 - world.confidence
+    opened = np.array([fitting.opened_and_wrong(replace(_BASE, min_confidence=each))[0] for each in thresholds])
+    first = int(np.argmax(predicted_power(fitting, thresholds, world.risk, level, len(testing.right))))
+    shares = np.zeros(len(thresholds))
+    for part, multiple in _STARTS:
+        shares[min(np.searchsorted(opened, multiple * opened[first]), len(shares) - 1)] += part
+    passed, held = [], 0.0
+    for threshold, part in zip(thresholds.tolist(), shares, strict=True):
+        held += part
+        policy = replace(_BASE, min_confidence=threshold)
+        if held and risk_p_value(*testing.opened_and_wrong(policy), world.risk) <= held * level:
+            passed.append(policy)
+        else:
+            held = 0.0
+    return passed
+
+
+def _thresholds(answers: Judged) -> Floats:
+    """Quantiles of the confidence, the highest first."""
     levels = np.quantile(answers.confidence, np.linspace(1, 0, min(200, len(answers.right))), method="lower")
-    policies = [replace(_BASE, min_confidence=float(level)) for level in dict.fromkeys(levels.tolist())]
-    p_values = [risk_p_value(*answers.opened_and_wrong(policy), risk) for policy in policies]
-    return policies[int(np.argmin(p_values)) :]
+    return np.array(list(dict.fromkeys(levels.tolist())))
 
 
 def oracle(world: World, test: int) -> float:

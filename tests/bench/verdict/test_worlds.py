@@ -8,7 +8,7 @@ from scipy.stats import binom
 from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
-from sigma0.bench.verdict.worlds import WORLDS, calibrated, least_p_value, oracle, parts
+from sigma0.bench.verdict.worlds import WORLDS, calibrated, least_p_value, oracle, parts, several_starts
 from sigma0.calibrate.doors import risk_p_value
 from sigma0.signals.verdict import DoorPolicy
 from tests.marks import slow
@@ -34,13 +34,21 @@ def test_a_door_is_found_where_one_can_be_promised(name, least):
     assert found.opened > 0.5 * world.allowed()
 
 
+@pytest.mark.parametrize("procedure", [least_p_value, several_starts])
+@pytest.mark.parametrize("sets", [60, slow(600)])
+def test_what_stands_beside_keeps_the_promise_too(procedure, sets):
+    world = NAMED["a hair over, less sure"]
+    found = calibrated(world, 300, 300, sets, procedure=procedure)
+    assert 0 < found.violated.value * sets <= binom.ppf(0.999, sets, 1 - world.confidence)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rises late", "easy", "small risk, many prompts", "small risk", "easy, less sure"])
 def test_power_beside_the_oracle_and_the_order_before(name):
     world, sets = NAMED[name], 200
     _, fit, test = parts(world.prompts)
     found = calibrated(world, fit, test, sets)
-    before = calibrated(world, (fit + test) // 2, (fit + test) // 2, sets, order=least_p_value)
+    before = calibrated(world, (fit + test) // 2, (fit + test) // 2, sets, procedure=least_p_value)
     assert found.chose.value >= 0.8 * oracle(world, test) and found.chose.value > before.chose.value
 
 
