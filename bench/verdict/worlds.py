@@ -134,67 +134,6 @@ class WorldRow:
     oracle: float
 
 
-def measure(worlds: Sequence[World], sets: int, on_set: Callable[[int], None] = lambda done: None) -> list[WorldRow]:
-    """Calibrates in every world.
-
-    Args:
-        worlds: Some worlds.
-        sets: Of answers drawn in each.
-        on_set: Told how many sets are done, over all worlds.
-    """
-    rows = []
-    for number, world in enumerate(worlds):
-        _, fit, test = parts(world.prompts)
-
-        def advance(done: int, before: int = number * sets) -> None:
-            on_set(before + done)
-
-        half = (fit + test) // 2
-        found = calibrated(world, fit, test, sets, advance)
-        several = calibrated(world, fit, test, sets, procedure=several_starts)
-        before = calibrated(world, half, half, sets, procedure=least_p_value)
-        asked = (world.name, world.risk, world.confidence, world.allowed())
-        rows.append(WorldRow(*asked, found, several, before, oracle(world, test)))
-    return rows
-
-
-def parts(prompts: int) -> tuple[int, int, int]:
-    """Prompts in all, and how many answers fit and how many test."""
-    (_, fit), (start, end), _ = split(prompts)
-    return prompts, fit, end - start
-
-
-def calibrated(
-    world: World,
-    fit: int,
-    test: int,
-    sets: int,
-    on_set: Callable[[int], None] = lambda done: None,
-    procedure: Procedure | None = None,
-) -> Found:
-    """Counts over calibrations on answers drawn anew.
-
-    Args:
-        world: Their world.
-        fit: Answers of each fit.
-        test: Answers of each test.
-        sets: How many calibrations.
-        on_set: Told how many are done.
-        procedure: What chooses; None for the library's.
-    """
-    rng = np.random.default_rng(0)
-    chose, violated, opened = 0, 0, 0.0
-    for done in range(1, sets + 1):
-        fitting, testing = world.draw(fit, rng), world.draw(test, rng)
-        passed = (procedure or by_power)(fitting, testing, world)
-        let_through = 1 - np.array([policy.min_confidence for policy in passed])
-        chose += bool(passed)
-        violated += bool((world.true_risk(let_through) > world.risk).any())
-        opened += float(let_through[-1]) if passed else 0.0
-        on_set(done)
-    return Found(fit, test, share(chose, sets), share(violated, sets), opened / sets)
-
-
 def by_power(fitting: Judged, testing: Judged, world: World) -> list[DoorPolicy]:
     """What passes in the library's order."""
     ranked = rank(fitting, _BASE, world.risk, world.confidence, len(testing.right))
@@ -231,6 +170,67 @@ def _thresholds(answers: Judged) -> Floats:
     """Quantiles of the confidence, the highest first."""
     levels = np.quantile(answers.confidence, np.linspace(1, 0, min(200, len(answers.right))), method="lower")
     return np.array(list(dict.fromkeys(levels.tolist())))
+
+
+def measure(worlds: Sequence[World], sets: int, on_set: Callable[[int], None] = lambda done: None) -> list[WorldRow]:
+    """Calibrates in every world.
+
+    Args:
+        worlds: Some worlds.
+        sets: Of answers drawn in each.
+        on_set: Told how many sets are done, over all worlds.
+    """
+    rows = []
+    for number, world in enumerate(worlds):
+        fit, test = parts(world.prompts)
+
+        def advance(done: int, before: int = number * sets) -> None:
+            on_set(before + done)
+
+        half = (fit + test) // 2
+        found = calibrated(world, fit, test, sets, advance)
+        several = calibrated(world, fit, test, sets, procedure=several_starts)
+        before = calibrated(world, half, half, sets, procedure=least_p_value)
+        asked = (world.name, world.risk, world.confidence, world.allowed())
+        rows.append(WorldRow(*asked, found, several, before, oracle(world, test)))
+    return rows
+
+
+def parts(prompts: int) -> tuple[int, int]:
+    """How many answers fit, and how many test."""
+    (_, fit), (start, end), _ = split(prompts)
+    return fit, end - start
+
+
+def calibrated(
+    world: World,
+    fit: int,
+    test: int,
+    sets: int,
+    on_set: Callable[[int], None] = lambda done: None,
+    procedure: Procedure = by_power,
+) -> Found:
+    """Counts over calibrations on answers drawn anew.
+
+    Args:
+        world: Their world.
+        fit: Answers of each fit.
+        test: Answers of each test.
+        sets: How many calibrations.
+        on_set: Told how many are done.
+        procedure: What chooses.
+    """
+    rng = np.random.default_rng(0)
+    chose, violated, opened = 0, 0, 0.0
+    for done in range(1, sets + 1):
+        fitting, testing = world.draw(fit, rng), world.draw(test, rng)
+        passed = procedure(fitting, testing, world)
+        let_through = 1 - np.array([policy.min_confidence for policy in passed])
+        chose += bool(passed)
+        violated += bool((world.true_risk(let_through) > world.risk).any())
+        opened += float(let_through[-1]) if passed else 0.0
+        on_set(done)
+    return Found(fit, test, share(chose, sets), share(violated, sets), opened / sets)
 
 
 def oracle(world: World, test: int) -> float:

@@ -21,7 +21,7 @@ NAMED = {world.name: world for world in WORLDS}
 def test_the_promise_is_kept(name, sets):
     """No more sets are violated than a binomial count at the stated limit has in 999 cases of 1,000."""
     world = NAMED[name]
-    found = calibrated(world, *parts(world.prompts)[1:], sets)
+    found = calibrated(world, *parts(world.prompts), sets)
     limit = 1 - world.confidence
     assert 0 < found.violated.value * sets <= binom.ppf(0.999, sets, limit)
 
@@ -29,7 +29,7 @@ def test_the_promise_is_kept(name, sets):
 @pytest.mark.parametrize("name, least", [("rises late", 0.85), ("like pocket", 0.97)])
 def test_a_door_is_found_where_one_can_be_promised(name, least):
     world, sets = NAMED[name], 40
-    found = calibrated(world, *parts(world.prompts)[1:], sets)
+    found = calibrated(world, *parts(world.prompts), sets)
     assert found.chose.value >= least
     assert found.opened > 0.5 * world.allowed()
 
@@ -46,7 +46,7 @@ def test_what_stands_beside_keeps_the_promise_too(procedure, sets):
 @pytest.mark.parametrize("name", ["rises late", "easy", "small risk, many prompts", "small risk", "easy, less sure"])
 def test_power_beside_the_oracle_and_the_order_before(name):
     world, sets = NAMED[name], 200
-    _, fit, test = parts(world.prompts)
+    fit, test = parts(world.prompts)
     found = calibrated(world, fit, test, sets)
     before = calibrated(world, (fit + test) // 2, (fit + test) // 2, sets, procedure=least_p_value)
     assert found.chose.value >= 0.8 * oracle(world, test) and found.chose.value > before.chose.value
