@@ -56,6 +56,11 @@ COMMANDS = {
         "promise",
         "Draw calibrations from a pool of answers, and count how often the chosen door keeps the stated risk.",
     ),
+    "worlds": Target(
+        "sigma0.bench.verdict.worlds_command",
+        "worlds",
+        "Calibrate a risk in simulated worlds: how often it is kept, and how often a door is found, beside an oracle.",
+    ),
     "collapse": Target(
         "sigma0.bench.collapse.command",
         "collapse",

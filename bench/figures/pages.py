@@ -50,6 +50,7 @@ from sigma0.bench.verdict.tables import (
     shift_table,
     strange_table,
     switch_table,
+    worlds_table,
 )
 
 
@@ -175,6 +176,11 @@ def _verdict(results: Results) -> list[str]:
         f"{100 * first.confidence:g} %. Intervals of what is let through are the middle 95 % of the calibrations.",
         results.made(*(f"promise-{name}" for name in promises)),
         promise_table(promises),
+        "## Where the true risk is known",
+        f"{results.json('calibration-worlds')['sets']:,} sets of judged answers drawn from each of some simulated worlds (`python -m sigma0.bench worlds`), with thresholds ranked and tested by the "
+        "library's own functions. `limit` is one less the stated confidence: no more sets may be violated, that is pass a threshold whose true risk is above the one allowed. `oracle`: the chance that the one "
+        "threshold most likely to pass, known beforehand, passes the same test. `several starts`: the level shared between three, and passed on down each sequence. `before`: begun at the least p-value of a fit as large as the test. `may be`: the most that a door may let through.",
+        worlds_table(results.worlds),
         "## What the switches change",
         switch_table(reports),
     ]

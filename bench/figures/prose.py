@@ -27,6 +27,7 @@ from sigma0.bench.serving.table import latest_load, never_rows, never_sentence
 from sigma0.bench.speed.table import latest_speed_runs
 from sigma0.bench.verdict.scores import CONFIDENCE, PLAIN
 from sigma0.bench.verdict.strange import ALL
+from sigma0.bench.verdict.worlds import WorldRow
 from sigma0.calibrate.agreement import prompts_needed
 from sigma0.models import NanbeigeConfig
 from sigma0.serve.size_command import shape_of
@@ -34,6 +35,8 @@ from sigma0.serve.sizing import ModelShape, parameters, token_bytes, weight_byte
 
 _LARGEST = "random ouro-2.6b"
 _SCORES = (CONFIDENCE, PLAIN)
+# Chance of an oracle to pass from which on a world is one where something can be promised.
+ORACLE = 0.85
 
 
 def sentences(results: Results) -> dict[str, list[str]]:
@@ -44,7 +47,7 @@ def sentences(results: Results) -> dict[str, list[str]]:
         "kernels/README.md": [*_areas(results), _times(results)],
         "serve/README.md": [*_gains(results), *_serving(results), *fleet_sentences(results)],
         "serve/vllm/README.md": vllm_sentences(results),
-        "sigma0/calibrate/README.md": _promises(results),
+        "sigma0/calibrate/README.md": [*_promises(results), *_worlds(results)],
         "sigma0/decode/README.md": _lossless(results),
         "sigma0/ladder/README.md": _ladder(results),
         "sigma0/reason/README.md": [effort_sentence(results)],
@@ -129,6 +132,31 @@ def _promises(results: Results) -> list[str]:
         f"is at most {c(100 - 100 * agreed, 'g')} %, for all rules at once",
         f"It takes {c(least)} prompts without a single error for one rule, or about {c(round(half, -2), ',')} at half",
         f"On the {c(rule['check']['prompts'])} prompts set apart, which had no part",
+    ]
+
+
+def _limit(row: WorldRow) -> float:
+    return round(1 - row.confidence, 6)
+
+
+def _worlds(results: Results) -> list[str]:
+    """Of calibrations in simulated worlds: the promise, and the power beside the oracle's."""
+    rows = {row.world: row for row in results.worlds}
+    broken = {limit: [row.found.violated for row in rows.values() if _limit(row) == limit] for limit in (0.05, 0.2)}
+    assert all(each.interval[0] <= limit for limit, shares in broken.items() for each in shares), "the promise is kept"
+    worst = {limit: max(each.value for each in shares) for limit, shares in broken.items()}
+    possible = [row for row in rows.values() if row.oracle >= ORACLE]
+    least = min(possible, key=lambda row: row.found.chose.value)
+    hard = [row for row in rows.values() if 0 < row.oracle < ORACLE]
+    return [
+        f"in {c(results.json('calibration-worlds')['sets'], ',')} sets drawn from each of {c(len(rows))} simulated worlds",
+        f"at most {p(worst[0.05])} % where {c(5)} % may be, {p(worst[0.2])} % where {c(20)} %",
+        f"In the {c(len(possible))} worlds where an oracle that knows the best threshold beforehand passes in {c(100 * ORACLE, 'g')} % of the sets or more, a "
+        f"door was found in {p(least.found.chose.value)} to {p(max(row.found.chose.value for row in possible))} %",
+        *(
+            f"`{row.world}`: {p(row.found.chose.value)} % where the oracle found one in {p(row.oracle)} % (before: {p(row.before.chose.value)} %)"
+            for row in hard
+        ),
     ]
 
 

@@ -14,6 +14,7 @@ from sigma0.bench.core.rows import short_commit
 from sigma0.bench.effort.report import EffortReport
 from sigma0.bench.verdict.measure import VerdictReport
 from sigma0.bench.verdict.promise import PromiseReport
+from sigma0.bench.verdict.worlds import WorldRow
 from sigma0.calibrate.confidence import FeatureFigure
 
 VERDICTS = ("pocket", "pocket-large")
@@ -74,6 +75,11 @@ class Results:
         """The simulations of calibrations, by model."""
         adapter = TypeAdapter(PromiseReport)
         return {name: adapter.validate_python(self.json(f"promise-{name}")) for name in VERDICTS}
+
+    @cached_property
+    def worlds(self) -> list[WorldRow]:
+        """Calibrations of a risk in simulated worlds."""
+        return TypeAdapter(list[WorldRow]).validate_python(self.json("calibration-worlds")["worlds"])
 
     def features(self, name: str) -> tuple[FeatureFigure, ...]:
         """What each feature was worth in the fit of a model's confidence."""

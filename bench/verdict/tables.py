@@ -7,6 +7,7 @@ from sigma0.bench.verdict.measure import VerdictReport
 from sigma0.bench.verdict.promise import PromiseReport
 from sigma0.bench.verdict.shifts import not_kept
 from sigma0.bench.verdict.strange import ALL
+from sigma0.bench.verdict.worlds import WorldRow
 from sigma0.calibrate.bootstrap import Estimate
 
 Reports = Mapping[str, VerdictReport]
@@ -179,6 +180,38 @@ def promise_table(reports: Mapping[str, PromiseReport]) -> str:
             cells = (_interval(row.kept, 2), f"{report.draws}", *shares, f"{row.shut}")
             lines.append([name, row.score, *cells])
     return BenchTable(headings, lines, left=headings[:2]).markdown()
+
+
+def worlds_table(rows: Sequence[WorldRow]) -> str:
+    """Calibrations in simulated worlds: the promise kept, and the power."""
+    headings = (
+        "world",
+        "fit + test",
+        "risk allowed",
+        "limit",
+        "violated, 95 %",
+        "door found, 95 %",
+        "oracle",
+        "several starts",
+        "before",
+        "let through",
+        "several starts",
+        "before",
+        "may be",
+    )
+    lines = []
+    for row in rows:
+        promise = (f"{100 * row.risk:g} %", f"{100 * (1 - row.confidence):g} %", _interval(row.found.violated))
+        power = (
+            _interval(row.found.chose),
+            f"{100 * row.oracle:.1f} %",
+            _percent(row.several.chose),
+            _percent(row.before.chose),
+        )
+        let_through = (row.found.opened, row.several.opened, row.before.opened, row.allowed)
+        opened = (f"{100 * each:.1f} %" for each in let_through)
+        lines.append([row.world, f"{row.found.fit:,} + {row.found.test:,}", *promise, *power, *opened])
+    return BenchTable(headings, lines).markdown()
 
 
 def _broken(reports: Reports) -> dict[str, Sequence[str]]:

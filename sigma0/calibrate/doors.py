@@ -1,17 +1,18 @@
 """Doors for a stated risk: the least confidence at which at most so many of the answers let through are wrong.
 
-Learn then Test with fixed-sequence testing (arXiv 2110.01052): thresholds are tested in an order fixed beforehand, each
-at the full level, down to the first that fails. Of k answers let through the wrong ones are Binomial(k, chance), so the
-p-value of "an answer that the door lets through is wrong with a chance above the risk" is exact: P(Binomial(k, risk) <=
-wrong ones). The order comes from data of its own (arXiv 2210.07913): from the threshold with the least p-value there,
-where most can be shown, to ever looser ones.
+Of k answers let through the wrong ones are Binomial(k, chance), so the p-value of "an answer that the door lets through
+is wrong with a chance above the risk" is exact: P(Binomial(k, risk) <= wrong ones). `rank` puts the thresholds into an
+order on answers of its own (arXiv 2210.07913), `passing_policies` tests them on others, each at a level, so that with
+the stated confidence none that passes has a risk above the stated one (Learn then Test, arXiv 2110.01052, section 3.3).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import binom
+from sklearn.isotonic import isotonic_regression
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from sigma0.calibrate.bootstrap import Estimate, share
@@ -24,6 +25,8 @@ TAUS_G: tuple[float | None, ...] = (0.5, 0.25, 0.0, None)
 # Share of the right answers that a veto may shut out: beyond it, it says nothing of right and wrong here.
 VETOED = 0.005
 _THRESHOLDS = 200
+_RESAMPLES = 20
+_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -119,22 +122,59 @@ def risk_p_value(opened: int, wrong: int, risk: float) -> float:
     return float(binom.cdf(wrong, opened, risk)) if opened else 1.0
 
 
-def rank(answers: Judged, base: DoorPolicy, risk: float) -> list[DoorPolicy]:
-    """Policies in the order of their test: from the safest on these answers to ever looser ones.
+def most_wrong(opened: NDArray[np.int64], risk: float, level: float) -> NDArray[np.int64]:
+    """The most wrong answers among so many let through at which the p-value is at most `level`; -1 where none is."""
+    most = binom.ppf(level, opened, risk).astype(np.int64)
+    return np.where((opened > 0) & (binom.cdf(most, opened, risk) <= level), most, np.where(opened > 0, most - 1, -1))
+
+
+def predicted_power(answers: Judged, thresholds: Floats, risk: float, level: float, tested: int) -> Floats:
+    """Chance that the door at each threshold passes its test, as the answers of the fit have it, `[k]`.
+
+    The least p-value of the fit is a lucky one where many thresholds are looked at. So the chance of a wrong answer is
+    smoothed, falling with the confidence (isotonic regression), and the power that follows, P(Binomial(opened, chance)
+    <= most wrong ones allowed), is averaged over Bayesian bootstraps (Rubin 1981), for what the fit cannot know.
+
+    Args:
+        answers: Of the fit.
+        thresholds: Least confidences, `[k]`.
+        risk: Allowed.
+        level: Of the test.
+        tested: Answers of the test.
+    """
+    known = ~answers.vetoed & (answers.confidence >= 0)
+    order = np.argsort(-answers.confidence[known], kind="stable")
+    falling, wrong = answers.confidence[known][order], (~answers.right[known][order]).astype(np.float64)
+    opened = np.searchsorted(-falling, -thresholds, side="right")  # [k]
+    trials = np.rint(opened * tested / len(answers.right)).astype(np.int64)
+    allowed = most_wrong(trials, risk, level)
+    chances = np.empty((_RESAMPLES, len(thresholds)))
+    for place, weights in enumerate(np.random.default_rng(_SEED).exponential(size=(_RESAMPLES, len(wrong)))):
+        expected = weights * isotonic_regression(wrong, sample_weight=weights)
+        some, whole = (np.concatenate([[0.0], np.cumsum(each)])[opened] for each in (expected, weights))
+        # half a wrong answer more, or a threshold above which none was wrong would seem to have no risk
+        chances[place] = (some + 0.5) / (whole + 1)
+    power: Floats = binom.cdf(allowed, trials, chances).mean(0)
+    return power
+
+
+def rank(answers: Judged, base: DoorPolicy, risk: float, confidence: float, tested: int) -> list[DoorPolicy]:
+    """Policies in the order of their test: from the one most likely to pass it to ever looser ones.
 
     Args:
         answers: Of the fit, with cross-fitted confidences.
         base: Everything but the least confidence.
         risk: Allowed.
+        confidence: With which it is to be kept.
+        tested: Answers of the test.
     """
     known = answers.confidence[answers.confidence >= 0]
     if not len(known):
         return [replace(base, min_confidence=1.0)]
     levels = np.quantile(known, np.linspace(1, 0, min(_THRESHOLDS, len(known))), method="lower")
-    thresholds = [float(level) for level in dict.fromkeys(levels.tolist())]
-    policies = [replace(base, min_confidence=threshold) for threshold in thresholds]
-    p_values = [risk_p_value(*answers.opened_and_wrong(policy), risk) for policy in policies]
-    return policies[int(np.argmin(p_values)) :]
+    thresholds = np.array(list(dict.fromkeys(levels.tolist())))
+    first = int(np.argmax(predicted_power(answers, thresholds, risk, 1 - confidence, tested)))
+    return [replace(base, min_confidence=threshold) for threshold in thresholds[first:].tolist()]
 
 
 def passing_policies(

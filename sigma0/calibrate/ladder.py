@@ -4,24 +4,46 @@ Both models share a tokenizer. The larger one continues each prompt greedily; th
 every new token its confidence exp(-entropy) and its choice are noted. Along that text a ladder with `Doubt(below)`
 differs from the larger model where the small one's choice is another and its confidence is not below. The unit is a
 prompt, its loss the share of its new tokens at which they differ; which thresholds keep the promise is decided by
-`sigma0.calibrate.ltt`.
+`sigma0.calibrate.ltt`. A fifth of the prompts has no part in the choice: what the threshold does there is reported.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from sigma0.calibrate.agreement import check_distinct
-from sigma0.calibrate.ltt import passing, units_needed
+from sigma0.calibrate.agreement import check_distinct, held_out, prompts_needed
+from sigma0.calibrate.bootstrap import Estimate, clustered_share
+from sigma0.calibrate.ltt import passing
 from sigma0.ladder.rungs import LocalRung, check_same_tokens
 
 Floats = npt.NDArray[np.float64]
 # From "everything goes up" down to "nothing does", evenly in the logit.
 CONFIDENCES = tuple(float(f"{1 / (1 + np.exp(-logit)):.4g}") for logit in np.arange(7, -12.05, -0.05))
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class DoubtCheck:
+    """A threshold on prompts that had no part in its choice; intervals take a prompt's tokens together.
+
+    Attributes:
+        prompts: How many.
+        tokens: New tokens of all of them.
+        alone: Agreement of the small model alone.
+        handed_up: Share of the tokens that go up.
+        agreement: Share that is the larger model's, handed-up ones counted in.
+    """
+
+    prompts: int
+    tokens: int
+    alone: Estimate | None
+    handed_up: Estimate | None
+    agreement: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -32,11 +54,12 @@ class DoubtCalibration:
         below: Confidence under which a token goes up; None if none keeps the promise.
         handed_up: Share of the new tokens that go up there.
         agreement: Share that is the larger model's there, handed-up ones counted in.
-        prompts: How many.
+        prompts: Prompts that the choice was made on.
         tokens: New tokens of all of them.
         alone: Agreement of the small model alone.
         asked: "rate" or "agreement", and its value.
         confidence: With which an agreement is kept; None for a rate.
+        check: What `below` does on other prompts, or None.
     """
 
     below: float | None
@@ -47,6 +70,7 @@ class DoubtCalibration:
     alone: float
     asked: tuple[str, float]
     confidence: float | None
+    check: DoubtCheck | None
 
 
 @dataclass(frozen=True)
@@ -70,7 +94,7 @@ def calibrate_doubt(
     Args:
         small: The lower rung.
         large: The upper one.
-        prompts: Ids of prompts.
+        prompts: Ids of prompts; every fifth, after shuffling, is set apart for the check.
         rate: Share of the tokens that should go up; None: as few as keep the agreement.
         agreement: Share of the tokens that must be the larger model's, in (0, 1).
         confidence: With which that is to hold, in (0, 1).
@@ -85,31 +109,51 @@ def calibrate_doubt(
     for name, value in (("rate", rate), ("agreement", agreement), ("confidence", confidence)):
         if value is not None and not 0 < value < 1:
             raise ValueError(f"{name} {value!r} is not between 0 and 1")
-    if rate is None and len(prompts) < units_needed(1 - agreement, confidence):
+    needed = 2 if rate is not None else prompts_needed(agreement, confidence)[0]
+    if len(prompts) < needed:
+        asked = "a rate" if rate is not None else f"agreement >= {agreement:g} with confidence {confidence:g}"
         raise ValueError(
-            f"{len(prompts)} prompts cannot promise agreement >= {agreement:g} with confidence {confidence:g}: it "
-            f"takes {units_needed(1 - agreement, confidence)} without one difference; give more, or ask for less"
+            f"{len(prompts)} prompts cannot promise {asked}: it takes {needed} without one difference (a fifth is set "
+            "apart for the check); give more, or ask for less"
         )
+    order = list(range(len(prompts)))
+    Random(_SEED).shuffle(order)
     readings = []
-    for done, prompt in enumerate(prompts, start=1):
-        readings.append(_read(small, large, prompt, max_new_tokens))
+    for done, place in enumerate(order, start=1):
+        readings.append(_read(small, large, prompts[place], max_new_tokens))
         on_prompt(done)
-    confidences = np.concatenate([reading.confidences for reading in readings])
-    same = np.concatenate([reading.same for reading in readings])
+    apart = held_out(len(prompts))
+    checking, fitting = readings[:apart], readings[apart:]
+    confidences = np.concatenate([reading.confidences for reading in fitting])
+    same = np.concatenate([reading.same for reading in fitting])
     if rate is not None:
         below: float | None = float(np.quantile(confidences, rate))
     else:
-        below = _promised(readings, 1 - agreement, confidence)
+        below = _promised(fitting, 1 - agreement, confidence)
     up = None if below is None else confidences < below
     return DoubtCalibration(
         below=below,
         handed_up=None if up is None else float(up.mean()),
         agreement=None if up is None else float((same | up).mean()),
-        prompts=len(prompts),
+        prompts=len(fitting),
         tokens=len(confidences),
         alone=float(same.mean()),
         asked=("agreement", agreement) if rate is None else ("rate", rate),
         confidence=confidence if rate is None else None,
+        check=None if below is None else _checked(checking, below),
+    )
+
+
+def _checked(readings: Sequence[_Reading], below: float) -> DoubtCheck:
+    tokens = [len(reading.same) for reading in readings]
+    up = [reading.confidences < below for reading in readings]
+    kept = [int((reading.same | high).sum()) for reading, high in zip(readings, up, strict=True)]
+    return DoubtCheck(
+        prompts=len(readings),
+        tokens=sum(tokens),
+        alone=clustered_share([int(reading.same.sum()) for reading in readings], tokens),
+        handed_up=clustered_share([int(high.sum()) for high in up], tokens),
+        agreement=clustered_share(kept, tokens),
     )
 
 

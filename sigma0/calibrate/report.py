@@ -12,6 +12,7 @@ from rich.table import Table
 from sigma0.calibrate.agreement import THRESHOLD, Calibration
 from sigma0.calibrate.bootstrap import Estimate
 from sigma0.calibrate.kv import KVCalibration
+from sigma0.calibrate.ladder import DoubtCalibration
 from sigma0.calibrate.latency import LatencyCalibration
 from sigma0.calibrate.risk import DoorCalibration
 from sigma0.config import RULE_DEFAULTS
@@ -202,6 +203,25 @@ def print_doors(result: DoorCalibration) -> None:
         "none keeps the risk" if result.by_entropy is None else f"{_percent(result.by_entropy.opened)} let through"
     )
     console.print(f"mean entropy    {by_entropy}, as a door by itself")
+
+
+def print_doubt(result: DoubtCalibration, larger: str) -> None:
+    """Prints when tokens go up, and what that does on other prompts.
+
+    Args:
+        result: Of the calibration.
+        larger: Name of the larger model.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"alone           {result.alone:.2%} of {result.tokens} tokens are {larger}'s")
+    if result.below is None or result.check is None:
+        return
+    check = result.check
+    console.print(f"goes up         confidence under {result.below:.4g}: {result.handed_up:.2%} of the tokens")
+    console.print(f"agreement       {result.agreement:.2%}, handed-up tokens counted in")
+    console.print(f"check           {check.tokens} tokens of {check.prompts} prompts set apart:")
+    console.print(f"goes up         {_percent(check.handed_up)} of them")
+    console.print(f"agreement       {_percent(check.agreement)}, without a ladder {_percent(check.alone)}")
 
 
 def _print_confidence(console: Console, result: DoorCalibration) -> None:

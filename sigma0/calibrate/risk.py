@@ -2,9 +2,9 @@
 
 Prompts with known answers are continued once each and split at random:
 
-* the first two fifths say where the model's loops ordinarily go (`fit_fates`), fit the confidence by cross-fitting
-  (`fit_confidence`), and rank the thresholds of the door (`doors.rank`);
-* the next two fifths test them in that order (`doors.passing_policies`);
+* the first fifth says where the model's loops ordinarily go (`fit_fates`), fits the confidence by cross-fitting
+  (`fit_confidence`), and ranks the thresholds of the door (`doors.rank`);
+* the next three fifths test them in that order (`doors.passing_policies`): what can be promised is limited by them;
 * the last fifth has no part in the choice, and is reported. Beside it stands the door on exp(-mean entropy) that the
   same prompts and tests give.
 """
@@ -33,6 +33,8 @@ from sigma0.signals.evidence import Floats, evidence_of
 from sigma0.signals.tokens import Token
 from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, patience_for
 
+# Of the prompts; the rest is the check's. Power comes from the test, and the fit needs only to find where to begin.
+FIT_SHARE, TEST_SHARE = 0.2, 0.6
 _SEED = 0
 
 
@@ -91,7 +93,8 @@ class DoorCalibration:
         features: What each feature is worth, by cross-fitting.
         passed: Policies that keep the promise.
         tested: Policies that were tested, the one that failed included.
-        best: The first policy tested: the safest by the fit, with answers let through and wrong ones, in the test.
+        best: The first policy tested: by the fit the most likely to pass. With answers let through and wrong ones, in
+            the test.
         chosen: Of those passed the one that lets most answers through, or None.
         check: What it does on other prompts, or None.
         by_entropy: What the door on exp(-mean entropy) does there, or None where none keeps the promise.
@@ -256,7 +259,7 @@ def answer_all(
         return tokens.loop_statistics, _answered(tokens, prompts[place], ids[place])
 
     try:
-        first, second, third = (order[start:end] for start, end in _bounds(len(prompts)))
+        first, second, third = (order[start:end] for start, end in split(len(prompts)))
         ran = [run(place) for place in first]
         patience = patience_for(model.door_policy, model.num_loops)
         fates = fit_fates([path for path, _ in ran], model.dtype, patience)
@@ -314,7 +317,7 @@ def choose_door(
     ranking = judge([answer.verdict(policy, model) for answer in fitting], right, policy)
     if fitted is not None:
         ranking = replace(ranking, confidence=fitted.cross_fitted)
-    ranked = rank(ranking, policy, risk)
+    ranked = rank(ranking, policy, risk, confidence, len(testing))
     tested = judge([answer.verdict(policy, model) for answer in testing], _right(testing), policy)
     return ChosenDoor(fitted, ranked, *passing_policies(tested, ranked, risk, confidence), tested)
 
@@ -340,15 +343,16 @@ def check_promise(prompts: int, risk: float, confidence: float) -> None:
         if not 0 < value < 1:
             raise ValueError(f"{name} {value!r} is not between 0 and 1")
     needed = int(np.ceil(np.log(1 - confidence) / np.log(1 - risk)))
-    tested = _bounds(prompts)[1][1] - _bounds(prompts)[1][0]
+    tested = split(prompts)[1][1] - split(prompts)[1][0]
     if tested < needed:
         raise ValueError(
             f"{prompts} prompts cannot promise a risk of at most {risk:g} with confidence {confidence:g}: {needed} "
-            f"answers without one wrong would have to be let through, and {tested} are tested (two fifths); give at "
-            f"least {int(np.ceil(2.5 * needed)) + 3} prompts, better several times as many"
+            f"answers without one wrong would have to be let through, and {tested} are tested (three fifths); give at "
+            f"least {int(np.ceil(needed / TEST_SHARE)) + 3} prompts, better several times as many"
         )
 
 
-def _bounds(count: int) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    first, second = round(0.4 * count), round(0.8 * count)
+def split(count: int) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Where the prompts of the fit, of the test and of the check begin and end."""
+    first, second = round(FIT_SHARE * count), round((FIT_SHARE + TEST_SHARE) * count)
     return (0, first), (first, second), (second, count)

@@ -309,6 +309,7 @@ def _print_doubt(
     """Finds and prints when tokens should go up."""
     from sigma0.calibrate.ladder import calibrate_doubt
     from sigma0.calibrate.prompts import encode_prompts, read_prompts
+    from sigma0.calibrate.report import print_doubt
     from sigma0.ladder import Doubt, Rung
     from sigma0.ladder.triggers import trigger_to_dict
     from sigma0.models.load import load_causal
@@ -321,10 +322,8 @@ def _print_doubt(
     if as_json:
         typer.echo(json.dumps({**asdict(result), "policy": policy}, indent=1))
     else:
-        typer.echo(f"alone           {result.alone:.2%} of {result.tokens} tokens are {rungs[1].name}'s")
-        if result.below is not None:
-            typer.echo(f"goes up         confidence under {result.below:.4g}: {result.handed_up:.2%} of the tokens")
-            typer.echo(f"agreement       {result.agreement:.2%}, handed-up tokens counted in")
+        print_doubt(result, rungs[1].name)
+        if policy is not None:
             typer.echo(f"use             sigma0 generate --ladder {small},{large} --policy '{json.dumps(policy)}'")
     if policy is None:
         typer.echo("no confidence keeps that agreement: give more prompts, or ask for less", err=True)

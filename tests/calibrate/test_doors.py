@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from sigma0.calibrate.doors import (
     Judged,
     check_policy,
     fit_vetoes,
     judge,
+    most_wrong,
     passing_policies,
+    predicted_power,
     rank,
     risk_p_value,
 )
@@ -46,7 +49,7 @@ def test_the_promise_holds_in_repeated_draws():
     rng, allowed, confidence, runs = np.random.default_rng(0), 0.12, 0.9, 400
     broken, opened = 0, 0
     for _ in range(runs):
-        ranked = rank(drawn(rng, 400, 0.3), DoorPolicy(), allowed)
+        ranked = rank(drawn(rng, 400, 0.3), DoorPolicy(), allowed, confidence, 400)
         passed, _ = passing_policies(drawn(rng, 400, 0.3), ranked, allowed, confidence)
         if passed:
             least = passed[-1].min_confidence
@@ -57,8 +60,57 @@ def test_the_promise_holds_in_repeated_draws():
     assert opened / runs > 0.8
 
 
-def test_the_order_goes_from_the_safest_to_ever_looser_ones():
-    ranked = rank(drawn(np.random.default_rng(1), 300), DoorPolicy(tau_c=0.7), 0.2)
+@given(st.integers(0, 60), st.floats(0.01, 0.6), st.floats(0.01, 0.4))
+def test_the_most_wrong_answers_are_the_most_that_pass(opened, allowed, level):
+    passing = [wrong for wrong in range(opened + 1) if risk_p_value(opened, wrong, allowed) <= level]
+    assert most_wrong(np.array([opened]), allowed, level).tolist() == [max(passing, default=-1)]
+
+
+def test_power_is_predicted_from_the_chance_of_a_wrong_answer():
+    """Where the fit knows the chance well, the prediction is the power of the exact test."""
+    answers, thresholds = (
+        judged([0.9] * 2000 + [0.5] * 2000, [True, True, True, True, False] * 400 + [True, False] * 1000),
+        np.array([0.7]),
+    )
+    most = max(wrong for wrong in range(51) if risk_p_value(50, wrong, 0.35) <= 0.1)
+    found = predicted_power(answers, thresholds, 0.35, 0.1, 100)
+    assert found == pytest.approx(binom.cdf(most, 50, 0.2), abs=0.02)
+    # every second answer is shut out by a veto
+    half = judged(answers.confidence, answers.right, np.arange(4000) % 2 == 0)
+    assert predicted_power(half, thresholds, 0.35, 0.1, 200) == pytest.approx(found, abs=0.05)
+    assert predicted_power(half, np.array([0.95]), 0.35, 0.1, 200).tolist() == [0.0]
+
+
+def test_the_order_begins_where_the_test_will_most_likely_pass():
+    """Not where the fit happens to have the least p-value: the least of many is a lucky one."""
+    rng, allowed = np.random.default_rng(0), 0.1
+
+    def power(policy):
+        """Of a threshold t with a true risk of 0.01 + 0.2 (1 - t)."""
+        let_through = 1 - policy.min_confidence
+        opened = np.arange(1, 901)
+        passes = binom.cdf(most_wrong(opened, allowed, 0.05), opened, 0.01 + 0.2 * let_through)
+        return (binom.pmf(opened, 900, let_through) * passes).sum()
+
+    best = max(power(DoorPolicy(min_confidence=place / 100)) for place in range(1, 100))
+    found, least = [], []
+    for _ in range(60):
+        confidence = rng.random(300)
+        answers = judged(confidence, rng.random(300) > 0.01 + 0.4 * (1 - confidence))
+        found.append(power(rank(answers, DoorPolicy(), allowed, 0.95, 900)[0]))
+        policies = [DoorPolicy(min_confidence=float(each)) for each in np.sort(confidence)]
+        p_values = [risk_p_value(*answers.opened_and_wrong(policy), allowed) for policy in policies]
+        least.append(power(policies[int(np.argmin(p_values))]))
+    assert np.mean(found) > np.mean(least) and np.mean(found) > 0.85 * best
+
+
+def test_without_a_confidence_there_is_one_policy():
+    answers = judged([-1.0] * 5, [True] * 5)
+    assert rank(answers, DoorPolicy(), 0.1, 0.9, 50) == [DoorPolicy(min_confidence=1.0)]
+
+
+def test_the_order_goes_to_ever_looser_ones():
+    ranked = rank(drawn(np.random.default_rng(1), 300), DoorPolicy(tau_c=0.7), 0.2, 0.9, 300)
     thresholds = [policy.min_confidence for policy in ranked]
     assert thresholds == sorted(thresholds, reverse=True) and len(set(thresholds)) == len(thresholds)
     assert all(policy.tau_c == 0.7 for policy in ranked)

@@ -1,6 +1,7 @@
 """A confidence and a door out of labelled prompts, by the command, on the shipped model."""
 
 import json
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -33,7 +34,7 @@ def test_the_command_stores_what_the_model_then_uses(labelled, tmp_path):
     )
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    assert told["prompts"] == [16, 16, 8] and told["exit_config"]["theta"] == 0.6
+    assert told["prompts"] == [8, 24, 8] and told["exit_config"]["theta"] == 0.6
     stored = json.loads((folder / "generation_config.json").read_text())
     assert stored["door_policy"] == told["chosen"] and stored["fate_config"] == told["fates"]
     model, tokenizer = sigma0.load(str(folder), dtype="float32")
@@ -105,7 +106,7 @@ def test_no_prompt_has_two_parts(labelled, monkeypatch):
     (fitting, testing, checking), _ = risk.answer_all(
         model, tokenizer, prompts, model.resolve_exit_config(None), max_new_tokens=20
     )
-    assert [len(part) for part in (fitting, testing, checking)] == [16, 16, 8]
+    assert [len(part) for part in (fitting, testing, checking)] == [8, 24, 8]
     assert len({answer.prompt_ids for answer in (*fitting, *testing, *checking)}) == 40
     order = list(range(40))
     Random(0).shuffle(order)
@@ -116,6 +117,23 @@ def test_no_prompt_has_two_parts(labelled, monkeypatch):
     assert [answer.right for answer in checking] == right
     calibrated = calibrate_doors(model, tokenizer, prompts, risk=0.45, max_new_tokens=20)
     assert (calibrated.check.prompts, calibrated.check.right.value) == (8, sum(right) / 8)
+    share = risk.fit_spiral_share([[token.fate for token in answer.tokens] for answer in fitting])
+    door = risk.choose_door(fitting, testing, replace(model.door_policy, spiral_share=share), 0.45, 0.95)
+    assert door.judged.right.tolist() == [answer.right for answer in testing]
+    assert calibrated.best == (door.ranked[0], *door.judged.opened_and_wrong(door.ranked[0]))
+    assert (calibrated.passed, calibrated.chosen) == (len(door.passed), door.passed[-1])
+
+
+def test_what_is_tested_has_no_part_in_the_order():
+    """Labels of the test say what passes, not what is tested."""
+    model, tokenizer = sigma0.load("pocket", dtype="float32")
+    parts, _ = answer_all(model, tokenizer, list(micro_world(10, "calibration", 3)), ExitConfig(), 20)
+    answers = [answer for part in parts for answer in part] * 3
+    wrong = [replace(answer, right=False) for answer in answers]
+    right = [replace(answer, right=True) for answer in answers]
+    doors = [risk.choose_door(answers, testing, DoorPolicy(), 0.45, 0.9) for testing in (right, wrong)]
+    assert doors[0].ranked == doors[1].ranked
+    assert doors[0].passed and not doors[1].passed
 
 
 def test_a_door_is_chosen_on_the_fit_and_the_test_alone(labelled):
@@ -168,7 +186,7 @@ def test_labels_of_a_reference(labelled, tmp_path, labels):
     stored = json.loads((folder / "generation_config.json").read_text())
     fitted = stored.get("confidence_model")
     assert (fitted is None) == (told["confidence_model"] is None)
-    assert fitted is None or ConfidenceModel.parse(fitted).answers == 16
+    assert fitted is None or ConfidenceModel.parse(fitted).answers == 8
 
 
 def test_labels_and_their_model_belong_together(labelled):
