@@ -142,7 +142,7 @@ def test_the_first_round_warms_up_and_counts_for_nothing():
 def test_no_time_is_counted_before_the_first_token(monkeypatch):
     """With a clock that ticks once for each reading, a run's time is what lies between its first and last token."""
     ticks = iter(range(1000))
-    monkeypatch.setattr(decoders, "_now", lambda like: float(next(ticks)))
+    monkeypatch.setattr(decoders, "now", lambda like: float(next(ticks)))
     model = tiny_model(seed=1, total_ut_steps=4)
     ids = torch.tensor([[9, 10, 11, 12]])
     prompted = PromptedCache(model, ids, 6)
