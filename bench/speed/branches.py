@@ -202,7 +202,7 @@ class _Run:
     Attributes:
         written: Full depth's token behind each token that was right.
         tip: The last of these.
-        passes, rows, tail_passes: What that took; tail passes are those in which every token had proposed.
+        passes, rows, tail_passes: What that took; tail passes are those behind the last exit, which only check.
     """
 
     def __init__(self, owner: Branches, root: Node, last: int) -> None:
@@ -232,7 +232,7 @@ class _Run:
         states = self._owner._pass(hidden, positions, [node.loops for node in nodes], slots, seen)
         self.passes += 1
         self.rows += len(nodes)
-        self.tail_passes += all(node.exit for node in nodes)
+        self.tail_passes = self.tail_passes + 1 if all(node.exit for node in nodes) else 0
         logits = self._model.read(states)
         argmax = logits.argmax(-1).tolist()
         met = self._met(nodes, states, logits)

@@ -20,8 +20,10 @@ FULL = ExitConfig(mode="full")
 ADAPTIVE = ("finish", "drop", "verify")
 # A way of its own, which takes the code and a Python that runs it.
 PUBLISHED = "published"
+# Plain loops over the same layers that decode as others propose to; for one sequence.
+PLAIN = ("self-speculation", "one-branch", "two-branches")
 # Ways that are not sigma0's, and read the prompt themselves.
-OTHERS = ("huggingface", PUBLISHED)
+OTHERS = ("huggingface", "huggingface-static", *PLAIN, PUBLISHED)
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,7 @@ class Stopwatch(StoppingCriteria):  # type: ignore[misc]
         self._like = like
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Stops nobody, bool `[B]`."""
         self._marks.append(now(self._like))
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 

@@ -1,15 +1,16 @@
 """Self-speculation of fixed depth: k tokens are drafted greedily at loop d, then one forward verifies them at loop T.
 
-As a user would write it over the published modules (LayerSkip, arXiv 2404.16710, with loops in place of layers): a draft
-runs loops 1 to d and keeps its state there, so that the forward over the k + 1 rows (the last token and its k drafts)
-runs loops d + 1 to T alone. Planes 1 to d are then right for every token that is kept, and planes d + 1 to T are written
-by the verification, so K/V are those of full depth. What follows the last draft that stands is the token of loop T. A
-round takes k d + T passes of the block and gives 1 to k + 1 tokens. K/V lie in one place for all lengths, so every step
-has one shape and can be compiled.
+As a user would write it over the published modules (LayerSkip, arXiv 2404.16710, with loops in place of layers): a
+draft runs loops 1 to d and keeps its state there, so that the forward over the k + 1 rows (the last token and its k
+drafts) runs loops d + 1 to T alone. Planes 1 to d are then right for every token that is kept, and planes d + 1 to T
+are written by the verification, so K/V are those of full depth. After the last accepted draft comes the token of loop
+T. A round takes k d + T passes of the block and gives 1 to k + 1 tokens. K/V have one shape for all lengths, so every
+step can be compiled once.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ class SelfSpeculation:
         if len(ids) > 1:
             raise ValueError(f"self-speculation is written for one sequence, not for a batch of {len(ids)}")
         if not 1 <= drafting.depth < model.num_loops:
-            raise ValueError(f"drafts at loop {drafting.depth}: a model of {model.num_loops} loops drafts below the last")
+            raise ValueError(f"drafts at loop {drafting.depth}, but a model of {model.num_loops} loops drafts below")
         if trace is not None and not trace.settled:
             raise ValueError("the course says nothing of settled loops, so not which drafts stand")
         stock = StockLoopedModel(model)
@@ -114,9 +115,7 @@ class SelfSpeculation:
         ]
         self._position_bytes = shape.bytes_with(model.dtype)
         self._is_read = False
-        self._runner = "compile" if compiled else "eager"
-        steps = (self._enter, self._draft, self._verify)
-        self._steps = [torch.compile(step, fullgraph=True, dynamic=False) if compiled else step for step in steps]
+        self._compiled = compiled
 
     @torch.no_grad()
     def prompt(self) -> float:
@@ -132,7 +131,9 @@ class SelfSpeculation:
         """New tokens, timed from the first on; what the last round gives beyond them is in the time and counted."""
         if not self._is_read:
             self.prompt()
-        enter, draft, verify = self._steps
+        enter, draft, verify = self._enter, self._draft, self._verify
+        if self._compiled:
+            enter, draft, verify = self._compiled_steps
         depth, length = self._drafting.depth, self._drafting.length
         column, rounds = self._ids.shape[1], 0
         last = self._columns[column - 1 : column]
@@ -163,9 +164,14 @@ class SelfSpeculation:
             tokens=torch.tensor([written[: self._new_tokens]]),
             kv_in_use=(self._ids.shape[1] + self._new_tokens - 1) * self._position_bytes,
             kv_allocated=len(self._columns) * self._position_bytes,
-            runner=self._runner,
+            runner="compile" if self._compiled else "eager",
             timed=len(written) - 1,
         )
+
+    @cached_property
+    def _compiled_steps(self) -> Any:
+        steps = (self._enter, self._draft, self._verify)
+        return [torch.compile(step, fullgraph=True, dynamic=False) for step in steps]
 
     def _right(self, drafts: Sequence[int], read: Sequence[int], first: int) -> int:
         """How many drafts stand, of which the first was read from the new token of that number."""

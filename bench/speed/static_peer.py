@@ -1,7 +1,7 @@
 """transformers' own decoding with a static cache under `torch.compile`, as its documentation recommends to users.
 
 `generate(cache_implementation="static")` reads the prompt with the plain forward and calls the compiled one for every
-token behind the first. On accelerators it compiles by itself; elsewhere only where the compile settings say so, as here.
+token after the first. On accelerators it compiles by itself; elsewhere only where the compile settings say so.
 """
 
 from typing import Any
