@@ -24,7 +24,7 @@ from sigma0.bench.speed.courses import (
 )
 from sigma0.bench.speed.decoders import FULL, Decoded, Ours, PromptedCache, Stock
 from sigma0.bench.speed.measure import WAYS, Plan, _decode, _figures, _Progress, _settings
-from sigma0.bench.speed.table import markdown
+from sigma0.bench.speed.table import markdown, rule_text
 from tests.reference import tiny_model
 
 
@@ -186,6 +186,7 @@ def test_a_shape_says_which_course_it_replays(course, depths, tmp_path):
         assert (row.mode, row.course.exits, row.course.settled) == ("replay", trace.exits, trace.settled)
         assert row.course.source.startswith("stated" if depths is None else "recorded from pocket-large (margin: theta")
     assert drafted.settings == {"depth": 1, "length": 2} and drafted.same_tokens is None
+    assert rule_text([verify, drafted]) == " Self-speculation drafts 2 tokens at loop 1."
     # a round takes 2 passes of drafts and 4 of the verification, and gives the drafts that were settled and one more
     fed = rounds = 0
     while fed < 19:
