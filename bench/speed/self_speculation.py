@@ -23,7 +23,7 @@ from sigma0.decode.planes import BlockShape
 
 # Drafts that are tried on the fit prompts.
 LENGTHS = (1, 2, 3, 5, 8)
-_FIT_RUNS = 2
+_FIT_RUNS, _FIT_TOKENS = 2, 24
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,9 @@ class SelfSpeculation:
         trace: A course whose settled loops say which drafts stand, or None where the model does.
         compiled: Whether the steps are compiled.
 
+    Attributes:
+        drafting: May be set to shorter drafts between runs that are not compiled.
+
     Raises:
         ValueError: For several sequences, a depth that is not below T, or a course without settled loops.
     """
@@ -104,7 +107,7 @@ class SelfSpeculation:
         stock = StockLoopedModel(model)
         self._inner, self._lm_head = stock.inner, stock.lm_head
         self._ids, self._new_tokens = ids, new_tokens
-        self._total, self._drafting, self._trace = model.num_loops, drafting, trace
+        self._total, self.drafting, self._trace = model.num_loops, drafting, trace
         self._columns = torch.arange(ids.shape[1] + new_tokens + drafting.length, device=ids.device)
         shape, config = BlockShape.of(model, 1), model.config
         size = (1, config.num_key_value_heads, len(self._columns), shape.head_dim)
@@ -134,7 +137,7 @@ class SelfSpeculation:
         enter, draft, verify = self._enter, self._draft, self._verify
         if self._compiled:
             enter, draft, verify = self._compiled_steps
-        depth, length = self._drafting.depth, self._drafting.length
+        depth, length = self.drafting.depth, self.drafting.length
         column, rounds = self._ids.shape[1], 0
         last = self._columns[column - 1 : column]
         written: list[int] = self._verify(self._enter(self._ids[0, -1:], last), last).tolist()
@@ -180,12 +183,12 @@ class SelfSpeculation:
             stands = [mine == full for mine, full in zip(drafts, read, strict=False)]
         else:
             settled = [trace.settled[trace.of(0, first + place)] for place in range(len(drafts))]
-            stands = [loop <= self._drafting.depth for loop in settled]
+            stands = [loop <= self.drafting.depth for loop in settled]
         return stands.index(False) if False in stands else len(stands)
 
     def _enter(self, ids: Tensor, columns: Tensor) -> Tensor:
         """State at loop d, `[1, R, D]`, of ids `[R]`."""
-        return self._run(self._inner.embed_tokens(ids[None]), columns, 0, self._drafting.depth)
+        return self._run(self._inner.embed_tokens(ids[None]), columns, 0, self.drafting.depth)
 
     def _draft(self, ids: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """The same, and the ids that follow by it, `[R]`."""
@@ -194,7 +197,7 @@ class SelfSpeculation:
 
     def _verify(self, states: Tensor, columns: Tensor) -> Tensor:
         """Ids `[R]` that follow at loop T, from states at loop d."""
-        return self._lm_head(self._run(states, columns, self._drafting.depth, self._total))[0].argmax(-1)  # type: ignore[no-any-return]
+        return self._lm_head(self._run(states, columns, self.drafting.depth, self._total))[0].argmax(-1)  # type: ignore[no-any-return]
 
     def _run(self, hidden_states: Tensor, columns: Tensor, first: int, last: int) -> Tensor:
         """Loops behind `first` up to `last` of states `[1, R, D]`, each over all columns up to its own."""
@@ -221,14 +224,16 @@ def fit_drafting(model: Any, ids: Tensor, new_tokens: int, trace: Trace | None) 
     Args:
         model: The looped model.
         ids: A prompt to fit them on, `[1, S]`.
-        new_tokens: New tokens of it.
+        new_tokens: New tokens of it at most.
         trace: A course that says which drafts stand, or None.
     """
     total = model.num_loops
+    decoder = SelfSpeculation(model, ids, min(new_tokens, _FIT_TOKENS), Drafting(1, max(LENGTHS)), trace)
+    decoder.decode()
     depths = sorted({depth for depth in (1, 2, total // 4, total // 2) if 1 <= depth < total})
     seconds = {}
     for drafting in (Drafting(depth, length) for depth in depths for length in LENGTHS):
-        decoder = SelfSpeculation(model, ids, new_tokens, drafting, trace)
+        decoder.drafting = drafting
         runs = [decoder.decode() for _ in range(_FIT_RUNS)]
         seconds[drafting] = min(run.seconds / (run.timed or 1) for run in runs)
     return min(seconds, key=seconds.__getitem__)
