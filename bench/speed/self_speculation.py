@@ -178,13 +178,11 @@ class SelfSpeculation:
 
     def _right(self, drafts: Sequence[int], read: Sequence[int], first: int) -> int:
         """How many drafts stand, of which the first was read from the new token of that number."""
-        trace = self._trace
-        if trace is None:
-            stands = [mine == full for mine, full in zip(drafts, read, strict=False)]
+        if self._trace is None:
+            right = [mine == full for mine, full in zip(drafts, read, strict=False)]
         else:
-            settled = [trace.settled[trace.of(0, first + place)] for place in range(len(drafts))]
-            stands = [loop <= self.drafting.depth for loop in settled]
-        return stands.index(False) if False in stands else len(stands)
+            right = stands(self._trace, self.drafting, first)
+        return right.index(False) if False in right else len(right)
 
     def _enter(self, ids: Tensor, columns: Tensor) -> Tensor:
         """State at loop d, `[1, R, D]`, of ids `[R]`."""
@@ -219,7 +217,7 @@ class SelfSpeculation:
 
 
 def fit_drafting(model: Any, ids: Tensor, new_tokens: int, trace: Trace | None) -> Drafting:
-    """The drafts of a small grid that take the least time for a token, decoded eagerly.
+    """The best drafts of a small grid: of the least time for a token, decoded eagerly; by a course, the fewest passes.
 
     Args:
         model: The looped model.
@@ -228,12 +226,30 @@ def fit_drafting(model: Any, ids: Tensor, new_tokens: int, trace: Trace | None) 
         trace: A course that says which drafts stand, or None.
     """
     total = model.num_loops
-    decoder = SelfSpeculation(model, ids, min(new_tokens, _FIT_TOKENS), Drafting(1, max(LENGTHS)), trace)
-    decoder.decode()
     depths = sorted({depth for depth in (1, 2, total // 4, total // 2) if 1 <= depth < total})
+    grid = [Drafting(depth, length) for depth in depths for length in LENGTHS]
+    if trace is not None:
+        return min(grid, key=lambda drafting: passes_along(trace, drafting))
+    decoder = SelfSpeculation(model, ids, min(new_tokens, _FIT_TOKENS), Drafting(1, max(LENGTHS)))
+    decoder.decode()
     seconds = {}
-    for drafting in (Drafting(depth, length) for depth in depths for length in LENGTHS):
+    for drafting in grid:
         decoder.drafting = drafting
         runs = [decoder.decode() for _ in range(_FIT_RUNS)]
         seconds[drafting] = min(run.seconds / (run.timed or 1) for run in runs)
     return min(seconds, key=seconds.__getitem__)
+
+
+def passes_along(trace: Trace, drafting: Drafting) -> float:
+    """Passes for a token along a whole course."""
+    fed = rounds = 0
+    while fed < len(trace.settled):
+        right = stands(trace, drafting, fed)
+        fed, rounds = fed + (right.index(False) if False in right else len(right)) + 1, rounds + 1
+    return rounds * (drafting.length * drafting.depth + trace.total_loops) / fed
+
+
+def stands(trace: Trace, drafting: Drafting, first: int) -> list[bool]:
+    """Which drafts a course accepts, of which the first is read from the new token of that number."""
+    places = (trace.of(0, first + place) for place in range(drafting.length))
+    return [trace.settled[place] <= drafting.depth for place in places]

@@ -10,7 +10,7 @@ from sigma0.bench.lossless.drafts import full_texts, record, simulate
 from sigma0.bench.speed import self_speculation
 from sigma0.bench.speed.branches import Branches, most_nodes
 from sigma0.bench.speed.decoders import Ours, PromptedCache, Stock
-from sigma0.bench.speed.self_speculation import Drafting, SelfSpeculation, fit_drafting
+from sigma0.bench.speed.self_speculation import Drafting, SelfSpeculation, fit_drafting, passes_along
 from sigma0.bench.speed.static_peer import StaticStock
 from tests.marks import needs_compiler, slow
 from tests.reference import settled_model, tiny_model
@@ -84,6 +84,15 @@ def test_a_course_says_which_drafts_stand():
     assert (found.passes, found.timed) == (2 * (2 * 2 + 4), 6)
     with pytest.raises(ValueError, match="nothing of settled loops"):
         SelfSpeculation(model, ids, 7, Drafting(2, 2), Trace(4, (1,)))
+
+
+def test_along_a_course_the_drafts_of_the_fewest_passes_are_taken():
+    model, ids = tiny_model(seed=2, total_ut_steps=4), prompt(1)
+    # eight of nine drafts of loop 1 stand: a round of eight drafts takes 12 passes for nine tokens
+    easy = Trace(4, (1,) * 9, (1,) * 8 + (4,))
+    assert fit_drafting(model, ids, NEW, easy) == Drafting(1, 8) and passes_along(easy, Drafting(1, 8)) == 12 / 9
+    assert fit_drafting(model, ids, NEW, Trace(4, (4,) * 5, (2,) * 5)).depth == 2
+    assert fit_drafting(model, ids, NEW, Trace(4, (4,) * 5, (4,) * 5)) == Drafting(1, 1)
 
 
 def test_the_fastest_drafts_are_taken(monkeypatch):
