@@ -71,6 +71,11 @@ COMMANDS = {
         "speed",
         "Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end.",
     ),
+    "course": Target(
+        "sigma0.bench.speed.course_command",
+        "course",
+        "Record at which loop each token of a shipped model's answers stops, and from which loop on it is settled.",
+    ),
     "gpu": Target(
         "sigma0.bench.gpu.command",
         "gpu",

@@ -149,13 +149,16 @@ class SpeedRow(Conditions):
         benchmark: "speed".
         time: When the run began, ISO 8601, UTC; the same for all its rows.
         way: `full`, `judged` (the same with every token's statistics, as a verdict needs them), `never`, `finish`,
-            `drop`, `verify`, `huggingface` for transformers' own decoding, or `published` for a model's published code
-            (which `versions` names the libraries of).
+            `drop`, `verify`, `huggingface` for transformers' own decoding, `huggingface-static` for the same with a
+            static cache and a compiled forward, `self-speculation` for drafts of fixed depth and length,
+            `two-branches` for `verify` with a second proposal (`one-branch` without, by the same code), or `published`
+            for a model's published code (which `versions` names the libraries of).
         by: "library", or "engine" for the server's engine with all sequences as requests under way at once.
-        runner: What called the step, as it turned out; "eager" for the last two.
+        runner: What called the step, as it turned out; "eager" for `huggingface`, branches and `published`.
         mode: The exit rule; "replay" where the course of the tokens is given.
         after_exit: What became of the deeper loops.
-        settings: Parameters of the mode; for `verify` also `redraft`, 0 or 1.
+        settings: Parameters of the mode; for `verify` also `redraft`, 0 or 1; for `self-speculation` the `depth` and
+            the `length` of its drafts.
         course: The course, where one is replayed.
         context: Prompt tokens of each sequence.
         rounds: How often every way was timed, in turn.
@@ -184,7 +187,10 @@ class SpeedRow(Conditions):
 
     benchmark: Literal["speed"] = "speed"
     time: str
-    way: Literal["full", "judged", "never", "finish", "drop", "verify", "huggingface", "published"]
+    way: Literal[
+        "full", "judged", "never", "finish", "drop", "verify", "huggingface", "huggingface-static", "self-speculation",
+        "one-branch", "two-branches", "published",
+    ]  # fmt: skip
     by: Literal["library", "engine"] = "library"
     runner: Literal["eager", "compile", "cudagraph"] = "eager"
     mode: str

@@ -53,6 +53,13 @@ from sigma0.bench.verdict.tables import (
     worlds_table,
 )
 
+_WAYS = (
+    "`python -m sigma0.bench speed`, all ways of a run in turn. `huggingface`: transformers' own `generate`; `huggingface-static`: the same with a static cache and a "
+    "compiled forward; `self-speculation`: drafts of fixed depth and length; `two-branches`: `verify` with a second proposal in plain torch, `one-branch` the same code "
+    "without. [What each is](../NOTES.md#peers), and [the courses](../NOTES.md#courses) that random weights replay. vLLM on a CPU is measured beside our server: "
+    "[serve/vllm](../../serve/vllm/README.md), `python -m sigma0.bench vllm`."
+)
+
 
 def pages(results: Results) -> dict[str, str]:
     """The pages by their path."""
@@ -61,7 +68,7 @@ def pages(results: Results) -> dict[str, str]:
     found |= {
         f"{name}.md": page(title, parts)
         for name, (title, parts) in {
-            "speed": ("Speed", speed_parts(results.rows)),
+            "speed": ("Speed", [_WAYS, *speed_parts(results.rows)]),
             "quantization": ("Quantised weights", _quantization(results)),
             "kv": ("K/V in few bits", _kv(results)),
             "humaneval": ("HumanEval", [humaneval_table(latest_humaneval(results.rows))]),

@@ -14,11 +14,12 @@ from sigma0.bench.core.ledger import LEDGER, append_row
 from sigma0.bench.core.options import AsJsonLines, ExitJson, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.replay import Trace
-from sigma0.bench.speed.courses import STATED, described, recorded, stated
+from sigma0.bench.speed.courses import RECORDED, STATED, RecordedCourse, described, record_course, stated
 from sigma0.bench.speed.decoders import OTHERS, PUBLISHED
-from sigma0.bench.speed.measure import WAYS, Plan, measure
+from sigma0.bench.speed.measure import MORE_WAYS, WAYS, Plan, measure
 from sigma0.bench.speed.opened import conditions_of, open_model, prompt_ids
 from sigma0.bench.speed.published import published
+from sigma0.bench.speed.self_speculation import Drafting, fit_drafting
 from sigma0.bench.speed.shapes import SHAPES
 from sigma0.bench.speed.table import print_speed
 from sigma0.commands.console import compiling, one_line_errors, progress_bar, quiet_transformers
@@ -30,13 +31,23 @@ from sigma0.decode.runners import choose_runner
 def speed(
     model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id; left out with --shape.")] = "",
     shape: Annotated[str, typer.Option(help=f"A random checkpoint instead: {', '.join(SHAPES)}.")] = "",
-    ways: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(WAYS),
+    ways: Annotated[str, typer.Option(help=f"Some of these, parted by commas, or {', '.join(MORE_WAYS)}.")] = ",".join(
+        WAYS
+    ),
     exit_config: ExitJson = "",
     course: Annotated[
         str,
         typer.Option(
-            help="Replay this course of tokens in place of the exit rule: a model to record it from, or a JSON file "
-            "with total_loops, exits and settled. A shape replays a stated course by default, but with --course rule."
+            help="Replay this course of tokens in place of the exit rule: recorded (what `course` has written), "
+            "stated, a model to record it from now, or a JSON file with total_loops, exits and settled. A shape "
+            "replays the stated course by default, but with --course rule."
+        ),
+    ] = "",
+    drafts: Annotated[
+        str,
+        typer.Option(
+            help="Depth and length of self-speculation's drafts, such as 2,4; by default the fastest of a small grid "
+            "on a prompt of the calibration split; of the fewest passes along a course."
         ),
     ] = "",
     device: Device = "auto",
@@ -84,7 +95,11 @@ def speed(
         rule = looped.resolve_exit_config(config or (None if model else ExitConfig().filled()))
         config = replace(rule, after_exit="finish")
         names = (*ways.split(","), *([] if published_code is None else [PUBLISHED]))
-        plan = Plan(names, config, trace, told, new_tokens, rounds, prompt_rounds, by)
+        drafting = Drafting.parse(drafts) if drafts else None
+        if drafting is None and "self-speculation" in names:
+            fit_ids, _ = prompt_ids(looped, tokenizer, model, batch, context, new_tokens, "calibration")
+            drafting = fit_drafting(looped, fit_ids, new_tokens, trace)
+        plan = Plan(names, config, trace, told, new_tokens, rounds, prompt_rounds, by, drafting)
         rows_of_ids = [tuple(row) for row in ids.tolist()]
         conditions = conditions_of(looped, model, shape, source, rows_of_ids, new_tokens, batch)
         peer_code = (
@@ -107,10 +122,14 @@ def speed(
 def _trace(course: str, by_default: bool, config: ExitConfig | None) -> tuple[Trace | None, str]:
     if course == "rule":
         return None, ""
-    if course and not course.endswith(".json"):
-        return recorded(course, config)
+    if course and course not in ("recorded", "stated") and not course.endswith(".json"):
+        found = record_course(course, config)
+        return found.trace, found.source
     if config is not None and (course or by_default):
         raise ValueError("a stated course replaces the exit rule: leave --exit-config out, or name a model as --course")
-    if course:
+    if course == "recorded":
+        found = RecordedCourse.read(RECORDED)
+        return found.trace, f"recorded from {found.source}"
+    if course.endswith(".json"):
         return stated(Path(course))
-    return (STATED, "stated") if by_default else (None, "")
+    return (STATED, "stated") if course or by_default else (None, "")

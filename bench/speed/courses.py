@@ -1,15 +1,18 @@
 """Courses of tokens to replay: stated here or in a file, or recorded from a model."""
 
 import json
+from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
+from sigma0.bench.core.conditions import describe
+from sigma0.bench.core.ledger import LEDGER, Conditions
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.pocket.prompts import micro_world
@@ -27,38 +30,93 @@ STATED = Trace(
     exits=(2, 1, 2, 1, 3, 2, 1, 2, 4, 1, 2, 2, 3, 1, 2, 1, 2, 4, 1, 3),
     settled=(2, 1, 1, 3, 2, 2, 1, 4, 4, 1, 1, 2, 1, 1, 3, 1, 2, 3, 1, 3),
 )
+# Written by the command `course`, replayed by `--course recorded`.
+RECORDED = LEDGER.with_name("course-pocket-large.json")
 _TRACE = TypeAdapter(Trace)
 
 
-def recorded(name: str, config: ExitConfig | None) -> tuple[Trace, str]:
-    """The course of a shipped model's tokens along its own answers to questions of its world, up to their ends.
+class RecordedCourse(BaseModel):
+    """The course of a shipped model's tokens along its own answers, up to their ends, and what it was recorded with.
+
+    Attributes:
+        time: When, ISO 8601, UTC.
+        conditions: Model, prompts, code, libraries and machine.
+        mode: The exit rule.
+        settings: Its parameters.
+        exits: Loop at which each new token that is fed back stops.
+        settled: Loop from which on its argmax is that of loop T.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    time: str
+    conditions: Conditions
+    mode: str
+    settings: dict[str, float | int | str]
+    exits: tuple[int, ...]
+    settled: tuple[int, ...]
+
+    @property
+    def trace(self) -> Trace:
+        """The course, for the number of loops of that model."""
+        return Trace(self.conditions.total_loops, self.exits, self.settled)
+
+    @property
+    def source(self) -> str:
+        """Where it comes from."""
+        settings = ", ".join(f"{field} {value}" for field, value in self.settings.items())
+        return f"{self.conditions.model} ({self.mode}: {settings}), answers to {self.conditions.n} questions"
+
+    @classmethod
+    def read(cls, path: Path) -> "RecordedCourse":
+        """From a file that the command `course` has written.
+
+        Raises:
+            ValueError: If it is none.
+        """
+        try:
+            return cls.model_validate_json(path.read_text())
+        except ValidationError as error:
+            raise ValueError(f"{str(path)!r} holds no recorded course: {one_line(error)}") from error
+        except OSError as error:
+            raise ValueError(f"{str(path)!r} holds no recorded course: {error}") from error
+
+
+def record_course(name: str, config: ExitConfig | None = None) -> RecordedCourse:
+    """Records the course of a shipped model's tokens along its own answers to questions of its world.
 
     Args:
         name: `pocket` or `pocket-large`, or a folder of such a model.
         config: The exit rule; the model's own by default.
 
-    Returns:
-        The course, for the number of loops of that model, and where it comes from.
-
     Raises:
         ValueError: If the extra `bench` is not installed.
     """
     with needs_extra("bench"):
-        from sigma0.bench.lossless.drafts import full_texts, record
+        from sigma0.bench.lossless.drafts import full_texts
+        from sigma0.bench.lossless.drafts import record as record_loops
 
     model, tokenizer = load(name, device="cpu", dtype="float32")
     rule = model.resolve_exit_config(config)
-    prompts = encode_prompts(model, tokenizer, list(micro_world(PROMPTS)), NEW_TOKENS)
+    questions = list(micro_world(PROMPTS))
+    prompts = encode_prompts(model, tokenizer, questions, NEW_TOKENS)
     ends = model.generation_config.eos_token_id
     texts = [
         cut_at_end(text, len(prompt), ends)
         for prompt, text in zip(prompts, full_texts(model, prompts, NEW_TOKENS), strict=True)
     ]
-    traces, exits = record(model, prompts, texts, rule)
-    settled = [settled_loops(each) for each in traces]
-    trace = Trace(model.num_loops, tuple(chain(*map(np.ndarray.tolist, exits))), tuple(chain(*settled)))
-    settings = ", ".join(f"{field} {value}" for field, value in threshold(rule).items())
-    return trace, f"{name} ({rule.mode}: {settings}), answers to {PROMPTS} questions"
+    traces, exits = record_loops(model, prompts, texts, rule)
+    answers = [question.answer for question in questions]
+    return RecordedCourse(
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        conditions=describe(
+            model, name, "questions of pocket's world, test split, seed 0", prompts, answers, NEW_TOKENS
+        ),
+        mode=rule.mode,
+        settings=threshold(rule),
+        exits=tuple(chain(*map(np.ndarray.tolist, exits))),
+        settled=tuple(chain(*map(settled_loops, traces))),
+    )
 
 
 def cut_at_end(text: Tensor, prompt: int, ends: int | list[int] | None) -> Tensor:

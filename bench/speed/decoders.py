@@ -20,8 +20,10 @@ FULL = ExitConfig(mode="full")
 ADAPTIVE = ("finish", "drop", "verify")
 # A way of its own, which takes the code and a Python that runs it.
 PUBLISHED = "published"
+# Plain loops over the same layers that decode as others propose to; for one sequence.
+PLAIN = ("self-speculation", "one-branch", "two-branches")
 # Ways that are not sigma0's, and read the prompt themselves.
-OTHERS = ("huggingface", PUBLISHED)
+OTHERS = ("huggingface", "huggingface-static", *PLAIN, PUBLISHED)
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,9 @@ class PromptedCache:
     def read(self) -> float:
         """Reads the prompt from nothing; seconds."""
         self.cache = self.model.new_cache(self.ids.shape[1] + self.new_tokens)
-        start = _now(self.ids)
+        start = now(self.ids)
         self.model(self.ids[:, :-1], past_key_values=self.cache, exit_config=FULL, logits_to_keep=1)
-        return _now(self.ids) - start
+        return now(self.ids) - start
 
     def rewind(self) -> None:
         """Back to the end of the prompt."""
@@ -131,10 +133,10 @@ class Ours:
                 custom_generate=type(model).open_token_loop,
                 output_statistics=self._judged,
             )
-            start = _now(prompted.ids)
+            start = now(prompted.ids)
             for _ in loop.run(first):
                 pass
-            seconds = _now(prompted.ids) - start
+            seconds = now(prompted.ids) - start
         cache, chosen = prompted.cache, loop.runner.chosen
         return Decoded(
             seconds=seconds,
@@ -172,9 +174,9 @@ class Stock:
         self._cache = DynamicCache()
         ids = self._ids[:, :-1]
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        start = _now(ids)
+        start = now(ids)
         self._model(ids, position_ids=positions, past_key_values=self._cache, logits_to_keep=1)
-        return _now(ids) - start
+        return now(ids) - start
 
     def decode(self) -> Decoded:
         """New tokens, timed from the first on."""
@@ -190,7 +192,7 @@ class Stock:
             **named_cache(cache),
             max_new_tokens=self._new_tokens,
             do_sample=False,
-            stopping_criteria=StoppingCriteriaList([_Stopwatch(marks, self._ids)]),
+            stopping_criteria=StoppingCriteriaList([Stopwatch(marks, self._ids)]),
         )
         held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
         later, batch = self._new_tokens - 1, self._ids.shape[0]
@@ -206,7 +208,7 @@ class Stock:
         )
 
 
-class _Stopwatch(StoppingCriteria):  # type: ignore[misc]
+class Stopwatch(StoppingCriteria):  # type: ignore[misc]
     """Notes the time of every token; stops nothing."""
 
     def __init__(self, marks: list[float], like: Tensor) -> None:
@@ -214,11 +216,12 @@ class _Stopwatch(StoppingCriteria):  # type: ignore[misc]
         self._like = like
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        self._marks.append(_now(self._like))
+        """Stops nobody, bool `[B]`."""
+        self._marks.append(now(self._like))
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-def _now(like: Tensor) -> float:
+def now(like: Tensor) -> float:
     """The time, once the device of a tensor has done what it was asked."""
     wait: Callable[[], None] = torch.cuda.synchronize if like.is_cuda else lambda: None
     wait()

@@ -2,7 +2,7 @@
 
 import resource
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from statistics import median
 from typing import Any, cast
@@ -15,14 +15,22 @@ from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.ledger import Conditions, Course, Figure, SpeedRow
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
+from sigma0.bench.speed.branches import Branches
 from sigma0.bench.speed.decoders import ADAPTIVE, FULL, OTHERS, PUBLISHED, Decoded, Decoder, Ours, PromptedCache, Stock
 from sigma0.bench.speed.engine import Engined, open_engine
 from sigma0.bench.speed.published import Published
 from sigma0.bench.speed.roofline import Counts, block_bytes, bytes_per_token
+from sigma0.bench.speed.self_speculation import Drafting, SelfSpeculation
+from sigma0.bench.speed.static_peer import StaticStock
 from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.config import AfterExit, ExitConfig
 
 WAYS = ("full", "judged", "never", "finish", "drop", "verify", "huggingface")
+# Ways that are timed where they are asked for.
+MORE_WAYS = ("huggingface-static", "self-speculation", "one-branch", "two-branches")
+# Ways that replay a course where there is one.
+REPLAYING = (*ADAPTIVE, "self-speculation")
+BRANCHES = ("one-branch", "two-branches")
 DECODED_BY = ("library", "engine")
 _NEVER = ExitConfig(mode="qexit", q=1.0)
 
@@ -32,14 +40,15 @@ class Plan:
     """What is timed.
 
     Attributes:
-        ways: Some of `WAYS`, and perhaps `PUBLISHED`.
-        config: The exit rule of `finish`, `drop` and `verify`.
+        ways: Some of `WAYS` and `MORE_WAYS`, and perhaps `PUBLISHED`.
+        config: The exit rule of `finish`, `drop`, `verify` and branches.
         trace: A course to replay in place of that rule, or None.
         source: Where the course comes from.
         new_tokens: New tokens of each run, at least 2.
         rounds: How often every way is timed, once more to warm up.
         prompt_rounds: How often every reader reads the prompt.
         by: Who decodes: the library, or the server's engine.
+        drafting: Depth and length of the drafts of `self-speculation`.
     """
 
     ways: tuple[str, ...]
@@ -50,17 +59,24 @@ class Plan:
     rounds: int
     prompt_rounds: int = 3
     by: str = "library"
+    drafting: Drafting | None = None
 
     def __post_init__(self) -> None:
         for way in self.ways:
-            if way not in (*WAYS, PUBLISHED):
-                raise ValueError(f"no such way: {way!r}; there are {', '.join(WAYS)}")
+            if way not in (*WAYS, *MORE_WAYS, PUBLISHED):
+                raise ValueError(f"no such way: {way!r}; there are {', '.join((*WAYS, *MORE_WAYS))}")
+        if self.trace is not None and (branching := sorted({*BRANCHES} & set(self.ways))):
+            raise ValueError(
+                f"{', '.join(branching)}: a course says nothing of what a second branch reads, leave out with a course"
+            )
         if len(set(self.ways)) < len(self.ways):
             raise ValueError(f"each way once, got {', '.join(self.ways)}")
         if self.by not in DECODED_BY:
             raise ValueError(f"no such decoder: {self.by!r}; there are {', '.join(DECODED_BY)}")
         if self.by == "engine" and (other := sorted({"judged", *OTHERS} & set(self.ways))):
             raise ValueError(f"{', '.join(other)}: of the library alone, leave out with the engine")
+        if "self-speculation" in self.ways and self.drafting is None:
+            raise ValueError("self-speculation needs the depth and the length of its drafts")
         if self.new_tokens < 2 or self.rounds < 1:
             raise ValueError(
                 f"{self.new_tokens} new tokens and {self.rounds} rounds: at least 2, since the first token comes with "
@@ -74,6 +90,8 @@ class Plan:
 
     def config_of(self, way: str) -> ExitConfig:
         """The setting of a way."""
+        if way in BRANCHES:
+            return replace(self.config, after_exit="verify", redraft=False)
         if way in ("full", "judged", *OTHERS):
             return FULL
         if way == "never":
@@ -109,7 +127,7 @@ def measure(
     rows = []
     for way in plan.ways:
         config = plan.config_of(way)
-        replayed = plan.trace if way in ADAPTIVE else None
+        replayed = plan.trace if way in REPLAYING else None
         figures = _figures(model, ids, plan, runs[way], runs.get("full"))
         if replayed is not None:
             figures["same_tokens"] = None  # a given course says nothing of the text
@@ -123,7 +141,7 @@ def measure(
                     "runner": runs[way][-1].runner,
                     "mode": config.mode if replayed is None else "replay",
                     "after_exit": config.after_exit,
-                    "settings": _settings(config, replayed is not None),
+                    "settings": _settings_of(way, plan, config),
                     "course": None if replayed is None else _course(replayed, plan.source),
                     "context": ids.shape[1],
                     "rounds": plan.rounds,
@@ -144,13 +162,24 @@ def _decoders(model: Any, ids: Tensor, plan: Plan, given: Mapping[str, Decoder])
         return {way: Engined(engine, ids, plan.new_tokens, plan.config_of(way), traces[way]) for way in plan.ways}
     prompted = PromptedCache(model, ids, plan.new_tokens)
     return {
-        way: given[way]
-        if way in given
-        else Stock(model, ids, plan.new_tokens)
-        if way == "huggingface"
+        way: given.get(way) or _other(way, model, ids, plan)
+        if way in OTHERS
         else Ours(prompted, plan.config_of(way), traces[way], way == "judged")
         for way in plan.ways
     }
+
+
+def _other(way: str, model: Any, ids: Tensor, plan: Plan) -> Decoder:
+    """A way that is not ours."""
+    if way == "huggingface":
+        return Stock(model, ids, plan.new_tokens)
+    if way == "huggingface-static":
+        return StaticStock(model, ids, plan.new_tokens)
+    if way in BRANCHES:
+        return Branches(model, ids, plan.new_tokens, plan.config_of(way), way == "two-branches")
+    assert plan.drafting is not None
+    compiled = model.runner in ("compile", "cudagraph")
+    return SelfSpeculation(model, ids, plan.new_tokens, plan.drafting, plan.trace, compiled)
 
 
 class _Progress:
@@ -251,6 +280,13 @@ def _median(values: Any) -> dict[str, float]:
     figure = Figure.of(estimate)
     assert figure is not None
     return figure.model_dump()
+
+
+def _settings_of(way: str, plan: Plan, config: ExitConfig) -> dict[str, float | int | str]:
+    if way == "self-speculation":
+        assert plan.drafting is not None
+        return asdict(plan.drafting)
+    return _settings(config, plan.trace is not None and way in ADAPTIVE)
 
 
 def _settings(config: ExitConfig, replayed: bool) -> dict[str, float | int | str]:

@@ -41,7 +41,7 @@ def open_model(
 
 
 def prompt_ids(
-    looped: Any, tokenizer: Any, model: str, batch: int, context: int, new_tokens: int
+    looped: Any, tokenizer: Any, model: str, batch: int, context: int, new_tokens: int, split: str = "test"
 ) -> tuple[Tensor, str]:
     """Prompts `[B, S]` and where they come from.
 
@@ -52,6 +52,7 @@ def prompt_ids(
         batch: B.
         context: S.
         new_tokens: New tokens that there must be room for.
+        split: Of the questions; random ids of another split than "test" have another seed.
 
     Raises:
         ValueError: If there is none.
@@ -63,11 +64,13 @@ def prompt_ids(
         )
     if tokenizer is not None and model in shipped_models():
         # A shipped model knows its own world alone; on random ids its tokens settle late.
-        questions = encode_prompts(looped, tokenizer, list(micro_world(batch * (context // _SHORTEST + 1))), new_tokens)
+        questions = encode_prompts(
+            looped, tokenizer, list(micro_world(batch * (context // _SHORTEST + 1), split)), new_tokens
+        )
         # Questions in a row, of which each sequence reads the last ids: all end with a question.
         ids = torch.tensor([list(chain(*questions[row::batch]))[-context:] for row in range(batch)])
-        return ids.to(looped.device), "questions of pocket's world in a row, test split, seed 0"
-    generator = torch.Generator().manual_seed(SEED)
+        return ids.to(looped.device), f"questions of pocket's world in a row, {split} split, seed 0"
+    generator = torch.Generator().manual_seed(SEED + (split != "test"))
     ids = torch.randint(3, looped.config.vocab_size, (batch, context), generator=generator)
     return ids.to(looped.device), f"random ids, seed {SEED}"
 

@@ -54,12 +54,16 @@ def speed_table(rows: Sequence[SpeedRow]) -> str:
 
 
 def rule_text(rows: Sequence[SpeedRow]) -> str:
-    """The exit rule of a run that replays no course."""
+    """The exit rule of a run that replays no course, and the drafts of self-speculation."""
     row = next((row for row in rows if row.way in ADAPTIVE and row.course is None), None)
-    if row is None:
-        return ""
-    settings = ", ".join(f"{name} {value}" for name, value in row.settings.items())
-    return f" Rule: {row.mode} ({settings})."
+    rule = ""
+    if row is not None:
+        settings = ", ".join(f"{name} {value}" for name, value in row.settings.items())
+        rule = f" Rule: {row.mode} ({settings})."
+    drafted = next((row for row in rows if row.way == "self-speculation"), None)
+    if drafted is None:
+        return rule
+    return f"{rule} Self-speculation drafts {drafted.settings['length']} tokens at loop {drafted.settings['depth']}."
 
 
 def speed_parts(rows: Sequence[AnyRow]) -> list[str]:
@@ -83,7 +87,7 @@ def _told(rows: Sequence[SpeedRow]) -> SpeedRow:
 
 def print_speed(rows: Sequence[SpeedRow]) -> None:
     """The rows of a run in the terminal."""
-    table = BenchTable(COLUMNS, [cells(row) for row in rows], conditions_text(_told(rows)))
+    table = BenchTable(COLUMNS, [cells(row) for row in rows], conditions_text(_told(rows)) + rule_text(rows))
     Console().print(table.rich(no_wrap=COLUMNS, compact=True))
     Console().print(f"{rest_text(rows)}\nfaster: time at full depth over this way's; passes, rows: for each token")
     bytes_read = roofline_table(rows, terminal=True)

@@ -12,10 +12,19 @@ from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import SpeedRow, parse_row, read_rows
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.speed import decoders, shapes
-from sigma0.bench.speed.courses import STATED, cut_at_end, described, recorded, settled_loops, stated
+from sigma0.bench.speed.courses import (
+    RECORDED,
+    STATED,
+    RecordedCourse,
+    cut_at_end,
+    described,
+    record_course,
+    settled_loops,
+    stated,
+)
 from sigma0.bench.speed.decoders import FULL, Decoded, Ours, PromptedCache, Stock
 from sigma0.bench.speed.measure import WAYS, Plan, _decode, _figures, _Progress, _settings
-from sigma0.bench.speed.table import markdown
+from sigma0.bench.speed.table import markdown, rule_text
 from tests.reference import tiny_model
 
 
@@ -142,7 +151,7 @@ def test_the_first_round_warms_up_and_counts_for_nothing():
 def test_no_time_is_counted_before_the_first_token(monkeypatch):
     """With a clock that ticks once for each reading, a run's time is what lies between its first and last token."""
     ticks = iter(range(1000))
-    monkeypatch.setattr(decoders, "_now", lambda like: float(next(ticks)))
+    monkeypatch.setattr(decoders, "now", lambda like: float(next(ticks)))
     model = tiny_model(seed=1, total_ut_steps=4)
     ids = torch.tensor([[9, 10, 11, 12]])
     prompted = PromptedCache(model, ids, 6)
@@ -154,13 +163,56 @@ def test_no_time_is_counted_before_the_first_token(monkeypatch):
 
 
 def test_recorded_courses_are_those_of_the_model():
-    trace, source = recorded("pocket", ExitConfig(q=0.5))
+    found = record_course("pocket", ExitConfig(q=0.5))
+    trace, source = found.trace, found.source
     assert (
         trace.total_loops == 6
         and len(trace.exits) == len(trace.settled)
         and source.startswith("pocket (qexit: q 0.5), answers to")
     )
+    assert RecordedCourse.model_validate_json(found.model_dump_json()) == found and found.conditions.model == "pocket"
     assert set(trace.exits) | set(trace.settled) <= set(range(1, 7)) and len(set(trace.settled)) > 1
+
+
+@pytest.mark.parametrize("course, depths", [("recorded", RECORDED), ("stated", None)])
+def test_a_shape_says_which_course_it_replays(course, depths, tmp_path):
+    asked = ["--shape", "tiny", "--course", course, "--context", "6", "--new-tokens", "20", "--rounds", "1"]
+    ways = ["--ways", "verify,self-speculation", "--drafts", "1,2"]
+    result = run(*asked, *ways, "--out", str(tmp_path / "ledger.jsonl"), "--json")
+    assert result.exit_code == 0, result.output
+    verify, drafted = map(parse_row, result.stdout.splitlines())
+    trace = (STATED if depths is None else RecordedCourse.read(depths).trace).scaled(4)
+    for row in (verify, drafted):
+        assert (row.mode, row.course.exits, row.course.settled) == ("replay", trace.exits, trace.settled)
+        assert row.course.source.startswith("stated" if depths is None else "recorded from pocket-large (margin: theta")
+    assert drafted.settings == {"depth": 1, "length": 2} and drafted.same_tokens is None
+    assert rule_text([verify, drafted]) == " Self-speculation drafts 2 tokens at loop 1."
+    # a round takes 2 passes of drafts and 4 of the verification, and gives the drafts that were settled and one more
+    fed = rounds = 0
+    while fed < 19:
+        right = [trace.settled[(fed + place) % len(trace.settled)] <= 1 for place in range(2)] + [False]
+        fed, rounds = fed + right.index(False) + 1, rounds + 1
+    assert drafted.passes_per_token == pytest.approx(6 * rounds / fed)
+
+
+def test_a_file_without_a_recorded_course_is_named(tmp_path):
+    file = tmp_path / "course.json"
+    with pytest.raises(ValueError, match="holds no recorded course"):
+        RecordedCourse.read(file)
+    file.write_text('{"exits": [1]}')
+    with pytest.raises(ValueError, match="holds no recorded course"):
+        RecordedCourse.read(file)
+
+
+def test_the_course_command_writes_what_it_records(tmp_path):
+    out = tmp_path / "course.json"
+    result = CliRunner().invoke(app, ["course", "pocket", "--exit-config", '{"q": 0.5}', "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    found = RecordedCourse.read(out)
+    assert found.settings == {"q": 0.5} and f"{len(found.exits)} tokens" in result.stdout
+    assert found.model_copy(update={"time": ""}) == record_course("pocket", ExitConfig(q=0.5)).model_copy(
+        update={"time": ""}
+    )
 
 
 def test_texts_are_cut_behind_their_first_end():
@@ -212,6 +264,11 @@ def test_a_bad_course_is_named(tmp_path, text, message):
         (["pocket", "--ways", "full,fast"], "no such way: 'fast'"),
         (["pocket", "--ways", "full,full"], "each way once"),
         (["--shape", "100m", "--exit-config", '{"q": 0.5}'], "replaces the exit rule"),
+        (["--shape", "tiny", "--course", "recorded", "--exit-config", '{"q": 0.5}'], "replaces the exit rule"),
+        (["--shape", "tiny", "--ways", "two-branches"], "two-branches: a course says nothing"),
+        (["pocket", "--ways", "self-speculation", "--drafts", "2"], "'2' is no depth and length of drafts"),
+        (["pocket", "--ways", "self-speculation", "--drafts", "6,2"], "drafts at loop 6, but a model of 6 loops"),
+        (["pocket", "--ways", "one-branch", "--batch", "2"], "not for a batch of 2"),
         (["pocket", "--context", "99999"], "--context 99999"),
         (["pocket", "--course", "missing.json"], "'missing.json' holds no course"),
     ],

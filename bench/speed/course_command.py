@@ -1,0 +1,25 @@
+"""`python -m sigma0.bench course`: record the course that `speed --course recorded` replays."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sigma0.bench.core.options import ExitJson
+from sigma0.bench.speed.courses import RECORDED, described, record_course
+from sigma0.commands.console import one_line_errors, quiet_transformers
+from sigma0.config import ExitConfig
+
+
+def course(
+    model: Annotated[str, typer.Argument(help="Shipped name, or a folder of such a model.")] = "pocket-large",
+    exit_config: ExitJson = "",
+    out: Annotated[Path, typer.Option(help="Where to write it, as JSON.")] = RECORDED,
+) -> None:
+    """Record at which loop each token of a shipped model's answers stops, and from which loop on it is settled."""
+    quiet_transformers()
+    with one_line_errors():
+        found = record_course(model, ExitConfig.parse(json.loads(exit_config)) if exit_config else None)
+        out.write_text(found.model_dump_json(indent=1) + "\n")
+    typer.echo(f"{described(found.trace, found.source)}; {len(found.exits)} tokens in {out}")
