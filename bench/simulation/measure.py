@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.core.rows import Conditions
 from sigma0.bench.simulation.fitting import TimedPass, fit_passes
 from sigma0.bench.simulation.inputs import Check, Inputs, Kind, MeasuredAnswer, PassClock
-from sigma0.bench.simulation.replica import Replica, Request
+from sigma0.bench.simulation.replica import PassWork, Replica, Request
 from sigma0.bench.simulation.traffic import LONG, SHORT
 from sigma0.config import ExitConfig
 from sigma0.decode.planes import BlockShape
@@ -51,13 +51,22 @@ class Stopwatch:
 
     def step(self, engine: Engine) -> tuple[list[Any], float]:
         """A step of the engine: its events and the seconds."""
-        before, began = engine.status().rows, self._now()
+        before, chunks, began = engine.status(), engine.counts.prompt_chunks, self._now()
         events = engine.step()
         seconds = self._now() - began
         after = engine.status()
         tokens = sum(isinstance(event, TokenOutput) for _, event in events)
         ended = sum(isinstance(event, RequestOutput | RequestFailed) for _, event in events)
-        self.passes.append(TimedPass(after.rows - before, tokens, after.running + ended, seconds))
+        ran = after.running + ended
+        work = PassWork(
+            rows=after.rows - before.rows,
+            chunks=engine.counts.prompt_chunks - chunks,
+            requests=ran,
+            tokens=tokens,
+            begun=max(0, ran - before.running),
+            ended=ended,
+        )
+        self.passes.append(TimedPass(work, seconds))
         return events, seconds
 
     def _now(self) -> float:
@@ -231,12 +240,18 @@ def check(inputs: Inputs, rate: float, played: Sequence[tuple[Arrivals, list[Pla
     for pace, (arrivals, real) in zip(inputs.pass_times.paces, played, strict=True):
         clock = PassClock(inputs.pass_times, pace)
         requests = [
-            (moment, Request(len(job.prompt_ids), tuple(token.depth for token in each.done.tokens)))
+            (moment, _as_simulated(job, each.done))
             for (moment, job), each in zip(arrivals, real, strict=True)
         ]
         simulated += replay(Replica(inputs.limits, clock), requests)
         measured += [each.seconds for each in real]
     return Check(rate=rate, requests=len(measured), measured=_told(measured), simulated=_told(simulated))
+
+
+def _as_simulated(job: EngineRequest, done: RequestOutput) -> Request:
+    """A request of the real engine with the text and the depths that came of it."""
+    text = (*job.prompt_ids, *(token.id for token in done.tokens))
+    return Request(len(job.prompt_ids), tuple(token.depth for token in done.tokens), text=text)
 
 
 def _told(seconds: Sequence[float]) -> tuple[float, float, float]:
