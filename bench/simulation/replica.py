@@ -245,7 +245,8 @@ class Replica:
             self._rows -= rows.count
             self._chunks -= not rows.in_lane
             if rows.is_exact and not (rows.in_lane and rows.stop % page):
-                complete[_key(rows.request)] = rows.stop
+                key = _key(rows.request)
+                complete[key] = max(complete.get(key, 0), rows.stop)
         ended = []
         for request in due:
             if not request.told:

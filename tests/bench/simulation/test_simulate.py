@@ -29,7 +29,8 @@ def run(*arguments):
 
 
 def inputs_of(**changes):
-    times = {"request_ms": 0.1, "telling_ms": 1.0, "token_ms": 0.2, "passes": 9, "paces": [1.0], "explained": 0.9}
+    times = {"request_ms": 0.1, "chunk_ms": 0.0, "telling_ms": 1.0, "token_ms": 0.2, "begun_ms": 0.0, "ended_ms": 0.0}
+    times |= {"passes": 9, "paces": [1.0], "explained": 0.9}
     points = [{"rows": 1, "milliseconds": 2.0}, {"rows": 64, "milliseconds": 4.0}]
     answers = [{"prompt": 30 + 10 * number, "depths": [1 + number, 2, 3]} for number in range(3)]
     values = {
