@@ -53,9 +53,7 @@ def fit_passes(rounds: Sequence[Sequence[TimedPass]]) -> PassTimes:
     works = [each.work for each in passes]
     rows = np.array([work.rows for work in works], dtype=np.float64)
     knots = knots_for(int(rows.min()), int(rows.max()))
-    others = [
-        (work.requests, work.chunks, work.tokens > 0, work.tokens, work.begun, work.ended) for work in works
-    ]
+    others = [(work.requests, work.chunks, work.tokens > 0, work.tokens, work.begun, work.ended) for work in works]
     parts = np.column_stack([_rises(rows, knots), np.array(others, dtype=np.float64)])
     took = 1000 * np.array([each.seconds for each in passes])
     number = np.repeat(np.arange(len(rounds)), [len(found) for found in rounds])

@@ -25,7 +25,7 @@ LIMITS = EngineLimits(max_waiting=10**6)
 AT_ONCE = (2, 4, 8, 16)
 # Everything is done so often, each time with prompts of its own, so that a machine that slows down slows all of it.
 ROUNDS = 6
-# Shares of the requests a second that two at a time make, at which the simulation is checked. No pass of these is fitted.
+# Shares of the requests a second that two at a time make, at which the simulation is checked: none of it is fitted.
 CHECKED = (0.3, 0.5, 0.8)
 PERCENTILES = (50, 95, 99)
 # Moments, in seconds, and what comes then.
@@ -238,10 +238,7 @@ def check(inputs: Inputs, rate: float, played: Sequence[tuple[Arrivals, list[Pla
     simulated, measured = [], []
     for pace, (arrivals, real) in zip(inputs.pass_times.paces, played, strict=True):
         clock = PassClock(inputs.pass_times, pace)
-        requests = [
-            (moment, _as_simulated(job, each.done))
-            for (moment, job), each in zip(arrivals, real, strict=True)
-        ]
+        requests = [(moment, _as_simulated(job, each.done)) for (moment, job), each in zip(arrivals, real, strict=True)]
         simulated += replay(Replica(inputs.limits, clock), requests)
         measured += [each.seconds for each in real]
     return Check(rate=rate, requests=len(measured), measured=_told(measured), simulated=_told(simulated))

@@ -67,7 +67,8 @@ def print_inputs(found: Inputs) -> None:
     console.print(
         f"and {times.request_ms:.3f} for each request, {times.chunk_ms:.3f} for each chunk of a prompt, "
         f"{times.telling_ms:.3f} where a token is told, {times.token_ms:.3f} for each, {times.begun_ms:.3f} for each "
-        f"request that begins and {times.ended_ms:.3f} for each that ends; fitted to {times.passes:,} passes ({times.explained:.0%} of their variance)"
+        f"request that begins and {times.ended_ms:.3f} for each that ends; "
+        f"fitted to {times.passes:,} passes ({times.explained:.0%} of their variance)"
     )
     console.print(f"rounds took {min(times.paces):.2f} to {max(times.paces):.2f} times as long as that")
     console.print("the machine was loaded with {:.1f} programs on {} processors".format(*found.machine_load))

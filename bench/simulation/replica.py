@@ -1,10 +1,10 @@
 """One simulated replica: the engine's own scheduler, with a clock where the engine has a model.
 
-A pass is `Scheduler.schedule`, a time by what the pass holds, and `Scheduler.update` with ids that are made up and exits
-that were measured. Queue, slots, chunks of prompts, blocks, prefix cache and preemption are the scheduler's. What is
-counted here is what `sigma0.serve.engine.batch` has in flight, under `finish`: a token enters in the pass after the one
-that told the token before it, is told at its exit depth, and its row goes on to loop T. Full depth is the same with every
-exit at T. Not simulated: cancelled requests, `drop`, `verify` and coded K/V.
+A pass is `Scheduler.schedule`, a time by what the pass holds, and `Scheduler.update` with made-up ids and measured
+exits. Queue, slots, chunks of prompts, blocks, prefix cache and preemption are the scheduler's. What is counted here is
+what `sigma0.serve.engine.batch` has in flight, under `finish`: a token enters in the pass after the one that told the
+token before it, is told at its exit depth, and its row goes on to loop T. Full depth is the same with every exit at T.
+Not simulated: cancelled requests, `drop`, `verify` and coded K/V.
 """
 
 from collections.abc import Callable, Sequence
@@ -183,9 +183,7 @@ class Replica:
         if request.text is None:
             base = _TEXT * (request.session if request.session >= 0 else -1 - key)
             request.text = range(base, base + length + len(request.depths))
-        request.entry = SequenceEntry(
-            key, list(request.text[:length]), length, length - 1, window=self.limits.loops
-        )
+        request.entry = SequenceEntry(key, list(request.text[:length]), length, length - 1, window=self.limits.loops)
         self._requests[key] = request
         self.scheduler.add(request.entry)
 

@@ -78,7 +78,10 @@ def loads(draw):
     jobs = []
     for number in range(draw(st.integers(1, 7))):
         # some texts begin alike
-        ids = (10 + draw(st.integers(0, number)), *np.random.default_rng(0).integers(40, 90, draw(st.integers(0, 30))).tolist())
+        ids = (
+            10 + draw(st.integers(0, number)),
+            *np.random.default_rng(0).integers(40, 90, draw(st.integers(0, 30))).tolist(),
+        )
         job = EngineRequest(ids, draw(st.integers(1, 12)), draw(st.sampled_from(CONFIGS)))
         jobs.append((draw(st.integers(0, 25)), job))
     return jobs
