@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from sigma0.bench.simulation.replica import Replica, Request
+from sigma0.bench.simulation.replica import Replica
+from sigma0.bench.simulation.request import Request
 from sigma0.bench.simulation.routing import Router
 from sigma0.bench.simulation.traffic import Chat, Crowd
 

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.core.rows import Conditions
 from sigma0.bench.simulation.fitting import TimedPass, fit_passes
 from sigma0.bench.simulation.inputs import Check, Inputs, Kind, MeasuredAnswer, PassClock
-from sigma0.bench.simulation.replica import PassWork, Replica, Request
+from sigma0.bench.simulation.replica import PassWork, Replica
+from sigma0.bench.simulation.request import Request
 from sigma0.bench.simulation.traffic import LONG, SHORT
 from sigma0.config import ExitConfig
 from sigma0.decode.planes import BlockShape

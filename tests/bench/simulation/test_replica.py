@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
+from sigma0.bench.simulation.replica import Replica, ReplicaLimits
+from sigma0.bench.simulation.request import Request
 from sigma0.decode.planes import BlockShape
 from sigma0.serve.engine.engine import Engine, EngineLimits
 from sigma0.serve.engine.messages import Busy, EngineRequest, RequestOutput, TokenOutput

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigma0.bench.simulation.loads import LoadTable
-from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
+from sigma0.bench.simulation.replica import Replica, ReplicaLimits
+from sigma0.bench.simulation.request import Request
 from sigma0.bench.simulation.routing import router_for
 from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
 from sigma0.serve.engine.messages import Busy
