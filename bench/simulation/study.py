@@ -50,11 +50,11 @@ class Setting:
     replicas: int
     rate: float
     traffic: Traffic
-    requests: int = 6000
+    requests: int = 3000
     group: int = 32
     seed: int = 0
     runs: int = 5
-    warm: int = 200
+    warm: int = 100
     waiting: int = 64
 
     def __post_init__(self) -> None:
