@@ -120,15 +120,15 @@ def about(row: SimulationRow, groups: Sequence[int]) -> str:
     traffic = ", ".join(f"{name} {value:g}" for name, value in row.traffic.items())
     real, simulated = row.check_ms.get("measured"), row.check_ms.get("simulated")
     checked = (
-        f"Off by {_off(real, simulated)} % (p50 / p95 / p99) on one replica, at the busiest of the loads at which it was "
-        f"checked and of which nothing was fitted: the real engine took {times(real)} ms and the simulation of the same "
-        f"arrivals {times(simulated)} ms. "
+        f"Off by {_off(real, simulated)} % (p50 / p95 / p99) on one replica, at the busiest of the loads at which it "
+        f"was checked and of which nothing was fitted: the real engine took {times(real)} ms and the simulation of the "
+        f"same arrivals {times(simulated)} ms. "
         if real and simulated
         else "It was not checked against the real engine. "
     )
     return (
-        f"SIMULATED, not measured. {checked}Replicas of {row.model} with the pass times and exit depths of `passes` ({row.n} "
-        f"prompts, {row.dtype}, {row.device}, {row.threads} thread(s), inputs {row.inputs_sha256[:12]}); assumed "
+        f"SIMULATED, not measured. {checked}Replicas of {row.model} with the pass times and exit depths of `passes` "
+        f"({row.n} prompts, {row.dtype}, {row.device}, {row.threads} thread(s), inputs {row.inputs_sha256[:12]}); assumed "
         f"traffic: {traffic}. {row.requests:,} measured requests a row over {row.runs} independent run(s) "
         f"(seed {row.seed}, {row.warm} requests a replica before them), each of one group of "
         f"{' or '.join(map(str, groups))} replicas with a router of its own: a larger fleet is many such groups and "
