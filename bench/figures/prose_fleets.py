@@ -10,16 +10,18 @@ from sigma0.bench.figures.check import computed as c
 from sigma0.bench.figures.forms import percent as p
 from sigma0.bench.figures.results import Results
 from sigma0.bench.simulation.inputs import read_inputs
-from sigma0.bench.simulation.table import apart_cells, latest_simulation
+from sigma0.bench.simulation.table import apart_cells, cells, latest_simulation
 from sigma0.bench.simulation.traffic import LONG, SHORT
 
-_RATES = ("47,821", "86,118", "133,939")
+# The fleets that sentences speak of, and the rates by which they do, in ascending order.
+_LARGE, _SMALL = 10240, 16
+_CALM, _BUSY, _NEAR, _OVER = range(4)
 
 
 def fleet_sentences(results: Results) -> list[str]:
     """What the server's text says of fleets."""
     found, apart = _fleets(results), _apart(results)
-    least, fleet = (found[10240, "86,118", name] for name in ("least-loaded", "fleet"))
+    least, fleet = (found[_LARGE, _BUSY, name] for name in ("least-loaded", "fleet"))
     gains = [_gain(apart["16", rate, "fleet-depth-aware"][1])[0] for rate in ("134.6", "209.3")]
     return [
         f"on up to {c(fleet.replicas, ',')} replicas, in groups of {c(fleet.group)}, at {c(fleet.fleet_rate, ',.0f')} "
@@ -34,9 +36,9 @@ def simulation_sentences(results: Results) -> list[str]:
     """What the simulation's own text says."""
     found, apart = _fleets(results), _apart(results)
     random, least, affine, fleet = (
-        found[10240, "86,118", name] for name in ("random", "least-loaded", "session-affine", "fleet")
+        found[_LARGE, _BUSY, name] for name in ("random", "least-loaded", "session-affine", "fleet")
     )
-    later, last = found[10240, "133,939", "fleet"], found[10240, "191,386", "fleet"]
+    later, last = (found[_LARGE, place, "fleet"] for place in (_NEAR, _OVER))
     inputs, _ = read_inputs(results.root / "bench" / "results" / "simulation-inputs.json")
     busy, calm = sorted(inputs.checks, key=lambda check: -check.rate)
     pairs = [
@@ -78,13 +80,18 @@ def simulation_sentences(results: Results) -> list[str]:
     ]
 
 
-def _fleets(results: Results) -> dict[tuple[int, str, str], SimulationRow]:
+def _fleets(results: Results) -> dict[tuple[int, int, str], SimulationRow]:
+    """The rows of the last simulation by replicas, place of their rate, and routing."""
     rows = latest_simulation(results.rows)
-    return {(row.replicas, f"{row.fleet_rate:,.0f}", row.routing): row for row in rows}
+    rates = sorted({row.rate for row in rows})
+    return {(row.replicas, rates.index(row.rate), row.routing): row for row in rows}
 
 
-def _apart(results: Results) -> dict[tuple[str, str, str], Sequence[str]]:
-    return {(cell[0], cell[1], cell[2]): cell[4:] for cell in apart_cells(latest_simulation(results.rows))}
+def _apart(results: Results) -> dict[tuple[int, int, str], Sequence[str]]:
+    """What keeping depths apart changes, likewise."""
+    found = _fleets(results)
+    names = {cells(row)[:3]: key for key, row in found.items()}
+    return {names[cell[:3]]: cell[4:] for cell in apart_cells(list(found.values()))}
 
 
 def _gain(cell: str) -> list[str]:

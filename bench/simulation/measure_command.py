@@ -12,6 +12,7 @@ from sigma0.bench.core.options import AnswerTokens
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.simulation.inputs import Inputs
+from sigma0.bench.simulation.table import checks_table
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import Device, ModelArgument, StatedDtype
@@ -74,8 +75,4 @@ def print_inputs(found: Inputs) -> None:
     console.print("the machine was loaded with {:.1f} programs on {} processors".format(*found.machine_load))
     for name, kind in found.kinds.items():
         console.print(f"{name}: {len(kind.answers)} answers of {kind.passes:.1f} passes on average")
-    for check in found.checks:
-        real, simulated = ("/".join(f"{each:.0f}" for each in tail) for tail in (check.measured, check.simulated))
-        console.print(
-            f"{check.rate:.2f} requests a second at one replica: p50/p95/p99 {real} ms measured, {simulated} simulated"
-        )
+    console.print(checks_table(found.checks).rich())

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from sigma0.bench.core.ledger import AnyRow, SimulationRow, Tail
 from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.simulation.inputs import Check
 from sigma0.bench.simulation.routing import TOGETHER
 from sigma0.bench.simulation.spread import interval, mean
 
@@ -25,6 +26,7 @@ HEADINGS = (
     "prefix found",
 )
 APART_HEADINGS = ("replicas", "requests/s", "apart", "together", "all, p95", "short, p95", "long, p95")
+CHECK_HEADINGS = ("requests/s", "requests", "engine, ms", "simulation, ms", "off by, %")
 # Of both tables, the columns that hold names.
 LEFT = ("routing", "apart", "together")
 APART = (
@@ -128,8 +130,8 @@ def about(row: SimulationRow, groups: Sequence[int]) -> str:
     )
     return (
         f"SIMULATED, not measured. {checked}Replicas of {row.model} with the pass times and exit depths of `passes` "
-        f"({row.n} prompts, {row.dtype}, {row.device}, {row.threads} thread(s), inputs {row.inputs_sha256[:12]}); assumed "
-        f"traffic: {traffic}. {row.requests:,} measured requests a row over {row.runs} independent run(s) "
+        f"({row.n} prompts, {row.dtype}, {row.device}, {row.threads} thread(s), inputs {row.inputs_sha256[:12]}); "
+        f"assumed traffic: {traffic}. {row.requests:,} measured requests a row over {row.runs} independent run(s) "
         f"(seed {row.seed}, {row.warm} requests a replica before them), each of one group of "
         f"{' or '.join(map(str, groups))} replicas with a router of its own: a larger fleet is many such groups and "
         f"was not simulated whole. A replica lets {row.waiting} requests wait and refuses more. Times are "
@@ -142,6 +144,15 @@ def _off(real: Tail, simulated: Tail) -> str:
     """By how many per cent the simulated percentiles are above the real ones."""
     pairs = ((simulated.p50, real.p50), (simulated.p95, real.p95), (simulated.p99, real.p99))
     return " / ".join(f"{100 * (mine / theirs - 1):+.0f}" for mine, theirs in pairs)
+
+
+def checks_table(checks: Sequence[Check]) -> BenchTable:
+    """The real engine beside the simulation of the same arrivals, at each load."""
+    lines = []
+    for check in checks:
+        real, simulated = (Tail(p50=p50, p95=p95, p99=p99) for p50, p95, p99 in (check.measured, check.simulated))
+        lines.append((f"{check.rate:.1f}", f"{check.requests:,}", times(real), times(simulated), _off(real, simulated)))
+    return BenchTable(CHECK_HEADINGS, lines, left=())
 
 
 def markdown(rows: Sequence[SimulationRow]) -> str:
