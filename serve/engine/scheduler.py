@@ -259,9 +259,9 @@ class Scheduler:
         Args:
             rows: Rows that the pass has already.
         """
-        if not self._filling:
-            return []
         room = max(0, self.pass_rows - rows)
+        if not room or not self._filling:
+            return []
         # of more sequences than rows the oldest, or short ones that keep coming would starve a long one
         unfinished = [(wanted, entry) for entry in self._filling.values() if (wanted := entry.may_enter)][:room]
         shortest_first = sorted(unfinished, key=itemgetter(0))
