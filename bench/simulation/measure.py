@@ -26,7 +26,9 @@ LIMITS = EngineLimits(max_waiting=10**6)
 AT_ONCE = (2, 4, 8, 16)
 # Everything is done so often, each time with prompts of its own, so that a machine that slows down slows all of it.
 ROUNDS = 6
-# Shares of the requests a second that two at a time make, at which the simulation is checked: none of it is fitted.
+# Shares of the requests a second that two at a time make, at which requests come at random: passes of the first are
+# fitted, the simulation is checked at the others.
+FITTED = (0.4, 0.65, 0.9)
 CHECKED = (0.3, 0.5, 0.8)
 PERCENTILES = (50, 95, 99)
 # Moments, in seconds, and what comes then.
@@ -124,12 +126,16 @@ def measure_inputs(
         for name, asked in jobs.items():
             answers[name] += [_alone(ready(), job, watch) for job in asked]
             advance(next(done))
+        every = [*jobs[SHORT], *jobs[LONG]]
         for at_once in AT_ONCE:
-            seconds = _crowded(ready(), [*jobs[SHORT], *jobs[LONG]], at_once, watch)
+            seconds = _crowded(ready(), every, at_once, watch)
             most = 2 * len(mine) / seconds if not number else most
             advance(next(done))
+        for load in FITTED:
+            play(ready(), at_random(every, load * most, f"{number}/{load}"), watch)
+            advance(next(done))
         for load, played in checks.items():
-            arrivals = at_random([*jobs[SHORT], *jobs[LONG]], load * most, f"{number}/{load}")
+            arrivals = at_random(every, load * most, f"{number}/{load}")
             played.append((arrivals, play(ready(), arrivals, Stopwatch(model.device))))
             advance(next(done))
     shape = BlockShape.of(model, LIMITS.page_size)
@@ -152,7 +158,7 @@ def measure_inputs(
     )
 
 
-STEPS = ROUNDS * (2 + len(AT_ONCE) + len(CHECKED))
+STEPS = ROUNDS * (2 + len(AT_ONCE) + len(FITTED) + len(CHECKED))
 
 
 def _alone(engine: Engine, job: EngineRequest, watch: Stopwatch) -> MeasuredAnswer:
