@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sigma0.bench.simulation.inputs import PassTime, PassTimes
+from sigma0.bench.simulation.inputs import TERMS, PassTime, PassTimes
 from sigma0.bench.simulation.replica import PassWork
 
 # Rows at which the line by rows may bend.
@@ -53,7 +53,7 @@ def fit_passes(rounds: Sequence[Sequence[TimedPass]]) -> PassTimes:
     works = [each.work for each in passes]
     rows = np.array([work.rows for work in works], dtype=np.float64)
     knots = knots_for(int(rows.min()), int(rows.max()))
-    others = [(work.requests, work.chunks, work.tokens > 0, work.tokens, work.begun, work.ended) for work in works]
+    others = [[term(work) for term in TERMS.values()] for work in works]
     parts = np.column_stack([_rises(rows, knots), np.array(others, dtype=np.float64)])
     took = 1000 * np.array([each.seconds for each in passes])
     number = np.repeat(np.arange(len(rounds)), [len(found) for found in rounds])
@@ -63,17 +63,11 @@ def fit_passes(rounds: Sequence[Sequence[TimedPass]]) -> PassTimes:
         fitted = parts @ weights
         whole = took.sum() / fitted.sum()
         paces = np.bincount(number, took) / np.bincount(number, fitted) / whole
-    *rises, request, chunk, telling, token, begun, ended = (whole * weights).tolist()
-    by_rows = np.cumsum(rises).tolist()
+    by_rows = np.cumsum(whole * weights[: len(knots)]).tolist()
     left = (took - paces[number] * fitted)[kept]
     return PassTimes(
         by_rows=tuple(PassTime(rows=knot, milliseconds=value) for knot, value in zip(knots, by_rows, strict=True)),
-        request_ms=request,
-        chunk_ms=chunk,
-        telling_ms=telling,
-        token_ms=token,
-        begun_ms=begun,
-        ended_ms=ended,
+        **dict(zip(TERMS, (whole * weights[len(knots) :]).tolist(), strict=True)),
         passes=len(passes),
         paces=tuple(paces.tolist()),
         explained=float(1 - left.var() / max(float(took[kept].var()), 1e-12)),

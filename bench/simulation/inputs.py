@@ -1,6 +1,7 @@
 """What the simulation is fed with: measured times of passes and measured exit depths, with their conditions."""
 
 from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,17 @@ Share = Annotated[float, Field(ge=0)]
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+# What of a pass takes time beside the line by its rows: the field of `PassTimes`, and how many of it a pass holds.
+TERMS: Mapping[str, Callable[[PassWork], int]] = {
+    "request_ms": lambda work: work.requests,
+    "chunk_ms": lambda work: work.chunks,
+    "telling_ms": lambda work: work.tokens > 0,
+    "token_ms": lambda work: work.tokens,
+    "begun_ms": lambda work: work.begun,
+    "ended_ms": lambda work: work.ended,
+}
 
 
 class PassTime(_Strict):
@@ -206,16 +218,8 @@ class PassClock:
             self.beyond += 1
         seconds = self._known.get(work)
         if seconds is None:
-            times = self._times
-            milliseconds = (
-                self._by_rows(work.rows)
-                + times.request_ms * work.requests
-                + times.chunk_ms * work.chunks
-                + times.telling_ms * (work.tokens > 0)
-                + times.token_ms * work.tokens
-                + times.begun_ms * work.begun
-                + times.ended_ms * work.ended
-            )
+            beside = sum(getattr(self._times, name) * term(work) for name, term in TERMS.items())
+            milliseconds = self._by_rows(work.rows) + beside
             seconds = self._known[work] = self._pace * milliseconds / 1000
         return seconds
 
