@@ -9,24 +9,26 @@ from sigma0.bench.core.ledger import SimulationRow
 from sigma0.bench.figures.check import computed as c
 from sigma0.bench.figures.forms import percent as p
 from sigma0.bench.figures.results import Results
-from sigma0.bench.simulation.inputs import read_inputs
-from sigma0.bench.simulation.table import apart_cells, latest_simulation
+from sigma0.bench.figures.tables import simulation_inputs
+from sigma0.bench.simulation.table import apart_cells, cells, latest_simulation
 from sigma0.bench.simulation.traffic import LONG, SHORT
 
-_RATES = ("47,821", "86,118", "133,939")
+# The fleets that sentences speak of, and the rates by which they do, in ascending order.
+_LARGE, _SMALL = 10240, 16
+_CALM, _BUSY, _NEAR, _OVER = range(4)
 
 
 def fleet_sentences(results: Results) -> list[str]:
     """What the server's text says of fleets."""
     found, apart = _fleets(results), _apart(results)
-    least, fleet = (found[10240, "86,118", name] for name in ("least-loaded", "fleet"))
-    gains = [_gain(apart["16", rate, "fleet-depth-aware"][1])[0] for rate in ("134.6", "209.3")]
+    least, fleet = (found[_LARGE, _BUSY, name] for name in ("least-loaded", "fleet"))
+    gains = [_gain(apart[_SMALL, place, "fleet-depth-aware"][1])[0] for place in (_BUSY, _NEAR)]
     return [
         f"on up to {c(fleet.replicas, ',')} replicas, in groups of {c(fleet.group)}, at {c(fleet.fleet_rate, ',.0f')} "
         "requests a second",
         f"percentile of {c(fleet.latency_ms.p95, ',.0f')} ms where the least loaded replica gives "
         f"{c(least.latency_ms.p95, ',.0f')}.",
-        f"gain in groups of {c(16)} only ({gains[0]} and {gains[1]} % at two rates)",
+        f"gain in groups of {c(_SMALL)} only ({gains[0]} and {gains[1]} % at two rates)",
     ]
 
 
@@ -34,29 +36,19 @@ def simulation_sentences(results: Results) -> list[str]:
     """What the simulation's own text says."""
     found, apart = _fleets(results), _apart(results)
     random, least, affine, fleet = (
-        found[10240, "86,118", name] for name in ("random", "least-loaded", "session-affine", "fleet")
+        found[_LARGE, _BUSY, name] for name in ("random", "least-loaded", "session-affine", "fleet")
     )
-    later, last = found[10240, "133,939", "fleet"], found[10240, "191,386", "fleet"]
-    inputs, _ = read_inputs(results.root / "bench" / "results" / "simulation-inputs.json")
-    busy, calm = sorted(inputs.checks, key=lambda check: -check.rate)
-    pairs = [
-        " / ".join(c(each, ".0f") for each in seen)
-        for check in (busy, calm)
-        for seen in (check.measured, check.simulated)
-    ]
-    misses = [1 - mine / theirs for check in inputs.checks
-              for mine, theirs in zip(check.simulated, check.measured, strict=True)]  # fmt: skip
-    settled = [apart["10,240", rate, "fleet-depth-aware"] for rate in _RATES]
-    beside = [apart["10,240", rate, "depth-aware"] for rate in _RATES[:2]]
-    small = [apart["16", rate, "fleet-depth-aware"] for rate in ("134.6", "209.3")]
+    later, last = (found[_LARGE, place, "fleet"] for place in (_NEAR, _OVER))
+    settled = [apart[_LARGE, place, "fleet-depth-aware"] for place in (_CALM, _BUSY, _NEAR)]
+    beside = [apart[_LARGE, place, "depth-aware"] for place in (_CALM, _BUSY)]
+    small = [apart[_SMALL, place, "fleet-depth-aware"] for place in (_BUSY, _NEAR)]
     marked = [re.sub(r"\d+\.\d+", lambda match: c(match[0]), each[0]) for each in settled]
     short = ", ".join(c(each[1].split()[0]) for each in settled)
     losses, gains = [_loss(each[0]) for each in (*beside, *small)], [_gain(each[1]) for each in (*beside, *small)]
-    paces = [min(inputs.pass_times.paces), max(inputs.pass_times.paces)]
+    rates = [c(cells(found[_SMALL, place, "fleet"])[1]) for place in (_BUSY, _NEAR)]
+    times = simulation_inputs(results).pass_times
+    paces = [min(times.paces), max(times.paces)]
     return [
-        f"On one replica, at {c(busy.rate, '.1f')} requests a second, the engine took {pairs[0]} ms (p50 / p95 / p99) and "
-        f"the simulation of the same arrivals {pairs[1]}; at {c(calm.rate, '.1f')}, {pairs[2]} and {pairs[3]}: between "
-        f"{p(min(misses), 0)} and {p(max(misses), 0)} % too little",
         f"took {c(paces[0], '.2f')} to {c(paces[1], '.2f')} times the mean",
         f"At {c(fleet.fleet_rate, ',.0f')} requests a second on {c(fleet.replicas, ',')} replicas the 95th percentile of an "
         f"answer is {c(random.latency_ms.p95, ',.0f')} ms where any replica is drawn, {c(least.latency_ms.p95, ',.0f')} "
@@ -67,9 +59,9 @@ def simulation_sentences(results: Results) -> list[str]:
         f"could be told from noise ({short}).",
         f"short answers gain {gains[0][0]} to {gains[1][0]} % at the two lower rates, and all together lose "
         f"{losses[0][0]} % ({losses[0][1]} to {losses[0][2]}) and {losses[1][0]} % ({losses[1][1]} to {losses[1][2]}).",
-        f"In a group of {c(16)}, which is halved, short answers gain {gains[2][0]} % ({gains[2][1]} to {gains[2][2]}) and "
+        f"In a group of {c(_SMALL)}, which is halved, short answers gain {gains[2][0]} % ({gains[2][1]} to {gains[2][2]}) and "
         f"{gains[3][0]} % ({gains[3][1]} to {gains[3][2]})",
-        f"at {c('134.6')} and {c('209.3')} requests a second, and all together lose {losses[2][0]} % "
+        f"at {rates[0]} and {rates[1]} requests a second, and all together lose {losses[2][0]} % "
         f"({losses[2][1]} to {losses[2][2]}) and {losses[3][0]} % ({losses[3][1]} to {losses[3][2]}).",
         f"({c(fleet.by_kind_ms[SHORT].p50, '.0f')} against {c(fleet.by_kind_ms[LONG].p50, '.0f')} ms under `fleet` at "
         f"{c(fleet.fleet_rate, ',.0f')})",
@@ -78,13 +70,18 @@ def simulation_sentences(results: Results) -> list[str]:
     ]
 
 
-def _fleets(results: Results) -> dict[tuple[int, str, str], SimulationRow]:
+def _fleets(results: Results) -> dict[tuple[int, int, str], SimulationRow]:
+    """The rows of the last simulation by replicas, place of their rate, and routing."""
     rows = latest_simulation(results.rows)
-    return {(row.replicas, f"{row.fleet_rate:,.0f}", row.routing): row for row in rows}
+    rates = sorted({row.rate for row in rows})
+    return {(row.replicas, rates.index(row.rate), row.routing): row for row in rows}
 
 
-def _apart(results: Results) -> dict[tuple[str, str, str], Sequence[str]]:
-    return {(cell[0], cell[1], cell[2]): cell[4:] for cell in apart_cells(latest_simulation(results.rows))}
+def _apart(results: Results) -> dict[tuple[int, int, str], Sequence[str]]:
+    """What keeping depths apart changes, likewise."""
+    found = _fleets(results)
+    names = {cells(row)[:3]: key for key, row in found.items()}
+    return {names[cell[:3]]: cell[4:] for cell in apart_cells(list(found.values()))}
 
 
 def _gain(cell: str) -> list[str]:

@@ -15,6 +15,8 @@ from sigma0.bench.figures.raven import raven_page
 from sigma0.bench.figures.results import Results
 from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.pocket.card import forms_table, model_card
+from sigma0.bench.simulation.inputs import Inputs, read_inputs
+from sigma0.bench.simulation.table import checks_table
 
 # The shipped models that have a gate: what was measured of all of them stands in the tables.
 MODELS = ("pocket", "pocket-large")
@@ -69,8 +71,14 @@ def blocks(results: Results) -> dict[str, dict[str, str]]:
     return {
         "README.md": {"front": marked(front_table(front), stale_mark({front[0].model: front[0].model_sha256}))},
         "weights.md": cards,
+        "bench/simulation/README.md": {"checks": checks_table(simulation_inputs(results).checks).markdown()},
         "serve/README.md": {f"size {name}": size_page(name) for name in ("ouro-1.4b", "ouro-2.6b")},
     }
+
+
+def simulation_inputs(results: Results) -> Inputs:
+    """What the simulation of fleets is fed with."""
+    return read_inputs(results.root / "bench" / "results" / "simulation-inputs.json")[0]
 
 
 def fidelity_runs(results: Results) -> dict[str, list[FidelityRow]]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from sigma0.bench.simulation.replica import Replica, Request
+from sigma0.bench.simulation.replica import Replica
+from sigma0.bench.simulation.request import Request
 from sigma0.bench.simulation.routing import Router
 from sigma0.bench.simulation.traffic import Chat, Crowd
 
@@ -106,7 +107,7 @@ class Cluster:
             # its last turn went where one like it goes now
             number = self.router.choose(Request(1, (1,), chat.kind, chat.number))
             assert number is not None, "nobody waits before the first request"
-            self.replicas[number].keep(chat.number, chat.columns)
+            self.replicas[number].remember(chat.number, chat.columns)
             self._plan(seconds, _TURN, chat)
         self._plan(self.crowd.wait(), _CHAT, None)
         first: Totals | None = None

@@ -46,9 +46,9 @@ def simulate(
     short_share: Annotated[float, typer.Option(help="Share of chats whose tokens may stop early.")] = 0.5,
     turns: Annotated[float, typer.Option(help="Mean turns of a chat.")] = 3.0,
     think: Annotated[float, typer.Option(help="Mean seconds from an answer to the next turn.")] = 5.0,
-    requests: Annotated[int, typer.Option(help="Requests to measure for each setting, over all runs.")] = 6000,
+    requests: Annotated[int, typer.Option(help="Requests to measure for each setting, over all runs.")] = 3000,
     runs: Annotated[int, typer.Option(help="Independent runs, from which the intervals are.")] = 5,
-    warm: Annotated[int, typer.Option(help="Requests for each replica before the measured ones, in each run.")] = 200,
+    warm: Annotated[int, typer.Option(help="Requests for each replica before the measured ones, in each run.")] = 100,
     waiting: Annotated[int, typer.Option(help="Requests that wait at a replica at most; more are refused.")] = 64,
     group: Annotated[
         int, typer.Option(help="Replicas that share a router, at most; a run simulates one such group of the fleet.")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sigma0.bench.simulation.inputs import PassTime, PassTimes
+from sigma0.bench.simulation.inputs import TERMS, PassTime, PassTimes
+from sigma0.bench.simulation.replica import PassWork
 
 # Rows at which the line by rows may bend.
 KNOTS = (1, 4, 16, 64, 128, 256, 512, 1024)
@@ -23,15 +24,11 @@ class TimedPass:
     """One pass.
 
     Attributes:
-        rows: In it.
-        tokens: That it told.
-        requests: That ran.
+        work: What it held.
         seconds: It took.
     """
 
-    rows: int
-    tokens: int
-    requests: int
+    work: PassWork
     seconds: float
 
 
@@ -50,19 +47,14 @@ def fit_passes(rounds: Sequence[Sequence[TimedPass]]) -> PassTimes:
     passes = [each for found in rounds for each in found]
     if len(passes) < FEWEST or not all(rounds):
         raise ValueError(f"{len(passes)} passes are too few to tell how their time grows: give more prompts")
-    bad = next((each for each in passes if each.rows < 1 or not 0 < each.seconds < float("inf")), None)
+    bad = next((each for each in passes if each.work.rows < 1 or not 0 < each.seconds < float("inf")), None)
     if bad is not None:
         raise ValueError(f"a pass has at least 1 row and takes more than 0 seconds, got {bad}")
-    rows = np.array([each.rows for each in passes], dtype=np.float64)
+    works = [each.work for each in passes]
+    rows = np.array([work.rows for work in works], dtype=np.float64)
     knots = knots_for(int(rows.min()), int(rows.max()))
-    parts = np.column_stack(
-        [
-            _rises(rows, knots),
-            [each.requests for each in passes],
-            [each.tokens > 0 for each in passes],
-            [each.tokens for each in passes],
-        ]
-    ).astype(np.float64)
+    others = [[term(work) for term in TERMS.values()] for work in works]
+    parts = np.column_stack([_rises(rows, knots), np.array(others, dtype=np.float64)])
     took = 1000 * np.array([each.seconds for each in passes])
     number = np.repeat(np.arange(len(rounds)), [len(found) for found in rounds])
     paces = np.ones(len(rounds))
@@ -71,14 +63,11 @@ def fit_passes(rounds: Sequence[Sequence[TimedPass]]) -> PassTimes:
         fitted = parts @ weights
         whole = took.sum() / fitted.sum()
         paces = np.bincount(number, took) / np.bincount(number, fitted) / whole
-    *rises, request, telling, token = (whole * weights).tolist()
-    by_rows = np.cumsum(rises).tolist()
+    by_rows = np.cumsum(whole * weights[: len(knots)]).tolist()
     left = (took - paces[number] * fitted)[kept]
     return PassTimes(
         by_rows=tuple(PassTime(rows=knot, milliseconds=value) for knot, value in zip(knots, by_rows, strict=True)),
-        request_ms=request,
-        telling_ms=telling,
-        token_ms=token,
+        **dict(zip(TERMS, (whole * weights[len(knots) :]).tolist(), strict=True)),
         passes=len(passes),
         paces=tuple(paces.tolist()),
         explained=float(1 - left.var() / max(float(took[kept].var()), 1e-12)),

@@ -1,6 +1,7 @@
 """What the simulation is fed with: measured times of passes and measured exit depths, with their conditions."""
 
 from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -9,15 +10,27 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sigma0.bench.core.rows import Conditions
-from sigma0.bench.simulation.replica import ReplicaLimits
+from sigma0.bench.simulation.replica import PassWork, ReplicaLimits
 from sigma0.errors import one_line
 
 Count = Annotated[int, Field(ge=1)]
 Time = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0)]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+# What of a pass takes time beside the line by its rows: the field of `PassTimes`, and how many of it a pass holds.
+TERMS: Mapping[str, Callable[[PassWork], int]] = {
+    "request_ms": lambda work: work.requests,
+    "chunk_ms": lambda work: work.chunks,
+    "telling_ms": lambda work: work.tokens > 0,
+    "token_ms": lambda work: work.tokens,
+    "begun_ms": lambda work: work.begun,
+    "ended_ms": lambda work: work.ended,
+}
 
 
 class PassTime(_Strict):
@@ -29,7 +42,7 @@ class PassTime(_Strict):
     """
 
     rows: Count
-    milliseconds: Annotated[float, Field(ge=0)]
+    milliseconds: Share
 
 
 class PassTimes(_Strict):
@@ -38,17 +51,23 @@ class PassTimes(_Strict):
     Attributes:
         by_rows: Points by rising rows.
         request_ms: For each request that runs: a row of its own costs more than one in a stretch of a prompt.
+        chunk_ms: For each chunk of a prompt, which attention reads the cache for apart.
         telling_ms: For telling any token.
         token_ms: For each token that is told.
+        begun_ms: For each request that is admitted.
+        ended_ms: For each request that ends: its text, savings and verdict.
         passes: That were measured.
         paces: Time that passes of each round took over what the fit says: what the machine's speed did meanwhile.
         explained: Share of the variance of the passes that the fit and the paces explain; disturbed ones are left out.
     """
 
     by_rows: Annotated[tuple[PassTime, ...], Field(min_length=2)]
-    request_ms: Annotated[float, Field(ge=0)]
-    telling_ms: Annotated[float, Field(ge=0)]
-    token_ms: Annotated[float, Field(ge=0)]
+    request_ms: Share
+    chunk_ms: Share
+    telling_ms: Share
+    token_ms: Share
+    begun_ms: Share
+    ended_ms: Share
     passes: Count
     paces: Annotated[tuple[Time, ...], Field(min_length=1)]
     explained: float
@@ -190,19 +209,18 @@ class PassClock:
         self._pace = pace
         self._rows = [each.rows for each in times.by_rows]
         self.asked = self.beyond = 0
-        self._known: dict[tuple[int, int, int], float] = {}
+        self._known: dict[PassWork, float] = {}
 
-    def __call__(self, rows: int, tokens: int, requests: int) -> float:
-        """Seconds of a pass of so many rows and requests that tells so many tokens."""
+    def __call__(self, work: PassWork) -> float:
+        """Seconds of a pass that holds so much."""
         self.asked += 1
-        if rows > self._rows[-1]:
+        if work.rows > self._rows[-1]:
             self.beyond += 1
-        seconds = self._known.get((rows, tokens, requests))
+        seconds = self._known.get(work)
         if seconds is None:
-            times = self._times
-            milliseconds = self._by_rows(rows) + times.request_ms * requests + times.token_ms * tokens
-            seconds = self._pace * (milliseconds + times.telling_ms * (tokens > 0)) / 1000
-            self._known[rows, tokens, requests] = seconds
+            beside = sum(getattr(self._times, name) * term(work) for name, term in TERMS.items())
+            milliseconds = self._by_rows(work.rows) + beside
+            seconds = self._known[work] = self._pace * milliseconds / 1000
         return seconds
 
     def _by_rows(self, rows: int) -> float:

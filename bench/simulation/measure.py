@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.core.rows import Conditions
 from sigma0.bench.simulation.fitting import TimedPass, fit_passes
 from sigma0.bench.simulation.inputs import Check, Inputs, Kind, MeasuredAnswer, PassClock
-from sigma0.bench.simulation.replica import Replica, Request
+from sigma0.bench.simulation.replica import PassWork, Replica
+from sigma0.bench.simulation.request import Request
 from sigma0.bench.simulation.traffic import LONG, SHORT
 from sigma0.config import ExitConfig
 from sigma0.decode.planes import BlockShape
@@ -25,8 +26,10 @@ LIMITS = EngineLimits(max_waiting=10**6)
 AT_ONCE = (2, 4, 8, 16)
 # Everything is done so often, each time with prompts of its own, so that a machine that slows down slows all of it.
 ROUNDS = 6
-# Shares of the most requests a second at which the simulation is checked.
-CHECKED = (0.5, 0.8)
+# Shares of the requests a second that two at a time make, at which requests come at random: passes of the first are
+# fitted, the simulation is checked at the others.
+FITTED = (0.4, 0.65, 0.9)
+CHECKED = (0.3, 0.5, 0.8)
 PERCENTILES = (50, 95, 99)
 # Moments, in seconds, and what comes then.
 Arrivals = list[tuple[float, EngineRequest]]
@@ -51,13 +54,22 @@ class Stopwatch:
 
     def step(self, engine: Engine) -> tuple[list[Any], float]:
         """A step of the engine: its events and the seconds."""
-        before, began = engine.status().rows, self._now()
+        before, chunks, began = engine.status(), engine.counts.prompt_chunks, self._now()
         events = engine.step()
         seconds = self._now() - began
         after = engine.status()
         tokens = sum(isinstance(event, TokenOutput) for _, event in events)
         ended = sum(isinstance(event, RequestOutput | RequestFailed) for _, event in events)
-        self.passes.append(TimedPass(after.rows - before, tokens, after.running + ended, seconds))
+        ran = after.running + ended
+        work = PassWork(
+            rows=after.rows - before.rows,
+            chunks=engine.counts.prompt_chunks - chunks,
+            requests=ran,
+            tokens=tokens,
+            begun=max(0, ran - before.running),
+            ended=ended,
+        )
+        self.passes.append(TimedPass(work, seconds))
         return events, seconds
 
     def _now(self) -> float:
@@ -114,13 +126,16 @@ def measure_inputs(
         for name, asked in jobs.items():
             answers[name] += [_alone(ready(), job, watch) for job in asked]
             advance(next(done))
+        every = [*jobs[SHORT], *jobs[LONG]]
         for at_once in AT_ONCE:
-            seconds = _crowded(ready(), [*jobs[SHORT], *jobs[LONG]], at_once, watch)
+            seconds = _crowded(ready(), every, at_once, watch)
             most = 2 * len(mine) / seconds if not number else most
             advance(next(done))
+        for load in FITTED:
+            play(ready(), at_random(every, load * most, f"{number}/{load}"), watch)
+            advance(next(done))
         for load, played in checks.items():
-            mixed = [jobs[SHORT if place % 2 else LONG][place] for place in range(len(mine))]
-            arrivals = at_random(mixed, load * most, f"{number}/{load}")
+            arrivals = at_random(every, load * most, f"{number}/{load}")
             played.append((arrivals, play(ready(), arrivals, Stopwatch(model.device))))
             advance(next(done))
     shape = BlockShape.of(model, LIMITS.page_size)
@@ -143,7 +158,7 @@ def measure_inputs(
     )
 
 
-STEPS = ROUNDS * (2 + len(AT_ONCE) + len(CHECKED))
+STEPS = ROUNDS * (2 + len(AT_ONCE) + len(FITTED) + len(CHECKED))
 
 
 def _alone(engine: Engine, job: EngineRequest, watch: Stopwatch) -> MeasuredAnswer:
@@ -219,10 +234,10 @@ def replay(replica: Replica, arrivals: Sequence[tuple[float, Request]]) -> list[
 
 
 def at_random(jobs: Sequence[EngineRequest], rate: float, seed: str) -> Arrivals:
-    """Jobs as a Poisson process of so many a second."""
+    """Jobs in any order, as a Poisson process of so many a second."""
     rng = Random(f"check/{seed}")
     moments = np.cumsum([rng.expovariate(rate) for _ in jobs]).tolist()
-    return list(zip(moments, jobs, strict=True))
+    return list(zip(moments, rng.sample(jobs, len(jobs)), strict=True))
 
 
 def check(inputs: Inputs, rate: float, played: Sequence[tuple[Arrivals, list[Played]]]) -> Check:
@@ -230,13 +245,16 @@ def check(inputs: Inputs, rate: float, played: Sequence[tuple[Arrivals, list[Pla
     simulated, measured = [], []
     for pace, (arrivals, real) in zip(inputs.pass_times.paces, played, strict=True):
         clock = PassClock(inputs.pass_times, pace)
-        requests = [
-            (moment, Request(len(job.prompt_ids), tuple(token.depth for token in each.done.tokens)))
-            for (moment, job), each in zip(arrivals, real, strict=True)
-        ]
+        requests = [(moment, _as_simulated(job, each.done)) for (moment, job), each in zip(arrivals, real, strict=True)]
         simulated += replay(Replica(inputs.limits, clock), requests)
         measured += [each.seconds for each in real]
     return Check(rate=rate, requests=len(measured), measured=_told(measured), simulated=_told(simulated))
+
+
+def _as_simulated(job: EngineRequest, done: RequestOutput) -> Request:
+    """A request of the real engine with the text and the depths that came of it."""
+    text = (*job.prompt_ids, *(token.id for token in done.tokens))
+    return Request(len(job.prompt_ids), tuple(token.depth for token in done.tokens), text=text)
 
 
 def _told(seconds: Sequence[float]) -> tuple[float, float, float]:

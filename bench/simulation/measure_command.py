@@ -12,6 +12,7 @@ from sigma0.bench.core.options import AnswerTokens
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.simulation.inputs import Inputs
+from sigma0.bench.simulation.table import checks_table
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import Device, ModelArgument, StatedDtype
@@ -65,15 +66,13 @@ def print_inputs(found: Inputs) -> None:
     console = Console()
     console.print(BenchTable(counts, [milliseconds], title, left=()).rich())
     console.print(
-        f"and {times.request_ms:.3f} for each request, {times.telling_ms:.3f} where a token is told, "
-        f"{times.token_ms:.3f} for each; fitted to {times.passes:,} passes ({times.explained:.0%} of their variance)"
+        f"and {times.request_ms:.3f} for each request, {times.chunk_ms:.3f} for each chunk of a prompt, "
+        f"{times.telling_ms:.3f} where a token is told, {times.token_ms:.3f} for each, {times.begun_ms:.3f} for each "
+        f"request that begins and {times.ended_ms:.3f} for each that ends; "
+        f"fitted to {times.passes:,} passes ({times.explained:.0%} of their variance)"
     )
     console.print(f"rounds took {min(times.paces):.2f} to {max(times.paces):.2f} times as long as that")
     console.print("the machine was loaded with {:.1f} programs on {} processors".format(*found.machine_load))
     for name, kind in found.kinds.items():
         console.print(f"{name}: {len(kind.answers)} answers of {kind.passes:.1f} passes on average")
-    for check in found.checks:
-        real, simulated = ("/".join(f"{each:.0f}" for each in tail) for tail in (check.measured, check.simulated))
-        console.print(
-            f"{check.rate:.2f} requests a second at one replica: p50/p95/p99 {real} ms measured, {simulated} simulated"
-        )
+    console.print(checks_table(found.checks).rich())

@@ -11,7 +11,8 @@ from random import Random
 from typing import Protocol
 
 from sigma0.bench.simulation.loads import LoadTable
-from sigma0.bench.simulation.replica import Replica, Request
+from sigma0.bench.simulation.replica import Replica
+from sigma0.bench.simulation.request import Request
 from sigma0.bench.simulation.traffic import LONG, SHORT, Traffic
 
 

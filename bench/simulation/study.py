@@ -16,7 +16,8 @@ import numpy as np
 from sigma0.bench.core.rows_systems import Tail
 from sigma0.bench.simulation.cluster import Cluster, Course
 from sigma0.bench.simulation.inputs import Inputs, PassClock
-from sigma0.bench.simulation.replica import Replica, Request
+from sigma0.bench.simulation.replica import Replica
+from sigma0.bench.simulation.request import Request
 from sigma0.bench.simulation.routing import TOGETHER, check_routing, router_for
 from sigma0.bench.simulation.spread import mean
 from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
@@ -49,11 +50,11 @@ class Setting:
     replicas: int
     rate: float
     traffic: Traffic
-    requests: int = 6000
+    requests: int = 3000
     group: int = 32
     seed: int = 0
     runs: int = 5
-    warm: int = 200
+    warm: int = 100
     waiting: int = 64
 
     def __post_init__(self) -> None:

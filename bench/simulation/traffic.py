@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
 from sigma0.bench.simulation.inputs import Kind, MeasuredAnswer
-from sigma0.bench.simulation.replica import Request
+from sigma0.bench.simulation.request import Request
 
 SHORT, LONG = "short", "long"
 

@@ -296,6 +296,7 @@ class RunningBatch:
     def run(self) -> PassOutput:
         """Runs a pass: a loop of every row, then the tokens of those that stop."""
         left, longest = self._count()
+        self.counts.prompt_chunks += len(self.prefill.chunks)
         step = self._runner.step(longest, self._sampler, self.prefill)
         assert step is not None
         self._known = step.table

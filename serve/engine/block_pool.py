@@ -8,6 +8,7 @@ share no block. Registered blocks stay cached when no request holds them, and ar
 Blocks of one sequence follow each other where that can be had, since such a sequence is read in place on a CPU.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
@@ -162,4 +163,4 @@ def root_hash(salt: str | None) -> bytes:
 
 def block_hash(previous: bytes, token_ids: Sequence[int]) -> bytes:
     """Hash of a block's ids and, through the hash of the block before it, of all ids before them."""
-    return sha256(previous + ",".join(map(str, token_ids)).encode()).digest()
+    return sha256(previous + array("q", token_ids).tobytes()).digest()

@@ -12,6 +12,7 @@ one admitted first is never preempted, so that work always ends.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from sigma0.serve.engine.block_pool import BlockPool, block_hash
 
@@ -102,6 +103,10 @@ class ScheduledStep:
     prefill: tuple[PrefillChunk, ...] = ()
 
 
+# Of a pass in which nothing changes but the tokens in flight: most of them.
+_NOTHING = ScheduledStep()
+
+
 @dataclass(frozen=True)
 class StepOutput:
     """What came out of a pass, by the key of a sequence.
@@ -123,21 +128,22 @@ class Scheduler:
     Args:
         pool: The blocks.
         max_running: Sequences that run at most.
-        max_waiting: Sequences in the queue at most.
+        max_waiting: Sequences in the queue at most; 0 where only what can start at once is taken.
         pass_rows: Rows up to which prefill may fill a pass; decoding rows are never delayed.
         segment: Cache positions that are encoded together, a multiple of a block's: a segment is prefilled once the
             one before it is encoded, and blocks of the prefix cache stand for whole ones. None without a codec.
 
     Raises:
-        ValueError: For a limit under 1, or a segment that is no multiple of a block.
+        ValueError: For a limit under 1, a queue under 0, or a segment that is no multiple of a block.
     """
 
     def __init__(
         self, pool: BlockPool, max_running: int, max_waiting: int, pass_rows: int, segment: int | None = None
     ) -> None:
-        for name, value in (("max_running", max_running), ("max_waiting", max_waiting), ("pass_rows", pass_rows)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        least = {"max_running": (max_running, 1), "max_waiting": (max_waiting, 0), "pass_rows": (pass_rows, 1)}
+        for name, (value, bound) in least.items():
+            if value < bound:
+                raise ValueError(f"{name} must be at least {bound}, got {value}")
         if segment is not None and segment % pool.size:
             raise ValueError(f"a segment of {segment} cache positions is no multiple of a block of {pool.size}")
         self.pool = pool
@@ -175,6 +181,8 @@ class Scheduler:
         Args:
             rows: Rows that the pass has already: tokens that decode, and prefill under way.
         """
+        if not (self._short or self.waiting or self._filling or self._changed):
+            return _NOTHING
         preempted: list[tuple[SequenceEntry, int]] = []
         size = self.pool.size
         if self._short:
@@ -251,15 +259,15 @@ class Scheduler:
         Args:
             rows: Rows that the pass has already.
         """
-        if not self._filling:
-            return []
         room = max(0, self.pass_rows - rows)
+        if not room or not self._filling:
+            return []
         # of more sequences than rows the oldest, or short ones that keep coming would starve a long one
-        unfinished = [entry for entry in self._filling.values() if entry.may_enter][:room]
-        shortest_first = sorted(unfinished, key=lambda entry: entry.may_enter)
+        unfinished = [(wanted, entry) for entry in self._filling.values() if (wanted := entry.may_enter)][:room]
+        shortest_first = sorted(unfinished, key=itemgetter(0))
         chunks = []
-        for left, entry in zip(range(len(unfinished), 0, -1), shortest_first, strict=True):
-            count = min(entry.may_enter, -(-room // left))
+        for left, (wanted, entry) in zip(range(len(unfinished), 0, -1), shortest_first, strict=True):
+            count = min(wanted, -(-room // left))
             if count:
                 chunks.append(PrefillChunk(entry, entry.entered, entry.entered + count))
                 entry.entered += count

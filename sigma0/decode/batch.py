@@ -50,9 +50,11 @@ class PassCounts:
         rows: Rows in those calls.
         prompt_rows: Rows of prompts, pads left out, and of tokens caught up before a later prompt.
         head_rows: Rows that the output head read after the prompt.
+        prompt_chunks: Chunks of prompts in an engine's passes.
     """
 
     passes: int = 0
     rows: int = 0
     prompt_rows: int = 0
     head_rows: int = 0
+    prompt_chunks: int = 0

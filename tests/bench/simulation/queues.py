@@ -8,7 +8,7 @@ from sigma0.bench.simulation.replica import Replica, ReplicaLimits
 from sigma0.bench.simulation.routing import router_for
 from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
 
-MEAN = 1000
+MEAN = 200
 
 
 def kinds_of(prompts):
@@ -25,8 +25,9 @@ def exponential():
 def servers(count, prompts, load, routing="random", seed="a", traffic=None, waiting=10**9):
     """Replicas that answer one request at a time, in as many seconds as it has rows over the mean."""
     mean = float(np.mean(prompts))
-    limits = ReplicaLimits(1, running=1, pass_rows=10**9, page=1, kept=0, waiting=waiting)
-    replicas = [Replica(limits, lambda rows, tokens, running: rows / mean) for _ in range(count)]
+    # any text is one block, and none of it is ever found again
+    limits = ReplicaLimits(1, running=1, pass_rows=10**9, page=10**9, kept=10**9, waiting=waiting)
+    replicas = [Replica(limits, lambda work: work.rows / mean) for _ in range(count)]
     asked = traffic or Traffic(turns=1.0, think=0.0, context=10**9)
     crowd = Crowd(kinds_of(prompts), asked, load * count, seed)
     return Cluster(replicas, router_for(routing, replicas, max(1, count // 2), seed), crowd)

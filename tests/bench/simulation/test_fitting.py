@@ -9,11 +9,23 @@ from hypothesis import strategies as st
 
 from sigma0.bench.simulation.fitting import TimedPass, fit_passes, knots_for
 from sigma0.bench.simulation.inputs import PassClock, PassTime, PassTimes
+from sigma0.bench.simulation.replica import PassWork
+
+NOTHING = {
+    **dict.fromkeys(("request_ms", "chunk_ms", "telling_ms", "token_ms", "begun_ms", "ended_ms"), 0.0),
+    **{"passes": 1, "paces": (1,), "explained": 1},
+}
 
 
-def law(rows, tokens, requests):
-    """Milliseconds: a line that bends at 16 rows."""
-    return 2.0 + 0.05 * min(rows, 16) + 0.01 * max(rows - 16, 0) + 0.2 * requests + 1.5 * (tokens > 0) + 0.3 * tokens
+def law(work):
+    """Milliseconds: a line that bends at 16 rows, and something for all else that a pass holds."""
+    by_rows = 2.0 + 0.05 * min(work.rows, 16) + 0.01 * max(work.rows - 16, 0)
+    telling = 1.5 * (work.tokens > 0) + 0.3 * work.tokens
+    return by_rows + 0.2 * work.requests + 0.4 * work.chunks + telling + 0.7 * work.begun + 1.1 * work.ended
+
+
+def work_of(rows, tokens, requests, chunks=0, begun=0, ended=0):
+    return PassWork(rows, chunks, requests, tokens, begun, ended)
 
 
 def passes(seed, noise, disturbed=0.0, count=600):
@@ -22,8 +34,10 @@ def passes(seed, noise, disturbed=0.0, count=600):
     for _ in range(count):
         requests = int(rng.integers(1, 17))
         rows, tokens = requests * int(rng.integers(1, 30)), int(rng.integers(0, 4))
-        took = law(rows, tokens, requests) * (1 + noise * rng.standard_normal()) + 50 * (rng.random() < disturbed)
-        found.append(TimedPass(rows, tokens, requests, took / 1000))
+        chunks, begun = (int(rng.integers(0, 1 + min(requests, most))) for most in (8, 2))
+        work = work_of(rows, tokens, requests, chunks, begun, int(rng.integers(0, tokens + 1)))
+        took = law(work) * (1 + noise * rng.standard_normal()) + 50 * (rng.random() < disturbed)
+        found.append(TimedPass(work, took / 1000))
     return found
 
 
@@ -33,9 +47,9 @@ def test_the_law_is_found():
     assert fitted.paces == pytest.approx((1.0, 1.0))
     clock = PassClock(fitted)
     for each in found:
-        assert 1000 * clock(each.rows, each.tokens, each.requests) == pytest.approx(1000 * each.seconds, rel=1e-6)
+        assert 1000 * clock(each.work) == pytest.approx(1000 * each.seconds, rel=1e-6)
     # and goes on behind what was seen
-    assert 1000 * clock(2000, 2, 3) == pytest.approx(law(2000, 2, 3), rel=1e-3)
+    assert 1000 * clock(work_of(2000, 2, 3)) == pytest.approx(law(work_of(2000, 2, 3)), rel=1e-3)
 
 
 def test_noise_and_disturbed_passes_do_not_bend_it_and_their_time_counts():
@@ -44,12 +58,13 @@ def test_noise_and_disturbed_passes_do_not_bend_it_and_their_time_counts():
     assert 0.6 < fitted.explained < 1 and fitted.passes == 3000
     clock = PassClock(fitted)
     took = sum(each.seconds for each in found)
-    assert sum(clock(each.rows, each.tokens, each.requests) for each in found) == pytest.approx(took)
-    undisturbed = sum(law(each.rows, each.tokens, each.requests) for each in found) / 1000
+    assert sum(clock(each.work) for each in found) == pytest.approx(took)
+    undisturbed = sum(law(each.work) for each in found) / 1000
     assert took > 1.1 * undisturbed
     for rows, tokens, requests in [(1, 0, 1), (16, 1, 4), (100, 0, 10), (300, 3, 16)]:
-        expected = took / undisturbed * law(rows, tokens, requests)
-        assert 1000 * clock(rows, tokens, requests) == pytest.approx(expected, rel=0.08)
+        work = work_of(rows, tokens, requests)
+        expected = took / undisturbed * law(work)
+        assert 1000 * clock(work) == pytest.approx(expected, rel=0.08)
 
 
 def test_a_machine_that_changes_its_speed_is_told_from_the_law():
@@ -63,20 +78,18 @@ def test_a_machine_that_changes_its_speed_is_told_from_the_law():
     assert fitted.explained > 0.9 > fit_passes([[each for found in rounds for each in found]]).explained
     for pace, found in zip(fitted.paces, rounds, strict=True):
         clock = PassClock(fitted, pace)
-        assert sum(clock(each.rows, each.tokens, each.requests) for each in found) == pytest.approx(
-            sum(each.seconds for each in found)
-        )
+        assert sum(clock(each.work) for each in found) == pytest.approx(sum(each.seconds for each in found))
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 400), st.integers(0, 5), st.integers(1, 16))
 def test_nothing_makes_a_pass_shorter(seed, rows, tokens, requests):
     clock = PassClock(fit_passes([passes(seed, 0.3, count=60)]))
-    least = clock(rows, tokens, requests)
+    work = work_of(rows, tokens, requests)
+    least = clock(work)
     assert least > 0
-    assert clock(rows + 7, tokens, requests) >= least
-    assert clock(rows, tokens + 1, requests) >= least
-    assert clock(rows, tokens, requests + 1) >= least
+    for name, more in {"rows": 7, "tokens": 1, "requests": 1, "chunks": 1, "begun": 1, "ended": 1}.items():
+        assert clock(work._replace(**{name: getattr(work, name) + more})) >= least
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000))
@@ -88,11 +101,12 @@ def test_knots_rise_and_the_last_two_lie_apart(first, second):
 
 def test_the_clock_goes_straight_between_points():
     points = tuple(PassTime(rows=rows, milliseconds=time) for rows, time in [(2, 1.0), (4, 2.0), (10, 2.0)])
-    times = PassTimes(by_rows=points, request_ms=0, telling_ms=5, token_ms=1, passes=1, paces=(1,), explained=1)
+    times = PassTimes(by_rows=points, **{**NOTHING, "telling_ms": 5, "token_ms": 1, "ended_ms": 2})
     clock = PassClock(times)
-    told = [1000 * clock(rows, 0, 3) for rows in (1, 2, 3, 4, 7, 10, 99)]
+    told = [1000 * clock(work_of(rows, 0, 3)) for rows in (1, 2, 3, 4, 7, 10, 99)]
     assert told == pytest.approx([1, 1, 1.5, 2, 2, 2, 2])
-    assert 1000 * clock(4, 2, 1) == pytest.approx(9)
+    assert 1000 * clock(work_of(4, 2, 1)) == pytest.approx(9)
+    assert 1000 * clock(work_of(4, 2, 1, ended=2)) == pytest.approx(13)
 
 
 def test_too_few_passes_are_told():
@@ -106,11 +120,12 @@ def test_too_few_passes_are_told():
 def test_points_must_rise(rows):
     points = [{"rows": each, "milliseconds": 1.0} for each in rows]
     with pytest.raises(ValueError, match="rising rows"):
-        PassTimes(by_rows=points, request_ms=0, telling_ms=0, token_ms=0, passes=1, paces=(1,), explained=1)
+        PassTimes(by_rows=points, **NOTHING)
 
 
 @pytest.mark.parametrize("wrong", [{"seconds": 0.0}, {"seconds": -1.0}, {"seconds": float("nan")}, {"rows": 0}])
 def test_a_pass_that_cannot_be_is_named(wrong):
     found = passes(0, 0.0, count=60)
+    broken = replace(found[0], work=work_of(0, 0, 1)) if "rows" in wrong else replace(found[0], **wrong)
     with pytest.raises(ValueError, match=rf"at least 1 row and takes more than 0 seconds, got .*{next(iter(wrong))}"):
-        fit_passes([found, [replace(found[0], **wrong)]])
+        fit_passes([found, [broken]])

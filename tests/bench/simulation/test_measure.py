@@ -1,5 +1,7 @@
 """Measuring: where passes take what a law says, the law is found, and the simulation takes as long as the engine."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -11,13 +13,16 @@ from sigma0.bench.core.rows import Conditions
 from sigma0.bench.simulation import measure
 from sigma0.bench.simulation.inputs import PassClock, read_inputs
 from sigma0.bench.simulation.measure import STEPS, Stopwatch, measure_inputs, play
+from sigma0.bench.simulation.replica import PassWork
 from sigma0.serve.engine.engine import EngineLimits
 from tests.bench.core.test_ledger import CONDITIONS
 from tests.reference import settled_model
 
 
-def law(rows, tokens, requests):
-    return (2.0 + 0.05 * rows + 0.3 * requests + 1.0 * (tokens > 0) + 0.2 * tokens) / 1000
+def law(work):
+    told = 1.0 * (work.tokens > 0) + 0.2 * work.tokens
+    beside = 0.3 * work.requests + 0.1 * work.chunks + 0.5 * work.begun + 0.8 * work.ended
+    return (2.0 + 0.05 * work.rows + beside + told) / 1000
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +41,8 @@ def lawful(monkeypatch):
     def by_law(self, engine):
         events, _ = step(self, engine)
         last = self.passes[-1]
-        seconds = law(last.rows, last.tokens, last.requests)
-        self.passes[-1] = type(last)(last.rows, last.tokens, last.requests, seconds)
+        seconds = law(last.work)
+        self.passes[-1] = replace(last, seconds=seconds)
         return events, seconds
 
     monkeypatch.setattr(Stopwatch, "step", by_law)
@@ -56,11 +61,11 @@ def test_the_simulation_takes_as_long_as_the_engine(model, lawful):
     found = measure_inputs(*model, conditions, prompts(12), ExitConfig(q=0.5), told.append)
     assert told == list(range(1, STEPS + 1))
     clock = PassClock(found.pass_times)
-    for rows, tokens, requests in [(1, 0, 1), (9, 1, 3), (40, 2, 4)]:
-        assert clock(rows, tokens, requests) == pytest.approx(law(rows, tokens, requests), rel=1e-6)
+    for work in (PassWork(1, 0, 1, 0, 0, 0), PassWork(9, 2, 3, 1, 1, 0), PassWork(40, 0, 4, 2, 0, 1)):
+        assert clock(work) == pytest.approx(law(work), rel=1e-6)
     assert found.pass_times.explained == pytest.approx(1.0) and len(found.pass_times.paces) == 6
     for check in found.checks:
-        assert check.requests == 12
+        assert check.requests == 24
         assert check.simulated == pytest.approx(check.measured, rel=1e-6)
     assert [len(kind.answers) for kind in found.kinds.values()] == [12, 12]
     assert {depth for answer in found.kinds["long"].answers for depth in answer.depths} == {4}

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
+from sigma0.bench.simulation.replica import Replica, ReplicaLimits
+from sigma0.bench.simulation.request import Request
+from sigma0.decode.planes import BlockShape
 from sigma0.serve.engine.engine import Engine, EngineLimits
 from sigma0.serve.engine.messages import Busy, EngineRequest, RequestOutput, TokenOutput
 from tests.reference import settled_model
@@ -28,26 +30,27 @@ def model(tokenizer):
     return found
 
 
-def engine_of(model, tokenizer, running, pass_rows):
-    return Engine(model, tokenizer, "tiny", EngineLimits(running, 64, pass_rows, 4, 2**22), watch=False)
+def engine_of(model, tokenizer, running, pass_rows, blocks):
+    kept = blocks * BlockShape.of(model, 4).bytes_with(model.dtype)
+    return Engine(model, tokenizer, "tiny", EngineLimits(running, 64, pass_rows, 4, kept), watch=False)
 
 
 def played(engine, jobs):
-    """Depths and moments of every job's tokens, rows of every pass; a job is submitted before its own pass."""
-    queue, keys, told, depths, rows = sorted(jobs, key=lambda each: each[0]), {}, {}, {}, []
+    """Ends and moments of every job's tokens, rows of every pass; a job is submitted before its own pass."""
+    queue, keys, told, ends, rows = sorted(jobs, key=lambda each: each[0]), {}, {}, {}, []
     for number in range(2000):
         while queue and queue[0][0] <= number:
             keys[engine.submit(queue[0][1])] = len(keys)
             queue.pop(0)
         if not engine.has_work and not queue:
-            return told, depths, rows
+            return told, ends, rows
         before = engine.status().rows
         for key, event in engine.step():
             if isinstance(event, TokenOutput):
                 told.setdefault(keys[key], []).append(number)
             else:
-                assert isinstance(event, RequestOutput) and not event.preemptions
-                depths[keys[key]] = [token.depth for token in event.tokens]
+                assert isinstance(event, RequestOutput)
+                ends[keys[key]] = event
         rows.append(engine.status().rows - before)
     raise AssertionError("the engine does not end")
 
@@ -55,7 +58,7 @@ def played(engine, jobs):
 def simulated(limits, requests):
     """Moments of the first and last token of every request, and rows of every pass; time is counted in passes."""
     queue, rows, ended = sorted(requests, key=lambda each: each[0]), [], []
-    replica = Replica(limits, lambda count, told, running: rows.append(count) or 1.0)
+    replica = Replica(limits, lambda work: rows.append(work.rows) or 1.0)
     for number in range(2000):
         while queue and queue[0][0] <= number:
             replica.add(queue.pop(0)[1])
@@ -75,34 +78,59 @@ def simulated(limits, requests):
 def loads(draw):
     jobs = []
     for number in range(draw(st.integers(1, 7))):
-        # first ids apart, so that no text is found by another's prefix
-        ids = (10 + number, *np.random.default_rng(number).integers(40, 90, draw(st.integers(0, 30))).tolist())
+        # some texts begin alike
+        ids = (
+            10 + draw(st.integers(0, number)),
+            *np.random.default_rng(0).integers(40, 90, draw(st.integers(0, 30))).tolist(),
+        )
         job = EngineRequest(ids, draw(st.integers(1, 12)), draw(st.sampled_from(CONFIGS)))
         jobs.append((draw(st.integers(0, 25)), job))
     return jobs
 
 
-@settings(max_examples=20, deadline=None)
-@given(loads(), st.integers(1, 4), st.integers(1, 40))
-def test_every_token_is_told_in_the_same_pass(model, tokenizer, jobs, running, pass_rows):
+def beside_the_engine(model, tokenizer, jobs, running, pass_rows, blocks):
+    """The same jobs in both; how often one was preempted."""
     jobs = sorted(jobs, key=lambda each: each[0])
-    told, depths, real_rows = played(engine_of(model, tokenizer, running, pass_rows), jobs)
-    requests = [
-        (at, Request(len(job.prompt_ids), tuple(depths[number]), arrived=at)) for number, (at, job) in enumerate(jobs)
-    ]
-    ended, rows = simulated(ReplicaLimits(LOOPS, running, pass_rows, 4), requests)
+    told, ends, real_rows = played(engine_of(model, tokenizer, running, pass_rows, blocks), jobs)
+    requests = []
+    for number, (at, job) in enumerate(jobs):
+        tokens = ends[number].tokens
+        text = (*job.prompt_ids, *(token.id for token in tokens))
+        requests.append((at, Request(len(job.prompt_ids), tuple(token.depth for token in tokens), text=text)))
+    ended, rows = simulated(ReplicaLimits(LOOPS, running, pass_rows, 4, 4 * blocks), requests)
     assert len(ended) == len(jobs)
     assert rows == real_rows
     for number, (_, request) in enumerate(requests):
         assert (request.first, request.ended) == (told[number][0], told[number][-1])
+        assert (request.entry.preemptions, request.cached) == (ends[number].preemptions, ends[number].cached_tokens)
+    return sum(end.preemptions for end in ends.values())
+
+
+@settings(max_examples=20, deadline=None)
+@given(loads(), st.integers(1, 4), st.integers(1, 40), st.integers(11, 40))
+def test_every_token_is_told_in_the_same_pass(model, tokenizer, jobs, running, pass_rows, blocks):
+    """Also where blocks run out, and prompts begin with what others have left."""
+    beside_the_engine(model, tokenizer, jobs, running, pass_rows, blocks)
+
+
+def test_requests_are_preempted_and_resumed_as_in_the_engine(model, tokenizer):
+    preempted = 0
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        jobs = [
+            (int(rng.integers(0, 9)), EngineRequest((10 + number, *range(20, 20 + length)), 12, CONFIGS[number % 4]))
+            for number, length in enumerate(rng.integers(0, 30, 6).tolist())
+        ]
+        preempted += beside_the_engine(model, tokenizer, jobs, 4, int(rng.integers(2, 40)), 12 + seed)
+    assert preempted > 5, "blocks must run out"
 
 
 def test_a_turn_finds_what_the_turn_before_it_left(model, tokenizer):
     """A chat that goes on reads only what is new; so does the simulated one, to the column."""
-    engine = engine_of(model, tokenizer, 2, 64)
+    engine = engine_of(model, tokenizer, 2, 64, 500)
     ids, requests = list(range(20, 41)), []
     limits = ReplicaLimits(LOOPS, 2, 64, 4)
-    replica = Replica(limits, lambda rows, told, running: 1.0)
+    replica = Replica(limits, lambda work: 1.0)
     for _ in range(4):
         engine.submit(EngineRequest(tuple(ids), 6, ExitConfig(q=0.5)))
         (done,) = [event for event in drained(engine) if isinstance(event, RequestOutput)]
@@ -126,7 +154,7 @@ def drained(engine):
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes_first():
-    replica = Replica(ReplicaLimits(1, 1, 64, 1, kept=10), lambda rows, told, running: 1.0)
+    replica = Replica(ReplicaLimits(1, 1, 64, 1, kept=10), lambda work: 1.0)
     cached = {}
     for session in (1, 2, 3, 1, 3):
         request = Request(5, (1,), session=session)
@@ -142,7 +170,7 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes_first():
 def test_rows_are_those_of_the_definition(texts):
     """Alone, a text of P columns and exits e takes P T rows of its prompt, and min(T, what is left) of each token."""
     for prompt, depths in texts:
-        replica = Replica(ReplicaLimits(LOOPS, 1, 10**6), lambda rows, told, running: 1.0)
+        replica = Replica(ReplicaLimits(LOOPS, 1, 10**6), lambda work: 1.0)
         replica.add(Request(prompt, tuple(depths)))
         while replica.has_work:
             replica.begin_pass(0.0)
@@ -157,32 +185,28 @@ def test_limits_are_checked():
         ReplicaLimits(LOOPS, running=0)
 
 
-def test_running_texts_and_remembered_ones_share_the_pages():
-    """40 columns: what is kept of an ended text gives way to one that runs, its last pages first."""
-    replica = Replica(ReplicaLimits(1, 2, 64, 4, kept=40), lambda rows, told, running: 1.0)
+def test_a_chat_that_was_there_before_is_found():
+    replica = Replica(ReplicaLimits(1, 2, 64, 4, kept=40), lambda work: 1.0)
 
-    def answer(*requests):
-        for request in requests:
-            replica.add(request)
+    def cached(request):
+        replica.add(request)
         while replica.has_work:
             replica.begin_pass(0.0)
             replica.end_pass(0.0)
-        return [request.cached for request in requests]
+        return request.cached
 
-    assert answer(Request(21, (1,), session=1)) == [0]
-    # 24 columns beside 20 that are kept: one page of them goes
-    assert answer(Request(24, (1,), session=2)) == [0]
-    assert answer(Request(30, (1,), session=1)) == [16]
-    # two that do not fit beside one another run one after the other
-    first, second = Request(24, (1, 1)), Request(20, (1,))
-    assert answer(first, second) == [0, 0]
-    assert replica.passes == 3 + 2 + 1
+    replica.remember(1, 21)
+    replica.remember(2, 10)
+    assert [cached(Request(30, (1,), session=1)), cached(Request(3, (1,), session=2))] == [20, 0]
+    replica.remember(3, 41)
+    assert cached(Request(30, (1,), session=3)) == 0, "it did not fit"
+    assert not replica.has_work
 
 
 def test_a_replica_is_full_with_as_many_as_the_engine_takes(model, tokenizer):
     limits = EngineLimits(2, 3, 64, 4, 2**22)
     engine = Engine(model, tokenizer, "tiny", limits, watch=False)
-    replica = Replica(ReplicaLimits(LOOPS, 2, 64, 4, waiting=3), lambda rows, told, running: 1.0)
+    replica = Replica(ReplicaLimits(LOOPS, 2, 64, 4, waiting=3), lambda work: 1.0)
     taken = 0
     while not replica.is_full:
         engine.submit(EngineRequest((20 + taken, 5), 3, ExitConfig(mode="full")))

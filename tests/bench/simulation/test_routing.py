@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigma0.bench.simulation.loads import LoadTable
-from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
+from sigma0.bench.simulation.replica import Replica, ReplicaLimits
+from sigma0.bench.simulation.request import Request
 from sigma0.bench.simulation.routing import router_for
 from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
 from sigma0.serve.engine.messages import Busy
+from sigma0.serve.engine.scheduler import SequenceEntry
 
 
 @given(st.integers(1, 8), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), max_size=60))
@@ -28,17 +30,17 @@ def test_the_least_are_those_that_a_search_finds(count, changes):
 def test_the_fleet_is_the_one_that_serves(steps):
     """The same replica, or one with as few open requests where several are equal; then the real choice is taken on."""
     limits = ReplicaLimits(1, running=2, waiting=1)
-    replicas = [Replica(limits, lambda rows, told, running: 1.0) for _ in range(3)]
+    replicas = [Replica(limits, lambda work: 1.0) for _ in range(3)]
     router = router_for("fleet", replicas, 0, "a")
     real = Fleet()
     real.update([EngineReport(str(number), 2, 3, NOTHING) for number in range(3)])
-    at: list[str] = []
+    at: list[tuple[str, SequenceEntry]] = []
     for what, chat in steps:
         if what == "give":
             if at:
-                engine = at.pop(0)
+                engine, entry = at.pop(0)
                 real.give(engine)
-                replicas[int(engine)].load -= 1
+                replicas[int(engine)].scheduler.remove(entry)
                 router.note(int(engine), replicas[int(engine)].load)
             continue
         # a chat is known by how its prompts begin
@@ -50,6 +52,7 @@ def test_the_fleet_is_the_one_that_serves(steps):
             continue
         assert replicas[number].load == replicas[int(engine)].load
         router._home[chat] = int(engine)
-        at.append(engine)
-        replicas[int(engine)].load += 1
+        request = Request(400, (1,), "short", chat)
+        replicas[int(engine)].add(request)
+        at.append((engine, request.entry))
         router.note(int(engine), replicas[int(engine)].load)

@@ -29,7 +29,8 @@ def run(*arguments):
 
 
 def inputs_of(**changes):
-    times = {"request_ms": 0.1, "telling_ms": 1.0, "token_ms": 0.2, "passes": 9, "paces": [1.0], "explained": 0.9}
+    times = {"request_ms": 0.1, "chunk_ms": 0.0, "telling_ms": 1.0, "token_ms": 0.2, "begun_ms": 0.0, "ended_ms": 0.0}
+    times |= {"passes": 9, "paces": [1.0], "explained": 0.9}
     points = [{"rows": 1, "milliseconds": 2.0}, {"rows": 64, "milliseconds": 4.0}]
     answers = [{"prompt": 30 + 10 * number, "depths": [1 + number, 2, 3]} for number in range(3)]
     values = {
@@ -256,35 +257,10 @@ def test_the_committed_rows_are_of_the_committed_inputs():
     assert {row.routing for row in rows} == set(COMPARED.split(",")) and max(row.replicas for row in rows) == 10240
     assert (RESULTS / "simulation.md").read_text() == whole(rows)
     for check in inputs.checks:
-        assert check.simulated == pytest.approx(check.measured, rel=0.25)
+        # the median and the 95th percentile of loads of which nothing was fitted
+        assert check.simulated[:2] == pytest.approx(check.measured[:2], rel=0.1)
     row = next(row for row in rows if row.replicas == 16 and row.routing == "fleet")
     traffic = Traffic(**{**row.traffic, "context": int(row.traffic["context"])})
     sizes = {name: getattr(row, name) for name in ("replicas", "rate", "requests", "runs", "warm", "waiting", "seed")}
     seen = simulate(Fleets(inputs), Setting(routing=row.routing, traffic=traffic, group=row.group, **sizes))
     assert seen.latency_ms == pytest.approx(row.latency_ms)
-
-
-def test_the_text_says_what_the_rows_say():
-    rows = latest_simulation(read_rows(RESULTS / "leaderboard.jsonl"))
-    found = {(row.replicas, f"{row.fleet_rate:,.0f}", row.routing): row for row in rows}
-    page = " ".join((RESULTS.parents[0] / "simulation" / "README.md").read_text().split())
-    names = ("random", "least-loaded", "session-affine", "fleet")
-    random, least, affine, fleet = (found[10240, "86,118", name].latency_ms.p95 for name in names)
-    told = (
-        f"is {random:,.0f} ms where any replica is drawn, {least:,.0f} where the least loaded one is taken, "
-        f"{affine:,.0f} where a chat has a replica drawn for it, and {fleet:,.0f} under `fleet`"
-    )
-    assert told in page
-    assert f"finds {found[10240, '86,118', 'fleet'].cached:.0%}".replace("%", " %") in page
-    assert f"`fleet` still answers within {found[10240, '133,939', 'fleet'].latency_ms.p95:,.0f} ms" in page
-    apart = {(cell[0], cell[1], cell[2]): cell[4:] for cell in apart_cells(rows)}
-    settled = [apart["10,240", rate, "fleet-depth-aware"] for rate in ("47,821", "86,118", "133,939")]
-    whole_traffic, short = ([each[place] for each in settled] for place in (0, 1))
-    assert f"{whole_traffic[0]}, {whole_traffic[1]} and {whole_traffic[2]} times" in page
-    assert f"({', '.join(each.split()[0] for each in short)})" in page
-    server = " ".join((RESULTS.parents[1] / "serve" / "README.md").read_text().split())
-    assert f"a 95th percentile of {fleet:,.0f} ms where the least loaded replica gives {least:,.0f}" in server
-    small = [float(apart["16", rate, "fleet-depth-aware"][1].split()[0]) for rate in ("134.6", "209.3")]
-    gains = [round(100 * (1 - ratio)) for ratio in small]
-    assert f"gain in groups of 16 only ({gains[0]} and {gains[1]} % at two rates)" in server
-    assert f"short answers gain {gains[0]} %" in page and f"and {gains[1]} %" in page

@@ -12,6 +12,13 @@ from tests.bench.simulation.queues import MEAN, exponential, servers
 SEEDS = "abcdef"
 
 
+def slow(*values):
+    """Cases beside those of the fast tests."""
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values
+    ]
+
+
 def courses(*arguments, warm, measured, **more):
     return [servers(*arguments, seed=seed, **more).run(warm, measured) for seed in SEEDS]
 
@@ -35,7 +42,7 @@ def erlang_c(count, load):
     return full / (free + full)
 
 
-@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+@pytest.mark.parametrize("load", [0.6, *slow(0.3, 0.8)])
 def test_one_exponential_server_waits_as_m_m_1(load):
     found = courses(1, exponential(), load, warm=500, measured=12000)
     agrees([waits(course).mean() for course in found], load / (1 - load))
@@ -50,21 +57,21 @@ def test_one_exponential_server_waits_as_m_m_1(load):
     agrees([np.percentile(each, 99) for each in ends], math.log(100) / (1 - load), within=0.1)
 
 
-@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+@pytest.mark.parametrize("load", [0.6, *slow(0.3, 0.8)])
 def test_one_constant_server_waits_as_m_d_1(load):
     found = courses(1, [MEAN], load, warm=500, measured=8000)
     agrees([waits(course).mean() for course in found], load / (2 * (1 - load)))
 
 
-@pytest.mark.parametrize(("count", "load"), [(2, 0.6), (5, 0.8), (16, 0.9)])
-def test_one_queue_before_several_servers_waits_as_m_m_c(count, load):
-    found = courses(count, exponential(), load, "one-queue", warm=2000, measured=15000)
+@pytest.mark.parametrize(("count", "load", "measured"), [(2, 0.6, 6000), *slow((5, 0.8, 15000), (16, 0.9, 15000))])
+def test_one_queue_before_several_servers_waits_as_m_m_c(count, load, measured):
+    found = courses(count, exponential(), load, "one-queue", warm=measured // 8, measured=measured)
     chance = erlang_c(count, load)
     agrees([(waits(course) > 1e-9).mean() for course in found], chance)
     agrees([waits(course).mean() for course in found], chance / (count * (1 - load)), within=0.1)
 
 
-@pytest.mark.parametrize("waiting", [0, 3])
+@pytest.mark.parametrize("waiting", [3, *slow(0)])
 def test_one_server_with_few_places_refuses_as_m_m_1_k(waiting):
     """With K places, P(full) = (1 - load) load^K / (1 - load^(K + 1)); with one it is Erlang's loss formula."""
     load, places = 0.8, waiting + 1
@@ -73,21 +80,23 @@ def test_one_server_with_few_places_refuses_as_m_m_1_k(waiting):
     agrees(refused, (1 - load) * load**places / (1 - load ** (places + 1)))
 
 
-def test_servers_without_a_queue_refuse_as_erlang_says():
+@pytest.mark.parametrize("routing", ["one-queue", *slow("least-loaded", "fleet")])
+def test_servers_without_a_queue_refuse_as_erlang_says(routing):
     """The same from one queue of no places before several servers: M/M/c/c, Erlang B."""
     count, load = 5, 0.8
     terms = [(count * load) ** busy / math.factorial(busy) for busy in range(count + 1)]
-    for routing in ("one-queue", "least-loaded", "fleet"):
-        found = courses(count, exponential(), load, routing, warm=200, measured=5000, waiting=0)
-        refused = [np.mean([request.refused for request in course.requests]) for course in found]
-        agrees(refused, terms[-1] / sum(terms))
+    found = courses(count, exponential(), load, routing, warm=200, measured=5000, waiting=0)
+    refused = [np.mean([request.refused for request in course.requests]) for course in found]
+    agrees(refused, terms[-1] / sum(terms))
 
 
+@pytest.mark.slow
 def test_random_routing_splits_a_poisson_stream_into_independent_ones():
     """Each of many servers is an M/M/1 of its own: so groups of a fleet need not be simulated together."""
     agrees([waits(course).mean() for course in courses(8, exponential(), 0.6, warm=2000, measured=12000)], 0.6 / 0.4)
 
 
+@pytest.mark.slow
 def test_the_shorter_of_two_queues_is_as_long_as_the_mean_field_says():
     """Of very many servers a share load^(2^k - 1) has k requests at least: Mitzenmacher 2001, 10.1109/71.963420."""
     load, count = 0.8, 300
@@ -105,9 +114,11 @@ def test_a_router_that_knows_more_lets_wait_less():
     assert found == sorted(found) and found[0] < 0.9 * found[1] and found[1] < 0.5 * found[3]
 
 
-@pytest.mark.parametrize("routing", ["random", "two-choices", "least-loaded", "one-queue", "fleet", "depth-aware"])
+@pytest.mark.parametrize(
+    "routing", ["fleet", *slow("random", "two-choices", "least-loaded", "one-queue", "depth-aware")]
+)
 def test_more_replicas_for_the_same_requests_never_let_wait_longer(routing):
-    for seed in SEEDS[:3]:
+    for seed in SEEDS[:2]:
         found = [
             waits(servers(count, exponential(), 3.2 / count, routing, seed).run(500, 4000)).mean()
             for count in (4, 6, 8, 16)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigma0.serve.engine.block_pool import BlockPool
-from sigma0.serve.engine.scheduler import Scheduler, SequenceEntry, StepOutput
+from sigma0.serve.engine.scheduler import ScheduledStep, Scheduler, SequenceEntry, StepOutput
 
 
 def entry(key, length):
@@ -119,11 +119,32 @@ def test_the_last_position_is_never_cached():
     assert again.entered == 4
 
 
-@pytest.mark.parametrize("name", ["max_running", "max_waiting", "pass_rows"])
-def test_bad_limits_are_named(name):
-    limits = {"max_running": 1, "max_waiting": 1, "pass_rows": 1, name: 0}
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+@pytest.mark.parametrize(("name", "bound"), [("max_running", 1), ("max_waiting", 0), ("pass_rows", 1)])
+def test_bad_limits_are_named(name, bound):
+    limits = {"max_running": 1, "max_waiting": 0, "pass_rows": 1, name: bound - 1}
+    with pytest.raises(ValueError, match=f"{name} must be at least {bound}, got {bound - 1}"):
         Scheduler(BlockPool(1, 1), **limits)
+
+
+def test_without_a_queue_only_what_can_start_at_once_is_taken():
+    queue = scheduler(waiting=0, running=1)
+    assert not queue.is_full
+    queue.add(entry(0, 2))
+    assert queue.is_full
+    queue.schedule(0)
+    assert queue.is_full
+    queue.update(StepOutput(ended=(0,)))
+    assert not queue.is_full
+
+
+def test_nothing_is_scheduled_where_nothing_changes():
+    queue = scheduler(blocks=10, size=4, rows=16)
+    queue.add(entry(0, 5))
+    assert queue.schedule(0).admitted
+    queue.update(StepOutput(fed={0: (5, 7)}))
+    assert queue.schedule(6) == ScheduledStep()
+    queue.update(StepOutput(fed={0: (8, 7)}))
+    assert queue.schedule(6).tables, "the token after that lacks a block"
 
 
 def test_it_needs_no_torch():
