@@ -1,4 +1,4 @@
-"""Which fast tests run which lines, kept in a file: a test file is run for it once until it or a source it runs changes."""
+"""Which fast tests run which lines, kept in files: a test file is covered anew as it or a source it runs changes."""
 
 import json
 from collections.abc import Sequence
@@ -96,13 +96,14 @@ class CoverageCache:
         known = {file: self._read(file) for file in test_files}
         return Covered({file: noted for file, noted in known.items() if noted is not None})
 
-    def cover(self, worker: TestWorker, file: str, sources: Sequence[str]) -> None:
+    def cover(self, worker: TestWorker, file: str, sources: Sequence[str], seconds: float = _WALL) -> None:
         """Runs a test file in a worker's copy, and keeps which of its tests run which lines.
 
         Args:
             worker: Whose copy it is run in.
             file: The test file.
-            sources: Patterns of the sources whose lines count, relative to the tree.
+            sources: The sources whose lines count, relative to the tree.
+            seconds: On the clock, at most; nothing is kept of a file that takes longer.
 
         Raises:
             ValueError: If it cannot be run.
@@ -110,7 +111,9 @@ class CoverageCache:
         out = worker.copy.with_name(f"{worker.copy.name}.cover.json")
         out.unlink(missing_ok=True)
         patterns = [str(worker.copy / source) for source in sources]
-        ended = worker.run([file], _CPU, _WALL, cover={"sources": patterns, "out": str(out)})
+        ended = worker.run([file], _CPU, min(seconds, _WALL), cover={"sources": patterns, "out": str(out)})
+        if ended.timed_out:
+            return
         if not out.exists():
             raise ValueError(f"{file!r} cannot be run (exit code {ended.code}): {worker.log[-500:]}")
         noted: dict[str, Any] = json.loads(out.read_text())

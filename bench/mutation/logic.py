@@ -52,9 +52,9 @@ class Source:
         """Where a line stands."""
         return self._scopes.get(line, Scope(range(line, line + 1), None, True))
 
-    def _span(self, node: ast.AST) -> tuple[Position, Position]:
-        start, end = self._position(node.lineno, node.col_offset), self._position(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
-        return start, end
+    def _span(self, node: ast.expr | ast.stmt) -> tuple[Position, Position]:
+        end = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+        return self._position(node.lineno, node.col_offset), self._position(*end)
 
     def _position(self, line: int, column: int) -> Position:
         """A place in characters, of one in bytes."""
@@ -85,7 +85,7 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
             yield block
 
 
-def _no_logic(tree: ast.AST) -> Iterator[ast.AST]:
+def _no_logic(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
     for node in ast.walk(tree):
         match node:
             case ast.arg(annotation=ast.expr() as annotation) | ast.AnnAssign(annotation=annotation):
@@ -108,5 +108,7 @@ def _is_type(value: ast.expr) -> bool:
     """Whether an expression is an alias such as `A | B`, which only annotations use."""
     match value:
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return all(isinstance(side, ast.Name | ast.Subscript | ast.Constant) or _is_type(side) for side in (left, right))
+            return all(
+                isinstance(side, ast.Name | ast.Subscript | ast.Constant) or _is_type(side) for side in (left, right)
+            )
     return False

@@ -1,8 +1,8 @@
 """Mutants of sources: what cosmic-ray's operators make of each place in the logic, and a sample of them.
 
 Not all replacements are taken. Arithmetic is replaced by arithmetic and bit operators by bit operators, an order by an
-order and `is` by `is not`: the others mostly raise a TypeError at once, which any test notices. The operators for single
-variables are left out, since they draw at random.
+order and `is` by `is not`: the others mostly raise a TypeError at once, which any test notices. The operators for
+single variables are left out, since they draw at random.
 """
 
 import ast
@@ -110,8 +110,8 @@ def mutate(file: str, text: str, change: _Change, line: int) -> Mutant | None:
 def sample(root: Path, folders: Mapping[str, Sequence[str]], n: int, seed: int, least: int) -> dict[str, list[Mutant]]:
     """Draws mutants of each folder: a place with equal chances, then one of its changes.
 
-    Each folder gets as many as its share of all places, but no fewer than `least` as far as it has them, so that its own
-    score means something.
+    Each folder gets as many as its share of all places, but no fewer than `least` as far as it has them, so that its
+    own score means something.
 
     Args:
         root: The tree.

@@ -1,13 +1,16 @@
 """Copies of the tree, and in each a process that runs tests there."""
 
+import compileall
 import json
+import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,8 +20,9 @@ Item = TypeVar("Item")
 _LEFT_OUT = shutil.ignore_patterns(
     ".git", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "*.jsonl.lock", ".mutants"
 )
-# forks.OTHER_TREE, and what pytest returns
-OTHER_TREE, PASSED, NOT_FOUND, NO_TESTS = 70, 0, 4, 5
+# those of forks.py, and what pytest returns
+OTHER_TREE, BROKEN = 70, 71
+PASSED, NOT_FOUND, NO_TESTS = 0, 4, 5
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class TestWorker:
 
     def __init__(self, root: Path, copy: Path, shared: Sequence[str] = ()) -> None:
         copy_tree(root, copy)
+        compileall.compile_dir(copy, quiet=2)
         self.copy = copy.resolve()
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("forks.py").resolve()), *shared],
@@ -68,6 +73,19 @@ class TestWorker:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+
+    @contextmanager
+    def changed(self, file: str, text: str) -> Iterator[None]:
+        """A source of the copy with another text, for a while; its age differs too, so that no .pyc stands for it."""
+        path = self.copy / file
+        old, times = path.read_bytes(), path.stat()
+        path.write_text(text)
+        os.utime(path, (times.st_atime + 10, times.st_mtime + 10))
+        try:
+            yield
+        finally:
+            path.write_bytes(old)
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     @property
     def log(self) -> str:
@@ -96,7 +114,7 @@ class TestWorker:
             cover: Patterns of `sources`, and the file `out` that says which test runs which of their lines.
 
         Raises:
-            ValueError: If the tests would have run another tree.
+            ValueError: If the tests could not be run, or would have run another tree.
         """
         job = {
             "arguments": [*arguments], "cpu_seconds": cpu_seconds, "wall_seconds": wall_seconds,
@@ -108,6 +126,8 @@ class TestWorker:
         ended = Ended(**self._answer())
         if ended.code == OTHER_TREE:
             raise ValueError(f"sigma0 would be imported from elsewhere than {str(self.copy)!r}")
+        if ended.code == BROKEN:
+            raise ValueError(f"pytest could not be run: {self.log[-500:]}")
         return ended
 
     def _answer(self) -> dict[str, Any]:
