@@ -139,7 +139,8 @@ class Campaign:
 
     def judge(self, drawn: Mapping[str, Sequence[Mutant]], advance: Callable[[int], None]) -> list[Judged]:
         """What becomes of mutants, by area; those of all areas in turn, so that each has its share of the time."""
-        covered = self._cache.covered(test_files(self._root, self._areas))
+        files = test_files(self._root, self._areas)
+        covered, unknown = self._cache.covered(files), self._cache.stale(files)
         queues = {folder: list(mutants) for folder, mutants in drawn.items()}
         turns = range(max(map(len, queues.values()), default=0))
         items = [(folder, queue[turn]) for turn in turns for folder, queue in queues.items() if turn < len(queue)]
@@ -150,6 +151,8 @@ class Campaign:
             tests = nearest(mutant, self._areas[folder], covered, self._most_seconds)
             begun = time.monotonic()
             outcome, by = self._outcome(worker, mutant, tests)
+            if not tests and unknown:
+                outcome = "not reached"  # a file that is not known may have one
             judged.append(Judged(folder, mutant, outcome, len(tests), time.monotonic() - begun, by))
             advance(len(judged))
 

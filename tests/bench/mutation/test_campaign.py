@@ -21,10 +21,10 @@ AREAS = {"decode": Area(("sigma0/decode",), "tests/decode")}
 
 
 def mutant(after):
-    found = [
-        mutate(FILE, SOURCE, change, line) for ((line, _), _), changes in places(SOURCE).items() for change in changes
-    ]
-    return next(each for each in found if each is not None and " ".join(each.after.split()) == after)
+    """The first mutant of the tiny source with this line."""
+    found = [(change, line) for ((line, _), _), changes in places(SOURCE).items() for change in changes]
+    mutants = (mutate(FILE, SOURCE, change, line) for change, line in found)
+    return next(each for each in mutants if each is not None and " ".join(each.after.split()) == after)
 
 
 KILLED = mutant("return first if first < second else second")
@@ -54,7 +54,7 @@ def cache(tree, worker):
 
 
 def judge(tree, worker, cache, mutants, minutes=1.0):
-    campaign = Campaign([worker], tree, AREAS, cache, 60.0, time.monotonic() + 60 * minutes, start=3.0)
+    campaign = Campaign([worker], tree, AREAS, cache, 60.0, time.monotonic() + 60 * minutes, start=5.0)
     done = []
     judged = campaign.judge({"decode": mutants}, done.append)
     assert done == list(range(1, 1 + sum(each.outcome != "not reached" for each in judged)))

@@ -69,9 +69,24 @@ def test_stars_of_calls_and_heads_are_no_operators():
     assert all_mutants("def f(a, *, b): return g(*a, **b), [*a], {**b}\n") == []
 
 
+WHERE = """@cache
+def f(
+    a=1,
+):
+    'Doc.'
+    return (
+        a
+        + 1
+    )
+
+
+class C:
+    x = 1
+"""
+
+
 def test_where_a_line_stands():
-    text = "@cache\ndef f(\n    a=1,\n):\n    '''Doc.'''\n    return (\n        a\n        + 1\n    )\n\n\nclass C:\n    x = 1\n"
-    source = Source(text)
+    source = Source(WHERE)
     assert source.scope(3).head and list(source.scope(3).function) == [5, 6, 7, 8, 9]
     inside = source.scope(8)
     assert not inside.head and list(inside.statement) == [6, 7, 8, 9] and list(inside.function) == [5, 6, 7, 8, 9]
