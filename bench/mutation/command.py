@@ -23,7 +23,7 @@ from sigma0.bench.mutation.covering import CoverageCache
 from sigma0.bench.mutation.mutants import sample
 from sigma0.bench.mutation.reasons import Reasons, read_equivalents, survivors
 from sigma0.bench.mutation.table import score_table
-from sigma0.bench.mutation.workers import TestWorker
+from sigma0.bench.mutation.workers import TestWorker, copy_tree
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson
 from sigma0.errors import needs_extra
@@ -70,7 +70,8 @@ def mutants(
         os.environ["OMP_NUM_THREADS"] = "1"
         with ExitStack() as stack:
             copies = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))
-            started = [stack.enter_context(TestWorker(root, copies / f"copy{i}", _SHARED)) for i in range(workers)]
+            made = copy_tree(root, copies, workers)
+            started = [stack.enter_context(TestWorker(copy, _SHARED)) for copy in made]
             campaign = Campaign(started, root, areas, CoverageCache(cache, root), _MOST_SECONDS, end)
             stale = campaign.stale
             with progress_bar("test files", len(stale), hidden=as_json) as advance:

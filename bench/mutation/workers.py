@@ -38,31 +38,39 @@ class Ended:
     timed_out: bool
 
 
-def copy_tree(root: Path, copy: Path) -> None:
-    """Copies a tree as it stands, symbolic links as links, without git's and the caches' folders."""
-    shutil.copytree(root, copy, symlinks=True, ignore=_LEFT_OUT)
+def copy_tree(root: Path, folder: Path, copies: int) -> list[Path]:
+    """Copies a tree as it stands, symbolic links as links, without git's and the caches' folders; compiled once.
+
+    Args:
+        root: The tree.
+        folder: Where the copies are made, each a folder in it.
+        copies: How many.
+    """
+    first, *others = (folder.resolve() / f"copy{number}" for number in range(copies))
+    shutil.copytree(root, first, symlinks=True, ignore=_LEFT_OUT)
+    compileall.compile_dir(first, quiet=2)
+    for other in others:
+        shutil.copytree(first, other, symlinks=True)
+    return [first, *others]
 
 
 class TestWorker:
     """Runs tests in a copy of the tree.
 
     Args:
-        root: The tree.
-        copy: Where its copy is made; must not exist.
+        copy: One of `copy_tree`.
         shared: Modules of the tree that most tests import: what these import from elsewhere is imported once.
     """
 
     __test__ = False
 
-    def __init__(self, root: Path, copy: Path, shared: Sequence[str] = ()) -> None:
-        copy_tree(root, copy)
-        compileall.compile_dir(copy, quiet=2)
-        self.copy = copy.resolve()
+    def __init__(self, copy: Path, shared: Sequence[str] = ()) -> None:
+        self.copy = copy
+        self._is_ready = False
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("forks.py").resolve()), *shared],
             cwd=copy, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
-        self._answer()
 
     def __enter__(self) -> "TestWorker":
         return self
@@ -116,6 +124,9 @@ class TestWorker:
         Raises:
             ValueError: If the tests could not be run, or would have run another tree.
         """
+        if not self._is_ready:
+            self._answer()
+            self._is_ready = True
         job = {
             "arguments": [*arguments], "cpu_seconds": cpu_seconds, "wall_seconds": wall_seconds,
             "files": [*files], "cover": cover, "log": str(self._log),

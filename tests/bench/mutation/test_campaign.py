@@ -12,7 +12,7 @@ from sigma0.bench.mutation.campaign import Area, Campaign, nearest, scores, test
 from sigma0.bench.mutation.covering import CoverageCache
 from sigma0.bench.mutation.mutants import mutate, places
 from sigma0.bench.mutation.reasons import Equivalent, Reasons, survivors
-from sigma0.bench.mutation.workers import TestWorker, spread
+from sigma0.bench.mutation.workers import TestWorker, copy_tree, spread
 from tests.bench.mutation.tiny import SOURCE, write_tree
 
 test_files.__test__ = False
@@ -41,7 +41,7 @@ def tree(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def worker(tree):
-    with TestWorker(tree, tree.with_name("copy")) as started:
+    with TestWorker(*copy_tree(tree, tree.with_name("copies"), 1)) as started:
         yield started
 
 
@@ -109,6 +109,15 @@ def test_what_is_known_is_known_until_a_source_changes(tree, cache):
     finally:
         (tree / FILE).write_text(SOURCE)
     assert test_files(tree, AREAS) == [TEST_FILE]
+
+
+def test_copies_are_alike(tree, tmp_path):
+    first, second = copy_tree(tree, tmp_path, 2)
+    for copy in (first, second):
+        assert (copy / FILE).read_text() == SOURCE and (copy / "sigma0/bench").is_symlink()
+    compiled = [sorted((copy / "sigma0/decode/__pycache__").iterdir()) for copy in (first, second)]
+    assert [path.name for path in compiled[0]] == [path.name for path in compiled[1]]
+    assert [path.read_bytes() for path in compiled[0]] == [path.read_bytes() for path in compiled[1]]
 
 
 def test_errors_of_workers_are_raised():
