@@ -169,6 +169,11 @@ COMMANDS = {
         "simulate",
         "SIMULATE fleets: queueing, tail latency and use under each routing; rows in the ledger are not made again.",
     ),
+    "mutants": Target(
+        "sigma0.bench.mutation.command",
+        "mutants",
+        "Change the sources in small ways, one at a time, and see whether the fast tests notice.",
+    ),
     "gate": Target(
         "sigma0.bench.gate.command",
         "gate",

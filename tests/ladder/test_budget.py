@@ -19,7 +19,7 @@ from sigma0.ladder import (
     Spending,
     replay,
 )
-from sigma0.ladder.budget import Purse
+from sigma0.ladder.budget import Purse, RungCost, total_bytes
 from tests.reference import tiny_model
 
 TEXTS = ["Mary has a hat.", "Where is the key that John took?"]
@@ -160,3 +160,46 @@ def test_a_trail_of_a_thousand_tokens_replays(looped, tokenizer):
 
     changed[place] = replace(changed[place], outcome="accept")
     assert replay(type(found[0].trail)(changed)) != []
+
+
+def test_a_request_costs_its_call_and_its_tokens():
+    price = Price(prompt_token=0.5, new_token=2.0, call=3.0)
+    assert price.of(0, 0) == 3.0 and price.of(4, 0) == 5.0 and price.of(4, 5) == 15.0
+    assert Price().of(7, 9) == 0.0
+    for name in ("prompt_token", "new_token", "call"):
+        for value in (float("inf"), float("nan"), -0.1):
+            with pytest.raises(ValueError, match=f"price {name}"):
+                Price(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["loop_passes", "large_tokens", "catch_up_tokens", "calls", "money"])
+def test_a_limit_may_be_reached_and_not_passed(name):
+    purse = Purse(Budget(**{name: 5}))
+    purse.pay(Spending(**{name: 2}), "step", 0.0)
+    assert purse.lacks(Spending(**{name: 3}), "step") is None and purse.refused == set()
+    assert purse.lacks(Spending(**{name: 4}), "step") == name and purse.refused == {name}
+    others = dict.fromkeys({"loop_passes", "large_tokens", "catch_up_tokens", "calls", "money"} - {name}, 1000)
+    assert purse.lacks(Spending(**others), "step") is None, "what has no limit is not limited"
+
+
+def test_time_that_is_left_is_longer_than_the_longest_step():
+    purse = Purse(Budget(seconds=60.0))
+    purse.began -= 50.0
+    assert 49.9 < purse.seconds < 60 and 0 < purse.seconds_left <= 10.0
+    purse.pay(Spending(), "step", 9.0)
+    purse.pay(Spending(), "step", 1.0)
+    assert purse.longest == {"step": 9.0}
+    assert Purse(Budget()).seconds_left is None
+
+
+def test_costs_of_several_runs_are_summed():
+    counts = ("tokens", "passes", "prompt_passes", "rows", "read", "catch_ups", "refills", "calls", "money", "seconds")
+    assert {getattr(RungCost("small"), name) for name in (*counts, "block_bytes", "parameters")} == {0}
+    first = RungCost("small", *range(1, 11), block_bytes=7, parameters=3)
+    second = RungCost("small", *range(10, 110, 10), block_bytes=7, parameters=3)
+    both = first.plus(second)
+    assert [getattr(both, name) for name in counts] == [11 * k for k in range(1, 11)]
+    assert (both.name, both.block_bytes, both.parameters) == ("small", 7, 3)
+    # 2 passes and 3 of prompts, and ten times as many
+    assert both.bytes_read == 7 * 55 and total_bytes((first, second)) == 7 * 55
+    assert first.to_dict()["bytes_read"] == 35 and first.to_dict()["row_parameters"] == 12
