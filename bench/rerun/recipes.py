@@ -68,7 +68,7 @@ class Recipe:
 
 def _of_a_world(model: str) -> list[Recipe]:
     """Of one of the two models that know all of the micro-world."""
-    alone, drawn = (model,), {"pocket": 24000, "pocket-large": 10000}[model]
+    alone = (model,)
     calibrate = _CALIBRATE.format(model=model)
     return [
         Recipe(f"{model}-eval", f"{_BENCH}.pocket eval {model} --n 7000 --json", alone, "--n 400 --free 40"),
@@ -76,7 +76,7 @@ def _of_a_world(model: str) -> list[Recipe]:
         Recipe(f"stability-{model}", f"{_BENCH} stability {model} -n 300 --json", alone, "-n 40"),
         Recipe(f"verdict-{model}", f"{_BENCH} verdict {model} -n 2000 --json", alone, "-n 60"),
         Recipe(
-            f"promise-{model}", f"{_BENCH} promise {model} -n {drawn} --json", alone,
+            f"promise-{model}", f"{_BENCH} promise {model} -n 10000 --json", alone,
             "-n 600 --fit 200 --test 200 --draws 40",
         ),
         Recipe(
