@@ -56,7 +56,7 @@ class World:
     def true_risk(self, opened: float | Floats) -> Floats:
         """Chance of a wrong answer among the surest, by the share that is let through."""
         means = np.cumsum(self.chance(_SHARES - _SHARES[0] / 2)) / np.arange(1, len(_SHARES) + 1)
-        return np.interp(opened, _SHARES, means)
+        return np.asarray(np.interp(opened, _SHARES, means))
 
     def allowed(self) -> float:
         """The largest share that may be let through; 0 where there is none."""
