@@ -244,7 +244,7 @@ def at_random(jobs: Sequence[EngineRequest], rate: float, seed: str) -> Arrivals
 
 
 def check(inputs: Inputs, rate: float, played: Sequence[tuple[Arrivals, list[Played]]]) -> Check:
-    """What the real engine took for arrivals at random, beside the simulation of the very same ones at the mean pace."""
+    """What the real engine took for arrivals at random, beside the simulation of the same ones at the mean pace."""
     simulated, measured = [], []
     clock = PassClock(inputs.pass_times)
     for arrivals, real in played:
