@@ -120,7 +120,7 @@ class Kind(_Strict):
 class Check(_Strict):
     """The real engine under random arrivals beside the simulation of the very same arrivals, milliseconds.
 
-    Some arrivals in each round, which is simulated at its own pace; that is measured on other passes.
+    Some arrivals in each round, at loads of which no pass was fitted, simulated at the mean pace as fleets are.
 
     Attributes:
         rate: Requests a second.
@@ -197,16 +197,14 @@ class PassClock:
 
     Args:
         times: Beyond the last point of them the line goes on as between the last two, and never falls below the first.
-        pace: Every pass takes so many times as long.
 
     Attributes:
         asked: Passes so far.
         beyond: Those of more rows than any that was measured.
     """
 
-    def __init__(self, times: PassTimes, pace: float = 1.0) -> None:
+    def __init__(self, times: PassTimes) -> None:
         self._times = times
-        self._pace = pace
         self._rows = [each.rows for each in times.by_rows]
         self.asked = self.beyond = 0
         self._known: dict[PassWork, float] = {}
@@ -220,7 +218,7 @@ class PassClock:
         if seconds is None:
             beside = sum(getattr(self._times, name) * term(work) for name, term in TERMS.items())
             milliseconds = self._by_rows(work.rows) + beside
-            seconds = self._known[work] = self._pace * milliseconds / 1000
+            seconds = self._known[work] = milliseconds / 1000
         return seconds
 
     def _by_rows(self, rows: int) -> float:

@@ -30,6 +30,8 @@ ROUNDS = 6
 # fitted, the simulation is checked at the others.
 FITTED = (0.4, 0.65, 0.9)
 CHECKED = (0.3, 0.5, 0.8)
+# Courses of arrivals in each round at each of the loads that are checked.
+COURSES = 2
 PERCENTILES = (50, 95, 99)
 # Moments, in seconds, and what comes then.
 Arrivals = list[tuple[float, EngineRequest]]
@@ -135,8 +137,9 @@ def measure_inputs(
             play(ready(), at_random(every, load * most, f"{number}/{load}"), watch)
             advance(next(done))
         for load, played in checks.items():
-            arrivals = at_random(every, load * most, f"{number}/{load}")
-            played.append((arrivals, play(ready(), arrivals, Stopwatch(model.device))))
+            for course in range(COURSES):
+                arrivals = at_random(every, load * most, f"{number}/{load}/{course}")
+                played.append((arrivals, play(ready(), arrivals, Stopwatch(model.device))))
             advance(next(done))
     shape = BlockShape.of(model, LIMITS.page_size)
     found = Inputs(
@@ -241,10 +244,10 @@ def at_random(jobs: Sequence[EngineRequest], rate: float, seed: str) -> Arrivals
 
 
 def check(inputs: Inputs, rate: float, played: Sequence[tuple[Arrivals, list[Played]]]) -> Check:
-    """What the real engine took for arrivals at random, beside the simulation of the very same ones, round by round."""
+    """What the real engine took for arrivals at random, beside the simulation of the same ones at the mean pace."""
     simulated, measured = [], []
-    for pace, (arrivals, real) in zip(inputs.pass_times.paces, played, strict=True):
-        clock = PassClock(inputs.pass_times, pace)
+    clock = PassClock(inputs.pass_times)
+    for arrivals, real in played:
         requests = [(moment, _as_simulated(job, each.done)) for (moment, job), each in zip(arrivals, real, strict=True)]
         simulated += replay(Replica(inputs.limits, clock), requests)
         measured += [each.seconds for each in real]
