@@ -98,11 +98,12 @@ class Campaign:
 
     Args:
         workers: Their copies.
-        root: The tree, which is not touched.
+        root: The tree, which nobody changes meanwhile.
         areas: By name.
         cache: What tests are known to run.
         most_seconds: Of tests, for a mutant.
         end: When the run is over, on `time.monotonic`'s clock.
+        covered_by: When no more tests are run for what they cover, on the same clock.
         start: What starting tests may take, seconds of the CPU.
     """
 
@@ -114,10 +115,12 @@ class Campaign:
         cache: CoverageCache,
         most_seconds: float,
         end: float,
+        covered_by: float,
         start: float = 30.0,
     ) -> None:
         self._workers, self._root, self._areas, self._cache = workers, root, areas, cache
         self._most_seconds, self._end, self._start = most_seconds, end, start
+        self._covered_by = covered_by
 
     @property
     def stale(self) -> list[str]:
@@ -129,12 +132,12 @@ class Campaign:
         sources = [source if source.endswith(".py") else f"{source}/*" for source in self._sources]
 
         def work(worker: TestWorker, file: str) -> None:
-            self._cache.cover(worker, file, sources, self._left())
+            self._cache.cover(worker, file, sources, max(self._covered_by - time.monotonic(), 1.0))
             done.append(file)
             advance(len(done))
 
         done: list[str] = []
-        spread(self._workers, files, work, self._end)
+        spread(self._workers, files, work, self._covered_by)
         return self._cache.stale(files)
 
     def judge(self, drawn: Mapping[str, Sequence[Mutant]], advance: Callable[[int], None]) -> list[Judged]:

@@ -59,20 +59,22 @@ def mutants(
     run out of their time counts as killed, one whose line no fast test runs as survived.
     """
     with one_line_errors(), needs_extra("test"):
-        end = time.monotonic() + 60 * minutes
+        begun = time.monotonic()
+        end = begun + 60 * minutes
         root = Path.cwd()
         areas = {name: AREAS[name] for name in _known(folder)}
         if write:
             check_ledger(LEDGER)
         commit = git_commit()
-        sources = {name: _sources(root, area) for name, area in areas.items()}
-        drawn = sample(root, sources, n, seed, _LEAST)
         os.environ["OMP_NUM_THREADS"] = "1"
         with ExitStack() as stack:
-            copies = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))
-            made = copy_tree(root, copies, workers)
+            folder_of_copies = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))
+            # the tree may be worked on meanwhile: one copy stays as it was
+            tree, *made = copy_tree(root, folder_of_copies, 1 + workers)
+            drawn = sample(tree, {name: _sources(tree, area) for name, area in areas.items()}, n, seed, _LEAST)
             started = [stack.enter_context(TestWorker(copy, _SHARED)) for copy in made]
-            campaign = Campaign(started, root, areas, CoverageCache(cache, root), _MOST_SECONDS, end)
+            known = CoverageCache(cache, tree)
+            campaign = Campaign(started, tree, areas, known, _MOST_SECONDS, end, begun + 60 * minutes / 2)
             stale = campaign.stale
             with progress_bar("test files", len(stale), hidden=as_json) as advance:
                 unknown = campaign.cover(stale, advance)

@@ -39,3 +39,35 @@ def test_the_share_of_spiralling_tokens():
 def test_three_loops_have_a_fate():
     turning = paths([[0.9]] * 10, [[170.0]] * 10, loops=3)
     assert fit_fates([turning], patience=1).spiral == 180.0
+
+
+# The settings that are tried, from those that raise most alarms on.
+GROWTHS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+ANGLES = (60.0, 75.0, 90.0, 105.0, 120.0, 150.0, 180.0)
+
+
+def test_the_growth_is_the_least_that_no_token_exceeds_twice_running():
+    for growth, next_one in zip(GROWTHS, (*GROWTHS[1:], GROWTHS[-1]), strict=True):
+        below, above = 1 + growth - 0.01, 1 + growth + 0.01
+        assert fit_fates([paths([[below, below, 0.9, 0.9]])]).growth == growth
+        assert fit_fates([paths([[above, above, 0.9, 0.9]])]).growth == next_one
+
+
+def test_the_angle_is_the_least_that_few_tokens_exceed():
+    calm = [0.9] * 4
+    for angle, next_one in zip(ANGLES, (*ANGLES[1:], ANGLES[-1]), strict=True):
+        for turning, fitted in ((angle - 0.5, angle), (angle + 0.5, next_one)):
+            assert fit_fates([paths([calm] * 10, [[turning] * 4] + [[10.0] * 4] * 9)]).spiral == fitted
+    # one of twenty may spiral, and one of nineteen may not
+    for tokens, fitted in ((20, 60.0), (19, 120.0)):
+        turnings = [[110.0] * 4] + [[10.0] * 4] * (tokens - 1)
+        assert fit_fates([paths([calm] * tokens, turnings)]).spiral == fitted
+
+
+def test_a_spiral_share_is_the_least_that_few_answers_exceed():
+    for spiralling, share in ((1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)):
+        answer = ["spiral"] * spiralling + ["contract"] * (4 - spiralling)
+        assert fit_spiral_share([answer] * 10) == share
+    most = ["spiral", "spiral", "spiral", "contract"]
+    calm = ["contract"] * 4
+    assert fit_spiral_share([most] + [calm] * 19) == 0.25 and fit_spiral_share([most] + [calm] * 18) == 0.75

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList, StoppingCriteriaList
 
+from sigma0.decode.ops import CollapseRule
+from sigma0.decode.repetition import Repetition
 from sigma0.signals import canary as canary_module
-from sigma0.signals.canary import Adaptation, CollapseCanary, tighten
+from sigma0.signals.canary import Adaptation, CollapseCanary, Tighten, tighten
 from tests.kernels import definitions
 
 # No text of this model has it.
@@ -285,3 +287,51 @@ def test_an_ended_sequence_is_not_pushed(llama):
     adapted = watch(ids[:, :11], scores.clone())
     assert [action.ends_pushed for action in canary.actions] == [1, 2]
     assert torch.equal(adapted[0], scores[0]) and float(adapted[1, UNUSED]) > -20.0
+
+
+@pytest.mark.parametrize("period", [1, 7])
+def test_scores_are_tightened_by_the_text_so_far_and_its_last_ids(period):
+    """By all of a text as by its last ids, and on those alone; the prompt does not count."""
+    rng, bounds = np.random.default_rng(0), Adaptation()
+    text = [38, *rng.integers(0, 30, 250).tolist(), *[int(k % period) for k in range(160)]]
+    ids = torch.tensor([[39] * 5 + text, [39] * 5 + rng.integers(0, 30, len(text)).tolist()])
+    scores = torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
+    whole = Repetition()
+    for token in text:
+        whole.append(token)
+    strength = bounds.strength(whole.at(-1).proximity(CollapseRule()))
+    assert 0.2 < strength <= 1
+    penalised = scores[0].clone()
+    for token in set(text[-128:]):
+        factor = 1 + strength * 0.3
+        penalised[token] = scores[0, token] * factor if scores[0, token] < 0 else scores[0, token] / factor
+    before = scores.clone()
+    adapted = Tighten(5)(ids, scores)
+    torch.testing.assert_close(adapted[0], penalised / (1 + strength * 0.5))
+    assert torch.equal(adapted[1], scores[1]) and torch.equal(scores, before), "a text without circles is left alone"
+    assert torch.equal(Tighten(ids.shape[1])(ids, scores), scores), "without new ids nothing is known"
+
+
+@pytest.mark.parametrize(
+    "name, good, bad",
+    [
+        ("begin", (0.0, 0.99), (-0.01, 1.0)),
+        ("penalty", (1.0,), (0.99,)),
+        ("temperature", (1.0,), (0.99,)),
+        ("end_bias", (0.0,), (-0.01,)),
+        ("eps_factor", (0.01, 1.0), (0.0, 1.01)),
+        ("least_eps", (1e-09,), (0.0,)),
+    ],
+)
+def test_bounds_lie_in_their_range(name, good, bad):
+    for value in good:
+        assert getattr(Adaptation(**{name: value}), name) == value
+    for value in bad:
+        with pytest.raises(ValueError, match=name):
+            Adaptation(**{name: value})
+
+
+def test_the_strength_rises_from_its_begin_to_one():
+    bounds = Adaptation(begin=0.4)
+    assert [bounds.strength(value) for value in (0.0, 0.4, 0.7, 1.0)] == pytest.approx([0.0, 0.0, 0.5, 1.0])
+    assert Adaptation(begin=0.0).strength(0.25) == 0.25

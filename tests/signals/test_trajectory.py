@@ -51,7 +51,7 @@ def test_paths_that_do_not_move_and_straight_ones():
     assert float(spectrum((0.5 ** torch.arange(5.0))[:, None] * torch.ones(8)[None, None]).radius) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 8), (4, 8)])
+@pytest.mark.parametrize("shape", [(2, 3, 8), (4, 8), (1, 2, 5, 8)])
 def test_too_few_states_are_refused(shape):
     with pytest.raises(ValueError, match="loop states are"):
         spectrum(torch.zeros(shape))

@@ -184,3 +184,35 @@ def test_a_stored_policy_can_be_printed_and_saved(tmp_path):
     assert "0.3" in repr(config) and config == copy.deepcopy(config)
     config.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "generation_config.json").read_text())["door_policy"]["tau_c"] == 0.3
+
+
+@pytest.mark.parametrize("name", ["min_confidence", "tau_c", "tau_g", "spiral_share", "saturated_share"])
+def test_shares_of_a_policy_lie_between_nothing_and_all(name):
+    for value in (0.0, 1.0):
+        assert getattr(DoorPolicy(**{name: value}), name) == value
+    for value in (-0.01, 1.01, math.nan, math.inf):
+        with pytest.raises(ValueError, match=name):
+            DoorPolicy(**{name: value})
+
+
+def test_a_fate_is_of_one_loop_at_least():
+    assert DoorPolicy(patience=1).patience == 1
+    with pytest.raises(ValueError, match="patience"):
+        DoorPolicy(patience=0)
+
+
+@pytest.mark.parametrize(
+    "name, good, bad",
+    [
+        ("depth", (0.0, 9.5), (-0.01, math.inf)),
+        ("proximity", (0.0, 1.0), (-0.01, 1.01)),
+        ("grounded", (0.0, 1.0, None), (-0.01, 1.01)),
+        ("confidence", (0.0, 1.0, None), (-0.01, 1.01)),
+    ],
+)
+def test_facts_of_a_verdict_lie_in_their_range(name, good, bad):
+    for value in good:
+        assert getattr(make(**{name: value}), name) == value
+    for value in bad:
+        with pytest.raises(ValidationError, match=name):
+            make(**{name: value})

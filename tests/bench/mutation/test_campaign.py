@@ -54,7 +54,8 @@ def cache(tree, worker):
 
 
 def judge(tree, worker, cache, mutants, minutes=1.0):
-    campaign = Campaign([worker], tree, AREAS, cache, 60.0, time.monotonic() + 60 * minutes, start=5.0)
+    end = time.monotonic() + 60 * minutes
+    campaign = Campaign([worker], tree, AREAS, cache, 60.0, end, end, start=5.0)
     done = []
     judged = campaign.judge({"decode": mutants}, done.append)
     assert done == list(range(1, 1 + sum(each.outcome != "not reached" for each in judged)))

@@ -1,0 +1,60 @@
+"""Checks before a run, and the door after it."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from sigma0.ladder.settling import check_policy, check_settings, final_door, not_tried, versions
+from sigma0.ladder.triggers import Always, AnyOf, Never
+
+
+def test_the_door_of_a_whole_text():
+    for aborted, converges, exhausted in itertools.product((True, False), repeat=3):
+        door = final_door(aborted, converges, exhausted)
+        # a text that the budget kept down stays marked, whatever its verdict
+        assert (door == "abort") == aborted
+        assert (door == "converge") == (converges and not aborted)
+        assert (door == "top_rung") == (exhausted and not converges and not aborted)
+        assert door in ("abort", "converge", "top_rung", "accepted")
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 2.5, "3", None])
+def test_a_number_of_tokens_is_at_least_one(tokens):
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        check_settings(tokens, (), ())
+    check_settings(1, ("end",), ("source",))
+
+
+def test_texts_are_given_in_lists():
+    with pytest.raises(ValueError, match="stop takes a list of strings, got the string 'end'"):
+        check_settings(1, "end", ())
+    with pytest.raises(ValueError, match="sources takes a list"):
+        check_settings(1, (), "source")
+    with pytest.raises(ValueError, match="must not be empty"):
+        check_settings(1, ("end", ""), ())
+
+
+def test_a_policy_is_one_that_a_trail_can_hold():
+    check_policy(AnyOf((Always(), Never())))
+    with pytest.raises(ValueError, match="policy is a SimpleNamespace"):
+        check_policy(SimpleNamespace(fires=lambda signs: None))
+
+
+def test_what_was_not_tried_is_told_once_with_its_limit():
+    def line(rung, why, lacking):
+        return SimpleNamespace(rung=rung, why=why, lacking=lacking)
+
+    names = ("small", "middle", "large")
+    trail = SimpleNamespace(
+        decisions=[
+            line(1, "margin 0.10", "calls"), line(0, "margin 0.10", "large_tokens"), line(0, "chance", None),
+            line(1, "parked", "seconds"), line(0, "chance", "large_tokens"), line(2, "always", "money"),
+        ]
+    )  # fmt: skip
+    assert not_tried(trail, names) == ("large: calls", "large: money", "middle: large_tokens", "middle: seconds")
+    assert not_tried(SimpleNamespace(decisions=[line(0, "chance", None)]), names) == ("small: the next step",)
+
+
+def test_versions_are_of_the_libraries():
+    assert set(versions()) == {"sigma0-lm", "torch", "transformers"}

@@ -1,0 +1,41 @@
+"""What a generation tells of itself beside its text."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import sigma0
+
+
+@pytest.fixture(scope="module")
+def generation(pocket):
+    return sigma0.generate(*pocket, "Mary went to the park. Where is Mary?", max_new_tokens=6)
+
+
+def test_passes_that_forced_tokens_saved(generation):
+    loops = generation.total_loops
+    assert generation.tokens_forced == 0 and generation.forced_passes_saved == 0
+    assert replace(generation, tokens_forced=3).forced_passes_saved == 3 * (loops - 1)
+
+
+def test_the_answer_is_the_ladders_where_one_ran(generation):
+    class Above:
+        text = "in the park"
+
+        def to_dict(self):
+            return {"text": self.text}
+
+    assert generation.answer == generation.text and "above" not in generation.to_dict()
+    handed_up = replace(generation, above=Above())
+    assert handed_up.answer == "in the park" and handed_up.to_dict()["above"] == {"text": "in the park"}
+
+
+def test_fields_of_a_verdict_are_told_with_it_alone(generation):
+    told = generation.to_dict()
+    assert told["door"] == generation.door and told["verdict"] == generation.verdict.to_dict()
+    assert {"grounding", "policy"} <= set(told)
+    bare = replace(generation, verdict=None)
+    assert bare.door is None and not {"verdict", "door", "grounding", "policy"} & set(bare.to_dict())
+    assert set(bare.to_dict()["tokens"][0]) < set(told["tokens"][0])
+    assert json.loads(json.dumps(told)) == json.loads(json.dumps(generation.to_dict()))
