@@ -88,7 +88,8 @@ def _of_a_world(model: str) -> list[Recipe]:
             quick_prompts="--n 500",
         ),
         Recipe(
-            f"fidelity-{model}", f"{_BENCH} fidelity {model} --out {{scratch}}/rows --json", alone, "-n 6", rows=True
+            f"fidelity-{model}", f"{_BENCH} fidelity {model} --out {{scratch}}/rows --json", alone,
+            "-n 2 --modes margin,qexit", rows=True
         ),
     ]  # fmt: skip
 
@@ -107,7 +108,7 @@ def _of_look_ups(model: str) -> list[Recipe]:
             f"calibrate-{model}", f"{calibrate} --exit all --agreement 0.98", alone, prompts="--n 600 --look-ups",
         ),
         *(
-            Recipe(f"lossless-{model}-{loops}", f"{lossless} --recurrence {loops}", alone, "-n 4")
+            Recipe(f"lossless-{model}-{loops}", f"{lossless} --recurrence {loops}", alone, "-n 2")
             for loops in (4, 8, 16)
         ),
     ]  # fmt: skip
@@ -140,7 +141,7 @@ def _of_both_worlds() -> list[Recipe]:
         Recipe("routes-pocket", f"{_BENCH} routes {both} -n 10000 --json", WORLDS, "-n 200"),
         Recipe("effort-pocket", f"{_BENCH} effort --real -n 60 --json", WORLDS, "-n 6"),
         Recipe(
-            "ladder-pocket", f"{_BENCH} ladder {both} -n 200 --out {{scratch}}/rows --json", WORLDS, "-n 6", rows=True
+            "ladder-pocket", f"{_BENCH} ladder {both} -n 200 --out {{scratch}}/rows --json", WORLDS, "-n 2", rows=True
         ),
         Recipe(
             "collapse", f"{_BENCH} collapse {both} --texts {{smollm2}} {_TEXTS} --json", WORLDS, inputs=_TEXT_FILES,
@@ -152,19 +153,19 @@ def _of_both_worlds() -> list[Recipe]:
 def recipes() -> dict[str, Recipe]:
     """All, by name."""
     found = [
-        Recipe("effort-simulation", f"{_BENCH} effort --json"),
+        Recipe("effort-simulation", f"{_BENCH} effort --json", quick="-n 100"),
         Recipe(
-            "pocket-solver-forms", f"{_BENCH}.pocket forms pocket-solver --n 1000 --json", ("pocket-solver",), "--n 40"
+            "pocket-solver-forms", f"{_BENCH}.pocket forms pocket-solver --n 1000 --json", ("pocket-solver",), "--n 10"
         ),
         Recipe(
             "distilled-program", f"{_BENCH} distill pocket-solver --out {{scratch}}/rows --json", ("pocket-solver",),
-            "--seen 40 -n 20", file="--program",
+            "--seen 20 -n 10", file="--program",
         ),
         Recipe(
             "outer", f"{_BENCH} outer pocket-solver --larger pocket-large -n 400 --out {{scratch}}/rows --json",
-            ("pocket-solver", "pocket-large"), "-n 8", rows=True,
+            ("pocket-solver", "pocket-large"), '-n 3 --ways "lemma graph" --most-votes 6', rows=True,
         ),
-        Recipe("lossless-pocket-large", f"{_BENCH} lossless pocket-large -n 200 --json", ("pocket-large",), "-n 8"),
+        Recipe("lossless-pocket-large", f"{_BENCH} lossless pocket-large -n 200 --json", ("pocket-large",), "-n 3"),
         *_of_look_ups("pocket-raven"),
         *_of_both_worlds(),
         *_trails(),
