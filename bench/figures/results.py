@@ -46,7 +46,8 @@ class Results:
         devices = ", ".join(dict.fromkeys(each.device for each in found))
         threads = ", ".join(dict.fromkeys(str(each.threads) for each in found))
         versions = ", ".join(dict.fromkeys(f"{name} {told}" for each in found for name, told in each.versions.items()))
-        return f"Made by commit {commits} on {devices}, {threads} thread(s), {versions}{self.stale(*names)}."
+        notes = "".join(f" {note}" for note in dict.fromkeys(each.note for each in found) if note)
+        return f"Made by commit {commits} on {devices}, {threads} thread(s), {versions}{self.stale(*names)}.{notes}"
 
     def stale(self, *names: str) -> str:
         """Which models of some reports ship with other weights now, as `stale_mark` tells it."""
