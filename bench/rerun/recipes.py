@@ -154,6 +154,7 @@ def recipes() -> dict[str, Recipe]:
     """All, by name."""
     found = [
         Recipe("effort-simulation", f"{_BENCH} effort --json", quick="-n 100"),
+        Recipe("calibration-worlds", f"{_BENCH} worlds --sets 400 --json", quick="--sets 8"),
         Recipe(
             "pocket-solver-forms", f"{_BENCH}.pocket forms pocket-solver --n 1000 --json", ("pocket-solver",), "--n 10"
         ),
