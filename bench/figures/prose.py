@@ -35,8 +35,8 @@ from sigma0.serve.sizing import ModelShape, parameters, token_bytes, weight_byte
 
 _LARGEST = "random ouro-2.6b"
 _SCORES = (CONFIDENCE, PLAIN)
-# Chance of an oracle to pass from which on a world is one where something can be promised.
-ORACLE = 0.85
+# Share of the sets of a world in which a door should be found.
+_FOUND = 0.8
 
 
 def sentences(results: Results) -> dict[str, list[str]]:
@@ -145,17 +145,21 @@ def _worlds(results: Results) -> list[str]:
     broken = {limit: [row.found.violated for row in rows.values() if _limit(row) == limit] for limit in (0.05, 0.2)}
     assert all(each.interval[0] <= limit for limit, shares in broken.items() for each in shares), "the promise is kept"
     worst = {limit: max(each.value for each in shares) for limit, shares in broken.items()}
-    possible = [row for row in rows.values() if row.oracle >= ORACLE]
-    least = min(possible, key=lambda row: row.found.chose.value)
-    hard = [row for row in rows.values() if 0 < row.oracle < ORACLE]
+    possible = [row for row in rows.values() if row.allowed]
+    often = [sum(found >= _FOUND for found in each) for each in (
+        [row.found.chose.value for row in possible],
+        [row.before.chose.value for row in possible],
+        [row.oracle for row in possible],
+    )]  # fmt: skip
     return [
         f"in {c(results.json('calibration-worlds')['sets'], ',')} sets drawn from each of {c(len(rows))} simulated worlds",
         f"at most {p(worst[0.05])} % where {c(5)} % may be, {p(worst[0.2])} % where {c(20)} %",
-        f"In the {c(len(possible))} worlds where an oracle that knows the best threshold beforehand passes in {c(100 * ORACLE, 'g')} % of the sets or more, a "
-        f"door was found in {p(least.found.chose.value)} to {p(max(row.found.chose.value for row in possible))} %",
+        f"In {c(len(possible))} worlds something can be promised. A door was found in {c(100 * _FOUND, 'g')} % of the sets or more in {c(often[0])} of them (before in "
+        f"{c(often[1])}, by an oracle that knows the best threshold beforehand in {c(often[2])}).",
         *(
             f"`{row.world}`: {p(row.found.chose.value)} % where the oracle found one in {p(row.oracle)} % (before: {p(row.before.chose.value)} %)"
-            for row in hard
+            for row in possible
+            if row.found.chose.value < _FOUND
         ),
     ]
 
