@@ -133,5 +133,4 @@ def distillation_sentences(results: Results) -> list[str]:
 
 
 def _direct(results: Results) -> StrategyQARow:
-    runs = latest_levels(results.rows)
-    return next(row for row in max(runs, key=lambda run: run[0].n) if row.level == "L0")
+    return max((row for run in latest_levels(results.rows) for row in run if row.level == "L0"), key=lambda row: row.n)
