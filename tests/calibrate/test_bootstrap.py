@@ -136,3 +136,39 @@ def test_no_units_are_refused():
     with pytest.raises(ValueError, match="0 units"):
         bootstrap(lambda drawn: 0.0, 0)
     assert bootstrap(lambda drawn: None, 3) is None
+
+
+def test_resamples_are_of_the_units_and_of_all_alike():
+    drawn = []
+    bootstrap(lambda indices: drawn.append(indices) or 0.0, 5, resamples=400)
+    assert drawn[0].tolist() == [0, 1, 2, 3, 4] and len(drawn) == 401
+    counts = np.bincount(np.concatenate(drawn[1:]), minlength=5)
+    assert len(counts) == 5 and {len(each) for each in drawn} == {5}
+    assert np.abs(counts / 2000 - 0.2).max() < 5 * np.sqrt(0.2 * 0.8 / 2000)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=2, max_size=12), st.booleans())
+def test_clustered_shares_are_korn_and_graubards(clusters, weighted):
+    """The formulas of the docstring in other words, with scipy's distributions."""
+    from scipy.stats import beta, t
+
+    wholes = np.array([whole for _, whole in clusters], dtype=float)
+    parts = np.array([min(part, whole) for part, whole in clusters], dtype=float)
+    items = 2 * wholes + 1 if weighted else wholes
+    share_of_all, n = parts.sum() / wholes.sum(), len(wholes)
+    if (wholes == 1).all() and not weighted:
+        return
+    residuals = (parts - share_of_all * wholes) ** 2
+    effective = float(n)
+    if 0 < share_of_all < 1 and residuals.any():
+        variance = n / (n - 1) * residuals.sum() / wholes.sum() ** 2
+        raw = min(share_of_all * (1 - share_of_all) / variance, items.sum())
+        freedom = min(n - 1, residuals.sum() ** 2 / (residuals**2).sum())
+        factor = t.ppf(0.975, max(items.sum() - 1, 1)) / t.ppf(0.975, freedom)
+        effective = min(max(raw * factor**2, min(raw, n)), items.sum())
+    have, lack = share_of_all * effective, (1 - share_of_all) * effective
+    low = 0.0 if have == 0 else beta.ppf(0.025, have, lack + 1)
+    high = 1.0 if share_of_all == 1 else beta.ppf(0.975, have + 1, lack)
+    found = clustered_share(parts, wholes, items if weighted else None)
+    assert found.value == pytest.approx(share_of_all)
+    assert found.interval == pytest.approx((low, high), rel=1e-5, abs=1e-7)

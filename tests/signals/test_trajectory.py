@@ -167,3 +167,13 @@ def test_growth_is_measured_against_the_last_three_steps():
     fates = fates_under(statistics, FateConfig())
     assert fates.tolist() == [int(loop.fates[0]) for loop in loops]
     assert FATES[int(fates[-1])] == "diverge"
+
+
+def test_a_path_that_begins_with_a_standstill_has_the_radius_of_its_steps():
+    """Where one of two steps is none, the two are no plane, and the fit is of one step by the other."""
+    steps = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 0.0], [0.5, 1.0, 0.25]], dtype=torch.float64)
+    states = torch.cat([torch.ones(1, 3, dtype=torch.float64), 1 + steps.cumsum(0)])
+    radius, angle, residual, _ = definitions.spectrum(states.numpy())
+    fit = spectrum(states[None])
+    assert float(fit.radius) == pytest.approx(radius) == pytest.approx(0.5)
+    assert float(fit.angle) == pytest.approx(angle) and float(fit.residual) == pytest.approx(residual)

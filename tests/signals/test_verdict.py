@@ -13,7 +13,17 @@ from pydantic import ValidationError
 from transformers import GenerationConfig
 
 import sigma0
-from sigma0.signals.verdict import CONVERGED, DoorPolicy, ReasonVerdict, aggregate, door, explain, mildest, of_token
+from sigma0.signals.verdict import (
+    CONVERGED,
+    DoorPolicy,
+    ReasonVerdict,
+    aggregate,
+    door,
+    explain,
+    mildest,
+    of_token,
+    patience_for,
+)
 
 REASONS = [
     None, "threshold_met", "fixed_point", "accel_fixed_point", "confident", "fixed", "max_depth", "collapse",
@@ -216,3 +226,9 @@ def test_facts_of_a_verdict_lie_in_their_range(name, good, bad):
     for value in bad:
         with pytest.raises(ValidationError, match=name):
             make(**{name: value})
+
+
+def test_models_of_few_loops_are_asked_of_fewer():
+    # the first two loops have no fate, and a fate is of one loop at least
+    assert [patience_for(DoorPolicy(), loops) for loops in range(1, 7)] == [1, 1, 1, 2, 2, 2]
+    assert [patience_for(DoorPolicy(patience=9), loops) for loops in (2, 3, 8, 11, 12)] == [1, 1, 6, 9, 9]

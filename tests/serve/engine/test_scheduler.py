@@ -281,3 +281,21 @@ def test_all_work_ends_and_no_block_is_lost(lengths, blocks, running, data):
             break
     assert set(written.values()) == {10}
     assert queue.pool.used == 0
+
+
+def test_new_blocks_follow_those_of_the_prefix_cache():
+    queue = scheduler(blocks=20, size=2, running=2)
+    first, other = entry(0, 7), entry(1, 3)
+    for sequence in (first, other):
+        queue.add(sequence)
+    queue.admit()
+    queue.register(first, 6)
+    cached = first.blocks[:3]
+    queue.remove(first)
+    queue.remove(other)
+    second = SequenceEntry(2, [*range(7), 50, 51], 9, 8)
+    queue.add(second)
+    queue.admit()
+    # its slot's own blocks begin elsewhere
+    assert second.slot == 1 and second.blocks[:3] == cached
+    assert second.blocks[3:] == [cached[-1] + 1 + k for k in range(len(second.blocks) - 3)]

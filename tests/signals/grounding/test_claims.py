@@ -47,3 +47,10 @@ def test_identifiers(text, code):
 def test_links_end_before_what_stands_around_them(text, link):
     assert checkable(f"one may see {text}").links == (link,)
     assert checkable("one may see a.org there").links == ()
+
+
+@pytest.mark.parametrize(
+    "text, month", [("2024-00-05", None), ("2024-01-05", 1), ("2024-12-05", 12), ("2024-13-05", None)]
+)
+def test_a_date_has_a_month_of_twelve(text, month):
+    assert [date.month for date in checkable(f"It was on {text} there").dates] == ([] if month is None else [month])
