@@ -120,17 +120,20 @@ class Kind(_Strict):
 class Check(_Strict):
     """The real engine under random arrivals beside the simulation of the very same arrivals, milliseconds.
 
-    Some arrivals in each round, at loads of which no pass was fitted, simulated at the mean pace as fleets are.
+    Some courses of arrivals in each round, at loads of which no pass was fitted. The speed of a machine changes between
+    them, so each is simulated at its own pace; fleets are simulated at the mean pace of the fit.
 
     Attributes:
         rate: Requests a second.
         requests: How many.
+        paces: Time that the passes of each course took over what the fit says of them.
         measured: Median, 95th and 99th percentile of the time from arrival to last token.
         simulated: The same.
     """
 
     rate: Time
     requests: Count
+    paces: Annotated[tuple[Time, ...], Field(min_length=1)]
     measured: tuple[float, float, float]
     simulated: tuple[float, float, float]
 
@@ -197,14 +200,16 @@ class PassClock:
 
     Args:
         times: Beyond the last point of them the line goes on as between the last two, and never falls below the first.
+        pace: Every pass takes so many times as long.
 
     Attributes:
         asked: Passes so far.
         beyond: Those of more rows than any that was measured.
     """
 
-    def __init__(self, times: PassTimes) -> None:
+    def __init__(self, times: PassTimes, pace: float = 1.0) -> None:
         self._times = times
+        self._pace = pace
         self._rows = [each.rows for each in times.by_rows]
         self.asked = self.beyond = 0
         self._known: dict[PassWork, float] = {}
@@ -218,7 +223,7 @@ class PassClock:
         if seconds is None:
             beside = sum(getattr(self._times, name) * term(work) for name, term in TERMS.items())
             milliseconds = self._by_rows(work.rows) + beside
-            seconds = self._known[work] = milliseconds / 1000
+            seconds = self._known[work] = self._pace * milliseconds / 1000
         return seconds
 
     def _by_rows(self, rows: int) -> float:

@@ -110,7 +110,7 @@ def measure_inputs(
     configs = {SHORT: short, LONG: ExitConfig(mode="full")}
     watches, done = [Stopwatch(model.device) for _ in range(ROUNDS)], iter(range(1, STEPS + 1))
     answers: dict[str, list[MeasuredAnswer]] = {name: [] for name in configs}
-    checks: dict[float, list[tuple[Arrivals, list[Played]]]] = {load: [] for load in CHECKED}
+    checks: dict[float, list[Course]] = {load: [] for load in CHECKED}
     most = 0.0
 
     def ready() -> Engine:
@@ -139,7 +139,8 @@ def measure_inputs(
         for load, played in checks.items():
             for course in range(COURSES):
                 arrivals = at_random(every, load * most, f"{number}/{load}/{course}")
-                played.append((arrivals, play(ready(), arrivals, Stopwatch(model.device))))
+                own = Stopwatch(model.device)
+                played.append(Course(arrivals, play(ready(), arrivals, own), own.passes))
             advance(next(done))
     shape = BlockShape.of(model, LIMITS.page_size)
     found = Inputs(
@@ -195,6 +196,21 @@ class Played:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Course:
+    """A course of arrivals that the real engine was given.
+
+    Attributes:
+        arrivals: The arrivals.
+        answers: To them, in their order.
+        passes: That it took.
+    """
+
+    arrivals: Arrivals
+    answers: Sequence[Played]
+    passes: Sequence[TimedPass]
+
+
 def play(engine: Engine, arrivals: Arrivals, watch: Stopwatch) -> list[Played]:
     """Gives the engine jobs at their moments, in a time in which nothing but its steps passes.
 
@@ -243,15 +259,28 @@ def at_random(jobs: Sequence[EngineRequest], rate: float, seed: str) -> Arrivals
     return list(zip(moments, rng.sample(jobs, len(jobs)), strict=True))
 
 
-def check(inputs: Inputs, rate: float, played: Sequence[tuple[Arrivals, list[Played]]]) -> Check:
-    """What the real engine took for arrivals at random, beside the simulation of the same ones at the mean pace."""
-    simulated, measured = [], []
-    clock = PassClock(inputs.pass_times)
-    for arrivals, real in played:
-        requests = [(moment, _as_simulated(job, each.done)) for (moment, job), each in zip(arrivals, real, strict=True)]
-        simulated += replay(Replica(inputs.limits, clock), requests)
-        measured += [each.seconds for each in real]
-    return Check(rate=rate, requests=len(measured), measured=_told(measured), simulated=_told(simulated))
+def check(inputs: Inputs, rate: float, courses: Sequence[Course]) -> Check:
+    """What the real engine took for arrivals at random, beside the simulation of the same ones.
+
+    Each course is simulated at the pace of the machine meanwhile: what its passes took over what the fit says of them.
+    """
+    simulated, measured, paces = [], [], []
+    for course in courses:
+        fitted = PassClock(inputs.pass_times)
+        paces.append(sum(each.seconds for each in course.passes) / sum(fitted(each.work) for each in course.passes))
+        requests = [
+            (moment, _as_simulated(job, each.done))
+            for (moment, job), each in zip(course.arrivals, course.answers, strict=True)
+        ]
+        simulated += replay(Replica(inputs.limits, PassClock(inputs.pass_times, paces[-1])), requests)
+        measured += [each.seconds for each in course.answers]
+    return Check(
+        rate=rate,
+        requests=len(measured),
+        paces=tuple(paces),
+        measured=_told(measured),
+        simulated=_told(simulated),
+    )
 
 
 def _as_simulated(job: EngineRequest, done: RequestOutput) -> Request:

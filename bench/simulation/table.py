@@ -26,7 +26,7 @@ HEADINGS = (
     "prefix found",
 )
 APART_HEADINGS = ("replicas", "requests/s", "apart", "together", "all, p95", "short, p95", "long, p95")
-CHECK_HEADINGS = ("requests/s", "requests", "engine, ms", "simulation, ms", "off by, %")
+CHECK_HEADINGS = ("requests/s", "requests", "engine, ms", "simulation, ms", "off by, %", "pace")
 # Of both tables, the columns that hold names.
 LEFT = ("routing", "apart", "together")
 APART = (
@@ -151,7 +151,9 @@ def checks_table(checks: Sequence[Check]) -> BenchTable:
     lines = []
     for check in checks:
         real, simulated = (Tail(p50=p50, p95=p95, p99=p99) for p50, p95, p99 in (check.measured, check.simulated))
-        lines.append((f"{check.rate:.1f}", f"{check.requests:,}", times(real), times(simulated), _off(real, simulated)))
+        pace = f"{mean(check.paces):.2f} ({min(check.paces):.2f} to {max(check.paces):.2f})"
+        asked = f"{check.rate:.1f}", f"{check.requests:,}"
+        lines.append((*asked, times(real), times(simulated), _off(real, simulated), pace))
     return BenchTable(CHECK_HEADINGS, lines, left=())
 
 

@@ -66,6 +66,7 @@ def test_the_simulation_takes_as_long_as_the_engine(model, lawful):
     assert found.pass_times.explained == pytest.approx(1.0) and len(found.pass_times.paces) == 6
     for check in found.checks:
         assert check.requests == 48
+        assert check.paces == pytest.approx((1.0,) * 12)
         assert check.simulated == pytest.approx(check.measured, rel=1e-6)
     assert [len(kind.answers) for kind in found.kinds.values()] == [12, 12]
     assert {depth for answer in found.kinds["long"].answers for depth in answer.depths} == {4}
