@@ -206,8 +206,8 @@ class SimulationRow(Conditions):
         asked: Requests a second for each replica that came: fewer than `rate` where chats are refused and end, or turns
             come later because answers do.
         answered: Requests a second that a replica answered.
-        check_ms: What the real engine took and what the simulation made of the same arrivals, at the highest rate at
-            which one engine was measured; empty where it was not.
+        check_ms: What the real engine took and what the simulation made of the same arrivals, at that of the rates at
+            which one engine was measured at which they are furthest apart; empty where it was not.
     """
 
     benchmark: Literal["simulation"] = "simulation"

@@ -133,9 +133,9 @@ def to_row(
     inputs: Inputs, conditions: Conditions, began: str, digest: str, setting: Setting, seen: Seen
 ) -> SimulationRow:
     """The row of a setting."""
-    last = max(inputs.checks, key=lambda check: check.rate, default=None)
+    worst = max(inputs.checks, key=lambda check: check.off, default=None)
     told: dict[Literal["measured", "simulated"], tuple[float, float, float]]
-    told = {} if last is None else {"measured": last.measured, "simulated": last.simulated}
+    told = {} if worst is None else {"measured": worst.measured, "simulated": worst.simulated}
     found: dict[str, Any] = {each.name: getattr(seen, each.name) for each in fields(seen)}
     found.update(conditions.model_dump())
     found.update(sizes_of(setting))

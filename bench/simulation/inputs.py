@@ -137,6 +137,11 @@ class Check(_Strict):
     measured: tuple[float, float, float]
     simulated: tuple[float, float, float]
 
+    @property
+    def off(self) -> float:
+        """By which share of the measured one the simulated median or 95th percentile is off, whichever is more."""
+        return max(abs(mine / theirs - 1) for mine, theirs in zip(self.simulated[:2], self.measured, strict=False))
+
 
 class Inputs(_Strict):
     """A file of inputs.

@@ -122,9 +122,9 @@ def about(row: SimulationRow, groups: Sequence[int]) -> str:
     traffic = ", ".join(f"{name} {value:g}" for name, value in row.traffic.items())
     real, simulated = row.check_ms.get("measured"), row.check_ms.get("simulated")
     checked = (
-        f"Off by {_off(real, simulated)} % (p50 / p95 / p99) on one replica, at the busiest of the loads at which it "
-        f"was checked and of which nothing was fitted: the real engine took {times(real)} ms and the simulation of the "
-        f"same arrivals {times(simulated)} ms. "
+        f"Off by {_off(real, simulated)} % (p50 / p95 / p99) on one replica, at that of the loads it was checked at, "
+        f"none of them fitted, at which it is furthest off: the real engine took {times(real)} ms and the simulation "
+        f"of the same arrivals {times(simulated)} ms. "
         if real and simulated
         else "It was not checked against the real engine. "
     )
