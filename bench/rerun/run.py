@@ -11,6 +11,9 @@ from typing import Any
 from sigma0.bench.rerun.recipes import Recipe
 from sigma0.bench.rerun.rows import untimed
 
+# of this very Python, whatever `sigma0` is found first
+_COMMAND_LINE = "from sigma0.cli import app; app()"
+
 
 class Failed(ValueError):
     """A command that ended in an error, or printed no report."""
@@ -18,7 +21,8 @@ class Failed(ValueError):
 
 def told(recipe: Recipe, quick: bool) -> str:
     """What a reader types to have it again, names in braces as they are."""
-    command = f"python -m {recipe.command}{f' {recipe.quick}' if quick and recipe.quick else ''}"
+    typed = recipe.command if recipe.command.startswith("sigma0 ") else f"python -m {recipe.command}"
+    command = f"{typed}{f' {recipe.quick}' if quick and recipe.quick else ''}"
     prompts = shlex.join(_prompts(recipe, quick))
     return f"python -m {prompts} > {{prompts}} && {command}" if recipe.prompts else command
 
@@ -68,10 +72,9 @@ def _filled(word: str, files: Mapping[str, str]) -> str:
 
 
 def _run(command: Sequence[str], out: Path) -> None:
+    module = ["-c", _COMMAND_LINE, *command[1:]] if command[0] == "sigma0" else ["-m", *command]
     with out.open("w") as file:
-        ended = subprocess.run(
-            [sys.executable, "-m", *command], stdout=file, stderr=subprocess.PIPE, text=True, check=False
-        )
+        ended = subprocess.run([sys.executable, *module], stdout=file, stderr=subprocess.PIPE, text=True, check=False)
     if ended.returncode:
         last = "\n".join(ended.stderr.strip().splitlines()[-5:])
-        raise Failed(f"python -m {shlex.join(command)} ended with {ended.returncode}: {last}")
+        raise Failed(f"{shlex.join(command)} ended with {ended.returncode}: {last}")
