@@ -26,7 +26,7 @@ class Recipe:
     Attributes:
         name: Of its file, without `.json`.
         command: What stands behind `python -m`, or the command line `sigma0`. Names in braces are replaced:
-            `{scratch}` by an empty folder, `{prompts}` by a file of prompts, the names of `inputs` by files that are given.
+            `{scratch}` by an empty folder, `{prompts}` by a file of prompts, the names of `inputs` by files given.
         models: That it loads.
         quick: Options put behind the command to run a part of it in few minutes; empty where the whole is quick.
         prompts: What stands behind `python -m sigma0.bench.pocket prompts` to make the prompts that it reads, if any.
