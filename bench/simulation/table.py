@@ -107,9 +107,10 @@ def _ratio(mine: Sequence[Tail] | None, others: Sequence[Tail] | None) -> str:
 
 
 def latest_simulation(rows: Sequence[AnyRow]) -> list[SimulationRow]:
-    """The rows of the last simulation: of one run of the program on one file of inputs, with one traffic and size."""
+    """The rows of the last simulation: on one file of inputs, with one traffic and size; by fleet and rate."""
     found = sorted((row for row in rows if isinstance(row, SimulationRow)), key=lambda row: row.time)
-    return [row for row in found if _study(row) == _study(found[-1])]
+    latest = [row for row in found if _study(row) == _study(found[-1])]
+    return sorted(latest, key=lambda row: (row.replicas, row.rate))
 
 
 def _study(row: SimulationRow) -> tuple[object, ...]:
