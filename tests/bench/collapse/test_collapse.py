@@ -1,6 +1,5 @@
 """The bench of ended circles: its figures of a setting are what that setting does, and the text quotes its rows."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +7,13 @@ import pytest
 
 import sigma0
 from sigma0.bench.collapse.measure import TAUS, WAYS, costs, ended_at, grid, rows, series
+from sigma0.bench.core.provenance import read_report
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.decode.repetition import CollapseStop, Repetition
 
 ROOT = Path(__file__).parents[3]
 TEXT = " ".join((ROOT / "sigma0" / "signals" / "README.md").read_text().split())
-REPORT = json.loads((ROOT / "bench/results/collapse.json").read_text())
+REPORT = read_report(ROOT / "bench" / "results" / "collapse.json")[1]
 
 
 @pytest.mark.parametrize("tau", TAUS)

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from sigma0.bench.core.ledger import FidelityRow, StrategyQARow, read_rows
+from sigma0.bench.core.provenance import read_report
 from sigma0.bench.effort.report import EffortReport
 from sigma0.bench.effort.simulation import Rates
 from sigma0.bench.effort.table import table as effort_table
@@ -29,11 +30,15 @@ def read(name):
     return (ROOT / name).read_text()
 
 
+def report_of(name):
+    return read_report(ROOT / "bench" / "results" / f"{name}.json")[1]
+
+
 def test_the_speed_tables_are_those_of_the_ledger():
     runs = latest_speed_runs(read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl"))
     page = (ROOT / "bench" / "results" / "speed.md").read_text()
     tables, _, roofline = page.partition("\n## Roofline\n")
-    assert tables == "# Speed\n\n" + "\n".join(f"{speed_table(run)}\n" for run in runs)
+    assert tables.startswith("# Speed\n\n") and tables.endswith("\n".join(f"{speed_table(run)}\n" for run in runs))
     assert bool(roofline) == any(row.copy_bandwidth is not None for run in runs for row in run)
     large = next(run for run in runs if run[0].model == "random ouro-2.6b")[0]
     tokens = large.context + large.max_new_tokens - 1
@@ -42,7 +47,7 @@ def test_the_speed_tables_are_those_of_the_ledger():
 
 
 def test_what_verify_costs_is_quoted_right():
-    report = json.loads((ROOT / "bench" / "results" / "lossless-pocket-large.json").read_text())
+    report = report_of("lossless-pocket-large")
     page = read("bench/results/lossless.md")
     section = read("sigma0/decode/README.md").split("## verify")[1].split("\n## ")[0]
     assert f"`{report['model']}`, {report['prompts']} held-out questions, {report['new_tokens']} new tokens" in section
@@ -72,25 +77,22 @@ def test_what_verify_costs_is_quoted_right():
 
 def test_what_the_verdict_tells_is_quoted_right():
     """Switches, doors and scores of doubt, the study of stability, and the grounding of facts."""
-    results = ROOT / "bench" / "results"
+    ROOT / "bench" / "results"
     page, studies = read("bench/results/verdict.md"), read("bench/results/stability.md")
-    reports = {
-        name: TypeAdapter(VerdictReport).validate_python(json.loads((results / f"verdict-{name}.json").read_text()))
-        for name in VERDICTS
-    }
+    reports = {name: TypeAdapter(VerdictReport).validate_python(report_of(f"verdict-{name}")) for name in VERDICTS}
     for table in (switch_table, door_table, separation_table, shift_table, strange_table):
         assert table(reports) in page
     words = " ".join(read("sigma0/signals/README.md").split())
     for name in MODELS:
-        study = json.loads((results / f"stability-{name}.json").read_text())
+        study = report_of(f"stability-{name}")
         scores = {score: f"{found['value']:.2f}" for score, found in study["auroc"].items()}
         told = [scores[score] for score in ("path: radius", "jacobian radius", "entropy", "margin")]
         correlation = f"{study['rank_correlation']['value']:.2f}"
         assert f"| {name} | {correlation} | {' | '.join(told)} |" in studies
-        doors = json.loads((results / f"doors-{name}.json").read_text())
+        doors = report_of(f"doors-{name}")
         stored = json.loads((ROOT / "sigma0" / "checkpoints" / name / "generation_config.json").read_text())
         assert stored["door_policy"] == doors["chosen"] and stored["fate_config"] == doors["fates"]
-    facts = {each["kind"]: each for each in json.loads((results / "grounding.json").read_text())["detections"]}
+    facts = {each["kind"]: each for each in report_of("grounding")["detections"]}
     for kind in ("number", "entity"):
         found = facts[kind]
         assert f"{100 * found['recall']:.1f} % of {found['falsified']:,}" in words
@@ -127,9 +129,7 @@ def test_what_is_said_of_another_tokenizer_is_in_the_ledger():
 def test_what_policies_of_effort_do_is_quoted_right():
     """The measured table here, the simulated one in the bench's own page, and neither in the other's place."""
     reports = {
-        name: TypeAdapter(EffortReport).validate_python(
-            json.loads((ROOT / "bench" / "results" / f"effort-{name}.json").read_text())
-        )
+        name: TypeAdapter(EffortReport).validate_python(report_of(f"effort-{name}"))
         for name in ("pocket", "simulation")
     }
     assert {name: report.kind for name, report in reports.items()} == {

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sigma0
+from sigma0.bench.core.provenance import read_report
 from sigma0.bench.proximity.sources import LONGEST, loops, read_text
 from sigma0.bench.proximity.study import BARS, figures, fit, proximities, read_loops, read_texts, roc
 from sigma0.bench.proximity.traits import certainty, repetition
 from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_reference
 from tests.kernels import definitions
 
-RESULTS = json.loads((Path(sigma0.__file__).parent / "bench/results/proximity.json").read_text())
+RESULTS = read_report(Path(sigma0.__file__).parent / "bench" / "results" / "proximity.json")[1]
 PROSE = np.random.default_rng(0).zipf(1.3, 40_000) % 3000
 
 

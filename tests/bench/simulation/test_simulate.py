@@ -257,7 +257,7 @@ def test_the_committed_rows_are_of_the_committed_inputs():
     assert {row.routing for row in rows} == set(COMPARED.split(",")) and max(row.replicas for row in rows) == 10240
     assert (RESULTS / "simulation.md").read_text() == whole(rows)
     for check in inputs.checks:
-        # the median and the 95th percentile at loads of which nothing was fitted; text and page say how far they are off
+        # median and 95th percentile at loads of which nothing was fitted; text and page say how far they are off
         assert check.off < 0.15
     row = next(row for row in rows if row.replicas == 16 and row.routing == "fleet")
     traffic = Traffic(**{**row.traffic, "context": int(row.traffic["context"])})
