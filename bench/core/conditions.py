@@ -73,11 +73,16 @@ def describe_weights(
         batch_size=batch_size,
         max_new_tokens=max_new_tokens,
         commit=git_commit(),
-        versions={"python": platform.python_version(), **{each: version(each) for each in _LIBRARIES}},
+        versions=library_versions(),
         quantization=getattr(model, "quantization", None),
         stride=getattr(model.config, "stride", 1),
         kv=model.kv_config.to_dict() if isinstance(model, DepthGenerationMixin) and model.kv_config.is_coded else None,
     )
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that compute."""
+    return {"python": platform.python_version(), **{each: version(each) for each in _LIBRARIES}}
 
 
 def git_commit() -> str | None:

@@ -1,22 +1,18 @@
 """What a report under `bench/results` was made with, written into it."""
 
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sigma0.bench.core.conditions import device_name, git_commit
+from sigma0.bench.core.conditions import device_name, git_commit, library_versions
 from sigma0.bench.core.digests import settings_sha256, weights_sha256
 from sigma0.errors import one_line
-
-LIBRARIES = ("sigma0-lm", "torch", "transformers")
 
 
 class Digests(BaseModel):
@@ -88,7 +84,7 @@ class Provenance(BaseModel):
             commit=commit,
             device=device_name(torch.device("cpu")),
             threads=threads,
-            versions={"python": platform.python_version(), **{each: version(each) for each in LIBRARIES}},
+            versions=library_versions(),
             models={
                 **{name: Digests.of(name) for name in models},
                 **{name: Digests.of(str(path)) for name, path in inputs.items() if path.is_dir()},
