@@ -100,6 +100,12 @@ def write_report(path: Path, provenance: Provenance, report: Any) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
+def figures_of(path: Path) -> Any:
+    """What a file that `--json` printed says: a report with its provenance, or the bare figures."""
+    content = json.loads(path.read_text())
+    return content["report"] if isinstance(content, dict) and set(content) == {"provenance", "report"} else content
+
+
 def read_report(path: Path) -> tuple[Provenance, Any]:
     """A report that `write_report` wrote.
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sigma0.bench.core.options import HardHalf, LookUps, StorySeed, WorldSplit
+from sigma0.bench.core.provenance import figures_of
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.about import about
 from sigma0.bench.pocket.card import forms_table, model_card
@@ -82,15 +83,14 @@ def curve_command(
 
 @app.command("card")
 def card_command(
-    evaluation: Annotated[Path, typer.Argument(help="What `eval --json` printed.")],
+    evaluation: Annotated[Path, typer.Argument(help="What `eval --json` printed, or its report.")],
     gate: Annotated[
         Path | None, typer.Argument(help="What `python -m sigma0.bench gate --json` printed; none without a gate.")
     ] = None,
 ) -> None:
     """Print the tables of a model card in Markdown."""
     with one_line_errors():
-        figures = None if gate is None else json.loads(gate.read_text())
-        typer.echo(model_card(json.loads(evaluation.read_text()), figures))
+        typer.echo(model_card(figures_of(evaluation), None if gate is None else figures_of(gate)))
 
 
 @app.command("prompts")

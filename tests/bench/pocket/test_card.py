@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sigma0.bench.core.provenance import read_report
 from sigma0.bench.figures.tables import MODELS, SHIPPED
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.card import accuracy_table, model_card
@@ -16,7 +17,7 @@ RESULTS = ROOT / "bench" / "results"
 
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_md_holds_the_card_of_the_committed_figures(name: str) -> None:
-    evaluation, gate = (json.loads((RESULTS / f"{name}-{part}.json").read_text()) for part in ("eval", "gate"))
+    evaluation, gate = (read_report(RESULTS / f"{name}-{part}.json")[1] for part in ("eval", "gate"))
     card = model_card(evaluation, gate)
     assert card in (ROOT / "weights.md").read_text()
     assert evaluation["model"] == gate["model"] == name
@@ -26,7 +27,7 @@ def test_weights_md_holds_the_card_of_the_committed_figures(name: str) -> None:
 
 def test_a_card_without_a_gate_is_the_accuracy_alone() -> None:
     path = RESULTS / "pocket-raven-eval.json"
-    evaluation = json.loads(path.read_text())
+    evaluation = read_report(path)[1]
     card = model_card(evaluation)
     assert f"({evaluation['n']:,} held-out look-ups)" in card and accuracy_table(evaluation) in card
     assert card in (ROOT / "weights.md").read_text()
@@ -38,13 +39,20 @@ def test_a_card_without_a_gate_is_the_accuracy_alone() -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_group_has_its_row(name: str) -> None:
-    evaluation = json.loads((RESULTS / f"{name}-eval.json").read_text())
+    evaluation = read_report(RESULTS / f"{name}-eval.json")[1]
     table = accuracy_table(evaluation).splitlines()
     assert len(table) == 2 + sum(len(part) for part in evaluation["groups"].values())
     assert len({line.count("|") for line in table}) == 1
     whole = evaluation["groups"]["all"]["all"]
     assert table[-1].split(" | ")[1] == str(whole["n"])
     assert f"{100 * whole['loops'][-1]:.1f}" in table[-1]
+
+
+def test_bare_figures_give_the_same_card(tmp_path: Path) -> None:
+    figures = read_report(RESULTS / "pocket-eval.json")[1]
+    (tmp_path / "eval.json").write_text(json.dumps(figures))
+    result = CliRunner().invoke(app, ["card", str(tmp_path / "eval.json")])
+    assert result.exit_code == 0 and result.stdout == f"{model_card(figures)}\n"
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 pytest.importorskip("fastapi")
 
 from sigma0.bench.__main__ import app
+from sigma0.bench.core.provenance import read_report
 from sigma0.bench.serving.floods import BODY, REFUSALS, Flooding, Floods
 from sigma0.bench.serving.soak import Sample, Soak
 from sigma0.bench.serving.soak_command import is_sound, lines_of
@@ -80,7 +81,7 @@ def test_a_flood_sends_what_never_fits(kind, plain):  # noqa: F811
 
 
 def test_the_committed_one_is_what_the_readme_says():
-    told = json.loads((ROOT / "bench" / "results" / "soak-pocket.json").read_text())
+    _, told = read_report(ROOT / "bench" / "results" / "soak-pocket.json")
     # the verdict is made again from the samples
     for name in ("model", "kv_memory", "commit", "memory_is_flat"):
         told.pop(name, None)
