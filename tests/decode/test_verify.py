@@ -86,7 +86,8 @@ def test_greedy_text_is_that_of_full_depth(model, config, batch, new, seed, earl
     assert (found.exit_depths <= total).all() and (found.exit_depths[:, 0] == total).all()
     # Where no draft stood, the token was read at T.
     told = found.exit_depths > 0
-    assert (found.exit_depths[told & ~found.accepted] == total).all()
+    undrafted = told & ~found.accepted
+    assert (found.exit_depths[undrafted] == total).all()
     assert found.accepted[:, 0].all() and not found.accepted[~told].any()
     # Never more passes than full depth, and at least those of the exits that stood.
     assert found.loop_passes <= total * (int(lengths.max()) - 1)
@@ -94,9 +95,23 @@ def test_greedy_text_is_that_of_full_depth(model, config, batch, new, seed, earl
     assert found.loop_passes >= int(longest)
     assert 0 <= found.tail_passes < total
     if batch == 1:
-        dropped = int((~found.accepted[0]).sum())
+        # Drafts that are overruled, or made anew on the way, throw away what was computed behind them.
         assert found.loop_rows >= total * (int(lengths[0]) - 1)
-        assert dropped or found.loop_rows == total * (int(lengths[0]) - 1)
+        assert redraft or undrafted.any() or found.loop_rows == total * (int(lengths[0]) - 1)
+
+
+@pytest.mark.parametrize("redraft", [False, True])
+def test_what_is_overruled_ran_out_of_loops_and_was_not_the_rules_choice(redraft):
+    model = MODELS[1]
+    # Met at the first loop of every token: whatever does not stand was drafted and overruled.
+    config = ExitConfig(q=1e-6, after_exit="verify", redraft=redraft)
+    found = run(model, torch.tensor([[9, 10, 11], [20, 33, 41], [8, 9, 8]]), config, 16, eos_token_id=None)
+    reasons = {
+        stands: {reason for row, told in zip(found.exit_reasons, found.accepted.tolist(), strict=True)
+                 for reason, accepted in list(zip(row, told, strict=True))[1:] if accepted == stands}
+        for stands in (True, False)
+    }  # fmt: skip
+    assert reasons == {True: {"threshold_met"}, False: {"max_depth"}}
 
 
 def test_a_rule_that_never_stops_early_costs_what_full_depth_does():
