@@ -195,17 +195,34 @@ class Stock:
             stopping_criteria=StoppingCriteriaList([Stopwatch(marks, self._ids)]),
         )
         held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-        later, batch = self._new_tokens - 1, self._ids.shape[0]
-        return Decoded(
-            seconds=marks[-1] - marks[0],
-            passes=self._loops * later,
-            rows=self._loops * later * batch,
-            head_rows=later * batch,
-            tail_passes=0,
-            tokens=sequences[:, self._ids.shape[1] :].cpu(),
-            kv_in_use=held,
-            kv_allocated=held,
-        )
+        return whole_depth(marks, self._loops, sequences[:, self._ids.shape[1] :], held, held)
+
+
+def whole_depth(
+    marks: list[float], loops: int, tokens: Tensor, kv_in_use: int, kv_allocated: int, runner: str = "eager"
+) -> Decoded:
+    """A run of transformers' `generate`, every loop of every token.
+
+    Args:
+        marks: A `Stopwatch`'s.
+        loops: T.
+        tokens: The new ones, int64 `[B, new]`.
+        kv_in_use: As `Decoded` says, like the two behind it.
+        kv_allocated: The same.
+        runner: The same.
+    """
+    batch, new = tokens.shape
+    return Decoded(
+        seconds=marks[-1] - marks[0],
+        passes=loops * (new - 1),
+        rows=loops * (new - 1) * batch,
+        head_rows=(new - 1) * batch,
+        tail_passes=0,
+        tokens=tokens.cpu(),
+        kv_in_use=kv_in_use,
+        kv_allocated=kv_allocated,
+        runner=runner,
+    )
 
 
 class Stopwatch(StoppingCriteria):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import StaticCache, StoppingCriteriaList
 from transformers.generation import CompileConfig
 
-from sigma0.bench.speed.decoders import Decoded, Stopwatch, now
+from sigma0.bench.speed.decoders import Decoded, Stopwatch, now, whole_depth
 from sigma0.bench.speed.peer import StockLoopedModel
 from sigma0.decode.planes import BlockShape
 from sigma0.models.cache_name import named_cache
@@ -60,14 +60,5 @@ class StaticStock:
             do_sample=False,
             stopping_criteria=StoppingCriteriaList([Stopwatch(marks, self._ids)]),
         )
-        return Decoded(
-            seconds=marks[-1] - marks[0],
-            passes=self._loops * later,
-            rows=self._loops * later * batch,
-            head_rows=later * batch,
-            tail_passes=0,
-            tokens=sequences[:, length:].cpu(),
-            kv_in_use=batch * (length + later) * self._position_bytes,
-            kv_allocated=batch * (length + self._new_tokens) * self._position_bytes,
-            runner="compile",
-        )
+        in_use, allocated = (batch * (length + new) * self._position_bytes for new in (later, self._new_tokens))
+        return whole_depth(marks, self._loops, sequences[:, length:], in_use, allocated, "compile")
