@@ -32,9 +32,13 @@ def conditions_text(row: FidelityRow) -> str:
     )
 
 
+CHOSEN_BEFOREHAND = "No threshold was chosen on the prompts of this page: the grid was set beforehand, and those with a promise were calibrated on the calibration split."
+
+
 def whole_table(rows: Sequence[FidelityRow]) -> str:
     """Every row of a run with its intervals, as a Markdown page."""
-    return f"# {rows[0].model}\n\n{conditions_text(rows[0])}\n\n{markdown(rows, rows, intervals=True)}\n"
+    where = f"{conditions_text(rows[0])} {CHOSEN_BEFOREHAND}"
+    return f"# {rows[0].model}\n\n{where}\n\n{markdown(rows, rows, intervals=True)}\n"
 
 
 def short_table(rows: Sequence[FidelityRow]) -> str:

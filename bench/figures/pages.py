@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.effort.table import table as effort_table
 from sigma0.bench.effort.table import title as effort_title
-from sigma0.bench.fidelity.pages import whole_table
+from sigma0.bench.fidelity.pages import CHOSEN_BEFOREHAND, whole_table
 from sigma0.bench.figures.results import Results
 from sigma0.bench.figures.tables import (
     SHIPPED,
@@ -62,6 +62,11 @@ _WAYS = (
     "[serve/vllm](../../serve/vllm/README.md), `python -m sigma0.bench vllm`."
 )
 
+_OWN_RULE = (
+    "No threshold was chosen on what this page measures: a model's own rule is the one that it ships with, "
+    "[calibrated](calibrated.md) on prompts of the calibration split."
+)
+
 
 def pages(results: Results) -> dict[str, str]:
     """The pages by their path."""
@@ -71,7 +76,7 @@ def pages(results: Results) -> dict[str, str]:
     found |= {
         f"{name}.md": page(title, parts)
         for name, (title, parts) in {
-            "speed": ("Speed", [_WAYS, *speed_parts(results.rows)]),
+            "speed": ("Speed", [f"{_WAYS} {_OWN_RULE}", *speed_parts(results.rows)]),
             "quantization": ("Quantised weights", _quantization(results)),
             "kv": ("K/V in few bits", _kv(results)),
             "humaneval": ("HumanEval", [humaneval_table(latest_humaneval(results.rows))]),
@@ -95,7 +100,8 @@ def pages(results: Results) -> dict[str, str]:
 def _quantization(results: Results) -> list[str]:
     return [
         "`python -m sigma0.bench quantization MODEL`: the block's weights rounded, beside the same model with floats. Where two figures stand, the "
-        'second is that of floats. Times are the fastest of interleaved rounds, taken beside other work; "faster" is the median of the rounds\' ratios.',
+        'second is that of floats. Times are the fastest of interleaved rounds, taken beside other work; "faster" is the median of the rounds\' ratios. '
+        + _OWN_RULE,
         *(quantization_table(run) for run in latest_quantization(results.rows)),
     ]
 
@@ -142,7 +148,7 @@ def _lossless(results: Results) -> list[str]:
         f'Passes over full depth\'s under `after_exit="verify"`: {report["model"]}, {report["total_loops"]} loops, '
         f"{report['prompts']} held-out questions, {report['new_tokens']} new tokens each (past the end of the answer), "
         f"{report['dtype']}, checks of the tail included (`python -m sigma0.bench lossless`). `rows` and the columns before "
-        "it are with re-drafts; rows above 100 % are those of rejected followers.",
+        f"it are with re-drafts; rows above 100 % are those of rejected followers. {CHOSEN_BEFOREHAND}",
         results.made("lossless-pocket-large"),
         lossless_table(report),
     ]
@@ -255,7 +261,7 @@ def _load(results: Results) -> list[str]:
         f"{first.named} ({first.parameters / 1e6:.1f} M parameters, {first.total_loops} loops), {first.max_new_tokens} new "
         f"tokens to every answer, {first.dtype}, {first.device}, server and clients on two CPU cores, {first.rounds} "
         "interleaved rounds, medians; latencies are the median and the 99th percentile (`python -m sigma0.bench serve`). "
-        "Clients keep one request each under way, or requests come at random.",
+        f"Clients keep one request each under way, or requests come at random. {_OWN_RULE}",
         load_table(rows),
     ]
 
@@ -266,7 +272,8 @@ def _kv(results: Results) -> list[str]:
         parts += [f"## {run[0].model}, {run[0].dtype}, {run[0].context or 'own'} ids", whole_kv([run]).rstrip()]
     return [
         "`python -m sigma0.bench kv`: the model's own greedy text at full depth, read again with K/V in few bits. `own`: prompts of their own length; `in few bits`: of what new tokens are read over; agreement "
-        "and KL at full depth; `depths moved`: tokens that the model's own exit rule reads at another loop; `faster`: time as computed over that in few bits.",
+        "and KL at full depth; `depths moved`: tokens that the model's own exit rule reads at another loop; `faster`: time as computed over that in few bits. "
+        + _OWN_RULE,
         "![Disagreement and KL over bits](kv.svg)",
         *parts,
     ]
