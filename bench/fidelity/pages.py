@@ -32,7 +32,10 @@ def conditions_text(row: FidelityRow) -> str:
     )
 
 
-CHOSEN_BEFOREHAND = "No threshold was chosen on the prompts of this page: the grid was set beforehand, and those with a promise were calibrated on the calibration split."
+CHOSEN_BEFOREHAND = (
+    "No threshold was chosen on the prompts of this page: the grid was set beforehand, and those with a promise were "
+    "calibrated on the calibration split."
+)
 
 
 def whole_table(rows: Sequence[FidelityRow]) -> str:
