@@ -79,6 +79,14 @@ def test_the_first_feature_needs_a_gain_and_a_further_one_two_errors():
     assert told[second].gain < 2 * told[second].error
 
 
+@pytest.mark.parametrize("weight, read", [(0.35, False), (0.5, True)])
+def test_a_further_feature_is_read_from_two_errors_on(weight, read):
+    """Its gain is between one and two errors, or between two and three."""
+    told = {figure.name: figure for figure in fitted(*world([1.0, weight], n=400, seed=2)).figures}
+    (second,) = names(1)
+    assert told[second].chosen is read and (1 + read) < told[second].gain / told[second].error < 2 + read
+
+
 def test_five_of_a_kind_are_enough():
     evidence, _ = world([1.0], n=50)
     right = np.argsort(evidence[:, COLUMNS[0]]).argsort() < 5
