@@ -184,8 +184,8 @@ def test_a_door_on_entropy_and_other_labels(printed):
     assert told[5] == "chosen confidence 0.9 or more, proximity under 0.5, no grounding asked for"
     assert "right of those none to tell" in told and told[-1] == "mean entropy none keeps the risk, as a door by itself"
     assert told[-2] == "confidence AUROC none to tell, calibration error 6.2%, Brier 0.125"
-    named = printed(replace(DOORS, labels="big-model", confidence_model=replace(MODEL, pairs=None)))
-    assert named[1] == "labels right is what big-model says, which may be wrong itself"
+    named = printed(replace(DOORS, labels="a-model", confidence_model=replace(MODEL, pairs=None)))
+    assert named[1] == "labels right is what a-model says, which may be wrong itself"
     assert "prompts too different to tell strange ones; new ones up to 25.0% are in calibration" in named
 
 
