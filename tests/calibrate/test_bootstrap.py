@@ -172,3 +172,85 @@ def test_clustered_shares_are_korn_and_graubards(clusters, weighted):
     found = clustered_share(parts, wholes, items if weighted else None)
     assert found.value == pytest.approx(share_of_all)
     assert found.interval == pytest.approx((low, high), rel=1e-5, abs=1e-7)
+
+
+def korn_and_graubard(parts, wholes, items):
+    """The docstring's steps with scipy's distributions, for a share between 0 and 1 whose clusters differ."""
+    from scipy.stats import beta, t
+
+    n, total, value = len(wholes), items.sum(), parts.sum() / wholes.sum()
+    squares = (parts - value * wholes) ** 2
+    variance = n / (n - 1) * squares.sum() / wholes.sum() ** 2
+    raw = min(value * (1 - value) / variance, total)
+    freedom = min(n - 1, squares.sum() ** 2 / (squares**2).sum())
+    adjusted = raw * (t.ppf(0.975, max(total - 1, 1)) / t.ppf(0.975, freedom)) ** 2
+    effective = min(max(adjusted, min(raw, n)), total)
+    have = value * effective
+    return value, (beta.ppf(0.025, have, effective - have + 1), beta.ppf(0.975, have + 1, effective - have)), effective
+
+
+@pytest.mark.parametrize(
+    "parts, wholes, items",
+    [
+        ([1, 2] * 15, [3] * 30, None),  # as many as there are, less the freedom
+        ([1, 2, 1, 2, 2, 1], [3] * 6, None),
+        ([0, 3] * 6, [3] * 12, None),  # one for each cluster
+        ([5, 1, 2, 0, 7], [9, 4, 2, 1, 8], None),
+        ([0.5, 0.25, 1.0, 0.75], [1.0] * 4, [3, 5, 2, 8]),
+        ([0.5, 0.0], [1.0] * 2, [1, 1]),
+    ],
+)
+def test_an_effective_number_of_items_is_that_of_the_definition(parts, wholes, items):
+    counts = np.array(wholes if items is None else items, dtype=float)
+    value, interval, _ = korn_and_graubard(np.array(parts, dtype=float), np.array(wholes, dtype=float), counts)
+    found = clustered_share(parts, wholes, items)
+    assert found.value == pytest.approx(value, rel=1e-12) and found.interval == pytest.approx(interval, rel=1e-9)
+    # a cluster without items is none
+    more = clustered_share([*parts, 0], [*wholes, 0], None if items is None else [*items, 5])
+    assert more == found
+
+
+def test_single_items_are_independent_unless_they_stand_for_several():
+    assert clustered_share([1, 0, 1, 1], [1] * 4) == share(3, 4)
+    assert clustered_share([1, 0, 1, 1], [1] * 4, [2] * 4) != share(3, 4)
+    assert clustered_share([0], [0]) is None and clustered_share([0, 1], [0, 1]) == share(1, 1)
+    with pytest.raises(ValueError, match="no share"):
+        clustered_share([-1], [1])
+
+
+@pytest.mark.parametrize("above, below", [([1, 3], [2, 2]), ([5, -1, 2], [1, 2, 3]), ([9, 8, 7, 9], [3, 2, 3, 4])])
+def test_a_ratio_has_the_reach_of_its_linearised_variance(above, below):
+    from scipy.stats import t
+
+    n, value = len(below), sum(above) / sum(below)
+    left = [(y - value * x) ** 2 for y, x in zip(above, below, strict=True)]
+    reach = t.ppf(0.975, n - 1) * (n / (n - 1) * sum(left)) ** 0.5 / sum(below)
+    low = value - reach if min(above) < 0 else max(value - reach, 0.0)
+    found = ratio([*above, 4], [*below, 0])
+    assert found.value == pytest.approx(value) and found.interval == pytest.approx((low, value + reach), rel=1e-9)
+
+
+def test_a_ratio_of_one_unit_or_none():
+    assert ratio([3], [2]).interval == (1.5, 1.5) and ratio([3, 1], [2, 0]).interval == (1.5, 1.5)
+    assert ratio([3, 1], [0, 0]) is None
+
+
+def test_savings_are_shares_of_loops_unless_a_rule_or_a_check_makes_them_others():
+    assert saved_share([3, 5], [10, 10]) == clustered_share([7, 5], [10, 10])
+    assert saved_share([3, 11], [10, 10]) == ratio([7, -1], [10, 10])
+    assert saved_share([5, 10], [10, 20]) == ratio([5, 10], [10, 20]), "all saved the same"
+    assert saved_share([0, 0], [10, 20]) == clustered_share([10, 20], [10, 20])
+    assert saved_share([10, 20], [10, 20]) == clustered_share([0, 0], [10, 20])
+    assert saved_share([0, 0], [0, 0]) is None
+
+
+def test_a_bootstrap_takes_the_middle_of_its_draws():
+    values = np.random.default_rng(3).random(20)
+    rng = np.random.default_rng(0)
+    draws = [float(np.median(values[rng.integers(0, 20, 20)])) for _ in range(1000)]
+    found = bootstrap(lambda drawn: float(np.median(values[drawn])), 20)
+    assert found.value == np.median(values)
+    assert found.interval == pytest.approx(tuple(np.percentile(draws, [2.5, 97.5])), rel=1e-12)
+    seldom = bootstrap(lambda drawn: float(drawn[0]) if drawn[0] < 5 else None, 10, resamples=200)
+    assert seldom.value == 0.0 and 0 <= seldom.interval[0] <= seldom.interval[1] <= 4
+    assert bootstrap(lambda drawn: 1.0, 1).interval == (1.0, 1.0)

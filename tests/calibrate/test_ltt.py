@@ -97,3 +97,23 @@ def test_bad_values_are_named():
         passing([[0.0]], 0.1, 0)
     with pytest.raises(ValueError, match="share 1"):
         units_needed(0.1, 0.9, 1)
+
+
+@pytest.mark.parametrize("risk, confidence", [(0.5, 0.5), (0.1, 0.9), (0.3, 0.99), (0.9, 0.05), (0.02, 0.8)])
+def test_without_an_error_units_are_needed_until_luck_is_too_small(risk, confidence):
+    needed = next(n for n in range(1, 10_000) if (1 - risk) ** n <= (1 - confidence) * (1 + 1e-12))
+    assert units_needed(risk, confidence) == needed
+    assert passing(np.zeros((needed, 3)), risk, confidence) == 3
+    assert needed == 1 or passing(np.zeros((needed - 1, 3)), risk, confidence) == 0
+
+
+def test_the_limits_of_losses_and_units_are_allowed():
+    assert p_value(1.0, 1, 0.5) == 1.0 and p_value(0.0, 1, 0.25) == pytest.approx(0.75)
+    assert p_value(0.5, 10, 0.5) == 1.0, "a loss as great as the risk shows nothing"
+    assert units_needed(0.5, 0.5, 0.0) == 1
+    for call in (
+        lambda: p_value(-0.01, 1, 0.5), lambda: p_value(0.0, 1, 0.0), lambda: passing([[0.0]], 0.5, 1.0),
+        lambda: units_needed(0.5, 0.0), lambda: units_needed(0.5, 0.5, -0.01),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="not"):
+            call()

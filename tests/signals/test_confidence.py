@@ -69,6 +69,7 @@ def test_what_is_not_known_gives_none():
         ({}, [9, 1, 2, 3, 9], "50% of the prompt's pairs of words are new"),
         ({"mean_entropy": 2.0}, [1, 2], None),
         ({"mean_entropy": 2.01}, [1, 2], "mean_entropy of 2.01 is beyond the 2 of the calibration"),
+        ({"length": 12}, [1, 2], None),
         ({"length": 13}, [1, 2], "its 13 tokens are beyond the 12"),
         ({"most_entropy": 99.0}, [1, 2], None),
     ],
@@ -173,3 +174,36 @@ def test_numbers_and_names_of_a_strangers_file_are_bounded():
         with pytest.raises(ValueError, match=r"longest|confidence_model") as caught:
             ConfidenceModel.parse({**FITTED, **wrong})
         assert len(str(caught.value)) < 2000
+
+
+def test_a_pair_is_one_number():
+    assert pair_codes([1, 2, 3]) == [2**24 + 2, 2 * 2**24 + 3] and pair_codes([1]) == []
+
+
+def test_a_doubt_without_bounds_is_a_confidence_of_nearly_nothing():
+    sure = ConfidenceModel(**{**FITTED, "weights": (100.0, 100.0)})
+    assert sure.confidence(evidence(mean_entropy=1e9, mean_deepest_surprise=1e9)) == pytest.approx(math.exp(-700))
+
+
+@pytest.mark.parametrize(
+    "name, good, bad",
+    [
+        ("longest", (1, 2**24 - 1), (0, 2**24)),
+        ("answers", (1,), (0,)),
+        ("pairs", ((0,), (), None), ((-1,),)),
+        ("most", ((0.0, 0.0),), ((-0.1, 1.0), (1.0, math.inf))),
+        ("weights", ((0.0, 0.0),), ((1.0, math.inf),)),
+        ("most_new", (0.0, 1.0), (-0.1, 1.1)),
+        ("auroc", (0.0, 1.0, None), (-0.1, 1.1)),
+        ("brier", (0.0, 1.0), (-0.1, 1.1)),
+        ("calibration_error", (0.0, 1.0), (-0.1, 1.1)),
+        ("deciles", ((0.5,) * 9,), ((0.5,) * 10, (0.5,) * 8 + (1.1,))),
+        ("bias", (-9.0,), (math.inf,)),
+    ],
+)
+def test_fields_lie_in_their_range(name, good, bad):
+    for value in good:
+        assert getattr(ConfidenceModel(**{**FITTED, name: value}), name) == value
+    for value in bad:
+        with pytest.raises(ValueError, match=name):
+            ConfidenceModel(**{**FITTED, name: value})

@@ -101,3 +101,18 @@ def test_answers_that_bunch_at_the_highest_confidence_are_no_drift(top):
     for confidence in draws.permutation(calibration)[:WINDOW]:
         drift.add(answer(float(confidence)))
     assert drift.psi < 0.1
+
+
+def test_a_thousand_answers_are_remembered_and_a_hundred_are_enough():
+    drift = monitor()
+    drift.add(answer(0.5, "out_of_calibration"))
+    for _ in range(98):
+        drift.add(answer(0.5))
+    assert drift.psi is None
+    drift.add(answer(0.5))
+    assert drift.psi is not None and drift.out_of_calibration == 0.01
+    for _ in range(900):
+        drift.add(answer(0.5))
+    assert drift.out_of_calibration == 0.001
+    drift.add(answer(0.5))
+    assert drift.out_of_calibration == 0

@@ -1,0 +1,106 @@
+"""When two numbers are the same: exact limits of rounding, of tolerance and of units."""
+
+from dataclasses import replace
+
+import pytest
+
+from sigma0.signals.grounding.quantities import Number, same_number
+
+BARE = Number(5.0, text="5")
+
+
+def test_a_number_is_bare_and_exact_if_nothing_else_is_said():
+    assert Number(5.0) == Number(5.0, unit="", factor=1.0, step=0.0, about=False, nouns=(), text="")
+
+
+def test_the_plain_number_keeps_what_it_counts_and_forgets_how_it_was_written():
+    written = Number(3.0, "m", 1000.0, 0.5, True, ("cat",), "3.0")
+    assert written.plain == Number(3.0, "m", 1000.0, nouns=("cat",)) and written.value == 3000.0
+
+
+@pytest.mark.parametrize(
+    "text, year", [("1961", True), ("961", False), ("12345", False), ("12.5", False), ("-196", False)]
+)
+def test_a_year_has_four_digits(text, year):
+    assert Number(float(text), text=text).may_be_year is year
+    assert not Number(float(text), unit="m", text=text).may_be_year
+    assert not Number(float(text), nouns=("cat",), text=text).may_be_year
+
+
+@pytest.mark.parametrize(
+    "claimed, other, same",
+    [
+        (Number(0.0), Number(0.0), True),
+        # half of a step, and not more
+        (Number(0.0, step=0.5), Number(0.25), True),
+        (Number(0.0, step=0.5), Number(-0.25), True),
+        (Number(0.0, step=0.5), Number(0.2501), False),
+        (Number(5.0), Number(5.1), False),
+        (Number(5.0), Number(5.5), False),
+        # a billionth is what floats may lose
+        (Number(1e9), Number(1e9 + 1), True),
+        (Number(1e9), Number(1e9 + 2), False),
+        (Number(1e9, about=True), Number(1e9 + 1), True),
+        # the step counts in the unit that it was written in
+        (Number(5.0, "m", 1000.0, 1.0), Number(5400.0, "m"), True),
+        (Number(5.0, "m", 1000.0, 1.0), Number(5600.0, "m"), False),
+        # of a bare number the other's unit is not known
+        (Number(5.0, step=1.0), Number(5.4, "m", 1000.0), True),
+        (Number(5.0, "m", 1000.0, 1.0), Number(5.6), False),
+        (Number(5.0, "m", 1000.0, 1.0), Number(5.4), True),
+    ],
+)
+def test_within_half_a_step(claimed, other, same):
+    assert same_number(claimed, other, 0.0) is same
+
+
+@pytest.mark.parametrize("other, same", [(96.0, True), (95.0, False), (105.0, True), (106.0, False)])
+def test_about_allows_a_share_of_what_is_known(other, same):
+    """Of 105 a twentieth is 5.25, of 95 4.75."""
+    assert same_number(Number(100.0, about=True), Number(other), 0.05) is same
+    assert not same_number(Number(100.0), Number(other), 0.05)
+
+
+@pytest.mark.parametrize("unit", ["%", "$", "EUR", "GBP", "JPY"])
+def test_a_bare_number_has_no_sign_of_money_or_shares_unless_it_stands_alone(unit):
+    marked = replace(BARE, unit=unit)
+    assert not same_number(marked, BARE, 0.0) and not same_number(BARE, marked, 0.0)
+    assert same_number(marked, BARE, 0.0, lone=True) and same_number(BARE, marked, 0.0, lone=True)
+    assert same_number(marked, marked, 0.0) and same_number(BARE, BARE, 0.0)
+
+
+@pytest.mark.parametrize(
+    "first, second, same",
+    [
+        ("m", "m", True),
+        ("m", "g", False),
+        ("degree", "celsius", True),
+        ("fahrenheit", "degree", True),
+        ("fahrenheit", "celsius", False),
+        ("degree", "m", False),
+        ("%", "$", False),
+    ],
+)
+def test_units_are_the_same_or_degrees(first, second, same):
+    assert same_number(Number(5.0, first), Number(5.0, second), 0.0) is same
+
+
+def test_what_has_a_unit_counts_nothing_else():
+    cats, metres = Number(5.0, nouns=("cat",)), Number(5.0, "m")
+    assert not same_number(cats, metres, 0.0) and not same_number(metres, cats, 0.0)
+
+
+@pytest.mark.parametrize(
+    "first, second, same",
+    [
+        (("cat",), ("cat",), True),
+        (("cat",), ("big", "cat"), True),
+        (("big", "cat"), ("cat",), True),
+        (("cat", "food"), ("big", "cat"), True),
+        (("big", "cat"), ("cat", "food"), True),
+        (("big", "cat"), ("small", "cat"), False),
+        (("cat",), ("dog",), False),
+    ],
+)
+def test_one_begins_with_what_the_other_counts(first, second, same):
+    assert same_number(Number(5.0, nouns=first), Number(5.0, nouns=second), 0.0) is same

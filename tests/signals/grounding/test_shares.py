@@ -1,0 +1,98 @@
+"""How much of a claim the context has to bear out."""
+
+import pytest
+
+from sigma0.signals.grounding.check import check
+
+
+def anchored(text, *context, **more):
+    (claim,) = check(text, list(context), **more).claims
+    return claim.anchored
+
+
+@pytest.mark.parametrize(
+    "text, share",
+    [
+        # of a claim with a name half of the other words
+        ("Bob painted houses, fences, barns.", True),
+        ("Bob painted houses, ladders, wagons.", True),
+        ("Bob painted wagons, ladders, horses.", False),
+        ("Bob sold wagons, fences, horses, barns, ladders.", False),
+        # of a plain statement three quarters
+        ("The man painted houses and fences.", True),
+        ("The man painted houses and wagons.", True),
+        ("The man sold houses and wagons.", False),
+        ("The man painted wagons.", False),
+    ],
+)
+def test_words_of_a_claim(text, share):
+    assert anchored(text, "Bob painted the houses there. The man has fences. These are barns.") is share
+
+
+def test_words_that_present_a_result_need_no_anchor_where_a_result_stands():
+    assert anchored("The total value is 42.", "Compute it.", "42")
+    assert not anchored("The total value is 42.", "Compute it, 42.")
+    assert not anchored("The grand cow is 42.", "Compute it.", "42")
+
+
+def test_a_number_without_words_is_that_of_a_passage_without_words():
+    assert anchored("It is 5.", "It is 5.") and not anchored("It is 5.", "Bob has 5 cows.")
+
+
+@pytest.mark.parametrize("support, borne_out", [(0.5, True), (0.49, False), (1.0, True), (0.0, False)])
+def test_half_of_a_models_support_is_enough(support, borne_out):
+    class Model:
+        def support(self, claim, evidence):
+            return support
+
+    assert anchored("Bob painted houses.", "Bob painted houses.", model=Model()) is borne_out
+
+
+def test_a_model_is_not_asked_where_no_passage_is_near():
+    class Model:
+        def support(self, claim, evidence):
+            raise AssertionError("nothing to ask about")
+
+    assert not anchored("Zed lies in Rome.", "Nothing.", model=Model())
+    (claim,) = check("Zed lies in Rome.", ["It was not."]).claims
+    assert claim.evidence is None
+
+
+def test_a_result_is_the_evidence_where_no_passage_shares_a_word():
+    (claim,) = check("The answer is 42.", ["It ran.", "42"]).claims
+    assert claim.anchored and claim.evidence == "42"
+
+
+@pytest.mark.parametrize(
+    "text, denied",
+    [
+        ("Bob painted houses and fences.", True),
+        ("Bob never painted houses and fences.", False),
+        # of four words three are the same, or two
+        ("Bob painted houses and barns.", True),
+        ("Bob sold houses and barns.", False),
+    ],
+)
+def test_a_passage_that_says_nearly_the_same_denies(text, denied):
+    others = "Somebody sold barns."
+    assert anchored(text, f"Bob never painted houses and fences. {others}") is not denied
+
+
+@pytest.mark.parametrize("tolerance", [-0.01, 1.0])
+def test_a_tolerance_is_a_share(tolerance):
+    with pytest.raises(ValueError, match="tolerance"):
+        check("x", "y", tolerance=tolerance)
+    assert check("x", "y", tolerance=0.0).score is None
+
+
+@pytest.mark.parametrize("number, within", [(105, True), (106, False), (95, False), (96, True)])
+def test_about_is_within_a_twentieth(number, within):
+    assert anchored("Bob saw about 100 cows.", f"Bob saw {number} cows.") is within
+
+
+def test_shares_and_what_lacks_an_anchor():
+    found = check("Bob saw 5 cows. Bob saw 6 cows. Bob saw 7 cows. Lovely!", "Bob saw 5 cows.")
+    assert found.score == pytest.approx(1 / 3) and [claim.text for claim in found.unanchored] == [
+        "Bob saw 6 cows.", "Bob saw 7 cows.",
+    ]  # fmt: skip
+    assert found.to_dict()["score"] == found.score and found.to_dict()["claims"][0]["kind"] == "number"

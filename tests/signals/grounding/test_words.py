@@ -1,0 +1,36 @@
+"""Stems and possessives, word by word."""
+
+import pytest
+
+from sigma0.signals.grounding.words import CAPITAL, is_stop, stem, without_possessive, words_of
+
+
+@pytest.mark.parametrize(
+    "word, root",
+    [
+        ("berries", "berry"), ("flies", "fli"), ("classes", "class"), ("class", "class"), ("singing", "sing"),
+        ("sing", "sing"), ("carried", "carry"), ("played", "play"), ("used", "used"), ("boxes", "box"), ("uses", "us"),
+        ("cats", "cat"), ("gas", "gas"), ("ages", "ag"), ("tree", "tr"), ("bee", "bee"), ("ice", "ice"),
+        ("Cat's", "cat"), ("Rome", "rom"), ("eating", "eat"), ("king", "king"), ("being", "being"),
+    ],
+)  # fmt: skip
+def test_stems(word, root):
+    assert stem(word) == root
+
+
+@pytest.mark.parametrize(
+    "word, bare", [("Bob's", "Bob"), ("Bob\u2019s", "Bob"), ("dogs'", "dogs"), ("dogs\u2019", "dogs"), ("Bobs", "Bobs")]
+)
+def test_possessives(word, bare):
+    assert without_possessive(word) == bare
+
+
+def test_stop_words_and_words():
+    assert is_stop("The") and is_stop("it\u2019s") and not is_stop("cat")
+    assert words_of("I saw a-b 5 cats, x2 O'Neill") == ["saw", "a-b", "cats", "O'Neill"]
+
+
+def test_capitals_are_of_many_alphabets():
+    assert all(letter in CAPITAL for letter in "AZÄÉΩ\u041c\u1e9e") and not any(
+        letter in CAPITAL for letter in "azäé5\u2160"
+    )
