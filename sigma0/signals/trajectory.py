@@ -139,12 +139,12 @@ def fates_under(statistics: Tensor, config: FateConfig, dtype: torch.dtype = tor
     for index in range(2, statistics.shape[-2]):
         kept = lengths[..., max(1, index - KEPT + 1) : index].amax(-1)
         size, here = lengths[..., index], (..., index)
-        growth = torch.where(kept > 0, size / kept, 0.0)
+        growth = torch.where(kept > 0, size / kept.clamp_min(1e-300), 0.0)
         steps = Steps(size, lengths[..., index - 1], change[here], bend[here], gain[here], growth, turning[here])
         turns = (angle[here] > 0) & (angle[here] < math.pi - 1e-6)
         fit = Fit(radius[here], angle[here], residual[here], turns)
         # |h_t| is near |h_{t-1}|; it only scales the rounding noise
-        norm = torch.where(change[here] > 0, size / change[here], torch.inf)
+        norm = torch.where(change[here] > 0, size / change[here].clamp_min(1e-300), torch.inf)
         count = torch.full_like(size, index, dtype=torch.int32)
         fates[here] = fate_of(steps, fit, count, norm, dtype, config.growth, math.radians(config.spiral)).long()
     return fates * ran
@@ -162,7 +162,7 @@ def _lengths(change: Tensor, gain: Tensor) -> Tensor:
         before = lengths[..., index - 1]
         lengths[..., index] = torch.where(before > 0, before * gain[..., index], change[..., index] * norm)
         moved = (lengths[..., index] > 0) & (change[..., index] > 0)
-        norm = torch.where(moved, lengths[..., index] / change[..., index], norm)
+        norm = torch.where(moved, lengths[..., index] / change[..., index].clamp_min(1e-300), norm)
     return lengths
 
 
@@ -220,7 +220,7 @@ def jacobian_radius(
     """
     from scipy.sparse.linalg import LinearOperator, eigs
 
-    if hidden.dim() != 1 or len(hidden) < 3:
+    if hidden.dim() != 1 or hidden.shape[0] < 3:
         raise ValueError(f"one state [D], got {tuple(hidden.shape)}")
     if cache.batch != 1 or cache.length < position or not 0 <= plane < (cache.depth or 0):
         raise ValueError(
@@ -244,7 +244,7 @@ def jacobian_radius(
         moved_vector: np.ndarray[Any, Any] = moved.detach().double().cpu().numpy()
         return moved_vector
 
-    size = len(hidden)
+    size = hidden.shape[0]
     start = np.random.default_rng(0).standard_normal(size)
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
     values = eigs(operator, k=1, which="LM", v0=start, tol=tolerance, return_eigenvectors=False)
