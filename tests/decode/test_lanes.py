@@ -150,3 +150,16 @@ def test_what_the_gate_knows_is_told_from_wherever_it_is_kept(lanes):
     assert lanes.watch() is state and state.counts[1, 0] == 2
     lanes.watched = False
     assert lanes.watch() is state and not state.counts.any()
+
+
+def test_lanes_can_be_written_wherever_they_were_made():
+    for inference in (True, False):
+        with torch.inference_mode(inference):
+            own = Lanes(1, DEPTH, torch.zeros(0, WIDTH))
+            own.remember_paths(8)
+            own.remember_masks(5)
+            own.remember_probs(5)
+            own.remember_criteria(5)
+            state = own.watch()
+        held = [own.table, own.hidden, own.gate, own.next, own.paths, own.masks, own.only, own.probs, state.counts]
+        assert not any(each.is_inference() for each in [*held, *own.criteria.tensors()])

@@ -24,6 +24,7 @@ def numbered(shape, start=1):
 
 
 def test_a_block_takes_the_numbers_of_all_its_planes():
+    assert BlockShape(3, 4, 2, 3, 5).stages == PlaneStore(3, 4, 0).stages == (0, 0)
     assert extra_planes((2, 1)) == [1, 1, 2] and extra_planes((0, 0)) == []
     assert SHAPE.counts == [4, 4, 4, 1, 1, 2]
     numbers = 2 * 16 * HEADS * WIDTH * 5
@@ -76,6 +77,14 @@ def test_spans_are_written_and_read_by_block():
     assert layer.flat_keys.shape == (4, 25, HEADS, WIDTH)
 
 
+def test_planes_can_be_written_wherever_they_were_made():
+    for inference in (True, False):
+        with torch.inference_mode(inference):
+            layer = LayerPlanes(LIKE, 2, 1, 4)
+            table = PagedPlanes(SHAPE, 2, torch.float32, torch.device("cpu")).table
+        assert not any(each.is_inference() for each in (layer.flat_keys, layer.flat_values, table))
+
+
 def test_rows_are_written_where_they_are_told():
     layer = LayerPlanes(LIKE, 2, 1, 4)
     keys, values = numbered((2, HEADS, WIDTH)), numbered((2, HEADS, WIDTH), 50)
@@ -96,7 +105,7 @@ def test_what_left_at_an_exit_stands_in_all_deeper_planes():
     assert torch.equal(layer.flat_values, -layer.flat_keys)
 
 
-@pytest.mark.parametrize("blocks", [[], [0], [2], [0, 1, 2], [3, 1], [1, 2, 0], [3, 0, 1]])
+@pytest.mark.parametrize("blocks", [[], [0], [2], [0, 1, 2], [3, 1], [1, 3], [0, 2, 3], [1, 2, 0], [3, 0, 1]])
 def test_blocks_are_wiped_and_no_others(blocks):
     layer = LayerPlanes(LIKE, 2, 4, 3)
     layer.flat_keys.fill_(1.0)
@@ -180,23 +189,23 @@ def test_a_plane_is_a_layer_of_transformers():
     store = PlaneStore(1, 2, 0)
     first, second = Plane(store, 0, 0), Plane(store, 0, 1)
     assert not first.is_initialized and first.keys is first.values is None
-    keys, values = numbered((2, HEADS, 3, WIDTH)), numbered((2, HEADS, 3, WIDTH), 100)
+    keys, values = numbered((2, HEADS, 4, WIDTH)), numbered((2, HEADS, 4, WIDTH), 100)
     seen = second.update(keys, values)
     assert torch.equal(seen[0], keys) and torch.equal(seen[1], values) and second.is_initialized
     assert second.get_seq_length() == 0 and second.keys.shape == (2, HEADS, 0, WIDTH)
-    store.length = 3
+    store.length = 4
     assert torch.equal(second.keys, keys) and torch.equal(second.values, values) and not first.keys.any()
-    assert second.get_seq_length() == 3 and second.get_mask_sizes(4) == (7, 0) and second.get_max_length() == -1
+    assert second.get_seq_length() == 4 and second.get_mask_sizes(3) == (7, 0) and second.get_max_length() == -1
     assert (second.is_sliding, second.is_croppable, second.is_compileable) == (False, True, False)
     for needs in ("keys", "values"):
         new = {name: torch.ones(2, HEADS, 1, WIDTH, requires_grad=name == needs) for name in ("keys", "values")}
         seen = second.update(new["keys"], new["values"])
-        assert torch.equal(seen[0][:, :, :3], keys) and torch.equal(seen[1][:, :, :3], values)
+        assert torch.equal(seen[0][:, :, :4], keys) and torch.equal(seen[1][:, :, :4], values)
         (seen[0].sum() + seen[1].sum()).backward()
         assert torch.equal(new[needs].grad, torch.ones(2, HEADS, 1, WIDTH))
     empty = PlaneStore(1, 2, 0)
     Plane(empty, 0, 0).lazy_initialization(keys, values)
-    assert empty.planes[0].room == 3
+    assert empty.planes[0].room == 4
 
 
 def test_the_last_plane_anchors_the_others():

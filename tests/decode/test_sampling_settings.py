@@ -96,6 +96,28 @@ def test_tables_of_sequences():
     assert settings.program().is_greedy
 
 
+def test_lists_of_ids_widen_one_by_one():
+    settings = SamplingSettings(1, CPU)
+    settings.set(0, SequenceSampling(bad_words=((1,), (2,))))
+    assert settings.words.tolist()[0] == [[1], [2]]
+    settings.set(0, SequenceSampling(bad_words=((1, 2, 3),)))
+    assert settings.words.tolist()[0] == [[1, 2, 3], [-1, -1, -1]] and settings.word_lengths.tolist()[0] == [2, 0]
+    kept = settings.tensors
+    settings.set(0, SequenceSampling(bad_words=((4,), (5, 6)), eos=(1,), logit_bias=((1, 1.0),)))
+    assert all(each is old for each, old in zip(settings.tensors, kept, strict=True))
+    assert settings.words.tolist() == [[[-1, -1, 4], [-1, 5, 6]], [[-1, -1, -1]] * 2]
+
+
+def test_tables_can_be_written_wherever_they_were_made():
+    wide = SequenceSampling(eos=(1, 2), bad_words=((1, 2), (3,)), logit_bias=((1, 1.0), (2, 1.0)))
+    for inference in (True, False):
+        with torch.inference_mode(inference):
+            settings = SamplingSettings(1, CPU)
+            assert not any(each.is_inference() for each in settings.tensors)
+            settings.set(0, wide)
+        assert not any(each.is_inference() for each in settings.tensors)
+
+
 @pytest.mark.parametrize(
     "wanted, expected",
     [
@@ -143,5 +165,7 @@ def test_log_probabilities_of_a_token_and_of_the_likeliest():
     # no more than there are, and none that may not follow
     assert [each.id for each in logprobs_of(logits, 0, 9)[1]] == [1, 0, 2] and logprobs_of(logits, 0, 0)[1] == ()
     assert isinstance(best[0], Alternative)
+    logits[0] = -math.inf
+    assert [each.id for each in logprobs_of(logits, 1, 4)[1]] == [1, 2]
     half = logprobs_of(torch.tensor([3.0, 3.5], dtype=torch.bfloat16), 1, 1)[0]
     assert half == pytest.approx(-math.log1p(math.exp(-0.5)), abs=1e-6)

@@ -82,8 +82,18 @@ def test_ends_of_sequences_are_as_many_as_any_has():
     assert settings.eos.tolist() == [[5], [-1], [-1]]
     settings.set_ends([1, 2], [6, 7, 8], 2)
     assert settings.eos.tolist() == [[5, -1, -1], [6, 7, 8], [6, 7, 8]]
+    kept = settings.eos
     settings.set_ends([1], [9], 2)
-    assert settings.eos.tolist() == [[5, -1, -1], [9, -1, -1], [6, 7, 8]]
+    settings.set_ends([0], [3, 4, 5], 2)
+    assert settings.eos is kept, "what is wide enough stays in its place"
+    assert settings.eos.tolist() == [[3, 4, 5], [9, -1, -1], [6, 7, 8]]
+
+
+def test_tables_can_be_written_wherever_they_were_made():
+    for inference in (True, False):
+        with torch.inference_mode(inference):
+            settings = SequenceSettings(1, 4, CPU)
+        assert not any(each.is_inference() for each in (settings.table, settings.thresholds, settings.eos))
 
 
 def test_limits_of_fates_are_those_of_the_last_rule():

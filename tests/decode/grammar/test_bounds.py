@@ -36,6 +36,8 @@ INTERSECTIONS = {
     "properties of one name": lambda count: {"allOf": each(count, {"properties": {"a": P, "b": {}}})},
     "within a branch": lambda count: {"allOf": each(count, {"anyOf": [{"properties": {"a": P}}, {}]})},
     "any name": lambda count: {"properties": {"a": {"allOf": each(count - 1)}}, "patternProperties": {"x": P}},
+    "any name alone": lambda count: {"patternProperties": {"x": {"allOf": each(count)}}},
+    "behind definitions": lambda count: {"$defs": {}, "definitions": {}, "items": {"allOf": each(count)}},
     "additional": lambda count: {"properties": {"a": {"allOf": each(count - 1)}}, "additionalProperties": P},
     "items": lambda count: {"allOf": each(count, {"items": P})},
     "prefixItems": lambda count: {"prefixItems": [P, {"allOf": each(count)}]},

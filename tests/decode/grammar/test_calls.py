@@ -98,6 +98,7 @@ def test_arguments_between_tags_are_in_the_order_of_the_schema():
         ({"type": "string", "minLength": 0}, ["", "abc"], []),
         ({"type": "string", "enum": ["a", "b c"]}, ["a", "b c"], ["", "b", '"a"', "ab"]),
         ({"enum": ["a", "b"]}, ["a", "b"], ['"a"', "c"]),
+        ({"enum": ["é", "🙂", 'a"\\']}, ["é", "🙂", 'a"\\'], ["e", "\\u00e9"]),
         ({"const": "a"}, ["a"], ['"a"', "b"]),
         ({"type": "string", "const": "a", "description": "d"}, ["a"], ['"a"', "b"]),
         ({"enum": [1, "b"]}, ["1", '"b"'], ["b", "2"]),
@@ -185,8 +186,9 @@ def test_definitions_go_along_only_where_they_are_referred_to():
 def test_texts_of_choices_are_told_once():
     (own,) = parameters_of(tool({"properties": {"x": {"enum": ["a", "b", "a"]}}}))
     assert own.choices == ("a", "b")
-    (own,) = parameters_of(tool({"properties": {"x": {"enum": ["a"], "const": "a"}}}))
-    assert own.kinds is None and own.choices == ()
+    for more in ({"const": "a"}, {"minLength": 1}, {"type": "integer"}):
+        (own,) = parameters_of(tool({"properties": {"x": {"enum": ["a"], **more}}}))
+        assert own.kinds is None and own.choices == ()
 
 
 KINDS = frozenset({"string", "null", "boolean", "integer"})
