@@ -5,9 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sigma0.config import KVConfig
 from sigma0.decode.attention import CodedPlacement, Placement
-from sigma0.decode.coded_planes import CodedLayer, Segments, check_stages, plane_codec
 from sigma0.decode.ops import PlaneCodec
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.plane_store import Plane, PlaneStore
@@ -206,99 +204,3 @@ def test_a_plane_is_a_layer_of_transformers():
     empty = PlaneStore(1, 2, 0)
     Plane(empty, 0, 0).lazy_initialization(keys, values)
     assert empty.planes[0].room == 4
-
-
-def test_the_last_plane_anchors_the_others():
-    kv = KVConfig(codec="residual", bits=(1, 2, 4), group=8, segment=16)
-    assert plane_codec(kv, 3) == PlaneCodec((1, 2, 4), 2, 8)
-    assert plane_codec(KVConfig(codec="int4", group=32, segment=32), 3) == PlaneCodec((4, 4, 4), None, 32)
-    check_stages(kv, (0, 0))
-    check_stages(KVConfig(), (1, 1))
-    for stages in ((1, 0), (0, 1)):
-        with pytest.raises(ValueError, match="is for models whose K/V are of loops alone"):
-            check_stages(kv, stages)
-
-
-CODEC, SEGMENT = PlaneCodec((8, 8), None, 8), 4
-
-
-def coded_layer(sequences=2, size=12):
-    return CodedLayer(torch.zeros(HEADS, 0, 8), CODEC, sequences, SEGMENT, sequences, size)
-
-
-def filled_layer():
-    """Two sequences of ten positions, of which eight are encoded; and the keys as they were."""
-    layer = coded_layer()
-    keys = torch.randn(2, HEADS, 10, 8, generator=torch.Generator().manual_seed(0))
-    for start in (0, 4, 8):
-        part = keys[:, :, start : start + SEGMENT]
-        layer.write_span(1, start, part, -part)
-        for sequence in range(2 if start < 8 else 0):
-            layer.encode(sequence, start, sequence * layer.room + start)
-    return layer, keys
-
-
-def test_segments_are_read_back_decoded_and_the_last_one_as_it_was():
-    layer, keys = filled_layer()
-    for stop in (1, 4, 5, 8):
-        assert [part.shape[2] for part in layer.read_span(1, stop)] == [stop, stop]
-    assert layer.read_span(1, 0)[0].shape == (2, HEADS, 0, 8)
-    own, values = layer.read_span(1, 10)
-    assert torch.equal(own[:, :, 8:], keys[:, :, 8:]) and torch.equal(values[:, :, 8:], -keys[:, :, 8:])
-    assert not torch.equal(own[:, :, :8], keys[:, :, :8])
-    torch.testing.assert_close(own[:, :, :8], keys[:, :, :8], atol=0.05, rtol=0.05)
-    assert not layer.read_span(0, 10)[0].any()
-
-
-def test_coded_sequences_are_moved_as_they_are():
-    layer, _ = filled_layer()
-    before = layer.read_span(1, 10)[0]
-    layer.grow(14)
-    assert layer.room == 16 and torch.equal(layer.read_span(1, 10)[0], before)
-    layer.select(torch.tensor([1, 0, 1]))
-    assert layer.room == 16 and torch.equal(layer.read_span(1, 10)[0], before[[1, 0, 1]])
-    assert layer.blocks == 3
-    layer.grow(16)
-    assert layer.room == 16
-
-
-def test_bytes_of_coded_positions():
-    layer = coded_layer()
-    # of 8 numbers of 8 bits and one scale, in two planes
-    assert layer.position_bytes == 2 * 2 * HEADS * 2 * (8 + 2) and layer.room == 12
-    computed = 2 * 2 * 2 * HEADS * 8 * 4
-    assert layer.bytes_allocated == 12 * layer.position_bytes + SEGMENT * computed
-    assert (
-        layer.bytes_of(7) == 4 * layer.position_bytes + 3 * computed and layer.bytes_of(8) == 8 * layer.position_bytes
-    )
-
-
-def test_a_span_lies_within_a_segment():
-    layer = coded_layer()
-    span = torch.ones(2, HEADS, 4, 8)
-    layer.write_span(0, 4, span, span)
-    for start, count in ((1, 4), (3, 2)):
-        with pytest.raises(ValueError, match=f"{count} tokens from cache position {start} on are of several segments"):
-            layer.write_span(0, start, span[:, :, :count], span[:, :, :count])
-    layer.write_span(0, 2, span[:, :, :2], span[:, :, :2])
-
-
-def test_segments_are_encoded_once_and_forgotten_as_a_whole():
-    segments, told = Segments(4, 2), []
-    segments.encode_to(lambda *at: told.append(at), 1, 3)
-    assert told == [] and segments.coded.tolist() == [0, 0]
-    segments.encode_to(lambda *at: told.append(at), 1, 8)
-    assert told == [(1, 0), (1, 4)] and segments.coded.tolist() == [0, 8]
-    segments.encode_all(lambda *at: told.append(at), 9)
-    assert told[2:] == [(0, 0), (0, 4)] and segments.coded.tolist() == [8, 8]
-    segments.shorten(9, 8)
-    segments.shorten(12, 9)
-    assert segments.coded.tolist() == [8, 8]
-    with pytest.raises(ValueError, match="can be cut to 4 tokens, where a segment of 4 begins, and not to 5"):
-        segments.shorten(9, 5)
-    segments.shorten(9, 4)
-    assert segments.coded.tolist() == [4, 4]
-    segments.clear(0)
-    assert segments.coded.tolist() == [0, 4]
-    chosen = segments.select(torch.tensor([1, 0, 1]))
-    assert (chosen.segment, chosen.sequences, chosen.coded.tolist()) == (4, 3, [4, 0, 4])

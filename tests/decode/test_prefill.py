@@ -94,6 +94,8 @@ def test_a_coda_reads_no_row_before_those_ahead_of_it():
 def test_rows_of_other_sequences_are_not_waited_for():
     prefill = under_way(chunk(1, [0], [3], loops=1, reads=[3]), chunk(2, [4, 5], [1, 1], loops=1))
     assert told(prefill.take_read()) == [(2, [4, 5])] and prefill.held == []
+    prefill = under_way(chunk(2, [4], [1], loops=1), chunk(1, [0], [1], loops=1), chunk(2, [3], [1], loops=1))
+    assert told(prefill.take_read()) == [(2, [3, 4]), (1, [0])]
 
 
 def test_a_row_that_leaves_before_it_is_read_is_not_waited_for():
