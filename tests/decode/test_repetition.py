@@ -110,6 +110,8 @@ def test_ids_alone_tell_of_no_drop_and_no_margin():
     assert repeated.proximity(rule) == repeated.proximity(rule, 0.0, 0.0) == pytest.approx(0.15)
     assert repeated.proximity(rule, drop=2.0) == pytest.approx(0.25)
     assert repeated.proximity(rule, margin=1.0) == pytest.approx(0.2)
+    few = Repeated(0.0, 0, 0.0, 0.25, 50)
+    assert few.proximity(CollapseRule(sameness=Part(0.0, 1.0, 0.5))) == pytest.approx(0.375)
 
 
 @pytest.mark.parametrize("running, every", [(1, 1), (3, 1), (4, 4), (5, 3), (16, 4)])
