@@ -45,10 +45,10 @@ class Rungs:
         return (None, said) if isinstance(said, str) else (said, "ok")
 
     def given(self, rung, prompt, new, draft):
-        return Given(prompt, "", new) if draft is None else Given(f"{prompt}+{draft.text}", self.kept, new - 1)
+        return Given(prompt, "", new) if draft is None else Given(f"{prompt}+{draft.text}@{rung}", self.kept, new - 1)
 
     def after(self, attempt, kept):
-        return replace(attempt, text=kept + attempt.text)
+        return replace(attempt, text=f"{kept}|{attempt.text}")
 
     def outcomes(self):
         return [(line.rung, line.outcome, line.why, line.lacking) for line in self.trail.lines]
@@ -167,8 +167,8 @@ def test_a_text_that_is_there_goes_on_from_its_rung():
 
 def test_a_warm_start_gives_the_draft_along_and_keeps_its_part():
     writer = Rungs([A, B, C], kept="K")
-    assert climb(writer, Always(), "q", 5, warm_start=True).attempt.text == "Kc"
-    assert writer.asked == [(0, "q", 5), (1, "q+a", 4), (2, "q+Kb", 4)]
+    assert climb(writer, Always(), "q", 5, warm_start=True).attempt.text == "K|c"
+    assert writer.asked == [(0, "q", 5), (1, "q+a@1", 4), (2, "q+K|b@2", 4)]
     cold = Rungs([A, B], kept="K")
     assert climb(cold, Always(), "q", 5).attempt.text == "b" and cold.asked[1] == (1, "q", 5)
 

@@ -6,6 +6,7 @@ import pytest
 
 from sigma0.ladder import Budget, Price, Rung, Spending
 from sigma0.ladder import endpoint as endpoints
+from sigma0.ladder.answer_unit import Writer
 from sigma0.ladder.budget import Purse, RungCost
 from sigma0.ladder.endpoint import (
     BYTES_PER_TOKEN,
@@ -18,7 +19,8 @@ from sigma0.ladder.endpoint import (
     _verdict,
     as_messages,
 )
-from sigma0.signals.verdict import ReasonVerdict
+from sigma0.ladder.trail import Trail
+from sigma0.signals.verdict import DoorPolicy, ReasonVerdict
 
 MESSAGES = [{"role": "user", "content": "é?"}, {"role": "assistant"}]
 # three bytes, and 64 for each message
@@ -197,3 +199,36 @@ def test_a_prompt_is_what_the_user_says():
     assert as_messages("hi") == [{"role": "user", "content": "hi"}]
     told = as_messages(MESSAGES)
     assert told == MESSAGES and told[0] is not MESSAGES[0]
+
+
+@pytest.mark.parametrize(
+    "stop, text, ended",
+    [
+        ((), "one two three", "eos"), (("two",), "one ", "stop"), (("three", "two"), "one ", "stop"),
+        (("one",), "", "stop"), (("four",), "one two three", "eos"),
+    ],
+)  # fmt: skip
+def test_an_answer_of_an_endpoint_ends_before_a_stop_string(stop, text, ended):
+    for finish in ("stop", "length"):
+        asker = Scripted([answered("one two three", finish=finish)])
+        writer = Writer([asker.rung], DoorPolicy(), None, stop, asker.purse, Trail(), ())
+        writer._askers[0] = asker
+        attempt, told = writer.write(0, "count", 10)
+        assert (attempt.text, told) == (text, "ok")
+        assert attempt.stop_reason == ("length" if (ended, finish) == ("eos", "length") else ended)
+        assert attempt.entropy is attempt.margin is attempt.verdict.confidence is None
+        (line,) = writer.trail.lines
+        assert (line.rung, line.step, line.told, line.cost) == (0, "ask far", "ok", writer.purse.spent)
+        assert asker.spent == [] and asker.options[0][0] == [{"role": "user", "content": "count"}]
+
+
+def test_a_failure_of_an_endpoint_is_told_with_what_was_lacking():
+    asker = Scripted([answered(outcome="timeout"), answered(outcome="timeout")], Budget(calls=2))
+    writer = Writer([asker.rung], DoorPolicy(), None, (), asker.purse, Trail(), ())
+    writer._askers[0] = asker
+    assert writer.forecast(0, MESSAGES, 10) == MOST
+    assert writer.write(0, "count", 10) == (None, "timeout, then no calls left")
+    assert [line.told for line in writer.trail.lines] == ["timeout", "timeout"]
+    asker.answers = [answered(outcome="refused")]
+    asker.purse = Purse(Budget())
+    assert writer.write(0, "count", 10) == (None, "refused")
