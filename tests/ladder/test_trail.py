@@ -151,6 +151,13 @@ def test_a_stay_that_the_budget_refuses_begins_below():
     ]
 
 
+def test_a_token_that_the_budget_keeps_where_it_stays_is_a_stay():
+    up = [decided(0, UNSURE, "hand_up"), decided(1, SURE, "accept")]
+    kept = decided(1, UNSURE, "abort", 1, lacking="seconds")
+    assert tokens(*up, kept, decided(0, SURE, "accept", 2)) == []
+    assert tokens(*up, kept, decided(1, SURE, "stay", 2), stay=2) == []
+
+
 def test_an_unsure_larger_model_goes_on_in_a_replay_too():
     up = [decided(0, UNSURE, "hand_up"), decided(1, signs(margin=0.4), "accept")]
     assert tokens(*up, decided(1, SURE, "stay", 1), decided(0, SURE, "accept", 2), leave=0.5) == []
