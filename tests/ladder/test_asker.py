@@ -9,18 +9,13 @@ from sigma0.ladder import endpoint as endpoints
 from sigma0.ladder.answer_unit import Writer
 from sigma0.ladder.budget import Purse, RungCost
 from sigma0.ladder.endpoint import (
-    BYTES_PER_TOKEN,
     Asker,
     Reply,
     _Answer,
-    _ending,
-    _gather,
-    _usage,
-    _verdict,
     as_messages,
 )
 from sigma0.ladder.trail import Trail
-from sigma0.signals.verdict import DoorPolicy, ReasonVerdict
+from sigma0.signals.verdict import DoorPolicy
 
 MESSAGES = [{"role": "user", "content": "é?"}, {"role": "assistant"}]
 # three bytes, and 64 for each message
@@ -55,6 +50,7 @@ def test_an_answer_is_paid_by_what_the_endpoint_says_it_took():
     assert asker.ask(MESSAGES, 10) == Reply("hi", "ok", None, MOST, False, None, None, None)
     cost = Spending(large_tokens=2, catch_up_tokens=4, calls=1, money=1.0 + 2.0 + 4.0)
     assert asker.purse.spent == cost and asker.pauses == []
+    assert Reply(None, "refused", None, MOST).cut is False
     ((paid, seconds, outcome),) = asker.spent
     assert (paid, outcome) == (cost, "ok") and 0 <= seconds < 60
     assert (asker.cost.calls, asker.cost.read, asker.cost.tokens, asker.cost.money) == (1, 4, 2, 7.0)
@@ -121,78 +117,11 @@ def test_pauses_double_and_vary(monkeypatch):
     assert all(Asker._wait(asker, attempt) for attempt in (1, 2, 3)) and slept == [6.0, 12.0, 24.0]
     asker.purse = Purse(Budget(seconds=13.0))
     assert Asker._wait(asker, 2) and not Asker._wait(asker, 3)
+    asker.purse.refused.clear()
+    # a pause that takes all that is left leaves nothing to ask in
+    asker.purse = SimpleNamespace(seconds_left=6.0, refused=asker.purse.refused)
+    assert not Asker._wait(asker, 1)
     assert len(slept) == 4 and asker.purse.refused == {"seconds"}
-
-
-def chunk(text=None, finish=None, index=0, usage=None, sigma0=None):
-    choice = SimpleNamespace(index=index, delta=SimpleNamespace(content=text), finish_reason=finish)
-    return SimpleNamespace(choices=[choice], usage=usage, sigma0=sigma0)
-
-
-def usage(read, written):
-    return SimpleNamespace(prompt_tokens=read, completion_tokens=written)
-
-
-def gathered(*chunks, most=1):
-    answer = _Answer()
-    return _gather(iter(chunks), answer, most), answer
-
-
-def test_pieces_of_the_first_choice_are_the_answer():
-    bare = SimpleNamespace(choices=[SimpleNamespace(index=0, delta=None, finish_reason=None)])
-    told, answer = gathered(
-        chunk("é"), chunk("no", "length", index=1), chunk(3), bare, SimpleNamespace(choices=None, usage=usage(3, 4)),
-        chunk("b", "stop"), chunk(usage=usage(5, "many")), chunk(),
-    )  # fmt: skip
-    assert told == "ok" and answer == _Answer(["é", "b"], 3, "stop", (3, 4), None, {})
-    assert gathered(chunk("a"))[0] == "cut off" and gathered()[0] == "cut off"
-    assert gathered(chunk("a", "stop"), chunk("b", "length"))[1].finish_reason == "length"
-
-
-def test_an_answer_is_cut_off_where_no_tokens_are_so_long():
-    assert BYTES_PER_TOKEN == 16
-    assert gathered(chunk("x" * 32, "stop"), most=2)[0] == "ok"
-    told, answer = gathered(chunk("x" * 33), chunk("y", "stop"), most=2)
-    assert told == "too long" and len(answer.parts) == 1
-    assert gathered(chunk("é" * 16, "stop"), most=2)[0] == "ok"
-    assert gathered(chunk("é" * 16), chunk("z", "stop"), most=2)[0] == "too long"
-
-
-@pytest.mark.parametrize(
-    "told, known",
-    [(usage(3, 4), (3, 4)), (usage("3", 4), None), (usage(3, None), None), (None, None), (object(), None)],
-)
-def test_usage_is_of_whole_numbers(told, known):
-    assert _usage(told) == known
-
-
-def test_the_last_event_of_this_package_s_server():
-    good = {"verdict": 1, "door": "abort"}
-    assert _ending({"choices": [good, {"verdict": 2}]}) == good
-    for odd in (None, 3, {}, {"choices": good}, {"choices": []}, {"choices": [3]}, {"choices": [{"door": "abort"}]}):
-        assert _ending(odd) == {}
-
-
-def test_verdict_door_and_passes_of_a_server():
-    verdict = ReasonVerdict(
-        converged=None, depth=1.0, proximity=0.0, grounded=None, stable=None, reason=None, confidence=0.5
-    )
-    event = {"verdict": verdict.to_dict(), "door": "escalate", "passes": 7}
-    assert _verdict(event) == (verdict, "escalate", 7)
-    assert _verdict({**event, "door": "ajar"}) == (verdict, None, 7)
-    assert _verdict({**event, "verdict": {"depth": -1}}) == _verdict({}) == (None, None, None)
-    for passes, known in (
-        (0, 0),
-        (2**53, 2**53),
-        (2**53 + 1, None),
-        (-1, None),
-        (True, None),
-        (1.0, None),
-        ("1", None),
-    ):
-        assert _verdict({**event, "passes": passes})[2] == known
-    asker = Scripted([answered(**event)])
-    assert asker.ask(MESSAGES, 10) == Reply("hi", "ok", None, MOST, False, verdict, "escalate", 7)
 
 
 def test_a_prompt_is_what_the_user_says():
