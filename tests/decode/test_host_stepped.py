@@ -153,6 +153,16 @@ def test_state_between_calls_is_noticed(name):
         item(change)
 
 
+def test_what_holds_itself_is_looked_at_some_levels_deep():
+    item = Holder({})
+    item.held["own"], item.more = item, [item]
+    guard = StateGuard([item])
+    with guard.watching(item):
+        item(len)
+    with pytest.raises(ValueError, match="keeps state"), guard.watching(item):
+        item(lambda held: held.update({"new": 1}))
+
+
 def test_state_of_a_function_is_in_its_closure():
     count = [0]
 

@@ -217,6 +217,9 @@ def test_tokens_that_are_put_back_in_flight_get_their_masks(rows):
     assert lanes_of(rows) == ([letters("e"), None, letters("cd")], [ids("e")[0], -1, -1])
     rows.restore(1, ids("a"), [3, 4])
     assert lanes_of(rows)[0][:2] == [letters("a"), letters("b")] and lanes_of(rows)[1][0] == -1
+    rows.set(1, AB, FIRST, forces=True)
+    rows.restore(1, ids("a"), [4])
+    assert lanes_of(rows) == ([None, letters("b"), None], [-1, ids("b")[0], -1])
     rows.restore(0, ids("a"), [3])
     assert (rows._lanes.masks[:DEPTH] == -1).all()
 
