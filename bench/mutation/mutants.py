@@ -96,7 +96,11 @@ def mutate(file: str, text: str, change: _Change, line: int) -> Mutant | None:
     """
     from cosmic_ray.mutating import mutate_code
 
-    mutated: str | None = mutate_code(text, _operators()[change.operator], change.occurrence)
+    mutated: str | None
+    try:
+        mutated = mutate_code(text, _operators()[change.operator], change.occurrence)
+    except AttributeError:
+        return None  # one of several exceptions has a dotted name, which cosmic-ray cannot replace
     if mutated is None or not _differs(text, mutated):
         return None
     old, new = text.splitlines(), mutated.splitlines()

@@ -288,3 +288,20 @@ def test_crop_forgets_a_token_that_was_never_run():
                 model(torch.full((2, 1), 3), past_key_values=fresh, exit_config=ExitConfig(mode="full"))
             again = model(IDS, past_key_values=cache).logits
             torch.testing.assert_close(again, model(IDS, past_key_values=fresh).logits)
+
+
+def test_a_crop_of_nothing_changes_nothing(tiny):
+    cache = filled(tiny)
+    before = snapshot(cache)
+    cache.crop(0)
+    assert cache.length == 4
+    for layer, (keys, values) in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys) and torch.equal(layer.values, values)
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (2, 7), (1, 6), (3, 6), (6, 2)])
+def test_a_mask_is_of_all_positions(tiny, shape):
+    cache = filled(tiny)
+    assert cache.join_mask(torch.ones(2, 6), 2, 2) is None
+    with pytest.raises(ValueError, match="4 cached and 2 new tokens of 2 sequences need"):
+        cache.join_mask(torch.ones(shape), 2, 2)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sigma0.decode.ops import PURPOSE, gumbel
+from sigma0.decode.ops import PURPOSE, combined, counter_words, gumbel
 from sigma0.decode.random_numbers import (
     OWN_DRAW,
     check_purpose,
@@ -127,6 +127,13 @@ def test_a_number_depends_on_nothing_but_what_it_is_for():
         assert torch.equal(picked[0], uniform(many, positions, purposes)[row])
 
 
+def test_a_draw_is_the_upper_part_of_a_word():
+    at = keys(7).expand(50, 2), torch.arange(50), 3
+    words = counter_words(*at)
+    expected = [(int(word) >> 8) / 2**24 for word in combined(words[:, 0], words[:, 1])]
+    assert uniform(*at).tolist() == expected and uniform(*at).dtype == torch.float32
+
+
 def test_noise_is_finite_and_reaches_far():
     noise = gumbel(keys(*range(256)), torch.zeros(256, dtype=torch.int64), 0, 50_000)
     assert noise.isfinite().all()
@@ -145,6 +152,11 @@ def test_counters_of_a_sequence_are_all_different():
 
 def test_purposes_are_all_different():
     loops = torch.arange(1, 100)
+    assert (OWN_DRAW, check_purpose(loops)[:3].tolist(), redraw_purpose(loops)[:3].tolist()) == (
+        0,
+        [1, 3, 5],
+        [2, 4, 6],
+    )
     purposes = [OWN_DRAW, *check_purpose(loops).tolist(), *redraw_purpose(loops).tolist()]
     assert len(set(purposes)) == len(purposes)
 
@@ -152,7 +164,17 @@ def test_purposes_are_all_different():
 def test_words_are_the_published_ones():
     # SplitMix64 from state 0: its first output
     assert key_of(0) == (0xE220A839, 0x7B1DCDAF)
+    # and its next ones
+    gamma = 0x9E3779B97F4A7C15
+    assert key_of(gamma) == (0x6E789E6A, 0xA1B965F4) and key_of(2 * gamma) == (0x06C45D18, 0x8009454F)
     assert key_of(2**63 - 1) != key_of(-1) == key_of(2**64 - 1)
+
+
+def test_seeds_are_drawn_over_the_whole_range():
+    torch.manual_seed(3)
+    seeds = request_seeds(4)
+    drawn = torch.empty(4, dtype=torch.int64).random_(0, 2**63 - 1, generator=torch.Generator().manual_seed(3))
+    assert seeds == drawn.tolist() and request_seed(3) == seeds[0]
 
 
 def test_a_request_alone_has_the_seed_of_a_batch_of_one():

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.decode.repetition import CollapseStop, EntropyDrop, Repetition
-from sigma0.kernels.collapse import ALPHA, FLOOR, WARM_UP, WINDOW, CollapseRule, repetition_of
+from sigma0.decode.repetition import CollapseStop, EntropyDrop, Repeated, Repetition
+from sigma0.kernels.collapse import ALPHA, FLOOR, WARM_UP, WINDOW, CollapseRule, Part, repetition_of
 
 
 @st.composite
@@ -93,3 +93,53 @@ def test_a_text_without_repetition_is_not_ended():
     for token_id in np.random.default_rng(0).integers(0, 400, 600).tolist():
         text.append(token_id)
         assert not rule.ends(text)
+
+
+@pytest.mark.parametrize("tokens, weight", [(1, 0), (3, 0), (4, 1 / 37), (39, 36 / 37), (40, 1), (41, 1), (500, 1)])
+def test_the_echo_of_a_short_text_counts_less(tokens, weight):
+    """A share of the 4-grams of 40 ids, which are 37."""
+    repeated = Repeated(0.0, 0, 1.0, 1.0, tokens)
+    assert repeated.echo_weight == weight
+    rule = CollapseRule(echo=Part(0.0, 1.0, 0.5))
+    assert repeated.proximity(rule) == pytest.approx(weight / 2, abs=1e-12)
+
+
+def test_ids_alone_tell_of_no_drop_and_no_margin():
+    rule = CollapseRule(drop=Part(-2.0, 2.0, 0.2), margin=Part(-1.0, 1.0, 0.1))
+    repeated = Repeated(0.0, 0, 0.0, 1.0, 50)
+    assert repeated.proximity(rule) == repeated.proximity(rule, 0.0, 0.0) == pytest.approx(0.15)
+    assert repeated.proximity(rule, drop=2.0) == pytest.approx(0.25)
+    assert repeated.proximity(rule, margin=1.0) == pytest.approx(0.2)
+    few = Repeated(0.0, 0, 0.0, 0.25, 50)
+    assert few.proximity(CollapseRule(sameness=Part(0.0, 1.0, 0.5))) == pytest.approx(0.375)
+
+
+@pytest.mark.parametrize("running, every", [(1, 1), (3, 1), (4, 4), (5, 3), (16, 4)])
+def test_the_last_few_proximities_decide_at_every_few_ids(running, every):
+    ids = [*range(30), *np.resize(np.arange(9), 60).tolist(), *range(100, 130)]
+    text, proximities, taus = Repetition(), [], (0.0, 0.3, 0.9)
+    for number, token_id in enumerate(ids, start=1):
+        text.append(token_id)
+        proximities.append(text.at(-1).proximity(CollapseRule()))
+        last = proximities[-running:]
+        # the least of them is reached, too
+        for tau in (*taus, min(last)):
+            due = len(last) == running and number % every == 0
+            assert CollapseStop(tau, running, every).ends(text) == (due and min(last) >= tau)
+    assert max(proximities) > 0.9
+
+
+def test_a_counted_run_ends_a_text_as_the_proximities_do():
+    rule = CollapseStop(running=3, every=4)
+    assert [(tokens, high) for tokens in range(1, 9) for high in range(5) if rule.ends_after(tokens, high)] == [
+        (4, 3), (4, 4), (8, 3), (8, 4),
+    ]  # fmt: skip
+    assert (CollapseStop().tau, CollapseStop().running, CollapseStop().every) == (0.9, 16, 4)
+
+
+def test_shares_are_rounded_to_float32():
+    text = Repetition()
+    for token_id in [5, 6, 5]:
+        text.append(token_id)
+    assert text.at(-1).distinct == float(np.float32(2 / 3)) != 2 / 3
+    assert (text.at(0).tokens, text.at(2).tokens) == (1, 3)

@@ -65,6 +65,11 @@ def test_orders_are_replaced_by_orders_and_arithmetic_by_arithmetic():
     assert {text.replace("  ", " ") for text in after} == orders | sums | {"z = a is not b"}
 
 
+def test_exceptions_with_dotted_names_are_passed_over():
+    made = all_mutants("try:\n    f()\nexcept (a.Error, KeyError):\n    g()\n")
+    assert [each.after for each in made] == ["except (a.Error, CosmicRayTestingException):"]
+
+
 def test_stars_of_calls_and_heads_are_no_operators():
     assert all_mutants("def f(a, *, b): return g(*a, **b), [*a], {**b}\n") == []
 

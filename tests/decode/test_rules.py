@@ -1,0 +1,216 @@
+"""Exit rules by themselves: what is known beforehand, and whether a rule would have been met."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigma0 import ExitConfig, FateConfig
+from sigma0.config import BREAK_AFTER
+from sigma0.decode.criteria import CRITERIA
+from sigma0.decode.exits import (
+    BEND,
+    CHANGE,
+    GAIN,
+    HAZARD,
+    REASON_WHEN_MET,
+    ExitRule,
+    exit_probabilities,
+    exit_reason,
+    no_gate_logits,
+    select_exits,
+)
+from sigma0.decode.ops import ExitParams
+from tests.reference import decide
+
+
+def rule(mode="qexit", loops=6, inner_break=False, fates=None, **values):
+    return ExitRule(ExitConfig(mode=mode, **values), loops, inner_break, fates)
+
+
+def test_why_a_token_stopped():
+    for mode, reason in REASON_WHEN_MET.items():
+        assert exit_reason(mode, True) == reason and exit_reason(mode, False) == "max_depth"
+        assert exit_reason(mode, True, True) == exit_reason(mode, False, diverged=True) == "divergence"
+        assert exit_reason(mode, True, True, True) == exit_reason(mode, False, forced=True) == "forced"
+    assert exit_reason("full", True) == "fixed" and exit_reason("full", False, True) == "divergence"
+
+
+@pytest.mark.parametrize(
+    "own, expected",
+    [
+        (rule(q=0.25), (0.25, None, 6, 1, False, None, 2)),
+        (rule(), (0.5, None, 6, 1, False, None, 2)),
+        (rule("margin", theta=0.25, min_loops=9), (0.25, None, 6, 6, True, None, 2)),
+        (rule("accel", eps=0.25, patience=3, min_loops=2), (0.25, None, 6, 2, False, None, 3)),
+        (rule("full"), (1.0, 6, 6, 1, False, None, 2)),
+        (rule("fixed", depth=4), (1.0, 4, 4, 1, False, None, 2)),
+        (rule("kl", delta=0.25), (0.25, None, 6, 1, True, CRITERIA.index("kl"), 2)),
+        (rule("cosine", delta=0.25), (0.25, None, 6, 1, False, CRITERIA.index("cosine"), 2)),
+        (rule("argmax-stability", stable=3), (3, None, 6, 1, True, 5, 2)),
+        (rule("entropy-diff"), (0.01, None, 6, 1, True, 0, 2)),
+    ],
+)
+def test_what_a_rule_says_of_itself(own, expected):
+    found = own.threshold, own.fixed_depth, own.last_loop, own.min_loops, own.needs_logits, own.criterion, own.patience
+    assert found == expected and own.total_loops == 6 and own.course is None
+
+
+def test_parameters_of_the_end_of_a_loop():
+    assert rule(q=0.25, min_loops=2).params(True) == ExitParams("qexit", 0.25, 6, min_loops=2)
+    assert rule("converge", eps=0.25).params(False) == ExitParams("converge", 0.25, 6, watch=False)
+    accel = rule("accel", eps=0.25, patience=3, inner_break=True, fates=FateConfig(growth=0.5, spiral=90.0))
+    assert accel.params(False) == ExitParams(
+        "accel", 0.25, 6, 3, watch=False, growth=0.5, spiral=math.pi / 2, break_after=BREAK_AFTER
+    )
+    assert rule("accel", accel_scale="steps").params(True).mode == "accel-steps"
+    for mode in ("margin", "kl", "full"):
+        assert (rule(mode).params(True).mode, rule(mode).params(True).threshold) == ("none", 1.0)
+    assert rule("fixed", depth=2).params(True).last_loop == 2
+    assert accel.break_after == BREAK_AFTER > 0 and rule().break_after == 0
+
+
+def test_exits_that_are_known_beforehand():
+    known = {"full": (True, True), "fixed 6": (True, True), "fixed 5": (True, False), "qexit": (False, False)}
+    rules = {
+        "full": rule("full"),
+        "fixed 6": rule("fixed", depth=6),
+        "fixed 5": rule("fixed", depth=5),
+        "qexit": rule(),
+    }
+    for name, own in rules.items():
+        assert (own.is_known_beforehand, own.reads_at_full_depth) == known[name], name
+    broken = rule("full", inner_break=True)
+    assert not broken.is_known_beforehand and not broken.reads_at_full_depth
+
+
+def test_rules_that_statistics_of_loops_decide():
+    about = [rule(), rule("converge"), rule("accel"), rule(q=0.999)]
+    others = [rule(q=1.0), rule("margin"), rule("kl"), rule("cosine")]
+    assert all(own.is_about_loops for own in about) and not any(own.is_about_loops for own in others)
+
+
+def test_what_is_known_without_loops():
+    margin = rule("margin", theta=0.5, min_loops=3)
+    table = [(0.5, 3, True), (0.6, 4, True), (0.49, 3, None), (0.9, 2, None), (None, 5, None)]
+    for lead, depth, known in table:
+        assert margin.known_without_loops(depth, lead) is known
+        assert margin.would_have_been_met(np.zeros((depth, 8), dtype=np.float32), lead) is known
+    assert rule("kl").known_without_loops(6, 0.9) is rule("cosine").known_without_loops(6, 0.9) is None
+    assert rule(q=1.0).known_without_loops(6, 0.9) is False
+
+
+def loops_of(**columns):
+    count = len(next(iter(columns.values())))
+    made = np.full((count, 8), 9.0, dtype=np.float32)
+    for name, values in columns.items():
+        made[:, {"change": CHANGE, "bend": BEND, "gain": GAIN, "hazard": HAZARD}[name]] = values
+    return made
+
+
+@pytest.mark.parametrize(
+    "own, columns, met",
+    [
+        # 0.5, then 0.75 of the mass
+        (rule(q=0.5), {"hazard": [0.5, 0.5]}, True),
+        (rule(q=0.75), {"hazard": [0.5, 0.5]}, True),
+        (rule(q=0.76), {"hazard": [0.5, 0.5]}, False),
+        (rule(q=0.75), {"hazard": [0.5]}, False),
+        (rule(q=0.5, min_loops=2), {"hazard": [0.5]}, False),
+        (rule(q=0.5, min_loops=2), {"hazard": [0.5, 0.0]}, True),
+        (rule("converge", eps=0.5), {"change": [0.0, 0.6]}, False),
+        (rule("converge", eps=0.5), {"change": [0.9, 0.5]}, False),
+        (rule("converge", eps=0.5), {"change": [0.9, 0.4]}, True),
+        (rule("converge", eps=0.5, min_loops=3), {"change": [0.9, 0.4]}, False),
+        (rule("converge", eps=0.5, min_loops=3), {"change": [0.9, 0.4, 0.6]}, False),
+        (rule("converge", eps=0.5, min_loops=3), {"change": [0.9, 0.6, 0.4]}, True),
+        (rule("accel", eps=0.5, patience=2), {"change": [1] * 4, "bend": [0, 0, 0.4, 0.4], "gain": [0.5] * 4}, True),
+        (rule("accel", eps=0.5, patience=2), {"change": [1] * 4, "bend": [0, 0, 0.4, 0.5], "gain": [0.5] * 4}, False),
+        (rule("accel", eps=0.5, patience=2), {"change": [1] * 3, "bend": [0, 0, 0.4], "gain": [0.5] * 3}, False),
+        (rule("accel", eps=0.5, patience=1), {"change": [1] * 3, "bend": [0, 0, 0.4], "gain": [0, 0, 0.9]}, True),
+        (rule("accel", eps=0.5, patience=1), {"change": [1] * 3, "bend": [0, 0, 0.4], "gain": [0, 0, 0.91]}, False),
+        (rule("accel", eps=0.5, patience=2),
+         {"change": [1] * 6, "bend": [0, 0, 0.4, 0.9, 0.4, 0.9], "gain": [0.5] * 6}, False),
+        (rule("accel", eps=0.5, patience=1, min_loops=4),
+         {"change": [1] * 4, "bend": [0, 0, 0.4, 0.9], "gain": [0.5] * 4}, False),
+        # |D_t| + |D_{t-1}| is change + change / gain: 0.4 and 0.8
+        (rule("accel", eps=0.5, patience=1, accel_scale="steps"),
+         {"change": [0, 0, 0.4], "bend": [0, 0, 0.59], "gain": [0, 0, 0.5]}, True),
+        (rule("accel", eps=0.5, patience=1, accel_scale="steps"),
+         {"change": [0, 0, 0.4], "bend": [0, 0, 0.61], "gain": [0, 0, 0.5]}, False),
+        (rule("accel", eps=0.5, patience=1, accel_scale="steps"),
+         {"change": [0, 0, 0.4], "bend": [0, 0, 0.19], "gain": [0, 0, 0]}, True),
+        (rule("accel", eps=0.5, patience=1, accel_scale="steps"),
+         {"change": [0, 0, 0.4], "bend": [0, 0, 0.21], "gain": [0, 0, 0]}, False),
+    ],
+)  # fmt: skip
+def test_whether_a_rule_would_have_been_met(own, columns, met):
+    assert own.would_have_been_met(loops_of(**columns), 0.0) is met
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["qexit", "converge", "accel"]), st.sampled_from(["states", "steps"]), st.integers(0, 10**6),
+    st.floats(0.05, 0.95), st.integers(1, 3), st.integers(1, 6),
+)  # fmt: skip
+def test_statistics_say_of_a_rule_what_the_definition_says(mode, scale, seed, threshold, patience, min_loops):
+    """Of a run of all loops, whose statistics another rule had computed."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.randn(6, 5, generator=generator, dtype=torch.float64)
+    steps *= torch.rand(6, 1, generator=generator, dtype=torch.float64).cumprod(0)
+    states = (torch.randn(5, generator=generator, dtype=torch.float64) + steps.cumsum(0)).float().double()
+    gates = torch.randn(6, generator=generator, dtype=torch.float64)
+    values = {
+        "qexit": {"q": threshold}, "converge": {"eps": threshold},
+        "accel": {"eps": threshold, "patience": patience, "accel_scale": scale},
+    }[mode]  # fmt: skip
+    own = rule(mode, min_loops=min_loops, **values)
+    expected = decide(own.config, states, gates, torch.zeros(6, 2), 6)
+    chosen = select_exits(
+        rule("full"), states[:, None, None].float(), gates[:, None, None].float(), lambda hidden: hidden, watch=True
+    )
+    assert chosen.statistics.shape == (6, 1, 1, 8) and chosen.fates.shape == (6, 1, 1)
+    assert int(chosen.depths) == 6 and not chosen.met.any()
+    if expected.margin > 1e-5:
+        assert own.would_have_been_met(chosen.statistics[:, 0, 0].numpy(), None) == expected.met
+
+
+def test_a_prompt_meets_a_rule_from_its_first_loop_on():
+    own, met = rule(min_loops=3), torch.tensor([True, False])
+    assert [own.met_in_prompt(met, loop).tolist() for loop in (2, 3, 4)] == [
+        [False, False],
+        [True, False],
+        [True, False],
+    ]
+
+
+def test_a_model_without_a_gate_never_leaves():
+    hidden = torch.zeros(3, 2, dtype=torch.bfloat16)
+    gates = no_gate_logits(hidden)
+    assert gates.tolist() == [-math.inf] * 3 and gates.dtype == hidden.dtype
+    chosen = select_exits(rule(q=0.001), torch.zeros(4, 1, 3, 2), None, lambda states: states)
+    assert chosen.depths.tolist() == [[4, 4, 4]] and not chosen.met.any() and chosen.statistics is chosen.fates is None
+
+
+def test_chances_to_leave_are_a_distribution():
+    gates = torch.tensor([[0.0, 3.0], [-1.0, 40.0], [2.0, 0.0]])
+    hazards = torch.sigmoid(gates.double())
+    expected = [hazards[0], (1 - hazards[0]) * hazards[1], (1 - hazards[0]) * (1 - hazards[1])]
+    told = exit_probabilities(gates)
+    torch.testing.assert_close(told, torch.stack(expected).float())
+    assert exit_probabilities(gates[:1]).tolist() == [[1.0, 1.0]]
+
+
+def test_at_full_depth_a_rule_is_only_noted():
+    gates = torch.full((4, 1, 2), -9.0)
+    gates[1, 0, 1] = 9.0
+    states = torch.arange(8.0).view(4, 1, 2, 1)
+    early = select_exits(rule(loops=4), states, gates, lambda hidden: hidden)
+    assert early.depths.tolist() == [[4, 2]] and early.met.tolist() == [[False, True]]
+    assert early.hidden.flatten().tolist() == [6.0, 3.0]
+    late = select_exits(rule(loops=4), states, gates, lambda hidden: hidden, at_full_depth=True)
+    assert late.depths.tolist() == [[4, 4]] and late.met.tolist() == [[False, True]]
+    assert late.hidden.flatten().tolist() == [6.0, 7.0] and not late.diverged.any()

@@ -1,0 +1,211 @@
+"""Settings of sequences as tables, and what a pass over them has to compute."""
+
+import math
+
+import pytest
+import torch
+
+from sigma0 import ExitConfig, FateConfig
+from sigma0.decode.criteria import CRITERIA
+from sigma0.decode.exits import Course, ExitRule
+from sigma0.decode.ops import MODES
+from sigma0.decode.settings import NO_LIMIT, Program, SequenceExit, SequenceSettings
+
+CPU = torch.device("cpu")
+NAMES = (
+    "last", "min_loops", "leaves", "verify", "redraft", "limit", "prompt", "mode", "patience", "break_after",
+    "criterion",
+)  # fmt: skip
+
+
+def rule(loops=4, inner_break=False, fates=None, **config):
+    return ExitRule(ExitConfig(**config), loops, inner_break, fates)
+
+
+def table_of(wanted, sequences=1, depth=4):
+    settings = SequenceSettings(sequences, depth, CPU)
+    settings.set_exit(range(sequences), wanted)
+    (line,) = {tuple(each) for each in settings.table.tolist()}
+    return dict(zip(NAMES, line, strict=True)), settings
+
+
+QEXIT = SequenceExit(rule(q=0.25, min_loops=2), prompt=7)
+
+
+def test_a_line_of_the_table():
+    line, settings = table_of(QEXIT, 3)
+    assert line == {
+        "last": 4, "min_loops": 2, "leaves": 0, "verify": 0, "redraft": 1, "limit": NO_LIMIT, "prompt": 7,
+        "mode": MODES.index("qexit"), "patience": 2, "break_after": 0, "criterion": -1,
+    }  # fmt: skip
+    assert settings.thresholds.tolist() == [[0.25, 0.25, math.inf]] * 3
+    assert NO_LIMIT == 2**62 and settings.eos.tolist() == [[-1]] * 3
+
+
+@pytest.mark.parametrize(
+    "config, extra, expected, thresholds",
+    [
+        ({"mode": "margin", "theta": 0.5}, {}, {"mode": 0, "criterion": -1}, [0.5, math.inf, 0.5]),
+        ({"q": 1.0}, {}, {"mode": 0}, [1.0, math.inf, math.inf]),
+        ({"mode": "accel", "eps": 0.5, "patience": 3}, {}, {"mode": MODES.index("accel"), "patience": 3},
+         [0.5, math.inf, math.inf]),
+        ({"mode": "accel", "eps": 0.5, "accel_scale": "steps"}, {}, {"mode": MODES.index("accel-steps")},
+         [0.5, math.inf, math.inf]),
+        ({"mode": "kl", "delta": 0.5}, {}, {"mode": 0, "criterion": CRITERIA.index("kl")}, [0.5, math.inf, math.inf]),
+        ({"mode": "entropy-diff", "delta": 0.5}, {}, {"criterion": 0}, [0.5, math.inf, math.inf]),
+        ({"mode": "full"}, {}, {"last": 4, "leaves": 0, "mode": 0}, [1.0, math.inf, math.inf]),
+        ({"mode": "fixed", "depth": 3}, {}, {"last": 3, "leaves": 1}, None),
+        ({"mode": "fixed", "depth": 4}, {}, {"last": 4, "leaves": 0}, None),
+        ({"mode": "fixed", "depth": 3}, {"verify": True}, {"last": 3, "leaves": 0, "verify": 1}, None),
+        ({"q": 0.5}, {"drop": True}, {"leaves": 1, "verify": 0}, None),
+        ({"q": 0.5, "redraft": False}, {"verify": True}, {"verify": 1, "redraft": 0, "leaves": 0}, None),
+    ],
+)  # fmt: skip
+def test_rules_and_what_follows_an_exit(config, extra, expected, thresholds):
+    line, settings = table_of(SequenceExit(rule(**config), **extra))
+    assert {name: line[name] for name in expected} == expected
+    assert thresholds is None or settings.thresholds.tolist() == [thresholds]
+
+
+def test_a_limit_stays_where_the_rule_changes():
+    settings = SequenceSettings(3, 4, CPU)
+    settings.set_ends([1], [5, 6], 9)
+    settings.set_exit([1, 2], QEXIT)
+    assert settings.table[:, 5].tolist() == [NO_LIMIT, 9, NO_LIMIT] and settings.table[:, 6].tolist() == [0, 7, 7]
+    settings.set_ends([1], [], None)
+    assert settings.table[1, 5] == NO_LIMIT
+
+
+def test_ends_of_sequences_are_as_many_as_any_has():
+    settings = SequenceSettings(3, 4, CPU)
+    settings.set_ends([0], [5], 1)
+    assert settings.eos.tolist() == [[5], [-1], [-1]]
+    settings.set_ends([1, 2], [6, 7, 8], 2)
+    assert settings.eos.tolist() == [[5, -1, -1], [6, 7, 8], [6, 7, 8]]
+    kept = settings.eos
+    settings.set_ends([1], [9], 2)
+    settings.set_ends([0], [3, 4, 5], 2)
+    assert settings.eos is kept, "what is wide enough stays in its place"
+    assert settings.eos.tolist() == [[3, 4, 5], [9, -1, -1], [6, 7, 8]]
+
+
+def test_tables_can_be_written_wherever_they_were_made():
+    for inference in (True, False):
+        with torch.inference_mode(inference):
+            settings = SequenceSettings(1, 4, CPU)
+        assert not any(each.is_inference() for each in (settings.table, settings.thresholds, settings.eos))
+
+
+def test_limits_of_fates_are_those_of_the_last_rule():
+    settings = SequenceSettings(2, 4, CPU)
+    assert (settings.growth, settings.spiral) == (0.1, 1.0)
+    settings.set_exit([0], SequenceExit(rule(fates=FateConfig(growth=0.5, spiral=90.0))))
+    assert (settings.growth, settings.spiral) == (0.5, pytest.approx(math.pi / 2))
+
+
+def test_given_exits_of_a_sequence_begin_where_its_stride_says():
+    exits, settled = Course((1, 2, 3), (4, 5, 6), stride=2).tensors(3)
+    assert exits.tolist() == [[1, 2, 3], [3, 1, 2], [2, 3, 1]]
+    assert settled.tolist() == [[4, 5, 6], [6, 4, 5], [5, 6, 4]]
+    exits, settled = Course((1, 2)).tensors(2)
+    assert exits.tolist() == [[1, 2], [1, 2]] and settled is None
+
+
+def test_given_exits_are_written_where_they_were():
+    settings, own = SequenceSettings(2, 4, CPU), rule(q=0.5)
+    own.course = Course((1, 2), (2, 3))
+    settings.set_exit([0, 1], SequenceExit(own, verify=True))
+    exits, settled = settings.exits, settings.settled
+    assert exits.tolist() == [[1, 2], [1, 2]] and settled.tolist() == [[2, 3], [2, 3]]
+    assert settings.program().forced
+    settings.clear(0)
+    assert settings.exits is exits
+    settings.clear(1)
+    assert settings.exits is settings.settled is None and not settings.program().forced
+    own.course = Course((3, 4), (4, 4))
+    settings.set_exit([0, 1], SequenceExit(own, verify=True))
+    assert settings.exits is exits and settings.settled is settled and exits.tolist() == [[3, 4], [3, 4]]
+    own.course = Course((1, 2, 3))
+    settings.set_exit([0, 1], SequenceExit(own))
+    assert settings.exits is not exits and settings.exits.shape == (2, 3) and settings.settled is None
+    settings.reset()
+    assert settings.exits is None and settings.program() == Program()
+
+
+def program_of(*wanted, depth=4, **how):
+    settings = SequenceSettings(len(wanted) + 1, depth, CPU)
+    for sequence, each in enumerate(wanted):
+        settings.set_exit([sequence], each)
+    return settings.program(**how)
+
+
+MARGIN = SequenceExit(rule(mode="margin"))
+VERIFIED = SequenceExit(rule(), verify=True)
+LATE = SequenceExit(rule(redraft=False), verify=True)
+
+
+@pytest.mark.parametrize(
+    "wanted, expected",
+    [
+        ([], {}),
+        ([SequenceExit(rule(mode="full"))], {}),
+        ([SequenceExit(rule(q=1.0))], {}),
+        ([QEXIT], {"gate": True}),
+        ([MARGIN], {"margin": True, "reads_logits": True}),
+        ([SequenceExit(rule(mode="converge"))], {"modes": frozenset({"converge"}), "watch": True}),
+        ([SequenceExit(rule(mode="accel")), QEXIT], {"modes": frozenset({"accel"}), "watch": True, "gate": True}),
+        ([SequenceExit(rule(mode="kl"))], {"criteria": frozenset({"kl"}), "reads_logits": True}),
+        ([SequenceExit(rule(mode="cosine"))], {"criteria": frozenset({"cosine"})}),
+        ([SequenceExit(rule(inner_break=True))], {"gate": True, "breaks": True, "watch": True}),
+        ([VERIFIED], {"gate": True, "verify": True, "judges_all": True, "redrafts": True}),
+        ([VERIFIED, LATE], {"gate": True, "verify": True, "redrafts": True}),
+        ([LATE], {"gate": True, "verify": True}),
+        ([VERIFIED, QEXIT], {"gate": True, "verify": True, "mixed": True, "redrafts": True}),
+        ([SequenceExit(rule(), drop=True)], {"gate": True, "leaves": True, "drops": True}),
+        ([SequenceExit(rule(mode="fixed", depth=3))], {"leaves": True}),
+        ([SequenceExit(rule(mode="fixed", depth=4))], {}),
+        ([SequenceExit(rule(mode="fixed", depth=3), verify=True)],
+         {"verify": True, "judges_all": True, "redrafts": True}),
+        ([SequenceExit(rule(), prompt_in_lanes=True)], {"gate": True, "prompts": True}),
+    ],
+)  # fmt: skip
+def test_a_pass_computes_what_some_sequence_needs(wanted, expected):
+    assert program_of(*wanted) == Program(**expected)
+
+
+@pytest.mark.parametrize("name", ["watch", "paths", "draws", "masked"])
+def test_a_pass_computes_what_it_is_told_of(name):
+    assert program_of(QEXIT, **{name: True}) == Program(gate=True, **{name: True})
+
+
+PARTS = {
+    "gate": True, "modes": frozenset({"accel"}), "watch": True, "breaks": True, "margin": True, "reads_logits": True,
+    "forced": True, "criteria": frozenset({"kl"}), "verify": True, "masked": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_stops_tokens(name):
+    program = Program(**{name: PARTS[name]})
+    by_gate = {"modes", "watch", "reads_logits", "criteria", "breaks", "forced"}
+    assert program.stops_by_gate == (name not in by_gate)
+    assert program.known == (name not in {"gate", "modes", "reads_logits", "criteria", "breaks", "forced"})
+    with_margin = Program(**{"margin": True, name: PARTS[name]})
+    assert with_margin.stops_by_margin == (name not in by_gate - {"reads_logits"})
+    assert program.stops_by_margin == (name == "margin")
+
+
+def test_parameters_of_rows_are_those_of_their_sequences():
+    settings = SequenceSettings(3, 4, CPU)
+    settings.set_exit([0], QEXIT)
+    settings.set_exit([2], SequenceExit(rule(mode="accel", eps=0.5, patience=3, inner_break=True)))
+    rows = settings.rows(settings.program(), torch.tensor([2, 0, 2]))
+    accel, qexit = MODES.index("accel"), MODES.index("qexit")
+    assert rows.modes == {"accel", "qexit"} and rows.watch and (rows.growth, rows.spiral) == (0.1, math.radians(60))
+    assert rows.mode.tolist() == [accel, qexit, accel] and rows.threshold.tolist() == [0.5, 0.25, 0.5]
+    assert rows.patience.tolist() == [3, 2, 3] and rows.min_loops.tolist() == [1, 2, 1]
+    assert rows.last_loop.tolist() == [4, 4, 4]
+    broken = settings.table[2, 9].item()
+    assert broken > 0 and rows.break_after.tolist() == [broken, 0, broken]
+    settings.clear(2)
+    assert settings.rows(settings.program(), torch.tensor([0])).modes == {"qexit"}

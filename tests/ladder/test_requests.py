@@ -1,0 +1,203 @@
+"""One request to an endpoint: what is made of its chunks, its failures and its time."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from sigma0.ladder.endpoint import BYTES_PER_TOKEN, Asker, Reply, _Answer, _ending, _gather, _usage, _verdict
+from sigma0.signals.verdict import ReasonVerdict
+from tests.ladder.test_asker import MESSAGES, MOST, Scripted, answered
+
+openai = pytest.importorskip("openai")
+httpx = pytest.importorskip("httpx")
+
+
+def chunk(text=None, finish=None, index=0, usage=None, sigma0=None):
+    choice = SimpleNamespace(index=index, delta=SimpleNamespace(content=text), finish_reason=finish)
+    return SimpleNamespace(choices=[choice], usage=usage, sigma0=sigma0)
+
+
+def usage(read, written):
+    return SimpleNamespace(prompt_tokens=read, completion_tokens=written)
+
+
+def gathered(*chunks, most=1):
+    answer = _Answer()
+    return _gather(iter(chunks), answer, most), answer
+
+
+def test_pieces_of_the_first_choice_are_the_answer():
+    bare = SimpleNamespace(choices=[SimpleNamespace(index=0, delta=None, finish_reason=None)])
+    told, answer = gathered(
+        chunk("é"), chunk("no", "length", index=1), chunk(3), bare, SimpleNamespace(choices=None, usage=usage(3, 4)),
+        chunk("b", "stop"), chunk(usage=usage(5, "many")), chunk(),
+    )  # fmt: skip
+    assert told == "ok" and answer == _Answer(["é", "b"], 3, "stop", (3, 4), None, {})
+    assert gathered(chunk("a"))[0] == "cut off" and gathered()[0] == "cut off"
+    assert gathered(chunk("a", "stop"), chunk("b", "length"))[1].finish_reason == "length"
+
+
+def test_an_answer_is_cut_off_where_no_tokens_are_so_long():
+    assert BYTES_PER_TOKEN == 16
+    assert gathered(chunk("x" * 32, "stop"), most=2)[0] == "ok"
+    told, answer = gathered(chunk("x" * 33), chunk("y", "stop"), most=2)
+    assert told == "too long" and len(answer.parts) == 1
+    assert gathered(chunk("é" * 16, "stop"), most=2)[0] == "ok"
+    assert gathered(chunk("é" * 16), chunk("z", "stop"), most=2)[0] == "too long"
+
+
+@pytest.mark.parametrize(
+    "told, known",
+    [(usage(3, 4), (3, 4)), (usage("3", 4), None), (usage(3, None), None), (None, None), (object(), None)],
+)
+def test_usage_is_of_whole_numbers(told, known):
+    assert _usage(told) == known
+
+
+def test_the_last_event_of_this_package_s_server():
+    good = {"verdict": 1, "door": "abort"}
+    assert _ending({"choices": [good, {"verdict": 2}]}) == _ending({"choices": [good, 3]}) == good
+    told, answer = gathered(chunk("a", "stop", sigma0={"choices": [good]}), chunk(), chunk(sigma0={"choices": 3}))
+    assert told == "ok" and answer.sigma0 == good
+    for odd in (None, 3, {}, {"choices": good}, {"choices": []}, {"choices": [3]}, {"choices": [{"door": "abort"}]}):
+        assert _ending(odd) == {}
+
+
+def test_verdict_door_and_passes_of_a_server():
+    verdict = ReasonVerdict(
+        converged=None, depth=1.0, proximity=0.0, grounded=None, stable=None, reason=None, confidence=0.5
+    )
+    event = {"verdict": verdict.to_dict(), "door": "escalate", "passes": 7}
+    assert _verdict(event) == (verdict, "escalate", 7)
+    assert _verdict({**event, "door": "ajar"}) == (verdict, None, 7)
+    assert _verdict({**event, "verdict": {"depth": -1}}) == _verdict({}) == (None, None, None)
+    for passes, known in (
+        (0, 0),
+        (2**53, 2**53),
+        (2**53 + 1, None),
+        (-1, None),
+        (True, None),
+        (1.0, None),
+        ("1", None),
+    ):
+        assert _verdict({**event, "passes": passes})[2] == known
+    asker = Scripted([answered(**event)])
+    assert asker.ask(MESSAGES, 10) == Reply("hi", "ok", None, MOST, False, verdict, "escalate", 7)
+
+
+class Client:
+    """Stands for the `openai` client: gives chunks, or fails."""
+
+    def __init__(self, *chunks, error=None, hangs=None):
+        self.chunks, self.error, self.hangs, self.asked, self.is_closed = chunks, error, hangs, [], False
+        self.chat = SimpleNamespace(completions=self)
+
+    def create(self, **asked):
+        self.asked.append(asked)
+        if self.error is not None and not self.chunks:
+            raise self.error
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *left):
+        pass
+
+    def __iter__(self):
+        yield from self.chunks
+        if self.hangs is not None:
+            self.hangs.wait(60)
+        if self.error is not None:
+            raise self.error
+
+    def close(self):
+        self.is_closed = True
+
+
+def attempted(client, budget=None, **settings):
+    asker = Scripted([], budget, **settings)
+    limits = []
+    asker._open = lambda limit: limits.append(limit) or client
+    return Asker._attempt(asker, MESSAGES, 10, {"temperature": 0.5}), limits
+
+
+def test_a_request_asks_for_a_stream_with_its_usage():
+    client = Client(chunk("hi", "stop"), SimpleNamespace(choices=[], usage=usage(3, 4)))
+    answer, limits = attempted(client, timeout=30.0)
+    assert answer == _Answer(["hi"], 2, "stop", (3, 4), "ok", {}) and client.is_closed and limits == [30.0]
+    assert client.asked == [
+        {"model": "m", "messages": MESSAGES, "max_tokens": 10, "stream": True,
+         "stream_options": {"include_usage": True}, "temperature": 0.5}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("left, limit", [(5.0, 5.0), (50.0, 30.0), (-1.0, 0.001)])
+def test_a_request_has_the_time_that_is_left(left, limit):
+    asker, limits = Scripted([], timeout=30.0), []
+    asker.purse = SimpleNamespace(seconds_left=left)
+    asker._open = lambda limit: limits.append(limit) or Client(chunk("hi", "stop"))
+    Asker._attempt(asker, MESSAGES, 10, {})
+    assert limits == [limit]
+
+
+def failure(kind, status=None):
+    request = httpx.Request("POST", "http://host/v1")
+    if status is not None:
+        return kind("key", response=httpx.Response(status, request=request), body=None)
+    return kind(request=request)
+
+
+class SlowTimeout(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "error, parts, outcome",
+    [
+        (failure(openai.AuthenticationError, 401), [], "refused"),
+        (failure(openai.PermissionDeniedError, 403), [], "refused"),
+        (failure(openai.NotFoundError, 404), [], "refused"),
+        (failure(openai.BadRequestError, 400), [], "refused"),
+        (failure(openai.RateLimitError, 429), [], "status 429"),
+        (failure(openai.APITimeoutError), [], "timeout"),
+        (failure(openai.APIConnectionError), [], "no connection"),
+        (failure(openai.APIConnectionError), [chunk("a")], "cut off"),
+        (KeyError("x"), [chunk("a")], "garbage"),
+        (KeyError("x"), [chunk("a", "stop")], "ok"),
+        (SlowTimeout(), [chunk("a")], "timeout"),
+        (SlowTimeout(), [chunk("a", "stop")], "ok"),
+    ],
+    ids=str,
+)
+def test_failures_are_told_by_their_kind(error, parts, outcome):
+    answer, _ = attempted(Client(*parts, error=error))
+    assert answer.outcome == outcome and answer.parts == ["a"] * len(parts)
+
+
+@pytest.mark.parametrize("finish, outcome", [(None, "timeout"), ("stop", "ok")])
+def test_a_request_is_given_up_when_its_time_is_over(finish, outcome):
+    hangs = threading.Event()
+    client = Client(chunk("a", finish), hangs=hangs)
+    answer, _ = attempted(client, timeout=0.2)
+    hangs.set()
+    assert (answer.outcome, answer.parts, client.is_closed) == (outcome, ["a"], True)
+
+
+@pytest.mark.parametrize("error", [OSError, RuntimeError, ValueError])
+def test_a_client_that_cannot_be_made_is_told(error):
+    asker = Scripted([])
+
+    def fails(limit):
+        raise error
+
+    asker._open = fails
+    assert Asker._attempt(asker, MESSAGES, 10, {}).outcome == "no client"
+
+
+def test_a_client_has_the_address_and_makes_no_attempts_of_its_own():
+    client = Asker._open(Scripted([]), 7.0)
+    assert (str(client.base_url), client.api_key, client.max_retries) == ("http://host/v1/", "none", 0)
+    assert client.timeout == 7.0
+    client.close()
