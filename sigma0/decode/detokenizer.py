@@ -62,7 +62,7 @@ class StopChecker:
         if starts:
             self.stopped = True
             return self._release(text[: min(starts)], "")
-        keep = max(_overlap(text, string) for string in self._stop)
+        keep = max((_overlap(text, string) for string in self._stop), default=0)
         return self._release(text[: len(text) - keep], text[len(text) - keep :])
 
     def flush(self) -> str:
@@ -121,4 +121,4 @@ class IncrementalDetokenizer:
 
 def _overlap(text: str, string: str) -> int:
     """Length of the longest proper prefix of `string` that `text` ends in."""
-    return next(n for n in range(min(len(text), len(string) - 1), -1, -1) if text.endswith(string[:n]))
+    return next((n for n in range(min(len(text), len(string) - 1), 0, -1) if text.endswith(string[:n])), 0)

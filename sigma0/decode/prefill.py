@@ -126,8 +126,9 @@ class Prefill:
                 if len(which):
                     parts.append(chunk.select(which))
         self.held = held
-        sequences = dict.fromkeys(part.sequence for part in taken)
-        return [_joined([part for part in taken if part.sequence == own]) for own in sequences]
+        return [
+            _joined([part for part in taken if part.sequence == own]) for own in {part.sequence: 0 for part in taken}
+        ]
 
     def behind(self, lanes: RowIndices) -> RowIndices:
         """Rows of lanes `[R]`, then those of all chunks."""
@@ -175,12 +176,11 @@ class Prefill:
 
 def _joined(chunks: list[Chunk]) -> Chunk:
     """Rows of one sequence as one chunk, ascending."""
-    first, *others = chunks
-    if not others:
-        return first
+    if len(chunks) == 1:
+        return chunks[0]
     positions, targets, reads = (
         np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in ("positions", "targets", "reads")
     )
     hidden = torch.cat([chunk.hidden for chunk in chunks])
-    whole = replace(first, positions=positions, targets=targets, reads=reads, hidden=hidden)
+    whole = replace(chunks[0], positions=positions, targets=targets, reads=reads, hidden=hidden)
     return whole.select(np.argsort(positions))
