@@ -40,7 +40,7 @@ def p_value(mean_loss: float, units: int, risk: float) -> float:
     hoeffding = math.exp(-units * _relative_entropy(mean_loss, risk))
     # Rounded first, so that 3.0000000000000004 errors count as three.
     bentkus = math.e * float(binom.cdf(math.ceil(round(units * mean_loss, 9)), units, risk))
-    return min(hoeffding, bentkus)
+    return min(hoeffding, bentkus, 1.0)
 
 
 def passing(losses: NDArray[np.float64] | Sequence[Sequence[float]], risk: float, confidence: float) -> int:

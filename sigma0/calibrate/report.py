@@ -27,7 +27,7 @@ COPIED = ("*.safetensors", "*.json", "*.jinja", "*.model", "LICENSE*")
 
 def print_calibration(result: Calibration) -> None:
     """Prints the settings around the choice, the choice, its check, and what the promise means."""
-    console = _console()
+    console = Console(highlight=False, soft_wrap=True)
     name = THRESHOLD[result.mode]
     table = Table(title=f"{result.mode} on {result.prompts} prompts, patient settings first", title_justify="left")
     for column in (name, "agreement", "p-value", "mean depth", "kept"):
@@ -55,7 +55,7 @@ def print_calibration(result: Calibration) -> None:
 
 def print_rules(results: Sequence[Calibration]) -> None:
     """Prints the choice for each of several rules and its check, and which one the model will use."""
-    console = _console()
+    console = Console(highlight=False, soft_wrap=True)
     first = results[0]
     title = f"every rule on {first.prompts} prompts: agreement >= {first.agreement:g}"
     table = Table(title=f"{title}, all at once with confidence {first.confidence:g}", title_justify="left")
@@ -126,7 +126,7 @@ def _refusal(result: Calibration | DoorCalibration) -> str:
 
 def print_codecs(result: KVCalibration) -> None:
     """Prints every codec that was tested, the smallest that passed, and its check."""
-    console = _console()
+    console = Console(highlight=False, soft_wrap=True)
     table = Table(title=f"K/V on {result.prompts} prompts, many bits first", title_justify="left")
     for column in ("codec", "bits of loops", "group", "bits/number", "agreement", "p-value", "kept"):
         table.add_column(column, justify="left" if column == "codec" else "right")
@@ -148,7 +148,7 @@ def print_codecs(result: KVCalibration) -> None:
 
 def print_latency(result: LatencyCalibration) -> None:
     """Prints every setting tried under `verify`, the fastest, and its check."""
-    console = _console()
+    console = Console(highlight=False, soft_wrap=True)
     name = THRESHOLD[result.mode]
     table = Table(title=f"{result.mode} under verify on {result.prompts} prompts", title_justify="left")
     for column in (name, "passes/token", "of them tail", "accepted", "passes_saved"):
@@ -171,7 +171,7 @@ def print_latency(result: LatencyCalibration) -> None:
 
 def print_doors(result: DoorCalibration) -> None:
     """Prints fates and policy, what they do on other prompts, and what the promise means."""
-    console = _console()
+    console = Console(highlight=False, soft_wrap=True)
     fit, tested, checked = result.prompts
     rule = THRESHOLD.get(result.exit_config.mode)
     threshold = "" if rule is None else f", {rule} = {getattr(result.exit_config, rule):g}"
@@ -212,7 +212,7 @@ def print_doubt(result: DoubtCalibration, larger: str) -> None:
         result: Of the calibration.
         larger: Name of the larger model.
     """
-    console = _console()
+    console = Console(highlight=False, soft_wrap=True)
     console.print(f"alone           {result.alone:.2%} of {result.tokens} tokens are {larger}'s")
     if result.below is None or result.check is None:
         return
@@ -353,10 +353,6 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
     for pattern in COPIED:
         for file in source.glob(pattern):
             shutil.copyfile(file, folder / file.name)
-
-
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
 
 
 def _percent(estimate: Estimate | None) -> str:

@@ -209,14 +209,12 @@ class _Replay:
             if (outcome := self._outcome(line, False)) != line.outcome:
                 yield f"{outcome} in place of {line.outcome}"
             return
-        known = self._under_way.get(line.sequence)
-        if known is None or known[0] != line.position:
+        position, parked, climbed = self._under_way.get(line.sequence, (-1, False, False))
+        if position != line.position:
             start = 0 if self._parking is None else self._parking.start(line.sequence)
             parked, climbed = start > 0, False
             if line.rung != start:
                 yield f"began at rung {line.rung} in place of {start}"
-        else:
-            _, parked, climbed = known
         outcome = self._outcome(line, parked)
         if outcome != line.outcome:
             yield f"{outcome} in place of {line.outcome}"

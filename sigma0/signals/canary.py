@@ -313,6 +313,8 @@ class CanaryProcessor(LogitsProcessor):  # type: ignore[misc]
         if tail is None or input_ids.shape[0] != tail.shape[0] or length not in (self._length, self._length + 1):
             return None
         before = input_ids[:, : self._length][:, -_COMPARED:]
+        if before.shape != tail.shape:
+            return None
         rows = torch.arange(len(tail), device=tail.device)
         if bool((before == tail).all()):
             return rows
@@ -421,7 +423,7 @@ class Tighten(LogitsProcessor):  # type: ignore[misc]
         for row, ids in enumerate(input_ids[:, self._prompt :].tolist()):
             text = Repetition()
             # as far back as the counts of the last id reach
-            for token_id in ids[-_COMPARED:]:
+            for token_id in ids[-2 * _COMPARED :]:
                 text.append(token_id)
             strength = self._bounds.strength(text.at(-1).proximity(self._rule)) if ids else 0.0
             if strength > 0:

@@ -29,9 +29,7 @@ OPEN, CLOSE, THOUGHT = "<tool_call>", "</tool_call>", "</think>"
 END_OF_VALUE = "\n</parameter>"
 # Without effect on what a value may be.
 _NOTES = frozenset({"title", "description", "default", "examples", "$comment", "deprecated"})
-_OF_ARGUMENTS = frozenset(
-    {*_NOTES, "type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
-)
+_OF_ARGUMENTS = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
 _SCALARS = frozenset({"string", "null", "boolean", "integer", "number"})
 _INTEGER, _NUMBER = re.compile(r"-?(0|[1-9]\d*)"), re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _ANY_TEXT = r"/(?s:.*)/"
@@ -158,7 +156,7 @@ class _Rules:
         if parameter.choices:
             return f"({' | '.join(map(_quoted, parameter.choices))}) {end}"
         least, most = parameter.length
-        sized = f"/(?s:.{{{least},{'' if most is None else most}}})/"
+        sized = _ANY_TEXT if (least, most) == (0, None) else f"/(?s:.{{{least},{'' if most is None else most}}})/"
         self.lines += [
             f"VALUE_{place}: {sized} & {_without(END_OF_VALUE)}",
             f"text_{place}[lazy]: VALUE_{place} {end}",

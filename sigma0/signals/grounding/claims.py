@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal
 
 from sigma0.signals.grounding.quantities import Date, Number, is_measure, take_dates, take_numbers, unit_of
@@ -157,7 +156,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _ends_in_abbreviation(piece: str) -> bool:
-    last = piece.split()[-1]
+    last = piece.rsplit(maxsplit=1)[-1]
     if not last.endswith("."):
         return False
     word = last[:-1].lstrip("(\"'“").lower()
@@ -205,13 +204,13 @@ def is_question(sentence: str) -> bool:
     """Whether it asks; a question mark at the end of a link does not."""
     if not _QUESTION.search(sentence):
         return False
-    last = sentence.split()[-1]
+    last = sentence.rsplit(maxsplit=1)[-1]
     return not _URL.match(last.lstrip("(\"'[")) or bool(_ASKS.match(sentence))
 
 
 def is_negated(sentence: str) -> bool:
     """Whether it denies something: an odd number of negations."""
-    return bool(len(_NEGATIONS.findall(sentence)) % 2)
+    return len(_NEGATIONS.findall(sentence)) % 2 == 1
 
 
 def is_statement(sentence: str) -> bool:
@@ -271,9 +270,13 @@ def _take_links(text: str) -> tuple[tuple[str, ...], str]:
 
 def _trimmed(link: str) -> str:
     """A link without the punctuation after it, and without a parenthesis that was opened before it."""
-    depths = accumulate((character == "(") - (character == ")") for character in link)
-    end = next((index for index, depth in enumerate(depths) if depth < 0), len(link))
-    return link[:end].rstrip(".,;:!?*’”")
+    depth = 0
+    for index, character in enumerate(link):
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            link = link[:index]
+            break
+    return link.rstrip(".,;:!?*’”")
 
 
 def _identifier(match: re.Match[str]) -> str | None:
@@ -292,12 +295,12 @@ def _identifier(match: re.Match[str]) -> str | None:
 
 def _names(text: str, common: frozenset[str]) -> Iterator[str]:
     for count, line in enumerate(text.split("\n")):
-        beginning = len(line) - len(line.lstrip(" \"'“‘(*_;"))
+        beginning = len(line) - len(line.lstrip(" \"'“‘(*_;")) if count == 0 else -1
         for match in _NAME.finditer(line):
             # a capital at the beginning says nothing of a word that is common, or that commands ("Use the ...")
-            first = count == 0 and match.start() <= beginning
+            first = match.start() <= beginning
             words = match.group().split()
-            commands = not words[1:] and bool(_COMMANDED.match(line, match.end()))
+            commands = len(words) == 1 and bool(_COMMANDED.match(line, match.end()))
             start, stop = 0, len(words)
             if first and not is_stop(words[0]) and (commands or _is_common(words[0], len(words), common)):
                 start = 1

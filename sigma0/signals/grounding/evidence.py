@@ -201,7 +201,7 @@ class Evidence:
         if not math.isfinite(number.value):
             return
         values, numbers = self._numbers
-        relative = max(tolerance * number.about, 1e-9)
+        relative = max(tolerance if number.about else 0.0, 1e-9)
         for key, step in {(number.value, number.step * number.factor), (number.amount, number.step)}:
             reach = 1.001 * max(step / 2, relative / (1 - relative) * abs(key))
             yield from numbers[bisect_left(values, key - reach) : bisect_right(values, key + reach)]

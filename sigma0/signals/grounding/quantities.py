@@ -20,7 +20,7 @@ _MONTHS = {
     )
     for name in names.split("/")
 }
-_MONTH = "|".join(_MONTHS)
+_MONTH = "|".join(sorted(_MONTHS, key=len, reverse=True))
 _DATES = (
     re.compile(r"\b(?P<y>\d{4})-(?P<m>\d{2})-(?P<d>\d{2})\b"),
     re.compile(r"(?<![\w.])(?P<d>\d{1,2})\.(?P<m>\d{1,2})\.(?P<y>\d{4})(?!\w|\.\d)"),
@@ -203,19 +203,21 @@ def same_number(claimed: Number, other: Number, tolerance: float, *, lone: bool 
     mine, theirs, step = claimed.value, other.value, claimed.step * claimed.factor
     if bare:
         mine, theirs, step = claimed.amount, other.amount, claimed.step
-    allowed = max(step / 2, max(tolerance * claimed.about, 1e-9) * abs(theirs))
+    allowed = max(step / 2, tolerance * abs(theirs) if claimed.about else 0.0, 1e-9 * abs(theirs))
     return abs(mine - theirs) <= allowed * (1 + 1e-9)
 
 
 def _count_the_same(first: Number, second: Number) -> bool:
-    if first.unit or second.unit:
+    if first.unit and second.unit:
         both = {first.unit, second.unit}
         return len(both) == 1 or ("degree" in both and both <= _DEGREES)
+    if first.unit or second.unit:
+        return False
     # an adjective may stand before the noun of either
     return first.nouns[0] in second.nouns or second.nouns[0] in first.nouns
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 12)
 def unit_of(word: str) -> tuple[str, float] | None:
     """Name of a unit and its factor to the base of that name; None where the word is no known unit."""
     lowered = re.sub(r"(?<=°)\s|(?<=degree)s(?=\s)", "", word.lower())
@@ -241,7 +243,7 @@ def take_dates(text: str) -> tuple[tuple[Date, ...], str]:
 
     def take(match: re.Match[str]) -> str:
         parts = match.groupdict()
-        month = _MONTHS[parts["mon"].lower()] if "mon" in parts else int(parts["m"])
+        month = _MONTHS[parts["mon"].lower()] if parts.get("mon") else int(parts["m"]) if parts.get("m") else 0
         if not 1 <= month <= 12:
             return match.group()
         year, day = parts.get("y"), parts.get("d")
@@ -286,7 +288,7 @@ def _in_digits(match: re.Match[str], text: str) -> list[_Mention]:
     whole, point, decimals = match["digits"].replace(",", "").partition(".")
     exponent = match["exponent"] or ""
     # a whole number may be rounded only where a scale or an exponent follows, or where it is said to be
-    rounded = point or exponent or match["scale"] or short
+    rounded = point or exponent or scale > 1
     number = Number(
         amount=float(f"{whole}{point}{decimals}{exponent}") * scale * (-1 if sign["minus"] or sign["after"] else 1),
         unit=_UNITS[money][0] if money else "",
@@ -315,12 +317,11 @@ def _in_words(match: re.Match[str], text: str) -> list[_Mention]:
     quantities = []
     for run in runs:
         start, end = (match.start("row") + index for index in (run[0].start(), run[-1].end()))
-        words = [word.group() for word in run]
-        value = _value(words) * (0.5 if match["half"] and run is runs[0] else 1.0)
+        value = _value([word.group() for word in run]) * (0.5 if match["half"] and run is runs[0] else 1.0)
         number = Number(value, text=text[start:end])
         quantity = _with_unit(number, start, end, text)
         # "one" alone is mostly no number
-        if quantity.number.unit or words != ["one"]:
+        if quantity.number.unit or run[0].group() != "one" or len(run) > 1:
             quantities.append(quantity)
     return quantities
 
@@ -330,7 +331,7 @@ def _continues(last: re.Match[str], word: re.Match[str], row: str) -> bool:
     joined = "and" in row[last.end() : word.start()].lower()
     before, after = last.group(), word.group()
     if after in _GROUPS:
-        return not joined and (before in _SMALL or (before != "dozen" and _GROUPS[before] < _GROUPS[after]))
+        return not joined and before != "dozen" and _GROUPS.get(before, 0) < _GROUPS[after]
     if before in _GROUPS:
         return before != "dozen"
     return not joined and _SMALL[before] >= 20 and 1 <= _SMALL[after] <= 9
@@ -341,7 +342,7 @@ def _value(words: list[str]) -> float:
     for word in words:
         if word in _SMALL:
             group += _SMALL[word]
-        elif word in ("dozen", "hundred"):
+        elif _GROUPS[word] < 1000:
             group = max(group, 1) * _GROUPS[word]
         else:
             total, group = total + max(group, 1) * _GROUPS[word], 0
@@ -380,10 +381,10 @@ def _nouns(text: str, index: int) -> tuple[str, ...]:
 def _ranges(matches: list[_Mention], text: str) -> list[_Mention]:
     """In "5 to 10%" the first number has the unit of the second; in "1990-95" the second the century of the first."""
     made = list(matches)
-    for index in reversed(range(len(made) - 1)):
+    for index in range(len(made) - 2, -1, -1):
         first, second = made[index], made[index + 1]
         between = text[first.end : second.start]
-        if not _RANGE.fullmatch(between):
+        if len(between) > 5 or not _RANGE.fullmatch(between):
             continue
         if first.number.is_bare and second.number.unit:
             number = replace(first.number, unit=second.number.unit, factor=second.number.factor)
@@ -414,6 +415,7 @@ def _is_part(last: _Mention, match: _Mention, text: str) -> bool:
     return (
         bool(last.number.unit)
         and last.number.unit == match.number.unit
-        and match.number.value < last.number.factor
+        and 0 <= match.number.value < last.number.factor
+        and len(between) <= 5
         and _COMPOUND.fullmatch(between) is not None
     )

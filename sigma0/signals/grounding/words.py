@@ -35,13 +35,13 @@ def words_of(text: str) -> list[str]:
     return WORD.findall(text)
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=1 << 14)
 def is_stop(word: str) -> bool:
     """Whether a word carries no meaning of its own."""
     return word.lower().replace("\u2019", "'") in STOP
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=1 << 14)
 def stem(word: str) -> str:
     """A word without its commonest endings, lower case."""
     lowered = without_possessive(word.lower())
