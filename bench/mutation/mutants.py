@@ -105,10 +105,11 @@ def mutate(file: str, text: str, change: _Change, line: int) -> Mutant | None:
         return None
     old, new = text.splitlines(), mutated.splitlines()
     diff = "\n".join(list(difflib.unified_diff(old, new, file, file, lineterm="", n=1)))
-    before = [each[1:].strip() for each in diff.splitlines()[2:] if each.startswith("-")]
-    after = [each[1:].strip() for each in diff.splitlines()[2:] if each.startswith("+")]
-    scope = Source(text).scope(line)
-    return Mutant(file, line, change.operator, mutated, diff, " ".join(before), " ".join(after), scope)
+    before, after = (
+        " ".join(filter(None, (each[1:].strip() for each in diff.splitlines()[2:] if each.startswith(sign))))
+        for sign in "-+"
+    )
+    return Mutant(file, line, change.operator, mutated, diff, before, after, Source(text).scope(line))
 
 
 def sample(root: Path, folders: Mapping[str, Sequence[str]], n: int, seed: int, least: int) -> dict[str, list[Mutant]]:

@@ -50,6 +50,11 @@ def test_what_is_no_logic(text, left_out):
     assert left_out or at
 
 
+def test_a_decorator_is_told_without_the_blank_lines_that_go_with_it():
+    text = "import functools\n\n\n@functools.cache\ndef f(x):\n    return x\n"
+    assert [(each.before, each.after) for each in all_mutants(text)] == [("@functools.cache", "")]
+
+
 def test_every_mutant_is_another_program_with_one_change():
     for mutant in all_mutants(SOURCE):
         assert ast.dump(ast.parse(mutant.text)) != ast.dump(ast.parse(SOURCE))
