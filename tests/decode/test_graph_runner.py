@@ -26,6 +26,11 @@ from tests.marks import needs_compiler
 from tests.reference import tiny_model
 
 
+@pytest.mark.parametrize("longest, bound", [(1, 1024), (1024, 1024), (1025, 2048), (2048, 2048), (2049, 4096)])
+def test_a_graph_is_captured_for_the_next_power_of_two(longest, bound):
+    assert GraphRunner.bound_on(object.__new__(GraphRunner), longest) == bound
+
+
 @pytest.fixture
 def captures(monkeypatch):
     """The captures that were made, in place of CUDA's."""
