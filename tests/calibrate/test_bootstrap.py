@@ -19,6 +19,12 @@ def test_shares_have_the_published_exact_intervals():
             share(part, whole)
 
 
+@pytest.mark.parametrize("parts", [[1, -1], [1, 4]])
+def test_one_part_outside_its_whole_is_enough_to_be_no_share(parts):
+    with pytest.raises(ValueError, match="a part below 0 or above its whole"):
+        clustered_share(parts, [3, 3])
+
+
 def test_60_of_60_prompts_may_be_94():
     """However many tokens they have: those of one prompt may all go together."""
     for tokens in (1, 30):

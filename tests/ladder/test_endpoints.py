@@ -69,6 +69,7 @@ def outcomes(generation):
 
 def test_an_answer_goes_up_and_comes_back(pocket, url):
     found = ladder(pocket, url, ["good"]).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert found.drafts == (), "a whole answer is written in no drafts"
     assert found.text == ANSWER and found.rung == "good" and found.door == "top_rung"
     assert outcomes(found) == [(0, "hand_up"), (1, "top_rung")] and replay(found.trail) == []
     assert found.spent.calls == 1 and (found.spent.large_tokens, found.spent.catch_up_tokens) == (7, 11)
