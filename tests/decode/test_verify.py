@@ -387,6 +387,24 @@ def test_criteria_may_answer_in_any_form(answer):
     assert texts[0] == texts[1] and len(texts[0][0]) == 6
 
 
+@pytest.mark.parametrize("redraft", [False, True])
+def test_functions_that_change_nothing_cost_no_pass(redraft):
+    """A draft that Python looks at stands where it would stand without it."""
+    model, ids = MODELS[2], torch.tensor([[9, 10, 11]])
+    config = ExitConfig(mode="margin", theta=0.05, after_exit="verify", redraft=redraft)
+    nothing = {
+        "logits_processor": LogitsProcessorList([lambda ids, scores: scores]),
+        "stopping_criteria": StoppingCriteriaList([lambda ids, scores, **_: torch.zeros(len(ids), dtype=torch.bool)]),
+    }
+    plain = run(model, ids, config, 20)
+    assert plain.accepted.any() and plain.loop_passes < run(model, ids, FULL, 20).loop_passes
+    for some in ({"logits_processor": nothing["logits_processor"]}, nothing):
+        found = run(model, ids, config, 20, **some)
+        assert torch.equal(found.sequences, plain.sequences) and torch.equal(found.exit_depths, plain.exit_depths)
+        assert torch.equal(found.accepted, plain.accepted)
+        assert (found.loop_passes, found.loop_rows) == (plain.loop_passes, plain.loop_rows)
+
+
 def test_a_criterion_that_changes_its_mind_at_loop_t_is_followed():
     """Scores are kept for told tokens alone, so this one sees an end at T that it did not see at the draft."""
 

@@ -414,6 +414,28 @@ def test_a_step_is_launched_before_the_last_one_is_read(late_on_cpu, monkeypatch
     assert all(at["launch", number + 2] > at["read", number] for number in read if ("launch", number + 2) in at)
 
 
+def test_lanes_are_shown_as_they_are_behind_the_step_that_is_read(late_on_cpu):
+    model = tiny_model(seed=1)
+    loop, first = opened(model, [[5, 6, 7], [9, 4], [8]], ExitConfig(q=0.4))
+    loop._begin(first)
+    loop.cache.reserve_positions(LONGEST)
+    loop.cache.extend(LONGEST)
+    runner, launch, tables = loop.runner, loop.runner._launch, []
+    runner.shows_lanes = True
+
+    def noted(*arguments):
+        told = launch(*arguments)
+        tables.append(runner.lanes.table[:-1].tolist())
+        return told
+
+    runner._launch = noted
+    for number in range(8):
+        step = runner.step(LONGEST, loop.choice)
+        assert step.table.tolist() == tables[number] and len(tables) == number + 1 + runner.lag
+    runner.shows_lanes = False
+    runner.forget()
+
+
 def test_what_has_to_be_seen_keeps_the_eager_runner(late_on_cpu):
     model, config = tiny_model(seed=1), ExitConfig(q=0.4)
     plain = generate(model, [[5, 6]], config).runner

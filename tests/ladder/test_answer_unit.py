@@ -8,6 +8,7 @@ import pytest
 from sigma0.ladder.answer_unit import Attempt, Climb, Given, attempt_from, attempt_of, climb
 from sigma0.ladder.budget import Budget, Purse, Spending
 from sigma0.ladder.rungs import declines_nothing
+from sigma0.ladder.texts import write_texts
 from sigma0.ladder.trail import Decision, Trail
 from sigma0.ladder.triggers import Always, Entropy, Never
 from sigma0.signals.verdict import DoorPolicy, ReasonVerdict
@@ -211,3 +212,9 @@ def test_an_attempt_of_a_generation_needs_its_verdict():
     generation.verdict = None
     with pytest.raises(ValueError, match="pass verdict=True"):
         attempt_of(generation)
+
+
+@pytest.mark.parametrize(("unit", "prompts"), [("draft", ["q"]), ("answer", ["q", "r"])])
+def test_what_is_written_already_is_one_answer_to_one_prompt(unit, prompts):
+    with pytest.raises(ValueError, match="one answer to one prompt"):
+        write_texts(SimpleNamespace(), prompts, unit, written=attempt("w"))

@@ -40,6 +40,9 @@ def has_number(text, context, tolerance=0.0):
         ("4000 grams", "It has 4000.", True),
         ("4 kg", "It has 4.", True),
         ("4 kg", "It has 5 kg.", False),
+        # rounded in its own unit, and found in another
+        ("4.0 kg", "It has 4,049 grams.", True),
+        ("4.0 kg", "It has 4,051 grams.", False),
     ],
 )
 def test_numbers_are_found_within_their_rounding(text, context, found):

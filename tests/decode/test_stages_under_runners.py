@@ -11,9 +11,9 @@ from sigma0 import ExitConfig
 from sigma0.decode import graph_runner, programs, runners
 from sigma0.decode.ops import TORCH, depth_attention_reference
 from tests.decode.captures import RepeatedCapture
+from tests.decode.test_stages import drawn
 from tests.marks import exhaustive, fast_if, needs_compiler, slow
 from tests.models.raven_reference import SHAPES, tiny_raven
-from tests.models.test_raven_decoding import drawn
 
 MODES = {
     "full": ExitConfig(mode="full"),

@@ -1,0 +1,51 @@
+"""What a step does with the rows that were read, where some of the rows are there to fill up alone."""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigma0.decode.lanes import STAGE
+from sigma0.decode.step import Looped, settle, settle_verified
+from tests.decode.test_host_rows import VOCABULARY, drawn, table_of
+from tests.marks import needs_compiler
+
+pytestmark = needs_compiler
+
+
+def looped(batch, codes):
+    """The live rows of a batch behind a loop; of decoding rows, why they stop."""
+    lanes = batch.lanes
+    rows = lanes.table[:-1, STAGE].sort(stable=True).indices
+    rows = rows[lanes.table[rows, STAGE] < lanes.idle]
+    table = lanes.table[rows].clone()
+    loops = table[:, STAGE] % lanes.depth + 1
+    return Looped(rows, table, rows // lanes.depth, loops, lanes.hidden[rows], codes[: len(rows)], None, None, None)
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 6), st.booleans())
+def test_rows_that_only_fill_up_are_as_if_they_were_not_there(seed, sequences, depth, verify):
+    generator, (filled, _) = drawn(seed, sequences, depth, verify)
+    _, (plain, _) = drawn(seed, sequences, depth, verify)
+    own, count = [], sequences * depth
+    codes = torch.from_numpy(generator.integers(0, 4, count))
+    for batch in (filled, plain):
+        own.append(looped(batch, codes))
+    read = len(own[0].lanes)
+    live = torch.from_numpy(generator.random(read) < 0.6)
+    which, token_ids = torch.arange(read), torch.from_numpy(generator.integers(0, VOCABULARY, read))
+    # of a row that decodes nothing has to stand, and whatever is said of it changes nothing
+    stands = torch.from_numpy(generator.random(read) < 0.5)
+    ends = torch.from_numpy(generator.random(read) < 0.2) if generator.random() < 0.5 else None
+    some = None if ends is None else ends[live]
+    if filled.program.verify:
+        lines = settle_verified(filled, own[0], which, token_ids, stands, ends, live)
+        expected = settle_verified(plain, own[1], which[live], token_ids[live], stands[live], some)
+    else:
+        lines = settle(filled, own[0], which, token_ids, ends, live)
+        expected = settle(plain, own[1], which[live], token_ids[live], some)
+    np.testing.assert_array_equal(lines[live], expected)
+    assert not lines[~live][:, 0].any()
+    assert torch.equal(table_of(filled), table_of(plain))
+    assert torch.equal(filled.lanes.hidden[:-1], plain.lanes.hidden[:-1])
