@@ -271,6 +271,18 @@ def test_crop_forgets_where_dropped_tokens_stopped():
     assert cache.exits.eq(4).all()
 
 
+def test_exits_go_with_their_sequences():
+    model = tiny_model(seed=0, total_ut_steps=5)
+    cache = filled(model)
+    with torch.no_grad():
+        model(torch.full((2, 1), 3), past_key_values=cache, exit_config=ExitConfig(mode="full"))
+    cache.note_exits(torch.tensor([0, 1]), torch.tensor([4, 4]), torch.tensor([1, 2]), copy=False)
+    cache.batch_repeat_interleave(2)
+    assert cache.exits[:, 4].tolist() == [1, 1, 2, 2]
+    cache.batch_select_indices(torch.tensor([3, 0]))
+    assert cache.exits[:, 4].tolist() == [2, 1] and cache.exits[:, :4].eq(4).all()
+
+
 def test_crop_forgets_a_token_that_was_never_run():
     """Right at the crop, and not one further: what comes after reads as if it had never been there."""
     model = tiny_model(seed=0, total_ut_steps=4)

@@ -53,6 +53,13 @@ def test_room_doubles_and_keeps_what_is_there():
     assert own.logit_stats[1, 1:].isnan().all() and own.collapse.lengths.tolist() == [0, 0]
 
 
+def test_a_depth_makes_room_for_its_token():
+    own = record()
+    for index, room in ((2, 3), (3, 6), (6, 12)):
+        own.note_depths(ints(1), ints(index), ints(2))
+        assert own.loops.shape[1] == own.logit_stats.shape[1] == room
+
+
 def test_a_prompt_is_told_of_as_its_last_position():
     own = record()
     statistics, fates = torch.arange(48.0).view(3, 2, 8), torch.tensor([[1, 2], [3, 0], [2, 1]])

@@ -1,12 +1,19 @@
 """What a step does with the rows that were read, where some of the rows are there to fill up alone."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sigma0.decode import step
 from sigma0.decode.lanes import STAGE
-from sigma0.decode.step import Looped, settle, settle_verified
+from sigma0.decode.ops import TORCH
+from sigma0.decode.prefill import Prefill
+from sigma0.decode.step import Looped, run_prefill, settle, settle_verified
 from tests.decode.test_host_rows import VOCABULARY, drawn, table_of
 from tests.marks import needs_compiler
 
@@ -49,3 +56,25 @@ def test_rows_that_only_fill_up_are_as_if_they_were_not_there(seed, sequences, d
     assert not lines[~live][:, 0].any()
     assert torch.equal(table_of(filled), table_of(plain))
     assert torch.equal(filled.lanes.hidden[:-1], plain.lanes.hidden[:-1])
+
+
+def test_prefill_by_itself_runs_no_lane():
+    _, (batch, _) = drawn(3, 2, 3, False)
+    seen = []
+
+    def loop(hidden, view):
+        seen.append(hidden.clone())
+        return hidden + 1
+
+    model = SimpleNamespace(stages=(0, 0), loop=loop, norm=lambda hidden: hidden * 10)
+    place = SimpleNamespace(starts=None, exits=None)
+    prefill = Prefill()
+    prefill.enter(1, np.arange(2), np.full(2, 3), torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
+    before = batch.lanes.hidden.clone()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step, "PassRows", lambda *arguments: arguments)
+        run_prefill(replace(batch, model=model, placement=place, ops=TORCH), prefill)
+    assert [rows.tolist() for rows in seen] == [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]
+    (chunk,) = prefill.chunks
+    assert chunk.loops == 1 and chunk.hidden.tolist() == [[20.0, 30.0, 40.0], [50.0, 60.0, 70.0]]
+    assert torch.equal(batch.lanes.hidden, before)

@@ -405,6 +405,21 @@ def test_functions_that_change_nothing_cost_no_pass(redraft):
         assert (found.loop_passes, found.loop_rows) == (plain.loop_passes, plain.loop_rows)
 
 
+def test_ends_that_a_criterion_only_sees_at_drafts_are_taken_back():
+    """Scores are kept for told tokens alone: every draft that runs ahead of them seems to be the last."""
+
+    class Ahead(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.tensor([input_ids.shape[1] - 2 > len(scores)])
+
+    ids, config = torch.tensor([[9, 10]]), ExitConfig(mode="fixed", depth=1, after_exit="verify")
+    criteria = {"stopping_criteria": StoppingCriteriaList([Ahead()]), "output_scores": True}
+    full = run(MODELS[2], ids, FULL, 9, **criteria)
+    found = run(MODELS[2], ids, config, 9, **criteria)
+    assert found.sequences.tolist() == full.sequences.tolist() and found.sequences.shape[1] == 11
+    assert not found.accepted.all(), "no draft seemed to be the last: that was not tested"
+
+
 def test_a_criterion_that_changes_its_mind_at_loop_t_is_followed():
     """Scores are kept for told tokens alone, so this one sees an end at T that it did not see at the draft."""
 

@@ -223,6 +223,13 @@ def test_costs_are_what_both_models_did(rungs, looped):
     assert prompt == len(rungs[0].tokenizer(TEXTS[1])["input_ids"])
 
 
+def test_a_plain_model_reads_its_prompt_once_and_then_token_by_token(plain, tokenizer):
+    found = FidelityLadder([Rung.local(plain, tokenizer, "plain")], policy=Never()).generate(TEXTS[1], max_new_tokens=9)
+    (cost,), prompt = found.costs, tokenizer(TEXTS[1])["input_ids"]
+    assert (cost.prompt_passes, cost.passes, cost.tokens, cost.read) == (1, 8, 9, len(prompt))
+    assert (cost.rows, cost.catch_ups) == (len(prompt) + 8, 0)
+
+
 def test_what_does_not_fit_is_refused(rungs, looped, tokenizer, tmp_path):
     ladder = FidelityLadder(rungs)
     for asked, message in (
