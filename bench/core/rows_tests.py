@@ -4,7 +4,7 @@ import json
 from hashlib import sha256
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, model_validator
 
 
 class MutationScore(BaseModel):
@@ -20,11 +20,11 @@ class MutationScore(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    killed: int = 0
-    by_time: int = 0
-    survived: int = 0
-    equivalent: int = 0
-    not_reached: int = 0
+    killed: NonNegativeInt = 0
+    by_time: NonNegativeInt = 0
+    survived: NonNegativeInt = 0
+    equivalent: NonNegativeInt = 0
+    not_reached: NonNegativeInt = 0
 
     @property
     def share(self) -> float | None:
@@ -88,6 +88,14 @@ class MutationRow(BaseModel):
     most_seconds: float
     folders: dict[str, MutationScore]
     survivors: tuple[Survivor, ...]
+
+    @model_validator(mode="after")
+    def _counts_what_is_listed(self) -> "MutationRow":
+        excused = sum(survivor.reason is not None for survivor in self.survivors)
+        listed, counted = (len(self.survivors) - excused, excused), (self.whole.survived, self.whole.equivalent)
+        if listed != counted:
+            raise ValueError(f"survivors and equivalent ones are {listed} by the list and {counted} by the counts")
+        return self
 
     @property
     def whole(self) -> MutationScore:

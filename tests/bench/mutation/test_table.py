@@ -12,14 +12,13 @@ from sigma0.bench.mutation.table import latest_mutants, whole
 
 
 def row(seed=0, time="2026-01-01T00:00:00+00:00", **folders):
-    survivors = (
-        Survivor(file="a.py", line=3, before="x < y", after="x <= y", tests=4, reason="x is never y"),
-        Survivor(file="a.py", line=9, before="x = 1", after="x = 2", tests=0, reason=None),
-    )
+    scores = {name: MutationScore(**score) for name, score in folders.items()}
+    never = Survivor(file="a.py", line=3, before="x < y", after="x <= y", tests=4, reason="x is never y")
+    alive = Survivor(file="a.py", line=9, before="x = 1", after="x = 2", tests=0, reason=None)
+    whole = sum(scores.values(), MutationScore())
     return MutationRow(
         time=time, commit=None, device="cpu", versions={"python": "3.11"}, seed=seed, n=9, minutes=20.0,
-        most_seconds=60.0, folders={name: MutationScore(**score) for name, score in folders.items()},
-        survivors=survivors,
+        most_seconds=60.0, folders=scores, survivors=(never,) * whole.equivalent + (alive,) * whole.survived,
     )  # fmt: skip
 
 
@@ -40,6 +39,14 @@ def test_a_row_goes_into_the_ledger_and_comes_back(tmp_path):
     assert append_row(ledger, row(seed=1)) and read_rows(ledger) == [FIRST, row(seed=1)]
     with pytest.raises(ValueError, match="kiled"):
         parse_row(json.dumps({**FIRST.model_dump(), "folders": {"decode": {"kiled": 1}}}))
+
+
+@pytest.mark.parametrize(("survived", "equivalent"), [(1, 2), (3, 0), (3, 1), (-1, 4)])
+def test_counts_that_are_not_those_of_the_list_are_refused(survived, equivalent):
+    told = FIRST.model_dump()
+    told["folders"]["decode"] |= {"survived": survived, "equivalent": equivalent}
+    with pytest.raises(ValueError, match=r"by the list|greater than or equal to 0"):
+        MutationRow(**told)
 
 
 def test_the_page_shows_the_last_run_of_each_seed():
