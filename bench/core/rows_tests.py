@@ -73,6 +73,9 @@ class MutationRow(BaseModel):
         most_seconds: Of tests, as they were timed before, that a mutant was run against; the nearest first.
         folders: What became of the mutants by folder.
         survivors: All that survived, with those that are equivalent.
+
+    Raises:
+        ValueError: If there are not as many survivors, with a reason and without, as the folders count.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -15,10 +15,10 @@ def row(seed=0, time="2026-01-01T00:00:00+00:00", **folders):
     scores = {name: MutationScore(**score) for name, score in folders.items()}
     never = Survivor(file="a.py", line=3, before="x < y", after="x <= y", tests=4, reason="x is never y")
     alive = Survivor(file="a.py", line=9, before="x = 1", after="x = 2", tests=0, reason=None)
-    whole = sum(scores.values(), MutationScore())
+    total = sum(scores.values(), MutationScore())
     return MutationRow(
         time=time, commit=None, device="cpu", versions={"python": "3.11"}, seed=seed, n=9, minutes=20.0,
-        most_seconds=60.0, folders=scores, survivors=(never,) * whole.equivalent + (alive,) * whole.survived,
+        most_seconds=60.0, folders=scores, survivors=(never,) * total.equivalent + (alive,) * total.survived,
     )  # fmt: skip
 
 
