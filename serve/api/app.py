@@ -25,6 +25,7 @@ from sigma0.serve.api.middleware import RequestIdMiddleware
 from sigma0.serve.api.pools import BoundedPool
 from sigma0.serve.api.protocol import ChatRequest, CompletionRequest
 from sigma0.serve.api.requests import ParsedRequest, RequestParser
+from sigma0.serve.api.structured import GrammarChecks
 from sigma0.serve.api.tracing import Tracing
 from sigma0.serve.engine.messages import Service
 
@@ -64,12 +65,14 @@ def create_app(
         handler.tracing = Tracing.to(settings.otlp_endpoint, service.name)
     # two threads: large bodies come one at a time, so that the other thread stays free for small ones
     parsing_pool, ending = BoundedPool("parsing", 2, settings.max_parsing), ShutdownSignal()
+    grammars = GrammarChecks(service, settings.max_parsing)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         await drain(app)
         parsing_pool.close()
+        grammars.close()
         await handler.close()
         if ladder_runner is not None:
             ladder_runner.close()
@@ -93,7 +96,10 @@ def create_app(
             # before tokenization, which a flood of requests would keep busy too
             with handler.room():
                 parsed: ParsedRequest = await parsing_pool.run(parser.parse, body)
-            turn_is_over(request.scope)
+                turn_is_over(request.scope)
+                if parsed.grammar is not None and parsed.structured is not None:
+                    least = min(choice.request.max_new_tokens for choice in parsed.choices)
+                    await grammars.check(parsed.structured, parsed.grammar, least)
             return await handler.handle(request, parsed)
         except Exception as error:
             failure = as_api_error(error, str(request.state.request_id))

@@ -131,6 +131,9 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
         return unavailable(str(error), "unavailable")
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return ApiError(504, "the request took longer than this server allows", code="timeout")
+    if isinstance(error, RequestFailed) and error.cause == "GrammarError":
+        why = "the answer cannot go on: what it has to be, with the other settings, leaves none of the model's tokens"
+        return ApiError(400, f"{why} (request {request_id})", code="invalid_grammar")
     # no message and no values: they may quote a prompt; file, line and source of each frame do not
     frames = "".join(traceback.format_tb(error.__traceback__))
     cause = error.cause if isinstance(error, RequestFailed) else error.__cause__ and type(error.__cause__).__name__

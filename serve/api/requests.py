@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from sigma0.config import Effort, ExitConfig, Messages, exit_for, switches
-from sigma0.decode.detokenizer import eos_ids
 from sigma0.decode.grammar.spec import CallStyle, Spec, ToolCalls
-from sigma0.decode.grammar.vocabulary import Vocabulary, vocabulary_of
 from sigma0.decode.sampling_params import SamplingParams, check_logit_bias
 from sigma0.models.prompts import encode
 from sigma0.serve.api.access import ServerSettings
@@ -57,6 +55,7 @@ class ParsedRequest:
         exit_config: The exit setting in force.
         effort: The effort that it comes from; None where the request named a setting, or neither.
         trail: Whether a ladder's decisions are sent.
+        structured: Field that says what the answers have to be; None where none does.
         calls: What the choices may call; None for nothing.
     """
 
@@ -67,7 +66,13 @@ class ParsedRequest:
     exit_config: ExitConfig
     effort: Effort | None
     trail: bool
+    structured: str | None = None
     calls: ToolCalls | None = None
+
+    @property
+    def grammar(self) -> Spec | None:
+        """What the answers have to be."""
+        return self.choices[0].request.grammar
 
 
 class RequestParser:
@@ -100,6 +105,9 @@ class RequestParser:
         self._check_sources(options)
         exit_config, effort = self._exit(body, options)
         choices = tuple(self._choices(body, options, exit_config, effort))
+        grammar = choices[0].request.grammar
+        calls = grammar if isinstance(grammar, ToolCalls) else None
+        structure = None if grammar is None or calls is not None else body.structure()
         return ParsedRequest(
             kind="chat" if isinstance(body, ChatRequest) else "completion",
             choices=choices,
@@ -108,7 +116,8 @@ class RequestParser:
             exit_config=exit_config,
             effort=effort,
             trail=options.trail,
-            calls=next((each for each in [choices[0].request.grammar] if isinstance(each, ToolCalls)), None),
+            structured="tools" if calls is not None else None if structure is None else structure[0],
+            calls=calls,
         )
 
     def _check_sources(self, options: Sigma0Options) -> None:
@@ -188,18 +197,12 @@ class RequestParser:
         return choices
 
     def _grammar(self, body: ChatRequest | CompletionRequest) -> Spec | None:
-        """What the answer has to be; the engine, which may be another process, compiles it once more."""
-        name = None
+        """What the answer has to be, which is tried later."""
         try:
             structure = body.structure()
-            if structure is None:
-                return None
-            name, spec = structure
-            self._vocabulary().compile(spec)
         except ValueError as error:
-            message = str(error) if name is None else f"{name}: {error}"
-            raise ApiError(400, message, name, "invalid_grammar") from error
-        return spec
+            raise ApiError(400, str(error), None, "invalid_grammar") from error
+        return None if structure is None else structure[1]
 
     def _tools(self, body: ChatRequest | CompletionRequest) -> "_Tools | None":
         """The tools that are shown to the model; None where neither they nor turns of theirs are."""
@@ -221,18 +224,7 @@ class RequestParser:
             raise ApiError(400, message, "tools")
         thinks = str(self._service.tokenizer.decode(list(ids[-8:]))).rstrip().endswith("<think>")
 
-        def make() -> ToolCalls:
-            calls = body.calls(style, thinks)
-            self._vocabulary().compile(calls)
-            return calls
-
-        return _or_400("tools", make, "invalid_grammar")
-
-    def _vocabulary(self) -> Vocabulary:
-        model = self._service.model
-        eos = eos_ids(model.generation_config.eos_token_id)
-        size = int(model.config.vocab_size)
-        return vocabulary_of(self._service.tokenizer, size, eos)
+        return _or_400("tools", lambda: body.calls(style, thinks), "invalid_grammar")
 
     def _unit(self, options: Sigma0Options) -> tuple[Any, bool]:
         """The unit that is handed up, and whether the engine answers first."""

@@ -1,15 +1,24 @@
 """Fields that say what an answer has to be: OpenAI's `response_format`, and vLLM's spellings of the same."""
 
+import threading
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from sigma0.decode.detokenizer import eos_ids
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, Spec
+from sigma0.decode.grammar.trial import GrammarTrial
+from sigma0.decode.grammar.vocabulary import vocabulary_of
+from sigma0.serve.api.errors import ApiError
 from sigma0.serve.api.fields import FILLED, Closed, Settings, Text
+from sigma0.serve.api.pools import BoundedPool
+from sigma0.serve.engine.messages import Service
 
 FilledText = Annotated[Text, Field(min_length=1)]
 SchemaField = Settings | FilledText
+# Grammars that are tried at once, which share the processors: a quick one never waits for a slow one to end.
+AT_ONCE = 16
 Choices = Annotated[list[FilledText], FILLED]
 
 
@@ -141,6 +150,58 @@ class StructuredFields(Closed):
             return None
         name, value = given
         return name, value if isinstance(value, Spec) else _spec(name.removeprefix("guided_"), value)
+
+
+class GrammarChecks:
+    """Tries the grammars of requests away from the engine and from the threads that read requests.
+
+    Args:
+        service: The engine.
+        limit: Grammars that are tried, or wait for it, at most; more are refused as busy.
+    """
+
+    def __init__(self, service: Service, limit: int) -> None:
+        self._service = service
+        self._pool = BoundedPool("grammars", AT_ONCE, limit)
+        self._trial: GrammarTrial | None = None
+        self._lock = threading.Lock()
+
+    async def check(self, name: str, spec: Spec, max_new_tokens: int) -> None:
+        """Refuses a spec that the engine could not follow within a limit of tokens.
+
+        Args:
+            name: Of the field that holds it.
+            spec: What the answer has to be.
+            max_new_tokens: The least that one of the answers may have.
+
+        Raises:
+            ApiError: 400, naming the field.
+            Busy: If too many wait.
+        """
+        try:
+            least = await self._pool.run(self._least, spec)
+        except ValueError as error:
+            raise ApiError(400, f"{name}: {error}", name, "invalid_grammar") from error
+        if least is not None and least > max_new_tokens:
+            message = (
+                f"{name}: the shortest answer that follows it takes {least} tokens, and {max_new_tokens} are allowed"
+            )
+            raise ApiError(400, f"{message}: raise max_tokens", name, "max_tokens_too_small")
+
+    def _least(self, spec: Spec) -> int | None:
+        model = self._service.model
+        eos = eos_ids(model.generation_config.eos_token_id)
+        vocabulary = vocabulary_of(self._service.tokenizer, int(model.config.vocab_size), eos)
+        vocabulary.check_characters(spec)
+        with self._lock:
+            self._trial = self._trial or vocabulary.trial()
+        return self._trial.least(spec)
+
+    def close(self) -> None:
+        """Ends its threads and its process."""
+        self._pool.close()
+        if self._trial is not None:
+            self._trial.close()
 
 
 def _one(fields: Mapping[str, Any]) -> tuple[str, Any] | None:

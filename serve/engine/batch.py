@@ -172,7 +172,8 @@ class RunningBatch:
         hosted = Tighten(state.prompt_length) if request.on_collapse == "tighten" else None
         self._sampler.set(slot, state.sampling, state.entry.token_ids, hosted)
         if state.grammar is not None:
-            self._follow(slot, partial(self._grammars.set, slot, state.grammar, state.prompt_length, state.forces))
+            first, limit = state.prompt_length, request.max_new_tokens
+            self._follow(slot, partial(self._grammars.set, slot, state.grammar, first, state.forces, limit))
         self._use_program()
 
     def _follow(self, slot: int, act: Callable[[], None]) -> None:

@@ -1,6 +1,6 @@
 """Loop of an engine: takes commands in between passes and reports what came of them; in a thread or a process.
 
-Grammars are compiled in a thread beside it, one at a time: a large one takes seconds, in which others go on.
+Grammars are compiled in threads beside it, in which others go on: what takes long, the API has refused before.
 """
 
 import logging
@@ -44,7 +44,7 @@ class EngineLoop:
         self._engine_keys: dict[int, int] = {}
         # requests whose grammar is being compiled, by the service's numbers
         self._compiling: dict[int, tuple[EngineRequest, Future[CompiledGrammar | None]]] = {}
-        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._compiler = ThreadPoolExecutor(4, thread_name_prefix="grammars")
 
     def run(self) -> None:
         """Runs until it is drained or closed."""
@@ -90,11 +90,9 @@ class EngineLoop:
             case Compiled(key, grammar):
                 if key in self._compiling:
                     request, _ = self._compiling.pop(key)
-                    return (
-                        [(key, _failed(grammar))]
-                        if isinstance(grammar, Exception)
-                        else self._submit(key, request, grammar)
-                    )
+                    if isinstance(grammar, Exception):
+                        return [(key, _failed(grammar))]
+                    return self._submit(key, request, grammar)
             case Cancel(key):
                 if key in self._compiling:
                     # one that nobody waits for any more would hold up those behind it

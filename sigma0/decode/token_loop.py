@@ -197,9 +197,8 @@ class TokenLoop:
         rows = GrammarRows(lanes, self.vocabulary)
         for sequence, grammar in enumerate(grammars.each):
             if grammar is not None:
-                rows.set(
-                    sequence, grammar, self.first_position, grammars.forces and may_force(self.model, self.rule, config)
-                )
+                forces = grammars.forces and may_force(self.model, self.rule, config)
+                rows.set(sequence, grammar, self.first_position, forces, grammars.limit)
         return rows
 
     @property

@@ -345,10 +345,10 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         cache.counts = PassCounts()
         grammars, wanted = None, getattr(generation_config, "grammar", None)
         if wanted is not None:
-            _, _, eos = split_criteria(stopping_criteria)
-            size = int(self.config.vocab_size)
-            grammars = grammars_of(wanted, input_ids.shape[0], size, eos)
-            cache.start_masks = start_masks(grammars.each, size, self.device)
+            _, longest, eos = split_criteria(stopping_criteria)
+            size, limit = int(self.config.vocab_size), None if longest is None else longest - input_ids.shape[1]
+            grammars = grammars_of(wanted, input_ids.shape[0], size, eos, limit)
+            cache.start_masks = start_masks(grammars, size, self.device)
         try:
             with self._recording(input_ids, generation_config, cache) as record:
                 outputs = self._prefill(input_ids, generation_config, model_kwargs)

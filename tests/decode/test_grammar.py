@@ -220,9 +220,14 @@ def test_other_kinds_are_followed(byte, given, text):
     assert text is None or (done.text in text and done.stop_reason == "eos")
 
 
-def test_a_cut_answer_is_unfinished(byte):
-    done = sigma0.generate(*byte, "hi", schema=OBJECTS[-1], max_new_tokens=5)
-    assert (done.text, done.stop_reason) == ('{"lon', "length")
+def test_an_answer_ends_within_its_limit_or_is_refused(byte):
+    with pytest.raises(ValueError, match="the shortest answer that follows it takes 79 tokens, and 5 are allowed"):
+        sigma0.generate(*byte, "hi", schema=OBJECTS[-1], max_new_tokens=5)
+    for limit in (79, 80, 90):
+        done = sigma0.generate(*byte, "hi", schema=OBJECTS[-1], max_new_tokens=limit)
+        jsonschema.validate(json.loads(done.text), OBJECTS[-1])
+    cut = sigma0.generate(*byte, "hi", grammar="start: /[^x]*x/", max_new_tokens=5)
+    assert cut.text.endswith("x") and len(cut.text) <= 5
 
 
 @pytest.mark.parametrize(
@@ -320,7 +325,9 @@ def test_tokens_that_are_joined_by_something_else_are_refused():
 
 def test_where_no_token_fits_any_more_the_answer_ends_with_an_error():
     vocabulary = vocabulary_of(characters("abc"), 5, {0})
-    matcher = vocabulary.compile(Regex("ab[x-z]")).matcher()
+    with pytest.raises(ValueError, match="regex cannot be followed: NoExtensionBias"):
+        vocabulary.compile(Regex("ab[x-z]"))
+    matcher = vocabulary.compile(Regex("ab[x-z]|c+")).matcher()
     matcher.take(2)
     matcher.take(3)
     with pytest.raises(ValueError, match="cannot go on"):

@@ -85,7 +85,7 @@ def parameters_of(tool: Tool) -> tuple[Parameter, ...]:
     properties, required = root.get("properties", {}), root.get("required", [])
     if root.get("type", "object") != "object" or not isinstance(properties, Mapping) or not isinstance(required, list):
         raise ValueError(f"{name} have to be an object with properties")
-    more = sorted(set(root) - _OF_ARGUMENTS - {"x-guidance"})
+    more = sorted(set(root) - _OF_ARGUMENTS)
     if more and strict:
         raise ValueError(
             f"{name} cannot be held to {more[0]!r} as this model writes calls: drop it, or set strict=false"
@@ -166,10 +166,7 @@ class _Rules:
     def _json(self, name: str, schema: Any, strict: bool) -> str:
         """The name of the rule for JSON of a schema."""
         schema = {} if schema is True else dict(schema)
-        own = schema.get("x-guidance")
-        schema["x-guidance"] = {
-            **self._layout, **({} if strict else {"lenient": True}), **(own if isinstance(own, Mapping) else {}),
-        }  # fmt: skip
+        schema["x-guidance"] = {**self._layout, **({} if strict else {"lenient": True})}
         text = json.dumps(schema)
         self._size += len(text)
         if self._size > _MOST:
@@ -183,7 +180,7 @@ class _Rules:
 
 def _parameter(name: str, required: bool, schema: Any, root: Mapping[str, Any]) -> Parameter:
     own = schema if isinstance(schema, Mapping) else {}
-    parts = ("$defs", "definitions", "x-guidance") if '"$ref"' in json.dumps(own) else ("x-guidance",)
+    parts = ("$defs", "definitions") if '"$ref"' in json.dumps(own) else ()
     defined = {key: root[key] for key in parts if key in root}
     whole = {**defined, **own} if schema is not False else {"not": {}}
     rules = set(own) - _NOTES

@@ -2,17 +2,17 @@
 
 import importlib
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sigma0.decode.grammar.bounds import check_grammar, check_schema
+from sigma0.decode.grammar.bounds import check_grammar, check_spec
 from sigma0.decode.grammar.calls import lark_of
+from sigma0.decode.grammar.closing import Bits, Texts, closing_mask, ending_number, least_answer
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, Spec, ToolCalls
 
-Bits = npt.NDArray[np.int32]
 # As `json.dumps` writes it. Where white space is free, a model may go on writing it for ever.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -26,16 +26,20 @@ class Matcher:
 
     Args:
         matcher: llguidance's, before the first id.
-        size: V.
-        eos: Ids that end an answer.
+        grammar: That it is of.
 
     Attributes:
         count: Ids that were taken.
     """
 
-    def __init__(self, matcher: Any, size: int, eos: frozenset[int]) -> None:
-        self._matcher, self._size, self._eos = matcher, size, eos
-        self.count = 0
+    def __init__(self, matcher: Any, grammar: "CompiledGrammar") -> None:
+        self._matcher, self._grammar = matcher, grammar
+        self._ids: list[int] = []
+
+    @property
+    def count(self) -> int:
+        """Ids that were taken."""
+        return len(self._ids)
 
     def back_to(self, count: int) -> None:
         """Takes back all ids but the first `count`."""
@@ -43,7 +47,7 @@ class Matcher:
         if count < self.count:
             if not self._matcher.rollback(self.count - count):
                 raise GrammarError(f"the grammar's state cannot go back: {_one_line(self._matcher.get_error())}")
-            self.count = count
+            del self._ids[count:]
 
     def check(self, token_id: int) -> None:
         """Refuses an id that may not follow, or an end where there may be none.
@@ -51,9 +55,8 @@ class Matcher:
         Raises:
             GrammarError: Where a setting beside the grammar has left no id that it allows.
         """
-        allowed = (
-            self._matcher.is_accepting() if token_id in self._eos else self._matcher.validate_tokens([token_id]) == 1
-        )
+        is_end = token_id in self._grammar.texts.eos
+        allowed = self._matcher.is_accepting() if is_end else self._matcher.validate_tokens([token_id]) == 1
         if not allowed:
             raise GrammarError(
                 "the grammar and the other settings (minimal length, bad words, penalties, processors) leave no id"
@@ -68,15 +71,20 @@ class Matcher:
         self.check(token_id)
         if not self._matcher.consume_token(token_id):
             raise GrammarError(f"the grammar cannot go on: {_one_line(self._matcher.get_error())}")
-        self.count += 1
+        self._ids.append(token_id)
 
-    def mask(self) -> Bits:
+    def mask(self, limit: int | None = None) -> Bits:
         """Ids that may follow, a bit each, int32 `[ceil(V / 32)]`.
+
+        Args:
+            limit: Tokens that the answer may have at most; None for any number. Near to it, only those ids may follow
+                after which the answer can still end in time.
 
         Raises:
             GrammarError: If there is none.
         """
-        words = -(-self._size // 32)
+        texts = self._grammar.texts
+        words = -(-len(texts.tokens) // 32)
         read = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32)[:words]
         bits: Bits = np.zeros(words, dtype=np.int32)
         bits[: len(read)] = read
@@ -84,24 +92,43 @@ class Matcher:
             raise GrammarError(f"the grammar cannot go on: {_one_line(self._matcher.get_error())}")
         if not bits.any():
             raise GrammarError("the grammar cannot go on: no token of this model's vocabulary fits here")
+        if self._grammar.is_json and texts.ends_number(self._ids):
+            bits = ending_number(texts, bits)
+        if limit is not None and self._grammar.least is not None:
+            bits = closing_mask(self._matcher, texts, bits, limit - self.count, self._grammar.reach)
         return bits
 
 
+@dataclass(frozen=True)
 class CompiledGrammar:
     """A grammar over the ids of a vocabulary.
 
-    Args:
-        matcher: llguidance's, before the first id.
-        size: V.
-        eos: Ids that end an answer.
+    Attributes:
+        start: llguidance's matcher, before the first id.
+        texts: Of the vocabulary.
+        least: Tokens of the shortest answer that was found; None where none was.
+        reach: Tokens that one token may add to the shortest way to the end.
+        is_json: Whether its numbers have a greatest length.
     """
 
-    def __init__(self, matcher: Any, size: int, eos: frozenset[int]) -> None:
-        self._matcher, self._size, self._eos = matcher, size, eos
+    start: Any
+    texts: Texts
+    least: int | None = None
+    reach: int = 0
+    is_json: bool = False
 
     def matcher(self) -> Matcher:
         """A sequence before its first new id."""
-        return Matcher(self._matcher.deep_copy(), self._size, self._eos)
+        return Matcher(self.start.deep_copy(), self)
+
+    def check_limit(self, limit: int | None) -> None:
+        """Refuses a limit of tokens under which no answer can end.
+
+        Raises:
+            ValueError: Naming the tokens of the shortest one.
+        """
+        if limit is not None and self.least is not None and limit < self.least:
+            raise ValueError(f"the shortest answer that follows it takes {self.least} tokens, and {limit} are allowed")
 
 
 @dataclass(frozen=True)
@@ -111,36 +138,104 @@ class Grammars:
     Attributes:
         each: Of every sequence; None for nothing.
         forces: Whether ids that are the only ones allowed are fed without a reading, where that changes no answer.
+        limit: New tokens of a sequence at most; None for any number.
     """
 
     each: tuple[CompiledGrammar | None, ...]
     forces: bool = True
+    limit: int | None = None
 
 
-def compile_grammar(spec: Spec, engine: Any, size: int, eos: frozenset[int]) -> CompiledGrammar:
+class TokenTable:
+    """A table of ids as llguidance takes it.
+
+    Args:
+        tokens: The bytes of each id; b"" for one that is never allowed.
+        special: Ids that are no text.
+        eos: Ids that end an answer.
+    """
+
+    is_tokenizer_wrapper, bos_token_id = True, None
+
+    def __init__(self, tokens: Sequence[bytes], special: Iterable[int], eos: Sequence[int]) -> None:
+        self.eos_token_id = eos[0]
+        self.special_token_ids = sorted(each for each in special if each < len(tokens))
+        names = {each: f"<|{each}|>".encode() for each in self.special_token_ids}
+        self.tokens = [names.get(each, text) for each, text in enumerate(tokens)]
+        # longest first, so that a text is cut into few tokens
+        self._spelled = sorted((text, each) for each, text in enumerate(self.tokens) if text and each not in names)
+        self._spelled.sort(key=lambda entry: -len(entry[0]))
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Ids of a text; what no token spells is left out."""
+        rest, ids = text.encode() if isinstance(text, str) else text, []
+        while rest:
+            for token, each in self._spelled:
+                if rest.startswith(token):
+                    ids.append(each)
+                    rest = rest[len(token) :]
+                    break
+            else:
+                rest = rest[1:]
+        return ids
+
+
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """What llguidance's table of ids is made of, here or in another process.
+
+    Attributes:
+        source: A fast tokenizer as JSON, or a table.
+        size: V of the head; ids past the tokenizer's are never allowed.
+        known: Ids of the tokenizer.
+        eos: Ids that end an answer.
+    """
+
+    source: str | TokenTable
+    size: int
+    known: int
+    eos: frozenset[int]
+
+    def build(self) -> tuple[Any, Texts]:
+        """Llguidance's table, and what the ids stand for: b"" for those that are no text.
+
+        Raises:
+            ValueError: For a tokenizer that llguidance does not know.
+        """
+        llguidance = importlib.import_module("llguidance")
+        engine = llguidance.LLTokenizer(self.source, n_vocab=self.size, eos_token=sorted(self.eos))
+        special = {each for each in range(self.known) if engine.is_special_token(each)} | self.eos
+        known = (b"" if each in special else engine.decode_bytes([each]) for each in range(self.known))
+        return engine, Texts([*known, *[b""] * (self.size - self.known)], self.eos)
+
+
+def compile_grammar(spec: Spec, engine: Any, texts: Texts) -> CompiledGrammar:
     """The grammar of a spec.
 
     Args:
         spec: What an answer has to be.
         engine: llguidance's table of the ids.
-        size: V.
-        eos: Ids that end an answer.
+        texts: Of the same ids.
 
     Raises:
-        ValueError: In one line, for a spec that is wrong or cannot be enforced.
+        ValueError: In one line, for a spec that is wrong, too large, or cannot be enforced.
     """
     llguidance = importlib.import_module("llguidance")
+    reach = check_spec(spec)
     name, text = _source(spec, llguidance.LLMatcher)
     limits = llguidance.LLParserLimits(verbose_errors=False)
     is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(text, engine, limits=limits)
     if is_error:
         raise ValueError(f"{name} cannot be followed: {_one_line(messages[0])}")
-    compiled = CompiledGrammar(llguidance.LLMatcher(engine, text, log_level=0, limits=limits), size, eos)
+    start = llguidance.LLMatcher(engine, text, log_level=0, limits=limits)
+    is_json = isinstance(spec, JsonSchema | JsonObject | ToolCalls)
     try:
-        compiled.matcher().mask()
-    except GrammarError as error:
-        raise ValueError(f"{name} cannot be followed: {error}") from error
-    return compiled
+        CompiledGrammar(start, texts).matcher().mask()
+        # with the way to an end: what the engine gives up on there, it gives up on in every answer
+        shortest = least_answer(start, texts)
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be followed: {_one_line(str(error))}") from error
+    return CompiledGrammar(start, texts, None if shortest is None else len(shortest), reach, is_json)
 
 
 def _source(spec: Spec, kind: Any) -> tuple[str, str]:
@@ -148,7 +243,6 @@ def _source(spec: Spec, kind: Any) -> tuple[str, str]:
     match spec:
         case JsonSchema():
             lenient = {} if spec.strict else {"lenient": True}
-            check_schema(spec.schema)
             text = "{}" if json.loads(spec.schema) is True else spec.schema
             return "schema", kind.grammar_from_json_schema(text, defaults={**_LAYOUT, **lenient})
         case JsonObject():
@@ -160,8 +254,6 @@ def _source(spec: Spec, kind: Any) -> tuple[str, str]:
             # a terminal: of a rule with over 2,000 alternatives the parser gives up at the second id
             return "choice", kind.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")
         case ToolCalls():
-            for tool in spec.tools:
-                check_schema(tool.schema.schema)
             return "tools", kind.grammar_from_lark(lark_of(spec, _LAYOUT))
         case Grammar():
             try:

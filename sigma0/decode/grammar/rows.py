@@ -14,7 +14,8 @@ from torch import Tensor
 from sigma0.config import ExitConfig
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.finite import BROKEN
-from sigma0.decode.grammar.compiled import Bits, CompiledGrammar, Matcher
+from sigma0.decode.grammar.closing import Bits
+from sigma0.decode.grammar.compiled import CompiledGrammar, Grammars, Matcher
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.step import ENDS, FED_AT, FRESH, SEQUENCE, TOKEN
@@ -33,11 +34,17 @@ class _Sequence:
         matcher: Where it stands.
         first: Cache position of its first new token.
         forces: Whether ids that are the only ones allowed are fed without a reading.
+        limit: Its new tokens at most; None for any number.
     """
 
     matcher: Matcher
     first: int
     forces: bool
+    limit: int | None
+
+    def mask(self) -> Bits:
+        """What may follow."""
+        return self.matcher.mask(self.limit)
 
 
 class GrammarRows:
@@ -55,7 +62,7 @@ class GrammarRows:
     def __bool__(self) -> bool:
         return bool(self._sequences)
 
-    def set(self, sequence: int, grammar: CompiledGrammar, first: int, forces: bool) -> None:
+    def set(self, sequence: int, grammar: CompiledGrammar, first: int, forces: bool, limit: int | None) -> None:
         """Gives a sequence a grammar.
 
         Args:
@@ -65,9 +72,10 @@ class GrammarRows:
             forces: Whether an id that is the only one allowed is fed without a reading. Only where the deeper loops of
                 its position run all the same, and nothing else is read with it: not under `drop` or `fixed`, and not
                 with a coda.
+            limit: New tokens of the sequence at most; None for any number.
         """
         self._lanes.remember_masks(self._vocabulary)
-        self._sequences[sequence] = _Sequence(grammar.matcher(), first, forces)
+        self._sequences[sequence] = _Sequence(grammar.matcher(), first, forces, limit)
         self._reset(sequence)
 
     def clear(self, sequence: int) -> None:
@@ -80,7 +88,7 @@ class GrammarRows:
         own = self._sequences.get(sequence)
         if own is not None:
             lane = self._lane(sequence, own.first - 1)
-            self._write([(lane, own.matcher.mask(), _ANY)])
+            self._write([(lane, own.mask(), _ANY)])
 
     def advance(self, lines: Iterable[Sequence[int]]) -> dict[int, Exception]:
         """Takes the ids that a step has fed, and masks their lanes.
@@ -124,7 +132,7 @@ class GrammarRows:
         wanted, masks = set(positions), list[_Mask]()
         own.matcher.back_to(0)
         if own.first - 1 in wanted:
-            masks.append((self._lane(sequence, own.first - 1), own.matcher.mask(), _ANY))
+            masks.append((self._lane(sequence, own.first - 1), own.mask(), _ANY))
         for position, token_id in enumerate(token_ids, start=own.first):
             own.matcher.take(token_id)
             if position in wanted:
@@ -132,7 +140,7 @@ class GrammarRows:
         self._write(masks)
 
     def _mask(self, sequence: int, own: _Sequence, position: int) -> _Mask:
-        bits = own.matcher.mask()
+        bits = own.mask()
         return self._lane(sequence, position), bits, only_id(bits) if own.forces else _ANY
 
     def _lane(self, sequence: int, position: int) -> int:
@@ -175,9 +183,9 @@ def only_id(bits: Bits) -> int:
     return int(words[0]) * 32 + word.bit_length() - 1 if word & (word - 1) == 0 else _ANY
 
 
-def start_masks(grammars: Sequence[CompiledGrammar | None], vocabulary: int, device: torch.device) -> Tensor:
+def start_masks(grammars: Grammars, vocabulary: int, device: torch.device) -> Tensor:
     """Which ids may be the first new ones of each sequence, int32 `[B, ceil(V / 32)]`."""
     anything: Bits = np.full(-(-vocabulary // 32), -1, dtype=np.int32)
     return to_device(
-        np.stack([anything if grammar is None else grammar.matcher().mask() for grammar in grammars]), device
+        np.stack([anything if each is None else each.matcher().mask(grammars.limit) for each in grammars.each]), device
     )

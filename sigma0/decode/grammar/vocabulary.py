@@ -3,7 +3,8 @@
 import importlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from threading import Lock
 from typing import Any
@@ -11,8 +12,9 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.decode.grammar.compiled import CompiledGrammar, Grammars, compile_grammar
+from sigma0.decode.grammar.compiled import CompiledGrammar, Grammars, TokenizerRecipe, TokenTable, compile_grammar
 from sigma0.decode.grammar.spec import Spec
+from sigma0.decode.grammar.trial import GrammarTrial
 
 MISSING = (
     "structured output needs llguidance, which is not installed: pip install 'sigma0-lm[structured]', or leave the "
@@ -36,6 +38,7 @@ class Vocabulary:
         size: V.
         eos: As given.
         engine: llguidance's table of the ids.
+        texts: What they stand for; b"" for those that are no text.
 
     Raises:
         ValueError: Without llguidance, without an end id, or for a tokenizer that joins its tokens by something that is
@@ -44,7 +47,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, size: int, eos: Iterable[int]) -> None:
         self.size, self.eos = size, frozenset(eos)
-        self._known = min(size, len(tokenizer))
+        known = min(size, len(tokenizer))
         ends = sorted(self.eos)
         if not ends or not 0 <= ends[0] <= ends[-1] < size:
             raise ValueError(
@@ -52,33 +55,45 @@ class Vocabulary:
                 "set eos_token_id"
             )
         try:
-            llguidance = importlib.import_module("llguidance")
-            hf = importlib.import_module("llguidance.hf")
+            importlib.import_module("llguidance")
         except ImportError as error:
             raise ValueError(MISSING) from error
-        self.engine: Any
+        self._recipe = TokenizerRecipe(_as_json(tokenizer), size, known, self.eos)
         try:
-            self.engine = hf.from_tokenizer(tokenizer, size, ends)
+            self.engine, self.texts = self._recipe.build()
         except ValueError:
             # another decoder than those of byte-level and SentencePiece vocabularies
-            self.engine = llguidance.LLTokenizer(_decoded_table(tokenizer, size, ends), n_vocab=size, eos_token=ends)
+            self._recipe = replace(self._recipe, source=_decoded_table(tokenizer, size, ends))
+            self.engine, self.texts = self._recipe.build()
         else:
-            texts = _texts_for_special(tokenizer, self.engine, self._known)
+            texts = _texts_for_special(tokenizer, self.engine, known)
             if texts:
-                table = _relisted_table(self.engine, texts, size, ends)
-                self.engine = llguidance.LLTokenizer(table, n_vocab=size, eos_token=ends)
+                self._recipe = replace(self._recipe, source=_relisted_table(self.engine, texts, size, ends))
+                self.engine, self.texts = self._recipe.build()
         self._grammars: OrderedDict[Spec, CompiledGrammar] = OrderedDict()
-        self._bytes: frozenset[int] | None = None
         # a server parses requests in threads
         self._lock = Lock()
 
+    def trial(self) -> GrammarTrial:
+        """A process that tries strangers' grammars, which `compile` takes afterwards."""
+        return GrammarTrial(self._recipe)
+
+    def check_characters(self, spec: Spec) -> None:
+        """Refuses a spec that the ids cannot spell.
+
+        Raises:
+            ValueError: Naming the characters.
+        """
+        lacks = self.missing(spec.needs())
+        if lacks:
+            raise ValueError(
+                f"this model's vocabulary cannot write what is asked for: none of its tokens holds "
+                f"{', '.join(repr(each) for each in lacks)}"
+            )
+
     def missing(self, characters: Iterable[str]) -> list[str]:
         """Characters that occur in no token, in their order."""
-        if self._bytes is None:
-            plain = [token for token in range(self._known) if token not in self.eos]
-            plain = [token for token in plain if not self.engine.is_special_token(token)]
-            self._bytes = frozenset(b"".join(self.engine.decode_bytes([token]) for token in plain))
-        known = self._bytes
+        known = frozenset(b"".join(self.texts.tokens))
         return sorted(each for each in set(characters) if not known.issuperset(each.encode()))
 
     def compile(self, spec: Spec) -> CompiledGrammar:
@@ -90,14 +105,9 @@ class Vocabulary:
         with self._lock:
             known = self._grammars.get(spec)
         if known is None:
-            lacks = self.missing(spec.needs())
-            if lacks:
-                raise ValueError(
-                    f"this model's vocabulary cannot write what is asked for: none of its tokens holds "
-                    f"{', '.join(repr(each) for each in lacks)}"
-                )
+            self.check_characters(spec)
             # not under the lock: others need not wait for a large one
-            known = compile_grammar(spec, self.engine, self.size, self.eos)
+            known = compile_grammar(spec, self.engine, self.texts)
         with self._lock:
             self._grammars[spec] = known
             self._grammars.move_to_end(spec)
@@ -106,41 +116,15 @@ class Vocabulary:
         return known
 
 
-class _Table:
-    """A table of ids as llguidance takes it.
-
-    Args:
-        tokens: The bytes of each id; b"" for one that is never allowed.
-        special: Ids that are no text.
-        eos: Ids that end an answer.
-    """
-
-    is_tokenizer_wrapper, bos_token_id = True, None
-
-    def __init__(self, tokens: list[bytes], special: Iterable[int], eos: Sequence[int]) -> None:
-        self.eos_token_id = eos[0]
-        self.special_token_ids = sorted(each for each in special if each < len(tokens))
-        names = {each: f"<|{each}|>".encode() for each in self.special_token_ids}
-        self.tokens = [names.get(each, text) for each, text in enumerate(tokens)]
-        # longest first, so that a text is cut into few tokens
-        self._spelled = sorted((text, each) for each, text in enumerate(self.tokens) if text and each not in names)
-        self._spelled.sort(key=lambda entry: -len(entry[0]))
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        """Ids of a text; what no token spells is left out."""
-        rest, ids = text.encode() if isinstance(text, str) else text, []
-        while rest:
-            for token, each in self._spelled:
-                if rest.startswith(token):
-                    ids.append(each)
-                    rest = rest[len(token) :]
-                    break
-            else:
-                rest = rest[1:]
-        return ids
+def _as_json(tokenizer: PreTrainedTokenizerFast) -> str:
+    # a copy, since padding and truncation are no part of a vocabulary
+    backend = copy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    return str(backend.to_str())
 
 
-def _decoded_table(tokenizer: PreTrainedTokenizerFast, size: int, ends: Sequence[int]) -> _Table:
+def _decoded_table(tokenizer: PreTrainedTokenizerFast, size: int, ends: Sequence[int]) -> TokenTable:
     """The ids of any tokenizer, with the bytes that each is decoded to."""
     known = min(size, len(tokenizer))
     special = set(tokenizer.all_special_ids) | set(ends)
@@ -152,7 +136,7 @@ def _decoded_table(tokenizer: PreTrainedTokenizerFast, size: int, ends: Sequence
                 "structured output needs a tokenizer whose tokens follow each other as they are; this one writes "
                 f"{_decoded(tokenizer, [first, second])!r} for {texts[first]!r} and {texts[second]!r}"
             )
-    return _Table([*(text.encode() for text in texts), *[b""] * (size - known)], special, ends)
+    return TokenTable([*(text.encode() for text in texts), *[b""] * (size - known)], special, ends)
 
 
 def _texts_for_special(tokenizer: PreTrainedTokenizerFast, engine: Any, known: int) -> frozenset[int]:
@@ -162,10 +146,10 @@ def _texts_for_special(tokenizer: PreTrainedTokenizerFast, engine: Any, known: i
     return frozenset(number for number in plain if engine.is_special_token(number))
 
 
-def _relisted_table(engine: Any, texts: frozenset[int], size: int, ends: Sequence[int]) -> _Table:
+def _relisted_table(engine: Any, texts: frozenset[int], size: int, ends: Sequence[int]) -> TokenTable:
     """The ids of llguidance's own table, of which some more are text."""
     special = [each for each in range(size) if each in ends or (each not in texts and engine.is_special_token(each))]
-    return _Table([engine.decode_bytes([each]) for each in range(size)], special, ends)
+    return TokenTable([engine.decode_bytes([each]) for each in range(size)], special, ends)
 
 
 def _decoded(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
@@ -202,7 +186,7 @@ class Constraint:
 
 
 def grammars_of(
-    wanted: Constraint | Sequence[Constraint | None], batch: int, size: int, eos: Iterable[int]
+    wanted: Constraint | Sequence[Constraint | None], batch: int, size: int, eos: Iterable[int], limit: int | None
 ) -> Grammars:
     """The grammars of a batch.
 
@@ -211,13 +195,17 @@ def grammars_of(
         batch: B.
         size: V of the head.
         eos: Ids that end an answer.
+        limit: New tokens of a sequence at most; None for any number.
 
     Raises:
-        ValueError: For another number of them, and as `Vocabulary.compile` does.
+        ValueError: For another number of them, as `Vocabulary.compile` does, and where no answer fits into the limit.
     """
     each = [wanted] * batch if isinstance(wanted, Constraint) else list(wanted)
     if len(each) != batch or not all(one is None or isinstance(one, Constraint) for one in each):
         raise ValueError(f"grammar takes a Constraint, or {batch} of them or None, one for each sequence")
     ends = frozenset(eos)
     made = tuple(None if one is None else vocabulary_of(one.tokenizer, size, ends).compile(one.spec) for one in each)
-    return Grammars(made, all(one is None or one.forces for one in each))
+    for grammar in made:
+        if grammar is not None:
+            grammar.check_limit(limit)
+    return Grammars(made, all(one is None or one.forces for one in each), limit)

@@ -1,10 +1,11 @@
-"""How many expressions a value has to match at once: eight are taken, nine are not."""
+"""What a spec may ask of the engine: expressions that a value matches at once, sizes, chains, and that it can end."""
 
 import json
 
 import pytest
 
-from sigma0.decode.grammar.bounds import MOST, check_grammar, check_schema
+from sigma0.decode.grammar.bounds import CHOICES, MOST, REGEX, RULES, TEXT, check_grammar, check_schema, check_spec
+from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, Tool, ToolCalls
 from tests.decode.grammar.matching import refused
 
 P = {"pattern": "a"}
@@ -66,7 +67,6 @@ def test_eight_expressions_are_matched_at_once_and_no_more(kind):
         {"$defs": {"a": {"allOf": each(20)}}, "definitions": {"a": {"allOf": each(20)}}},
         {"$ref": "#/no/such"},
         {"$ref": 3, "allOf": each(8)},
-        {"$defs": {"a": {"$ref": "#/$defs/a", **P}}, "$ref": "#/$defs/a"},
         {"allOf": [{"properties": {str(place): P}} for place in range(20)]},
     ],
     ids=str,
@@ -97,3 +97,104 @@ def test_schemas_inside_of_a_grammar_count_where_they_may_intersect():
                 check_grammar(text + ' %json {"pattern": 1}')
     check_grammar("start: %json {" + '"pattern": 1, ' * 9 + "}")
     check_grammar('start: "allOf" ' + '"pattern" ' * 9)
+
+
+def doubled(count, **more):
+    """Arrays of two of the next each, so that the shortest value grows with the power of their number."""
+    own = {f"d{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{i + 1}"}] * 2, **more} for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**own, f"d{count}": {"type": "null"}}}
+
+
+def asks_for(**properties):
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+REF = {"$ref": "#/$defs/a"}
+ENDLESS = [
+    asks_for(a={"$ref": "#"}),
+    {**REF, "$defs": {"a": asks_for(b={"$ref": "#/$defs/b"}), "b": asks_for(a=REF)}},
+    {**REF, "$defs": {"a": REF}},
+    {**REF, "$defs": {"a": {"anyOf": [REF, asks_for(a=REF)]}}},
+    {**REF, "$defs": {"a": {"type": "array", "items": REF, "minItems": 1}}},
+    {**REF, "$defs": {"a": {"type": "array", "prefixItems": [{"type": "null"}, REF], "minItems": 2}}},
+    {"allOf": [{}, asks_for(a={"$ref": "#"})]},
+    {"type": "array", "items": False, "minItems": 1},
+    {"enum": []},
+    False,
+]
+
+
+@pytest.mark.parametrize("schema", ENDLESS, ids=str)
+def test_a_schema_that_no_finite_value_follows_is_refused(schema):
+    with refused("no answer of finite length follows it"):
+        check_schema(json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"$ref": "#"}}},
+        {**REF, "$defs": {"a": {"anyOf": [asks_for(a=REF), {"type": "null"}]}}},
+        {**REF, "$defs": {"a": asks_for(b={"$ref": "#/$defs/b"}), "b": {"type": ["null", "array"], "items": REF}}},
+        {**REF, "$defs": {"a": {"type": "array", "prefixItems": [REF], "minItems": 0}}},
+        doubled(20),
+        doubled(10, minItems=2),
+    ],
+    ids=str,
+)
+def test_a_schema_that_holds_itself_where_it_may_end_is_taken(schema):
+    check_schema(json.dumps(schema))
+
+
+def test_the_reach_of_a_token_is_that_of_the_longest_part():
+    assert check_spec(JsonObject()) == check_schema("true") == check_schema('{"type": "null"}') == 16
+    part = asks_for(name={"type": "string", "minLength": 30}, on={"type": "boolean"}, of={"enum": ["ab", "abc"]})
+    # {"name": "", "on": true, "of": "ab"}
+    assert check_schema(json.dumps({"type": "object", "properties": {"a": part}})) == 36 + 30
+    assert check_schema(json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": 9})) == 2 + 9 * 3 - 2
+    assert check_schema('{"const": "' + 300 * "x" + '"}') == 256
+    tools = Tool("a", JsonSchema("{}")), Tool("b", JsonSchema(json.dumps(part)))
+    assert check_spec(ToolCalls(tools)) == 66
+
+
+def test_an_answer_that_is_too_long_for_anybody_is_refused():
+    with refused("schema has no answer of under 65536 characters"):
+        check_schema(json.dumps(doubled(20, minItems=2)))
+
+
+def chained(count):
+    return "start: r0\n" + "".join(f'r{i}: "a" r{i + 1} | "b" r{i + 1}\n' for i in range(count)) + f'r{count}: "z"'
+
+
+def test_sizes_are_bounded():
+    check_grammar(chained(RULES - 2))
+    check_grammar('start: "a:\nb: c:"' + "\n// r: s\n" * (RULES + 1))
+    for spec, message in (
+        (Grammar("start: " + "a" * TEXT), f"grammar takes at most {TEXT} characters"),
+        (Regex("a" * (REGEX + 1)), f"regex takes at most {REGEX} characters, got {REGEX + 1}"),
+        (Choice(("a",) * (CHOICES + 1)), f"choice takes at most {CHOICES} texts"),
+        (Choice(("a" * TEXT, "b")), f"choice takes at most {TEXT} characters"),
+        (JsonSchema('{"title": "' + "a" * TEXT + '"}'), f"schema takes at most {TEXT} characters"),
+    ):
+        with refused(message):
+            check_spec(spec)
+    for lark in (chained(RULES - 1), "a[lazy]: b\n" * (RULES + 1), "?A.3: /b/\n" * (RULES + 1)):
+        with refused(f"grammar takes at most {RULES} rules"):
+            check_grammar(lark)
+    flat = {f"d{i}": {"type": "null"} for i in range(RULES + 1)}
+    with refused(f"schema takes at most {RULES} references"):
+        check_schema(json.dumps({"anyOf": [{"$ref": f"#/$defs/{name}"} for name in flat], "$defs": flat}))
+
+
+@pytest.mark.parametrize("place", [{}, {"items": {}}, {"properties": {"a": {}}}, {"anyOf": [{}]}], ids=str)
+def test_keys_of_the_engine_are_refused(place):
+    schema = json.dumps(place).replace("{}", json.dumps({"x-guidance": {"lenient": True}}))
+    with refused("may not set the engine"):
+        check_schema(schema)
+    with refused("may not set the engine"):
+        check_grammar(f"start: %json {schema}")
+    with refused("may not set the engine"):
+        check_spec(Grammar('%llguidance {"no_forcing": true}\nstart: "a"'))
+    # a name, and text, are no settings
+    check_schema('{"properties": {"x-guidance": {"const": {"x-guidance": 1}}}}')
+    check_spec(Grammar('start: "%llguidance"'))

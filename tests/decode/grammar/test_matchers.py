@@ -9,6 +9,7 @@ import torch
 from sigma0 import ExitConfig
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.finite import BROKEN
+from sigma0.decode.grammar.closing import Texts
 from sigma0.decode.grammar.compiled import CompiledGrammar, GrammarError, Grammars, Matcher, _one_line
 from sigma0.decode.grammar.rows import GrammarRows, may_force, only_id, start_masks
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex
@@ -85,20 +86,24 @@ class Engine:
         return self.goes
 
 
+def matcher_of(size, *words, **state):
+    return Matcher(Engine(words, **state), CompiledGrammar(None, Texts([b"x"] * size, frozenset())))
+
+
 @pytest.mark.parametrize("size, words", [(1, 1), (32, 1), (33, 2), (64, 2), (65, 3)])
 def test_a_mask_has_a_bit_for_each_id(size, words):
-    read = Matcher(Engine([5, 6]), size, frozenset()).mask()
+    read = matcher_of(size, 5, 6).mask()
     assert read.tolist() == [5, 6, 0][:words] and read.dtype == np.int32
 
 
 def test_what_an_engine_reports_is_told_in_a_line():
     with pytest.raises(GrammarError, match="cannot go on: it is"):
-        Matcher(Engine([5], error=True), 32, frozenset()).mask()
+        matcher_of(32, 5, error=True).mask()
     with pytest.raises(GrammarError, match="no token of this model's vocabulary fits here"):
-        Matcher(Engine([0]), 32, frozenset()).mask()
+        matcher_of(32, 0).mask()
     with pytest.raises(GrammarError, match="cannot go on: it is"):
-        Matcher(Engine([5], goes=False), 32, frozenset()).take(3)
-    matcher = Matcher(Engine([5]), 32, frozenset())
+        matcher_of(32, 5, goes=False).take(3)
+    matcher = matcher_of(32, 5)
     matcher.take(3)
     matcher._matcher.goes = False
     with pytest.raises(GrammarError, match=r"cannot go back: it is; broken \| here$"):
@@ -135,10 +140,10 @@ def test_the_only_id_that_a_mask_allows(words, only):
 
 
 def test_first_masks_of_a_batch():
-    masks = start_masks([None, AB], SIZE, torch.device("cpu"))
+    masks = start_masks(Grammars((None, AB)), SIZE, torch.device("cpu"))
     assert masks.dtype == torch.int32 and masks[0].tolist() == [-1] * 9 and allowed(masks[1].numpy()) == letters("a")
-    assert start_masks([None], 32, torch.device("cpu")).tolist() == [[-1]]
-    assert start_masks([None], 33, torch.device("cpu")).tolist() == [[-1, -1]]
+    assert start_masks(Grammars((None,)), 32, torch.device("cpu")).tolist() == [[-1]]
+    assert start_masks(Grammars((None,)), 33, torch.device("cpu")).tolist() == [[-1, -1]]
 
 
 @pytest.mark.parametrize("after, whole", [("finish", False), ("verify", True), ("drop", False)])
@@ -164,7 +169,7 @@ def line(sequence, token_id, fed_at, ends=0, fresh=1):
 def rows():
     made = GrammarRows(Lanes(2, DEPTH, torch.zeros(0, 1)), SIZE)
     assert not made
-    made.set(1, AB, FIRST, forces=True)
+    made.set(1, AB, FIRST, forces=True, limit=None)
     return made
 
 
@@ -199,7 +204,7 @@ def test_lines_that_feed_nothing_are_passed_over(rows):
 
 
 def test_what_breaks_is_told_by_sequence(rows):
-    rows.set(0, AB, FIRST, forces=False)
+    rows.set(0, AB, FIRST, forces=False, limit=None)
     a, b = ids("a")[0], ids("b")[0]
     errors = rows.advance([line(0, b, 4), line(1, a, 4)])
     assert list(errors) == [0] and isinstance(errors[0], GrammarError) and lanes_of(rows)[0][1] == letters("b")
@@ -207,7 +212,7 @@ def test_what_breaks_is_told_by_sequence(rows):
 
 
 def test_ids_are_read_where_none_may_be_forced(rows):
-    rows.set(1, AB, FIRST, forces=False)
+    rows.set(1, AB, FIRST, forces=False, limit=None)
     rows.advance([line(1, ids("a")[0], 4)])
     assert lanes_of(rows) == ([None, letters("b"), None], [-1, -1, -1])
 
@@ -217,7 +222,7 @@ def test_tokens_that_are_put_back_in_flight_get_their_masks(rows):
     assert lanes_of(rows) == ([letters("e"), None, letters("cd")], [ids("e")[0], -1, -1])
     rows.restore(1, ids("a"), [3, 4])
     assert lanes_of(rows)[0][:2] == [letters("a"), letters("b")] and lanes_of(rows)[1][0] == -1
-    rows.set(1, AB, FIRST, forces=True)
+    rows.set(1, AB, FIRST, forces=True, limit=None)
     rows.restore(1, ids("a"), [4])
     assert lanes_of(rows) == ([None, letters("b"), None], [-1, ids("b")[0], -1])
     rows.restore(0, ids("a"), [3])

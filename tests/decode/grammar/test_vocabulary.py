@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sigma0.decode.grammar import vocabulary as vocabularies
 from sigma0.decode.grammar.spec import Choice, Regex
-from sigma0.decode.grammar.vocabulary import Constraint, Vocabulary, _Table, grammars_of, vocabulary_of
+from sigma0.decode.grammar.vocabulary import Constraint, TokenTable, Vocabulary, grammars_of, vocabulary_of
 from tests.byte_model import END, byte_tokenizer
 from tests.decode.grammar.matching import TOKENIZER, VOCABULARY, refused
 
@@ -52,7 +52,7 @@ def test_a_vocabulary_is_made_once_for_a_tokenizer_a_size_and_its_ends():
 
 
 def test_a_table_of_ids():
-    table = _Table([b"a", b"ab", b"", b"b", b"<x>", b"e"], [9, 4, 2], [4, 2])
+    table = TokenTable([b"a", b"ab", b"", b"b", b"<x>", b"e"], [9, 4, 2], [4, 2])
     assert table.eos_token_id == 4 and table.special_token_ids == [2, 4]
     assert table.tokens == [b"a", b"ab", b"<|2|>", b"b", b"<|4|>", b"e"]
     assert table.is_tokenizer_wrapper and table.bos_token_id is None
@@ -96,11 +96,14 @@ def test_text_that_looks_special_is_text():
 
 def test_what_a_batch_follows():
     one = Constraint(Choice(("a",)), TOKENIZER)
-    both = grammars_of(one, 2, 260, [END])
+    both = grammars_of(one, 2, 260, [END], 1)
     assert both.each[0] is both.each[1] is not None and both.forces and one.forces
-    some = grammars_of([None, one], 2, 260, [END])
+    some = grammars_of([None, one], 2, 260, [END], None)
     assert some.each == (None, both.each[0]) and some.forces
-    assert not grammars_of([one, Constraint(Choice(("a",)), TOKENIZER, forces=False)], 2, 260, [END]).forces
+    assert not grammars_of([one, Constraint(Choice(("a",)), TOKENIZER, forces=False)], 2, 260, [END], None).forces
+    assert both.limit == 1 and some.limit is None
+    with refused("the shortest answer that follows it takes 3 tokens, and 2 are allowed"):
+        grammars_of(Constraint(Choice(("abc", "bcde")), TOKENIZER), 1, 260, [END], 2)
     for wrong in ([one], [one, one, one], [one, Choice(("a",))]):
         with refused("takes a Constraint, or 2 of them or None"):
-            grammars_of(wrong, 2, 260, [END])
+            grammars_of(wrong, 2, 260, [END], None)

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+import re
 from contextlib import contextmanager
 
 import jsonschema
@@ -345,9 +346,12 @@ def test_a_thought_that_the_prompt_has_opened_ends_first(pocket):
         assert ticket.request.grammar.begins == "thought"
 
 
-def test_a_cut_call_is_cut(tooled):
-    choice, calls = calls_of(ask(tooled, tools=TOOLS[:1], max_tokens=25))
-    assert choice.finish_reason == "length" and len(calls) <= 1
+def test_a_call_ends_within_its_limit_or_is_refused(tooled):
+    refused = error_of(ask(tooled, tools=TOOLS[:1], max_tokens=25), 400)
+    assert refused["code"] == "max_tokens_too_small"
+    least = int(re.search(r"takes (\d+) tokens, and 25 are allowed", refused["message"])[1])
+    choice, _ = calls_of(ask(tooled, tools=TOOLS[:1], max_tokens=least))
+    assert [call.function.name for call in choice.message.tool_calls] == [TOOLS[0]["function"]["name"]]
 
 
 @pytest.fixture(scope="module", params=list(TEMPLATES))

@@ -1,0 +1,136 @@
+"""Answers end within their limits: random walks over masks, against what a JSON parser and counting say."""
+
+import json
+import random
+
+import pytest
+
+from sigma0.decode.grammar.closing import NUMBER, Texts, ids_of
+from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex
+from tests.byte_model import END
+from tests.decode.grammar.matching import TOKENIZER, VOCABULARY
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}},
+        "of": {
+            "type": "object",
+            "properties": {"a": {"type": "string", "minLength": 3}, "b": {"type": "array", "minItems": 2}},
+            "required": ["a", "b"],
+        },
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+# with the characters of the shortest answer, each of which is a token here
+SHORTEST = [
+    (JsonSchema.of(PERSON), len('{"name": "", "age": 0}')),
+    (JsonSchema.of({"type": "array", "items": PERSON, "minItems": 1}), len('[{"name": "", "age": 0}]')),
+    (JsonSchema.of({"anyOf": [PERSON, {"type": "null"}, {"const": "abc"}]}), 4),
+    (JsonSchema.of({"type": "string", "minLength": 7}), 9),
+    (JsonSchema.of({"type": "integer", "minimum": 1000}), 4),
+    (JsonSchema.of({"type": "object", "properties": {"b": {}, "a": {}}, "required": ["a"]}), len('{"a": 0}')),
+    (JsonSchema.of(True), 1),
+    (JsonObject(), 2),
+    (Choice(("abcdef", "abd")), 3),
+    (Regex("a{5}b*"), 5),
+    (Grammar('start: "a" start | "bc"'), 2),
+]
+
+
+def walk(grammar, limit, seed):
+    """Ids of a random answer; only an END, or the limit, ends it."""
+    chooser, matcher, ids = random.Random(seed), grammar.matcher(), []
+    while len(ids) < limit:
+        chosen = chooser.choice(ids_of(matcher.mask(limit)).tolist())
+        if chosen == END:
+            break
+        matcher.take(chosen)
+        ids.append(chosen)
+    # whether it may end here, whatever the limit
+    matcher.check(END)
+    return TOKENIZER.decode(ids)
+
+
+@pytest.mark.parametrize("spec, least", SHORTEST, ids=[str(spec)[:60] for spec, _ in SHORTEST])
+def test_the_shortest_answer_is_found_and_every_answer_ends_within_its_limit(spec, least):
+    grammar = VOCABULARY.compile(spec)
+    assert grammar.least == least
+    for limit in (least, least + 1, least + 2, least + 5, least + 17, 80, 300):
+        for seed in range(3):
+            text = walk(grammar, limit, seed)
+            if isinstance(spec, JsonSchema | JsonObject):
+                json.loads(text)
+
+
+def test_a_limit_that_is_far_restricts_nothing():
+    grammar = VOCABULARY.compile(JsonSchema.of(PERSON))
+    assert (grammar.matcher().mask(5000) == grammar.matcher().mask()).all()
+    assert (grammar.matcher().mask(1000) == grammar.matcher().mask()).all()
+
+
+def test_a_mask_near_the_limit_does_not_depend_on_the_way_to_it():
+    grammar = VOCABULARY.compile(JsonSchema.of(PERSON))
+    text = TOKENIZER('{"name": "abc", "age": 12')["input_ids"]
+    one, other = grammar.matcher(), grammar.matcher()
+    for each in text:
+        one.mask(40)
+        one.take(each)
+    for each in (*text[:12], *TOKENIZER('xyz", "age": 5')["input_ids"]):
+        other.take(each)
+    other.back_to(12)
+    for each in text[12:]:
+        other.take(each)
+    assert (one.mask(40) == other.mask(40)).all() and (one.mask(40) != one.mask()).any()
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_a_number_has_a_greatest_length(kind):
+    grammar = VOCABULARY.compile(JsonSchema.of({"type": "array", "items": {"type": kind}}))
+    matcher = grammar.matcher()
+    for each in TOKENIZER("[" + "7" * NUMBER)["input_ids"]:
+        matcher.take(each)
+    assert set(ids_of(matcher.mask())) == set(TOKENIZER(",]")["input_ids"])
+    matcher.back_to(NUMBER)
+    assert set(TOKENIZER("123,]")["input_ids"]) <= set(ids_of(matcher.mask()))
+
+
+def test_digits_of_a_text_and_numbers_that_cannot_end_go_on():
+    for spec, text in (
+        (JsonSchema.of({"type": "string"}), '"' + "7" * 40),
+        (JsonSchema.of({"type": "number"}), "7" * (NUMBER - 1) + "."),
+        (JsonSchema.of({"type": "string", "pattern": "^[0-9]{50}$"}), '"' + "7" * 40),
+        (Regex("[0-9]+"), "7" * 40),
+    ):
+        matcher = VOCABULARY.compile(spec).matcher()
+        for each in TOKENIZER(text)["input_ids"]:
+            matcher.take(each)
+        assert TOKENIZER("7")["input_ids"][0] in ids_of(matcher.mask()), spec
+
+
+def test_what_ends_in_a_number():
+    texts = Texts([b"a1", b"23", b"", b"-", b"4" * NUMBER, b"5" * (NUMBER - 2)], frozenset({2}))
+    for ids, ends in (
+        ([4], True),
+        ([0, 5], False),
+        ([1, 5], True),
+        ([0, 3, 5], True),
+        ([1, 0, 5], False),
+        ([1, 2, 5], False),
+    ):
+        assert texts.ends_number(ids) == ends, ids
+
+
+@pytest.mark.parametrize("text", ["a<|im_end|>", "<|im_end|>"])
+def test_an_end_inside_of_an_answer_is_refused(pocket, text):
+    import sigma0
+    from sigma0.decode.grammar.vocabulary import vocabulary_of
+
+    model, tokenizer = sigma0.load("pocket")
+    vocabulary = vocabulary_of(tokenizer, model.config.vocab_size, {tokenizer.eos_token_id})
+    for spec in (Choice((text,)), Grammar('start: <|im_end|> "a"')):
+        with pytest.raises(ValueError, match="cannot be followed"):
+            vocabulary.compile(spec)
