@@ -54,7 +54,8 @@ class ServerSettings:
         max_body_bytes: Of a request.
         max_prompt_tokens: Of one prompt; None: what the context holds.
         max_new_tokens: Of one choice, also where a request names no limit.
-        max_source_chars: Of all `sigma0.sources` together: searching an answer in them delays the engine.
+        max_sources: Of `sigma0.sources`.
+        max_source_chars: Of all of them together: searching an answer in them takes time.
         max_n: Choices for each prompt.
         max_prompts: Prompts of one completion request.
         max_at_once: Choices of one request that are in the engine at once; the others wait for those to end.
@@ -79,6 +80,7 @@ class ServerSettings:
     max_body_bytes: Count = 2**20
     max_prompt_tokens: Count | None = None
     max_new_tokens: Count = 4096
+    max_sources: Count = 64
     max_source_chars: Count = 2**15
     max_n: Count = 8
     max_prompts: Count = 32

@@ -121,10 +121,14 @@ class RequestParser:
         )
 
     def _check_sources(self, options: Sigma0Options) -> None:
-        size, limit = sum(map(len, options.sources)), self._settings.max_source_chars
-        if size > limit:
-            message = f"sigma0.sources: this server takes at most {limit} characters in all, got {size}"
-            raise ApiError(400, message, "sigma0.sources")
+        sources, settings = options.sources, self._settings
+        for count, limit, what in (
+            (len(sources), settings.max_sources, "texts"),
+            (sum(map(len, sources)), settings.max_source_chars, "characters in all"),
+        ):
+            if count > limit:
+                message = f"sigma0.sources: this server takes at most {limit} {what}, got {count}"
+                raise ApiError(400, message, "sigma0.sources")
 
     def _exit(self, body: ChatRequest | CompletionRequest, options: Sigma0Options) -> tuple[ExitConfig, Effort | None]:
         if options.exit is not None:

@@ -11,6 +11,7 @@ of those in flight as far as they had been (under `drop` to the loop where a tok
 back once all of them are. So the output does not depend on being preempted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -34,6 +35,7 @@ from sigma0.decode.step import ENDS, SEQUENCE, TOKEN
 from sigma0.decode.transfer import to_device
 from sigma0.serve.engine.batch import PassOutput, RunningBatch
 from sigma0.serve.engine.block_pool import BlockPool, root_hash
+from sigma0.serve.engine.grounding import is_short
 from sigma0.serve.engine.messages import (
     Busy,
     EngineRequest,
@@ -46,11 +48,12 @@ from sigma0.serve.engine.messages import (
     check_request,
     context_length,
 )
-from sigma0.serve.engine.outputs import UNKNOWN, OutputProcessor
+from sigma0.serve.engine.outputs import UNKNOWN, OutputProcessor, UnjudgedOutput
 from sigma0.serve.engine.request import RequestState
 from sigma0.serve.engine.scheduler import Scheduler, SequenceEntry, StepOutput
+from sigma0.signals.grounding.check import check
 
-KeyedEvent = tuple[int, TokenOutput | RequestOutput | RequestFailed]
+KeyedEvent = tuple[int, TokenOutput | RequestOutput | UnjudgedOutput | RequestFailed]
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,9 @@ class Engine:
         name: Of the model, in token outputs.
         limits: Its limits.
         watch: Whether statistics and verdicts are computed; None: as `SIGMA0_VERDICT` says.
+
+    Attributes:
+        defers_long: Whether outputs whose long context is to be looked through are left to the caller to judge.
 
     Raises:
         ValueError: If the K/V memory holds no block, or other processes hold parts of the model.
@@ -113,6 +119,7 @@ class Engine:
         self._batch = RunningBatch(model, planes, slots, longest, watching)
         self._outputs = OutputProcessor(model, name, self._batch.lanes, self._batch.notes)
         self._states: dict[int, RequestState] = {}
+        self.defers_long = False
         self._keys = count()
         self._tokens = self._exit_loops = self._preemptions = 0
         self._eos = eos_ids(model.generation_config.eos_token_id)
@@ -325,7 +332,9 @@ class Engine:
     def _finish(self, state: RequestState) -> KeyedEvent:
         """The end of a request."""
         try:
-            finished = self._outputs.finish(state, self._batch.work_of(state.entry.slot))
+            unjudged = self._outputs.finish(state, self._batch.work_of(state.entry.slot))
+            later = self.defers_long and unjudged.judge is not None and not is_short(state.request.context)
+            finished = unjudged if later else unjudged.judged(_looked_up)
         except Exception as error:
             return self._fail(state, error)
         self._remove(state)
@@ -337,6 +346,10 @@ class Engine:
         kind = "FloatingPointError" if error is None else type(error).__name__
         self._remove(state)
         return state.entry.key, RequestFailed(f"{kind} inside of this request", kind)
+
+
+def _looked_up(text: str, context: Sequence[str]) -> float | None:
+    return check(text, context).score
 
 
 def _rows(logits: Tensor | None, rows: list[int]) -> Tensor | None:

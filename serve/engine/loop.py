@@ -1,6 +1,6 @@
 """Loop of an engine: takes commands in between passes and reports what came of them; in a thread or a process.
 
-Grammars are compiled in threads beside it, in which others go on: what takes long, the API has refused before.
+Grammars are compiled in threads beside it, and long contexts looked through in a process, while others go on.
 """
 
 import logging
@@ -12,6 +12,7 @@ from functools import partial
 
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.grounding import GroundingProcess
 from sigma0.serve.engine.inbox import Inbox
 from sigma0.serve.engine.messages import (
     Busy,
@@ -19,9 +20,11 @@ from sigma0.serve.engine.messages import (
     Event,
     RequestCutOff,
     RequestFailed,
+    RequestOutput,
     TokenOutput,
 )
-from sigma0.serve.engine.wire import Cancel, Close, Command, Compiled, Drain, Look, PassReport, Submit
+from sigma0.serve.engine.outputs import UnjudgedOutput
+from sigma0.serve.engine.wire import Cancel, Close, Command, Compiled, Drain, Judged, Look, PassReport, Submit
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,12 +48,18 @@ class EngineLoop:
         # requests whose grammar is being compiled, by the service's numbers
         self._compiling: dict[int, tuple[EngineRequest, Future[CompiledGrammar | None]]] = {}
         self._compiler = ThreadPoolExecutor(4, thread_name_prefix="grammars")
+        # requests whose output has no verdict yet, by the service's numbers
+        self._unjudged: dict[int, Future[RequestOutput]] = {}
+        self._judge, self._grounding = ThreadPoolExecutor(1, thread_name_prefix="judging"), GroundingProcess()
+        engine.defers_long = True
 
     def run(self) -> None:
         """Runs until it is drained or closed."""
         while not self.is_over:
             self.turn()
-        self._compiler.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._compiler, self._judge):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._grounding.close()
         self._tell(self._fail_all(RequestCutOff("the server is being shut down")))
 
     def turn(self, wait: bool = True) -> None:
@@ -69,7 +78,8 @@ class EngineLoop:
     @property
     def is_over(self) -> bool:
         """Whether it was drained or closed."""
-        return self._is_closed or (self._is_draining and not self._engine.has_work and not self._compiling)
+        waits = self._engine.has_work or self._compiling or self._unjudged
+        return self._is_closed or (self._is_draining and not waits)
 
     def _tell(self, events: list[tuple[int, Event]]) -> None:
         slots = self._engine.slots() if self._is_looked_at else None
@@ -93,7 +103,12 @@ class EngineLoop:
                     if isinstance(grammar, Exception):
                         return [(key, _failed(grammar))]
                     return self._submit(key, request, grammar)
+            case Judged(key, output):
+                if self._unjudged.pop(key, None) is not None:
+                    return [(key, _failed(output) if isinstance(output, Exception) else output)]
             case Cancel(key):
+                if key in self._unjudged:
+                    self._unjudged.pop(key).cancel()
                 if key in self._compiling:
                     # one that nobody waits for any more would hold up those behind it
                     self._compiling.pop(key)[1].cancel()
@@ -134,11 +149,23 @@ class EngineLoop:
             passed = self._engine.step()
         except Exception as error:
             return self._broke(error)
-        events: list[tuple[int, Event]] = [(self._keys[engine_key], event) for engine_key, event in passed]
-        for key, event in events:
+        events: list[tuple[int, Event]] = []
+        for engine_key, event in passed:
+            key = self._keys[engine_key]
             if not isinstance(event, TokenOutput):
                 self._end(key)
+            if isinstance(event, UnjudgedOutput):
+                self._unjudged[key] = self._judge.submit(event.judged, self._grounding.score)
+                self._unjudged[key].add_done_callback(partial(self._have_judged, key))
+            else:
+                events.append((key, event))
         return events
+
+    def _have_judged(self, key: int, judged: "Future[RequestOutput]") -> None:
+        """Called in the thread that judges."""
+        if not judged.cancelled():
+            error = judged.exception()
+            self._inbox.put(Judged(key, error if isinstance(error, Exception) else judged.result()))
 
     def _end(self, key: int) -> None:
         del self._keys[self._engine_keys.pop(key)]
@@ -168,8 +195,9 @@ class EngineLoop:
         return [(key, failure) for key in keys]
 
     def _fail_all(self, failure: RequestFailed) -> list[tuple[int, Event]]:
-        keys = [*self._engine_keys, *self._compiling]
+        keys = [*self._engine_keys, *self._compiling, *self._unjudged]
         self._compiling.clear()
+        self._unjudged.clear()
         for key in list(self._engine_keys):
             self._engine.cancel(self._engine_keys[key])
             self._end(key)

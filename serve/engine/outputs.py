@@ -1,6 +1,7 @@
 """Output processor: token outputs and request outputs, with the statistics of all requests of a pass together."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import repeat
 from math import isfinite
@@ -19,10 +20,9 @@ from sigma0.decode.step import FED_AT, READ_AT, SEQUENCE, TOKEN, WHY
 from sigma0.decode.text_stats import TextStats
 from sigma0.decode.transfer import to_host
 from sigma0.serve.engine.loop_notes import LoopNotes
-from sigma0.serve.engine.messages import RequestOutput, ServedModel, TokenOutput
+from sigma0.serve.engine.messages import EngineRequest, RequestOutput, ServedModel, TokenOutput
 from sigma0.serve.engine.request import RequestState
 from sigma0.signals.answer import judge_answer
-from sigma0.signals.grounding.check import check
 from sigma0.signals.savings import savings
 from sigma0.signals.verdict import DoorPolicy, door, explain, patience_for
 
@@ -69,6 +69,30 @@ def _finite(numbers: list[float]) -> list[float] | list[float | None]:
     if isfinite(sum(numbers)):
         return numbers
     return [number if isfinite(number) else None for number in numbers]
+
+
+class UnjudgedOutput(NamedTuple):
+    """The output of a finished request, and what its verdict takes; nothing of it is the engine's any more.
+
+    Attributes:
+        output: Without a verdict.
+        request: The request.
+        judge: Adds the verdict, given how far the context bears the text out; None where none is wanted.
+    """
+
+    output: RequestOutput
+    request: EngineRequest
+    judge: Callable[[RequestOutput, EngineRequest, float | None], RequestOutput] | None
+
+    def judged(self, look_up: Callable[[str, Sequence[str]], float | None]) -> RequestOutput:
+        """With the verdict.
+
+        Args:
+            look_up: How far a context bears a text out.
+        """
+        if self.judge is None:
+            return self.output
+        return self.judge(self.output, self.request, look_up(self.output.text, self.request.context))
 
 
 class OutputProcessor:
@@ -221,28 +245,20 @@ class OutputProcessor:
         at = [(slot, position) for _, slot, position, _ in tokens]
         self._notes.add_deepest(whose, at, [loops for _, _, _, loops in tokens])
 
-    def finish(self, state: RequestState, work: tuple[int, int]) -> RequestOutput:
-        """The output of a finished request that still has its slot.
+    def finish(self, state: RequestState, work: tuple[int, int]) -> "UnjudgedOutput":
+        """The output of a finished request that still has its slot, without its verdict.
 
         Args:
             state: The request.
             work: Passes with a row of a new token, and its rows in them.
         """
-        tokens, verdict, opened, text = state.outputs, None, None, None
         # what a grammar has not let end is cut, and clients must not take it for whole
         ends = state.collapsed and state.grammar is None
-        stopped = tokens[-1].id in state.eos or state.detokenizer.stopped or ends
-        if self.watch:
-            tokens = self._with_final_loops(state)
-            score = check(state.detokenizer.text, state.request.context).score
-            verdict = judge_answer(
-                tokens, self._total_loops, self._policy, score, state.collapsed, self._confidence_model,
-                state.request.prompt_ids, not stopped,
-            )  # fmt: skip
-            opened, text = door(verdict, self._policy), explain(verdict, self._policy)
+        stopped = state.outputs[-1].id in state.eos or state.detokenizer.stopped or ends
+        tokens = self._with_final_loops(state) if self.watch else state.outputs
         depths = [token.depth for token in tokens]
         passes, rows = work
-        return RequestOutput(
+        output = RequestOutput(
             text=state.detokenizer.text,
             tokens=tuple(tokens),
             finish_reason="stop" if stopped else "length",
@@ -252,13 +268,22 @@ class OutputProcessor:
             passes=passes,
             rows=rows,
             savings=savings([depths], passes, rows, self._total_loops),
-            verdict=verdict,
-            door=opened,
-            door_text=text,
+            verdict=None,
+            door=None,
+            door_text=None,
             preemptions=state.entry.preemptions,
             collapsed=state.collapsed,
             times=state.clock.times(),
         )
+        return UnjudgedOutput(output, state.request, self._judge if self.watch else None)
+
+    def _judge(self, output: RequestOutput, request: EngineRequest, grounded: float | None) -> RequestOutput:
+        verdict = judge_answer(
+            output.tokens, self._total_loops, self._policy, grounded, output.collapsed, self._confidence_model,
+            request.prompt_ids, output.finish_reason != "stop",
+        )  # fmt: skip
+        policy = self._policy
+        return replace(output, verdict=verdict, door=door(verdict, policy), door_text=explain(verdict, policy))
 
     def _with_final_loops(self, state: RequestState) -> list[TokenOutput]:
         """The tokens, with what their loops after their exits have added."""

@@ -7,7 +7,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.models.stored_settings import StoredSettings
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, Event, ModelSettings, ServiceStatus, SlotView
+from sigma0.serve.engine.messages import EngineRequest, Event, ModelSettings, RequestOutput, ServiceStatus, SlotView
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,19 @@ class Compiled:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """The output of a request has its verdict; from a thread of the engine's own.
+
+    Attributes:
+        key: Number of the request.
+        output: Of the request; an exception where it cannot be judged.
+    """
+
+    key: int
+    output: RequestOutput | Exception
+
+
+@dataclass(frozen=True)
 class Drain:
     """The engine's loop ends once all requests are finished; none comes after this."""
 
@@ -62,7 +75,7 @@ class Look:
     """The next report shows the requests."""
 
 
-Command = Submit | Cancel | Compiled | Drain | Close | Look
+Command = Submit | Cancel | Compiled | Judged | Drain | Close | Look
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class EngineService(EngineClient):
 
     def __init__(self, engine: Engine, name: str, threads: int | None = None) -> None:
         super().__init__(EngineFacts.of(engine, name))
-        self._engine = engine
+        self._engine, self._loop = engine, EngineLoop(engine, self._inbox, self._receive)
         self._threads = threads
         self._thread = threading.Thread(target=self._run, name="sigma0-engine", daemon=True)
         self._thread.start()
@@ -39,6 +39,6 @@ class EngineService(EngineClient):
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         try:
-            EngineLoop(self._engine, self._inbox, self._receive).run()
+            self._loop.run()
         finally:
             self._lose("the engine's thread has ended")

@@ -11,13 +11,13 @@ import pickle
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections import OrderedDict
 from multiprocessing.connection import Connection
 from typing import Any
 
+from sigma0.children import start_child
 from sigma0.decode.grammar.closing import Texts
 from sigma0.decode.grammar.compiled import TokenizerRecipe, compile_grammar
 from sigma0.decode.grammar.spec import Spec
@@ -97,18 +97,7 @@ class GrammarTrial:
         raise RuntimeError("the process that tries grammars cannot be started")
 
     def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _serve; _serve({theirs.fileno()})"
-        # one thread, so that it can be forked; away from the terminal, whose Ctrl-C is for the server
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        with theirs:
-            subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                start_new_session=True,
-            )
+        ours = start_child(__name__, "_serve")
         connection = Connection(os.dup(ours.fileno()))
         with connection:
             connection.send_bytes(self._recipe)

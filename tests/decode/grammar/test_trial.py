@@ -4,6 +4,8 @@ import threading
 
 import pytest
 
+from sigma0.children import start_child
+from sigma0.decode.grammar import bounds
 from sigma0.decode.grammar import trial as trials
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonSchema, Regex
 from tests.decode.grammar.matching import VOCABULARY, refused
@@ -26,13 +28,13 @@ def test_what_can_be_followed_is_told_with_its_shortest_answer(trial):
         trial.least(Grammar(chained(5000)))
 
 
+def serve_without_bounds(descriptor):
+    bounds.RULES = bounds.TEXT = 10**9
+    trials._serve(descriptor)
+
+
 def test_a_chain_that_overflows_the_stack_ends_alone(monkeypatch):
-    # in the process of its own too
-    program = "from sigma0.decode.grammar import bounds; bounds.RULES = bounds.TEXT = 10**9; "
-    real = trials.subprocess.Popen
-    monkeypatch.setattr(
-        trials.subprocess, "Popen", lambda arguments, **more: real([*arguments[:2], program + arguments[2]], **more)
-    )
+    monkeypatch.setattr(trials, "start_child", lambda *_: start_child(__name__, "serve_without_bounds"))
     made = VOCABULARY.trial()
     with refused("more time or memory"):
         made.least(Grammar(chained(20_000)))

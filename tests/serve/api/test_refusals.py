@@ -268,6 +268,8 @@ def test_limits_of_a_prompt(pocket):
 def test_sources_of_any_length_are_not_read(plain):
     error = error_of(post(plain, sigma0={"sources": ["a " * 10_000, "b " * 10_000]}), 400)
     assert error["param"] == "sigma0.sources" and "at most 32768 characters in all, got 40000" in error["message"]
+    error = error_of(post(plain, sigma0={"sources": [""] * 250_000}), 400)
+    assert error["param"] == "sigma0.sources" and "at most 64 texts, got 250000" in error["message"]
 
 
 @pytest.mark.parametrize(

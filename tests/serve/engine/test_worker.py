@@ -54,6 +54,58 @@ async def _one(service, asked):
     return await collect(service.submit(asked))
 
 
+LONG = "Mary went to the kitchen. " * 100
+
+
+def test_long_contexts_are_looked_through_elsewhere(pocket, monkeypatch):
+    """The engine's thread looks nothing up in them, and says what it would have said."""
+    request = job(pocket, context=(STORY, LONG))
+    expected = Engine(*pocket, "pocket", EngineLimits(4, 8, kv_bytes=KV), watch=True)
+    expected.submit(request)
+    events = [event for _ in range(50) for _, event in (expected.step() if expected.has_work else ())]
+    monkeypatch.setattr("sigma0.serve.engine.engine.check", None)
+    made = EngineService(Engine(*pocket, "pocket", EngineLimits(4, 8, kv_bytes=KV), watch=True), "pocket")
+    *_, done = asyncio.run(_one(made, request))
+    assert done == events[-1] and done.verdict.grounded == 1.0
+    # another process takes over where it is killed
+    made._loop._grounding._connection.send_bytes(b"no JSON")
+    *_, again = asyncio.run(_one(made, request))
+    assert again.verdict == done.verdict
+    made.close()
+
+
+def test_a_request_is_cancelled_or_drained_while_it_is_judged(pocket, monkeypatch):
+    begun, go = threading.Event(), threading.Event()
+
+    def wait(self, text, context):
+        begun.set()
+        assert go.wait(60)
+        return 0.5
+
+    monkeypatch.setattr("sigma0.serve.engine.loop.GroundingProcess.score", wait)
+    made = EngineService(Engine(*pocket, "pocket", EngineLimits(4, 8, kv_bytes=KV), watch=True), "pocket")
+    request = job(pocket, context=(STORY, LONG))
+
+    async def run():
+        gone, kept = made.submit(request), made.submit(request)
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        await gone.aclose()
+        # others go on meanwhile
+        *_, other = await _one(made, job(pocket))
+        assert isinstance(other, RequestOutput)
+        draining = asyncio.ensure_future(made.drain())
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        go.set()
+        *_, done = await collect(kept)
+        await draining
+        return done
+
+    assert asyncio.run(run()).verdict.grounded == 0.5
+    made.close()
+
+
 def test_many_at_once_are_told_apart(service, pocket):
     async def run():
         return await asyncio.gather(*(collect(service.submit(job(pocket, new))) for new in range(1, 9)))
