@@ -52,7 +52,6 @@ FIRST_ERROR, FILLED = Field(fail_fast=True), Field(min_length=1, fail_fast=True)
 UNSUPPORTED = {
     "audio": "this server writes text alone: leave it out",
     "best_of": "this server returns all that it writes: leave it out, or set it to n",
-    "echo": "this server does not send the prompt back: leave it out",
     "function_call": "this server takes tools instead: send tool_choice, and leave it out",
     "functions": "this server takes tools instead: send tools, and leave it out",
     "modalities": 'this server writes text alone: leave it out, or send ["text"]',

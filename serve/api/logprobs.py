@@ -3,12 +3,13 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from sigma0.serve.engine.messages import TokenOutput
+from sigma0.serve.engine.messages import PromptToken, TokenOutput
 
 # JSON has no infinity; OpenAI sends this number for very improbable tokens.
 LEAST = -9999.0
@@ -63,7 +64,7 @@ def _chat_token(tokenizer: PreTrainedTokenizerFast, token_id: int, logprob: floa
 
 def completion_logprobs(
     tokenizer: PreTrainedTokenizerFast, tokens: Sequence[TokenOutput], offset: int, wanted: int
-) -> dict[str, Any]:
+) -> dict[str, list[Any] | None]:
     """In the shape of completions.
 
     Args:
@@ -76,13 +77,38 @@ def completion_logprobs(
     for token in tokens:
         offsets.append(offset)
         offset += len(token.text)
-    top = [
-        {token_text(tokenizer, other.id)[0]: finite(other.logprob) for other in reversed(token.alternatives)}
-        for token in tokens
-    ]
     return {
         "tokens": [token_text(tokenizer, token.id)[0] for token in tokens],
         "token_logprobs": [finite(token.logprob) for token in tokens],
-        "top_logprobs": top if wanted else None,
+        "top_logprobs": [_top(tokenizer, token) for token in tokens] if wanted else None,
         "text_offset": offsets,
     }
+
+
+def echoed_logprobs(
+    tokenizer: PreTrainedTokenizerFast,
+    first_id: int,
+    prompt: Sequence[PromptToken],
+    new: dict[str, list[Any] | None],
+) -> dict[str, list[Any] | None]:
+    """Those of a prompt and of what was written after it, in the shape of completions.
+
+    Args:
+        tokenizer: A fast tokenizer.
+        first_id: Of the prompt, of which there is no log-probability.
+        prompt: The others.
+        new: As `completion_logprobs` gives them, with offsets behind the prompt's text.
+    """
+    texts = [token_text(tokenizer, each)[0] for each in (first_id, *(token.id for token in prompt))]
+    ends = list(accumulate(map(len, texts)))
+    own: dict[str, list[Any]] = {
+        "tokens": texts,
+        "token_logprobs": [None, *(finite(token.logprob) for token in prompt)],
+        "top_logprobs": [None, *(_top(tokenizer, token) for token in prompt)],
+        "text_offset": [0, *ends[:-1]],
+    }
+    return {name: None if values is None else own[name] + values for name, values in new.items()}
+
+
+def _top(tokenizer: PreTrainedTokenizerFast, token: TokenOutput | PromptToken) -> dict[str, float]:
+    return {token_text(tokenizer, other.id)[0]: finite(other.logprob) for other in reversed(token.alternatives)}

@@ -14,7 +14,6 @@ from sigma0.serve.api.fields import (
     ChatFields,
     ChatMessage,
     Closed,
-    No,
     Settings,
     StreamOptions,
     Text,
@@ -144,6 +143,7 @@ class RequestFields(StructuredFields, ABC):
         stream_options: Options of the stream.
         reasoning_effort: How deep tokens loop, see `sigma0.config`.
         logit_bias: Added to the logits of ids, which are its keys.
+        ignore_eos: Whether an end id is a token like others, so that an answer has `max_tokens` or a stop string.
         user: Without effect.
         cache_salt: As with vLLM, only requests with the same one share K/V of a common prefix. It should be long,
             random and secret.
@@ -167,6 +167,7 @@ class RequestFields(StructuredFields, ABC):
     stream_options: StreamOptions | None = None
     reasoning_effort: Effort | None = None
     logit_bias: LogitBias | None = None
+    ignore_eos: bool | None = None
     user: Text | None = None
     cache_salt: Annotated[FilledText, Field(max_length=1000)] | None = None
     sigma0: Sigma0Options | None = None
@@ -222,15 +223,17 @@ class CompletionRequest(RequestFields):
         prompt: Texts or ids, one or several.
         logprobs: Number of alternatives sent with each token's log-probability; None for neither.
         best_of: Not supported: all choices are returned.
-        echo: Not supported.
+        max_tokens: New tokens at most; 0 for the prompt alone.
+        echo: Whether the text begins with the prompt; with `logprobs`, theirs are those of its tokens too.
         suffix: Not supported.
     """
 
     prompt: FilledText | Annotated[list[FilledText], FILLED] | Ids | Annotated[list[Ids], FILLED]
     logprobs: Annotated[int, Field(ge=0, le=5), _WHOLE] | None = None
     best_of: Count | None = None
-    echo: No | None = None
+    echo: bool | None = None
     suffix: Literal[""] | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31), _WHOLE] | None = None
 
     @field_validator("best_of")
     @classmethod

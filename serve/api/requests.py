@@ -35,12 +35,14 @@ class Choice:
         request: For the engine.
         task: For the ladder; None where the engine alone answers.
         routed: Whether the engine answers first.
+        echo: Text of the prompt, where it is sent back.
     """
 
     prompt: int
     request: EngineRequest
     task: LadderTask | None
     routed: bool
+    echo: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class ParsedRequest:
         trail: Whether a ladder's decisions are sent.
         structured: Field that says what the answers have to be; None where none does.
         calls: What the choices may call; None for nothing.
+        only_prompt: Whether nothing of what is written is sent.
     """
 
     kind: Kind
@@ -68,6 +71,7 @@ class ParsedRequest:
     trail: bool
     structured: str | None = None
     calls: ToolCalls | None = None
+    only_prompt: bool = False
 
     @property
     def grammar(self) -> Spec | None:
@@ -118,6 +122,7 @@ class RequestParser:
             trail=options.trail,
             structured="tools" if calls is not None else None if structure is None else structure[0],
             calls=calls,
+            only_prompt=body.max_tokens == 0,
         )
 
     def _check_sources(self, options: Sigma0Options) -> None:
@@ -153,6 +158,13 @@ class RequestParser:
         if unit is not None and not routed and options.special_tokens:
             name = "sigma0.special_tokens"
             raise ApiError(400, f"{name}: a ladder reads them as text: leave it out, or leave sigma0.ladder out", name)
+        echo = isinstance(body, CompletionRequest) and bool(body.echo)
+        if echo and body.stream:
+            raise ApiError(400, "echo: is sent in a whole answer: leave stream out", "echo", "not_in_a_stream")
+        for name, is_set in (("echo", echo), ("ignore_eos", bool(body.ignore_eos))):
+            if is_set and unit is not None and not routed:
+                message = f"{name}: does not reach the rungs of a ladder: leave it out"
+                raise ApiError(400, message, name, NOT_WITH_LADDER)
         sampling, grammar, tools = self._sampling(body), self._grammar(body), self._tools(body)
         if tools is not None and unit is not None and not routed:
             name = "sigma0.ladder"
@@ -182,6 +194,8 @@ class RequestParser:
                     sampling=_seeded(sampling, choice),
                     stop=body.stops,
                     logprobs=body.num_logprobs,
+                    prompt_logprobs=body.num_logprobs if echo else None,
+                    ignore_eos=bool(body.ignore_eos),
                     context=(prompt_text, *options.sources),
                     whole=not body.stream,
                     cache_salt=body.cache_salt,
@@ -189,16 +203,19 @@ class RequestParser:
                     grammar=grammar,
                 )
                 task = None
-                # a ladder gives no logprobs, follows no grammar, knows no tools and biases no logits: a request for
-                # both is refused, and one for these alone is not routed
-                alone = request.logprobs is not None or bool(sampling.logit_bias)
+                # a ladder gives no logprobs, follows no grammar, knows no tools, biases no logits and goes past no end:
+                # a request for both is refused, and one for these alone is not routed
+                alone = request.logprobs is not None or bool(sampling.logit_bias) or echo or request.ignore_eos
                 alone = alone or grammar is not None or tools is not None
                 if unit is not None and text is not None and not (routed and alone):
                     sources = tuple(options.sources)
                     task = LadderTask(request, text, unit, setting, effort, options.limits, options.trail, sources)
-                choices.append(Choice(number, request, task, routed))
+                choices.append(Choice(number, request, task, routed, self._echoed(prompt, ids) if echo else None))
             self._check_ladder(unit, routed, choices[-1])
         return choices
+
+    def _echoed(self, prompt: str | Messages | tuple[int, ...], ids: Sequence[int]) -> str:
+        return prompt if isinstance(prompt, str) else str(self._service.tokenizer.decode(list(ids)))
 
     def _grammar(self, body: ChatRequest | CompletionRequest) -> Spec | None:
         """What the answer has to be, which is tried later."""
@@ -311,6 +328,8 @@ class RequestParser:
         requested = body.max_completion_tokens or body.max_tokens
         if requested is not None and requested > limit:
             raise ApiError(400, f"{name}: this server writes at most {limit} tokens, got {requested}", name)
+        # the prompt is read with the pass that would write a token
+        requested = 1 if body.max_tokens == 0 else requested
         left = max(1, min(limit, self.context - prompt_tokens))
         new = requested or (left if isinstance(body, ChatRequest) else min(left, COMPLETION_TOKENS))
         if prompt_tokens + new > self.context:

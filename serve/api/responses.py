@@ -4,14 +4,14 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.decode.grammar.spec import ToolCalls
-from sigma0.serve.api.logprobs import chat_logprobs, completion_logprobs
+from sigma0.serve.api.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
 from sigma0.serve.api.requests import ParsedRequest
 from sigma0.serve.api.tool_parsers import CallParser, Delta, finish_reason_of, parser_of
 from sigma0.serve.engine.messages import RequestOutput, TokenOutput
@@ -126,6 +126,8 @@ class ResponseBuilder:
         Args:
             ends: Of all choices, in their order.
         """
+        if self.parsed.only_prompt:
+            ends = [replace(done, text="", tokens=(), finish_reason="length") for done in ends]
         summaries = [{"index": index, **self._summary(done)} for index, done in enumerate(ends)]
         choices = [self._choice(index, done) for index, done in enumerate(ends)]
         kind = "chat.completion" if self._is_chat else "text_completion"
@@ -190,8 +192,8 @@ class ResponseBuilder:
             message |= _message(self.parsed.calls, done.text)
         return {
             "index": index,
-            **({"message": message} if self._is_chat else {"text": done.text}),
-            "logprobs": self._logprobs(index, done.tokens, 0),
+            **({"message": message} if self._is_chat else {"text": f"{self._echo(index)}{done.text}"}),
+            "logprobs": self._all_logprobs(index, done),
             "finish_reason": finish_reason_of(self.parsed.calls, done),
         }
 
@@ -227,6 +229,16 @@ class ResponseBuilder:
         }
         first, second, third = self._around
         return first + _ENCODE([choice]).encode() + second + _ENCODE([details]).encode() + third
+
+    def _echo(self, index: int) -> str:
+        """Of a choice, what its text begins with."""
+        return self.parsed.choices[index].echo or ""
+
+    def _all_logprobs(self, index: int, done: RequestOutput) -> dict[str, Any] | None:
+        choice, new = self.parsed.choices[index], self._logprobs(index, done.tokens, len(self._echo(index)))
+        if new is None or choice.echo is None:
+            return new
+        return echoed_logprobs(self.tokenizer, choice.request.prompt_ids[0], done.prompt, new)
 
     def _logprobs(self, index: int, tokens: Sequence[TokenOutput], offset: int) -> dict[str, Any] | None:
         wanted = self.parsed.choices[index].request.logprobs

@@ -15,14 +15,15 @@ from sigma0.decode.host_rows import row_count
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.late import LateRunner
 from sigma0.decode.paged_planes import PagedPlanes
-from sigma0.decode.prefill import Prefill
+from sigma0.decode.prefill import Chunk, Prefill
 from sigma0.decode.runner import RunnerChoice, Step, silently
 from sigma0.decode.runners import choose_runner, open_runner
+from sigma0.decode.sampling_params import logprobs_of
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.step import SEQUENCE, TOKEN
 from sigma0.decode.transfer import to_device, to_host
 from sigma0.serve.engine.loop_notes import LoopNotes
-from sigma0.serve.engine.messages import ServedModel
+from sigma0.serve.engine.messages import PromptToken, ServedModel
 from sigma0.serve.engine.request import RequestState
 from sigma0.serve.engine.sampling import EngineSampler
 from sigma0.serve.engine.saved_lanes import SavedLanes
@@ -91,7 +92,8 @@ class RunningBatch:
         # the table on the host, as long as nothing has changed it
         self._known: Ints | None = None
         self._recomputing: set[int] = set()
-        # last tokens of prompts, `[1, W]`, that wait until a coda has left K/V of all positions before them
+        # last tokens of prompts, `[1, W]`, that wait until all positions before them have left: a coda reads these in
+        # their order, and a request is not to end before the log-probabilities of its prompt are known
         self._waiting: dict[int, Tensor] = {}
         self._prompts: Ints = np.full(slots, _NO_PROMPT, dtype=np.int64)
         self._drops: Bools = np.zeros(slots, dtype=np.bool_)
@@ -274,7 +276,7 @@ class RunningBatch:
             slot, behind = state.entry.slot, row + len(own)
             if stop == state.prompt_length and state.saved is None:
                 own = own[:-1]
-                if self._model.stages[1]:
+                if self._model.stages[1] or state.request.prompt_logprobs is not None:
                     self._waiting[slot] = hidden[behind - 1 : behind].clone()
                 else:
                     lanes.append((slot, stop - 1))
@@ -307,6 +309,17 @@ class RunningBatch:
             self.notes.note(step.looped)
         complete = self._complete(left)
         return PassOutput(step.lines, step, left, complete if self._planes.segments is None else self._encode())
+
+    @torch.no_grad()
+    def _read_prompt(self, state: RequestState, chunk: Chunk) -> None:
+        """Keeps the log-probabilities of the ids that follow positions of a prompt."""
+        wanted = state.request.prompt_logprobs
+        assert wanted is not None
+        rows = np.flatnonzero(chunk.positions < state.prompt_length - 1)
+        positions = chunk.positions[rows].tolist()
+        for position, logits in zip(positions, self._model.read(chunk.select(rows).hidden), strict=True):
+            token_id = state.request.prompt_ids[position + 1]
+            state.prompt[position + 1] = PromptToken(token_id, *logprobs_of(logits, token_id, wanted))
 
     def _encode(self) -> dict[int, int]:
         """Encodes what is complete; leading positions that are exact in every plane and encoded now, by slot."""
@@ -371,6 +384,8 @@ class RunningBatch:
         complete: dict[int, int] = {}
         for chunk in self.prefill.leave() if self.prefill.chunks else ():
             slot = chunk.sequence
+            if self.state_of(slot).request.prompt_logprobs is not None:
+                self._read_prompt(self.state_of(slot), chunk)
             early = chunk.positions[chunk.targets < self.lanes.depth]
             if self._drops[slot] and len(early):
                 slots = np.full(len(early), slot)

@@ -11,6 +11,7 @@ of those in flight as far as they had been (under `drop` to the loop where a tok
 back once all of them are. So the output does not depend on being preempted.
 """
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -201,11 +202,13 @@ class Engine:
             length - 1 if exact is None else min(exact, length - 1),
             exact=exact,
             window=self.model.num_loops,
-            root=root_hash(request.cache_salt),
+            # what is found in the cache is not read
+            root=root_hash(request.cache_salt if request.prompt_logprobs is None else secrets.token_hex(16)),
         )
         detokenizer = IncrementalDetokenizer(self.tokenizer, request.stop)
         watch, text = self._outputs.watch, self._outputs.texts.text()
-        self._states[entry.key] = RequestState(entry, request, detokenizer, self._eos, self.model, watch, text, grammar)
+        eos = frozenset[int]() if request.ignore_eos else self._eos
+        self._states[entry.key] = RequestState(entry, request, detokenizer, eos, self.model, watch, text, grammar)
         self.scheduler.add(entry)
         return entry.key
 

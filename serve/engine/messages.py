@@ -100,6 +100,8 @@ class EngineRequest:
         sampling: How ids are sampled.
         stop: Strings that end the text, which does not hold them.
         logprobs: Number of alternatives output with each token's log-probability; None for neither.
+        prompt_logprobs: The same of the prompt's ids, which then are all computed, and none taken from the cache.
+        ignore_eos: Whether end ids are tokens like others.
         context: Texts that the answer may be grounded in.
         whole: Whether nothing is sent to the client before the end, so that it may be restarted where its engine is
             lost.
@@ -115,6 +117,8 @@ class EngineRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    ignore_eos: bool = False
     context: tuple[str, ...] = ()
     whole: bool = False
     cache_salt: str | None = None
@@ -157,7 +161,25 @@ def check_request(request: EngineRequest, model: ModelSettings, context: int) ->
     if max(request.prompt_ids) >= size or min(request.prompt_ids) < 0:
         # on CUDA such an id would end the whole process
         raise ValueError(f"the prompt holds an id outside of the model's {size}; its tokenizer does not fit it")
+    if request.prompt_logprobs is not None and vars(model.config).get("n_layers_in_coda"):
+        raise ValueError("the log-probabilities of a prompt are not known of a model with a coda")
+    if request.ignore_eos and request.grammar is not None:
+        raise ValueError("an answer that follows a grammar ends where it does: leave ignore_eos out")
     model.exit_rule(request.exit_config)
+
+
+class PromptToken(NamedTuple):
+    """An id of a prompt, as the model would have sampled it after those before, at the last loop that prompts run.
+
+    Attributes:
+        id: The id.
+        logprob: Of the id.
+        alternatives: The most probable ids, in falling order.
+    """
+
+    id: int
+    logprob: float
+    alternatives: tuple[Alternative, ...]
 
 
 class TokenOutput(NamedTuple):
@@ -242,6 +264,7 @@ class RequestOutput:
         costs: Of each rung of a ladder, as JSON values; empty elsewhere.
         collapsed: Whether it was ended because it repeated itself.
         times: How long it waited and ran; None where no engine says.
+        prompt: Of the prompt's ids from the second on, where their log-probabilities were requested.
     """
 
     text: str
@@ -261,6 +284,7 @@ class RequestOutput:
     costs: tuple[dict[str, Any], ...] = ()
     collapsed: bool = False
     times: Times | None = field(default=None, compare=False)
+    prompt: tuple[PromptToken, ...] = ()
 
     @property
     def tokens_forced(self) -> int:

@@ -274,6 +274,7 @@ class OutputProcessor:
             preemptions=state.entry.preemptions,
             collapsed=state.collapsed,
             times=state.clock.times(),
+            prompt=tuple(state.prompt[position] for position in sorted(state.prompt)),
         )
         return UnjudgedOutput(output, state.request, self._judge if self.watch else None)
 

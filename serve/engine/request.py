@@ -18,7 +18,7 @@ from sigma0.decode.repetition import CollapseStop
 from sigma0.decode.sampling_settings import SequenceSampling
 from sigma0.decode.settings import SequenceExit
 from sigma0.decode.text_stats import Text
-from sigma0.serve.engine.messages import EngineRequest, ServedModel, SlotView, Times, TokenOutput
+from sigma0.serve.engine.messages import EngineRequest, PromptToken, ServedModel, SlotView, Times, TokenOutput
 from sigma0.serve.engine.saved_lanes import SavedLanes
 from sigma0.serve.engine.scheduler import SequenceEntry
 
@@ -81,6 +81,7 @@ class RequestState:
         deepest: What the head says of tokens after their last loops, by index; without those that wait for it.
         newest_id: Of the token that comes next among the outputs, where its pass has emitted it.
         saved: Tokens that were in flight at preemption; None once they are resumed.
+        prompt: Log-probabilities of the prompt's ids, by position, where they are requested.
         saved_notes: Notes on the loops of its last tokens at preemption.
         passes: Passes with a row of a new token.
         rows: Rows of new tokens.
@@ -117,6 +118,7 @@ class RequestState:
         self.fates: npt.NDArray[np.int8] = np.zeros(request.max_new_tokens, dtype=np.int8)
         self.deepest: dict[int, Deepest] = {}
         self.newest_id = -1
+        self.prompt: dict[int, PromptToken] = {}
         self.saved: SavedLanes | None = None
         self.saved_notes: Tensor | None = None
         self.passes = 0

@@ -4,6 +4,7 @@ import json
 
 import httpx
 import pytest
+import torch
 from openai.types import Completion
 
 import sigma0
@@ -80,10 +81,80 @@ def test_what_is_no_prompt(plain, prompt):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
 
 
-def test_echo_is_refused_in_words(plain):
-    answer = post(plain, echo=True)
-    assert answer.status_code == 400 and "does not send the prompt back" in answer.json()["error"]["message"]
-    assert post(plain, echo=False).status_code == 200
+def test_the_prompt_is_sent_back(plain, pocket):
+    model, tokenizer = pocket
+    told = post(plain, prompt=STORY, echo=True, max_tokens=3).json()
+    assert told["choices"][0]["text"].startswith(STORY) and told["choices"][0]["logprobs"] is None
+    ids = tokenizer(STORY)["input_ids"]
+    logits = model(torch.tensor([ids]), exit_config={"mode": "full"}).logits[0, :-1].log_softmax(-1)
+    for prompt in (STORY, ids, [ids, ids[:1]]):
+        told = post(plain, prompt=prompt, echo=True, max_tokens=0, logprobs=3).json()
+        choice = told["choices"][0]
+        assert (choice["text"], choice["finish_reason"], told["usage"]["completion_tokens"]) == (STORY, "length", 0)
+        first, *rest = choice["logprobs"]["token_logprobs"]
+        expected = logits.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+        assert first is None and rest == pytest.approx(expected, abs=1e-4)
+        assert choice["logprobs"]["top_logprobs"][0] is None
+        best = [max(each.values()) for each in choice["logprobs"]["top_logprobs"][1:]]
+        assert best == pytest.approx(logits.max(-1).values.tolist(), abs=1e-4)
+        assert "".join(choice["logprobs"]["tokens"]) == STORY
+        pieces, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+        assert offsets == [len("".join(pieces[:index])) for index in range(len(ids))]
+    with_new = post(plain, prompt=STORY, echo=True, max_tokens=2, logprobs=3).json()["choices"][0]["logprobs"]
+    alone = post(plain, prompt=STORY, max_tokens=2, logprobs=3).json()["choices"][0]["logprobs"]
+    assert with_new["tokens"][len(ids) :] == alone["tokens"] and len(with_new["text_offset"]) == len(ids) + 2
+    assert with_new["text_offset"][-2] == len(STORY)
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [({"echo": True, "stream": True}, "echo"), ({"max_tokens": -1}, "max_tokens")],
+)
+def test_what_goes_with_echo(plain, body, param):
+    answer = post(plain, **body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_lm_evals_client_scores_as_the_model_does(plain, pocket, tmp_path):
+    """The real client of `lm_eval --model local-completions`, beside a plain forward."""
+    clients = pytest.importorskip("lm_eval.models.openai_completions", reason="lm-eval is not installed")
+    from lm_eval.api.instance import Instance
+
+    model, tokenizer = pocket
+    tokenizer.save_pretrained(tmp_path)
+    texts = [(STORY, " kitchen."), (STORY, " Mary is in the kitchen."), ("The hat is with Tom.", " Where is the hat?")]
+    requests = [Instance("loglikelihood", {}, each, index) for index, each in enumerate(texts)]
+    for tokenized in (True, False):
+        client = clients.LocalCompletionsAPI(
+            base_url=f"{plain.url}/v1/completions",
+            model="pocket",
+            tokenizer=str(tmp_path),
+            tokenizer_backend="huggingface",
+            tokenized_requests=tokenized,
+            batch_size=1,
+        )
+        for (context, rest), (score, greedy) in zip(texts, client.loglikelihood(requests), strict=True):
+            ids = tokenizer(context + rest)["input_ids"]
+            length = len(tokenizer(context)["input_ids"])
+            logits = model(torch.tensor([ids]), exit_config={"mode": "full"}).logits[0, length - 1 : -1].log_softmax(-1)
+            new = torch.tensor(ids[length:])
+            assert score == pytest.approx(float(logits.gather(1, new[:, None]).sum()), abs=1e-3)
+            assert greedy == bool((logits.argmax(-1) == new).all())
+
+
+@pytest.mark.parametrize("after", ["finish", "verify", "drop"])
+def test_an_end_may_be_a_token_like_others(plain, after):
+    body = {
+        "prompt": STORY,
+        "max_tokens": 30,
+        "sigma0": {"exit": {"q": 0.5, "after_exit": after}, "on_collapse": "ignore"},
+    }
+    short, long = post(plain, **body).json(), post(plain, **body, ignore_eos=True).json()
+    assert short["choices"][0]["finish_reason"] == "stop" and short["usage"]["completion_tokens"] < 30
+    assert long["choices"][0]["finish_reason"] == "length" and long["usage"]["completion_tokens"] == 30
+    assert long["choices"][0]["text"].startswith(short["choices"][0]["text"])
+    refused = post(plain, **body, ignore_eos=True, guided_choice=["park"])
+    assert refused.status_code == 400 and "leave ignore_eos out" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("after", ["finish", "verify"])

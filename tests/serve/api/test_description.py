@@ -85,13 +85,14 @@ def test_every_route_is_described(description):
 def is_limited(case, answer):
     """Whether a request is refused by a limit that the description has no word for, but the answer has a name for.
 
-    They are: the tokens of a context, what a ladder cannot, and which objects are JSON Schemas that can be followed.
+    They are: the tokens of a context and of the shortest answer, an echo in a stream, what a ladder cannot, and which
+    objects are JSON Schemas that can be followed.
     """
     if answer.status_code != 400:
         return False
     code, body = answer.json()["error"]["code"], case.body
     if code != "invalid_grammar":
-        return code in ("context_length_exceeded", "not_with_a_ladder")
+        return code in ("context_length_exceeded", "not_with_a_ladder", "not_in_a_stream", "max_tokens_too_small")
     schemas = (body.get("guided_json"), (body.get("structured_outputs") or {}).get("json"))
     return any(isinstance(schema, dict) for schema in schemas) or body["response_format"]["type"] == "json_schema"
 
@@ -204,7 +205,7 @@ ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
         ({**CHAT, "guided_json": {}}, True),
         ({**CHAT, "guided_json": []}, False),
         ({**CHAT, "guided_xml": {}}, False),
-        ({**CHAT, "response_format": {"type": "json_object"}}, True),
+        ({**CHAT, "response_format": {"type": "json_object"}, "max_tokens": 2}, True),
         ({**CHAT, "response_format": {"type": "json_schema"}}, False),
         ({**CHAT, "guided_regex": "a", "guided_choice": ["a"]}, False),
         ({**CHAT, "guided_regex": "a", "guided_choice": None, "response_format": {"type": "text"}}, True),
@@ -220,8 +221,7 @@ ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
         ({**CHAT, "stream_options": {"include_usage": True}, "stream": True}, True),
         ({**CHAT, "cache_salt": ""}, False),
         (TEXT, True),
-        ({**TEXT, "echo": True}, False),
-        ({**TEXT, "echo": False}, True),
+        ({**TEXT, "echo": True, "max_tokens": 0}, True),
         ({**TEXT, "echo": 0}, False),
         ({**TEXT, "prompt": ""}, False),
         ({**TEXT, "prompt": []}, False),

@@ -48,7 +48,7 @@ WORKS = {
     "chat": SHARED
     | {"max_completion_tokens", "messages", "reasoning_effort", "response_format", "top_logprobs"}
     | {"parallel_tool_calls", "tool_choice", "tools"},
-    "completion": SHARED | {"prompt"},
+    "completion": SHARED | {"echo", "prompt"},
 }
 OPENAIS = {
     "chat": chat_create_params.CompletionCreateParamsBase.__annotations__.keys() | {"stream"},
@@ -73,7 +73,6 @@ CHAT = {
 }
 COMPLETION = {
     "best_of": ([2, 3], [None, 1]),
-    "echo": ([True], [None, False]),
     "suffix": (["the end"], [None, ""]),
 }
 HARMLESS = {
