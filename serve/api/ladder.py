@@ -242,8 +242,10 @@ class LadderRunner:
                 costs=costs,
             )
             return
+        tokens, text = _cut(generation, task.request.stop)
+        yield from tokens
         yield replace(
-            self._done(task, generation, *_cut(generation, task.request.stop)),
+            self._done(task, generation, tokens, text),
             cached_tokens=written.cached_tokens,
             preemptions=written.preemptions,
             passes=written.passes + sum(cost.passes for cost in above),

@@ -115,6 +115,15 @@ def test_a_question_that_is_not_of_the_calibration_ends_under_no_open_door(opene
         assert not re.search("[◆✓✔✅]|Confident", page.locator("body").inner_text())
 
 
+def test_a_routed_answer_keeps_its_depths(opened, live, monkeypatch):
+    monkeypatch.setenv("SIGMA0_ROUTING", "1")
+    page = opened("light")
+    ask(page, "Lisa, oh no, where where?")
+    expect(page.locator("#conversation .answer:not(.writing)")).to_have_count(1)
+    expect(page.locator("#conversation .token.handed-up").first).to_be_visible()
+    expect(page.locator("#compute")).to_have_attribute("aria-valuetext", re.compile(r"\d+ of \d+ passes"))
+
+
 def test_an_answer_can_be_stopped(opened, live):
     page = opened("light")
     live.service.held.tokens = threading.Semaphore(0)
