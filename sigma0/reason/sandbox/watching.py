@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import selectors
 import signal
 import socket
@@ -11,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sigma0.reason.sandbox.accounting import processes_of, status_of, used_bytes
+from sigma0.reason.sandbox.accounting import Account, processes_of, status_of
 from sigma0.reason.sandbox.cgroups import ControlGroup
 from sigma0.reason.sandbox.isolation import SandboxUnavailable
 
@@ -85,6 +86,7 @@ class Watched:
         for stream in self.streams:
             os.set_blocking(stream.descriptor, False)
         self._line = line
+        self._group = group
         if self._init_handle is not None:
             if group is not None:
                 # the first process before its children: those that it starts meanwhile are born in the group
@@ -120,6 +122,7 @@ class Watched:
 
     def _loop(self, selector: selectors.BaseSelector, deadline: float, memory_bytes: int) -> Cut | None:
         next_look = time.monotonic()
+        account = Account(self.init)
         while True:
             for key, _ in selector.select(max(0.0, min(deadline, next_look) - time.monotonic())):
                 if key.data is None:
@@ -131,9 +134,10 @@ class Watched:
             if time.monotonic() >= deadline:
                 return "time"
             if time.monotonic() >= next_look:
-                if used_bytes(self.init) > memory_bytes:
+                if account.used_bytes() > memory_bytes or (self._group is not None and self._group.was_killed):
                     return "memory"
-                next_look = time.monotonic() + _LOOK_EVERY_S
+                # at no time that could be foreseen inside
+                next_look = time.monotonic() + _LOOK_EVERY_S * random.uniform(0.5, 1.5)
 
     def end(self) -> None:
         """Ends all that is left of it, waits until nothing is, and reads what it wrote last."""
