@@ -1,9 +1,11 @@
-"""A control group (cgroup v2) for each run, where one can be made: the kernel itself then holds a sandbox to its sum.
+"""A control group for each run, where one can be made: the kernel itself then holds a sandbox to its sum.
 
-It charges the pages of processes and files, pipes, sockets, page tables and the kernel's records alike, and ends the
-whole group where they go over. It can be made where an ancestor of this process's own group hands its memory and pids
-controllers down and may be written to: as root beside systemd, or inside `systemd-run --user --scope`. Elsewhere the
-sum that is counted from outside (`sigma0.reason.sandbox.accounting`) is the only one; it is kept in both cases.
+It charges the pages of processes and files, pipes, sockets, page tables and the kernel's records alike. Under cgroup v2
+it can be made where an ancestor of this process's own group hands its memory and pids controllers down and may be
+written to: as root beside systemd, or inside `systemd-run --user --scope`; the kernel then ends the whole group where
+it goes over. Under v1 it can be made where the memory controller's group may be written to; the kernel then ends one
+process, and who watches ends the rest. Elsewhere the sum that is counted from outside
+(`sigma0.reason.sandbox.accounting`) is the only one; it is kept in all cases.
 """
 
 import os
@@ -15,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 _CONTROLLERS = {"memory", "pids"}
+_OF_SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _MOUNTS = Path("/proc/self/mountinfo")
 
@@ -45,7 +48,10 @@ class ControlGroup:
     @property
     def was_killed(self) -> bool:
         """Whether the kernel ended processes of it for want of memory."""
-        events = dict(line.split() for line in (self.folder / "memory.events").read_text().splitlines())
+        file = self.folder / "memory.events"
+        # of v1 in a file by another name
+        text = (file if file.exists() else self.folder / "memory.oom_control").read_text()
+        events = dict(line.split() for line in text.splitlines())
         return int(events.get("oom_kill", "0")) > 0
 
     def remove(self) -> None:
@@ -81,8 +87,9 @@ def usable_parent() -> Path | None:
 
 
 def _is_usable(parent: Path) -> bool:
-    handed_down = (parent / "cgroup.subtree_control").read_text().split()
-    if not _CONTROLLERS.issubset(handed_down):
+    control = parent / "cgroup.subtree_control"
+    # a group of v1 has one controller and hands it down
+    if control.exists() and not _CONTROLLERS.issubset(control.read_text().split()):
         return False
     group = _made_in(parent, 2**26, 8)
     try:
@@ -97,13 +104,15 @@ def _is_usable(parent: Path) -> bool:
 def _made_in(parent: Path, memory_bytes: int, processes: int) -> ControlGroup:
     group = ControlGroup(parent / f"sigma0-{os.getpid()}-{secrets.token_hex(4)}")
     group.folder.mkdir()
-    limits = {"memory.max": memory_bytes, "memory.oom.group": 1, "pids.max": processes}
-    # not there where swap is not counted
-    if (group.folder / "memory.swap.max").exists():
-        limits["memory.swap.max"] = 0
+    limits = {"memory.max": memory_bytes, "memory.oom.group": 1, "pids.max": processes, "memory.swap.max": 0}
+    if not (parent / "cgroup.subtree_control").exists():
+        # pages first: both together may not be limited to less
+        limits = {"memory.limit_in_bytes": memory_bytes, "memory.memsw.limit_in_bytes": memory_bytes}
     try:
         for name, value in limits.items():
-            (group.folder / name).write_text(str(value))
+            # not there where swap is not counted
+            if name not in _OF_SWAP or (group.folder / name).exists():
+                (group.folder / name).write_text(str(value))
     except OSError:
         group.remove()
         raise
@@ -111,20 +120,23 @@ def _made_in(parent: Path, memory_bytes: int, processes: int) -> ControlGroup:
 
 
 def _ancestors() -> Iterator[Path]:
-    """The folder of this process's own group, and those above it that are mounted."""
+    """The folders of this process's own groups of v2, then of v1's memory controller, and those above that are mounted."""
     try:
-        own_group = next(line[3:] for line in _OWN_GROUPS.read_text().splitlines() if line.startswith("0::"))
+        lines = [line.split(":", 2)[1:] for line in _OWN_GROUPS.read_text().splitlines()]
         mounts = [line.split() for line in _MOUNTS.read_text().splitlines()]
-    except (OSError, StopIteration):
+    except OSError:
         return
-    for words in mounts:
-        if words[words.index("-") + 1] != "cgroup2":
-            continue
-        top = Path(words[4])
-        try:
-            folder = top / Path(own_group).relative_to(words[3])
-        except ValueError:
-            # mounted from a group that this process is not below
-            continue
-        yield folder
-        yield from (parent for parent in folder.parents if parent.is_relative_to(top))
+    for kind, controller in (("cgroup2", ""), ("cgroup", "memory")):
+        own_groups = [group for controllers, group in lines if controller in controllers.split(",")]
+        for words in mounts:
+            if words[words.index("-") + 1] != kind or controller not in ["", *words[-1].split(",")]:
+                continue
+            top = Path(words[4])
+            for own_group in own_groups:
+                try:
+                    folder = top / Path(own_group).relative_to(words[3])
+                except ValueError:
+                    # mounted from a group that this process is not below
+                    continue
+                yield folder
+                yield from (parent for parent in folder.parents if parent.is_relative_to(top))

@@ -11,6 +11,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import RLock
 from typing import Any, BinaryIO
 
 from sigma0.reason.sandbox.accounting import MOST_OPEN_FILES
@@ -35,6 +36,13 @@ _LONGEST_CPU_S = 2**31
 _LAUNCHER = "/run/inside.py"
 _PROGRAM = f"{SCRATCH}/main.py"
 _FOLDER = f"{SCRATCH}/work"
+# A process that another thread forks meanwhile would keep the ends that are for bubblewrap: they are seen to close when
+# it ends, too. So it is forked before they are made, or once they are closed here.
+_STARTING = RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_STARTING.release
+    )
 
 
 @dataclass(frozen=True)
@@ -143,10 +151,10 @@ def _record(stack: ExitStack) -> int:
 
 def _start(stack: ExitStack, way: Way, job: Job, record: int, group: ControlGroup | None) -> Watched:
     """A sandbox within its limits, ended with the stack."""
-    status, status_end = os.pipe()
-    stack.callback(os.close, status)
-    line, line_end = (stack.enter_context(end) for end in socket.socketpair())
-    with ExitStack() as handed:
+    with _STARTING, ExitStack() as handed:
+        status, status_end = os.pipe()
+        stack.callback(os.close, status)
+        line, line_end = (stack.enter_context(end) for end in socket.socketpair())
         handed.callback(os.close, status_end)
         handed.callback(line_end.close)
         user = spare_user()

@@ -38,12 +38,12 @@ class Stream:
     written: int = 0
 
     def read(self) -> bool:
-        """Reads once; False at its end."""
-        try:
-            chunk = os.read(self.descriptor, _CHUNK)
-        except BlockingIOError:
-            # a program can open its own output, and take back what it wrote
-            return True
+        """Reads once; False at its end.
+
+        Raises:
+            BlockingIOError: If there is nothing to read.
+        """
+        chunk = os.read(self.descriptor, _CHUNK)
         self.written += len(chunk)
         self.kept += chunk[: KEPT_BYTES - len(self.kept)]
         return bool(chunk)
@@ -127,8 +127,10 @@ class Watched:
             for key, _ in selector.select(max(0.0, min(deadline, next_look) - time.monotonic())):
                 if key.data is None:
                     return None
-                if not key.data.read():
-                    selector.unregister(key.fileobj)
+                # a program can open its own output, and take back what it wrote
+                with suppress(BlockingIOError):
+                    if not key.data.read():
+                        selector.unregister(key.fileobj)
             if sum(stream.written for stream in self.streams) > WRITTEN_BYTES:
                 return "output"
             if time.monotonic() >= deadline:
@@ -152,12 +154,13 @@ class Watched:
             self._init_handle = None
         self.bubblewrap.kill()
         self.bubblewrap.wait()
-        # nobody is left to write
+        # nobody is left to write; but a process that was forked outside meanwhile may hold the ends for writing open
         for stream in self.streams:
-            while stream.read():
-                pass
-        with suppress(ConnectionResetError):
-            self.has_begun = bool(self._line.recv(1))
+            with suppress(BlockingIOError):
+                while stream.read():
+                    pass
+        with suppress(ConnectionResetError, BlockingIOError):
+            self.has_begun = bool(self._line.recv(1, socket.MSG_DONTWAIT))
 
 
 def _handle(init: int, bubblewrap: int) -> int | None:
