@@ -87,9 +87,8 @@ def usable_parent() -> Path | None:
 
 
 def _is_usable(parent: Path) -> bool:
-    control = parent / "cgroup.subtree_control"
-    # a group of v1 has one controller and hands it down
-    if control.exists() and not _CONTROLLERS.issubset(control.read_text().split()):
+    # a group of v1 has one controller, and hands it down
+    if not _is_of_v1(parent) and not _CONTROLLERS.issubset((parent / "cgroup.subtree_control").read_text().split()):
         return False
     group = _made_in(parent, 2**26, 8)
     try:
@@ -101,11 +100,15 @@ def _is_usable(parent: Path) -> bool:
     return True
 
 
+def _is_of_v1(group: Path) -> bool:
+    return (group / "memory.limit_in_bytes").exists()
+
+
 def _made_in(parent: Path, memory_bytes: int, processes: int) -> ControlGroup:
     group = ControlGroup(parent / f"sigma0-{os.getpid()}-{secrets.token_hex(4)}")
     group.folder.mkdir()
     limits = {"memory.max": memory_bytes, "memory.oom.group": 1, "pids.max": processes, "memory.swap.max": 0}
-    if not (parent / "cgroup.subtree_control").exists():
+    if _is_of_v1(parent):
         # pages first: both together may not be limited to less
         limits = {"memory.limit_in_bytes": memory_bytes, "memory.memsw.limit_in_bytes": memory_bytes}
     try:

@@ -1,4 +1,4 @@
-import fcntl
+import itertools
 import os
 import resource
 import socket
@@ -9,7 +9,7 @@ from select import epoll
 
 import pytest
 
-from sigma0.reason.sandbox.accounting import _descriptor_bytes, processes_of, used_bytes
+from sigma0.reason.sandbox.accounting import _MOST_FLEETING, Account, _descriptors, _threads, processes_of
 
 if not sys.platform.startswith("linux"):
     pytest.skip("reads /proc", allow_module_level=True)
@@ -20,7 +20,7 @@ PAGE = resource.getpagesize()
 def descriptor_bytes():
     """Of this process: alone, and shared with others."""
     shared = {}
-    return _descriptor_bytes(os.getpid(), shared), sum(shared.values())
+    return _descriptors("/proc/self", shared, os.stat("/proc").st_dev), sum(shared.values())
 
 
 def test_a_pipe_counts_once_whoever_holds_it():
@@ -48,17 +48,12 @@ def test_a_socket_counts_as_what_its_buffers_may_hold(tmp_path):
     assert 0 < 2 * sent <= counted
 
 
-def test_locks_and_what_is_watched_count(tmp_path):
-    with (tmp_path / "file").open("w+b") as file, epoll() as watching:
-        before, _ = descriptor_bytes()
-        for number in range(10):
-            fcntl.lockf(file, fcntl.LOCK_EX, 1, 2 * number)
-        assert descriptor_bytes()[0] - before == 10 * 256
-        reading, writing = os.pipe()
-        watching.register(reading)
-        assert descriptor_bytes()[0] - before == 11 * 256
-        os.close(reading)
-        os.close(writing)
+def test_sets_of_watched_descriptors_and_open_files_of_proc_count_by_what_they_can_hold():
+    before, _ = descriptor_bytes()
+    with epoll(), open("/proc/self/maps"), open(os.devnull):
+        after, _ = descriptor_bytes()
+    assert (after.listed - before.listed, after.listings - before.listings) == (64 * 64 * 256, 1)
+    assert after.plain - before.plain == 2**15
 
 
 def waiting_process(code):
@@ -79,15 +74,21 @@ def waiting_process(code):
             7900 * 4096,
         ),
         (
+            # the first thread ends alone, as soon as the other has told
+            "def hold():\n    held = bytearray(b'x') * 2**25\n    print(flush=True)\n    sys.stdin.read()\n"
+            "threading.Thread(target=hold).start()\nimport ctypes\nctypes.CDLL(None).syscall(60, 0)",
+            2**25,
+        ),
+        (
             "wait = threading.Event()\nfor _ in range(40): threading.Thread(target=wait.wait, daemon=True).start()",
             40 * 2**16,
         ),
     ],
-    ids=["pages", "mappings", "threads"],
+    ids=["pages", "mappings", "pages of another thread", "threads"],
 )
 def test_what_a_process_takes_is_seen(code, least):
     with waiting_process("") as plain, waiting_process(code) as greedy:
-        assert used_bytes(greedy.pid) - used_bytes(plain.pid) > 0.9 * least
+        assert Account(greedy.pid).used_bytes() - Account(plain.pid).used_bytes() > 0.9 * least
 
 
 def test_processes_are_seen_through_the_threads_that_started_them():
@@ -112,4 +113,11 @@ def test_processes_are_seen_through_the_threads_that_started_them():
 def test_a_process_that_ended_counts_nothing():
     process = subprocess.Popen(["true"])
     process.wait()
-    assert used_bytes(process.pid) == 0
+    assert Account(process.pid).used_bytes() == 0
+
+
+def test_threads_that_follow_each_other_too_fast_to_be_looked_at_are_told(monkeypatch):
+    """A stand-in for the kernel's folder: which threads are caught in it is a matter of luck."""
+    numbers = map(str, itertools.count())
+    monkeypatch.setattr(os, "listdir", lambda folder: [next(numbers)])
+    assert len(list(_threads(1))) == _MOST_FLEETING and Account(1).used_bytes() > 2**60

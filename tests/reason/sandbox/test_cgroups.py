@@ -68,6 +68,32 @@ def test_an_end_for_want_of_memory_is_known(kernel):
         assert group.was_killed is killed
 
 
+@pytest.fixture
+def first_version(kernel, tmp_path):
+    """The folder of this process's group of v1's memory controller, beside those of v2."""
+    folder = tmp_path / "memory" / "elsewhere"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").touch()
+    with (tmp_path / "mountinfo").open("a") as mounts:
+        for name in ("cpu", "memory"):
+            mounts.write(f"36 30 0:31 / {tmp_path / name} rw - cgroup cgroup rw,{name}\n")
+    return folder
+
+
+def test_without_v2_s_the_memory_controller_of_v1_is_used(kernel, first_version):
+    group = make_group(123 * 2**20, 64)
+    assert group.folder.parent == first_version
+    assert {path.name: path.read_text() for path in group.folder.iterdir()} == {
+        "memory.limit_in_bytes": str(123 * 2**20)
+    }
+    for count, killed in ((0, False), (1, True)):
+        (group.folder / "memory.oom_control").write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {count}\n")
+        assert group.was_killed is killed
+    hand_down(kernel)
+    usable_parent.cache_clear()
+    assert make_group(2**20, 5).folder.parent == kernel
+
+
 def test_a_group_that_takes_no_process_is_passed_over_and_removed(kernel, monkeypatch):
     hand_down(kernel)
     hand_down(kernel.parent)
@@ -83,7 +109,7 @@ def test_a_group_that_takes_no_process_is_passed_over_and_removed(kernel, monkey
     assert [path.name for path in kernel.iterdir()] == ["cgroup.subtree_control"]
 
 
-@pytest.mark.parametrize("text", ["4:memory:/elsewhere\n", "0::/../outside\n", "0::/not/there\n"])
+@pytest.mark.parametrize("text", ["4:memory:/elsewhere\n", "0::/../outside\n", "0::/not/there\n", ""])
 def test_without_a_group_of_ones_own_there_is_none(kernel, tmp_path, text):
     (tmp_path / "cgroup").write_text(text)
     assert make_group(2**20, 5) is None

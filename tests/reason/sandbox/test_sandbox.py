@@ -1,3 +1,4 @@
+import ctypes
 import os
 import signal
 import subprocess
@@ -151,6 +152,45 @@ def test_a_program_is_told_as_it_ended(box):
 @pytest.mark.parametrize("timeout_s, ended", [(0.001, True), (1e300, False)])
 def test_a_time_may_be_short_and_long(box, timeout_s, ended):
     assert box.run("print(1)", timeout_s=timeout_s).timed_out == ended
+
+
+@needs_bubblewrap
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("hooked", [True, False])
+def test_a_process_that_another_thread_forks_meanwhile_takes_none_of_the_time(box, monkeypatch, hooked):
+    """It lives on, with the ends of all pipes that there were when it was forked, in Python or outside of its hooks."""
+    assert box.unavailable is None
+    children, threads = [], []
+    libc, pipe = ctypes.PyDLL(None), os.pipe
+
+    def fork():
+        process = os.fork() if hooked else libc.fork()
+        if process == 0:
+            libc.alarm(60)
+            libc.pause()
+        children.append(process)
+
+    def forked_after():
+        ends = pipe()
+        # the fourth is that of subprocess itself, which waits for its end
+        if hooked or len(children) < 3:
+            thread = threading.Thread(target=fork)
+            thread.start()
+            # it waits until the sandbox is started, or it is there
+            thread.join(0.3)
+            threads.append(thread)
+        return ends
+
+    monkeypatch.setattr(os, "pipe", forked_after)
+    try:
+        result = box.run("print(1)", timeout_s=30.0)
+    finally:
+        for thread in threads:
+            thread.join()
+        for process in children:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+    assert (result.ok, result.stdout) == (True, "1\n") and result.seconds < 30
 
 
 @needs_bubblewrap

@@ -1,8 +1,15 @@
 """What hostile programs can make the machine hold: one sum over all of it, as root and as an ordinary user."""
 
+import platform
+
 import pytest
 
-from tests.reason.sandbox.sandboxes import attempts
+from sigma0.reason.sandbox import execution, watching
+from sigma0.reason.sandbox.cgroups import usable_parent
+from sigma0.reason.sandbox.sandbox import Sandbox
+from tests.reason.sandbox.sandboxes import attempts, needs_bubblewrap
+
+SYS_EXIT = 60 if platform.machine() == "x86_64" else 93
 
 
 def test_two_gigabytes_are_not_to_be_had(box):
@@ -170,3 +177,62 @@ for _ in range(5):
 time.sleep(100)
 """
     assert box.run(code, memory_mb=160, timeout_s=60.0).cut == "memory"
+
+
+ENDED_LEADERS = """
+import ctypes, os, threading, time
+def hold():
+    held = bytearray(b"x") * (60 << 20)
+    time.sleep(100)
+for _ in range(6):
+    if os.fork() == 0:
+        threading.Thread(target=hold).start()
+        ctypes.CDLL(None).syscall(%d, 0)
+time.sleep(100)
+"""
+LISTED_LOCKS = """
+import ctypes, fcntl, os, time
+assert ctypes.CDLL(None).prctl(4, 1, 0, 0, 0) == 0
+held = open("/tmp/locks", "wb")
+for number in range(2000):
+    fcntl.lockf(held, fcntl.LOCK_EX, 1, 2 * number)
+path = f"/proc/{os.getpid()}/fdinfo/{held.fileno()}"
+for _ in range(15):
+    if os.fork() == 0:
+        break
+files = [os.open(path, os.O_RDONLY) for _ in range(50)]
+for file in files:
+    os.read(file, 1)
+time.sleep(100)
+"""
+LONG_PATH = """
+import mmap, os, time
+for _ in range(2000):
+    os.mkdir("\\n" * 255)
+    os.chdir("\\n" * 255)
+file = os.open("file", os.O_RDWR | os.O_CREAT)
+os.truncate(file, 4096)
+held = mmap.mmap(file, 4096)
+files = [open("/proc/self/maps", "rb", 0) for _ in range(50)]
+for file in files:
+    while file.read(2**20):
+        pass
+time.sleep(100)
+"""
+
+
+@needs_bubblewrap
+@pytest.mark.slow
+@pytest.mark.parametrize("counted", ["by us", "by the kernel"])
+@pytest.mark.parametrize(
+    "code", [ENDED_LEADERS % SYS_EXIT, LISTED_LOCKS, LONG_PATH], ids=["ended leaders", "locks", "a long path"]
+)
+def test_what_a_look_at_the_first_thread_does_not_show_counts_as_memory(monkeypatch, code, counted):
+    """300 MB of threads whose first one ended, 130 MB of texts of locks, 200 MB of paths; by each count alone."""
+    if counted == "by us":
+        monkeypatch.setattr(execution, "make_group", lambda *limits: None)
+    elif usable_parent() is None:
+        pytest.skip("no control group can be made here")
+    else:
+        monkeypatch.setattr(watching.Account, "used_bytes", lambda account: 0)
+    assert Sandbox().run(code, memory_mb=96, timeout_s=60.0).cut == "memory"
