@@ -2,7 +2,8 @@
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Thread
 from typing import Any, get_args
@@ -18,6 +19,17 @@ from sigma0.signals.verdict import Door, ReasonVerdict
 BYTES_PER_TOKEN = 16
 # Ids of a prompt at most: one for each byte, and some around each message.
 IDS_PER_MESSAGE = 64
+# Bytes of one event of a stream, or of a body without events, at most: these, and some for each token of the answer,
+# since this package's server tells about each in its last event. A whole stream has as much room as some of those.
+EVENT_BYTES = 2**20
+EVENT_BYTES_PER_TOKEN = 512
+EVENTS = 8
+_BLANK_LINES = (b"\n\n", b"\r\r", b"\r\n\r\n")
+_UNPACKED_AT_ONCE = 2**16
+# On average over a text; in texts of words each is a token at least.
+_BYTES_PER_SHOWN_TOKEN = 8
+# An end of another kind is none: of an answer that is filtered or broken off, or of a call of tools, which none have.
+_ENDS = ("stop", "length")
 # No answer has looped more often.
 MOST_PASSES = 2**53
 
@@ -74,12 +86,17 @@ class Asker:
         self.cost = cost
         self.spent: list[tuple[Spending, float, str]] = []
 
-    def _open(self, limit: float) -> Any:
-        from openai import OpenAI
+    def _open(self, limit: float, max_new_tokens: int) -> Any:
+        from openai import DefaultHttpxClient, OpenAI
 
-        # attempts are counted here, so the client makes none of its own
+        # requests are counted here, so the client makes none of its own: neither attempts nor where it is sent on to
+        sender = DefaultHttpxClient(
+            headers={"Accept-Encoding": "identity"},
+            follow_redirects=False,
+            event_hooks={"response": [_bounding(max_new_tokens)]},
+        )
         key = self.rung.api_key.get_secret_value()
-        return OpenAI(base_url=self.rung.base_url, api_key=key, max_retries=0, timeout=limit)
+        return OpenAI(base_url=self.rung.base_url, api_key=key, max_retries=0, timeout=limit, http_client=sender)
 
     def ask(self, messages: Messages, max_new_tokens: int, options: Mapping[str, Any] | None = None) -> Reply:
         """Asks as often as the rung and the budget allow.
@@ -100,7 +117,8 @@ class Asker:
             began = time.monotonic()
             answer = self._attempt(messages, max_new_tokens, {"temperature": 0, **(options or {})})
             outcome = answer.outcome or "cut off"
-            self._pay(spending, answer.tokens, time.monotonic() - began, outcome)
+            least = (sum(_least_ids(_said(message)) for message in messages), _least_ids("".join(answer.parts)))
+            self._pay(spending, least, answer.tokens, time.monotonic() - began, outcome)
             if outcome == "ok":
                 cut = answer.finish_reason == "length"
                 return Reply(_whole("".join(answer.parts)), outcome, None, spending, cut, *_verdict(answer.sigma0))
@@ -132,7 +150,7 @@ class Asker:
         limit = self.rung.timeout if left is None else max(0.001, min(self.rung.timeout, left))
         answer = _Answer()
         try:
-            client = self._open(limit)
+            client = self._open(limit, max_new_tokens)
         except (OSError, RuntimeError, ValueError):
             # it reads certificates and proxies: files and descriptors may be missing
             return replace(answer, outcome="no client")
@@ -166,6 +184,8 @@ class Asker:
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError, openai.BadRequestError):
             # a retry would not help; the server's message may hold the key, so it is not reported
             answer.outcome = "refused"
+        except _TooLong:
+            answer.outcome = "too long" if answer.finish_reason is None else "ok"
         except openai.APITimeoutError:
             answer.outcome = "timeout"
         except openai.APIStatusError as error:
@@ -178,11 +198,14 @@ class Asker:
             whole = answer.finish_reason is not None
             answer.outcome = "ok" if whole else "timeout" if late else "garbage"
 
-    def _pay(self, spending: Spending, tokens: tuple[int, int] | None, seconds: float, outcome: str) -> None:
-        """Pays for an attempt: the usage in the endpoint's reply if it is plausible, else the upper bound."""
+    def _pay(
+        self, spending: Spending, least: tuple[int, int], told: tuple[int, int] | None, seconds: float, outcome: str
+    ) -> None:
+        """Pays for an attempt: what the endpoint told, but no less than the texts show; the most if that cannot be."""
         read, written = most = (spending.catch_up_tokens, spending.large_tokens)
-        if tokens is not None and 0 <= tokens[0] <= most[0] and 0 <= tokens[1] <= most[1]:
-            read, written = tokens
+        if told is not None and 0 <= told[0] <= most[0] and 0 <= told[1] <= most[1]:
+            # a text may show more than was asked for, and the budget knew of no more than that
+            read, written = (max(said, min(shown, limit)) for said, shown, limit in zip(told, least, most, strict=True))
         money = self.rung.price.of(read, written)
         cost = Spending(large_tokens=written, catch_up_tokens=read, calls=1, money=money)
         self.purse.pay(cost, f"ask {self.rung.name}", 0.0)
@@ -203,9 +226,11 @@ def _gather(stream: Any, answer: _Answer, max_new_tokens: int) -> str:
             if choice.index != 0:
                 continue
             piece = choice.delta.content if choice.delta is not None else None
-            if isinstance(piece, str):
+            if isinstance(piece, str) and piece:
                 answer.parts.append(piece)
                 answer.size += len(piece.encode(errors="replace"))
+            if choice.finish_reason not in (None, "", *_ENDS):
+                return "ended otherwise"
             answer.finish_reason = choice.finish_reason or answer.finish_reason
         if answer.size > BYTES_PER_TOKEN * max_new_tokens:
             return "too long"
@@ -220,7 +245,8 @@ def _whole(text: str) -> str:
 def _usage(usage: Any) -> tuple[int, int] | None:
     """Tokens read and written, as far as the endpoint says; what cannot be read is unknown."""
     read, written = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
-    return (read, written) if isinstance(read, int) and isinstance(written, int) else None
+    # true is no number
+    return (read, written) if type(read) is int and type(written) is int else None
 
 
 def _ending(event: Any) -> dict[str, Any]:
@@ -239,6 +265,68 @@ def _verdict(event: Mapping[str, Any]) -> tuple[ReasonVerdict | None, Door | Non
     door, passes = event.get("door"), event.get("passes")
     known = isinstance(passes, int) and not isinstance(passes, bool) and 0 <= passes <= MOST_PASSES
     return verdict, door if door in get_args(Door) else None, passes if known else None
+
+
+class _TooLong(Exception):
+    """A body, or an event of it, is longer than any answer could make it."""
+
+
+def _bounding(max_new_tokens: int) -> Callable[[Any], None]:
+    """A hook of the client of HTTP: bounds what is read of a response, as it was sent and unpacked."""
+    event = EVENT_BYTES + EVENT_BYTES_PER_TOKEN * max_new_tokens
+
+    def bound(response: Any) -> None:
+        # what is packed otherwise cannot be read as gzip
+        packed = response.headers.pop("content-encoding", "identity") != "identity"
+        sent = response.iter_raw
+
+        def parts() -> Iterator[bytes]:
+            bounded = _within(sent(), event)
+            return _within(_unpacked(bounded), event) if packed else bounded
+
+        response.iter_raw = parts
+
+    return bound
+
+
+def _within(parts: Iterable[bytes], event: int) -> Iterator[bytes]:
+    """Parts of a body, as long as each event and all of them are within bounds.
+
+    Raises:
+        _TooLong: If they are not.
+    """
+    whole = since = 0
+    tail = b""
+    for part in parts:
+        whole += len(part)
+        seen = tail + part
+        blank = max(seen.rfind(line) for line in _BLANK_LINES)
+        since = len(seen) - blank if blank >= 0 else since + len(part)
+        if since > event or whole > EVENTS * event:
+            raise _TooLong
+        tail = seen[-3:]
+        yield part
+
+
+def _unpacked(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """A body that was packed by gzip or deflate, in parts of bounded size."""
+    packer = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    for part in parts:
+        while part:
+            yield packer.decompress(part, _UNPACKED_AT_ONCE)
+            part = packer.unconsumed_tail
+    yield packer.flush()
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    parts = [{"text": content}] if isinstance(content, str) else content
+    return " ".join(str(part.get("text", "")) for part in parts)
+
+
+def _least_ids(text: str) -> int:
+    """Ids that a text shows at least."""
+    return max(len(text.split()), len(text.encode(errors="replace")) // _BYTES_PER_SHOWN_TOKEN)
 
 
 def _most_ids(messages: Messages) -> int:

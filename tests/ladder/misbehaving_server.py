@@ -7,8 +7,11 @@ import json
 import sys
 import threading
 import time
+import zlib
+from gzip import GzipFile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+USED = {"zero-usage": (0, 0), "true-usage": (True, True), "float-usage": (11.0, 7.0), "small-usage": (1, 2)}
 ANSWER = "Paris is the capital of France."
 seen = {}
 lock = threading.Lock()
@@ -43,8 +46,32 @@ class Handler(BaseHTTPRequestHandler):
         elif name == "slow-headers":
             for part in (b"HTTP/1.1 200 OK\r\n", *[b"X-Wait: 1\r\n"] * 300):
                 self.dribble(part)
+        elif name == "redirects":
+            self.send(307, b"", location="/v1/chat/completions")
+        elif name.startswith("endless"):
+            self.endless(name)
+        elif name == "other-packing":
+            self.send(200, b"data: {}\n\n", "text/event-stream", "br")
         else:
             self.stream(name, request)
+
+    def endless(self, name):
+        """All that a client takes, as fast as it takes it."""
+        part = {"endless-event": b"data: 1\n", "endless-comments": b": still here\n\n"}.get(name, b"data: x") * 2**13
+        packer = zlib.compressobj(wbits=31) if name == "endless-gzip" else None
+        self.send_response(500 if name == "endless-error" else 200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        if packer is not None:
+            self.send_header("Content-Encoding", "gzip")
+            part = bytes(2**24)
+        self.end_headers()
+        try:
+            # until nobody reads on
+            while True:
+                self.wfile.write(part if packer is None else packer.compress(part))
+        except (BrokenPipeError, ConnectionResetError):
+            sys.exit()
 
     def dribble(self, part):
         """Something now and then, so that no single read is late."""
@@ -55,9 +82,13 @@ class Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             sys.exit()
 
-    def send(self, status, body, kind="application/json"):
+    def send(self, status, body, kind="application/json", packing=None, location=None):
         self.send_response(status)
         self.send_header("Content-Type", kind)
+        if packing is not None:
+            self.send_header("Content-Encoding", packing)
+        if location is not None:
+            self.send_header("Location", location)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -66,7 +97,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
+        if name == "gzip":
+            self.send_header("Content-Encoding", "gzip")
         self.end_headers()
+        if name == "gzip":
+            self.wfile = GzipFile(fileobj=self.wfile, mode="wb")
         if name == "deep":
             self.wfile.write(b"data: " + b"[" * 100_000 + b"\n\n")
             return
@@ -85,7 +120,8 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(0.4)
             spaced = word if name in ("unsure", "long") or place == 0 else f" {word}"
             self.event({"choices": [{"index": 0, "delta": {"content": spaced}, "finish_reason": None}]})
-        finish = "length" if name == "length" else "stop"
+        ends = {"length": "length", "filtered": "content_filter", "calls-tools": "tool_calls", "breaks": {"code": 7}}
+        finish = ends.get(name, "stop")
         self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
         if name == "stays-open":
             time.sleep(60)
@@ -95,10 +131,14 @@ class Handler(BaseHTTPRequestHandler):
         used = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
         if name == "null-usage":
             used = {"prompt_tokens": None, "completion_tokens": None, "total_tokens": None}
+        if name in USED:
+            used = dict(zip(("prompt_tokens", "completion_tokens"), USED[name], strict=True))
         if name == "liar":
             used = {"prompt_tokens": 10**12, "completion_tokens": -5, "total_tokens": 0}
         self.event({"choices": [], "usage": used})
         self.wfile.write(b"data: [DONE]\n\n")
+        if name == "gzip":
+            self.wfile.close()
 
     def event(self, value):
         base = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}

@@ -68,7 +68,7 @@ def test_options_of_a_request_win():
 @pytest.mark.parametrize(
     "tokens, paid",
     [
-        (None, (READ, 10)), ((0, 0), (0, 0)), ((READ, 10), (READ, 10)), ((READ + 1, 10), (READ, 10)),
+        (None, (READ, 10)), ((0, 0), (1, 1)), ((READ, 10), (READ, 10)), ((READ + 1, 10), (READ, 10)),
         ((READ, 11), (READ, 10)), ((-1, 5), (READ, 10)), ((5, -1), (READ, 10)),
     ],
 )  # fmt: skip

@@ -5,6 +5,7 @@ import json
 import logging
 import subprocess
 import sys
+import tracemalloc
 import urllib.request
 from pathlib import Path
 
@@ -99,6 +100,16 @@ def test_with_never_the_small_one_answers_alone(pocket, url):
         slow("dribbles", "timeout"),
         ("long", "too long"),
         ("refuses", "refused"),
+        ("filtered", "ended otherwise"),
+        ("calls-tools", "ended otherwise"),
+        ("breaks", "ended otherwise"),
+        ("redirects", "status 307"),
+        ("endless-line", "too long"),
+        ("endless-event", "too long"),
+        ("endless-comments", "too long"),
+        ("endless-error", "too long"),
+        ("endless-gzip", "too long"),
+        ("other-packing", "garbage"),
     ],
 )
 def test_a_broken_endpoint_costs_one_rung_and_never_the_answer(pocket, url, name, told, caplog):
@@ -121,7 +132,7 @@ def test_a_broken_endpoint_costs_one_rung_and_never_the_answer(pocket, url, name
 def test_a_client_that_cannot_be_opened_costs_one_rung_and_never_the_answer(pocket, url, monkeypatch):
     """It reads certificates: descriptors may have run out."""
 
-    def broken(self, limit):
+    def broken(self, limit, most):
         raise OSError("too many open files")
 
     monkeypatch.setattr("sigma0.ladder.endpoint.Asker._open", broken)
@@ -157,6 +168,38 @@ def test_a_lying_endpoint_is_charged_the_most_that_was_allowed(pocket, url):
     assert found.spent.money == pytest.approx(asked.money) == pytest.approx(1.0 + asked.catch_up_tokens * 1e-3 + 0.2)
     honest = ladder(pocket, url, ["good"], price=price).generate(QUESTION, unit="answer", max_new_tokens=20)
     assert honest.spent.money == pytest.approx(1.0 + 11e-3 + 7e-2)
+
+
+@pytest.mark.parametrize("name", ["redirects", "endless-line", "endless-gzip"])
+def test_neither_requests_nor_bytes_go_beyond_what_was_allowed(pocket, url, name):
+    """What two attempts take: requests that the server saw, or bytes of memory at the peak."""
+    above = ladder(pocket, url, [name], budget=Budget(calls=2), attempts=9)
+    # whatever is loaded once is loaded before
+    ladder(pocket, url, ["good"]).generate(QUESTION, unit="answer", max_new_tokens=8)
+    before = len(requests_to(url, name))
+    tracemalloc.start()
+    found = above.generate(QUESTION, unit="answer", max_new_tokens=8)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.spent.calls == len(requests_to(url, name)) - before == 2
+    assert peak < 2**23
+
+
+def test_an_answer_that_is_packed_unasked_is_read(pocket, url):
+    found = ladder(pocket, url, ["gzip"]).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert found.text == ANSWER and found.spent.large_tokens == 7
+
+
+@pytest.mark.parametrize(
+    "name, written, read",
+    [("zero-usage", 6, 8), ("true-usage", 20, None), ("float-usage", 20, None), ("small-usage", 6, 8)],
+)
+def test_usage_is_charged_by_what_the_texts_show_if_that_is_more(pocket, url, name, written, read):
+    """The answer has six words, the question eight; what is no whole number is charged at the most that was allowed."""
+    found = ladder(pocket, url, [name]).generate(QUESTION, unit="answer", max_new_tokens=20)
+    asked = found.trail.decisions[0].asked
+    assert found.text == ANSWER
+    assert (found.spent.large_tokens, found.spent.catch_up_tokens) == (written, read or asked.catch_up_tokens)
 
 
 @pytest.mark.parametrize(

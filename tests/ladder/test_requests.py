@@ -36,6 +36,9 @@ def test_pieces_of_the_first_choice_are_the_answer():
     assert told == "ok" and answer == _Answer(["é", "b"], 3, "stop", (3, 4), None, {})
     assert gathered(chunk("a"))[0] == "cut off" and gathered()[0] == "cut off"
     assert gathered(chunk("a", "stop"), chunk("b", "length"))[1].finish_reason == "length"
+    for odd in ("error", "content_filter", "tool_calls", 0, {}, {"stop": 1}, ["stop"], True):
+        told, answer = gathered(chunk("a", odd), chunk("b", "stop"))
+        assert (told, answer.finish_reason) == ("ended otherwise", None)
 
 
 def test_an_answer_is_cut_off_where_no_tokens_are_so_long():
@@ -49,7 +52,7 @@ def test_an_answer_is_cut_off_where_no_tokens_are_so_long():
 
 @pytest.mark.parametrize(
     "told, known",
-    [(usage(3, 4), (3, 4)), (usage("3", 4), None), (usage(3, None), None), (None, None), (object(), None)],
+    [(usage(3, 4), (3, 4)), *((odd, None) for odd in (usage("3", 4), usage(True, 4), usage(3, 4.0), None, object()))],
 )
 def test_usage_is_of_whole_numbers(told, known):
     assert _usage(told) == known
@@ -119,7 +122,7 @@ class Client:
 def attempted(client, budget=None, **settings):
     asker = Scripted([], budget, **settings)
     limits = []
-    asker._open = lambda limit: limits.append(limit) or client
+    asker._open = lambda limit, _: limits.append(limit) or client
     return Asker._attempt(asker, MESSAGES, 10, {"temperature": 0.5}), limits
 
 
@@ -137,7 +140,7 @@ def test_a_request_asks_for_a_stream_with_its_usage():
 def test_a_request_has_the_time_that_is_left(left, limit):
     asker, limits = Scripted([], timeout=30.0), []
     asker.purse = SimpleNamespace(seconds_left=left)
-    asker._open = lambda limit: limits.append(limit) or Client(chunk("hi", "stop"))
+    asker._open = lambda limit, _: limits.append(limit) or Client(chunk("hi", "stop"))
     Asker._attempt(asker, MESSAGES, 10, {})
     assert limits == [limit]
 
@@ -189,7 +192,7 @@ def test_a_request_is_given_up_when_its_time_is_over(finish, outcome):
 def test_a_client_that_cannot_be_made_is_told(error):
     asker = Scripted([])
 
-    def fails(limit):
+    def fails(limit, most):
         raise error
 
     asker._open = fails
@@ -197,7 +200,7 @@ def test_a_client_that_cannot_be_made_is_told(error):
 
 
 def test_a_client_has_the_address_and_makes_no_attempts_of_its_own():
-    client = Asker._open(Scripted([]), 7.0)
+    client = Asker._open(Scripted([]), 7.0, 10)
     assert (str(client.base_url), client.api_key, client.max_retries) == ("http://host/v1/", "none", 0)
     assert client.timeout == 7.0
     client.close()

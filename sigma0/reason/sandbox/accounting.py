@@ -11,7 +11,7 @@ program decides, but line by line: the kernel would make room for all of it at o
 | a mapping | its record, and a link to each process that it was inherited from: 4 KiB |
 | a file in what can be written to | its pages, and its records: 2 KiB |
 | a lock | 256 |
-| a set of watched descriptors (epoll) | 256 for each pair of a number and a file that one process can put into it: 1 MiB |
+| a set of watched descriptors (epoll) | 256 for each number and file that a process can put into it: 1 MiB |
 | an open pipe | 16 pages |
 | an open socket | twice the usual buffer, since a message may begin below the limit and end above it |
 | an open file of /proc | 32 KiB, and what it can list: the records of all files (names on a path), locks and sets |
@@ -64,7 +64,7 @@ class Account:
         shared: dict[tuple[int, int], int] = {}
         for process in processes_of(self._init):
             places = places or _places(process)
-            held = _process_bytes(process, shared, places and places.proc)
+            held = _process_bytes(process, shared, None if places is None else places.proc)
             total += held.plain
             listed += held.listed
             listings += held.listings
@@ -119,18 +119,19 @@ def status_of(process: int | str) -> dict[str, str]:
 
 def _process_bytes(process: int, shared: dict[tuple[int, int], int], proc: int | None) -> "_Held":
     """Of one process, as any of its threads shows it."""
-    number = 0
-    for number, thread in enumerate(_threads(process), 1):
+    fleeting = 0
+    for thread in _threads(process):
         described = status_of(f"{process}/task/{thread}")
         if _PAGES[0] not in described:
             # it has ended
+            fleeting += 1
             continue
         held = _descriptors(f"/proc/{process}/task/{thread}", shared, proc)
         held.plain += sum(int(described.get(name, "0 kB").split()[0]) * 1024 for name in _PAGES)
         held.plain += int(described["Threads"]) * _THREAD_BYTES
         held.plain += _lines(f"/proc/{process}/task/{thread}/maps") * _MAPPING_BYTES
         return held
-    return _Held(plain=_UNKNOWN if number >= _MOST_FLEETING else 0)
+    return _Held(plain=_UNKNOWN if fleeting >= _MOST_FLEETING else 0)
 
 
 @dataclass

@@ -123,7 +123,7 @@ def _made_in(parent: Path, memory_bytes: int, processes: int) -> ControlGroup:
 
 
 def _ancestors() -> Iterator[Path]:
-    """The folders of this process's own groups of v2, then of v1's memory controller, and those above that are mounted."""
+    """Folders of this process's own groups, of v2 and then of v1's memory controller, each with those above it."""
     try:
         lines = [line.split(":", 2)[1:] for line in _OWN_GROUPS.read_text().splitlines()]
         mounts = [line.split() for line in _MOUNTS.read_text().splitlines()]

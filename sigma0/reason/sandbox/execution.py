@@ -40,9 +40,7 @@ _FOLDER = f"{SCRATCH}/work"
 # it ends, too. So it is forked before they are made, or once they are closed here.
 _STARTING = RLock()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_STARTING.release
-    )
+    os.register_at_fork(before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_STARTING.release)
 
 
 @dataclass(frozen=True)
