@@ -61,10 +61,14 @@ class Reply:
 
 @dataclass
 class _Answer:
-    """An answer as it comes in, written by one thread and read by another."""
+    """An answer as it comes in, written by one thread and read by another.
+
+    `size` is in bytes, and `thought` in characters of what a server tells of its reasoning.
+    """
 
     parts: list[str] = field(default_factory=list)
     size: int = 0
+    thought: int = 0
     finish_reason: str | None = None
     tokens: tuple[int, int] | None = None
     outcome: str | None = None
@@ -117,7 +121,8 @@ class Asker:
             began = time.monotonic()
             answer = self._attempt(messages, max_new_tokens, {"temperature": 0, **(options or {})})
             outcome = answer.outcome or "cut off"
-            least = (sum(_least_ids(_said(message)) for message in messages), _least_ids("".join(answer.parts)))
+            shown = _least_ids("".join(answer.parts)) + answer.thought // _BYTES_PER_SHOWN_TOKEN
+            least = (sum(_least_ids(_said(message)) for message in messages), shown)
             self._pay(spending, least, answer.tokens, time.monotonic() - began, outcome)
             if outcome == "ok":
                 cut = answer.finish_reason == "length"
@@ -229,6 +234,9 @@ def _gather(stream: Any, answer: _Answer, max_new_tokens: int) -> str:
             if isinstance(piece, str) and piece:
                 answer.parts.append(piece)
                 answer.size += len(piece.encode(errors="replace"))
+            # not part of the answer, but written and charged
+            thought = getattr(choice.delta, "reasoning_content", None)
+            answer.thought += len(thought) if isinstance(thought, str) else 0
             if choice.finish_reason not in (None, "", *_ENDS):
                 return "ended otherwise"
             answer.finish_reason = choice.finish_reason or answer.finish_reason

@@ -11,7 +11,13 @@ import zlib
 from gzip import GzipFile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-USED = {"zero-usage": (0, 0), "true-usage": (True, True), "float-usage": (11.0, 7.0), "small-usage": (1, 2)}
+USED = {
+    "zero-usage": (0, 0),
+    "true-usage": (True, True),
+    "float-usage": (11.0, 7.0),
+    "small-usage": (1, 2),
+    "thinks": (0, 0),
+}
 ANSWER = "Paris is the capital of France."
 seen = {}
 lock = threading.Lock()
@@ -102,6 +108,9 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if name == "gzip":
             self.wfile = GzipFile(fileobj=self.wfile, mode="wb")
+        if name == "thinks":
+            delta = {"content": None, "reasoning_content": "hm, " * 28}
+            self.event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
         if name == "deep":
             self.wfile.write(b"data: " + b"[" * 100_000 + b"\n\n")
             return

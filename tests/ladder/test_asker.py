@@ -24,7 +24,7 @@ MOST = Spending(large_tokens=10, catch_up_tokens=READ, calls=1, money=1.0 + 0.5 
 
 
 def answered(text="hi", outcome="ok", finish="stop", tokens=(4, 2), **more):
-    return _Answer([text], len(text), finish, tokens, outcome, more)
+    return _Answer([text], len(text), 0, finish, tokens, outcome, more)
 
 
 class Scripted(Asker):

@@ -192,7 +192,13 @@ def test_an_answer_that_is_packed_unasked_is_read(pocket, url):
 
 @pytest.mark.parametrize(
     "name, written, read",
-    [("zero-usage", 6, 8), ("true-usage", 20, None), ("float-usage", 20, None), ("small-usage", 6, 8)],
+    [
+        ("zero-usage", 6, 8),
+        ("true-usage", 20, None),
+        ("float-usage", 20, None),
+        ("small-usage", 6, 8),
+        ("thinks", 20, 8),
+    ],
 )
 def test_usage_is_charged_by_what_the_texts_show_if_that_is_more(pocket, url, name, written, read):
     """The answer has six words, the question eight; what is no whole number is charged at the most that was allowed."""

@@ -33,7 +33,7 @@ def test_pieces_of_the_first_choice_are_the_answer():
         chunk("é"), chunk("no", "length", index=1), chunk(3), bare, SimpleNamespace(choices=None, usage=usage(3, 4)),
         chunk("b", "stop"), chunk(usage=usage(5, "many")), chunk(),
     )  # fmt: skip
-    assert told == "ok" and answer == _Answer(["é", "b"], 3, "stop", (3, 4), None, {})
+    assert told == "ok" and answer == _Answer(["é", "b"], 3, 0, "stop", (3, 4), None, {})
     assert gathered(chunk("a"))[0] == "cut off" and gathered()[0] == "cut off"
     assert gathered(chunk("a", "stop"), chunk("b", "length"))[1].finish_reason == "length"
     for odd in ("error", "content_filter", "tool_calls", 0, {}, {"stop": 1}, ["stop"], True):
@@ -129,7 +129,7 @@ def attempted(client, budget=None, **settings):
 def test_a_request_asks_for_a_stream_with_its_usage():
     client = Client(chunk("hi", "stop"), SimpleNamespace(choices=[], usage=usage(3, 4)))
     answer, limits = attempted(client, timeout=30.0)
-    assert answer == _Answer(["hi"], 2, "stop", (3, 4), "ok", {}) and client.is_closed and limits == [30.0]
+    assert answer == _Answer(["hi"], 2, 0, "stop", (3, 4), "ok", {}) and client.is_closed and limits == [30.0]
     assert client.asked == [
         {"model": "m", "messages": MESSAGES, "max_tokens": 10, "stream": True,
          "stream_options": {"include_usage": True}, "temperature": 0.5}
