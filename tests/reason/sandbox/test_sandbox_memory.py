@@ -182,6 +182,7 @@ time.sleep(100)
 ENDED_LEADERS = """
 import ctypes, os, threading, time
 def hold():
+    time.sleep(0.3)
     held = bytearray(b"x") * (60 << 20)
     time.sleep(100)
 for _ in range(6):
