@@ -190,13 +190,17 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The app; a request that is cancelled at the end of the process is no failure to be traced."""
+        """The app; a request that is cancelled at the end of the process is no failure, nor one whose client left."""
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
             if not self.should_exit:
                 raise
             await unavailable("the server is being shut down", "shutting_down").response()(scope, receive, send)
+        cycle = getattr(send, "__self__", None)
+        if cycle is not None and cycle.transport.is_closing():
+            # uvicorn tells this to the newest of pipelined requests alone, and misses the rest of the others' answers
+            cycle.disconnected = True
 
     async def startup(self, sockets: Any = None) -> None:
         """Begins to listen."""

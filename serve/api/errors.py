@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from sigma0.errors import reason
-from sigma0.serve.api.fields import UNSUPPORTED, UNSUPPORTED_IN_MESSAGES, UNSUPPORTED_ROLES
+from sigma0.serve.api.fields import LONG_NUMBER, UNSUPPORTED, UNSUPPORTED_IN_MESSAGES, UNSUPPORTED_ROLES
 from sigma0.serve.engine.messages import Busy, RequestCutOff, RequestFailed, ShuttingDown, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -160,8 +160,17 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
         return ApiError(400, f"{param}: {refused}", param, "unsupported_parameter")
     if len(path) == 1 and first["type"] == "extra_forbidden":
         return ApiError(400, f"{param}: this server has no such field: leave it out", param, "unknown_parameter")
-    why = EXPECTED[field] if field in EXPECTED and len(_about(errors, first)) > 1 else reason(first)
+    about = _about(errors, first)
+    # of a union, the member that takes a text says more than those that do not
+    texts = [error for error in about if isinstance(error.get("input"), str)]
+    bounds = [error for error in texts if error["type"] in ("value_error", "too_long")]
+    if bounds and len(about) > 1:
+        first = bounds[0]
+    why = EXPECTED[field] if field in EXPECTED and len(about) > 1 and not bounds else reason(first)
     why = why.removeprefix("Input ")
+    if isinstance(first.get("input"), str) and first["type"] == "too_long":
+        # a text is counted as a list would be
+        why = f"should have at most {first['ctx']['max_length']} characters"
     value = first.get("input")
     scalar = isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= SHOWN)
     # the content of messages is private
@@ -210,7 +219,8 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, StarletteHTTPException)
         if error.status_code == 400 and not isinstance(error, ApiError):
             # FastAPI's own, of what json.loads raises beside its own error
-            error = ApiError(400, "the body is not valid JSON in UTF-8, or nested too deep", code="invalid_json")
+            message = f"the body is not valid JSON in UTF-8, is nested too deep, or holds {LONG_NUMBER}"
+            error = ApiError(400, message, code="invalid_json")
         elif not isinstance(error, ApiError):
             error = ApiError(error.status_code, str(error.detail), headers=error.headers)
         return error.response()

@@ -6,11 +6,13 @@ only its empty values are accepted.
 """
 
 import json
+import sys
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -22,17 +24,21 @@ from pydantic import (
 # fields of an object at most: each unknown one would be an error of its own
 _MAX_NAMES = 64
 _MAX_DEPTH = 64
+# What Python's reader of JSON refuses, since its time grows with the square of the digits.
+LONG_NUMBER = f"a whole number of over {sys.get_int_max_str_digits()} digits"
 
 
-def _is_text(value: str) -> str:
+def _is_text(value: Any) -> Any:
     try:
-        value.encode()
+        if isinstance(value, str):
+            value.encode()
     except UnicodeEncodeError as error:
         raise ValueError("holds half of a surrogate pair, which is no character") from error
     return value
 
 
-Text = Annotated[str, AfterValidator(_is_text)]
+# ahead of bounds of length, which cannot be counted of what is no text
+Text = Annotated[str, BeforeValidator(_is_text)]
 
 
 def _is_false(value: bool) -> bool:
@@ -170,6 +176,8 @@ def arguments_of(text: str) -> dict[str, Any]:
         raise ValueError("is nested too deep") from error
     except json.JSONDecodeError as error:
         raise ValueError("has to be a JSON object") from error
+    except ValueError as error:
+        raise ValueError(f"holds {LONG_NUMBER}") from error
     if not isinstance(arguments, dict):
         raise ValueError("has to be a JSON object")
     plain_json(arguments)

@@ -1,11 +1,15 @@
 """ASGI middleware: request ids and a last-resort 500."""
 
+import logging
 import secrets
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sigma0.serve.api.errors import as_api_error
+
+logger = logging.getLogger(__name__)
 
 
 class RequestIdMiddleware:
@@ -35,10 +39,16 @@ class RequestIdMiddleware:
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 headers["x-content-type-options"] = "nosniff"
-            await send(message)
+            try:
+                await send(message)
+            except (OSError, RuntimeError) as error:
+                # a transport that is closed already says so in either
+                raise ClientDisconnect from error
 
         try:
             await self._app(scope, receive, named)
+        except ClientDisconnect:
+            logger.warning("request %s: its client has left", request_id)
         except Exception as error:
             # only this request fails: the server goes on
             failure = as_api_error(error, request_id)

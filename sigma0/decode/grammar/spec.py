@@ -37,6 +37,8 @@ class JsonSchema:
             value = json.loads(self.schema)
         except json.JSONDecodeError as error:
             raise ValueError(f"schema is no JSON: {error}") from error
+        except ValueError as error:
+            raise ValueError("schema holds a whole number of too many digits to be read") from error
         except RecursionError as error:
             raise ValueError("schema is nested too deep") from error
         if not isinstance(value, dict | bool):

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import logging
 import signal
 import socket
@@ -209,3 +210,25 @@ def test_what_is_not_done_in_time_is_cut_off_and_told_so(tmp_path):
         assert told[-2] == "event: error" and '"shutting_down"' in told[-1]
         assert process.wait(60) == 1
         assert printed() == "1 request(s) cut off after 0.2 s: see --drain-timeout"
+
+
+def test_pipelined_requests_that_are_left_behind_are_one_line(pocket, caplog):
+    service, settings = SpiedService(*pocket), ServerSettings()
+    server = Server(create_app(service, settings), service, settings)
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    body = json.dumps({"model": "pocket", "prompt": "Mary went", "max_tokens": 4}).encode()
+    asked = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    port = listener.getsockname()[1]
+    with closing(socket.create_connection(("127.0.0.1", port))) as client:
+        client.sendall(asked * 3000)
+        client.recv(1)
+    assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    until(lambda: caplog.records)
+    server.should_exit = True
+    thread.join(60)
+    assert not thread.is_alive()
+    (line,) = caplog.records
+    assert line.getMessage().endswith("its client has left") and line.exc_info is None

@@ -265,6 +265,53 @@ def test_limits_of_a_prompt(pocket):
             error_of(httpx.post(address, json={"model": "pocket", "prompt": [5], **body}), 400)
 
 
+SURROGATE = json.loads('"a\\ud800"')
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ({"stop": "a" * 1001}, "stop: should have at most 1000 characters"),
+        ({"stop": ["a", "a" * 1001]}, "stop: should have at most 1000 characters"),
+        ({"stop": SURROGATE}, "stop: holds half of a surrogate pair"),
+        ({"cache_salt": "a" * 1001}, "cache_salt: should have at most 1000 characters"),
+        ({"messages": [{"role": "user", "content": SURROGATE}]}, "content: holds half of a surrogate pair"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": SURROGATE}]}]},
+            "content: holds half of a surrogate pair",
+        ),
+        (
+            {
+                "messages": [
+                    *ASKED,
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {"id": "a", "function": {"name": "f", "arguments": '{"a": ' + "7" * 5000 + "}"}}
+                        ],
+                    },
+                    {"role": "tool", "tool_call_id": "a", "content": "x"},
+                ]
+            },
+            "arguments: holds a whole number of over 4300 digits",
+        ),
+        ({"guided_json": '{"const": ' + "7" * 5000 + "}"}, "schema holds a whole number of too many digits"),
+    ],
+)
+def test_a_limit_is_named(plain, body, message):
+    raw = json.dumps({"model": "pocket", "messages": ASKED, "max_tokens": 4, **body})
+    headers = {"Content-Type": "application/json"}
+    error = error_of(httpx.post(f"{plain.url}/v1/chat/completions", content=raw, headers=headers), 400)
+    assert message in error["message"]
+
+
+def test_a_body_with_too_long_a_number_says_so(plain):
+    raw = '{"model": "pocket", "max_tokens": ' + "7" * 5000 + ', "messages": []}'
+    headers = {"Content-Type": "application/json"}
+    error = error_of(httpx.post(f"{plain.url}/v1/chat/completions", content=raw, headers=headers), 400)
+    assert "a whole number of over 4300 digits" in error["message"]
+
+
 def test_sources_of_any_length_are_not_read(plain):
     error = error_of(post(plain, sigma0={"sources": ["a " * 10_000, "b " * 10_000]}), 400)
     assert error["param"] == "sigma0.sources" and "at most 32768 characters in all, got 40000" in error["message"]
