@@ -1,4 +1,5 @@
-"""Clients that do harm beside a load: floods of prompts that never fit, requests left at once, bodies half sent.
+"""Clients that do harm beside a load: prompts that never fit, requests left at once, bodies half sent, and grammars
+and sources that cost a server much.
 
 They come and go by turns, so that another client's latency is seen with and without them.
 """
@@ -7,7 +8,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import monotonic, perf_counter
@@ -23,6 +24,16 @@ REST, TURN = 0.5, 20.0
 # What a prompt that never fits, or one too many, may be answered.
 REFUSALS = (400, 413, 429, 503)
 TIMEOUT = 600.0
+SOURCE = " ".join(f"Mary put {number % 97} of the cups into the park." for number in range(700))[:31_500]
+COSTLY: tuple[dict[str, Any], ...] = (
+    {"guided_grammar": "start: r0\n" + "".join(f'r{i}: "a" r{i + 1} | "b" r{i + 1}\n' for i in range(5000))},
+    {"guided_regex": "(a{1000}){1000}"},
+    {"guided_json": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
+    {"guided_json": {"properties": {f"p{i}": {"type": "integer"} for i in range(5000)}}},
+    {"guided_choice": ["<|im_end|>"]},
+    {"n": 8, "sigma0": {"sources": [""] * 250_000}},
+    {"n": 8, "sigma0": {"sources": [SOURCE]}},
+)
 
 
 @dataclass
@@ -31,7 +42,7 @@ class Floods:
 
     Attributes:
         clients: How many flooded at once.
-        refused: Prompts that were refused, by status.
+        refused: Prompts, and what costs much, by status: refused, and what was within the limits.
         left: Requests that were left as soon as they were sent.
         half_sent: Bodies that were never finished.
         broken: Prompts that ended otherwise, by what happened.
@@ -63,7 +74,7 @@ class Flooding:
         url: Of the server.
         model: Its name there.
         prompts: Questions that fit.
-        clients: How many flood at once; every third one sends prompts, leaves, or sends half bodies.
+        clients: How many flood at once; every fourth one sends prompts, leaves, sends half bodies, or what costs much.
         seconds: How long the whole load is.
     """
 
@@ -81,8 +92,8 @@ class Flooding:
 
     async def run(self, going: Callable[[], bool]) -> Floods:
         """Floods and asks in turns as long as the load goes on."""
-        kinds = (self._send_prompts, self._leave, self._send_half)
-        tasks = [self._client(kinds[number % 3], random.Random(number), going) for number in range(self._clients)]
+        kinds = (self._send_prompts, self._send_costly, self._leave, self._send_half)
+        tasks = [self._client(kinds[number % 4], random.Random(number), going) for number in range(self._clients)]
         await asyncio.gather(self._ask(going), *tasks)
         result = self.result
         result.requests_without, result.requests_with = len(self._seen[False]), len(self._seen[True])
@@ -113,16 +124,27 @@ class Flooding:
 
     async def _send_prompts(self, rng: random.Random) -> None:
         """A burst of bodies of a megabyte: one text, many messages, or ids."""
+        await self._burst((self._body(rng.randrange(3)) for _ in range(BURST)), REFUSALS)
+
+    async def _send_costly(self, rng: random.Random) -> None:
+        """A burst of what a grammar engine, or the search in sources, would take seconds for, or die of."""
+        path = "/v1/chat/completions"
+        for fields in rng.sample(COSTLY, len(COSTLY)):
+            body = json.dumps({**self._chat([self._prompts[0]]), "max_tokens": 8, **fields}).encode()
+            # sources within the limits are answered
+            fits = (200,) if fields.get("sigma0") == {"sources": [SOURCE]} else ()
+            await self._burst([(path, body)], (*REFUSALS, *fits))
+
+    async def _burst(self, bodies: Iterable[tuple[str, bytes]], fine: Sequence[int]) -> None:
         async with httpx.AsyncClient(timeout=TIMEOUT) as connection:
-            for _ in range(BURST):
-                path, body = self._body(rng.randrange(3))
+            for path, body in bodies:
                 headers = {"Content-Type": "application/json"}
                 try:
                     answer = await connection.post(f"{self._url}{path}", content=body, headers=headers)
                 except httpx.HTTPError as error:
                     self.result.broken[type(error).__name__] += 1
                     continue
-                if answer.status_code in REFUSALS:
+                if answer.status_code in fine:
                     self.result.refused[str(answer.status_code)] += 1
                 else:
                     self.result.broken[f"status {answer.status_code}"] += 1
