@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedTokenizerFast, StoppingCriteriaList
-from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
 from sigma0.config import ExitConfig, Messages, OnCollapse, parse_on_collapse, switches
 from sigma0.decode.detokenizer import IncrementalDetokenizer
@@ -294,9 +293,10 @@ def stream(
     if on_collapse == "tighten":
         others = generate_kwargs.get("logits_processor") or []
         generate_kwargs["logits_processor"] = LogitsProcessorList([*others, Tighten(ids.shape[1])])
-    criteria = StoppingCriteriaList(generate_kwargs.pop("stopping_criteria", None) or [])
-    if stop:
-        criteria.append(StopStringCriteria(tokenizer, list(stop)))
+    settings = generate_kwargs.get("generation_config")
+    strings = generate_kwargs.pop("stop_strings", None) or getattr(settings, "stop_strings", None)
+    strings = strings or model.generation_config.stop_strings or []
+    stop = [*stop, *([strings] if isinstance(strings, str) else strings)]
     ids = ids.to(model.device)
     with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
@@ -306,7 +306,8 @@ def stream(
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_new_tokens,
             exit_config=config,
-            stopping_criteria=criteria,
+            stop_strings=stop or None,
+            tokenizer=tokenizer,
             custom_generate=type(model).open_token_loop,
             output_statistics=switches().verdict if verdict is None else verdict,
             **generate_kwargs,

@@ -5,7 +5,8 @@ import json
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, StoppingCriteria, pipeline
+from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, StoppingCriteria, pipeline
+from transformers.generation.stopping_criteria import StopStringCriteria
 
 import sigma0
 from sigma0 import ExitConfig
@@ -189,6 +190,116 @@ def test_pipeline(pocket):
     ]
     rich = generator(STORY, max_new_tokens=4, do_sample=False, return_dict_in_generate=True, return_full_text=False)
     assert rich[0]["generated_text"] == sigma0.generate(model, tokenizer, STORY, max_new_tokens=4).text
+
+
+RULES = [
+    {"mode": "full"},
+    {"mode": "fixed", "depth": 2},
+    {"q": 0.2},
+    {"mode": "margin", "theta": 0.6},
+    {"mode": "converge", "eps": 0.4},
+    {"mode": "accel", "eps": 0.6, "patience": 1},
+    {"mode": "kl", "delta": 0.05},
+]
+
+
+@pytest.mark.parametrize("after", ["finish", "verify", "drop"])
+@pytest.mark.parametrize("rule, runner", [*((rule, "eager") for rule in RULES), (RULES[3], "compile")])
+def test_stop_strings_end_a_text_where_transformers_own_criterion_does(pocket, rule, after, runner):
+    model, tokenizer = pocket
+    prompts = [STORY, "Mary went to the park. The hat is with Mary. Where is the hat?", "John is in the"]
+    batch = tokenizer(prompts, padding=True, return_tensors="pt")
+    width = batch.input_ids.shape[1]
+    # verify writes what full depth writes; every other setting its own text, up to the string
+    written = {"mode": "full"} if after == "verify" else {**rule, "after_exit": after}
+    whole = model.generate(**batch, max_new_tokens=12, exit_config=written)
+    settings = {"max_new_tokens": 12, "exit_config": {**rule, "after_exit": after}, "runner": runner}
+    # the third begins in the prompt of the first, and the fourth ends nowhere
+    for stop in (["the"], [" in the k", "."], "? M", ["Vienna"]):
+        criterion = StopStringCriteria(tokenizer, stop)
+        expected = whole.clone()
+        for row, ids in enumerate(whole):
+            ends = (end for end in range(width + 1, len(ids)) if criterion(ids[None, :end], None))
+            expected[row, next(ends, len(ids)) :] = tokenizer.pad_token_id
+        lengths = (expected != tokenizer.pad_token_id).nonzero()[:, 1].max() + 1
+        got = model.generate(**batch, stop_strings=stop, tokenizer=tokenizer, **settings)
+        assert got.tolist() == expected[:, :lengths].tolist()
+        stream = sigma0.stream(model, tokenizer, STORY, stop_strings=stop, **settings)
+        alone = model.generate(**tokenizer(STORY, return_tensors="pt"), max_new_tokens=12, exit_config=written)[0]
+        told, start = [token.id for token in stream], len(tokenizer(STORY).input_ids)
+        ends = (end for end in range(start + 1, len(alone)) if criterion(alone[None, :end], None))
+        assert told == alone[start : next(ends, len(alone))].tolist()
+
+
+def test_stop_strings_stop_pipelines_beams_and_what_a_checkpoint_asks_for(pocket, monkeypatch):
+    model, tokenizer = pocket
+    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    settings = {"max_new_tokens": 12, "do_sample": False}
+    (result,) = generator(STORY, stop_sequence="in the", return_full_text=False, **settings)
+    assert result["generated_text"] == " Mary is in the"
+    batch = generator([STORY, "John"], batch_size=2, stop_sequence=["is"], return_full_text=False, **settings)
+    assert [row[0]["generated_text"] for row in batch] == [
+        sigma0.generate(model, tokenizer, prompt, max_new_tokens=12, stop=["is"]).text for prompt in (STORY, "John")
+    ]
+    ids = tokenizer(STORY, return_tensors="pt")
+    beams = {"num_beams": 2, "exit_config": {"mode": "full"}, **settings}
+    text = tokenizer.decode(model.generate(**ids, stop_strings="in", tokenizer=tokenizer, **beams)[0])
+    assert text.startswith(STORY) and " in" in text[len(STORY) :]
+    monkeypatch.setattr(model.generation_config, "stop_strings", ["in the"])
+    stored = sigma0.generate(model, tokenizer, STORY)
+    assert (stored.text, stored.stop_reason) == (" Mary is in the", "stop")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"token_healing": True}, "token_healing=True"),
+        ({"cache_implementation": "hybrid"}, "cache_implementation='hybrid' has no planes"),
+        ({"generation_config": GenerationConfig(cache_implementation="hybrid")}, "cache_implementation='hybrid'"),
+        ({"cache_config": {"nbits": 4}}, "cache_config"),
+    ],
+)
+def test_what_generate_cannot_do_here_is_refused_by_name(pocket, arguments, message):
+    ids = pocket[1](STORY, return_tensors="pt")
+    with pytest.raises(ValueError, match=message):
+        pocket[0].generate(**ids, max_new_tokens=2, tokenizer=pocket[1], **arguments)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_cache_is_continued_only_with_the_text_that_it_holds_the_beginning_of(pocket, rows):
+    model, tokenizer = pocket
+    ids = tokenizer(STORY, return_tensors="pt").input_ids.repeat(rows, 1)
+    cache = model.new_cache()
+    settings = {"cache": cache, "max_new_tokens": 4, "do_sample": False}
+    text = model.generate(ids, **settings)
+    held = cache.length
+    for prompt, mask in (
+        (ids, None),
+        (text[:, :held], None),
+        (ids[:, :3], torch.ones(rows, 7)),
+        (ids, text[:, :-1] > 0),
+    ):
+        mask = torch.ones_like(prompt) if mask is None else mask.long()
+        with pytest.raises(
+            ValueError, match=rf"holds {held} tokens.*prompt of {prompt.shape[1]} .*mask of {mask.shape[1]}"
+        ):
+            model.generate(prompt, attention_mask=mask, **settings)
+    whole = model.generate(ids, max_new_tokens=8, do_sample=False)
+    assert model.generate(text, **settings).tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("settings", [{}, {"do_sample": True}, {"num_beams": 2, "exit_config": {"mode": "full"}}])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("after", ["finish", "verify", "drop"])
+@pytest.mark.parametrize("score", [-torch.inf, torch.nan])
+def test_a_logits_processor_that_leaves_nothing_is_named(pocket, settings, rows, after, score):
+    def forbid_all(ids, scores):
+        return torch.full_like(scores, score)
+
+    ids = pocket[1](STORY, return_tensors="pt").input_ids.repeat(rows, 1)
+    settings = {"exit_config": {"q": 0.4, "after_exit": after}, **settings}
+    with pytest.raises(ValueError, match="forbid_all leaves no token"):
+        pocket[0].generate(ids, max_new_tokens=2, logits_processor=[forbid_all], **settings)
 
 
 def test_every_token_and_text_has_a_verdict(pocket):

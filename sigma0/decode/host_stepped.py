@@ -7,6 +7,7 @@ the ids with what was sampled, and the rest of the step goes on with their answe
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,27 @@ ROW_WISE_CRITERIA: tuple[type, ...] = (
     criteria.StopStringCriteria,
     criteria.MaxTimeCriteria,
 )
+
+
+class CheckedProcessors(LogitsProcessorList):  # type: ignore[misc]
+    """Logits processors of which each has to leave something to choose from."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        """As transformers' own.
+
+        Raises:
+            ValueError: Naming a processor that leaves a row only minus infinity, or NaN.
+        """
+        for item in self:
+            # before the call, since some processors write in place
+            had = scores.amax(-1) > -torch.inf
+            scores = LogitsProcessorList([item])(input_ids, scores, **kwargs)
+            if bool((had & ~(scores.amax(-1) > -torch.inf)).any()):
+                name = getattr(item, "__name__", type(item).__name__)
+                raise ValueError(
+                    f"{name} leaves no token to choose: all scores of a row are minus infinity, or some are NaN"
+                )
+        return scores
 
 
 def rows_are_independent(logits_processor: LogitsProcessorList, stopping_criteria: StoppingCriteriaList) -> bool:
@@ -124,7 +146,7 @@ def split_criteria(
     return rest, min(lengths) if lengths else None, frozenset(eos)
 
 
-def narrowed(logits_processor: LogitsProcessorList, sequences: Ints) -> LogitsProcessorList:
+def narrowed(logits_processor: LogitsProcessorList, sequences: Ints) -> CheckedProcessors:
     """The processors as they are for some rows of the batch.
 
     Args:
@@ -135,7 +157,7 @@ def narrowed(logits_processor: LogitsProcessorList, sequences: Ints) -> LogitsPr
         The same list, but for a repetition penalty that holds the left padding of each row, and for a caller's
         function, which gets the batch index of a single row.
     """
-    fitting = LogitsProcessorList()
+    fitting = CheckedProcessors()
     for item in logits_processor:
         padding = getattr(item, "prompt_ignore_length", None)
         if isinstance(padding, Tensor):

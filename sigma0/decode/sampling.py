@@ -13,7 +13,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from sigma0.decode.accept import accept_greedy
 from sigma0.decode.batch import Ints
 from sigma0.decode.finite import flag_broken
-from sigma0.decode.host_stepped import is_over, narrowed, process_rows
+from sigma0.decode.host_stepped import CheckedProcessors, is_over, narrowed, process_rows
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, STAGE
 from sigma0.decode.logits_processors import sampling_of
 from sigma0.decode.random_numbers import OWN_DRAW, request_seeds
@@ -221,9 +221,10 @@ class Host:
         return token_ids, token_ids, self._ends(sequences, lengths, token_ids, over), logits
 
     def _chosen(self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        # nothing can be drawn from NaN: such rows are flagged
-        broken = ~scores.amax(dim=-1, keepdim=True).isfinite()
-        return self._device.draw(batch, looped, which, scores.masked_fill(broken, 0.0))
+        most = scores.amax(dim=-1, keepdim=True)
+        # beside infinite scores nothing else counts; and nothing can be drawn from NaN: such rows are flagged
+        scores = torch.where(most == torch.inf, torch.where(scores == most, 0.0, -torch.inf), scores)
+        return self._device.draw(batch, looped, which, scores.masked_fill(~(most > -torch.inf), 0.0))
 
     def _flag(self, token_ids: Tensor, logits: Tensor) -> Tensor:
         """The ids, flagged on every rank where logits are broken."""
@@ -276,7 +277,7 @@ class Host:
         for row, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
             for item in narrowed(self._processors, np.array([sequence])):
                 with self._guard.watching(item):
-                    scores[row] = item(ids[[sequence], :length], scores[row].clone())
+                    scores[row] = CheckedProcessors([item])(ids[[sequence], :length], scores[row].clone())
         return torch.cat(scores)
 
     def _keep(self, sequences: Any, logits: Tensor, scores: Tensor) -> None:

@@ -20,7 +20,7 @@ from sigma0.decode.deepest import deepest_reader
 from sigma0.decode.finite import check_logits
 from sigma0.decode.grammar.rows import start_masks
 from sigma0.decode.grammar.vocabulary import grammars_of
-from sigma0.decode.host_stepped import rows_are_independent, split_criteria
+from sigma0.decode.host_stepped import CheckedProcessors, rows_are_independent, split_criteria
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.lockstep import decode_tokens
 from sigma0.decode.ops import Backend, Operations, operations
@@ -32,7 +32,7 @@ from sigma0.decode.token_loop import Emission, Exits, TokenLoop
 from sigma0.models.cache_name import CACHE_NAME, given_cache, named_cache
 from sigma0.models.hf_results import EndRecorder, lockstep_output, wave_output
 from sigma0.models.kv_settings import kv_config_of
-from sigma0.models.limits import check_context, check_ids, check_memory
+from sigma0.models.limits import check_cache, check_context, check_continued, check_ids, check_memory
 from sigma0.models.outputs import DepthGenerateOutput, LoopedCausalLMOutput
 from sigma0.models.stored_settings import STORED, StoredSettings
 
@@ -40,6 +40,13 @@ CONTINUOUS_BATCHING = (
     "transformers' continuous batching keeps one K/V plane for all loops, which is wrong for a looped model; use "
     "generate() on a padded batch"
 )
+_NO_PLANES = "has no planes for loops; leave it out, and a DepthCache is used"
+# settings of generate that would do nothing here, or something else
+REFUSED = {
+    "cache_implementation": _NO_PLANES,
+    "cache_config": _NO_PLANES,
+    "token_healing": "would rewrite the end of the prompt by a call of its own; leave it out",
+}
 
 
 class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[misc]
@@ -190,6 +197,12 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         if runner not in RUNNERS:
             raise ValueError(f"no such runner: {runner!r}; there are {', '.join(RUNNERS)}")
         grammar = kwargs.pop("grammar", None)
+        for name, why in REFUSED.items():
+            # looked at before transformers, which takes some of them out in silence
+            sources = (kwargs.get(name), getattr(generation_config, name, None), getattr(self.generation_config, name))
+            for value in sources:
+                if value:
+                    raise ValueError(CONTINUOUS_BATCHING if value == "paged" else f"{name}={value!r} {why}")
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         model_kwargs["exit_config"] = resolved
         prepared.output_statistics = bool(wants_statistics)
@@ -215,11 +228,6 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         max_cache_length: int,
     ) -> None:
         """A `DepthCache`, whatever `use_cache` says: skipping loops needs the planes."""
-        if generation_config.cache_implementation is not None:
-            raise ValueError(
-                f"cache_implementation={generation_config.cache_implementation!r} has no planes for loops; leave it "
-                "out, and a DepthCache is used"
-            )
         generation_config.use_cache = True
         total = max_cache_length + 1
         if total > getattr(self.config, "max_position_embeddings", total):
@@ -241,6 +249,23 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             cache._is_user_defined = True
             cache.reserve(max_cache_length)
 
+    def _extract_generation_mode_kwargs(
+        self, custom_generate: Any, kwargs: dict[str, Any], *args: Any, **others: Any
+    ) -> dict[str, Any]:
+        """Keeps the tokenizer, which stop strings need, beside `open_token_loop` too."""
+        tokenizer = kwargs.get("tokenizer")
+        taken: dict[str, Any] = super()._extract_generation_mode_kwargs(custom_generate, kwargs, *args, **others)
+        return taken if tokenizer is None else {**taken, "tokenizer": tokenizer}
+
+    def prepare_inputs_for_generation(
+        self, *args: Any, tokenizer: Any = None, assistant_tokenizer: Any = None, **kwargs: Any
+    ) -> Any:
+        """Arguments of a forward, without the tokenizers that transformers hands on beside them."""
+        return super().prepare_inputs_for_generation(*args, **kwargs)
+
+    # transformers asks it for `inputs_embeds`
+    update_wrapper(prepare_inputs_for_generation, GenerationMixin.prepare_inputs_for_generation, assigned=())
+
     def _prefill(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Marks the forward as a prefill, so that a prompt of a single token is not decoded."""
         model_kwargs = args[1] if len(args) > 1 else kwargs["model_kwargs"]
@@ -251,6 +276,11 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             others.check_same_inputs(input_ids.tolist(), model_kwargs.get("exit_config"), plain)
         if cache is None:
             return super()._prefill(input_ids, *args, **kwargs)
+        if cache.length:
+            embeds, mask = model_kwargs.get("inputs_embeds"), model_kwargs.get("attention_mask")
+            new = (input_ids if embeds is None else embeds).shape[1]
+            given = args[0] if args else kwargs["generation_config"]
+            check_continued(cache, new, getattr(given, "_mask_length", new) if mask is None else mask.shape[1])
         cache.prefilling = True
         try:
             return super()._prefill(input_ids, *args, **kwargs)
@@ -258,8 +288,8 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             cache.prefilling = False
 
     def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
-        """Passes the exit settings to classifier-free guidance, the one processor that runs the model itself."""
-        prepared = super()._get_logits_processor(*args, **kwargs)
+        """Checks what processors leave, and tells guidance, the one that runs the model itself, the exit settings."""
+        prepared = CheckedProcessors(super()._get_logits_processor(*args, **kwargs))
         for item in prepared:
             if isinstance(item, UnbatchedClassifierFreeGuidanceLogitsProcessor):
                 item.model = partial(self.__call__, exit_config=kwargs["model_kwargs"]["exit_config"])
@@ -459,27 +489,3 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refused, see `init_continuous_batching`."""
         raise ValueError(CONTINUOUS_BATCHING)
-
-
-def check_cache(cache: Any, model: Any = None) -> None:
-    """Checks that a cache has planes for loops, and those of a model where it is given.
-
-    Raises:
-        ValueError: If `cache` is no `DepthCache`, or was made for another model.
-    """
-    if not isinstance(cache, DepthCache):
-        raise ValueError(
-            f"the cache is a {type(cache).__name__}, which has no planes for loops; pass model.new_cache() or "
-            "leave it out"
-        )
-    if model is None:
-        return
-    own, needed = (
-        f"{layers} layers, {loops} loops, {stages[0]} layers of prelude and {stages[1]} of coda"
-        for layers, loops, stages in (
-            (cache.store.num_layers, cache.store.total_loops, cache.store.stages),
-            (model.num_block_layers, model.num_loops, model.stages),
-        )
-    )
-    if own != needed:
-        raise ValueError(f"past_key_values was made for {own}, this model has {needed}: pass model.new_cache()")

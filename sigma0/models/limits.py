@@ -1,12 +1,13 @@
-"""Limits of a model: ids in its vocabulary, positions in its context, K/V that fit into memory."""
+"""Limits of a model: ids in its vocabulary, positions in its context, caches made for it, K/V that fit into memory."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.planes import extra_planes
 
 
@@ -72,6 +73,48 @@ def check_ids(input_ids: Tensor, vocabulary: int, look: bool = True) -> None:
         raise ValueError(
             f"input_ids hold {most if most >= vocabulary else least}, outside of the model's vocabulary of "
             f"{vocabulary}: the tokenizer does not fit the model"
+        )
+
+
+def check_cache(cache: Any, model: Any = None) -> None:
+    """Checks that a cache has planes for loops, and those of a model where it is given.
+
+    Raises:
+        ValueError: If `cache` is no `DepthCache`, or was made for another model.
+    """
+    if not isinstance(cache, DepthCache):
+        raise ValueError(
+            f"the cache is a {type(cache).__name__}, which has no planes for loops; pass model.new_cache() or "
+            "leave it out"
+        )
+    if model is None:
+        return
+    own, needed = (
+        f"{layers} layers, {loops} loops, {stages[0]} layers of prelude and {stages[1]} of coda"
+        for layers, loops, stages in (
+            (cache.store.num_layers, cache.store.total_loops, cache.store.stages),
+            (model.num_block_layers, model.num_loops, model.stages),
+        )
+    )
+    if own != needed:
+        raise ValueError(f"past_key_values was made for {own}, this model has {needed}: pass model.new_cache()")
+
+
+def check_continued(cache: DepthCache, prompt: int, mask: int) -> None:
+    """Checks that a filled cache holds the beginning of what it is continued with.
+
+    Args:
+        cache: Not empty.
+        prompt: Tokens that are passed: the whole text, or what is new of it.
+        mask: Length of the attention mask, of the whole text.
+
+    Raises:
+        ValueError: Naming the lengths. transformers would slice prompt or mask in silence.
+    """
+    if mask <= cache.length or mask not in (prompt, cache.length + prompt):
+        raise ValueError(
+            f"the cache holds {cache.length} tokens, and is continued with a prompt of {prompt} and a mask of {mask}: "
+            "pass the whole text, of which the cache holds the beginning, or a new cache"
         )
 
 

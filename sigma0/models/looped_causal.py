@@ -20,8 +20,8 @@ from sigma0.decode.ops import EndWeights, Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_size
 from sigma0.decode.stats import PathReader
 from sigma0.models.cache_name import given_cache, named_cache
-from sigma0.models.hf_generate import DepthGenerationMixin, check_cache
-from sigma0.models.limits import check_ids
+from sigma0.models.hf_generate import DepthGenerationMixin
+from sigma0.models.limits import check_cache, check_ids
 from sigma0.models.looped import LoopedPreTrainedModel
 from sigma0.models.outputs import LoopedCausalLMOutput, LoopedModelOutput, joined
 from sigma0.models.prompt_rows import positions

@@ -9,7 +9,7 @@ from transformers.masking_utils import create_causal_mask
 
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.models.cache_name import named_cache
-from sigma0.models.hf_generate import check_cache
+from sigma0.models.limits import check_cache
 
 
 @dataclass(frozen=True)

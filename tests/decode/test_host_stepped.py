@@ -13,6 +13,7 @@ from transformers.generation import stopping_criteria as criteria
 from sigma0.decode.host_stepped import (
     ROW_WISE_CRITERIA,
     ROW_WISE_PROCESSORS,
+    CheckedProcessors,
     is_over,
     narrowed,
     process_rows,
@@ -98,6 +99,24 @@ def test_processors_of_some_rows():
     assert one[0] is not prefix and prefix._prefix_allowed_tokens_fn(7, None) == [7]
     scores = one(IDS[:1], torch.zeros(1, 4))
     assert scores.isfinite().tolist() == [[False, False, True, False]]
+
+
+def test_a_processor_that_leaves_nothing_is_named():
+    def forbid(ids, scores):
+        scores[1] = -torch.inf
+        return scores
+
+    def divide(ids, scores):
+        return scores / scores[:1]
+
+    temperature, logits = processors.TemperatureLogitsWarper(0.5), torch.arange(8.0).view(2, 4)
+    for fault, name in ((forbid, "forbid"), (divide, "divide")):
+        with pytest.raises(ValueError, match=f"{name} leaves no token"):
+            CheckedProcessors([temperature, fault])(IDS, logits.clone())
+    # a row that is broken before is not the processor's fault; infinite scores are a choice
+    broken = logits.index_fill(0, torch.tensor([1]), torch.nan)
+    assert CheckedProcessors([temperature])(IDS, broken)[1].isnan().all()
+    assert CheckedProcessors([temperature])(IDS, logits + torch.tensor([torch.inf, 0, 0, 0]))[0, 0] == torch.inf
 
 
 class Holder:

@@ -185,19 +185,6 @@ def test_after_a_drafted_end_nothing_is_fed_until_it_is_verified():
     assert (wrong[0], True) in drafts
 
 
-def test_stop_strings_and_streams(pocket):
-    model, tokenizer = pocket
-    prompt = "Mary went to the park. The hat is with Mary. Where is the hat?"
-    config = ExitConfig(q=0.2, after_exit="verify")
-    for stop in ((), (" park",), (" the",), (" in the",)):
-        full = sigma0.generate(model, tokenizer, prompt, exit_config=FULL, stop=stop)
-        stream = sigma0.stream(model, tokenizer, prompt, exit_config=config, stop=stop)
-        told = [token.id for token in stream]
-        assert told == [token.id for token in full.tokens]
-        assert stream.generation.text == full.text and stream.generation.stop_reason == full.stop_reason
-        assert stream.generation.loop_passes <= full.loop_passes
-
-
 @pytest.mark.parametrize("after_exit", ["finish", "drop", "verify"])
 def test_a_stream_keeps_nothing_for_gradients(pocket, after_exit):
     prompt, config = "Mary went to the kitchen. Where is Mary?", {"q": 0.3, "after_exit": after_exit}

@@ -481,6 +481,7 @@ def test_private_hooks_have_the_signatures_that_we_override():
         "_sample": "input_ids logits_processor stopping_criteria generation_config synced_gpus streamer model_kwargs",
         "_prefill": "input_ids generation_config model_kwargs is_first_iteration",
         "_prepare_generation_config": "generation_config kwargs",
+        "_extract_generation_mode_kwargs": "custom_generate kwargs synced_gpus assistant_model streamer",
         "_prepare_cache_for_generation": "generation_config model_kwargs generation_mode batch_size max_cache_length",
         "_get_logits_processor": (
             "generation_config input_ids_seq_length encoder_input_ids prefix_allowed_tokens_fn logits_processor device "
