@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 import torch
@@ -56,6 +57,26 @@ def test_messages_go_through_the_chat_template_and_strings_do_not(pocket):
     plain = sigma0.generate(model, tokenizer, STORY, max_new_tokens=4)
     assert by_messages == by_hand
     assert plain.prompt_tokens == len(tokenizer(STORY).input_ids) < by_messages.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "got {'type': 'image_url'"),
+        ([{"type": "text"}], "a part of a message is"),
+        (["x"], "got 'x'"),
+        (None, "a string or a list of text parts, got None"),
+        ({"type": "text", "text": "x"}, "a string or a list of text parts"),
+    ],
+)
+def test_content_may_come_in_parts(pocket, content, message):
+    parts = [{"role": "user", "content": [{"type": "text", "text": line} for line in STORY.split(" Where")]}]
+    joined = [{"role": "user", "content": STORY.replace(" Where", "\n", 1)}]
+    for special in (False, True):
+        settings = {"max_new_tokens": 4, "special_tokens": special}
+        assert sigma0.generate(*pocket, parts, **settings) == sigma0.generate(*pocket, joined, **settings)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            sigma0.generate(*pocket, [{"role": "user", "content": content}], **settings)
 
 
 def test_stream_yields_while_generating(pocket):

@@ -23,7 +23,7 @@ from sigma0.ladder.token_unit import Batch, TokenUnit, Written
 from sigma0.ladder.trail import Trail, Unit, open_trail
 from sigma0.ladder.triggers import AnyOf, AnyTrigger, Collapse, Doubt, Hysteresis, ShutDoor, Trigger
 from sigma0.models.limits import check_context
-from sigma0.models.prompts import encode
+from sigma0.models.prompts import encode, with_text
 from sigma0.signals.generation import Generation
 from sigma0.signals.grounding.check import check
 from sigma0.signals.verdict import DoorPolicy, aggregate, door, of_token
@@ -113,6 +113,7 @@ class FidelityLadder:
         """
         if isinstance(prompts, str):
             raise ValueError(f"prompts is a list of prompts, got the string {prompts[:40]!r}")
+        prompts = [with_text(prompt) for prompt in prompts]
         if unit == "token":
             run = TokenRun(self, prompts, takes_back=True, **settings)
             for _ in run:
@@ -135,7 +136,7 @@ class FidelityLadder:
         by_door = ShutDoor(self.doors)
         policy: Trigger = by_door if self.policy is None else AnyOf((cast(AnyTrigger, self.policy), by_door))
         attempt = attempt_of(written) if isinstance(written, Generation) else written
-        return write_texts(self, [prompt], "answer", written=attempt, policy=policy, **settings)[0]
+        return write_texts(self, [with_text(prompt)], "answer", written=attempt, policy=policy, **settings)[0]
 
     def stream(self, prompt: str | Messages, **settings: Any) -> "TokenRun":
         """Yields the new tokens of one prompt; `generations` of the iterator holds the whole text.
@@ -145,7 +146,7 @@ class FidelityLadder:
             **settings: `max_new_tokens`, `exit_config` (for every looped rung), `stop`, `sources`, `do_sample`, `seed`,
                 `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`; `takes_back`, see `TokenRun`.
         """
-        return TokenRun(self, [prompt], **settings)
+        return TokenRun(self, [with_text(prompt)], **settings)
 
 
 class TokenRun(Iterator[tuple[LadderToken, ...]]):

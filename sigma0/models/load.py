@@ -8,7 +8,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -22,13 +22,15 @@ from sigma0.errors import first_line, one_line
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.loop_settings import set_loops
 from sigma0.models.quantization import check_name, loading_options, stored_method, use_row_kernels
-from sigma0.models.stored import check_dtypes, read_headers
+from sigma0.models.stored import check_config, check_dtypes, check_generation, check_index, read_headers
 
 # Looped models that passes over rows cannot run, and why.
 REFUSED = {
     "hrm_text": "its prompts attend in both directions (prefix_lm), and rows of a pass see only what lies before them; "
     "transformers itself runs it: transformers.AutoModelForCausalLM.from_pretrained",
 }
+LOADABLE = "a folder with config.json, tokenizer.json and safetensors, or a hub id such as ByteDance/Ouro-1.4B"
+OTHER_WEIGHTS = (".bin", ".gguf", ".pt", ".pth", ".onnx")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -44,11 +46,18 @@ def resolve_model(name: str) -> str:
     if name in shipped_models():
         return str(CHECKPOINTS / name)
     path = Path(name).expanduser()
+    if path.suffix.lower() == ".gguf" or (name and path.is_file()):
+        format = "a GGUF file, which no looped model can be loaded from" if path.suffix.lower() == ".gguf" else "a file"
+        raise ValueError(f"{name!r} is {format}: give {LOADABLE}")
     if name and path.is_dir():
         if not (path / "config.json").is_file():
             raise ValueError(f"the folder {name!r} holds no config.json, so it is no checkpoint")
         if not (path / "tokenizer.json").is_file():
             raise ValueError(f"the folder {name!r} holds no tokenizer.json; save the checkpoint's tokenizer there")
+        if not any(path.glob("*.safetensors*")):
+            others = ", ".join(sorted(file.name for file in path.iterdir() if file.suffix in OTHER_WEIGHTS))
+            raise ValueError(f"{name!r} could not be loaded: it holds no safetensors{others and ', only '}{others}")
+        check_index(path)
         return str(path)
     if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
         return name
@@ -123,8 +132,9 @@ def load(
             `cudagraph` on CUDA, elsewhere eager.
         quantization: `int8` or `int4` for the weights of the block, rounded as they are loaded (extra `quantization`);
             the rest is then bfloat16 where `dtype` is `auto`.
-        recurrence: T, loops at full depth, of a model that takes any number (Raven); by default the checkpoint's own.
-        stride: Loops of such a model that a pass runs, a divisor of T; depths are then counted in passes.
+        recurrence: T, loops at full depth; by default the checkpoint's own. Raven was trained for any number; others
+            get worse away from theirs.
+        stride: Loops of a Raven that a pass runs, a divisor of T; depths are then counted in passes.
         kv: How K/V are stored: `full`, `bf16`, `int8`, `int4`, `residual`, or a `KVConfig`; None for the checkpoint's
             own way.
         deterministic: With the kernels, whether a row of a pass has the same bits whatever rows come along; False takes
@@ -213,7 +223,7 @@ def _load(
             **{"dtype": dtype, **loading_options(quantization, config, target, dtype)},
         )
         tokenizer = load_tokenizer(source)
-    except (OSError, HFValidationError, StrictDataclassError, SafetensorError, RecursionError) as error:
+    except (OSError, HFValidationError, ImportError, StrictDataclassError, SafetensorError, RecursionError) as error:
         in_config = isinstance(error, StrictDataclassError)
         message = first_line(error.__cause__ if in_config and error.__cause__ else error)
         where = " (in its config.json)" if in_config else ""
@@ -242,9 +252,12 @@ def _read_config(name: str, source: str) -> Any:
         ValueError: In place of transformers' own errors of other kinds, or of several lines.
     """
     try:
+        check_config(PreTrainedConfig.get_config_dict(source)[0])
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except KeyError as error:  # of the checks of rope_parameters
         raise ValueError(f"{name!r} could not be loaded: {error.args[0]} (in its config.json)") from error
+    except (AttributeError, TypeError) as error:  # of values of another kind
+        raise ValueError(f"{name!r} could not be loaded: {first_line(error)} (in its config.json)") from error
     except ValueError as error:
         if "\n" not in str(error):
             raise
@@ -252,16 +265,23 @@ def _read_config(name: str, source: str) -> Any:
 
 
 def _check_settings(model: DepthGenerationMixin) -> None:
-    """Checks the settings of ours in `generation_config.json`.
+    """Checks the settings in `generation_config.json`, ours and those of sampling.
 
     Raises:
         ValueError: Naming the field.
     """
+    check_generation(model.generation_config.to_dict(), model.config.vocab_size)
     try:
         model.resolve_exit_config(None).stops_at(model.num_loops)
         _ = model.fate_config, model.door_policy, model.confidence_model, model.exit_thresholds.configs()
         _ = model.kv_config
-    except ValueError as error:
+        settings, _ = model._prepare_generation_config(None, do_sample=True)
+        model._prepare_special_tokens(settings, device=model.device)
+        ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+        processors = model._get_logits_processor(settings, 1, ids, device=model.device)
+        # some of them look at their settings only then
+        processors(ids, torch.zeros((1, model.config.vocab_size), device=model.device))
+    except (ValueError, TypeError) as error:
         raise ValueError(f"generation_config.json: {one_line(error)}") from error
 
 

@@ -11,7 +11,14 @@ from sigma0.decode.finite import check_weights as check_finite
 from sigma0.decode.parallel import tp_group
 from sigma0.models.cache_name import CACHE_NAMES
 from sigma0.models.quantization import named_library, stored_method
-from sigma0.models.stored import StoredTensor, check_dtypes, check_generation_config, read_headers
+from sigma0.models.stored import (
+    StoredTensor,
+    check_config,
+    check_dtypes,
+    check_generation_config,
+    check_index,
+    read_headers,
+)
 
 
 class LoopedPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
@@ -57,8 +64,10 @@ class LoopedPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             raise ValueError("use_safetensors=False would unpickle the checkpoint; convert it to safetensors")
         kwargs["use_safetensors"] = True
         folder = checkpoint_path(*args, **kwargs)
-        stored = stored_method(kwargs.get("config") or (folder and PreTrainedConfig.get_config_dict(folder)[0]))
+        values = PreTrainedConfig.get_config_dict(folder)[0] if folder else None
+        stored = stored_method(kwargs.get("config") or values)
         if folder is not None:
+            check_config(values)
             cls._check_files(folder, None if kwargs.get("ignore_mismatched_sizes") else kwargs.get("config"), stored)
         checked = ["missing_keys", "unexpected_keys"]
         if not kwargs.get("ignore_mismatched_sizes"):
@@ -94,6 +103,7 @@ class LoopedPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     @classmethod
     def _check_files(cls, folder: Path, config: PreTrainedConfig | None, quantization: str | None) -> None:
         """Checks that the files of a folder fit together, before any memory is allocated."""
+        check_index(folder)
         tensors = read_headers(folder)
         check_dtypes(tensors, quantization is not None)
         if isinstance(config, cls.config_class):

@@ -36,9 +36,7 @@ def encode(
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"a fast tokenizer is needed, got {type(tokenizer).__name__}")
-    if not isinstance(prompt, str) and (
-        not isinstance(prompt, Sequence) or not all(isinstance(message, Mapping) for message in prompt)
-    ):
+    if not isinstance(prompt, str) and not _are_messages(prompt):
         raise ValueError(f"a prompt is a string or a list of messages, got {type(prompt).__name__}")
     if not prompt:
         raise ValueError("the prompt is empty")
@@ -70,3 +68,32 @@ def encode(
     if not encoded.numel():
         raise ValueError(f"the prompt has no tokens: {prompt!r:.60}")
     return encoded
+
+
+def with_text(prompt: str | Messages) -> str | Messages:
+    """The prompt with the text parts of each message joined by line breaks, since few chat templates take parts.
+
+    Raises:
+        ValueError: For content that is no text.
+    """
+    if isinstance(prompt, str) or not _are_messages(prompt):
+        return prompt
+    return [_with_text(message) for message in prompt]
+
+
+def _with_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if isinstance(content, Sequence) and not isinstance(content, str | bytes):
+        for part in content:
+            if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise ValueError(f'a part of a message is {{"type": "text", "text": ...}}, got {part!r:.60}')
+        content = "\n".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise ValueError(f"the content of a message is a string or a list of text parts, got {content!r:.60}")
+    return {**message, "content": content}
+
+
+def _are_messages(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt)

@@ -66,6 +66,17 @@ def test_folders_that_are_no_checkpoints(tmp_path, tiny):
         sigma0.load(str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["x.gguf", "models/x.GGUF", "org/x.gguf"])
+def test_gguf_is_refused_by_its_name(name, tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    for given in (name, str(tmp_path / "x.gguf")):
+        with pytest.raises(ValueError, match=r"is a GGUF file, .* give a folder with config\.json.*safetensors"):
+            sigma0.load(given)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"is a file: give a folder"):
+        sigma0.load(str(tmp_path / "model.safetensors"))
+
+
 def test_a_model_that_reads_prompts_in_both_directions_is_refused(tmp_path, pocket):
     hrm = pytest.importorskip("transformers.models.hrm_text")
     vocabulary = len(pocket[1])
@@ -107,7 +118,7 @@ def test_models_without_loops_are_refused(tmp_path, pocket):
     assert type(model) is LlamaForCausalLM and not model.training and tokenizer.padding_side == "left"
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="could not be loaded"):
+    with pytest.raises(ValueError, match=r"could not be loaded: it holds no safetensors, only pytorch_model\.bin"):
         load_causal(str(tmp_path))
 
 

@@ -58,6 +58,13 @@ def write(folder, file, **values):
         ("num_attention_heads", 8, "num_attention_heads * head_dim = 256, but layers.0.self_attn.q_proj.weight"),
         ("intermediate_size", 7, "intermediate_size = 7, but layers.0.mlp.gate_proj.weight has shape [256, 128]"),
         ("num_hidden_layers", HUGE, "num_hidden_layers = 1000000000, but the weights are missing from layers.1 on"),
+        ("_attn_implementation", "org/kernel", "_attn_implementation = 'org/kernel', which is code from the hub"),
+        ("experts_implementation", "org/kernel", "experts_implementation = 'org/kernel', which is code from the hub"),
+        ("attn_implementation", "flash_attention_2", "FlashAttention2 has been toggled on"),
+        ("num_labels", HUGE, "num_labels = 1000000000, which continue no text"),
+        ("id2label", 3, "'int' object has no attribute 'items' (in its config.json)"),
+        ("is_encoder_decoder", True, "is_encoder_decoder = True, which no looped model has"),
+        ("return_dict", False, "return_dict = false"),
     ],
 )
 def test_an_absurd_config_is_one_line(folder, field, value, message):
@@ -77,6 +84,20 @@ def test_an_absurd_config_is_one_line(folder, field, value, message):
     [
         ({"eos_token_id": "</s>"}, "generation_config.json has eos_token_id = '</s>', which is no token id"),
         ({"eos_token_id": [2, True]}, "which is no token id"),
+        ({"pad_token_id": -5}, "pad_token_id = -5, which is no token id"),
+        ({"forced_eos_token_id": HUGE}, "outside of the model's vocabulary of 596"),
+        ({"num_beams": 10**6}, "generation_config.json has num_beams = 1000000, which is for a call to ask"),
+        ({"num_return_sequences": 2}, "num_return_sequences = 2"),
+        ({"watermarking_config": {"bias": 2.0}}, "watermarking_config = {'bias': 2.0}"),
+        ({"token_healing": True}, "token_healing = True"),
+        ({"cache_implementation": "hybrid"}, "cache_implementation = 'hybrid'"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens = 3"),
+        ({"max_time": "x"}, "max_time = 'x', which is no number"),
+        ({"do_sample": "false"}, "do_sample = 'false', which is neither true nor false"),
+        ({"temperature": "hot"}, "generation_config.json: `temperature` (=hot)"),
+        ({"repetition_penalty": 0}, "generation_config.json: `penalty` has to be"),
+        ({"bad_words_ids": [[HUGE]]}, "generation_config.json: The model vocabulary size is 596"),
+        ({"exponential_decay_length_penalty": "x"}, "generation_config.json: can only concatenate"),
         ({"exit_config": {"mode": "nosuch"}}, "generation_config.json: exit_config: mode: Input should be 'full'"),
         ({"exit_config": {"tetha": 0.5}}, "generation_config.json: exit_config: tetha: Unexpected keyword argument"),
         ({"exit_config": {"mode": "fixed", "depth": 99}}, "depth=99 exceeds the model's 6 loops"),
@@ -136,3 +157,33 @@ def test_a_tokenizer_of_another_model_is_refused(folder):
     write(folder, "config.json", vocab_size=500)
     with pytest.raises(ValueError, match=r"has ids up to 595, but its config.json has vocab_size = 500"):
         sigma0.load(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize(
+    "file, message",
+    [
+        ("../weights.safetensors", "'../weights.safetensors', which is no file of its folder"),
+        ("{folder}/../weights.safetensors", "which is no file of its folder"),
+        ("sub/weights.safetensors", "which is no file of its folder"),
+        ("..", "which is no file of its folder"),
+        (3, "3, which is no file of its folder"),
+        ("absent.safetensors", "'absent.safetensors', which is missing"),
+    ],
+)
+def test_an_index_names_files_of_its_own_folder(folder, file, message):
+    weights = folder / "model.safetensors"
+    names, target = list(load_file(weights)), folder.parent / "weights.safetensors"
+    weights.rename(target)
+    file = file.format(folder=folder) if isinstance(file, str) else file
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, file)}))
+    for load in (sigma0.load, AutoModelForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            load(str(folder))
+    for text in ("x", "[]", "{}"):
+        index.write_text(text)
+        with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json"):
+            sigma0.load(str(folder))
+    target.rename(folder / "weights.safetensors")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, "weights.safetensors")}))
+    assert sigma0.load(str(folder))[0].num_loops == 6
