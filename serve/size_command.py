@@ -65,8 +65,8 @@ def shape_of(model: str, recurrence: int | None = None, stride: int | None = Non
 
     Args:
         model: Name, folder or hub id.
-        recurrence: T, of a model that takes any number of loops.
-        stride: Loops of such a model that a pass runs.
+        recurrence: T; None for the model's own.
+        stride: Loops of a Raven that a pass runs.
 
     Raises:
         ValueError: If it is neither, has no loops, or is a published model of which not all sizes are known.

@@ -21,7 +21,7 @@ from sigma0.decode.token_loop import Exits, TokenLoop
 from sigma0.decode.transfer import to_host
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.limits import check_context
-from sigma0.models.prompts import encode
+from sigma0.models.prompts import encode, with_text
 from sigma0.signals.answer import judge_answer
 from sigma0.signals.canary import Tighten
 from sigma0.signals.confidence import ConfidenceModel
@@ -237,7 +237,7 @@ def stream(
     Args:
         model: A looped model.
         tokenizer: Its fast tokenizer.
-        prompt: A string to be continued, or messages for the chat template.
+        prompt: A string to be continued, or messages for the chat template; line breaks join text parts.
         exit_config: The exit rule; by default the checkpoint's.
         max_new_tokens: New tokens at most, >= 1.
         stop: Strings that end the text.
@@ -288,7 +288,7 @@ def stream(
         generate_kwargs["sequence_bias"] = {(token_id,): bias for token_id, bias in biases}
     config = model.resolve_exit_config(exit_config)
     on_collapse = parse_on_collapse(on_collapse)
-    ids = encode(tokenizer, prompt, special_tokens)
+    ids = encode(tokenizer, with_text(prompt), special_tokens)
     check_context(model, ids.shape[1], max_new_tokens)
     if on_collapse == "tighten":
         others = generate_kwargs.get("logits_processor") or []
@@ -316,6 +316,9 @@ def stream(
         loop.collapse = CollapseStop()
     context = (tokenizer.decode(ids[0], skip_special_tokens=True), *sources)
     rule = model.counterfactual_rule(config)
+    if rule is not None and rule.total_loops != loop.rule.total_loops:
+        # `num_steps`: the checkpoint's rule is for loops of its own number
+        rule = None
     return TextStream(
         loop, first, tokenizer, config, tuple(stop), context, policy, rule, model.confidence_model,
         tuple(ids[0].tolist()),

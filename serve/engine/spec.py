@@ -24,8 +24,8 @@ class EngineSpec:
         runner: What calls the step.
         check: Whether weights that are not finite are refused.
         quantization: What the weights of the block are rounded to.
-        recurrence: T, of a model that takes any number of loops.
-        stride: Loops of such a model that a pass runs.
+        recurrence: T; None for the checkpoint's own.
+        stride: Loops of a Raven that a pass runs.
         kv: How K/V are stored; None for the checkpoint's own way.
     """
 

@@ -27,10 +27,10 @@ Quantization = Annotated[
 ]
 Recurrence = Annotated[
     int | None,
-    typer.Option(help="Loops at full depth, of a model that takes any number (Raven); by default the checkpoint's."),
+    typer.Option(help="Loops at full depth; by default the checkpoint's."),
 ]
 Stride = Annotated[
-    int | None, typer.Option(help="Loops of such a model that a pass runs; depths are then counted in passes.")
+    int | None, typer.Option(help="Loops of a Raven that a pass runs; depths are then counted in passes.")
 ]
 KV = Annotated[
     str | None,

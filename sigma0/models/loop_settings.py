@@ -1,7 +1,9 @@
-"""T and the stride of a model that takes any number of loops, as settings of loading."""
+"""T and the stride as settings of loading."""
 
 from transformers import PreTrainedConfig
 
+from sigma0.models.nanbeige_config import NanbeigeConfig
+from sigma0.models.ouro_config import OuroConfig
 from sigma0.models.raven_config import RavenConfig
 
 
@@ -12,21 +14,27 @@ def set_loops(name: str, config: PreTrainedConfig, recurrence: int | None, strid
         name: What the model is loaded as, for the message.
         config: Of the model.
         recurrence: Loops at full depth; None leaves the checkpoint's own.
-        stride: Loops that a pass runs; likewise.
+        stride: Loops that a pass runs; likewise, and of Raven alone.
 
     Raises:
-        ValueError: For a family whose T is fixed, or a number that it cannot have.
+        ValueError: For a model without loops, another family's stride, or a number that it cannot have.
     """
     given = {"recurrence": recurrence, "stride": stride}
     given = {field: value for field, value in given.items() if value is not None}
     if not given:
         return
     asked = " and ".join(f"{field}={value}" for field, value in given.items())
-    if not isinstance(config, RavenConfig):
+    if stride is not None and not isinstance(config, RavenConfig):
         raise ValueError(
-            f"{asked} cannot be set for {name!r}: {config.model_type} models were trained for one number of loops; "
-            "leave it out, and stop earlier by an exit rule, such as mode='fixed'"
+            f"{asked} cannot be set for {name!r}: a pass of {config.model_type} models runs one loop; leave stride out"
         )
+    if not isinstance(config, RavenConfig | OuroConfig | NanbeigeConfig):
+        raise ValueError(f"{asked} cannot be set for {name!r}: {config.model_type} models have no loops")
+    if isinstance(config, NanbeigeConfig):
+        # from which T would be read when the model is loaded again
+        config.loop_loss_weights = None
+    if not isinstance(config, RavenConfig):
+        given = {"num_loops": recurrence}
     for field, value in given.items():
         setattr(config, field, value)
     config.validate_loops()

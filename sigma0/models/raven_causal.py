@@ -1,6 +1,8 @@
 """Raven with its head: the stages of a pass over rows, and how a prompt is read."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import update_wrapper
 from typing import Any
 
 import torch
@@ -22,13 +24,49 @@ from sigma0.models.row_linear import Modules, PackedLinear
 
 
 class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
-    """Raven with its output head; `forward` also takes `initial_state`, `[B, S, D]`, before loop 1."""
+    """Raven with its output head.
+
+    `forward` also takes `initial_state`, `[B, S, D]`, before loop 1; `forward` and `generate` take `num_steps`, T for
+    the length of the call, so that calls at the same time cannot differ in it.
+    """
 
     model_inputs = frozenset({"initial_state"})
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}  # noqa: RUF012
 
     def __init__(self, config: RavenConfig) -> None:
         super().__init__(config, RavenModel(config))
+
+    def forward(self, *args: Any, num_steps: int | None = None, **kwargs: Any) -> Any:
+        """See `LoopedForCausalLM.forward`, with `num_steps` loops at full depth in place of the model's own."""
+        with self.of_steps(num_steps):
+            return super().forward(*args, **kwargs)
+
+    def generate(self, *args: Any, num_steps: int | None = None, **kwargs: Any) -> Any:
+        """See `DepthGenerationMixin.generate`; likewise."""
+        with self.of_steps(num_steps):
+            return super().generate(*args, **kwargs)
+
+    # keep their signatures for whoever asks
+    update_wrapper(forward, LoopedForCausalLM.forward, assigned=())
+    update_wrapper(generate, LoopedForCausalLM.generate, assigned=())
+
+    @contextmanager
+    def of_steps(self, num_steps: int | None) -> Iterator[None]:
+        """Sets T, in loops; None leaves it.
+
+        Raises:
+            ValueError: For a number that T cannot be.
+        """
+        own = self.config.recurrence
+        if num_steps is not None and type(num_steps) is not int:
+            raise ValueError(f"num_steps must be a whole number of loops, got {num_steps!r}")
+        try:
+            if num_steps is not None:
+                self.config.recurrence = num_steps
+                self.config.validate_loops()
+            yield
+        finally:
+            self.config.recurrence = own
 
     @property
     def num_loops(self) -> int:

@@ -1,6 +1,7 @@
 """Recurrence and stride as settings of loading, in the library and in every command that loads a model."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app as bench
 from sigma0.cli import app
+from sigma0.models import NanbeigeConfig
+from sigma0.models.loop_settings import set_loops
 from sigma0.serve.engine.spec import EngineSpec
 from tests.models.raven_reference import save_raven
 
@@ -80,11 +83,75 @@ def test_wrong_numbers_name_the_way_out(folder, settings, message):
         loaded(folder, **settings)
 
 
-@pytest.mark.parametrize("settings", [{"recurrence": 4}, {"stride": 2}, {"recurrence": 4, "stride": 1}])
-def test_a_family_of_a_fixed_number_refuses_it(settings):
-    asked = " and ".join(f"{name}={value}" for name, value in settings.items())
-    with pytest.raises(ValueError, match=f"^{asked} cannot be set for 'pocket': ouro models were trained for one"):
-        sigma0.load("pocket", device="cpu", **settings)
+def test_other_families_take_a_recurrence_and_no_stride(pocket, tmp_path):
+    usual = states(pocket[0])
+    for loops in (2, 9):
+        model, tokenizer = sigma0.load("pocket", device="cpu", recurrence=loops)
+        assert (model.num_loops, model.config.total_ut_steps) == (loops, loops)
+        assert torch.equal(states(model)[:6], usual[:loops])
+        result = sigma0.generate(model, tokenizer, PROMPT, exit_config=FULL, max_new_tokens=3)
+        assert {token.depth for token in result.tokens} == {loops}
+    config = NanbeigeConfig(loop_loss_weights=[0.5, 0.5])
+    set_loops("x", config, 5, None)
+    config.save_pretrained(tmp_path)
+    assert NanbeigeConfig.from_pretrained(tmp_path).num_loops == 5
+    for settings in ({"stride": 2}, {"recurrence": 4, "stride": 1}):
+        asked = " and ".join(f"{name}={value}" for name, value in settings.items())
+        with pytest.raises(
+            ValueError, match=f"^{asked} cannot be set for 'pocket': a pass of ouro models runs one loop"
+        ):
+            sigma0.load("pocket", device="cpu", **settings)
+    with pytest.raises(ValueError, match="total_ut_steps must be at least 1, got 0"):
+        sigma0.load("pocket", device="cpu", recurrence=0)
+
+
+@pytest.mark.parametrize("config", [FULL, ExitConfig(mode="converge", eps=0.8), ExitConfig(mode="margin", theta=0.2)])
+@pytest.mark.parametrize("after", ["finish", "verify", "drop"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_steps_of_a_call_are_a_recurrence_of_it(folder, config, after, stride):
+    model, tokenizer = loaded(folder, stride=stride)
+    config = replace(config, after_exit=after)
+    settings = {"exit_config": config, "max_new_tokens": 10, "do_sample": False}
+    ids = tokenizer([PROMPT, "John"], padding=True, return_tensors="pt")
+    for steps in (2, 12, 2, None):
+        other = loaded(folder, stride=stride, recurrence=steps)[0]
+        for batch in (ids, tokenizer(PROMPT, return_tensors="pt")):
+            expected = other.generate(**batch, **settings)
+            assert model.generate(**batch, num_steps=steps, **settings).tolist() == expected.tolist()
+        told = sigma0.generate(model, tokenizer, PROMPT, num_steps=steps, exit_config=config, max_new_tokens=10)
+        assert told == sigma0.generate(other, tokenizer, PROMPT, exit_config=config, max_new_tokens=10)
+        read = [each(**ids, exit_config=config, **steps_of).logits for each, steps_of in (
+            (model, {"num_steps": steps}), (other, {}),
+        )]  # fmt: skip
+        assert torch.equal(*read)
+    assert model.num_loops == 4 // stride and model.config.recurrence is None
+
+
+def test_steps_of_a_call_under_a_compiled_step_and_in_a_loop_of_ones_own(folder):
+    model, tokenizer = loaded(folder, runner="compile")
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    for steps in (3, 12):
+        other = loaded(folder, recurrence=steps)[0]
+        expected = other.generate(ids, exit_config=FULL, max_new_tokens=6, do_sample=False)
+        settings = {"num_steps": steps, "exit_config": FULL}
+        assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False, **settings), expected)
+        cache, text = None, ids
+        for _ in range(6):
+            out = model(text[:, 0 if cache is None else -1 :], past_key_values=cache, use_cache=True, **settings)
+            cache, text = out.past_key_values, torch.cat([text, out.logits[:, -1:].argmax(-1)], 1)
+        assert torch.equal(text, expected)
+    with pytest.raises(ValueError, match="past_key_values was made for 2 layers, 12 loops"):
+        model(text[:, -1:], past_key_values=cache)
+
+
+@pytest.mark.parametrize("steps", [0, 5000, 2.0, True, "4"])
+def test_wrong_steps_are_named_and_leave_nothing(folder, steps):
+    model, tokenizer = loaded(folder)
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    for call in (model, model.generate):
+        with pytest.raises(ValueError, match=r"num_steps must be|recurrence must lie in 1 to 4096"):
+            call(ids, num_steps=steps)
+    assert model.num_loops == 4
 
 
 def test_stored_settings_are_held_to_it(folder, pocket, tmp_path):
@@ -125,8 +192,8 @@ def test_the_commands_take_them(folder, tmp_path):
     ],
 )
 def test_the_commands_refuse_them_in_one_line(arguments):
-    told = run(*arguments, "--recurrence", 4)
-    assert told.exit_code == 2 and "recurrence=4 cannot be set for 'pocket'" in told.stderr
+    told = run(*arguments, "--stride", 4)
+    assert told.exit_code == 2 and "stride=4 cannot be set for 'pocket'" in told.stderr
     assert len(told.stderr.strip().splitlines()) == 1
 
 
