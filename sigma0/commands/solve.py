@@ -52,6 +52,8 @@ def solve(
             _check_writable(path)
         if len({path.resolve() for path in written}) < len(written):
             raise ValueError("--trail, --patch, --graph and --memory have to be different files")
+        from sigma0.checkpoints.about import unseen_note
+        from sigma0.commands.examples import about_model
         from sigma0.commands.solve_models import open_chats
         from sigma0.commands.solve_progress import SolveProgress, summary
         from sigma0.commands.solve_strategies import STRATEGIES, Order
@@ -62,6 +64,9 @@ def solve(
         quiet_transformers()
         limits = Limits(calls=max_calls, seconds=max_seconds)
         chats = open_chats(model, ladder, base_url, device, dtype)
+        note = unseen_note(*about_model(model), text) if ladder is None and base_url is None else None
+        if note is not None:
+            typer.echo(note, err=True)
         order = Order(
             text, cast(Strategy, strategy), chats, config, memory, resume, repo, graph, temperature, max_tokens
         )

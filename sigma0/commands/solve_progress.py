@@ -22,7 +22,9 @@ _MARKS = {"verified": "+", "failed": "x", "unverified": "?", "pending": "-", "re
 
 
 class SolveProgress:
-    """Listens to a trail and shows it on stderr: redrawn in place on a terminal, a line for each decision elsewhere.
+    """Listens to a trail and shows it on stderr: redrawn in place on a terminal, elsewhere a line for each decision.
+
+    Equal decisions that follow each other share a line, which says how many they were.
 
     Args:
         strategy: Which outer loop.
@@ -40,6 +42,7 @@ class SolveProgress:
         self._state: dict[str, Any] = {}
         self._lemmas: dict[str, str] = {}
         self._decisions: deque[Decision] = deque(maxlen=SHOWN)
+        self._last, self._repeats = "", 0
 
     def __enter__(self) -> "SolveProgress":
         """Begins to show."""
@@ -52,6 +55,7 @@ class SolveProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leaves the screen."""
+        self._print("")
         if self._live is not None:
             self._live.stop()
 
@@ -70,7 +74,18 @@ class SolveProgress:
             self._state = {**self._state, **line.state}
             self._take_lemmas(line)
             if not self._hidden and self._live is None:
-                self._console.print(printable(f"{line.what}: {line.why}"), markup=False, soft_wrap=True)
+                self._print(printable(f"{line.what}: {line.why}"))
+
+    def _print(self, text: str) -> None:
+        """Prints a decision, unless it is the one before; empty ends the last one."""
+        if text and text == self._last:
+            self._repeats += 1
+            return
+        if self._repeats:
+            self._console.print(f"  and {self._repeats} times more")
+        if text:
+            self._console.print(text, markup=False, soft_wrap=True)
+        self._last, self._repeats = text, 0
 
     def render(self) -> RenderableType:
         """The screen as it stands."""

@@ -97,13 +97,15 @@ class LocalChat:
 
         longest = max(map(len, ways)) + 1
         settings = ChatSettings(effort, longest, seed=seed)
-        completion = self._write(messages, settings, {"prefix_allowed_tokens_fn": allowed})
+        completion = self._write(messages, settings, {"prefix_allowed_tokens_fn": allowed}, longest)
         label = completion.text.strip()
         assert label in labels, (label, labels)
         return label, completion
 
-    def _write(self, messages: Messages, settings: ChatSettings, sampling: dict[str, Any]) -> Completion:
-        check_fits(self.name, self.model, self.tokenizer, messages, settings.max_tokens)
+    def _write(
+        self, messages: Messages, settings: ChatSettings, sampling: dict[str, Any], least: int = 1
+    ) -> Completion:
+        settings = fitted(self.name, self.model, self.tokenizer, messages, settings, least)
         with self._alone:
             began = time.monotonic()
             write = self._looped if self.is_looped else self._plain
@@ -194,7 +196,7 @@ class LadderChat:
             )
         for rung in self.ladder.rungs:
             if isinstance(rung, LocalRung):
-                check_fits(rung.name, rung.model, rung.tokenizer, messages, settings.max_tokens)
+                settings = fitted(rung.name, rung.model, rung.tokenizer, messages, settings)
         with self._alone:
             written = self._at(settings.effort).generate(
                 [dict(message) for message in messages],
@@ -342,20 +344,29 @@ class ScriptedChat:
         return reply if isinstance(reply, Completion) else Completion(reply)
 
 
-def check_fits(
-    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, messages: Messages, max_tokens: int
-) -> None:
-    """Refuses what a model's positions cannot hold: how long a question gets is no setting of whoever asked it.
+def fitted(
+    name: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Messages,
+    settings: ChatSettings,
+    least: int = 1,
+) -> ChatSettings:
+    """The settings with as many new tokens at most as a model's positions leave behind the question.
+
+    How long a question gets is no setting of whoever asked it.
 
     Raises:
-        ChatFailed: Naming the lengths and the limit.
+        ChatFailed: Naming the lengths and the limit, where fewer than `least` are left.
         ValueError: For messages that cannot be encoded.
     """
     length = encode(tokenizer, messages).shape[1]
     try:
-        check_context(model, length, max_tokens)
+        check_context(model, length, least)
     except ValueError as error:
         raise ChatFailed(f"{name} cannot hold the question: {error}") from error
+    limit = getattr(model.config, "max_position_embeddings", None) or length + settings.max_tokens
+    return replace(settings, max_tokens=min(settings.max_tokens, limit - length))
 
 
 def label_ways(tokenizer: PreTrainedTokenizerFast, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -26,6 +26,7 @@ Act = Literal["look", "note", "answer"]
 RIGHT, PLAN, NEXT = "Right?", "Plan.", "Next?"
 YES, NO = "Yes.", "No."
 MAX_PROBLEM = 8_000
+EXAMPLE = "Mary went to the park. Where is Mary?"
 # Behind these a yes or no question repeats a statement's words as they are, but for a verb's ending behind `Does`.
 _ASKS = ("Is", "Are", "Does")
 _DENIES = frozenset(("not", "no", "never", "nobody", "nothing"))
@@ -82,7 +83,10 @@ def part(problem: str) -> Parts:
     start = 1 + max(whole.rfind(sign, 0, max(len(whole) - 1, 0)) for sign in ".?!")
     text, question = whole[:start].strip(), whole[start:].strip()
     if not whole.endswith("?") or not text or len(question) < 2:
-        raise ValueError(f"a text with a question at its end is needed, got {problem[-80:]!r}")
+        raise ValueError(
+            f"a text with a question at its end is needed, got {problem[-80:]!r}: it answers what a story says, "
+            f"as in {EXAMPLE!r}; ask another one for the rest (--model, --base-url)"
+        )
     return Parts(text, question)
 
 

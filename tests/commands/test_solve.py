@@ -230,6 +230,22 @@ def test_bad_input_is_told_in_a_line(options, message, tmp_path, monkeypatch):
     assert found.exit_code == 2 and message in " ".join(found.stderr.split()), found.stderr
 
 
+def test_equal_decisions_share_a_line(capsys):
+    with SolveProgress("progressive") as progress:
+        for why in ("the same", "the same", "the same", "another", "the same"):
+            progress(Decision("pass", why, {}))
+    assert capsys.readouterr().err.splitlines() == [
+        "pass: the same", "  and 2 times more", "pass: another", "pass: the same",
+    ]  # fmt: skip
+
+
+def test_a_problem_of_another_world_is_told_first():
+    found = run("What is 17 + 25?", "--model", "pocket", "--max-calls", "2")
+    assert found.stderr.splitlines()[0].startswith("note: pocket has never seen 'What', '17', '25'; it knows ")
+    told = run("What is 17 + 25?")
+    assert told.exit_code == 2 and "as in 'Mary went to the park. Where is Mary?'" in told.stderr
+
+
 def test_progress_shows_level_streak_and_gates():
     progress = SolveProgress("progressive", hidden=True)
     with progress:

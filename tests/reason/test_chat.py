@@ -112,11 +112,18 @@ def test_a_model_without_loops_answers_and_is_held_to_labels(plain, pocket):
         LocalChat(plain, silent, "plain")
     with pytest.raises(ValueError, match="no loops"):
         LocalChat(plain, pocket[1], "plain", {"mode": "full"})
-    with pytest.raises(ChatFailed, match=r"plain cannot hold the question: .* context of 256"):
-        chat.complete(ASKED, ChatSettings(max_tokens=400))
+    left, long = 256 - ids["input_ids"].shape[1], [{"role": "user", "content": "Mary " * 300}]
     ladder = LadderChat(FidelityLadder([Rung.local(plain, pocket[1], "plain")]))
-    with pytest.raises(ChatFailed, match="context of 256"):
-        ladder.complete(ASKED, ChatSettings(max_tokens=400))
+    for each in (chat, ladder):
+        # an answer has what the question leaves
+        fitted = each.complete(ASKED, ChatSettings(max_tokens=400))
+        assert fitted.text == each.complete(ASKED, ChatSettings(max_tokens=left)).text
+        assert fitted.usage.completion_tokens <= left
+        with pytest.raises(ChatFailed, match=r"plain cannot hold the question: .* context of 256"):
+            each.complete(long, ChatSettings(max_tokens=1))
+    nearly = [{"role": "user", "content": "Mary " * (left - 2)}]
+    with pytest.raises(ChatFailed, match=r"context of 256"):
+        chat.choose(nearly, ("Yes", "No no no no no no no no no"))
 
 
 @pytest.mark.parametrize("labels", [("Yes",), ("Yes", "Yes"), ("Yes", ""), ("Yes", " No"), ("Yes", "<|im_end|>")])
