@@ -3,25 +3,34 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sigma0.commands.console import one_line_errors
 from sigma0.commands.options import KV, AsJson, Recurrence, StatedDtype, Stride
+from sigma0.errors import first_line
 from sigma0.serve.command import parse_bytes
-from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters, stored_bytes, token_bytes, weight_bytes
+from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters, stored_bytes, weight_bytes
 
-# The published models, so that no checkpoint is needed: layers of Ouro's block, and Huginn.
+# The published models, so that no checkpoint is needed: layers of Ouro's block, Huginn, and Nanbeige4.2-3B.
 SHAPES = {"ouro-1.4b": 24, "ouro-2.6b": 48}
-# What is known of Nanbeige4.2-3B without its config.json: no vocabulary, MLP width or context.
-NANBEIGE = "nanbeige4.2-3b"
-HUGINN = "huginn-0125"
+HUGINN, NANBEIGE = "huginn-0125", "nanbeige4.2-3b"
+OWNERS = ("", "bytedance", "tomg-group-umd")
+# Of Nanbeige4.2-3B's config.json these are not known here. The vocabulary is its predecessor's, and with it the width
+# gives the 4.17 B parameters that are told of the model.
+ASSUMED = {"vocab_size": 166_144, "intermediate_size": 10_752, "max_position_embeddings": 262_144}
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def size(
-    model: Annotated[str, typer.Argument(help=f"{', '.join(SHAPES)}, {HUGINN}, a shipped name, folder, or hub id.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help=f"{', '.join([*SHAPES, HUGINN, NANBEIGE])}; a shipped name, folder (a retrofit's, say), or hub id."
+        ),
+    ],
     context: Annotated[
         str,
         typer.Option(
@@ -57,6 +66,9 @@ def size(
             for tokens in _counts(context or str(min(4096, shape.positions)))
         ]
         result = as_dict(model, dtype, shape, serving, fits)
+    if model.lower() == NANBEIGE:
+        told = ", ".join(f"{name} {value:,}" for name, value in ASSUMED.items())
+        typer.echo(f"note: assumed of {model}, not read: {told}; its hub id reads them from its config.json", err=True)
     typer.echo(json.dumps(result, indent=1) if as_json else size_table(model, dtype, shape, serving, fits))
 
 
@@ -69,28 +81,30 @@ def shape_of(model: str, recurrence: int | None = None, stride: int | None = Non
         stride: Loops of a Raven that a pass runs.
 
     Raises:
-        ValueError: If it is neither, has no loops, or is a published model of which not all sizes are known.
+        ValueError: If it is neither, or has no loops.
     """
+    from huggingface_hub.errors import HFValidationError
     from transformers import AutoConfig
 
     from sigma0.models import NanbeigeConfig, OuroConfig, RavenConfig
-    from sigma0.models.load import resolve_model
+    from sigma0.models.load import hub_options, resolve_model
     from sigma0.models.loop_settings import set_loops
 
-    if model in SHAPES:
-        config = OuroConfig(num_hidden_layers=SHAPES[model])
-    elif model == HUGINN:
+    owner, _, name = model.lower().rpartition("/")
+    name = name.removesuffix("-thinking") if owner in OWNERS and not Path(model).is_dir() else ""
+    if name in SHAPES:
+        config = OuroConfig(num_hidden_layers=SHAPES[name])
+    elif name == HUGINN:
         # the sizes are the defaults of the family
         config = RavenConfig(block_layout="sandwich", qk_bias=True, tie_embeddings=True)
-    elif model == NANBEIGE:
-        known = ModelShape.of(NanbeigeConfig(head_dim=128))
-        raise ValueError(
-            f"{model} has {known.layers} layers x {known.loops} loops, {known.kv_heads} K/V heads of {known.head_dim}, "
-            f"and {token_bytes(known, 2) / 1024:g} KiB of K/V a token in bfloat16; vocabulary, MLP width and context "
-            "are not known here: give its folder or hub id, Nanbeige/Nanbeige4.2-3B, whose config.json says them"
-        )
+    elif name == NANBEIGE:
+        config = NanbeigeConfig(head_dim=128, **ASSUMED)
     else:
-        config = AutoConfig.from_pretrained(resolve_model(model))
+        source = resolve_model(model)
+        try:
+            config = AutoConfig.from_pretrained(source, **hub_options(source))
+        except (OSError, HFValidationError) as error:
+            raise ValueError(f"{model!r} could not be loaded: {first_line(error)}") from error
     set_loops(model, config, recurrence, stride)
     return ModelShape.of(config)
 

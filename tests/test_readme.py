@@ -31,7 +31,9 @@ def test_the_readme_is_short():
 @pytest.mark.parametrize("block", PYTHON)
 def test_python_blocks_run(block, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, "Python block", "exec"), {"__name__": "__readme__"})
+    for _ in range(2):
+        # whoever tries it tries it again
+        exec(compile(block, "Python block", "exec"), {"__name__": "__readme__"})
     capsys.readouterr()
 
 

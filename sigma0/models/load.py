@@ -1,16 +1,20 @@
 """Loading a looped model and its tokenizer by shipped name, folder or hub id."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from huggingface_hub.utils import get_session
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging
 
 from sigma0.checkpoints import CHECKPOINTS, shipped_models
 from sigma0.config import KVConfig
@@ -31,6 +35,8 @@ REFUSED = {
 }
 LOADABLE = "a folder with config.json, tokenizer.json and safetensors, or a hub id such as ByteDance/Ouro-1.4B"
 OTHER_WEIGHTS = (".bin", ".gguf", ".pt", ".pth", ".onnx")
+# In which the hub has to answer.
+HUB_SECONDS = 3.0
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -67,6 +73,40 @@ def resolve_model(name: str) -> str:
     )
 
 
+def hub_options(source: str) -> dict[str, bool]:
+    """How transformers is to look a checkpoint up: in the cache alone where the hub does not answer.
+
+    transformers asks again for half a minute before it does so itself.
+
+    Args:
+        source: A folder or hub id.
+
+    Raises:
+        ValueError: If neither the hub nor the cache has it, after `HUB_SECONDS` at most.
+    """
+    if Path(source).is_dir() or constants.HF_HUB_OFFLINE:
+        return {}
+    answered = Event()
+
+    def ask() -> None:
+        with suppress(Exception):  # whichever the client has for no network
+            get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+            answered.set()
+
+    # in a thread, since nothing bounds how long a name may take to be resolved
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(HUB_SECONDS)
+    if answered.is_set():
+        return {}
+    if not isinstance(try_to_load_from_cache(source, "config.json"), str):
+        raise ValueError(
+            f"{source!r} could not be loaded: {constants.ENDPOINT} does not answer, and the cache does not hold it; "
+            f"give a folder, or a shipped name ({', '.join(shipped_models())})"
+        )
+    return {"local_files_only": True}
+
+
 def checkpoint_folder(name: str) -> Path:
     """The folder with a loaded model's files: its own, or the hub cache's."""
     source = resolve_model(name)
@@ -89,7 +129,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return resolved
 
 
-def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
+def load_tokenizer(source: str, **options: Any) -> PreTrainedTokenizerFast:
     """The tokenizer of a folder or hub id, just as its `tokenizer.json` says.
 
     Not through `AutoTokenizer`, which replaces the stored pre-tokenizer by that of a named class.
@@ -98,7 +138,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
         ValueError: If `tokenizer.json` cannot be read.
     """
     try:
-        return PreTrainedTokenizerFast.from_pretrained(source)
+        return PreTrainedTokenizerFast.from_pretrained(source, **options)
     except OSError:
         raise
     except Exception as error:  # tokenizers raises bare Exception for a malformed file
@@ -182,6 +222,19 @@ def load_causal(
     return _load(name, device, dtype, backend, looped_only=False, check=check)
 
 
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Hides transformers' loading bars for as long as it lasts."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@without_bars()
 def _load(
     name: str,
     device: str | torch.device,
@@ -202,7 +255,8 @@ def _load(
     operations(backend, target)
     spread = DistributedConfig(tp_size=init_tensor_parallel(target)) if tensor_parallel else None
     try:
-        config = _read_config(name, source)
+        local = hub_options(source)
+        config = _read_config(name, source, local)
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         if model_class is None:
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which continues no text")
@@ -216,13 +270,14 @@ def _load(
             source,
             config=config,
             trust_remote_code=False,
+            **local,
             use_safetensors=True,
             distributed_config=spread,
             # looped models are checked below, once the weights are on their device
             **({"check_weights": False} if looped else {}),
             **{"dtype": dtype, **loading_options(quantization, config, target, dtype)},
         )
-        tokenizer = load_tokenizer(source)
+        tokenizer = load_tokenizer(source, **local)
     except (OSError, HFValidationError, ImportError, StrictDataclassError, SafetensorError, RecursionError) as error:
         in_config = isinstance(error, StrictDataclassError)
         message = first_line(error.__cause__ if in_config and error.__cause__ else error)
@@ -245,15 +300,15 @@ def _load(
     return model, tokenizer
 
 
-def _read_config(name: str, source: str) -> Any:
+def _read_config(name: str, source: str, options: Mapping[str, Any]) -> Any:
     """The config of a folder or hub id.
 
     Raises:
         ValueError: In place of transformers' own errors of other kinds, or of several lines.
     """
     try:
-        check_config(PreTrainedConfig.get_config_dict(source)[0])
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+        check_config(PreTrainedConfig.get_config_dict(source, **options)[0])
+        return AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
     except KeyError as error:  # of the checks of rope_parameters
         raise ValueError(f"{name!r} could not be loaded: {error.args[0]} (in its config.json)") from error
     except (AttributeError, TypeError) as error:  # of values of another kind

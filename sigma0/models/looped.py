@@ -67,7 +67,7 @@ class LoopedPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         values = PreTrainedConfig.get_config_dict(folder)[0] if folder else None
         stored = stored_method(kwargs.get("config") or values)
         if folder is not None:
-            check_config(values)
+            check_config(values or {})
             cls._check_files(folder, None if kwargs.get("ignore_mismatched_sizes") else kwargs.get("config"), stored)
         checked = ["missing_keys", "unexpected_keys"]
         if not kwargs.get("ignore_mismatched_sizes"):

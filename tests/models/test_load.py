@@ -1,8 +1,13 @@
 import json
+import shutil
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sigma0
@@ -53,9 +58,37 @@ def test_hub_ids_are_told_apart_from_folders():
     assert resolve_model("ByteDance/Ouro-1.4B") == "ByteDance/Ouro-1.4B"
 
 
-def test_an_unreachable_hub_id_is_one_clear_error():
-    with pytest.raises(ValueError, match=r"'nobody/no-such-model' could not be loaded: .+"):
+@pytest.mark.parametrize("hangs", [False, True])
+def test_an_unreachable_hub_id_is_one_clear_error(hangs, monkeypatch):
+    """Whether a name is not known at once, or looked for without end."""
+    released = threading.Event()
+
+    def look_up(*args, **kwargs):
+        released.wait(60 * hangs)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    began = time.monotonic()
+    with pytest.raises(
+        ValueError, match=r"'nobody/no-such-model' could not be loaded: .+ does not answer, .*"
+    ) as error:
         sigma0.load("nobody/no-such-model")
+    released.set()
+    assert time.monotonic() - began < 5 and "\n" not in str(error.value)
+
+
+def test_what_the_cache_holds_loads_without_network(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    held = tmp_path / "models--some--pocket"
+    shutil.copytree(resolve_model("pocket"), held / "snapshots" / ("0" * 40))
+    (held / "refs").mkdir()
+    (held / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: (_ for _ in ()).throw(socket.gaierror(-2, "no")))
+    model, tokenizer = sigma0.load("some/pocket")
+    assert sigma0.generate(model, tokenizer, "Mary went to the park. Where is Mary?").text == " Mary is in the park."
+    assert "Loading weights" not in capfd.readouterr().err
 
 
 def test_folders_that_are_no_checkpoints(tmp_path, tiny):

@@ -146,8 +146,10 @@ def test_fewer_loops_take_fewer_planes():
     assert whole["token"] - half["token"] == 16 * 4 * 2 * 5280 * 2
     strided = json.loads(run("huginn-0125", "--json", "--stride", "4").stdout)
     assert strided["token"] == whole["token"] and strided["shape"]["loops"] == 8
-    refused = run("ouro-1.4b", "--recurrence", "2")
-    assert refused.exit_code == 2 and "recurrence=2 cannot be set for 'ouro-1.4b'" in refused.output
+    ouro, fewer = (json.loads(run("ouro-1.4b", "--json", *more).stdout) for more in ((), ("--recurrence", "2")))
+    assert fewer["token"] * 2 == ouro["token"]
+    refused = run("ouro-1.4b", "--stride", "2")
+    assert refused.exit_code == 2 and "stride=2 cannot be set for 'ouro-1.4b'" in refused.output
 
 
 @pytest.mark.parametrize("kv", ["residual", "int4", '{"codec": "residual", "bits": [1, 2, 4, 8], "group": 32}'])
@@ -353,6 +355,20 @@ def test_the_published_shapes_are_those_of_the_speed_bench():
         assert ModelShape(**told["shape"]) == ModelShape.of(OuroConfig(**settings_of(name)))
         assert told["kind"] == "computed" and told["fits"][0]["tokens"] % 16 == 0
     assert told["token"] == 1536 * 1024 and told["parameters"] == 2_667_974_657
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("ByteDance/Ouro-1.4B", 1.435), ("ByteDance/Ouro-2.6B-Thinking", 2.67), ("tomg-group-umd/huginn-0125", 3.56),
+        ("nanbeige4.2-3b", 4.17),
+    ],
+)  # fmt: skip
+def test_every_published_family_is_sized_without_its_checkpoint(name, parameters):
+    told = run(name, "--json")
+    assert told.exit_code == 0 and json.loads(told.stdout)["parameters"] == pytest.approx(parameters * 1e9, rel=3e-3)
+    assert ("assumed" in told.stderr) == (name == "nanbeige4.2-3b")
+    assert all(known in run("--help").output for known in ("ouro-2.6b", "huginn-0125", "nanbeige4.2-3b", "retrofit"))
 
 
 def test_a_checkpoint_is_sized_by_its_configuration():
