@@ -1,7 +1,10 @@
 """The benchmarks by name."""
 
+from typing import Any
+
 import typer
 
+from sigma0.bench.core.options import LEDGER, OWN
 from sigma0.commands.lazy_group import Target, lazy_group
 
 # The help of each is the first line of its function's docstring, so that the list can be printed without importing it.
@@ -180,8 +183,45 @@ COMMANDS = {
         "Exit depth beside difficulty and the oracles, and saturation as a sign of a wrong answer.",
     ),
 }
+
+
+def with_record(command: Any) -> Any:
+    """The command, with `--record` where it writes into a folder of the caller's; the same of a group's."""
+    for each in getattr(command, "commands", {}).values():
+        with_record(each)
+    own = next((str(option.default) for option in command.params if option.name == "out"), "")
+    if own.startswith(f"{OWN.parent}/"):
+        tracked = str(LEDGER.parent / own.removeprefix(f"{OWN.parent}/"))
+
+        def record(ctx: typer.Context, value: bool) -> None:
+            if value and not LEDGER.parent.is_dir():
+                typer.echo(f"error: --record writes {tracked}: run it at the root of the repository", err=True)
+                raise typer.Exit(2)
+            if value:
+                ctx.default_map = {"out": tracked}
+
+        said = f"Write {tracked}, which is tracked, where --out says nothing else."
+        option = typer.Option(False, "--record", is_eager=True, expose_value=False, callback=record, help=said)
+        flag = typer.Typer(add_completion=False)
+
+        @flag.command()
+        def of_flag(record: bool = option) -> None: ...
+
+        command.params.append(typer.main.get_command(flag).params[0])
+    return command
+
+
+class BenchGroup(lazy_group(COMMANDS, extra="bench")):  # type: ignore[misc]
+    """The benches, which record nothing unless they are asked to."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As its base, with `with_record`."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, with_record(command), rest
+
+
 app = typer.Typer(
-    cls=lazy_group(COMMANDS, extra="bench"),
+    cls=BenchGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -323,6 +323,19 @@ def test_a_logits_processor_that_leaves_nothing_is_named(pocket, settings, rows,
         pocket[0].generate(ids, max_new_tokens=2, logits_processor=[forbid_all], **settings)
 
 
+@pytest.mark.parametrize("settings", [{}, {"do_sample": True}])
+@pytest.mark.parametrize("after", ["finish", "verify"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_score_without_end_is_a_choice(pocket, settings, after, rows):
+    def choose(ids, scores):
+        return scores.index_fill(1, torch.tensor([7]), torch.inf)
+
+    ids = pocket[1](STORY, return_tensors="pt").input_ids.repeat(rows, 1)
+    settings = {"exit_config": {"q": 0.4, "after_exit": after}, "max_new_tokens": 3, **settings}
+    if rows == 1 or after == "verify" or not settings.get("do_sample"):
+        assert (pocket[0].generate(ids, logits_processor=[choose], **settings)[:, -3:] == 7).all()
+
+
 def test_every_token_and_text_has_a_verdict(pocket):
     model, tokenizer = pocket
     story = "Mary went to the park. The hat is with Mary. Where is the hat?"

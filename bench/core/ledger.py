@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from sigma0.bench.core.lines import alone, append, cut
+from sigma0.bench.core.options import LEDGER, OWN
 from sigma0.bench.core.rows import Conditions, Figure, row_key
 from sigma0.bench.core.rows_decoding import (
     Course,
@@ -36,6 +37,7 @@ from sigma0.errors import one_line
 
 __all__ = [
     "LEDGER",
+    "OWN",
     "AnyRow",
     "Conditions",
     "Course",
@@ -68,8 +70,6 @@ __all__ = [
     "row_key",
     "row_schema",
 ]
-
-LEDGER = Path("bench/results/leaderboard.jsonl")
 
 AnyRow = (
     FidelityRow

@@ -5,8 +5,12 @@ from typing import Annotated
 
 import typer
 
+LEDGER = Path("bench/results/leaderboard.jsonl")
+# Where rows go that are not asked to be recorded there.
+OWN = Path("sigma0-bench/leaderboard.jsonl")
+
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")]
-LedgerFile = Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")]
+LedgerFile = Annotated[Path, typer.Option(help="File that the rows are appended to.")]
 ReportFile = Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")]
 CurvesPicture = Annotated[Path | None, typer.Option(help="Where to draw the curves, as .svg or .png.")]
 

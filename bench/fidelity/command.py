@@ -11,7 +11,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.ledger import LEDGER, AnyRow, Conditions, FidelityRow, append_row, read_rows, repair
+from sigma0.bench.core.ledger import OWN, AnyRow, Conditions, FidelityRow, append_row, read_rows, repair
 from sigma0.bench.core.options import AsJsonLines, LedgerFile, WorkerCount
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.workers import KeptResults, worker_pool
@@ -41,7 +41,7 @@ def fidelity(
     ] = "finish,drop",
     grid: Annotated[str, typer.Option(help='Other thresholds, as JSON: {"qexit": [0.5, 0.9]}.')] = "{}",
     max_new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each prompt at most.")] = 32,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     device: Device = "auto",
     dtype: StatedDtype = "float32",
     quantization: Quantization = None,

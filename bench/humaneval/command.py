@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.ledger import LEDGER, HumanEvalRow, append_row
+from sigma0.bench.core.ledger import OWN, HumanEvalRow, append_row
 from sigma0.bench.core.options import AsJsonLines, ExitJson, LedgerFile
 from sigma0.bench.humaneval.judging import MEMORY_MB, TIMEOUT_S, Judgement, Limits, judge
 from sigma0.bench.humaneval.problems import SIZE, Problem, load_problems
@@ -76,7 +76,7 @@ def humaneval(
     device: Device = "auto",
     dtype: Dtype = "auto",
     threads: Threads = 1,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """pass@k on HumanEval, and how the failed completions failed; their code is run in the sandbox alone."""

@@ -11,7 +11,7 @@ import torch
 import typer
 
 from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.ledger import OWN, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, LedgerFile
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.pocket.prompts import micro_world
@@ -49,7 +49,7 @@ def kv(
     device: Device = "auto",
     dtype: StatedDtype = "float32",
     threads: Threads = 1,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """Agreement, depths, bytes and time with K/V in few bits, beside K/V as computed, at several contexts.

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.digests import weights_sha256
-from sigma0.bench.core.ledger import LEDGER, Figure, LadderRow, append_row
+from sigma0.bench.core.ledger import OWN, Figure, LadderRow, append_row
 from sigma0.bench.core.options import AnswerTokens, AsJsonLines, CurvesPicture, LedgerFile, StorySeed
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.tables import BenchTable
@@ -50,7 +50,7 @@ def ladder(
     seed: StorySeed = 0,
     threads: Threads = 1,
     picture: CurvesPicture = None,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """Accuracy against cost of handing up, beside both models alone, chance, and entropy alone."""

@@ -16,7 +16,8 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.conditions import device_name, git_commit
-from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.ledger import OWN, append_row, check_ledger
+from sigma0.bench.core.options import LedgerFile
 from sigma0.bench.core.rows_tests import MutationRow
 from sigma0.bench.mutation.campaign import Area, Campaign, Judged, scores
 from sigma0.bench.mutation.covering import CoverageCache
@@ -48,7 +49,7 @@ def mutants(
     folder: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(AREAS)}; by default all.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes, each with a copy of the tree.")] = 2,
     cache: Annotated[Path, typer.Option(help="Folder that keeps which tests run which lines.")] = Path(".mutants"),
-    write: Annotated[bool, typer.Option("--write", help="Add a row to the ledger.")] = False,
+    out: LedgerFile = OWN,
     as_json: AsJson = False,
 ) -> None:
     """Change the sources in small ways, one at a time, and see whether the fast tests notice.
@@ -63,8 +64,7 @@ def mutants(
         end = begun + 60 * minutes
         root = Path.cwd()
         areas = {name: AREAS[name] for name in _known(folder)}
-        if write:
-            check_ledger(LEDGER)
+        check_ledger(out)
         commit = git_commit()
         os.environ["OMP_NUM_THREADS"] = "1"
         with ExitStack() as stack:
@@ -93,14 +93,14 @@ def mutants(
             folders=scores(judged, reasons.of),
             survivors=survivors(judged, reasons),
         )
-        if write:
-            append_row(LEDGER, row)
+        append_row(out, row)
     if as_json:
         typer.echo(
             json.dumps({"row": row.model_dump(), "unknown": unknown, "mutants": [_told(each) for each in judged]})
         )
         return
     _print(row, judged, unknown)
+    typer.echo(f"1 row in {out}")
 
 
 def _known(folder: list[str] | None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 import typer
 
-from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.ledger import OWN, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, FormsModel, LedgerFile
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.outer.command import open_asked
@@ -32,7 +32,7 @@ def agent(
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each reply at most.")] = 128,
     seed: Annotated[int, typer.Option(help="Of the questions.")] = 0,
     threads: Threads = 1,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """Let the three-tier agent mend a small repository with one of several faults at a time."""

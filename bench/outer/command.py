@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.ledger import LEDGER, OuterRow, append_row, check_ledger
+from sigma0.bench.core.ledger import OWN, OuterRow, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, FormsModel, HardStories, LedgerFile, ShownExamples
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.outer.measure import Asked, Result, examples, hard_questions, run, run_vote, to_row, where_from
@@ -71,7 +71,7 @@ def outer(
     dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32",
     most_votes: Annotated[int, typer.Option(min=1, help="Answers of a vote at most.")] = 32,
     threads: Threads = 1,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """Each outer loop on held-out hard questions, beside the plain answer, votes of equal cost and a larger model."""

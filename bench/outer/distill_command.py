@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 import typer
 
-from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.ledger import OWN, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, FormsModel, HardStories, LedgerFile, ShownExamples
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.outer.command import open_asked
@@ -32,7 +32,7 @@ def distill(
     shown: ShownExamples = 3,
     program: Annotated[Path, typer.Option(help="Where the program is written, as JSON.")] = Path("program.json"),
     threads: Threads = 1,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """Make a program without a model of what a lemma graph verified, and measure it on held-out questions."""
@@ -64,6 +64,7 @@ def distill(
         append_row(out, row)
     closing = (
         f"{len(traces)} of {seen} questions verified; {program}: {len(made.pointers)} pointers, {len(made.kinds)} kinds"
+        f"; 1 row in {out}"
     )
 
     def told() -> None:

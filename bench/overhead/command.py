@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.conditions import describe_weights
-from sigma0.bench.core.ledger import LEDGER, Figure, OverheadRow, append_row
+from sigma0.bench.core.ledger import OWN, Figure, OverheadRow, append_row
 from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.tables import BenchTable
@@ -31,7 +31,7 @@ def overhead(
     passes: Annotated[int, typer.Option(min=8, help="Passes of a round, about.")] = 64,
     rounds: Rounds = 7,
     threads: Threads = 1,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """Host time and dispatched operations of a pass whose block is empty: library, engine, transformers' generate."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.ledger import OWN, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.pocket.prompts import micro_world
@@ -42,7 +42,7 @@ def quantization(
     context: Annotated[int, typer.Option(min=2, help="Prompt tokens of what is timed.")] = 64,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of what is timed.")] = 48,
     rounds: Rounds = 7,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """Bytes, time, agreement and depths with weights of int8 and int4, beside the same model with floats; greedy."""

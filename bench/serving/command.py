@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.ledger import OWN, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.serving.load import WAYS
@@ -25,7 +25,7 @@ def serve(
     runner: Runner = "auto",
     ways: Annotated[str, typer.Option(help="Some of these, full first, parted by commas.")] = ",".join(WAYS),
     compare: Annotated[bool, typer.Option(help="Also ask transformers serve, where it starts.")] = True,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """Throughput and latency of full depth, never exiting, finish, drop and verify, each through the same server."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.ledger import OWN, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.commands.console import one_line_errors, quiet_transformers
@@ -22,7 +22,7 @@ def vllm(
     drafts: Annotated[int, typer.Option(min=1, help="Drafts of a step at most.")] = 4,
     draft_loops: Annotated[int, typer.Option(min=1, help="Loops of a draft.")] = 1,
     rounds: Rounds = 3,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """The same requests to vLLM at full depth, to vLLM with our drafts, and to our own server, in turn."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sigma0.bench.core.conditions import git_commit
-from sigma0.bench.core.ledger import LEDGER, Conditions, SimulationRow, Tail, append_row, read_rows, repair
+from sigma0.bench.core.ledger import OWN, Conditions, SimulationRow, Tail, append_row, read_rows, repair
 from sigma0.bench.core.options import AsJsonLines, LedgerFile
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.rows_systems import SIMULATION_SIZES, simulation_key
@@ -55,7 +55,7 @@ def simulate(
     ] = 32,
     seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Latency against rate, as .svg or .png.")] = None,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """SIMULATE fleets: queueing, tail latency and use under each routing; rows in the ledger are not made again."""

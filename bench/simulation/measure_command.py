@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.options import AnswerTokens
+from sigma0.bench.core.options import LEDGER, OWN, AnswerTokens
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.simulation.inputs import Inputs
@@ -19,7 +19,8 @@ from sigma0.commands.options import Device, ModelArgument, StatedDtype
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
-INPUTS = Path("bench/results/simulation-inputs.json")
+INPUTS = LEDGER.with_name("simulation-inputs.json")
+OWN_INPUTS = OWN.with_name(INPUTS.name)
 
 
 def passes(
@@ -28,7 +29,7 @@ def passes(
     max_new_tokens: AnswerTokens = 32,
     device: Device = "auto",
     dtype: StatedDtype = "float32",
-    out: Annotated[Path, typer.Option(help="File of inputs to write.")] = INPUTS,
+    out: Annotated[Path, typer.Option(help="File of inputs to write.")] = OWN_INPUTS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the file instead of a table.")] = False,
 ) -> None:
     """Time the engine's passes by what is in them, and keep the exit depths of its answers for `simulate`.
@@ -48,6 +49,7 @@ def passes(
         conditions = describe(looped, model, where, prompts, [None] * len(prompts), max_new_tokens, most)
         with progress_bar("steps", STEPS, hidden=as_json) as advance:
             found = measure_inputs(looped, tokenizer, conditions, prompts, looped.resolve_exit_config(None), advance)
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(found.model_dump_json(indent=1) + "\n")
     if as_json:
         typer.echo(found.model_dump_json())

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
-from sigma0.bench.core.ledger import LEDGER, append_row
+from sigma0.bench.core.ledger import OWN, append_row
 from sigma0.bench.core.options import AsJsonLines, ExitJson, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.replay import Trace
@@ -73,7 +73,7 @@ def speed(
     published_python: Annotated[
         str, typer.Option(help="Python that has the torch and the transformers which that code needs.")
     ] = sys.executable,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end."""

@@ -13,7 +13,7 @@ import torch
 from sigma0.config import Messages
 from sigma0.decode.detokenizer import eos_ids, truncate_at_stop
 from sigma0.models.prompts import encode
-from sigma0.reason.chat import LocalChat, check_fits
+from sigma0.reason.chat import LocalChat, fitted
 from sigma0.reason.messages import DEFAULTS, ChatSettings, Completion, Usage
 
 # seconds that a batch waits for company behind its first question: those that were answered together come again
@@ -66,7 +66,7 @@ class BatchedChat:
         """See `ChatModel`."""
         if settings.temperature > 0:
             return self.chat.complete(messages, settings)
-        check_fits(self.name, self.chat.model, self.chat.tokenizer, messages, settings.max_tokens)
+        settings = fitted(self.name, self.chat.model, self.chat.tokenizer, messages, settings)
         waiting = _Waiting(encode(self.chat.tokenizer, messages)[0], settings.max_tokens, settings.stop)
         self._queue.put(waiting)
         return waiting.answer.result()

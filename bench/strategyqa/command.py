@@ -9,7 +9,7 @@ import torch
 import typer
 from rich.console import Console
 
-from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.ledger import OWN, append_row, check_ledger
 from sigma0.bench.core.options import AnswerTokens, AsJsonLines, LedgerFile, WorkerCount
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.rows_tasks import StrategyQARow
@@ -55,7 +55,7 @@ def levels(
     threads: Threads = 1,
     workers: WorkerCount = 1,
     picture: Annotated[Path | None, typer.Option(help="Accuracy against cost, as .svg or .png.")] = None,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """Accuracy, calls and tokens of levels of control, each beside L0 on the same items.

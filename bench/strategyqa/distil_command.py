@@ -8,7 +8,7 @@ import torch
 import typer
 from rich.console import Console
 
-from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.ledger import OWN, append_row, check_ledger
 from sigma0.bench.core.options import AnswerTokens, AsJsonLines, LedgerFile
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.strategyqa import options
@@ -58,7 +58,7 @@ def distill(
     device: Device = "auto",
     dtype: Dtype = "auto",
     threads: Threads = 1,
-    out: LedgerFile = LEDGER,
+    out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
     """Distil a higher level's right and audited traces, and measure the lower level with and without them on dev."""

@@ -221,10 +221,12 @@ class Host:
         return token_ids, token_ids, self._ends(sequences, lengths, token_ids, over), logits
 
     def _chosen(self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        most = scores.amax(dim=-1, keepdim=True)
-        # beside infinite scores nothing else counts; and nothing can be drawn from NaN: such rows are flagged
-        scores = torch.where(most == torch.inf, torch.where(scores == most, 0.0, -torch.inf), scores)
-        return self._device.draw(batch, looped, which, scores.masked_fill(~(most > -torch.inf), 0.0))
+        endless = scores.isposinf()
+        # beside infinite scores nothing else counts
+        scores = torch.where(endless.any(-1, keepdim=True), torch.where(endless, 0.0, -torch.inf), scores)
+        # nothing can be drawn from NaN: such rows are flagged
+        broken = ~scores.amax(dim=-1, keepdim=True).isfinite()
+        return self._device.draw(batch, looped, which, scores.masked_fill(broken, 0.0))
 
     def _flag(self, token_ids: Tensor, logits: Tensor) -> Tensor:
         """The ids, flagged on every rank where logits are broken."""

@@ -63,7 +63,6 @@ def resolve_model(name: str) -> str:
         if not any(path.glob("*.safetensors*")):
             others = ", ".join(sorted(file.name for file in path.iterdir() if file.suffix in OTHER_WEIGHTS))
             raise ValueError(f"{name!r} could not be loaded: it holds no safetensors{others and ', only '}{others}")
-        check_index(path)
         return str(path)
     if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
         return name
@@ -256,6 +255,7 @@ def _load(
     spread = DistributedConfig(tp_size=init_tensor_parallel(target)) if tensor_parallel else None
     try:
         local = hub_options(source)
+        check_index(Path(source))
         config = _read_config(name, source, local)
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         if model_class is None:

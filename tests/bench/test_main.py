@@ -8,7 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sigma0.bench.commands import COMMANDS, app
+from sigma0.bench.commands import COMMANDS, app, with_record
+from sigma0.bench.core.ledger import LEDGER, OWN, read_rows
+from sigma0.commands.lazy_group import LazyCommand
 
 
 def test_a_missing_library_is_one_line_that_names_the_extra(monkeypatch):
@@ -25,3 +27,38 @@ def test_listed_help_is_the_commands_own(name):
     defined = getattr(import_module(target.module), target.name)
     text = defined.info.help if isinstance(defined, typer.Typer) else inspect.getdoc(defined)
     assert text.partition("\n\n")[0].replace("\n", " ") == target.help
+
+
+def recording(command):
+    """The commands of a tree that write into a folder of the caller's."""
+    with_record(command)
+    nested = [each for part in getattr(command, "commands", {}).values() for each in recording(part)]
+    return [*nested, *([command] if any(option.name == "record" for option in command.params) else [])]
+
+
+def test_every_bench_with_rows_takes_record():
+    loaded = {name: LazyCommand(name, target, None).load() for name, target in COMMANDS.items()}
+    found = {name for name, command in loaded.items() if recording(command)}
+    assert found == {
+        "fidelity", "speed", "quantization", "kv", "overhead", "ladder", "distill", "agent", "outer", "strategyqa",
+        "serve", "vllm", "humaneval", "passes", "simulate", "mutants", "course",
+    }  # fmt: skip
+    tracked = [option for command in loaded.values() for option in command.params if "results" in str(option.default)]
+    assert {option.name for option in tracked} <= {"inputs", "results", "ledger"}, "nothing is written there unasked"
+
+
+def test_rows_are_the_callers_unless_they_are_to_be_recorded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = [
+        "speed", "pocket", "--context", "4", "--new-tokens", "3", "--rounds", "1", "--prompt-rounds", "1", "--ways",
+        "full", "--dtype", "float32",
+    ]  # fmt: skip
+    told = CliRunner().invoke(app, arguments)
+    assert told.exit_code == 0 and told.stdout.rstrip().endswith("1 rows in sigma0-bench/leaderboard.jsonl")
+    refused = CliRunner().invoke(app, [*arguments, "--record"])
+    assert refused.exit_code == 2 and "run it at the root of the repository" in refused.stderr
+    (tmp_path / "bench" / "results").mkdir(parents=True)
+    CliRunner().invoke(app, [*arguments, "--record", "--out", "mine.jsonl"])
+    assert len(read_rows(OWN)) == len(read_rows(tmp_path / "mine.jsonl")) == 1 and not LEDGER.exists()
+    CliRunner().invoke(app, [*arguments, "--record"])
+    assert len(read_rows(OWN)) == len(read_rows(LEDGER)) == 1
