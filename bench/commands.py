@@ -4,7 +4,6 @@ from typing import Any
 
 import typer
 
-from sigma0.bench.core.options import LEDGER, OWN
 from sigma0.commands.lazy_group import Target, lazy_group
 
 # The help of each is the first line of its function's docstring, so that the list can be printed without importing it.
@@ -187,6 +186,9 @@ COMMANDS = {
 
 def with_record(command: Any) -> Any:
     """The command, with `--record` where it writes into a folder of the caller's; the same of a group's."""
+    # behind the list of commands, which imports none
+    from sigma0.bench.core.options import LEDGER, OWN
+
     for each in getattr(command, "commands", {}).values():
         with_record(each)
     own = next((str(option.default) for option in command.params if option.name == "out"), "")

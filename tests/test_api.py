@@ -323,6 +323,13 @@ def test_a_logits_processor_that_leaves_nothing_is_named(pocket, settings, rows,
         pocket[0].generate(ids, max_new_tokens=2, logits_processor=[forbid_all], **settings)
 
 
+def test_words_that_leave_nothing_are_named(pocket):
+    ids = pocket[1](STORY, return_tensors="pt").input_ids
+    words = [[word] for word in range(len(pocket[1])) if word != 2]
+    with pytest.raises(ValueError, match="LogitsProcessor leaves no token"):
+        pocket[0].generate(ids, max_new_tokens=2, min_new_tokens=2, bad_words_ids=words)
+
+
 @pytest.mark.parametrize("settings", [{}, {"do_sample": True}])
 @pytest.mark.parametrize("after", ["finish", "verify"])
 @pytest.mark.parametrize("rows", [1, 2])

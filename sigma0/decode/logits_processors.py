@@ -63,8 +63,7 @@ def sampling_of(
     Returns:
         One for each sequence. None where settings cannot say the same: for another processor or a subclass of a known
         one, which may do anything, for another order than transformers', for other `filter_value` or
-        `min_tokens_to_keep` than its defaults, for what may forbid every id, and for what transformers itself refuses
-        at the first call.
+        `min_tokens_to_keep` than its defaults, and for what transformers itself refuses at the first call.
     """
     types = [type(item) for item in logits_processor]
     if types != sorted(set(types) & set(_ORDER), key=_ORDER.index):
@@ -87,9 +86,6 @@ def sampling_of(
                 return None
             told["min_length"] = max(told["min_length"], shared["min_length"])
         shared.update(told)
-    forbidden = {*(word[-1] for word in shared.get("bad_words", ())), *shared.get("eos", ())}
-    if vocabulary is not None and len(forbidden) >= vocabulary:
-        return None
     return [
         SequenceSampling(draws=seeds is not None, seed=0 if seeds is None else seeds[row], padding=padding, **shared)
         for row, padding in enumerate(paddings)

@@ -339,7 +339,9 @@ def choice_for(
     scores, logits = keep and bool(config.output_scores), keep and bool(config.output_logits)
     seeds = request_seeds(batch) if config.do_sample else None
     wanted = sampling_of(logits_processor, batch, seeds, loop.vocabulary)
-    if wanted is not None and not loop.criteria and not scores and not logits:
+    forbidden = {*(word[-1] for word in wanted[0].bad_words), *wanted[0].eos} if wanted else set()
+    # where every id may be forbidden, Python says by which processor
+    if wanted and len(forbidden) < loop.vocabulary and not loop.criteria and not scores and not logits:
         settings.set(0, *wanted)
         return Device(loop, settings)
     if seeds is not None:

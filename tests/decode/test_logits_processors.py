@@ -68,10 +68,6 @@ def test_a_number_of_ignored_ids_holds_for_all():
         [processors.TopKLogitsWarper(5, min_tokens_to_keep=2)],
         [processors.RepetitionPenaltyLogitsProcessor(1.2, torch.tensor([0, 1, 2]))],
         [processors.NoBadWordsLogitsProcessor([[1], [99]])],
-        [
-            processors.NoBadWordsLogitsProcessor([[word] for word in range(1, 20)]),
-            processors.MinLengthLogitsProcessor(3, 0),
-        ],
         [processors.MinLengthLogitsProcessor(3, 7), processors.MinNewTokensLengthLogitsProcessor(3, 5, 8)],
     ],
 )
