@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -121,6 +122,14 @@ def test_broken_input_and_files_are_one_line_too(tmp_path):
         result = run("generate", "x", "--model", str(folder))
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
         assert message in result.stderr
+
+
+@pytest.mark.parametrize("name", ["scipy", "sklearn"])
+def test_calibrate_says_what_it_needs_before_it_starts(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    result = run("calibrate", "pocket", str(tmp_path / "nowhere.jsonl"))
+    assert result.exit_code == 2
+    assert result.output == f"error: {name} is not installed: pip install 'sigma0-lm[calibrate]'\n"
 
 
 def test_export_and_generate_from_the_folder(tmp_path):

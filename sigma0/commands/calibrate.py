@@ -82,7 +82,11 @@ def calibrate(
 
     quiet_transformers()
     torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
+    with one_line_errors(), needs_extra("calibrate"):
+        # the intervals of a result need them at the very end
+        import scipy as scipy
+        import sklearn as sklearn
+
         from sigma0.calibrate.agreement import prompts_needed
         from sigma0.calibrate.prompts import encode_prompts, read_prompts
         from sigma0.calibrate.report import (

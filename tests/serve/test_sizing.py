@@ -406,7 +406,7 @@ def test_a_model_that_does_not_fit_is_told_so():
 )
 def test_bad_input_is_told_in_one_line(arguments, message):
     result = run(*arguments)
-    assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
+    assert result.exit_code == 2 and result.output.count("\n") == 1 and message in result.output, result.output
 
 
 def test_a_model_without_loops_is_refused():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -63,7 +63,9 @@ def test_the_committed_figures_keep_what_is_promised():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=300))
+@given(st.lists(st.integers(0, 5), min_size=60, max_size=300))
+@example([1, 2] * 40)
+@example([1])
 def test_repetition_is_the_definition(ids):
     periodicity, _, echo, distinct = definitions.repetition(ids)
     found = repetition(np.array(ids), np.array([len(ids)]))[0]
