@@ -127,7 +127,7 @@ def test_broken_input_and_files_are_one_line_too(tmp_path):
 @pytest.mark.parametrize("name", ["scipy", "sklearn"])
 def test_calibrate_says_what_it_needs_before_it_starts(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    result = run("calibrate", "pocket", str(tmp_path / "nowhere.jsonl"))
+    result = run("calibrate", "pocket", "--prompts", str(tmp_path / "nowhere.jsonl"))
     assert result.exit_code == 2
     assert result.output == f"error: {name} is not installed: pip install 'sigma0-lm[calibrate]'\n"
 

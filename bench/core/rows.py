@@ -43,7 +43,7 @@ class Conditions(BaseModel):
         settings_sha256: Of the "sha256  name" lines of its other files (configs, tokenizer).
         total_loops: T; 1 of a model without loops.
         parameters: How many.
-        device: Device type and the processor's name.
+        device: Device type, and the processor's name and caches.
         dtype: Of the weights.
         threads: CPU threads.
         prompts: Where they come from: a file's name, or a task and its split and seed.
@@ -57,6 +57,8 @@ class Conditions(BaseModel):
         quantization: To what the weights of the block were rounded as the model was loaded; None where they were not.
         stride: Loops that a pass runs; `total_loops` counts passes.
         kv: How K/V were stored; None as the model computes them.
+        product_ms: Of a fixed product on the device (`sigma0.bench.core.conditions.product_ms`), which tells machines
+            of one name apart; None of rows from before it was taken. No condition: two starts of a run differ in it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -79,6 +81,7 @@ class Conditions(BaseModel):
     quantization: str | None = None
     stride: int = 1
     kv: dict[str, Any] | None = None
+    product_ms: float | None = None
 
     @property
     def named(self) -> str:
@@ -89,7 +92,7 @@ class Conditions(BaseModel):
     def unnamed(self) -> set[str]:
         """Fields that the name of a run leaves out, since they say what held before there was a choice."""
         since = {"quantization": self.quantization is None, "stride": self.stride == 1, "kv": self.kv is None}
-        return {name for name, usual in since.items() if usual}
+        return {"product_ms", *(name for name, usual in since.items() if usual)}
 
     @property
     def run(self) -> str:

@@ -100,7 +100,7 @@ def ladder_run(results: Results) -> list[LadderRow]:
 
 def front_table(rows: Sequence[FidelityRow]) -> str:
     """Rules and baselines of one run, each with what it saves and what it costs."""
-    headings = ("rule", "after", "same text as full depth", "right", "passes_saved", "rows_saved", "speed")
+    headings = ("rule", "after", "same text as full depth", "right", "passes_saved", "rows_saved")
     lines = []
     for name, after in FRONT:
         row = [
@@ -109,9 +109,7 @@ def front_table(rows: Sequence[FidelityRow]) -> str:
             if row.after_exit == after and (rule_label(row) == name or (row.mode == name and row.promise is not None))
         ][-1]
         shares = [percent(figure) for figure in (row.accuracy, row.passes_saved, row.rows_saved)]
-        ratio = row.speed_ratio
-        speed = "1" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-        lines.append([rule_label(row), after, with_interval(row.exact_match), *shares, speed])
+        lines.append([rule_label(row), after, with_interval(row.exact_match), *shares])
     return BenchTable(headings, lines, left=headings[:2]).markdown()
 
 

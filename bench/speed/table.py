@@ -35,9 +35,10 @@ def conditions_text(row: SpeedRow) -> str:
     """What the rows of a run were measured with, in a sentence or two."""
     versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
     course = "" if row.course is None else f" Course: {row.course.source}."
+    machine = row.device if row.product_ms is None else f"{row.device}; a fixed product in {row.product_ms:.1f} ms"
     return (
         f"{row.named}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: batch {row.batch_size}, "
-        f"context {row.context}, {row.max_new_tokens} new tokens, {row.rounds} rounds, {row.dtype}, {row.device}, "
+        f"context {row.context}, {row.max_new_tokens} new tokens, {row.rounds} rounds, {row.dtype}, {machine}, "
         f"{row.threads} thread(s), by the {row.by}, runner {row.runner}, {versions}, "
         f"commit {short_commit(row.commit)}.{course}"
     )
@@ -117,7 +118,10 @@ def latest_speed_runs(rows: Sequence[AnyRow]) -> list[list[SpeedRow]]:
 
 
 # Of a row's conditions, what two speed runs of one kind may differ in.
-_OTHERWISE = {"model_sha256", "settings_sha256", "parameters", "prompts", "prompts_sha256", "n", "commit", "versions"}
+_OTHERWISE = {
+    *("model_sha256", "settings_sha256", "parameters", "prompts", "prompts_sha256", "n"),
+    *("commit", "versions", "product_ms"),
+}
 
 
 def _kind(run: Sequence[SpeedRow]) -> str:

@@ -4,7 +4,7 @@ A percentile bootstrap of a share near 0 or 1 has no width or too little (what n
 in a resample), so shares get exact intervals: Clopper and Pearson (1934) where items are independent, Korn and Graubard
 (1998, Survey Methodology 24) where they come in clusters, as tokens do in prompts.
 
-scipy comes with the extra `calibrate` and is imported where an interval is computed, so that this file loads without it.
+scipy comes with the extra `calibrate` and is imported where an interval is computed: this file loads without it.
 """
 
 from collections.abc import Callable

@@ -42,7 +42,7 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
             return super().forward(*args, **kwargs)
 
     def generate(self, *args: Any, num_steps: int | None = None, **kwargs: Any) -> Any:
-        """See `DepthGenerationMixin.generate`; likewise."""
+        """As `DepthGenerationMixin.generate`, which takes `exit_config`; `num_steps` sets T for this call."""
         with self.of_steps(num_steps):
             return super().generate(*args, **kwargs)
 
