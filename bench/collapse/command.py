@@ -11,7 +11,7 @@ from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import CodeFiles, ListFiles, ReportFile
 from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads
 from sigma0.decode.repetition import CollapseStop
 from sigma0.errors import needs_extra
@@ -34,7 +34,6 @@ def collapse(
     as_json: AsJson = False,
 ) -> None:
     """What `--on-collapse stop` ends on ordinary texts and on loops, and what it and the verdict cost a token."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         if (prose or code or lists) and not (texts and prose):

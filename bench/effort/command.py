@@ -19,7 +19,7 @@ from sigma0.bench.effort.simulation import Rates, simulate
 from sigma0.bench.effort.table import table
 from sigma0.bench.effort.world import check, questions
 from sigma0.calibrate.bootstrap import share
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads
 from sigma0.models.load import load
 from sigma0.reason.chat import LocalChat
@@ -42,7 +42,6 @@ def effort(
     as_json: AsJson = False,
 ) -> None:
     """Success, false accepts and cost of five policies of verification effort, beside flat high effort."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors():
         if real:

@@ -19,7 +19,7 @@ from sigma0.bench.fidelity.grid import MODES, Setting, plan
 from sigma0.bench.fidelity.work import Loaded, SpreadWork
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import KV, Device, ModelArgument, Quantization, Recurrence, StatedDtype, Stride
 from sigma0.config import AfterExit, ExitConfig
 from sigma0.errors import needs_extra, one_line
@@ -59,7 +59,6 @@ def fidelity(
     setting, and the rows are those of one worker but for their times, which are taken in this process. With --kv full
     depth reads K/V in few bits too; what those cost is told by `kv`.
     """
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         from sigma0.bench.fidelity.measure import open_bench

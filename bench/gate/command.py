@@ -8,7 +8,7 @@ import torch
 import typer
 
 from sigma0.bench.core.options import ExitJson, StorySeed
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Device, ModelArgument, StatedDtype, Threads
 from sigma0.config import ExitConfig
 from sigma0.errors import needs_extra
@@ -28,7 +28,6 @@ def gate(
     as_json: AsJson = False,
 ) -> None:
     """Exit depth beside difficulty and the oracles, and saturation as a sign of a wrong answer."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         from sigma0.bench.gate.measure import measure_gate

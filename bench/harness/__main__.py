@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from sigma0.commands.console import quiet_transformers
 from sigma0.errors import needs_extra
 
 
@@ -18,7 +17,6 @@ def main() -> None:
             import_module("sigma0.bench.harness.language_model")
     except ValueError as error:
         sys.exit(f"error: {error}")
-    quiet_transformers()
     sys.argv[1:] = with_device(sys.argv[1:])
     cli_evaluate()
 

@@ -19,7 +19,7 @@ from sigma0.bench.humaneval.sampling import MAX_NEW_TOKENS, Sample, SampleSettin
 from sigma0.bench.humaneval.saved import Run, SampleFile
 from sigma0.bench.humaneval.table import table
 from sigma0.calibrate.prompts import Prompt, encode_prompts
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Device, Dtype, Threads
 from sigma0.config import ExitConfig
 from sigma0.models.hf_generate import DepthGenerationMixin
@@ -80,7 +80,6 @@ def humaneval(
     as_json: AsJsonLines = False,
 ) -> None:
     """pass@k on HumanEval, and how the failed completions failed; their code is run in the sandbox alone."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors():
         sandbox, limits = Sandbox(), Limits(timeout, memory)

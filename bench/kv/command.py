@@ -16,7 +16,7 @@ from sigma0.bench.core.options import AsJsonLines, LedgerFile
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import encode_prompts, read_prompts
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Device, ModelArgument, StatedDtype, Threads
 from sigma0.config import KVConfig
 from sigma0.errors import needs_extra
@@ -56,7 +56,6 @@ def kv(
 
     Tokens are compared along the model's own greedy text at full depth. Rows are appended as they are measured.
     """
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         from sigma0.bench.kv.concurrency import side_by_side

@@ -23,7 +23,7 @@ from sigma0.bench.ladder.tables import setting_name, shown
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.bootstrap import Estimate
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Threads
 from sigma0.config import ExitConfig
 from sigma0.ladder import Rung
@@ -54,7 +54,6 @@ def ladder(
     as_json: AsJsonLines = False,
 ) -> None:
     """Accuracy against cost of handing up, beside both models alone, chance, and entropy alone."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors():
         if unit not in UNITS:

@@ -21,7 +21,7 @@ from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
 from sigma0.calibrate.bootstrap import Estimate, bootstrap
 from sigma0.calibrate.risk import Answered
-from sigma0.commands.console import one_line_errors, quiet_transformers
+from sigma0.commands.console import one_line_errors
 from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
@@ -135,7 +135,6 @@ def routes(
     as_json: AsJson = False,
 ) -> None:
     """Which score should send a whole answer up to a larger model, on many questions that both have answered."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         from sigma0.bench.verdict.pools import open_pool

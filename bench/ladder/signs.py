@@ -22,7 +22,7 @@ from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.bootstrap import Estimate, bootstrap
 from sigma0.calibrate.prompts import encode_prompts
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
@@ -137,7 +137,6 @@ def signs(
     as_json: AsJson = False,
 ) -> None:
     """Which sign of a small model's token says that a larger model would write another."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         below, tokenizer = load(small, dtype="float32")

@@ -15,7 +15,7 @@ from sigma0.bench.lossless.measure import LosslessReport, measure_lossless
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.pocket.world import LOOK_UPS, MIX
 from sigma0.calibrate.prompts import encode_prompts
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Device, ModelArgument, Recurrence, StatedDtype, Stride, Threads
 from sigma0.config import ExitConfig
 from sigma0.models.load import load
@@ -40,7 +40,6 @@ def lossless(
     as_json: AsJson = False,
 ) -> None:
     """Passes of verify over full depth's, with one draft and with redrafts, and that the text is full depth's."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors():
         once = [ExitConfig.parse(rule) for rule in json.loads(rules)]

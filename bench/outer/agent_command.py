@@ -14,7 +14,7 @@ from sigma0.bench.core.output import tell_rows
 from sigma0.bench.outer.command import open_asked
 from sigma0.bench.outer.measure import Result, hard_questions, to_row
 from sigma0.bench.outer.toy import FAULTS, write
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Threads
 from sigma0.reason.agent.agent import AgentSettings, RepoAgent
 from sigma0.reason.agent.escalation import ThreeTierEscalation
@@ -36,7 +36,6 @@ def agent(
     as_json: AsJsonLines = False,
 ) -> None:
     """Let the three-tier agent mend a small repository with one of several faults at a time."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     started = datetime.now(timezone.utc).isoformat()
     with one_line_errors():

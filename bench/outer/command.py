@@ -31,7 +31,7 @@ from sigma0.bench.outer.ways import (
 )
 from sigma0.bench.pocket.items import Item
 from sigma0.checkpoints.about import read_about
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Threads
 from sigma0.models.load import load_causal
 from sigma0.models.prompts import encode
@@ -75,7 +75,6 @@ def outer(
     as_json: AsJsonLines = False,
 ) -> None:
     """Each outer loop on held-out hard questions, beside the plain answer, votes of equal cost and a larger model."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     started = datetime.now(timezone.utc).isoformat()
     with one_line_errors():

@@ -15,7 +15,7 @@ from sigma0.bench.outer.command import open_asked
 from sigma0.bench.outer.induce import FEWEST, Trace, induce
 from sigma0.bench.outer.measure import Result, hard_questions, questions, to_row, where_from
 from sigma0.bench.outer.ways import MAX_TOKENS
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Threads
 from sigma0.reason.desk import Desk
 from sigma0.reason.lemma.form_solver import FormSolver
@@ -36,7 +36,6 @@ def distill(
     as_json: AsJsonLines = False,
 ) -> None:
     """Make a program without a model of what a lemma graph verified, and measure it on held-out questions."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     started = datetime.now(timezone.utc).isoformat()
     with one_line_errors():

@@ -15,7 +15,7 @@ from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.overhead.measure import RUNNERS, WAYS, Bench, Case, Runner, Sample, Way, cases
-from sigma0.commands.console import compiling, one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import compiling, one_line_errors, progress_bar
 from sigma0.commands.options import Threads
 from sigma0.errors import needs_extra
 from sigma0.models.load import load_tokenizer, resolve_model
@@ -35,7 +35,6 @@ def overhead(
     as_json: AsJsonLines = False,
 ) -> None:
     """Host time and dispatched operations of a pass whose block is empty: library, engine, transformers' generate."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("serve"):
         counts = tuple(int(part) for part in rows.split(","))

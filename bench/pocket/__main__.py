@@ -25,7 +25,7 @@ from sigma0.bench.pocket.prompts import json_line, micro_world
 from sigma0.bench.pocket.recipe import RECIPES, Recipe
 from sigma0.bench.pocket.train import LOG, Report, read_log, train
 from sigma0.bench.pocket.world import LOOK_UPS, MIX
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, ModelArgument
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
@@ -131,7 +131,6 @@ def eval_command(
 ) -> None:
     """Measure exact-answer accuracy on held-out stories by family, hops, difficulty and loop."""
     torch.set_num_threads(1)
-    quiet_transformers()
     with one_line_errors():
         looped, tokenizer = load(model, device="cpu", dtype="float32")
         config = looped.resolve_exit_config(None)
@@ -163,7 +162,6 @@ def forms_command(
 ) -> None:
     """Measure exact replies on held-out stories in each form that outer loops ask in, by half and loop."""
     torch.set_num_threads(1)
-    quiet_transformers()
     figures: dict[str, dict[str, Group]] = {}
     with one_line_errors():
         looped, tokenizer = load(model, device="cpu", dtype="float32")

@@ -12,7 +12,7 @@ from rich.console import Console
 from sigma0.bench.core.options import CodeFiles, CurvesPicture, ListFiles, ReportFile
 from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
 from sigma0.kernels.collapse import CollapseRule
@@ -32,7 +32,6 @@ def proximity(
     as_json: AsJson = False,
 ) -> None:
     """Fit the parts of the proximity on one half of texts and loops, and report on the other."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         report, curves = _study(model, {"prose": tuple(prose), "code": tuple(code), "lists": tuple(lists)}, windows)

@@ -17,7 +17,7 @@ from sigma0.bench.speed.opened import conditions_of, open_model, prompt_ids
 from sigma0.bench.speed.shapes import SHAPES
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.checkpoints import shipped_models
-from sigma0.commands.console import compiling, one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import compiling, one_line_errors, progress_bar
 from sigma0.commands.options import Device, Runner, StatedDtype, Threads
 from sigma0.config import ExitConfig
 from sigma0.decode.runners import choose_runner
@@ -46,7 +46,6 @@ def quantization(
     as_json: AsJsonLines = False,
 ) -> None:
     """Bytes, time, agreement and depths with weights of int8 and int4, beside the same model with floats; greedy."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         if bool(shape) == bool(model):

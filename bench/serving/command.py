@@ -8,7 +8,7 @@ from sigma0.bench.core.ledger import OWN, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.serving.load import WAYS
-from sigma0.commands.console import one_line_errors, quiet_transformers
+from sigma0.commands.console import one_line_errors
 from sigma0.commands.options import ModelArgument, Runner
 from sigma0.errors import needs_extra
 
@@ -29,7 +29,6 @@ def serve(
     as_json: AsJsonLines = False,
 ) -> None:
     """Throughput and latency of full depth, never exiting, finish, drop and verify, each through the same server."""
-    quiet_transformers()
     with one_line_errors(), needs_extra("bench"):
         from sigma0.bench.serving.measure import Plan, measure_serving, print_serving
 

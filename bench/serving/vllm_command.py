@@ -8,7 +8,7 @@ import typer
 from sigma0.bench.core.ledger import OWN, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
-from sigma0.commands.console import one_line_errors, quiet_transformers
+from sigma0.commands.console import one_line_errors
 from sigma0.commands.options import ModelArgument
 from sigma0.errors import needs_extra
 
@@ -26,7 +26,6 @@ def vllm(
     as_json: AsJsonLines = False,
 ) -> None:
     """The same requests to vLLM at full depth, to vLLM with our drafts, and to our own server, in turn."""
-    quiet_transformers()
     with one_line_errors(), needs_extra("bench"):
         from sigma0.bench.serving.vllm_measure import VllmPlan, measure_vllm, print_vllm
 

@@ -22,7 +22,7 @@ from sigma0.bench.simulation.study import Fleets, Seen, Setting, counted_from
 from sigma0.bench.simulation.study import simulate as simulate_one
 from sigma0.bench.simulation.table import print_simulation
 from sigma0.bench.simulation.traffic import Traffic
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.errors import needs_extra
 
 # Of the most that one replica answers whose chats stay, where no rates are given: routings that part chats from their
@@ -59,7 +59,6 @@ def simulate(
     as_json: AsJsonLines = False,
 ) -> None:
     """SIMULATE fleets: queueing, tail latency and use under each routing; rows in the ledger are not made again."""
-    quiet_transformers()
     with one_line_errors(), needs_extra("bench"):
         if picture is not None and picture.suffix not in (".svg", ".png"):
             raise ValueError(f"--picture {str(picture)!r}: give a name that ends in .svg or .png")

@@ -14,7 +14,7 @@ from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.simulation.inputs import Inputs
 from sigma0.bench.simulation.table import checks_table
 from sigma0.calibrate.prompts import encode_prompts
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Device, ModelArgument, StatedDtype
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
@@ -36,7 +36,6 @@ def passes(
 
     Answers under the model's own exit setting are the short traffic, those of full depth the long one.
     """
-    quiet_transformers()
     # the clock is the CPU time of one thread
     torch.set_num_threads(1)
     with one_line_errors(), needs_extra("bench"):

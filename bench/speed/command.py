@@ -22,7 +22,7 @@ from sigma0.bench.speed.published import published
 from sigma0.bench.speed.self_speculation import Drafting, fit_drafting
 from sigma0.bench.speed.shapes import SHAPES
 from sigma0.bench.speed.table import print_speed
-from sigma0.commands.console import compiling, one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import compiling, one_line_errors, progress_bar
 from sigma0.commands.options import Device, Quantization, Recurrence, Runner, StatedDtype, Stride, Threads
 from sigma0.config import ExitConfig
 from sigma0.decode.runners import choose_runner
@@ -77,7 +77,6 @@ def speed(
     as_json: AsJsonLines = False,
 ) -> None:
     """Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors():
         if bool(model) == bool(shape):

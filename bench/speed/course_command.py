@@ -8,7 +8,7 @@ import typer
 
 from sigma0.bench.core.options import OWN, ExitJson
 from sigma0.bench.speed.courses import RECORDED, described, record_course
-from sigma0.commands.console import one_line_errors, quiet_transformers
+from sigma0.commands.console import one_line_errors
 from sigma0.config import ExitConfig
 
 OWN_COURSE = OWN.with_name(RECORDED.name)
@@ -20,7 +20,6 @@ def course(
     out: Annotated[Path, typer.Option(help="Where to write it, as JSON.")] = OWN_COURSE,
 ) -> None:
     """Record at which loop each token of a shipped model's answers stops, and from which loop on it is settled."""
-    quiet_transformers()
     with one_line_errors():
         found = record_course(model, ExitConfig.parse(json.loads(exit_config)) if exit_config else None)
         out.parent.mkdir(parents=True, exist_ok=True)

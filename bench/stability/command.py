@@ -10,7 +10,7 @@ from rich.console import Console
 from sigma0.bench.core.options import LookUps, ReportFile, Stories, StorySeed, WorldModel
 from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
@@ -27,7 +27,6 @@ def stability(
     as_json: AsJson = False,
 ) -> None:
     """The spectrum of a token's loops beside the loop map's own radius, and beside right and wrong answers."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         from sigma0.bench.pocket.world import LOOK_UPS, MIX

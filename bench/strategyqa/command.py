@@ -24,7 +24,7 @@ from sigma0.bench.strategyqa.runner import LevelRun
 from sigma0.bench.strategyqa.scored import conditions_of, to_rows
 from sigma0.bench.strategyqa.table import doors, draw, table
 from sigma0.bench.strategyqa.work import SpreadLevels
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Device, Dtype, ServedModel, Threads
 from sigma0.config import Effort
 
@@ -63,7 +63,6 @@ def levels(
     With several workers, those of a level that does not learn take items in turns, and one that learns is one worker's;
     a run that was cut off goes on where it stopped, once it is started again under the same conditions.
     """
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors():
         names = chosen(experiments)

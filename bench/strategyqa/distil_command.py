@@ -27,7 +27,7 @@ from sigma0.bench.strategyqa.opening import WORLD, Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.scored import to_rows
 from sigma0.bench.strategyqa.table import table
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Device, Dtype, ServedModel, Threads
 from sigma0.config import Effort
 
@@ -62,7 +62,6 @@ def distill(
     as_json: AsJsonLines = False,
 ) -> None:
     """Distil a higher level's right and audited traces, and measure the lower level with and without them on dev."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors():
         check_path(source, target)

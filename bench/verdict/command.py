@@ -8,7 +8,7 @@ import typer
 
 from sigma0.bench.core.options import HardHalf, ReportFile, Stories, StorySeed, WorldModel
 from sigma0.bench.core.output import tell_report
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
@@ -28,7 +28,6 @@ def verdict(
 
     Exit rule, fates, confidence and policy are the checkpoint's own: `sigma0 calibrate --objective risk` sets them.
     """
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         from sigma0.bench.pocket.prompts import micro_world

@@ -8,7 +8,7 @@ import typer
 
 from sigma0.bench.core.options import ReportFile, StorySeed, WorldModel
 from sigma0.bench.core.output import tell_report
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
@@ -31,7 +31,6 @@ def promise(
     as_json: AsJson = False,
 ) -> None:
     """Draw calibrations from a pool of answers, and count how often the chosen door keeps the stated risk."""
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         from sigma0.bench.verdict.pools import open_pool

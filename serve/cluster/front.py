@@ -7,7 +7,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sigma0.commands.console import log_to_stderr, quiet_transformers
+from sigma0.commands.console import log_to_stderr
 from sigma0.commands.ladder import open_ladder
 from sigma0.models.load import load
 from sigma0.serve.api.access import Environment, ServerSettings
@@ -56,7 +56,6 @@ class Front:
 
     def __init__(self, engines: DeploymentHandle, settings: RaySettings) -> None:
         log_to_stderr()
-        quiet_transformers()
         bind_to_loopback()
         # without weights: those are in the replicas
         model, tokenizer = load(settings.model, device="meta")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ray import serve
 
-from sigma0.commands.console import log_to_stderr, quiet_transformers
+from sigma0.commands.console import log_to_stderr
 from sigma0.serve.cluster.cluster import bind_to_loopback
 from sigma0.serve.cluster.router import EngineReport
 from sigma0.serve.cluster.settings import RaySettings
@@ -71,7 +71,6 @@ class EngineReplica:
 
     def __init__(self, settings: RaySettings) -> None:
         log_to_stderr()
-        quiet_transformers()
         bind_to_loopback()
         self._settings = settings
         self._name: str = serve.get_replica_context().replica_id.unique_id

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sigma0.checkpoints import shipped_models
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Device, Dtype, ModelArgument, Recurrence, Stride, Threads
 from sigma0.errors import needs_extra
 
@@ -80,7 +80,6 @@ def calibrate(
     """Turn a quality budget or a risk into thresholds, and store them in generation_config.json."""
     import torch
 
-    quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("calibrate"):
         # the intervals of a result need them at the very end

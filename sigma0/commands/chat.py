@@ -72,7 +72,7 @@ def chat(
     from rich.console import Console
 
     from sigma0.commands.chat_terminal import ChatLoop, piped_lines, terminal_lines
-    from sigma0.commands.console import one_line_errors, quiet_transformers
+    from sigma0.commands.console import one_line_errors
     from sigma0.commands.conversation import Conversation, ConversationSettings
     from sigma0.commands.examples import about_model
     from sigma0.commands.exit_options import exit_settings
@@ -101,7 +101,6 @@ def chat(
         out, err = (Console(highlight=False, soft_wrap=True, stderr=stderr) for stderr in (False, True))
         interactive = sys.stdin.isatty() and sys.stdout.isatty()
         read_line = terminal_lines(history, out) if interactive else piped_lines
-        quiet_transformers()
         looped, tokenizer = load(
             model,
             device=device,

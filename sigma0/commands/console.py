@@ -50,13 +50,6 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
-def quiet_transformers() -> None:
-    """Hides transformers' loading bars; warnings stay."""
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-
-
 @contextmanager
 def progress_bar(what: str, total: int, hidden: bool = False) -> Iterator[Callable[[int], None]]:
     """Shows a bar on stderr; yields a function that takes the number done so far."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sigma0.commands.console import one_line_errors, quiet_transformers
+from sigma0.commands.console import one_line_errors
 from sigma0.commands.options import ModelArgument, Recurrence, Stride
 
 
@@ -24,7 +24,6 @@ def export(
     from sigma0.models.load import load
 
     with one_line_errors():
-        quiet_transformers()
         looped, tokenizer = load(model, device="cpu", recurrence=recurrence, stride=stride)
         if exit_config is not None:
             config = ExitConfig.parse(json.loads(exit_config))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from sigma0.commands.console import compiling, one_line_errors, print_stream, quiet_transformers
+from sigma0.commands.console import compiling, one_line_errors, print_stream
 from sigma0.commands.options import (
     KV,
     After,
@@ -175,7 +175,6 @@ def generate(
         from sigma0.decode.runners import RunnerName
         from sigma0.models.load import load
 
-        quiet_transformers()
         settings: dict[str, Any] = {"temperature": temperature} if temperature > 0 else {}
         said: str | Messages = [{"role": "user", "content": text}] if chat else text
         if ladder is None:

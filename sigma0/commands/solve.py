@@ -8,7 +8,7 @@ from typing import Annotated, cast, get_args
 import typer
 from rich.console import Console
 
-from sigma0.commands.console import one_line_errors, printable, quiet_transformers
+from sigma0.commands.console import one_line_errors, printable
 from sigma0.commands.options import AsJson, Device, Dtype, ServedModel
 from sigma0.errors import needs_extra
 
@@ -61,7 +61,6 @@ def solve(
         from sigma0.reason.desk import Desk, Limits
         from sigma0.reason.trail import Strategy, Trail
 
-        quiet_transformers()
         limits = Limits(calls=max_calls, seconds=max_seconds)
         chats = open_chats(model, ladder, base_url, device, dtype)
         note = unseen_note(*about_model(model), text) if ladder is None and base_url is None else None
