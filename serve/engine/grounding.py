@@ -4,6 +4,7 @@ import json
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from sigma0.children import start_child
@@ -54,12 +55,10 @@ class GroundingProcess:
 
 
 def _serve(descriptor: int) -> None:
-    """Runs the process, until the engine's has ended."""
+    """Runs the process."""
     os.nice(5)
-    with Connection(descriptor) as connection:
+    # until the engine's has ended, also while it looks
+    with Connection(descriptor) as connection, suppress(EOFError, ConnectionError):
         while True:
-            try:
-                text, context = json.loads(connection.recv_bytes())
-            except EOFError:
-                return
+            text, context = json.loads(connection.recv_bytes())
             connection.send_bytes(json.dumps(check(text, context).score).encode())

@@ -47,6 +47,7 @@ def check_spec(spec: Spec) -> int:
             return max(check_schema(tool.schema.schema) for tool in spec.tools)
         case Regex():
             _at_most("regex", len(spec.pattern), REGEX, "characters")
+            return _REACH
         case Choice():
             _at_most("choice", len(spec.choices), CHOICES, "texts")
             _at_most("choice", sum(map(len, spec.choices)), TEXT, "characters")
@@ -54,6 +55,7 @@ def check_spec(spec: Spec) -> int:
             _at_most("grammar", len(spec.grammar), TEXT, "characters")
             if "%llguidance" in _LITERAL.sub("", spec.grammar):
                 raise ValueError("grammar may not set the engine: leave %llguidance out")
+            return _REACH
     return _NEAR
 
 
@@ -264,6 +266,9 @@ class _Sizes:
                 rest = max(0, count - len(first) - 1)
                 least.append(2 + sum(each) + (rest * more if rest else 0) + 2 * max(0, count - 1))
             elif kind == "string":
+                if "pattern" in schema or "format" in schema:
+                    # how long is not known
+                    self.greatest = math.inf
                 length = schema.get("minLength")
                 least.append(2 + (length if isinstance(length, int) else 0))
             else:

@@ -21,12 +21,14 @@ NUMBER = 24
 _SPARE = 8
 # Tokens for the way to an end from any place of an ordinary answer.
 _FAR = 128
-# Ids that are tried one by one at a place; of more, those of plain text are tried by samples.
-_TRIED, _SAMPLES = 256, 16
-# Masks that a search for the shortest answer computes at most, places that it looks at where the first way has no end,
-# and tokens of the longest answer that is looked for.
-_MASKS, _PLACES, _LONGEST = 4_000, 500, 4_096
-_CLOSING, _NUMERIC = frozenset(b'"}]'), frozenset(b"-+.0123456789eE")
+# Ids that are tried one by one at a place, ids of all of their ways together, and samples of those of plain text.
+_TRIED, _CHECKED, _SAMPLES = 256, 40_000, 16
+# Masks that a search computes at most: for the shortest answer, for a way to an end where the first is too long, beside a
+# way.
+_MASKS, _NEARER, _BESIDE = 4_000, 1_000, 48
+# Tokens of the longest way that is looked for.
+_LONGEST = 1_024
+_CLOSING, _NUMERIC, _DIGITS = frozenset(b'"}]'), frozenset(b"-+.0123456789eE"), frozenset(b"0123456789")
 # What may stand outside of a string; where anything else may follow, a sequence is inside of one.
 _OUTSIDE = frozenset(b'{}[]",:-+.0123456789eEtfn \n\r\t')
 
@@ -41,7 +43,6 @@ class Texts:
     Attributes:
         tokens: As given.
         eos: As given.
-        inside: bool `[V]`, ids that may follow in a string alone.
         plain: bool `[V]`, text that means the same wherever a string may go on.
         parts: bool `[V]`, parts of a character, which others have to complete.
         numeric: bool `[V]`, ids that may go on with a number.
@@ -49,19 +50,43 @@ class Texts:
 
     def __init__(self, tokens: Sequence[bytes], eos: frozenset[int]) -> None:
         self.tokens, self.eos = tokens, eos
-        self.inside = np.array([bool(text) and text[0] not in _OUTSIDE for text in tokens])
-        # of ids that may follow outside and inside of a string, the greatest is tried first
-        closes = [set(text) <= _CLOSING for text in tokens]
-        inside = [each and text[:1] == b'"' for each, text in zip(closes, tokens, strict=True)]
-        self._preference = _preferences(tokens, closes), _preferences(tokens, inside)
+        sets = [frozenset(text) for text in tokens]
+        lengths: Ids = np.array(list(map(len, tokens)), dtype=np.int64)
         self.parts = np.array([not _is_whole(text) for text in tokens])
-        plain = np.array([bool(text) and not _CLOSING & {*text, *b"\\"} and min(text) >= 32 for text in tokens])
+        plain = np.array([bool(each) and not each & {*_CLOSING, *b"\\"} and min(each) >= 32 for each in sets])
         self.plain = plain & ~self.parts
-        self.numeric = np.array([bool(text) and text[0] in _NUMERIC for text in tokens])
+        self.numeric = np.array([text[:1] != b"" and text[0] in _NUMERIC for text in tokens])
+        self._inside = np.array([text[:1] != b"" and text[0] not in _OUTSIDE for text in tokens])
+        closes = np.array([bool(each) and each <= _CLOSING for each in sets])
+        # of one length an object is closed first, then an array, then a string
+        last = np.array([b'"]}'.find(text[-1:]) if text else 0 for text in tokens])
+        digits = np.array([bool(each) and each <= _DIGITS for each in sets])
+        opens = np.array([bool(each & {*b"{["}) for each in sets])
+        rest = lengths - np.array([text.startswith((b"-", b"\\")) for text in tokens])
+        # kinds of ids that may follow outside and inside of a string, in the order in which they lead to an end, each
+        # with a rank of which the greatest is tried first: a number is as short as it can be, all else as long
+        outside = [(closes, 4 * lengths + last), (~self.numeric & ~opens & (lengths > 0), lengths), (digits, -lengths)]
+        quotes = closes & np.array([text[:1] == b'"' for text in tokens])
+        self._kinds = [
+            [(bits_of(kind), rank) for kind, rank in kinds]
+            for kinds in (outside, [(quotes, 4 * lengths + last)])
+        ]  # fmt: skip
+        self._any, self._inside_bits = rest, bits_of(self._inside)
 
-    def preference(self, allowed: Ids) -> Ids:
-        """Of some ids, of which that with the greatest is tried first: what closes most, else the longest."""
-        return self._preference[int(self.inside[allowed].any())][allowed]
+    def first(self, bits: Bits) -> int:
+        """The id of a mask that is tried first; -1 where there is none."""
+        kinds = self._kinds[int((bits & self._inside_bits).any())]
+        for kind, rank in kinds:
+            of_kind = bits & kind
+            if of_kind.any():
+                ids = ids_of(of_kind)
+                return int(ids[np.argmax(rank[ids])])
+        ids = ids_of(bits)
+        return int(ids[np.argmax(self._any[ids])]) if len(ids) else -1
+
+    def is_text(self, allowed: Ids) -> bool:
+        """Whether a sequence after which these may follow is inside of a string."""
+        return bool(self._inside[allowed].any())
 
     def ends_number(self, token_ids: Sequence[int]) -> bool:
         """Whether ids end in as many characters as a number may have."""
@@ -83,17 +108,6 @@ def _is_whole(text: bytes) -> bool:
     return True
 
 
-def _preferences(tokens: Sequence[bytes], closes: Sequence[bool]) -> Ids:
-    # of one length an object is closed first, then an array, then a string; a sign or an escape leads to nothing short
-    each = (
-        2**32 + 4 * len(text) + b'"]}'.index(text[-1])
-        if text and closing
-        else len(text) - text.startswith((b"-", b"\\"))
-        for text, closing in zip(tokens, closes, strict=True)
-    )
-    return np.fromiter(each, dtype=np.int64, count=len(tokens))
-
-
 def ids_of(bits: Bits) -> Ids:
     """The ids of a mask int32 `[ceil(V / 32)]`, ascending."""
     return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
@@ -105,32 +119,32 @@ def bits_of(allowed: npt.NDArray[np.bool_]) -> Bits:
     return np.pad(packed, (0, -len(packed) % 4)).view(np.int32)
 
 
-def least_answer(matcher: Any, texts: Texts, most: int = _LONGEST) -> list[int] | None:
+def least_answer(matcher: Any, texts: Texts, most: int = _LONGEST, masks: int = _MASKS) -> list[int] | None:
     """A short whole answer of at most `most` tokens from where a matcher stands; None where none was found.
 
-    At each place the ways of all ids that lead somewhere else are compared, as far as a number of masks allows.
+    At each place the ways of all ids that lead somewhere else are compared, as far as `masks` of them allow.
 
     Raises:
         ValueError: Where an id that ends an answer has to stand inside of it, or the engine gives up on the way.
     """
+    search = _Search(texts, _LONGEST)
     try:
-        best = _way(matcher, texts, _LONGEST, strict=True)
+        best = search.way(matcher, _LONGEST, strict=True)
     except ValueError:
-        near = _nearest_end(matcher, texts, most)
+        near = _Search(texts, masks).nearest_end(matcher, most)
         if near is None:
             raise
         return near
+    search = _Search(texts, masks)
     if best is None:
-        return _nearest_end(matcher, texts, most)
-    place, way, left = matcher.deep_copy(), list[int](), _MASKS
-    while not place.is_accepting() and left > 0:
-        branches = list(_branches(place, texts))
-        left -= len(branches)
+        return search.nearest_end(matcher, most)
+    place, way = matcher.deep_copy(), list[int]()
+    while not place.is_accepting() and search.left > 0:
+        branches = list(search.branches(place))
         for each in branches if len(branches) > 1 else ():
             branch = place.deep_copy()
             branch.consume_token(each)
-            rest = _way(branch, texts, len(best) - len(way) - 2)
-            left -= len(best) - len(way)
+            rest = search.way(branch, len(best) - len(way) - 2)
             if rest is not None:
                 best = [*way, each, *rest]
         way.append(best[len(way)])
@@ -138,7 +152,19 @@ def least_answer(matcher: Any, texts: Texts, most: int = _LONGEST) -> list[int] 
     return best if len(best) <= most else None
 
 
-def closing_mask(matcher: Any, texts: Texts, bits: Bits, left: int, reach: int) -> Bits:
+def closing_way(matcher: Any, texts: Texts, left: int) -> list[int] | None:
+    """A way to an end of at most `left` tokens; None where none was found."""
+    way = _Search(texts, _LONGEST).way(matcher, left)
+    return least_answer(matcher, texts, left, _NEARER) if way is None else way
+
+
+def leads_to_end(matcher: Any, texts: Texts, way: Sequence[int]) -> bool:
+    """Whether an answer may go on with these ids and end."""
+    ids = [*way, min(texts.eos)]
+    return bool(matcher.validate_tokens(ids) == len(ids))
+
+
+def closing_mask(matcher: Any, texts: Texts, bits: Bits, left: int, reach: int, way: Sequence[int]) -> Bits:
     """The ids of a mask after which an answer can still end within its limit; all of them where that is far.
 
     Args:
@@ -147,92 +173,110 @@ def closing_mask(matcher: Any, texts: Texts, bits: Bits, left: int, reach: int) 
         bits: What may follow, int32 `[ceil(V / 32)]`.
         left: Tokens that the answer may still have.
         reach: Tokens that one token may add to the shortest way.
+        way: From there to an end, of at most `left` tokens.
     """
-    if left > 4 * (reach + _FAR):
+    if len(way) + reach + _SPARE < left:
         return bits
-    way = _way(matcher, texts, left)
-    if way is None:
-        way = least_answer(matcher, texts, left)
-    if way is None or len(way) + reach + _SPARE < left:
-        return bits
-    allowed = ids_of(bits)
+    search, allowed = _Search(texts, _BESIDE), ids_of(bits)
     kept = np.zeros(len(texts.tokens), dtype=np.bool_)
     is_part, is_plain = texts.parts[allowed], texts.plain[allowed]
     kept[allowed[is_part]] = len(way) + _SPARE < left
+    tried = min(_TRIED, _CHECKED // (len(way) + 1))
     single, plain = allowed[~is_part], allowed[is_plain]
-    if len(single) > _TRIED and len(plain):
-        single = allowed[~is_part & ~is_plain][:_TRIED]
-        samples = plain[np.linspace(0, len(plain) - 1, _SAMPLES).astype(np.int64)]
-        longest = plain[np.argmax(texts.preference(plain))]
-        kept[plain] = all(_fits(matcher, texts, each, way, left) for each in {*samples.tolist(), int(longest)})
-    for each in single.tolist():
-        kept[each] = each in texts.eos or _fits(matcher, texts, each, way, left)
+    if len(single) > tried and len(plain):
+        single = allowed[~is_part & ~is_plain]
+        samples = plain[np.linspace(0, len(plain) - 1, _SAMPLES).astype(np.int64)].tolist()
+        longest = max(plain.tolist(), key=lambda each: len(texts.tokens[each]))
+        kept[plain] = all(search.fits(matcher, each, way, left) for each in {*samples, longest})
+    for each in single[:tried].tolist():
+        kept[each] = each in texts.eos or search.fits(matcher, each, way, left)
     if way:
         kept[way[0]] = True
     return bits_of(kept) if kept.any() else bits
+
+
+def is_near(left: int, reach: int) -> bool:
+    """Whether a limit of tokens may be so near that a mask has to be looked at."""
+    return left <= 4 * (reach + _FAR)
 
 
 def ending_number(texts: Texts, bits: Bits) -> Bits:
     """The ids of a mask that end a number which is long enough; all of them where it cannot end, or is text."""
     allowed = ids_of(bits)
     others = allowed[~texts.numeric[allowed]]
-    if not len(others) or texts.inside[others].any():
+    if not len(others) or texts.is_text(others):
         return bits
     kept = np.zeros(len(texts.tokens), dtype=np.bool_)
     kept[others] = True
     return bits_of(kept)
 
 
-def _way(matcher: Any, texts: Texts, most: int, strict: bool = False) -> list[int] | None:
-    """Ids of at most `most` tokens to an end."""
-    place, way = matcher.deep_copy(), list[int]()
-    while not place.is_accepting():
-        allowed = ids_of(np.frombuffer(place.compute_bitmask(), dtype=np.int32))
-        if strict and place.is_error():
-            raise ValueError(place.get_error())
-        if len(way) >= most or not len(allowed):
-            return None
-        best = int(allowed[np.argmax(texts.preference(allowed))])
-        if best in texts.eos:
-            if strict:
-                raise ValueError("a token that ends an answer has to stand inside of it")
-            return None
-        place.consume_token(best)
-        way.append(best)
-    return way
+class _Search:
+    """A search for ends, which computes a number of masks at most.
 
+    Args:
+        texts: Of the vocabulary.
+        left: Masks.
+    """
 
-def _nearest_end(matcher: Any, texts: Texts, most: int) -> list[int] | None:
-    """The ids to an end that is few places away, of at most `most` tokens: where what is longest never ends."""
-    places = [(matcher.deep_copy(), list[int]())]
-    for place, way in places:
-        if place.is_accepting():
-            return way
-        for each in _branches(place, texts) if len(way) < most and len(places) < _PLACES else ():
+    def __init__(self, texts: Texts, left: int) -> None:
+        self._texts, self.left = texts, left
+
+    def _mask(self, place: Any) -> Bits:
+        self.left -= 1
+        # the engine's may have a word more
+        return np.frombuffer(place.compute_bitmask(), dtype=np.int32)[: -(-len(self._texts.tokens) // 32)]
+
+    def way(self, matcher: Any, most: int, strict: bool = False) -> list[int] | None:
+        """Ids of at most `most` tokens to an end; None where they do not lead there, or masks are used up."""
+        place, way = matcher.deep_copy(), list[int]()
+        while not place.is_accepting():
+            if len(way) >= most or self.left <= 0:
+                return None
+            best = self._texts.first(self._mask(place))
+            if strict and place.is_error():
+                raise ValueError(place.get_error())
+            if best < 0:
+                return None
+            if best in self._texts.eos:
+                if strict:
+                    raise ValueError("a token that ends an answer has to stand inside of it")
+                return None
+            place.consume_token(best)
+            way.append(best)
+        return way
+
+    def nearest_end(self, matcher: Any, most: int) -> list[int] | None:
+        """The ids to an end that is few places away, of at most `most` tokens: where what is tried first never ends."""
+        places = [(matcher.deep_copy(), list[int]())]
+        for place, way in places:
+            if place.is_accepting():
+                return way
+            for each in self.branches(place) if len(way) < most and self.left > 0 else ():
+                branch = place.deep_copy()
+                branch.consume_token(each)
+                places.append((branch, [*way, each]))
+        return None
+
+    def branches(self, place: Any) -> Iterator[int]:
+        """Ids that may follow, one of those that are followed by the same."""
+        bits = self._mask(place).copy()
+        seen: set[tuple[bytes, bytes]] = set()
+        for _ in range(_TRIED):
+            each = self._texts.first(bits) if self.left > 0 else -1
+            if each < 0:
+                return
+            bits[each // 32] &= ~np.uint32(1 << each % 32).astype(np.int32)
             branch = place.deep_copy()
-            branch.consume_token(each)
-            places.append((branch, [*way, each]))
-    return None
+            if each not in self._texts.eos and branch.consume_token(each):
+                next_mask = self._mask(branch).tobytes(), bytes(branch.compute_ff_bytes())
+                if next_mask not in seen:
+                    seen.add(next_mask)
+                    yield each
 
-
-def _branches(place: Any, texts: Texts) -> Iterator[int]:
-    """Ids that may follow, one of those that lead to equal masks."""
-    allowed = ids_of(np.frombuffer(place.compute_bitmask(), dtype=np.int32))
-    order = np.argsort(-texts.preference(allowed), kind="stable")[:_TRIED]
-    seen: set[bytes] = set()
-    for each in allowed[order].tolist():
-        branch = place.deep_copy()
-        if each not in texts.eos and branch.consume_token(each):
-            mask = branch.compute_bitmask()
-            if mask not in seen:
-                seen.add(mask)
-                yield each
-
-
-def _fits(matcher: Any, texts: Texts, token_id: int, way: Sequence[int], left: int) -> bool:
-    """Whether an answer can end within `left` tokens of which this is the first."""
-    ids = [token_id, *way, min(texts.eos)]
-    if len(way) < left and matcher.validate_tokens(ids) == len(ids):
-        return True
-    branch = matcher.deep_copy()
-    return bool(branch.consume_token(token_id)) and _way(branch, texts, left - 1) is not None
+    def fits(self, matcher: Any, token_id: int, way: Sequence[int], left: int) -> bool:
+        """Whether an answer can end within `left` tokens of which this is the first."""
+        if len(way) < left and leads_to_end(matcher, self._texts, [token_id, *way]):
+            return True
+        branch = matcher.deep_copy()
+        return bool(branch.consume_token(token_id)) and self.way(branch, left - 1) is not None

@@ -10,7 +10,16 @@ import numpy as np
 
 from sigma0.decode.grammar.bounds import check_grammar, check_spec
 from sigma0.decode.grammar.calls import lark_of
-from sigma0.decode.grammar.closing import Bits, Texts, closing_mask, ending_number, least_answer
+from sigma0.decode.grammar.closing import (
+    Bits,
+    Texts,
+    closing_mask,
+    closing_way,
+    ending_number,
+    is_near,
+    leads_to_end,
+    least_answer,
+)
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, Spec, ToolCalls
 
 # As `json.dumps` writes it. Where white space is free, a model may go on writing it for ever.
@@ -35,6 +44,8 @@ class Matcher:
     def __init__(self, matcher: Any, grammar: "CompiledGrammar") -> None:
         self._matcher, self._grammar = matcher, grammar
         self._ids: list[int] = []
+        # the way to an end that is known after each number of ids, near a limit
+        self._ways: list[list[int] | None] = []
 
     @property
     def count(self) -> int:
@@ -47,7 +58,7 @@ class Matcher:
         if count < self.count:
             if not self._matcher.rollback(self.count - count):
                 raise GrammarError(f"the grammar's state cannot go back: {_one_line(self._matcher.get_error())}")
-            del self._ids[count:]
+            del self._ids[count:], self._ways[count + 1 :]
 
     def check(self, token_id: int) -> None:
         """Refuses an id that may not follow, or an end where there may be none.
@@ -94,9 +105,29 @@ class Matcher:
             raise GrammarError("the grammar cannot go on: no token of this model's vocabulary fits here")
         if self._grammar.is_json and texts.ends_number(self._ids):
             bits = ending_number(texts, bits)
-        if limit is not None and self._grammar.least is not None:
-            bits = closing_mask(self._matcher, texts, bits, limit - self.count, self._grammar.reach)
+        left, reach = 0 if limit is None else limit - self.count, self._grammar.reach
+        if limit is not None and self._grammar.least is not None and is_near(left, reach):
+            way = self._way(left)
+            if way is not None:
+                bits = closing_mask(self._matcher, texts, bits, left, reach, way)
         return bits
+
+    def _way(self, left: int) -> list[int] | None:
+        """A way of at most `left` tokens to an end: the rest of the one before, or that one, or else a new one.
+
+        It is that of the ids alone, since each of them is masked as it is taken, also where others were taken back.
+        """
+        count, ways = self.count, self._ways
+        ways += [None] * (count - len(ways))
+        if len(ways) == count:
+            before = ways[-1] if ways else None
+            if before and before[0] == self._ids[-1]:
+                ways.append(before[1:])
+            elif before and len(before) <= left and leads_to_end(self._matcher, self._grammar.texts, before):
+                ways.append(before)
+            else:
+                ways.append(closing_way(self._matcher, self._grammar.texts, left))
+        return ways[count]
 
 
 @dataclass(frozen=True)

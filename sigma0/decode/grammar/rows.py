@@ -131,12 +131,15 @@ class GrammarRows:
             return
         wanted, masks = set(positions), list[_Mask]()
         own.matcher.back_to(0)
+        first = own.mask()
         if own.first - 1 in wanted:
-            masks.append((self._lane(sequence, own.first - 1), own.mask(), _ANY))
+            masks.append((self._lane(sequence, own.first - 1), first, _ANY))
         for position, token_id in enumerate(token_ids, start=own.first):
             own.matcher.take(token_id)
+            # as they were fed, since near a limit a mask depends on those before it
+            made = self._mask(sequence, own, position)
             if position in wanted:
-                masks.append(self._mask(sequence, own, position))
+                masks.append(made)
         self._write(masks)
 
     def _mask(self, sequence: int, own: _Sequence, position: int) -> _Mask:

@@ -57,11 +57,12 @@ class GrammarTrial:
         answer = self._try(spec)
         if "error" in answer:
             raise ValueError(answer["error"])
+        least: int | None = answer["least"]
         with self._lock:
-            self._known[spec] = answer["least"]
+            self._known[spec] = least
             while len(self._known) > _KEPT:
                 self._known.popitem(last=False)
-        return self._known[spec]
+        return least
 
     def close(self) -> None:
         """Ends its process."""

@@ -7,7 +7,8 @@ import pytest
 
 from sigma0.decode.grammar.closing import NUMBER, Texts, ids_of
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex
-from tests.byte_model import END
+from sigma0.decode.grammar.vocabulary import vocabulary_of
+from tests.byte_model import END, byte_tokenizer
 from tests.decode.grammar.matching import TOKENIZER, VOCABULARY
 
 PERSON = {
@@ -35,6 +36,36 @@ SHORTEST = [
     (JsonSchema.of({"type": "object", "properties": {"b": {}, "a": {}}, "required": ["a"]}), len('{"a": 0}')),
     (JsonSchema.of(True), 1),
     (JsonObject(), 2),
+    # a branch is no other's for the ids that follow next
+    (
+        JsonSchema.of(
+            {
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "properties": {"t": {"const": "a"}, "v": {"minLength": 30, "type": "string"}},
+                        "required": ["t", "v"],
+                    },
+                    {"type": "object", "properties": {"t": {"const": "b"}}, "required": ["t"]},
+                ]
+            }
+        ),
+        10,
+    ),
+    (
+        JsonSchema.of(
+            {
+                "$ref": "#/$defs/n",
+                "$defs": {
+                    "n": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": 3}]}
+                },
+            }
+        ),
+        4,
+    ),
+    # what a token begins may be long
+    (JsonSchema.of({"type": "array", "items": {"type": "string", "pattern": "^[a-f0-9]{64}$"}}), 2),
+    (JsonSchema.of({"type": "object", "properties": {"id": {"type": "string", "format": "uuid"}}}), 2),
     (Choice(("abcdef", "abd")), 3),
     (Regex("a{5}b*"), 5),
     (Grammar('start: "a" start | "bc"'), 2),
@@ -64,6 +95,17 @@ def test_the_shortest_answer_is_found_and_every_answer_ends_within_its_limit(spe
             text = walk(grammar, limit, seed)
             if isinstance(spec, JsonSchema | JsonObject):
                 json.loads(text)
+
+
+def test_numbers_end_whatever_tokens_they_are_written_with():
+    from tokenizers import AddedToken
+
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken(each, special=False) for each in ("12", "345", "6789", ', "', '"}', "true", "[[")])
+    vocabulary = vocabulary_of(tokenizer, len(tokenizer), {END})
+    both = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "number"}}, "required": ["a", "b"]}
+    assert vocabulary.compile(JsonSchema.of(both)).least == len('{"a": 0, "b": 0}') - 2
+    assert vocabulary.compile(JsonSchema.of({"type": "array", "minItems": 1})).least == 3
 
 
 def test_a_limit_that_is_far_restricts_nothing():
