@@ -70,7 +70,7 @@ def depth_attention_reference(query: Tensor, keys: Tensor, values: Tensor, rows:
         scaling: Factor on the scores.
 
     Returns:
-        `[R, H, d]`.
+        `[R, H, d]`, 0 for rows that see nothing, as those of nobody may.
     """
     count, heads, width = query.shape
     kv_heads, block_size = keys.shape[2], keys.shape[3]
@@ -92,10 +92,12 @@ def depth_attention_reference(query: Tensor, keys: Tensor, values: Tensor, rows:
         seen &= cache_positions >= rows.starts[rows.sequences][:, None]
     if rows.seen is not None:
         seen &= rows.seen[rows.sequences, : rows.longest]
-    scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
+    hidden = ~seen[:, None, None]
+    # the softmax of nothing is NaN, and a row of NaN spreads: oneDNN's bfloat16 products may read beyond a row
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).masked_fill(hidden, 0.0)
     # what is hidden may hold anything, and 0 times NaN is NaN
     own_values = own_values.masked_fill(~seen[..., None, None], 0.0)
-    attended = torch.einsum("rkgc,rckd->rkgd", scores.softmax(-1), own_values)
+    attended = torch.einsum("rkgc,rckd->rkgd", weights, own_values)
     return attended.reshape(count, heads, width).to(query.dtype)
 
 
@@ -319,8 +321,9 @@ if find_spec("triton") is not None:
         )
         if UPCAST:
             q = q.to(tl.float32)
-        highest = tl.full([GROUP], -float("inf"), tl.float32)
-        total = tl.zeros([GROUP], tl.float32)
+        # a row before its sequence's start sees nothing, and joins to 0 / 1
+        highest = tl.full([GROUP], 0.0, tl.float32) + tl.where(first > last, 0.0, -float("inf"))
+        total = tl.full([GROUP], 0.0, tl.float32) + tl.where(first > last, 1.0, 0.0)
         summed = tl.zeros([GROUP, WIDTH], tl.float32)
         for start in range(begin, end, TILE):
             cache_positions = start + tl.arange(0, TILE)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sigma0 import ExitConfig
@@ -165,6 +165,7 @@ def test_bounds_cover_every_number_of_rows(batch, captures, monkeypatch):
 
 @given(seed=st.integers(0, 2**16), half=st.booleans())
 @settings(max_examples=12, deadline=None)
+@example(seed=14, half=True)
 def test_what_lies_in_idle_lanes_changes_no_bit_of_the_others(seed, half):
     """A step of the same bound, once more with other tokens in the lanes that are idle."""
     rng = random.Random(seed)
@@ -192,6 +193,8 @@ def test_what_lies_in_idle_lanes_changes_no_bit_of_the_others(seed, half):
                 assert left.flat_values[:, :-1].equal(right.flat_values[:, :-1])
             live = ours.runner.lanes.table[:, STAGE] < lanes.idle
             assert ours.runner.lanes.hidden[live].equal(theirs.runner.lanes.hidden[live])
+            # some products read beyond a row, and so would take NaN from the lane beside
+            assert theirs.runner.lanes.hidden.isfinite().all()
 
 
 @needs_compiler
