@@ -23,8 +23,8 @@ _SPARE = 8
 _FAR = 128
 # Ids that are tried one by one at a place, ids of all of their ways together, and samples of those of plain text.
 _TRIED, _CHECKED, _SAMPLES = 256, 40_000, 16
-# Masks that a search computes at most: for the shortest answer, for a way to an end where the first is too long, beside a
-# way.
+# Masks that a search computes at most: for the shortest answer, for a way to an end where the first is too long, and
+# beside a way.
 _MASKS, _NEARER, _BESIDE = 4_000, 1_000, 48
 # Tokens of the longest way that is looked for.
 _LONGEST = 1_024
