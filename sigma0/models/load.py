@@ -338,11 +338,10 @@ def _check_settings(model: DepthGenerationMixin) -> None:
         _ = model.fate_config, model.door_policy, model.confidence_model, model.exit_thresholds.configs()
         _ = model.kv_config
         settings, _ = model._prepare_generation_config(None, do_sample=True)
-        model._prepare_special_tokens(settings, device=model.device)
-        ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-        processors = model._get_logits_processor(settings, 1, ids, device=model.device)
-        # some of them look at their settings only then
-        processors(ids, torch.zeros((1, model.config.vocab_size), device=model.device))
+        # on a CPU, since a model may have no weights; some look at their settings only when they are called
+        model._prepare_special_tokens(settings, device="cpu")
+        ids = torch.zeros((1, 1), dtype=torch.int64)
+        model._get_logits_processor(settings, 1, ids, device="cpu")(ids, torch.zeros((1, model.config.vocab_size)))
     except (ValueError, TypeError) as error:
         raise ValueError(f"generation_config.json: {one_line(error)}") from error
 

@@ -87,7 +87,7 @@ def run(bench, fault):
     engine = Engine(bench.model, bench.tokenizer, "tiny", LIMITS, watch=True)
     service = EngineService(engine, "tiny", threads=1)
     app = create_app(service, SETTINGS, bench.ladder)
-    with fault.installed(), patch.object(sigma0.ladder.endpoint.Asker, "_open", lambda self, limit: Endpoint()):
+    with fault.installed(), patch.object(sigma0.ladder.endpoint.Asker, "_open", lambda self, *_: Endpoint()):
         try:
             with serving(app, http=WiredProtocol) as url:
                 outcomes, after, health = asyncio.run(ask_all(url, fault))

@@ -155,7 +155,7 @@ def test_times_of_a_request(pocket):
         service.gate.set()
         first.join()
         second.join()
-    one, other = (end.times for end in ends)
+    one, other = (end.output.times for end in ends)
     assert min(*one, *other) >= 0
     # the second one waited for all of the first one's passes
     assert other.queue >= one.decode > 0 and one.queue < other.queue
