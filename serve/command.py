@@ -20,6 +20,7 @@ from sigma0.commands.options import (
     Check,
     CollapseAction,
     Device,
+    DoorRuleName,
     Dtype,
     ModelArgument,
     Quantization,
@@ -86,6 +87,7 @@ def serve(
     recurrence: Recurrence = None,
     stride: Stride = None,
     kv: KV = None,
+    door_rule: DoorRuleName = None,
     check: Check = True,
     telemetry: Annotated[
         Path | None, typer.Option(help="File for one JSON line a request: depths, exits, verdict, route, costs.")
@@ -144,7 +146,13 @@ def serve(
         if ray:
             if runner != "auto":
                 raise ValueError("--runner goes with one engine: leave it out with --ray")
-            of_one = {"quantization": quantization, "recurrence": recurrence, "stride": stride, "kv": kv}
+            of_one = {
+                "quantization": quantization,
+                "recurrence": recurrence,
+                "stride": stride,
+                "kv": kv,
+                "door-rule": door_rule,
+            }
             for option, value in of_one.items():
                 if value is not None:
                     raise ValueError(f"--{option} goes with one engine: leave it out with --ray")
@@ -223,6 +231,7 @@ def serve(
             recurrence,
             stride,
             None if kv is None else KVConfig.parse(kv),
+            door_rule,
         )
         climbing = None
         service: EngineClient
@@ -233,7 +242,7 @@ def serve(
             engine = spec.build()
             console.print(f"loading the ladder {ladder}")
             known = {model: (engine.model, engine.tokenizer)}
-            climbing = open_ladder(ladder, budget, policy, device, dtype, _backend(backend), known)
+            climbing = open_ladder(ladder, budget, policy, device, dtype, _backend(backend), known, door_rule)
             service = EngineService(engine, spec.name, threads)
         address, bound = listener.getsockname()[:2]
         if not settings.keys and not ip_address(address).is_loopback:

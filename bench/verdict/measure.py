@@ -1,8 +1,8 @@
 """The bench of verdicts on one model: scores, door, features, switches, shifts and strange prompts."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, get_args
 
 import numpy as np
 
@@ -13,11 +13,27 @@ from sigma0.bench.verdict.shifts import ShiftRow, shift_answers, shift_rows
 from sigma0.bench.verdict.strange import FORMS, StrangePrompt, StrangeRow, strange_rows
 from sigma0.bench.verdict.switches import SETTINGS, SwitchRow, switch_rows
 from sigma0.calibrate.bootstrap import Estimate, bootstrap
+from sigma0.calibrate.doors import DoorCheck, check_policy, judge
 from sigma0.calibrate.prompts import Prompt
 from sigma0.signals.confidence import ConfidenceModel
+from sigma0.signals.verdict import DoorPolicy, DoorRule
 
 # Questions of the settings of the switches, at most.
 SWITCH_ANSWERS = 500
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """What the converge door lets through under one rule of a policy.
+
+    Attributes:
+        door: Of the answers.
+        points_more: Share of right answers among those let through, less that among all, in points of 100; None where
+            none is let through.
+    """
+
+    door: DoorCheck
+    points_more: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -34,8 +50,7 @@ class VerdictReport:
         answers: How many questions.
         separations: One for each score of doubt.
         auroc_more: AUROC of the confidence less that of mean entropy.
-        points_more: Share of right answers among those that the door lets through, less that among all, in points of
-            100.
+        rules: Under either rule, with the thresholds of the policy, on the same answers.
         features: What each is worth.
         switches: One for each setting of the switches.
         shifts: The door on questions as calibrated, which are those above, and under every shift.
@@ -51,7 +66,7 @@ class VerdictReport:
     answers: int
     separations: dict[str, Separation]
     auroc_more: Estimate | None
-    points_more: Estimate | None
+    rules: dict[DoorRule, RuleRow]
     features: tuple[FeatureUse, ...]
     switches: tuple[SwitchRow, ...]
     shifts: tuple[ShiftRow, ...]
@@ -87,7 +102,7 @@ def measure(
         answers=len(prompts),
         separations={score: separate(values, wrong) for score, values in scores.items()},
         auroc_more=auroc_more(scores[CONFIDENCE], scores[PLAIN], wrong),
-        points_more=_points_more(answers),
+        rules={rule: _row(answers, replace(asker.policy, rule=rule)) for rule in get_args(DoorRule)},
         features=feature_uses(answers, model),
         switches=switch_rows(asker, prompts[:SWITCH_ANSWERS]),
         shifts=shift_rows(asker, answers, _shifted(len(prompts)), seed),
@@ -110,12 +125,12 @@ def _weights(model: ConfidenceModel | None) -> dict[str, float] | None:
     return None if model is None else dict(zip(model.features, model.weights, strict=True))
 
 
-def _points_more(answers: Answers) -> Estimate | None:
-    right = answers.right
-    opened = np.array([run.door == "converge" for run in answers.runs], dtype=np.bool_)
+def _row(answers: Answers, policy: DoorPolicy) -> RuleRow:
+    right, judged = answers.right, judge(answers.verdicts, answers.right, policy)
+    opened = judged.opens(policy)
 
     def more(drawn: np.ndarray) -> float | None:
         kept = opened[drawn]
         return 100 * float(right[drawn][kept].mean() - right[drawn].mean()) if kept.any() else None
 
-    return bootstrap(more, len(right))
+    return RuleRow(check_policy(judged, policy), bootstrap(more, len(right)))

@@ -1,5 +1,6 @@
 """`python -m sigma0.bench promise`: how often a calibrated door keeps its stated risk."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +43,9 @@ def promise(
         config = looped.resolve_exit_config(None)
         answers = open_pool(looped, tokenizer, pool, n, seed, as_json)
         with progress_bar("calibrations", draws, hidden=as_json) as advance:
-            doors = draw_doors(answers, looped.door_policy, (fit, test), draws, risk, confidence, advance)
+            doors = draw_doors(
+                answers, replace(looped.door_policy, rule="confidence"), (fit, test), draws, risk, confidence, advance
+            )
         name = Path(model).name
         report = report_promise(doors, name, config.to_dict(), answers, (fit, test), risk, confidence)
         if tell_report(report.to_dict(), out, as_json):

@@ -30,9 +30,10 @@ def report_tables(reports: Reports) -> list[str]:
 
 
 def door_table(reports: Reports) -> str:
-    """What the converge door lets through."""
+    """What the converge door lets through under either rule."""
     headings = (
         "model",
+        "rule",
         "answers",
         "right of all",
         "opens for, of all",
@@ -43,11 +44,12 @@ def door_table(reports: Reports) -> str:
     )
     lines = []
     for name, report in reports.items():
-        door = report.shifts[0].door
-        shares = (door.right, door.opened, door.opened_of_right)
-        cells = [*map(_percent, shares), _interval(door.right_of_opened), _points(report.points_more)]
-        lines.append([name, f"{door.prompts:,}", *cells, f"{100 * door.calibration_error:.1f} %"])
-    return BenchTable(headings, lines).markdown()
+        for rule, row in report.rules.items():
+            door = row.door
+            shares = (door.right, door.opened, door.opened_of_right)
+            cells = [*map(_percent, shares), _interval(door.right_of_opened), _points(row.points_more)]
+            lines.append([name, rule, f"{door.prompts:,}", *cells, f"{100 * door.calibration_error:.1f} %"])
+    return BenchTable(headings, lines, left=headings[:2]).markdown()
 
 
 def separation_table(reports: Reports) -> str:

@@ -9,6 +9,7 @@ from sigma0.decode.ops import Backend
 from sigma0.decode.runners import RunnerName
 from sigma0.models.load import load
 from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.signals.verdict import DoorRule
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class EngineSpec:
         recurrence: T, of a model that takes any number of loops.
         stride: Loops of such a model that a pass runs.
         kv: How K/V are stored; None for the checkpoint's own way.
+        door_rule: What opens the door of a verdict; None for the checkpoint's own rule.
     """
 
     model: str
@@ -40,6 +42,7 @@ class EngineSpec:
     recurrence: int | None = None
     stride: int | None = None
     kv: KVConfig | None = None
+    door_rule: DoorRule | None = None
 
     @property
     def name(self) -> str:
@@ -62,6 +65,7 @@ class EngineSpec:
             recurrence=self.recurrence,
             stride=self.stride,
             kv=self.kv,
+            door_rule=self.door_rule,
             check=self.check,
         )
         model.announce = compiling

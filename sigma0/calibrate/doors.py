@@ -1,11 +1,14 @@
 """Doors for a stated risk: the least confidence at which at most so many of the answers let through are wrong.
 
+A certificate reads no confidence: one level sets its thresholds of repetition (1 - level) and grounding (level).
+
 Of k answers let through the wrong ones are Binomial(k, chance), so the p-value of "an answer that the door lets through
 is wrong with a chance above the risk" is exact: P(Binomial(k, risk) <= wrong ones). `rank` puts the thresholds into an
 order on answers of its own (arXiv 2210.07913), `passing_policies` tests them on others, each at a level, so that with
 the stated confidence none that passes has a risk above the stated one (Learn then Test, arXiv 2110.01052, section 3.3).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +28,8 @@ TAUS_G: tuple[float | None, ...] = (0.5, 0.25, 0.0, None)
 # Share of the right answers that a veto may shut out: beyond it, it says nothing of right and wrong here.
 VETOED = 0.005
 _THRESHOLDS = 200
+# By which a certificate's thresholds, which are strict, let the answers at its level through.
+_SLACK = 1e-9
 _RESAMPLES = 20
 _SEED = 0
 
@@ -35,18 +40,34 @@ class Judged:
 
     Attributes:
         confidence: Of each, `[n]`; -1 where it is not known.
-        vetoed: Whether something else than its confidence shuts the door, `[n]`.
+        vetoed: Whether something else than the thresholds that are tested shuts the door, `[n]`.
         right: Whether it is right, `[n]`.
+        proximity: Of each, `[n]`; of a certificate alone.
+        grounded: Of each, `[n]`; NaN where it is not known; of a certificate alone.
     """
 
     confidence: Floats
     vetoed: Bools
     right: Bools
+    proximity: Floats | None = None
+    grounded: Floats | None = None
 
     def opens(self, policy: DoorPolicy) -> Bools:
         """Which answers the converge door lets through, `[n]`; the vetoes are those that were judged by."""
-        opened: Bools = (self.confidence >= policy.min_confidence) & ~self.vetoed
-        return opened
+        if policy.rule == "confidence":
+            opened: Bools = self.confidence >= policy.min_confidence
+        else:
+            assert self.proximity is not None and self.grounded is not None, "judged under a certificate"
+            # NaN is under nothing
+            loose = self.grounded <= (-1.0 if policy.tau_g is None else policy.tau_g)
+            opened = (self.proximity < policy.tau_c) & ~loose
+        return opened & ~self.vetoed
+
+    def by_level(self, policy: DoorPolicy) -> "Judged":
+        """The same with the level that a certificate opens up to in place of the confidence."""
+        assert self.proximity is not None and self.grounded is not None, "judged under a certificate"
+        asked = np.ones_like(self.grounded) if policy.tau_g is None else np.nan_to_num(self.grounded, nan=1.0)
+        return replace(self, confidence=np.minimum(1 - self.proximity, asked))
 
     def opened_and_wrong(self, policy: DoorPolicy) -> tuple[int, int]:
         """How many are let through, and how many of them are wrong."""
@@ -80,11 +101,22 @@ class DoorCheck:
 
 
 def judge(verdicts: Sequence[ReasonVerdict], right: Sequence[bool] | Bools, policy: DoorPolicy) -> Judged:
-    """Answers under the vetoes of a policy, whose least confidence is left open."""
-    anyone = replace(policy, min_confidence=0.0)
+    """Answers under the vetoes of a policy, whose least confidence is left open, or of a certificate its level."""
+    certified = policy.rule == "certificate"
+    anyone = loosest(policy) if certified else replace(policy, min_confidence=0.0)
     known = [-1.0 if verdict.confidence is None else verdict.confidence for verdict in verdicts]
     vetoed = [bool(objections(verdict, anyone)) for verdict in verdicts]
-    return Judged(np.array(known), np.array(vetoed, dtype=np.bool_), np.array(right, dtype=np.bool_))
+    judged = Judged(np.array(known), np.array(vetoed, dtype=np.bool_), np.array(right, dtype=np.bool_))
+    if not certified:
+        return judged
+    grounded = [math.nan if verdict.grounded is None else verdict.grounded for verdict in verdicts]
+    proximity = np.array([verdict.proximity for verdict in verdicts])
+    return replace(judged, proximity=proximity, grounded=np.array(grounded))
+
+
+def loosest(policy: DoorPolicy) -> DoorPolicy:
+    """A certificate that asks nothing of repetition and grounding: what its verdicts are made under to be tested."""
+    return replace(policy, tau_c=1.0, tau_g=None)
 
 
 def fit_vetoes(verdicts: Sequence[ReasonVerdict], right: Bools, base: DoorPolicy) -> DoorPolicy:
@@ -163,18 +195,28 @@ def rank(answers: Judged, base: DoorPolicy, risk: float, confidence: float, test
 
     Args:
         answers: Of the fit, with cross-fitted confidences.
-        base: Everything but the least confidence.
+        base: Everything but the least confidence, or a certificate's level.
         risk: Allowed.
         confidence: With which it is to be kept.
         tested: Answers of the test.
     """
+    if base.rule == "certificate":
+        answers = answers.by_level(base)
     known = answers.confidence[answers.confidence >= 0]
-    if not len(known):
-        return [replace(base, min_confidence=1.0)]
+    if not ((answers.confidence >= 0) & ~answers.vetoed).any():
+        return [_at(base, 1.0)]
     levels = np.quantile(known, np.linspace(1, 0, min(_THRESHOLDS, len(known))), method="lower")
     thresholds = np.array(list(dict.fromkeys(levels.tolist())))
     first = int(np.argmax(predicted_power(answers, thresholds, risk, 1 - confidence, tested)))
-    return [replace(base, min_confidence=threshold) for threshold in thresholds[first:].tolist()]
+    return [_at(base, threshold) for threshold in thresholds[first:].tolist()]
+
+
+def _at(base: DoorPolicy, threshold: float) -> DoorPolicy:
+    """The policy at a least confidence, or a certificate at a level."""
+    if base.rule == "confidence":
+        return replace(base, min_confidence=threshold)
+    tau_g = None if base.tau_g is None else max(0.0, threshold - _SLACK)
+    return replace(base, tau_c=min(1.0, 1 - threshold + _SLACK), tau_g=tau_g)
 
 
 def passing_policies(

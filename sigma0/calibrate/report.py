@@ -186,9 +186,10 @@ def print_doors(result: DoorCalibration) -> None:
         return
     policy, check = result.chosen, result.check
     grounded = "no grounding asked for" if policy.tau_g is None else f"groundedness over {policy.tau_g:g}"
-    console.print(
-        f"chosen          confidence {policy.min_confidence:.4g} or more, proximity under {policy.tau_c:g}, {grounded}"
-    )
+    asked = f"confidence {policy.min_confidence:.4g} or more"
+    if policy.rule == "certificate":
+        asked = "converged and contracting"
+    console.print(f"chosen          {asked}, proximity under {policy.tau_c:g}, {grounded}")
     console.print(f"promise         of the answers let through at most {result.risk:.1%} are wrong, with confidence")
     console.print(f"                {result.confidence:g}")
     console.print(f"right           {_percent(check.right)} on {checked} prompts set apart")

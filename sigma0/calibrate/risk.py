@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.api import TextStream, stream
 from sigma0.calibrate.agreement import check_distinct
 from sigma0.calibrate.confidence import FOLDS, Bools, FeatureFigure, FittedConfidence, fit_confidence
-from sigma0.calibrate.doors import DoorCheck, Judged, check_policy, fit_vetoes, judge, passing_policies, rank
+from sigma0.calibrate.doors import DoorCheck, Judged, check_policy, fit_vetoes, judge, loosest, passing_policies, rank
 from sigma0.calibrate.fates import fit_fates, fit_spiral_share, token_fates
 from sigma0.calibrate.prompts import Prompt, encode_prompts
 from sigma0.config import ExitConfig, FateConfig, switches
@@ -31,7 +31,7 @@ from sigma0.signals.answer import plain_verdict, under_model
 from sigma0.signals.confidence import ConfidenceModel
 from sigma0.signals.evidence import Floats, evidence_of
 from sigma0.signals.tokens import Token
-from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, patience_for
+from sigma0.signals.verdict import DoorPolicy, DoorRule, ReasonVerdict, patience_for
 
 # Of the prompts; the rest is the check's. Power comes from the test, and the fit needs only to find where to begin.
 FIT_SHARE, TEST_SHARE = 0.2, 0.6
@@ -161,6 +161,7 @@ def calibrate_doors(
     max_new_tokens: int = 64,
     labels: str = "answers",
     on_prompt: Callable[[int], None] = lambda done: None,
+    rule: DoorRule | None = None,
 ) -> DoorCalibration:
     """Finds the policy that lets most answers through of which at most `risk` are wrong.
 
@@ -177,6 +178,7 @@ def calibrate_doors(
         max_new_tokens: New tokens of each prompt at most.
         labels: Where the answers come from, for the report.
         on_prompt: Told how many prompts are done.
+        rule: Of the door; by default the checkpoint's.
 
     Raises:
         ValueError: For a share out of range, prompts without answers, two that are the same, or too few of them.
@@ -186,9 +188,9 @@ def calibrate_doors(
     parts, fates = answer_all(model, tokenizer, prompts, config, max_new_tokens, on_prompt)
     fitting, testing, checking = parts
     share_of_spirals = fit_spiral_share([[token.fate for token in answer.tokens] for answer in fitting])
-    base = replace(model.door_policy, spiral_share=share_of_spirals)
+    base = replace(model.door_policy, spiral_share=share_of_spirals, rule=rule or model.door_policy.rule)
     door = choose_door(fitting, testing, base, risk, confidence)
-    plain = choose_door(fitting, testing, base, risk, confidence, fit=False)
+    plain = choose_door(fitting, testing, replace(base, rule="confidence"), risk, confidence, fit=False)
     best = door.ranked[0]
     return DoorCalibration(
         risk=risk,
@@ -295,7 +297,7 @@ def choose_door(
     confidence: float,
     fit: bool = True,
 ) -> ChosenDoor:
-    """Fits a confidence and tests its thresholds.
+    """Fits a confidence and tests its thresholds; a certificate's own in their place.
 
     Args:
         fitting: Answers of the fit.
@@ -314,11 +316,13 @@ def choose_door(
     model = None if fitted is None else fitted.model
     verdicts = [answer.verdict(base, model) for answer in fitting]
     policy = fit_vetoes(verdicts, right, base)
-    ranking = judge([answer.verdict(policy, model) for answer in fitting], right, policy)
+    # a verdict's reason names what its thresholds find: the tested ones find nothing by themselves
+    told = loosest(policy) if policy.rule == "certificate" else policy
+    ranking = judge([answer.verdict(told, model) for answer in fitting], right, policy)
     if fitted is not None:
         ranking = replace(ranking, confidence=fitted.cross_fitted)
     ranked = rank(ranking, policy, risk, confidence, len(testing))
-    tested = judge([answer.verdict(policy, model) for answer in testing], _right(testing), policy)
+    tested = judge([answer.verdict(told, model) for answer in testing], _right(testing), policy)
     return ChosenDoor(fitted, ranked, *passing_policies(tested, ranked, risk, confidence), tested)
 
 

@@ -9,7 +9,7 @@ import typer
 
 from sigma0.checkpoints import shipped_models
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.commands.options import AsJson, Device, Dtype, ModelArgument, Recurrence, Stride, Threads
+from sigma0.commands.options import AsJson, Device, DoorRuleName, Dtype, ModelArgument, Recurrence, Stride, Threads
 from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def calibrate(
         ),
     ] = "answers",
     larger: Annotated[str | None, typer.Option(help="The model of --labels larger.")] = None,
+    door_rule: DoorRuleName = None,
     ladder: Annotated[
         str | None, typer.Option(help="A larger model with the same tokenizer: find when tokens should go up to it.")
     ] = None,
@@ -107,6 +108,8 @@ def calibrate(
             return
         if (labels == "larger") != (larger is not None):
             raise ValueError("--labels larger and --larger MODEL belong together: whose answers count as right")
+        if door_rule is not None and objective != "risk":
+            raise ValueError("--door-rule belongs to --objective risk: what the door reads")
         if segment is not None and objective != "kv":
             raise ValueError("--segment belongs to --objective kv: cache positions that are encoded together")
         if objective == "risk":
@@ -126,7 +129,9 @@ def calibrate(
             prompts_needed(agreement, confidence)
         folder = calibrated_folder(model, out)
         read = read_prompts(prompts)
-        looped, tokenizer = load(model, device=device, dtype=dtype, recurrence=recurrence, stride=stride)
+        looped, tokenizer = load(
+            model, device=device, dtype=dtype, recurrence=recurrence, stride=stride, door_rule=door_rule
+        )
         if objective not in ("risk", "kv"):
             rules = rules_that_fit(looped, rules)
         ids = encode_prompts(looped, tokenizer, read, max_new_tokens)

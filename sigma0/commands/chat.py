@@ -15,6 +15,7 @@ from sigma0.commands.options import (
     Delta,
     Depth,
     Device,
+    DoorRuleName,
     Dtype,
     Eps,
     ExitRuleName,
@@ -57,6 +58,7 @@ def chat(
     recurrence: Recurrence = None,
     stride: Stride = None,
     kv: KV = None,
+    door_rule: DoorRuleName = None,
     seed: Seed = None,
     on_collapse: CollapseAction = "stop",
     check: Check = True,
@@ -111,6 +113,7 @@ def chat(
             recurrence=recurrence,
             stride=stride,
             kv=kv,
+            door_rule=door_rule,
             check=check,
         )
         config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))

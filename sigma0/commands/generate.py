@@ -22,6 +22,7 @@ from sigma0.commands.options import (
     Delta,
     Depth,
     Device,
+    DoorRuleName,
     Dtype,
     Eps,
     ExitRuleName,
@@ -99,6 +100,7 @@ def generate(
     recurrence: Recurrence = None,
     stride: Stride = None,
     kv: KV = None,
+    door_rule: DoorRuleName = None,
     seed: Seed = None,
     on_collapse: CollapseAction = "stop",
     tensor_parallel: Annotated[
@@ -203,7 +205,7 @@ def generate(
                 settings |= {"do_sample": temperature > 0, "seed": seed}
             elif temperature > 0 or seed is not None:
                 raise ValueError(f"--temperature and --seed have no meaning with --unit {unit}: its texts are greedy")
-            rungs = open_ladder(ladder, budget, policy, device, dtype, cast(Backend, backend))
+            rungs = open_ladder(ladder, budget, policy, device, dtype, cast(Backend, backend), rule=door_rule)
             settings |= {"exit_config": ladder_exits(options, rungs), "max_new_tokens": max_new_tokens}
             run_ladder(rungs, said, unit, trail_file, as_json, stop=stop or (), **settings)
             return
@@ -219,6 +221,7 @@ def generate(
                 recurrence=recurrence,
                 stride=stride,
                 kv=kv,
+                door_rule=door_rule,
                 tensor_parallel=tensor_parallel,
                 check=check,
             )

@@ -19,6 +19,7 @@ from sigma0.ladder import Budget, EndpointRung, FidelityLadder, LadderGeneration
 from sigma0.ladder.trail import Decision, Heading, Trail, Unit
 from sigma0.ladder.triggers import Trigger, trigger_from_dict
 from sigma0.models.load import load_causal
+from sigma0.signals.verdict import DoorRule
 
 # The lowest rung's tokens are plain, those above stand out without colour too.
 STYLES = ("", "bold underline #d73027", "bold italic underline #984ea3", "bold reverse")
@@ -34,6 +35,7 @@ def open_ladder(
     dtype: str,
     backend: Backend,
     known: Mapping[str, tuple[Any, Any]] | None = None,
+    rule: DoorRule | None = None,
 ) -> FidelityLadder:
     """A ladder from the command line.
 
@@ -46,6 +48,7 @@ def open_ladder(
         dtype: For local models.
         backend: For looped models.
         known: Models with their tokenizers that are loaded already, by name.
+        rule: Of the door; None: the lowest rung's own.
 
     Raises:
         ValueError: For a bad name, budget or policy.
@@ -60,7 +63,7 @@ def open_ladder(
         else:
             local = (known or {}).get(model) or load_causal(model, device=device, dtype=dtype, backend=backend)
             rungs.append(Rung.local(*local, Path(model).name))
-    return FidelityLadder(rungs, limits, trigger)
+    return FidelityLadder(rungs, limits, trigger, rule=rule)
 
 
 def parse_policy(text: str) -> Trigger:

@@ -1,6 +1,6 @@
 """The options that commands share, each defined once."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -35,6 +35,14 @@ Stride = Annotated[
 KV = Annotated[
     str | None,
     typer.Option(help="How K/V are stored: full, bf16, int8, int4 or residual, or a kv_config as JSON."),
+]
+DoorRuleName = Annotated[
+    Literal["confidence", "certificate"] | None,
+    typer.Option(
+        "--door-rule",
+        help="What opens the door: its confidence, or a certificate (converged and contracting). By default as the "
+        "checkpoint says.",
+    ),
 ]
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")

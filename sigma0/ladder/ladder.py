@@ -21,12 +21,22 @@ from sigma0.ladder.texts import hand_up_whole, write_texts
 from sigma0.ladder.token_sampler import samplers_for
 from sigma0.ladder.token_unit import Batch, TokenUnit, Written
 from sigma0.ladder.trail import Trail, Unit, open_trail
-from sigma0.ladder.triggers import AnyOf, AnyTrigger, Collapse, Doubt, Hysteresis, ShutDoor, Trigger
+from sigma0.ladder.triggers import (
+    AnyOf,
+    AnyTrigger,
+    Collapse,
+    Divergence,
+    Doubt,
+    Hysteresis,
+    Saturation,
+    ShutDoor,
+    Trigger,
+)
 from sigma0.models.limits import check_context
 from sigma0.models.prompts import encode
 from sigma0.signals.generation import Generation
 from sigma0.signals.grounding.check import check
-from sigma0.signals.verdict import DoorPolicy, aggregate, door, of_token
+from sigma0.signals.verdict import DoorPolicy, DoorRule, aggregate, door, of_token
 
 # An entropy of 0.51 nats.
 TOKEN_CONFIDENCE = 0.6
@@ -38,11 +48,12 @@ class FidelityLadder:
     Args:
         rungs: At least one, the lowest first (`Rung.local`, `Rung.endpoint`).
         budget: Limits of every call; none by default.
-        policy: What goes up; by default tokens of too little confidence and collapsing ones, or drafts and answers
-            whose verdict does not open the converge door.
+        policy: What goes up; by default tokens of too little confidence and collapsing ones (under a certificate those
+            that saturate, diverge or collapse), or drafts and answers whose verdict does not open the converge door.
         hysteresis: How long a larger model keeps writing tokens.
         doors: Thresholds of the converge door; by default those of the lowest rung's checkpoint, except that drafts and
             texts of tokens need the confidence of `DoorPolicy`.
+        rule: Of that door; by default as `doors` says.
 
     Raises:
         ValueError: For no rungs, or two of one name.
@@ -55,6 +66,7 @@ class FidelityLadder:
         policy: Trigger | None = None,
         hysteresis: Hysteresis | None = None,
         doors: DoorPolicy | None = None,
+        rule: DoorRule | None = None,
     ) -> None:
         self.rungs = tuple(rungs)
         if not self.rungs:
@@ -71,22 +83,29 @@ class FidelityLadder:
         checkpoint_policy = (
             lowest.model.door_policy if isinstance(lowest, LocalRung) and lowest.is_looped else DoorPolicy()
         )
-        self._given_doors = doors
+        self._given = doors, rule
         self.doors: DoorPolicy = doors or checkpoint_policy
+        if rule is not None:
+            self.doors = replace(self.doors, rule=rule)
         # tokens, drafts and texts of several models have no calibrated probability, but the score that needs none
-        self.token_doors = replace(self.doors, min_confidence=DoorPolicy().min_confidence) if doors is None else doors
+        self.token_doors = self.doors
+        if doors is None:
+            self.token_doors = replace(self.doors, min_confidence=DoorPolicy().min_confidence)
 
     def policy_for(self, unit: Unit) -> Trigger:
         """The policy in force for a unit."""
         if self.policy is not None:
             return self.policy
         if unit == "token":
+            # a token that is read early has no fate yet, so what a certificate asks of it is that nothing broke
+            if self.doors.rule == "certificate":
+                return AnyOf((Saturation(), Divergence(), Collapse()))
             return AnyOf((Doubt(TOKEN_CONFIDENCE), Collapse()))
         return ShutDoor(self.doors if unit == "answer" else self.token_doors)
 
     def over(self, rungs: Sequence[AnyRung], budget: Budget | None = None) -> "FidelityLadder":
         """The same ladder over other rungs, and within another budget if one is given."""
-        return FidelityLadder(rungs, budget or self.budget, self.policy, self.hysteresis, self._given_doors)
+        return FidelityLadder(rungs, budget or self.budget, self.policy, self.hysteresis, *self._given)
 
     def generate(self, prompt: str | Messages, unit: Unit = "token", **settings: Any) -> LadderGeneration:
         """Continues a prompt.

@@ -1,6 +1,7 @@
 """Loading a looped model and its tokenizer by shipped name, folder or hub id."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.loop_settings import set_loops
 from sigma0.models.quantization import check_name, loading_options, stored_method, use_row_kernels
 from sigma0.models.stored import check_dtypes, read_headers
+from sigma0.signals.verdict import DoorRule
 
 # Looped models that passes over rows cannot run, and why.
 REFUSED = {
@@ -107,6 +109,7 @@ def load(
     recurrence: int | None = None,
     stride: int | None = None,
     kv: KVConfig | Mapping[str, Any] | str | None = None,
+    door_rule: DoorRule | None = None,
     deterministic: bool = True,
     tensor_parallel: bool = False,
     check: bool = True,
@@ -127,6 +130,8 @@ def load(
         stride: Loops of such a model that a pass runs, a divisor of T; depths are then counted in passes.
         kv: How K/V are stored: `full`, `bf16`, `int8`, `int4`, `residual`, or a `KVConfig`; None for the checkpoint's
             own way.
+        door_rule: What opens the door of a verdict: `confidence` or `certificate` (`sigma0.DoorPolicy`); None for the
+            checkpoint's own rule.
         deterministic: With the kernels, whether a row of a pass has the same bits whatever rows come along; False takes
             the products of torch's libraries.
         tensor_parallel: Load this process's shard; `torchrun` starts the processes, and all of them make the same calls
@@ -138,7 +143,7 @@ def load(
 
     Raises:
         ValueError: If there is no such model, it is not looped, its tensors do not fit or are not finite, or device,
-            dtype, backend, runner, quantization, recurrence, stride or kv is bad.
+            dtype, backend, runner, quantization, recurrence, stride, kv or door_rule is bad.
     """
     if runner not in RUNNERS:
         raise ValueError(f"no such runner: {runner!r}; there are {', '.join(RUNNERS)}")
@@ -157,6 +162,8 @@ def load(
     if kv is not None:
         model.generation_config.kv_config = KVConfig.parse(kv)
         _ = model.kv_config
+    if door_rule is not None:
+        model.generation_config.door_policy = replace(model.door_policy, rule=door_rule)
     return model, tokenizer
 
 

@@ -1,11 +1,16 @@
 """The verdict (confidence report) on a token, a draft or a whole answer, and its door (routing decision).
 
-    converge  its confidence is high enough, and nothing vetoes it: accept at the cheapest rung
+    converge  what the policy's rule asks for is there: accept at the cheapest rung
     escalate  anything less: think on, or hand up
-    abort     the same with no budget left: an answer marked as of low confidence
+    abort     the same with no budget left, or nothing left to ask: an answer marked as of low confidence
 
-Vetoes are a loop that was broken off, a text that repeats itself, claims without an anchor and a question unlike those
-of the calibration. Unknown never counts as good: a confidence that is None declines to converge.
+A policy has one of two rules. Both ask for a text that does not repeat itself and for claims with an anchor.
+
+    confidence   the confidence is high enough; a loop that was broken off and a question unlike those of the
+                 calibration are vetoes
+    certificate  the loop's own account: its exit rule was met by itself and its steps contract; no confidence is read
+
+Unknown never counts as good: what a rule reads and is None declines to converge.
 """
 
 import math
@@ -23,6 +28,7 @@ from sigma0.errors import one_line_constructor
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Door = Literal["converge", "escalate", "abort"]
+DoorRule = Literal["confidence", "certificate"]
 # Whether an exit reason means convergence; for `fixed`, and without a loop, that is unknown.
 CONVERGED: dict[str, bool] = {
     "threshold_met": True,
@@ -33,8 +39,12 @@ CONVERGED: dict[str, bool] = {
     "collapse": False,
     "divergence": False,
 }
-# Reasons that keep the door shut whatever the confidence.
-VETOES: frozenset[str] = frozenset({"collapse", "divergence", "ungrounded", "out_of_calibration"})
+# Reasons that keep the door shut whatever else is known; the last is the rule's own.
+_BROKEN = ("collapse", "divergence", "ungrounded")
+VETOES: dict[DoorRule, frozenset[str]] = {
+    "confidence": frozenset({*_BROKEN, "out_of_calibration"}),
+    "certificate": frozenset({*_BROKEN, "max_depth"}),
+}
 _MILDNESS: tuple[Fate, ...] = ("contract", "spiral", "diverge")
 
 
@@ -89,13 +99,14 @@ class DoorPolicy(Stored):
     """Thresholds of the converge door, and of what a verdict calls things.
 
     Attributes:
-        min_confidence: The confidence must reach it.
+        min_confidence: The confidence must reach it; read by the rule `confidence` alone.
         tau_c: The proximity must be under it.
         tau_g: The groundedness must be over it; None asks for none.
         require_grounding: Whether unknown groundedness declines.
         patience: A token's fate is the mildest of its last `patience` loops.
         spiral_share: A draft or answer spirals if more than this share of its tokens with a fate do.
         saturated_share: It is saturated if more than this share of its tokens are.
+        rule: `confidence`, or `certificate`: converged and contracting, whatever the confidence.
     """
 
     stored_as: ClassVar[str] = "door_policy"
@@ -107,6 +118,7 @@ class DoorPolicy(Stored):
     patience: Annotated[int, Field(ge=1)] = 2
     spiral_share: Share = 0.25
     saturated_share: Share = 0.1
+    rule: DoorRule = "confidence"
 
 
 def door(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: bool = True) -> Door:
@@ -125,11 +137,17 @@ def door(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: 
 def objections(verdict: ReasonVerdict, policy: DoorPolicy) -> list[str]:
     """The reasons against converging, in words; empty if it converges."""
     reasons = []
-    if verdict.reason == "out_of_calibration":
-        reasons.append("it is unlike what its confidence was calibrated on")
-    elif verdict.reason in VETOES:
-        reasons.append(f"its reason is {verdict.reason}")
-    if verdict.confidence is None:
+    if verdict.reason in VETOES[policy.rule]:
+        strange = verdict.reason == "out_of_calibration"
+        reasons.append(
+            "it is unlike what its confidence was calibrated on" if strange else f"its reason is {verdict.reason}"
+        )
+    if policy.rule == "certificate":
+        if not verdict.converged:
+            reasons.append("whether it converged is not known" if verdict.converged is None else "it did not converge")
+        if verdict.stable != "contract":
+            reasons.append(f"its fate is {verdict.stable or 'not known'}")
+    elif verdict.confidence is None:
         reasons.append("its confidence is not known")
     elif verdict.confidence < policy.min_confidence:
         reasons.append(f"its confidence is {digits(verdict.confidence)}, under {digits(policy.min_confidence)}")
@@ -154,8 +172,9 @@ def explain(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_lef
     opened = door(verdict, policy, budget_left)
     reasons = objections(verdict, policy)
     if not reasons:
-        assert verdict.confidence is not None
-        return f"converge: confidence {digits(verdict.confidence)}, read at {verdict.depth:.2f} loops on average."
+        certified = policy.rule == "certificate" or verdict.confidence is None
+        why = "converged and contracting" if certified else f"confidence {digits(verdict.confidence)}"
+        return f"converge: {why}, read at {verdict.depth:.2f} loops on average."
     return f"{opened}: {'; '.join(reasons)}."
 
 

@@ -12,7 +12,7 @@ from sigma0.calibrate.risk import Answered, _checked, calibrate_doors, choose_do
 from sigma0.signals.answer import judge_answer
 from sigma0.signals.evidence import evidence_of
 from sigma0.signals.tokens import Token
-from sigma0.signals.verdict import DoorPolicy
+from sigma0.signals.verdict import DoorPolicy, explain
 
 BASE = DoorPolicy(patience=1)
 
@@ -68,6 +68,33 @@ def test_a_door_on_entropy_reads_no_fit():
     judged = judge([each.verdict(BASE, None) for each in fitting], right_of(fitting), BASE)
     assert door.ranked == rank(judged, BASE, 0.3, 0.9, 90)
     assert door.judged.confidence[0] == pytest.approx(np.exp(-testing[0].tokens[0].entropy))
+
+
+@pytest.mark.parametrize("tau_g", [0.5, None])
+def test_a_certificates_level_is_tested_in_place_of_a_confidence(tau_g):
+    rng = np.random.default_rng(4)
+    doubts = rng.uniform(0, 1, 400)
+    steady = Token(1, "", 2, "confident", fate="contract", margin=0.5, entropy=0.1)
+    told = [
+        # by what it stands on an answer is wrong the likelier, whatever its confidence says
+        Answered(bool(rng.random() > doubt), (replace(steady, proximity=doubt * (tau_g is None)),) * 2,
+                 None if tau_g is None else 1 - doubt, False, (1, 2), 4)
+        for doubt in doubts.tolist()
+    ]  # fmt: skip
+    base = replace(BASE, rule="certificate", tau_g=tau_g)
+    door = choose_door(told[:200], told[200:], base, 0.3, 0.9)
+    chosen = door.passed[-1]
+    assert chosen.rule == "certificate" and 0.3 < chosen.tau_c < 0.9
+    assert chosen.tau_g is tau_g or chosen.tau_g == pytest.approx(1 - chosen.tau_c)
+    levels = [policy.tau_c for policy in door.ranked]
+    assert levels == sorted(levels) and door.judged.opened_and_wrong(chosen)[0] > 50  # of 200
+    # as the library opens the door for them
+    opened = [each for each in told if explain(each.verdict(chosen, door.model), chosen).startswith("converge")]
+    check = _checked(told, door)
+    assert check.opened.value == len(opened) / 400 and check.right_of_opened.value == np.mean(right_of(opened))
+    assert check.right_of_opened.value > 0.7 > right_of(told).mean()
+    wobbly = [replace(each, tokens=(replace(steady, proximity=0.1, fate="spiral"),) * 2) for each in told]
+    assert choose_door(wobbly[:200], wobbly[200:], base, 0.3, 0.9).passed == []
 
 
 @pytest.mark.parametrize("wrong, fitted", [(4, False), (5, True), (55, True), (56, False)])

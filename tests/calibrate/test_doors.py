@@ -138,16 +138,19 @@ def test_many_policies_a_hair_over_keep_the_promise():
 
 
 VERDICTS = st.builds(
-    ReasonVerdict, converged=st.just(True), depth=st.just(2.0), proximity=st.floats(0, 1),
-    grounded=st.none() | st.floats(0, 1), stable=st.just("contract"),
-    reason=st.sampled_from(["confident", "collapse", "out_of_calibration", None]),
+    ReasonVerdict, converged=st.sampled_from([True, True, None]), depth=st.just(2.0), proximity=st.floats(0, 1),
+    grounded=st.none() | st.floats(0, 1), stable=st.sampled_from(["contract", "contract", "spiral"]),
+    reason=st.sampled_from(["confident", "collapse", "out_of_calibration", "max_depth", None]),
     confidence=st.none() | st.floats(0, 1),
 )  # fmt: skip
 
 
-@given(st.lists(VERDICTS, min_size=1, max_size=20), st.floats(0, 1), st.none() | st.floats(0, 1))
-def test_a_judged_answer_is_let_through_where_the_door_opens(verdicts, least, tau_g):
-    policy = DoorPolicy(min_confidence=least, tau_g=tau_g)
+@given(
+    st.lists(VERDICTS, min_size=1, max_size=20), st.floats(0, 1), st.none() | st.floats(0, 1), st.floats(0, 1),
+    st.sampled_from(["confidence", "certificate"]),
+)  # fmt: skip
+def test_a_judged_answer_is_let_through_where_the_door_opens(verdicts, least, tau_g, tau_c, rule):
+    policy = DoorPolicy(min_confidence=least, tau_g=tau_g, tau_c=tau_c, rule=rule)
     answers = judge(verdicts, [True] * len(verdicts), policy)
     assert answers.opens(policy).tolist() == [door(verdict, policy) == "converge" for verdict in verdicts]
 

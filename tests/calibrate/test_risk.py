@@ -50,6 +50,16 @@ def test_the_command_stores_what_the_model_then_uses(labelled, tmp_path):
     assert again["door_policy"] == told["chosen"] and again["fate_config"] == told["fates"]
 
 
+def test_the_command_stores_a_certificate(labelled, tmp_path):
+    asked = ["calibrate", "pocket", "--prompts", str(labelled), "--door-rule", "certificate"]
+    settings = ["--objective", "risk", "--risk", "0.45", "--max-new-tokens", "20", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, [*asked, *settings])
+    assert result.exit_code == 0 and "chosen          converged and contracting, proximity under" in result.output
+    assert sigma0.load(str(tmp_path / "out"))[0].door_policy.rule == "certificate"
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 2 and "--door-rule belongs to --objective risk" in result.output
+
+
 def test_a_risk_that_cannot_be_kept_is_told(labelled):
     asked = ["calibrate", "pocket", "--objective", "risk", "--prompts", str(labelled), "--max-new-tokens", "3"]
     result = CliRunner().invoke(app, [*asked, "--risk", "0.3"])  # three tokens are no whole answer

@@ -47,6 +47,16 @@ def test_json_of_every_unit(unit):
     assert told["text"] == sigma0.generate(large, tokenizer, STORY, max_new_tokens=12).text
 
 
+def test_a_rule_of_the_door_reaches_model_and_ladder(tmp_path):
+    asked = ["--door-rule", "certificate", "--max-new-tokens", "12", STORY]
+    told = json.loads(run("generate", "--json", *asked).stdout)
+    assert told["policy"]["rule"] == "certificate" and told["door"] in ("converge", "escalate")
+    file = tmp_path / "trail.jsonl"
+    result = run("generate", "--ladder", "pocket", "--unit", "answer", "--trail", str(file), *asked)
+    assert result.exit_code == 0, result.output
+    assert json.loads(file.read_text().splitlines()[0])["doors"]["rule"] == "certificate"
+
+
 @pytest.mark.parametrize("unit", ["draft", "answer"])
 def test_texts_are_shown(unit):
     result = run(*LADDER, "--unit", unit, "--max-new-tokens", "12", STORY)

@@ -12,7 +12,10 @@ import sigma0
 import sigma0.ladder.texts
 from sigma0.ladder import (
     Always,
+    AnyOf,
     Budget,
+    Collapse,
+    Divergence,
     Entropy,
     FidelityLadder,
     Margin,
@@ -107,6 +110,28 @@ def test_an_answer_that_is_taken_over_goes_up_by_its_door(rungs, tokenizer, poli
     found = FidelityLadder(rungs, policy=policy, doors=doors).take_over(PROMPT, written, max_new_tokens=4)
     assert (found.door, found.rung) == ("top_rung", "large") and replay(found.trail) == []
     assert {token.rung for token in found.tokens} == {"large"} and found.costs[0].passes == 0
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_certificate_decides_what_goes_up(pocket, stored):
+    """The lowest rung's own, or one that is asked for: it lets answers stand that the confidence doubts."""
+    model, tokenizer = copy.copy(pocket[0]), pocket[1]
+    model.generation_config = copy.deepcopy(model.generation_config)
+    if stored:
+        model.generation_config.door_policy = replace(model.door_policy, rule="certificate")
+    rungs = [Rung.local(model, tokenizer, "pocket"), Rung.local(*pocket, "above")]
+    ladder = FidelityLadder(rungs, rule=None if stored else "certificate")
+    assert ladder.policy_for("token") == AnyOf((Saturation(), Divergence(), Collapse()))
+    assert ladder.over(rungs).doors == ladder.doors == ladder.policy_for("answer").policy
+    doors = set()
+    for place in ("park", "garden", "office", "kitchen"):
+        prompt = f"Mary went to the {place}. Tom has the hat. Where is Mary?"
+        written = sigma0.generate(*pocket, prompt, max_new_tokens=20)
+        found = ladder.generate(prompt, "answer", max_new_tokens=20)
+        certified = door(written.verdict, DoorPolicy(tau_g=None, rule="certificate"))
+        assert (found.rung == "pocket") == (certified == "converge") and replay(found.trail) == []
+        doors.add((written.door, certified))
+    assert ("escalate", "converge") in doors
 
 
 def test_a_policy_of_the_callers_own_may_let_a_text_stand(rungs):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,14 @@ def test_devices_and_dtypes():
 def test_a_backend_that_cannot_run_is_refused(backend, message):
     with pytest.raises(ValueError, match=message):
         sigma0.load("pocket", device="cpu", backend=backend)
+
+
+def test_a_rule_of_the_door_is_asked_for():
+    model, tokenizer = sigma0.load("pocket", door_rule="certificate")
+    assert model.door_policy == replace(sigma0.load("pocket")[0].door_policy, rule="certificate")
+    assert sigma0.generate(model, tokenizer, "Where is Mary?", max_new_tokens=2).policy == model.door_policy
+    with pytest.raises(ValueError, match="rule: Input should be 'confidence' or 'certificate'"):
+        sigma0.load("pocket", door_rule="trust")
 
 
 def test_the_backend_is_kept():

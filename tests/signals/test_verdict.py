@@ -35,6 +35,8 @@ POLICIES = [
     DoorPolicy(require_grounding=True),
     DoorPolicy(tau_c=0.2, tau_g=0.9),
     DoorPolicy(min_confidence=0.5, tau_g=None),
+    DoorPolicy(rule="certificate"),
+    DoorPolicy(rule="certificate", tau_c=0.2, require_grounding=True),
 ]
 
 
@@ -50,7 +52,7 @@ def make(
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_combination_of_the_fields(policy):
     fields = itertools.product(
-        (True, None), (0.0, 0.19, 0.2, 0.49, 0.5, 1.0), (None, 0.0, 0.5, 0.51, 0.9, 1.0), FATES, REASONS,
+        (True, False, None), (0.0, 0.19, 0.2, 0.49, 0.5, 1.0), (None, 0.0, 0.5, 0.51, 0.9, 1.0), FATES, REASONS,
         (None, 0.0, 0.49, 0.5, 0.8999, 0.9, 1.0),
     )  # fmt: skip
     opened = 0
@@ -60,7 +62,10 @@ def test_every_combination_of_the_fields(policy):
         loose = grounded is not None and policy.tau_g is not None and grounded <= policy.tau_g
         grounds = not loose and not (grounded is None and policy.require_grounding)
         veto = reason in ("collapse", "divergence", "ungrounded", "out_of_calibration")
-        # what the loops did is told, and decides nothing
+        # what the loops did is told, and decides nothing; under a certificate it is all that decides, and no confidence
+        if policy.rule == "certificate":
+            sure = converged is True and stable == "contract"
+            veto = reason in ("collapse", "divergence", "ungrounded", "max_depth")
         opens = sure and proximity < policy.tau_c and grounds and not veto
         assert door(verdict, policy) == ("converge" if opens else "escalate"), verdict
         assert door(verdict, policy, budget_left=False) == ("converge" if opens else "abort")
@@ -72,7 +77,10 @@ def test_every_combination_of_the_fields(policy):
 
 def test_unknown_never_opens_the_door_where_the_fact_is_required():
     for policy in POLICIES:
-        assert door(make(confidence=None), policy) == "escalate"
+        certified = policy.rule == "certificate"
+        assert door(make(confidence=None, grounded=1.0), policy) == ("converge" if certified else "escalate")
+        assert door(make(converged=None, grounded=1.0), policy) == ("escalate" if certified else "converge")
+        assert door(make(stable=None, grounded=1.0), policy) == ("escalate" if certified else "converge")
     assert door(make(grounded=None), DoorPolicy(require_grounding=True)) == "escalate"
     assert door(make(grounded=None), DoorPolicy()) == "converge"
 

@@ -26,7 +26,7 @@ def part(reason="confident", proximity=0.0, grounded=None, stable=None, confiden
 def test_the_policy_if_nothing_else_is_said():
     assert DoorPolicy() == DoorPolicy(
         min_confidence=0.9, tau_c=0.5, tau_g=0.5, require_grounding=False, patience=2, spiral_share=0.25,
-        saturated_share=0.1,
+        saturated_share=0.1, rule="confidence",
     )  # fmt: skip
 
 
@@ -61,6 +61,25 @@ def test_objections_are_told_in_words(verdict, reasons):
     plain = f"converge: confidence {sure}, read at 2.00 loops on average."
     assert explain(verdict) == (f"escalate: {told}." if reasons else plain)
     assert explain(verdict, budget_left=False) == (f"abort: {told}." if reasons else plain)
+
+
+@pytest.mark.parametrize(
+    "verdict, reasons",
+    [
+        (part(stable="contract", confidence=None), []),
+        (part("out_of_calibration", stable="contract", confidence=0.0), []),
+        (part(stable="spiral", converged=None), ["whether it converged is not known", "its fate is spiral"]),
+        (
+            part("max_depth", converged=False),
+            ["its reason is max_depth", "it did not converge", "its fate is not known"],
+        ),
+    ],
+)
+def test_objections_to_a_certificate(verdict, reasons):
+    policy = DoorPolicy(rule="certificate")
+    assert objections(verdict, policy) == reasons
+    plain = "converge: converged and contracting, read at 2.00 loops on average."
+    assert explain(verdict, policy) == (f"escalate: {'; '.join(reasons)}." if reasons else plain)
 
 
 def test_grounding_that_is_asked_for_must_be_known():

@@ -17,6 +17,7 @@ from sigma0.bench.verdict.measure import VerdictReport, asked, measure
 from sigma0.bench.verdict.shifts import DROPPED, MIXES, SAME
 from sigma0.bench.verdict.switches import SETTINGS
 from sigma0.config import ExitConfig, FateConfig, Switches
+from sigma0.signals.verdict import door
 
 
 def test_figures_are_what_the_runs_say(asker, strange):
@@ -43,7 +44,15 @@ def test_figures_are_what_the_runs_say(asker, strange):
     same = rows[SAME].door
     assert same.opened_of_right.value == (right & opened).sum() / right.sum()
     assert same.right_of_opened.value == (right & opened).sum() / opened.sum()
-    assert report.points_more.value == pytest.approx(100 * (right[opened].mean() - right.mean()))
+    certificate = replace(asker.policy, rule="certificate")
+    by_rule = {
+        "confidence": opened,
+        "certificate": np.array([door(run.verdict, certificate) == "converge" for run in runs]),
+    }
+    assert set(report.rules) == set(by_rule) and report.rules["confidence"].door == same
+    for rule, through in by_rule.items():
+        assert report.rules[rule].door.opened.value == through.mean() and through.any()
+        assert report.rules[rule].points_more.value == pytest.approx(100 * (right[through].mean() - right.mean()))
     for place, name in enumerate(("plain texts alone", "chats alone")):
         assert rows[name].door.prompts == 3 and rows[name].door.right.value == right[place::2].mean()
     assert rows[DROPPED].door.prompts == 3

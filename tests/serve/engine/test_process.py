@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -23,6 +24,7 @@ from sigma0.serve.engine.messages import Busy, RequestFailed, RequestOutput, Tok
 from sigma0.serve.engine.process import ProcessService
 from sigma0.serve.engine.spec import EngineSpec
 from sigma0.serve.engine.worker import EngineService
+from sigma0.signals.verdict import door
 from tests.serve.conftest import serving
 from tests.serve.engine.spied_worker import KV
 from tests.serve.engine.test_worker import collect, endless, job
@@ -52,6 +54,22 @@ def service():
     made = ProcessService(SPEC, 1)
     yield made
     made.close()
+
+
+def test_a_rule_of_the_door_reaches_the_engine(pocket):
+    spec = replace(SPEC, door_rule="certificate")
+    service = EngineService(spec.build(), spec.name)
+
+    async def run():
+        return await collect(service.submit(job(pocket, exit_config=ExitConfig(mode="fixed", depth=2))))
+
+    try:
+        done = asyncio.run(run())[-1]
+    finally:
+        service.close()
+    # at a depth that was set beforehand nobody knows whether it converged
+    assert done.door == "escalate" and "whether it converged is not known" in done.door_text
+    assert door(done.verdict, replace(pocket[0].door_policy, rule="certificate")) == "escalate"
 
 
 def requests(pocket):
