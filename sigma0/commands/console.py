@@ -195,11 +195,11 @@ def verdict_lines(generation: "Generation", confidence_model: "ConfidenceModel |
     if grounding.score is None:
         lines.append("grounded        not known: nothing in the text can be checked")
     else:
-        anchored = len(grounding.claims) - len(grounding.unanchored)
-        lines.append(
-            f"grounded        {grounding.score:.2f}: {anchored} of {len(grounding.claims)} claims are anchored"
-        )
+        looked_up = [claim.anchored for claim in grounding.claims if claim.anchored is not None]
+        lines.append(f"grounded        {grounding.score:.2f}: {sum(looked_up)} of {len(looked_up)} claims are anchored")
         lines += [f"                without an anchor: {claim.text}" for claim in grounding.unanchored]
+    steps = [claim.text for claim in grounding.claims if claim.anchored is None]
+    lines += [f"                may follow by a step of arithmetic, not checked: {text}" for text in steps]
     lines.append(f"door            {explain(verdict, generation.policy)}")
     return lines
 

@@ -172,8 +172,9 @@ def explain(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_lef
     opened = door(verdict, policy, budget_left)
     reasons = objections(verdict, policy)
     if not reasons:
-        certified = policy.rule == "certificate" or verdict.confidence is None
-        why = "converged and contracting" if certified else f"confidence {digits(verdict.confidence)}"
+        why = "converged and contracting"
+        if policy.rule == "confidence" and verdict.confidence is not None:
+            why = f"confidence {digits(verdict.confidence)}"
         return f"converge: {why}, read at {verdict.depth:.2f} loops on average."
     return f"{opened}: {'; '.join(reasons)}."
 

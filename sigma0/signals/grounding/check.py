@@ -12,12 +12,17 @@ executed results):
     every claim                   half of its other words occur somewhere in the context, of a plain statement three
                                   quarters; and the passage that says nearly the same does not deny it, or the reverse
 
+A number that is not found but comes of the context's numbers by one step of arithmetic (a sum, difference, product,
+quotient or count) makes its claim neither anchored nor unanchored: so many numbers follow from a few that it shows
+nothing, and it may well be right.
+
 A passage is a sentence of the context that is no question, or two in a row if the second has no name. A text that is
 nothing but a number, a date, a quotation or a link, such as a result, counts for any claim. This is a lexical check: it
 detects invented names and figures, but not a false combination of words that all occur in one passage. A
 `SupportModel` may be added.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -39,11 +44,14 @@ from sigma0.signals.grounding.claims import (
     sentences,
 )
 from sigma0.signals.grounding.evidence import Evidence, Passage
-from sigma0.signals.grounding.words import stem
+from sigma0.signals.grounding.words import listed, stem
 
 ENOUGH_WORDS, HALF, MOST_WORDS = 0.3, 0.5, 0.75
 # Words that only present a number, as in "the result is 42".
-_PRESENTING = frozenset(stem(word) for word in ("answer", "result", "output", "value", "total", "sum", "number"))
+_PRESENTING = frozenset(
+    map(stem, listed("answer result output value total sum number difference product quotient average mean count"))
+)
+_BOTH = re.compile(r"\s(?:and|&)\s")
 
 
 class SupportModel(Protocol):
@@ -59,14 +67,15 @@ class Claim:
 
     Attributes:
         text: The sentence, or the clause of it that is stated as certain.
-        anchored: Whether the context bears it out.
+        anchored: Whether the context bears it out; None where its numbers may follow by one step of arithmetic, which
+            nobody has checked.
         evidence: The nearest passage in the context; if none shares a word, a result that stands alone,
             or None.
         kind: The hardest thing in it.
     """
 
     text: str
-    anchored: bool
+    anchored: bool | None
     evidence: str | None
     kind: Kind
 
@@ -76,7 +85,7 @@ class Grounding:
     """The claims of a text.
 
     Attributes:
-        score: Share of the claims that are anchored; None where nothing was checkable.
+        score: Share that is anchored of the claims of which that is known; None where there are none.
         claims: In the order of the text.
     """
 
@@ -86,7 +95,7 @@ class Grounding:
     @property
     def unanchored(self) -> tuple[Claim, ...]:
         """The claims without an anchor."""
-        return tuple(claim for claim in self.claims if not claim.anchored)
+        return tuple(claim for claim in self.claims if claim.anchored is False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -118,8 +127,8 @@ def check(
     claims = [
         _looked_up(part, checkable_parts, kind, evidence, tolerance, model) for part, checkable_parts, kind in stated
     ]
-    score = sum(claim.anchored for claim in claims) / len(claims)
-    return Grounding(score, tuple(claims))
+    known = [claim.anchored for claim in claims if claim.anchored is not None]
+    return Grounding(sum(known) / len(known) if known else None, tuple(claims))
 
 
 def _stated(text: str, common: frozenset[str]) -> list[tuple[str, Checkable, Kind]]:
@@ -148,18 +157,31 @@ def _looked_up(
     words = set(content_words(sentence))
     shared = evidence.shared(words)
     nearest = _nearest(parts, shared, evidence)
-    anchored = (
+    quoted = (
         all(map(evidence.has_link, parts.links))
         and all(map(evidence.has_code, parts.code))
         and all(map(evidence.has_quote, parts.quotes))
+        and not (nearest is not None and _denies(nearest, sentence, words))
+    )
+    anchored: bool | None = (
+        quoted
         and all(evidence.naming(name).any() for name in parts.names)
         and _quantities_stand(parts, len(words), shared, evidence, tolerance)
         and _words_stand(parts, words, kind, evidence)
-        and not (nearest is not None and _denies(nearest, sentence, words))
     )
     if anchored and model is not None:
         anchored = nearest is not None and model.support(sentence, nearest.text) >= 0.5
+    elif quoted and not anchored and _each_named(parts.names, evidence):
+        anywhere = np.ones(len(evidence.passages), dtype=bool)
+        dated = all(evidence.has_date(date, anywhere) for date in parts.dates)
+        anchored = None if dated and evidence.may_follow(parts.numbers, words, tolerance) else False
     return Claim(sentence, anchored, None if nearest is None else nearest.text, kind)
+
+
+def _each_named(names: Sequence[str], evidence: Evidence) -> bool:
+    """Whether everybody is named somewhere; "Anna and Ben", of whom together something is told, one by one."""
+    alone = [name for both in names for name in _BOTH.split(both) if stem(name) not in _PRESENTING]
+    return all(evidence.naming(name).any() for name in alone)
 
 
 def _nearest(parts: Checkable, shared: NDArray[np.float64], evidence: Evidence) -> Passage | None:

@@ -15,12 +15,20 @@ from numpy.typing import NDArray
 
 from sigma0.signals.grounding.claims import Checkable, checkable, content_words, is_negated, is_question, sentences
 from sigma0.signals.grounding.quantities import Date, Number, same_number
+from sigma0.signals.grounding.steps import Places, Steps
 from sigma0.signals.grounding.words import without_possessive
 
 _Key = TypeVar("_Key", bound=Hashable)
 _NOWHERE = np.zeros(0, dtype=np.intp)
 # "Jean-Paul" is two, "O'Neill" is one
 _TOKEN = re.compile(r"\w+(?:['\u2019]\w+)*")
+# Numbers in words that are none by themselves, and what joins and begins the items of a list.
+_FACTORS = {"one": 1.0, "half": 0.5, "twice": 2.0, "double": 2.0, "triple": 3.0, "third": 1 / 3, "quarter": 0.25}
+_FACTOR = re.compile(rf"\b(?:{'|'.join(_FACTORS)})", re.IGNORECASE)
+_JOINT = re.compile(r",\s*(?:(?:and|or|&)\s)?|\s(?:and|or|&)\s")
+_ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
+# Words of a claim from which on a sentence with nearly the same ones speaks of the same thing.
+_REPEATED, _ALIKE = 3, 0.75
 _VERSION = re.compile(r"(?<![\d.])\d+(?:\.\d+){2,}(?![\w]|\.\d)")
 
 
@@ -60,7 +68,8 @@ class Evidence:
     """
 
     def __init__(self, texts: Sequence[str], common: frozenset[str]) -> None:
-        self.passages = [passage for text in texts for passage in _passages(text, common)]
+        self._read = [[_passage(part, common) for part in sentences(text)] for text in texts]
+        self.passages = [passage for singles in self._read for passage in _passages(singles)]
         self.lone = np.array([passage.lone for passage in self.passages], dtype=bool)
         self.wordless = np.array([not passage.stems for passage in self.passages], dtype=bool)
         self.lengths = np.array([len(passage.tokens) for passage in self.passages], dtype=float)
@@ -173,6 +182,61 @@ class Evidence:
         """Whether a date occurs in one of the near passages, in the parts that are given."""
         return self._occurs(self._by_date.get((date.year, date.month, date.day)), near)
 
+    def may_follow(self, numbers: Sequence[Number], words: Set[str], tolerance: float) -> bool:
+        """Whether some of the numbers come of the context's by one step, and the others stand anywhere in it.
+
+        A step is a sum, difference, product or quotient, or counting: the items of a list, or the sentences that share
+        a word.
+
+        Where a sentence tells nearly the same, the step begins with a number of that sentence: else a figure that was
+        altered would follow from whatever numbers stand anywhere.
+
+        Args:
+            numbers: Of a claim.
+            words: Its stems.
+            tolerance: Relative difference allowed for a number that is stated as approximate.
+        """
+        counts = self._counts | {sum(bool(words & passage.stems) for passage, _ in self._stated)}
+        alike = [places for passage, places in self._stated if _is_alike(words, passage.stems)]
+        first = None
+        if alike:
+            first, counts = np.concatenate(alike), frozenset()
+        unknown = [
+            number
+            for number in numbers
+            if (number.unit or number.amount not in counts) and not self._steps.lead_to(number, tolerance, first)
+        ]
+        return len(unknown) < len(numbers) and all(
+            any(same_number(number, other, tolerance, lone=True) for other in self._known) for number in unknown
+        )
+
+    @cached_property
+    def _known(self) -> list[Number]:
+        """All numbers, also those of questions and dates."""
+        return [number for singles in self._read for passage in singles for number in _numbers_of(passage)]
+
+    @cached_property
+    def _stated(self) -> list[tuple[Passage, Places]]:
+        """Every sentence, questions too, and the places of its numbers among all."""
+        every = [passage for singles in self._read for passage in singles]
+        ends = np.cumsum([0, *(len(_numbers_of(passage)) for passage in every)])
+        return [(passage, np.arange(*around)) for passage, around in zip(every, pairwise(ends), strict=True)]
+
+    @cached_property
+    def _steps(self) -> Steps:
+        # two are tried anyway
+        many = [places for _, places in self._stated if len(places) > 2]
+        ends = np.cumsum([0, *(len(singles) for singles in self._read)])
+        texts = [[places for _, places in self._stated[start:end]] for start, end in pairwise(ends)]
+        return Steps(self._known, [*many, *(np.concatenate(places) for places in texts if places)])
+
+    @cached_property
+    def _counts(self) -> frozenset[int]:
+        """How many items there may be in a list."""
+        joints = {len(_JOINT.findall(passage.text)) for passage, _ in self._stated}
+        listed = {count + more for count in joints - {0} for more in (0, 1)} | ({2} if joints - {0} else set())
+        return frozenset(listed - {1}) | {len(_ITEM.findall(text)) for text in self._texts}
+
     @staticmethod
     def _occurs(where: NDArray[np.intp] | None, near: NDArray[np.bool_]) -> bool:
         return where is not None and bool(near[where].any())
@@ -221,8 +285,20 @@ def _less_exact(date: Date) -> Iterable[tuple[int | None, ...]]:
     return product(*({part, None} for part in (date.year, date.month, date.day)))
 
 
-def _passages(text: str, common: frozenset[str]) -> list[Passage]:
-    singles = [_passage(part, common) for part in sentences(text) if not is_question(part)]
+def _is_alike(words: Set[str], stems: Set[str]) -> bool:
+    """Whether a sentence has nearly the words of a claim, and is long enough for that to say something."""
+    return len(words) >= _REPEATED and len(words & stems) >= _ALIKE * len(words | stems)
+
+
+def _numbers_of(passage: Passage) -> list[Number]:
+    dates = [part for date in passage.parts.dates for part in (date.year, date.day) if part is not None]
+    words = [_FACTORS[word.lower()] for word in _FACTOR.findall(passage.text)]
+    finite = [number for number in passage.parts.numbers if math.isfinite(number.value)]
+    return [*finite, *(Number(float(amount)) for amount in (*dates, *words))]
+
+
+def _passages(read: Sequence[Passage]) -> list[Passage]:
+    singles = [passage for passage in read if not is_question(passage.text)]
     if len(singles) == 1 and singles[0].parts.is_lone:
         return [replace(singles[0], lone=True)]
     return singles + [_joined(first, second) for first, second in pairwise(singles) if not second.parts.names]

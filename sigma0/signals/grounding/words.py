@@ -21,8 +21,8 @@ STOP = frozenset(
     then if because while although though since until about into over under after before between during
     through against not no yes very also only just more most some any all each every both few many much
     other another such same own too there here however therefore thus moreover furthermore meanwhile
-    additionally overall finally first second third one two three it's he's she's that's there's let's
-    according unlike like despite even instead still often use see
+    additionally overall together altogether combined finally first second third one two three
+    it's he's she's that's there's let's according unlike like despite even instead still often use see
     call go make take get say usually sometimes always never
         """
     )

@@ -1,6 +1,8 @@
 """Claims and their anchors."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sigma0.signals.grounding.check import check
 from sigma0.signals.grounding.claims import assertions, checkable, common_words, sentences
@@ -52,6 +54,83 @@ def test_a_claim(text, kind, anchored):
     assert [(claim.kind, claim.anchored) for claim in grounding.claims] == [(kind, anchored)]
     assert grounding.score == float(anchored)
     assert grounding.claims[0].text == text
+
+
+APPLES = "Anna has 3 apples. Ben has 4 apples."
+
+
+@pytest.mark.parametrize(
+    "text, context",
+    [
+        ("Together they have 7 apples.", APPLES),
+        ("Anna and Ben have seven apples in all.", APPLES),
+        ("Anna has 3 and Ben has 4, so together they have 7.", APPLES),
+        ("She has 7 pets.", "Anna has 3 cats and 4 dogs."),
+        ("There are three pets.", "Anna has one cat and two dogs."),
+        ("Anna has 7 apples now.", "Anna has 3 apples. She buys 4 apples."),
+        ("The tank of the farm holds 30 litres.", "The tank of the farm holds 20 litres. It rains 10 litres more."),
+        ("The total cost is 7 dollars.", "A pen is 3 dollars. A book is 4 dollars."),
+        ("In total there were 12 apples.", "Anna has 3 apples, Ben 4 apples and Carla 5 apples."),
+        ("Both parts take 1 hour 30 minutes.", "The first part takes 40 minutes. The second part takes 50 minutes."),
+        ("The old tower is 24 m taller than the new one.", "The old tower is 324 m tall. The new one has 300 m."),
+        ("It grew by 25 employees in 5 years.", "In 1998 the company had 40 employees. In 2003 it had 65."),
+        ("He was 48 years old.", "He was born on August 4, 1961. He took office on January 20, 2009."),
+        ("Leo is 6 years old.", "Leo is 2 years older than Tom. Tom is 4 years old. How old is Leo?"),
+        ("17 + 25 = 42", "What is 17 + 25?"),
+        ("The answer is 42.", "What is 17 + 25?"),
+        ("They hold 12 apples.", "How many apples do 3 boxes of 4 apples hold?"),
+        ("The tickets cost about 61 euros.", "A ticket costs 12 euros. We bought 5 tickets."),
+        ("That is 40 %.", "20 of 50 students passed."),
+        ("10 people passed.", "20 % of the 50 people passed."),
+        ("The car drives 30 km/h.", "The car drove 60 km in 2 hours."),
+        ("Each child gets 6.7 sweets.", "There are 20 sweets for 3 children."),
+        ("Tom has 8 apples.", "Anna has 4 apples. Tom has twice as many."),
+        ("Three people came to the party.", "Anna, Ben and Carla came to the party."),
+        ("Mary has two things.", "Mary has the hat. Mary has the ball. Tom went home."),
+        ("The list has 3 entries.", "Shopping list:\n- milk\n- bread\n- eggs"),
+    ],
+)  # fmt: skip
+def test_what_follows_by_one_step_is_not_known(text, context):
+    grounding = check(text, context)
+    assert grounding.score is None and not grounding.unanchored and grounding.claims[-1].anchored is None
+    # it counts neither for nor against the others
+    assert check(f"{text}\nTom likes Lisbon.", context).score == 0.0
+    assert check(f"{text}\nTom likes Lisbon.", [context, "Tom likes Lisbon."]).score == 1.0
+
+
+@pytest.mark.parametrize(
+    "text, context",
+    [
+        ("Together they have 8 apples.", APPLES),
+        ("Together Zoe and Ben have 7 apples.", APPLES),
+        ("Together they have 7 euros.", "Anna has 3 dollars. Ben has 4 dollars."),
+        ("The total cost is 9 dollars.", "A pen is 3 dollars. A book is 4 dollars."),
+        ("Leo is 9 years old.", "Leo is 2 years older than Tom. Tom is 4 years old. How old is Leo?"),
+        ("17 + 25 = 52", "What is 17 + 25?"),
+        ("16 + 25 = 42", "What is 17 + 25?"),
+        ("The old tower is 34 m taller than the new one.", "The old tower is 324 m tall. The new one has 300 m."),
+        ("Five people came to the party.", "Anna, Ben and Carla came to the party."),
+        ("There are 6 apples.", "There are 3 apples."),
+        # only rounding and a small number would make it follow
+        ("Oslo has around 75,000 people.", "Oslo has 100,000 people and 56 trams. Rome has 75,000 people."),
+        # the sentence itself says another number, which no step leads away from
+        ("The tank of the farm holds 50 litres.", "The tank of the farm holds 20 litres. Tom has 5 jugs of 10 cups."),
+        (f"The answer is 1{'0' * 400}.", "What is 17 + 25?"),
+    ],
+)  # fmt: skip
+def test_what_does_not_follow_has_no_anchor(text, context):
+    assert check(text, context).score == 0.0
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=9), st.integers(0, 2 * 10**6), st.data())
+def test_sums_are_never_unanchored_and_no_figure_is_anchored_by_chance(numbers, figure, data):
+    context = " ".join(f"Box {place} holds {number} pens." for place, number in zip("ABCDEFGHI", numbers, strict=False))
+    first, second = data.draw(st.permutations(range(len(numbers))))[:2]
+    one, other = numbers[first], numbers[second]
+    for result in (one + other, abs(one - other), one * other, sum(numbers)):
+        assert check(f"That makes {result} pens.", context).score != 0.0
+    if figure not in numbers:
+        assert check(f"That makes {figure} pens.", context).score in (None, 0.0)
 
 
 @pytest.mark.parametrize(
