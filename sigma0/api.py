@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -322,7 +321,13 @@ def stream(
 
 
 class Ladder(Protocol):
-    """Larger models for answers that do not converge: a `sigma0.ladder.FidelityLadder`."""
+    """Larger models for answers that do not converge: a `sigma0.ladder.FidelityLadder`.
+
+    Attributes:
+        doors: Thresholds of its converge door.
+    """
+
+    doors: DoorPolicy
 
     def take_over(self, prompt: str | Messages, written: Generation, **settings: Any) -> Any:
         """The `LadderGeneration` of the rungs above."""
@@ -343,7 +348,8 @@ def generate(
         tokenizer: Its fast tokenizer.
         prompt: A string to be continued, or messages for the chat template.
         ladder: Continues with larger models if the verdict does not converge and `SIGMA0_LADDER=1`; its lowest rung
-            should be this model. Its result is `above`, and `answer` the final text.
+            should be this model. Text, verdict and door are then those of the final answer, `draft` is what this model
+            had written, and `above` the ladder's whole result.
         **kwargs: Keyword arguments of `stream`.
 
     Returns:
@@ -364,4 +370,4 @@ def generate(
     if ladder is None or not switches().ladder or written.door in (None, "converge"):
         return written
     settings = {name: kwargs[name] for name in ("max_new_tokens", "stop", "sources") if name in kwargs}
-    return replace(written, above=ladder.take_over(prompt, written, **settings))
+    return written.handed_up(ladder.take_over(prompt, written, **settings), ladder.doors)

@@ -237,6 +237,8 @@ class LadderRunner:
             yield replace(
                 written,
                 door=generation.door,
+                top_rung=generation.top_rung,
+                not_tried=generation.not_tried,
                 door_text=_door_text(generation),
                 trail=self._trail(task, generation),
                 costs=costs,
@@ -274,6 +276,8 @@ class LadderRunner:
             savings=saved,
             verdict=generation.verdict,
             door=generation.door,
+            top_rung=generation.top_rung,
+            not_tried=generation.not_tried,
             door_text=_door_text(generation),
             trail=self._trail(task, generation),
             costs=tuple(cost.to_dict() for cost in generation.costs),
@@ -288,11 +292,11 @@ def _door_text(generation: LadderGeneration) -> str:
     if generation.door == "converge":
         return explain(generation.verdict, doors)
     why = "; ".join(objections(generation.verdict, doors)) or "nothing against it"
-    if generation.door == "abort":
+    if generation.not_tried:
         return f"abort: the budget kept something from going up ({', '.join(generation.not_tried)}); {why}."
-    if generation.door == "accepted":
-        return f"accepted: {why}, but the policy in force let it stand."
-    return f"top_rung: {why}, and there is no rung above."
+    if generation.door == "escalate":
+        return f"escalate: {why}, but the policy in force let it stand."
+    return f"abort: {why}, and there is no rung above."
 
 
 def _cut(generation: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenOutput, ...], str]:

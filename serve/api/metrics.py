@@ -103,6 +103,9 @@ class Metrics:
         )
         self.handed_up = Counter("sigma0_hand_ups", "Tokens, drafts and answers that went up.", registry=registry)
         self.aborts = Counter("sigma0_aborts", "Ladder answers that the budget cut short.", registry=registry)
+        self.top_rung = Counter(
+            "sigma0_top_rung", "Ladder answers that the highest rung was asked for.", registry=registry
+        )
         self.cancelled = Counter("sigma0_cancelled", "Requests whose client left.", registry=registry)
         self.latency = Histogram("sigma0_request_seconds", "From request to end.", buckets=SECONDS, registry=registry)
         self.first = Histogram(
@@ -142,7 +145,8 @@ class Metrics:
             # token outputs have it; a text that was handed up whole has tokens of a higher rung
             ups = sum(token.handed_up is not None for token in event.tokens)
             self.handed_up.inc(ups if event.tokens else sum(cost["tokens"] > 0 for cost in event.costs[1:]))
-            self.aborts.inc(event.door == "abort")
+            self.aborts.inc(bool(event.not_tried))
+            self.top_rung.inc(event.top_rung)
 
         return observe
 

@@ -264,6 +264,7 @@ class ResponseBuilder:
             "tokens_forced": done.tokens_forced,
         }
         if done.costs:
+            summary |= {"top_rung": done.top_rung, "not_tried": list(done.not_tried)}
             summary |= {"trail_id": secrets.token_hex(8), "costs": list(done.costs)}
             if self.parsed.trail:
                 summary["trail"] = list(done.trail)

@@ -118,5 +118,9 @@ class RequestTelemetry:
         if choice.routed and done is not None and done.door_text is not None:
             why[done.door_text] = None
         return Route(
-            kind="routed" if choice.routed else "ladder", unit=choice.task.unit, rungs=dict(by_rung), why=tuple(why)
+            kind="routed" if choice.routed else "ladder",
+            unit=choice.task.unit,
+            rungs=dict(by_rung),
+            why=tuple(why),
+            top_rung=done is not None and done.top_rung,
         )

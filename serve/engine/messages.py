@@ -257,7 +257,7 @@ class RequestOutput:
         rows: Rows of the request in those passes.
         savings: Over the tokens after the first.
         verdict: Confidence report on the whole text; None where verdicts are switched off.
-        door: Its routing decision; of a ladder also `abort`, `top_rung` or `accepted`.
+        door: Its routing decision; `abort` of a ladder alone.
         door_text: The routing decision and its reasons, in a sentence.
         preemptions: How often it was preempted and recomputed.
         trail: Decisions of a ladder, one JSON object each; empty elsewhere.
@@ -265,6 +265,8 @@ class RequestOutput:
         collapsed: Whether it was ended because it repeated itself.
         times: How long it waited and ran; None where no engine says.
         prompt: Of the prompt's ids from the second on, where their log-probabilities were requested.
+        top_rung: Of a ladder, whether its highest rung was asked.
+        not_tried: Of a ladder, rung and limit of each kind of step that the budget refused.
     """
 
     text: str
@@ -277,7 +279,7 @@ class RequestOutput:
     rows: int
     savings: Savings
     verdict: ReasonVerdict | None
-    door: Door | Literal["top_rung", "accepted"] | None
+    door: Door | None
     door_text: str | None
     preemptions: int = 0
     trail: tuple[dict[str, Any], ...] = ()
@@ -285,6 +287,8 @@ class RequestOutput:
     collapsed: bool = False
     times: Times | None = field(default=None, compare=False)
     prompt: tuple[PromptToken, ...] = ()
+    top_rung: bool = False
+    not_tried: tuple[str, ...] = ()
 
     @property
     def tokens_forced(self) -> int:

@@ -7,9 +7,7 @@ export const DOORS = {
   // a confidence that is high enough is a chance to be right, and no more
   converge: { icon: "◆", word: "Confident", means: "may still be wrong" },
   escalate: { icon: "↗", word: "Escalate", means: "not to be relied on; think on, or ask a larger model" },
-  abort: { icon: "✕", word: "Aborted", means: "not to be relied on, and no budget was left" },
-  accepted: { icon: "•", word: "Accepted", means: "not to be relied on, but the ladder's policy let it stand" },
-  top_rung: { icon: "⤒", word: "Top rung", means: "not to be relied on, and no larger model stands above" },
+  abort: { icon: "✕", word: "Aborted", means: "not to be relied on, and no budget or no larger model was left" },
 };
 
 const REASONS = {

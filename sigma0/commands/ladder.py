@@ -149,7 +149,8 @@ def report_lines(generation: LadderGeneration, names: list[str]) -> list[Text]:
     why = Counter(decision.why for decision in generation.trail.decisions if decision.outcome == "hand_up")
     if why:
         lines.append(Text(f"handed up       {', '.join(f'{count} {reason}' for reason, count in why.most_common(5))}"))
-    lines.append(Text(f"door            {generation.door} (ended by {generation.stop_reason})"))
+    asked = "the highest rung was asked, " if generation.top_rung else ""
+    lines.append(Text(f"door            {generation.door} ({asked}ended by {generation.stop_reason})"))
     if generation.not_tried:
         left_out = ", ".join(generation.not_tried)
         advice = "the budget does not allow it, trust this less (a lower --max-new-tokens asks for less)"

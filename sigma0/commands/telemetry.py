@@ -46,12 +46,14 @@ class Route(_Part):
         unit: What a ladder hands up; None without a ladder.
         rungs: Tokens of the text by model name.
         why: Distinct reasons for hand-ups; of a routed text also the door.
+        top_rung: Whether the highest rung was asked.
     """
 
     kind: Literal["engine", "ladder", "routed"]
     unit: Literal["token", "draft", "answer"] | None = None
     rungs: dict[str, int] = Field(default_factory=dict)
     why: tuple[str, ...] = ()
+    top_rung: bool = False
 
 
 class Costs(_Part):
@@ -135,7 +137,7 @@ class RequestLine(_Part):
     reasons: tuple[Reason | None, ...] = ()
     proximity: tuple[float | None, ...] = ()
     verdict: ReasonVerdict | None = None
-    door: Door | Literal["top_rung"] | None = None
+    door: Door | None = None
     route: Route
     costs: Costs
 

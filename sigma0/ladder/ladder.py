@@ -306,7 +306,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         for number, (text, context) in enumerate(zip(self._texts, self._contexts, strict=True)):
             text.complete(number, self._unit)
             generation = self._generation(text, context)
-            if self._takes_back and generation.door == "accepted":
+            if self._takes_back and generation.door == "escalate":
                 generation = self._hand_up(number, generation)
             made.append(generation)
         costs = tuple(
@@ -334,7 +334,8 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         written = climbed.attempt or attempt
         converges = door(written.verdict, self._ladder.token_doors) == "converge"
         opened = final_door(climbed.aborted, converges, climbed.exhausted)
-        below = replace(below, door=opened, not_tried=not_tried(self.trail, names) if climbed.aborted else ())
+        left_out = not_tried(self.trail, names) if climbed.aborted else ()
+        below = replace(below, door=opened, top_rung=climbed.exhausted, not_tried=left_out)
         if written is attempt:
             return below
         name = names[climbed.rung]
@@ -369,6 +370,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
             verdict=verdict,
             grounding=grounding,
             door=final_door(aborted, door(verdict, self._ladder.token_doors) == "converge", reached),
+            top_rung=reached,
             stop_reason=text.stop_reason,
             not_tried=not_tried(self.trail, names) if aborted else (),
             costs=tuple(reader.cost for reader in self._unit.readers),

@@ -9,9 +9,8 @@ from sigma0.ladder.budget import RungCost, Spending, total_bytes
 from sigma0.ladder.trail import Trail, Unit
 from sigma0.signals.grounding.check import Grounding
 from sigma0.signals.tokens import Token
-from sigma0.signals.verdict import ReasonVerdict
+from sigma0.signals.verdict import Door, ReasonVerdict
 
-LadderDoor = Literal["converge", "abort", "top_rung", "accepted"]
 LadderStop = Literal["eos", "stop", "length", "collapse", "budget"]
 
 
@@ -95,10 +94,11 @@ class LadderGeneration:
         drafts: Name of the rung and text of each draft, where the unit is the draft; else empty.
         verdict: On the whole text.
         grounding: The claims of the text, looked up in prompt and sources.
-        door: `converge`: the verdict is in order; `top_rung`: it is not, and no rung is left to be asked; `abort`:
-            something would have gone up, had the budget allowed; `accepted`: the verdict is not in order, but a policy
-            of the caller's own decides what goes up, and let it stand, or its tokens were streamed or drawn and cannot
-            be taken back. Never `escalate`: what the verdict does not let pass goes up while rungs and budget are left.
+        door: `converge`: the verdict is in order; `abort`: something would have gone up, had the budget allowed, or the
+            verdict is not in order and no rung is left to be asked; `escalate`: the verdict is not in order and a rung
+            is left, but a policy of the caller's own decides what goes up, and let it stand, or its tokens were
+            streamed or drawn and cannot be taken back. Else what the verdict does not let pass goes up.
+        top_rung: Whether the highest rung was asked, so that none is left.
         stop_reason: Why the text ends; `budget`: not even the lowest rung could go on.
         not_tried: Rung and limit of each kind of step that the budget refused.
         costs: Of each rung; in a batch, of all its sequences together.
@@ -114,7 +114,8 @@ class LadderGeneration:
     drafts: tuple[tuple[str, str], ...]
     verdict: ReasonVerdict
     grounding: Grounding
-    door: LadderDoor
+    door: Door
+    top_rung: bool
     stop_reason: LadderStop
     not_tried: tuple[str, ...]
     costs: tuple[RungCost, ...]
@@ -125,7 +126,7 @@ class LadderGeneration:
     @property
     def low_confidence(self) -> bool:
         """Whether the budget kept something from going up."""
-        return self.door == "abort"
+        return bool(self.not_tried)
 
     @property
     def bytes_read(self) -> int:
@@ -139,6 +140,7 @@ class LadderGeneration:
             "unit": self.unit,
             "rung": self.rung,
             "door": self.door,
+            "top_rung": self.top_rung,
             "low_confidence": self.low_confidence,
             "stop_reason": self.stop_reason,
             "not_tried": list(self.not_tried),

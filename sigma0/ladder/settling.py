@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from sigma0.ladder.results import LadderDoor
 from sigma0.ladder.trail import Trail
 from sigma0.ladder.triggers import Trigger, trigger_from_dict, trigger_to_dict
+from sigma0.signals.verdict import Door
 
 _LIBRARIES = ("sigma0-lm", "torch", "transformers")
 
@@ -39,7 +39,7 @@ def check_settings(max_new_tokens: int, stop: Sequence[str], sources: Sequence[s
         raise ValueError("a stop string must not be empty")
 
 
-def final_door(aborted: bool, converges: bool, exhausted: bool) -> LadderDoor:
+def final_door(aborted: bool, converges: bool, exhausted: bool) -> Door:
     """The door of a whole text, see `LadderGeneration.door`.
 
     Args:
@@ -51,7 +51,7 @@ def final_door(aborted: bool, converges: bool, exhausted: bool) -> LadderDoor:
         return "abort"
     if converges:
         return "converge"
-    return "top_rung" if exhausted else "accepted"
+    return "abort" if exhausted else "escalate"
 
 
 def not_tried(trail: Trail, names: Sequence[str]) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def write_texts(
         else:
             units = _drafts(writer, policy, prompt, max_new_tokens, draft_tokens, sequence, warm_start)
         generation = _generation(ladder, unit, units, writer, sequence)
-        if generation.door == "accepted" and ladder.policy is None:
+        if generation.door == "escalate" and ladder.policy is None:
             highest = max(climbed.rung for climbed in units if climbed.attempt is not None)
             last = Attempt(generation.text, generation.verdict, None, None, generation.stop_reason)
             whole = hand_up_whole(writer, prompt, last, highest, max_new_tokens, sequence, len(units))
@@ -173,6 +173,7 @@ def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writ
         verdict=verdict,
         grounding=grounding,
         door=final_door(aborted, converges, exhausted),
+        top_rung=exhausted,
         stop_reason=stop_reason,
         not_tried=not_tried(part, names) if aborted else (),
         costs=tuple(writer.costs),

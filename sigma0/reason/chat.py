@@ -220,7 +220,12 @@ class LadderChat:
             verdict=written.verdict,
             finish_reason="length" if written.stop_reason in ("length", "budget") else "stop",
             door=written.door,
-            notes={"rung": written.rung, "outcomes": dict(outcomes), "costs": [cost.to_dict() for cost in costs]},
+            notes={
+                "rung": written.rung,
+                "top_rung": written.top_rung,
+                "outcomes": dict(outcomes),
+                "costs": [cost.to_dict() for cost in costs],
+            },
         )
 
     def _at(self, effort: Effort) -> FidelityLadder:

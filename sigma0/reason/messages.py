@@ -46,7 +46,7 @@ class Completion:
         usage: What it took.
         verdict: On the whole text; None where the model has none.
         finish_reason: `length` where it was cut off.
-        door: That the verdict opens; None without one. `top_rung`, `accepted` and `abort` come of ladders.
+        door: That the verdict opens; None without one. `abort` comes of ladders.
         notes: What else a ladder or an endpoint tells: its costs, how often tokens went up; plain JSON values.
     """
 
@@ -54,7 +54,7 @@ class Completion:
     usage: Usage = field(default_factory=lambda: Usage(calls=1))
     verdict: ReasonVerdict | None = None
     finish_reason: FinishReason = "stop"
-    door: Door | Literal["top_rung", "accepted"] | None = None
+    door: Door | None = None
     notes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def to_dict(self) -> dict[str, Any]:

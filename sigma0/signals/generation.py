@@ -17,8 +17,9 @@ class Generation:
     """A finished continuation.
 
     Attributes:
-        text: The new text, special tokens left out.
-        tokens: The new tokens, a final EOS included.
+        text: The new text, special tokens left out; where a ladder ran, its final answer.
+        tokens: The new tokens, a final EOS included. Where a ladder ran these and all counts are still the model's own,
+            of the text of `draft`; the others' are in `above`.
         stop_reason: `eos`, `stop` (a stop string or a caller's criterion), `length`, or `collapse` (ended because the
             text repeated itself).
         mean_depth: Mean exit depth of the tokens after the first; None for a single token.
@@ -36,6 +37,7 @@ class Generation:
         policy: Thresholds of its door; None without a verdict.
         tokens_forced: New tokens that were fed without a reading, since schema or grammar allowed no other.
         above: The result of a ladder (a `LadderGeneration`); None where no ladder ran.
+        draft: What this model itself had written, where a ladder ran; else None.
     """
 
     text: str
@@ -56,6 +58,7 @@ class Generation:
     policy: DoorPolicy | None = None
     tokens_forced: int = 0
     above: Any = None
+    draft: "Generation | None" = None
 
     @property
     def forced_passes_saved(self) -> int:
@@ -64,20 +67,36 @@ class Generation:
 
     @property
     def answer(self) -> str:
-        """The final text: the ladder's where one ran, else this one."""
-        return self.text if self.above is None else str(self.above.text)
+        """The final text, as `text`."""
+        return self.text
 
     @property
     def door(self) -> Door | None:
-        """The routing decision of the verdict while budget is left; None without a verdict."""
+        """The routing decision: a ladder's where one ran, else the verdict's while budget is left, None without one."""
+        if self.above is not None:
+            known: Door = self.above.door
+            return known
         return None if self.verdict is None else door(self.verdict, self.policy)
+
+    def handed_up(self, above: Any, policy: DoorPolicy) -> "Generation":
+        """The same with the answer of a ladder that took over.
+
+        Args:
+            above: Its `LadderGeneration`.
+            policy: Thresholds of its door.
+        """
+        final = {name: getattr(above, name) for name in ("text", "stop_reason", "verdict", "grounding")}
+        return replace(self, **final, policy=policy, above=above, draft=self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; without a verdict, its fields are left out."""
-        values = asdict(replace(self, above=None))
-        verdict, _ = values.pop("verdict"), values.pop("above")
+        values = asdict(replace(self, above=None, draft=None))
+        verdict, _, _ = values.pop("verdict"), values.pop("above"), values.pop("draft")
         if self.above is not None:
             values["above"] = self.above.to_dict()
+        if self.draft is not None and self.draft.verdict is not None:
+            told = {"verdict": self.draft.verdict.to_dict(), "door": self.draft.door}
+            values["draft"] = {"text": self.draft.text, "stop_reason": self.draft.stop_reason, **told}
         if verdict is None:
             del values["grounding"], values["policy"]
             values["tokens"] = [{name: token[name] for name in _ALWAYS} for token in values["tokens"]]

@@ -172,7 +172,7 @@ def explain(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_lef
     opened = door(verdict, policy, budget_left)
     reasons = objections(verdict, policy)
     if not reasons:
-        why = "converged and contracting"
+        why = "its exit rule was met by itself and its steps contract"
         if policy.rule == "confidence" and verdict.confidence is not None:
             why = f"confidence {digits(verdict.confidence)}"
         return f"converge: {why}, read at {verdict.depth:.2f} loops on average."

@@ -80,7 +80,9 @@ def all_rungs(looped, plain, tokenizer):
     st.sampled_from(("token", "draft", "answer", "take_over")),
     st.integers(1, 6),
 )
-def test_no_finished_text_ends_at_escalate(all_rungs, policy, budget, doors, above, unit, new):
+def test_a_finished_text_ends_at_escalate_by_a_policy_of_the_callers_own_alone(
+    all_rungs, policy, budget, doors, above, unit, new
+):
     rungs = [all_rungs[0], *(all_rungs[place] for place in above if unit != "token" or place != 3)]
     ladder = FidelityLadder(rungs, budget, policy, doors=doors)
     if unit == "take_over":
@@ -88,17 +90,15 @@ def test_no_finished_text_ends_at_escalate(all_rungs, policy, budget, doors, abo
         found = ladder.take_over(PROMPT, written, max_new_tokens=new)
     else:
         found = ladder.generate(PROMPT, unit, max_new_tokens=new, **({"draft_tokens": 2} if unit == "draft" else {}))
-    assert found.door in ("converge", "top_rung", "abort", "accepted")
     passes = door(found.verdict, doors) == "converge"
-    if found.door == "accepted":
-        # only where a policy of the caller's own decides what goes up
-        assert policy is not None and unit != "take_over" and not passes
+    if found.door == "escalate":
+        assert policy is not None and unit != "take_over" and not passes and not found.top_rung
     if found.door == "converge":
         assert passes
     if found.door == "abort":
-        assert found.not_tried
-    if found.door == "top_rung":
-        assert not passes and max(line.rung for line in found.trail.decisions) == len(rungs) - 1
+        assert found.not_tried or (found.top_rung and not passes)
+    if found.top_rung:
+        assert max(line.rung for line in found.trail.decisions) == len(rungs) - 1
     assert replay(found.trail) == []
 
 
@@ -108,7 +108,7 @@ def test_an_answer_that_is_taken_over_goes_up_by_its_door(rungs, tokenizer, poli
     written = sigma0.generate(rungs[0].model, tokenizer, PROMPT, max_new_tokens=4, policy=doors)
     assert written.door == "escalate"
     found = FidelityLadder(rungs, policy=policy, doors=doors).take_over(PROMPT, written, max_new_tokens=4)
-    assert (found.door, found.rung) == ("top_rung", "large") and replay(found.trail) == []
+    assert (found.door, found.top_rung, found.rung) == ("abort", True, "large") and replay(found.trail) == []
     assert {token.rung for token in found.tokens} == {"large"} and found.costs[0].passes == 0
 
 
@@ -139,7 +139,7 @@ def test_a_policy_of_the_callers_own_may_let_a_text_stand(rungs):
     ladder = FidelityLadder(rungs, policy=Never(), doors=doors)
     for unit in ("token", "draft", "answer"):
         found = ladder.generate(PROMPT, unit, max_new_tokens=4)
-        assert (found.door, found.rung) == ("accepted", "small")
+        assert (found.door, found.top_rung, found.rung) == ("escalate", False, "small")
 
 
 def test_a_highest_rung_that_fails_leaves_none_to_be_asked(looped, tokenizer):
@@ -148,7 +148,9 @@ def test_a_highest_rung_that_fails_leaves_none_to_be_asked(looped, tokenizer):
     rungs = [Rung.local(looped[0], tokenizer, "small"), Rung.local(short, tokenizer, "short")]
     ladder = FidelityLadder(rungs, doors=DoorPolicy(require_grounding=True))
     found = ladder.generate(PROMPT, "answer", max_new_tokens=4)
-    assert (found.door, found.rung) == ("top_rung", "small") and found.trail.decisions[-1].outcome == "error"
+    assert (found.door, found.top_rung, found.rung) == ("abort", True, "small") and found.trail.decisions[
+        -1
+    ].outcome == "error"
 
 
 @pytest.fixture
@@ -166,7 +168,8 @@ def test_a_text_of_tokens_goes_up_whole_where_its_verdict_does_not_pass(rungs, t
     alone = sigma0.generate(
         rungs[1].model, tokenizer, PROMPT, max_new_tokens=5, exit_config=calm[1].exit_config, policy=doors
     )
-    assert (found.door, found.rung, found.text) == ("top_rung", "large", alone.text)
+    assert (found.door, found.rung, found.text) == ("abort", "large", alone.text)
+    assert found.top_rung and not found.not_tried and found.to_dict()["top_rung"]
     assert [(token.id, token.rung) for token in found.tokens] == [(token.id, "large") for token in alone.tokens]
     small, large = found.costs
     assert small.tokens == large.tokens == 5 and large.passes == alone.loop_passes
@@ -180,14 +183,16 @@ def test_a_text_of_tokens_goes_up_whole_where_its_verdict_does_not_pass(rungs, t
     told = ladder.stream(PROMPT, max_new_tokens=5)
     streamed = "".join(token.text for (token,) in told)
     # tokens that were shown are not taken back
-    assert (told.generations[0].text, told.generations[0].door) == (streamed, "accepted")
+    assert (told.generations[0].text, told.generations[0].door) == (streamed, "escalate")
 
 
 def test_a_short_budget_keeps_a_whole_text_where_it_is(rungs, no_doubt):
     doors = DoorPolicy(require_grounding=True, tau_c=1.0)
     calm = [replace(rung, exit_config=sigma0.ExitConfig(mode="margin", theta=1e-6)) for rung in rungs]
     found = FidelityLadder(calm, Budget(large_tokens=4), doors=doors).generate(PROMPT, max_new_tokens=5)
-    assert (found.door, found.rung) == ("abort", "small") and found.not_tried == ("large: large_tokens",)
+    assert (found.door, found.top_rung, found.rung) == ("abort", False, "small") and found.not_tried == (
+        "large: large_tokens",
+    )
     assert replay(found.trail) == []
 
 
@@ -223,7 +228,7 @@ def test_drafts_have_no_calibrated_confidence_but_a_strange_question_shuts_the_d
             assert verdict["confidence"] == pytest.approx(math.exp(-line.signs["entropy"]))
             assert (verdict["reason"] == "out_of_calibration") == (strange and line.position == 0)
         assert (found.verdict.reason == "out_of_calibration") == strange
-        assert found.door == "top_rung" or not strange
+        assert found.top_rung and (found.door == "abort" or not strange)
 
 
 def test_fates_are_those_of_all_loops_that_were_run(pocket):

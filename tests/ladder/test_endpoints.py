@@ -71,7 +71,7 @@ def outcomes(generation):
 def test_an_answer_goes_up_and_comes_back(pocket, url):
     found = ladder(pocket, url, ["good"]).generate(QUESTION, unit="answer", max_new_tokens=20)
     assert found.drafts == (), "a whole answer is written in no drafts"
-    assert found.text == ANSWER and found.rung == "good" and found.door == "top_rung"
+    assert found.text == ANSWER and found.rung == "good" and found.door == "abort" and found.top_rung
     assert outcomes(found) == [(0, "hand_up"), (1, "top_rung")] and replay(found.trail) == []
     assert found.spent.calls == 1 and (found.spent.large_tokens, found.spent.catch_up_tokens) == (7, 11)
     asked = requests_to(url, "good")[-1]
@@ -299,10 +299,16 @@ def test_the_switch_hands_answers_up(pocket, url, monkeypatch):
             alone = sigma0.generate(*pocket, question, max_new_tokens=20)
             assert (alone.door != "converge") == shut, "choose another question"
             found = sigma0.generate(*pocket, question, max_new_tokens=20, ladder=above)
-            assert found.text == alone.text and found.tokens == alone.tokens
-            assert (found.above is not None) == (shut and switch == "1")
-            assert found.answer == (ANSWER if found.above else alone.text)
-            assert ("above" in found.to_dict()) == (found.above is not None)
+            rose = shut and switch == "1"
+            assert found.tokens == alone.tokens and found.draft == (alone if rose else None)
+            assert (found.above is not None) == rose == ("above" in found.to_dict()) == ("draft" in found.to_dict())
+            # text, verdict and door are those of whoever had the last word
+            last = found.above if rose else alone
+            assert (found.text, found.verdict, found.door) == (last.text, last.verdict, last.door)
+            assert found.text == found.answer == (ANSWER if rose else alone.text)
+    told = found.to_dict()
+    assert (told["text"], told["door"], told["draft"]["text"]) == (ANSWER, "abort", alone.text)
+    assert told["draft"]["door"] == "escalate" and told["verdict"] == found.above.verdict.to_dict()
     assert found.above.costs[0].tokens == 0 and replay(found.above.trail) == []
 
 

@@ -198,7 +198,7 @@ def test_saturation_and_doors(rungs):
     )
     saturated = [token.handed_up == "saturated" for token in found.tokens]
     assert any(saturated) and [token.rung == "large" for token in found.tokens] == saturated
-    assert found.door in ("top_rung", "converge") and not found.low_confidence and found.not_tried == ()
+    assert found.door in ("abort", "converge") and found.top_rung and not found.low_confidence and found.not_tried == ()
 
 
 def test_costs_are_what_both_models_did(rungs, looped):

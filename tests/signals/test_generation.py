@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 import sigma0
+from sigma0.signals.verdict import DoorPolicy
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +22,19 @@ def test_passes_that_forced_tokens_saved(generation):
 
 def test_the_answer_is_the_ladders_where_one_ran(generation):
     class Above:
-        text = "in the park"
+        text, door, stop_reason, grounding = "in the park", "abort", "stop", generation.grounding
+        verdict = generation.verdict.model_copy(update={"confidence": 0.25})
 
         def to_dict(self):
             return {"text": self.text}
 
-    assert generation.answer == generation.text and "above" not in generation.to_dict()
-    handed_up = replace(generation, above=Above())
-    assert handed_up.answer == "in the park" and handed_up.to_dict()["above"] == {"text": "in the park"}
+    assert generation.draft is None and not {"above", "draft"} & set(generation.to_dict())
+    policy = DoorPolicy(min_confidence=0.125)
+    final = generation.handed_up(Above(), policy)
+    assert (final.text, final.door, final.verdict) == ("in the park", "abort", Above.verdict)
+    assert (final.answer, final.policy, final.draft) == ("in the park", policy, generation)
+    told = final.to_dict()
+    assert told["above"] == {"text": "in the park"} and told["draft"]["text"] == generation.text
 
 
 def test_fields_of_a_verdict_are_told_with_it_alone(generation):

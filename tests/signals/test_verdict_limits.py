@@ -78,7 +78,7 @@ def test_objections_are_told_in_words(verdict, reasons):
 def test_objections_to_a_certificate(verdict, reasons):
     policy = DoorPolicy(rule="certificate")
     assert objections(verdict, policy) == reasons
-    plain = "converge: converged and contracting, read at 2.00 loops on average."
+    plain = "converge: its exit rule was met by itself and its steps contract, read at 2.00 loops on average."
     assert explain(verdict, policy) == (f"escalate: {'; '.join(reasons)}." if reasons else plain)
 
 

@@ -119,7 +119,7 @@ def test_a_first_answer_that_stands_but_cannot_be_read_is_a_miss():
         (UNSURE, "escalate", "two", "its confidence is 0.50, under 0.90"),
         (LOST, "abort", "three", "its reason is divergence; its confidence is 0.50, under 0.90; "),
         (None, None, "two", "its first answer has no verdict"),
-        (None, "top_rung", "two", "its first answer has no verdict"),
+        (None, "abort", "two", "its first answer has no verdict"),
         (GOOD, "escalate", "two", "its door is escalate"),
     ],
 )

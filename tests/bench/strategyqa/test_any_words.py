@@ -113,7 +113,7 @@ REPLIES = st.builds(
     ),
     st.none() | st.none() | st.none() | soup,
     st.sampled_from((None, GOOD, SPIRAL, LOST)),
-    st.sampled_from((None, None, "converge", "escalate", "abort", "top_rung")),
+    st.sampled_from((None, None, "converge", "escalate", "abort")),
 )
 
 WORKFLOW = "decompose(?: (?:answer_factual|evaluate_condition)){0,5}(?: combine_facts)?"

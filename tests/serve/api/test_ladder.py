@@ -19,7 +19,7 @@ def test_tokens_go_up_as_they_come(climbing):
     raw = post(climbing, sigma0={"ladder": True, "trail": True}).json()
     assert ChatCompletion.model_validate(raw, strict=True).choices[0].message.content == SAID
     (told,) = raw["sigma0"]["choices"]
-    assert set(told["rungs"]) == {"above"} and told["door"] in ("converge", "top_rung")
+    assert set(told["rungs"]) == {"above"} and told["door"] in ("converge", "abort") and told["top_rung"]
     assert [cost["name"] for cost in told["costs"]] == ["pocket", "above"] and len(told["trail_id"]) == 16
     assert told["trail"][0]["kind"] == "heading" and told["trail"][0]["unit"] == "token"
     assert raw["usage"]["completion_tokens"] == len(told["depths"]) == 7
@@ -169,7 +169,9 @@ def test_routing_hands_up_what_the_verdict_does_not_let_pass(climbing, monkeypat
     before += 1
     routed = post(climbing, messages=LOST, sigma0={"trail": True}).json()["sigma0"]["choices"][0]
     assert routed["costs"][1]["tokens"] > 0 and routed["trail"][0]["unit"] == "answer"
-    assert routed["door"] in ("converge", "top_rung") and len(climbing.service.tickets) == before + 2
+    assert (
+        routed["door"] in ("converge", "abort") and routed["top_rung"] and len(climbing.service.tickets) == before + 2
+    )
     pieces = chunks(climbing, messages=LOST)
     told = [token["depth"] for each in pieces for token in each["sigma0"]["choices"][0]["tokens"]]
     assert told == pieces[-1]["sigma0"]["choices"][0]["depths"] and len(told) > 1
@@ -249,7 +251,8 @@ def test_routing_reads_and_writes_nothing_twice(pocket, monkeypatch):
         (routed,) = raw["sigma0"]["choices"]
         batched = server.service.status().passes
     assert small.passes == batched > 0 and above.passes > 0
-    assert routed["door"] == "top_rung" and set(routed["rungs"]) == {"large"}
+    assert routed["door"] == "abort" and routed["top_rung"] and set(routed["rungs"]) == {"large"}
+    assert routed["not_tried"] == [] and routed["door_text"].endswith("there is no rung above.")
     assert len(routed["depths"]) == len(routed["reasons"]) == raw["usage"]["completion_tokens"] == 9
     assert all(depth >= 1 for depth in routed["depths"]) and None not in routed["entropies"]
     below, top = routed["costs"]
@@ -266,6 +269,9 @@ def test_a_routed_answer_that_the_budget_keeps_is_told_with_its_depths(pocket, m
         raw = post(server, messages=LOST, max_tokens=9).json()
         told = raw["sigma0"]["choices"][0]
         assert told["door"] == "abort" and set(told["rungs"]) == {"pocket"} and len(told["depths"]) == 9
+        assert told["not_tried"] == ["large: large_tokens"] and not told["top_rung"]
+        told_metrics = httpx.get(f"{server.url}/metrics").text
+        assert "sigma0_aborts_total 1.0" in told_metrics and "sigma0_top_rung_total 0.0" in told_metrics
         assert told["costs"][0]["tokens"] == 9 and told["costs"][1]["passes"] == 0
         pieces = chunks(server, messages=LOST, max_tokens=9)
         text = "".join(each["choices"][0]["delta"].get("content", "") for each in pieces)
@@ -293,16 +299,16 @@ def test_a_whole_answer_of_tokens_goes_up_where_its_verdict_does_not_pass(pocket
         asked = {"messages": LOST, "max_tokens": 6, "sigma0": sigma0_fields}
         whole = post(server, **asked).json()["sigma0"]["choices"][0]
         streamed = chunks(server, **asked)[-1]["sigma0"]["choices"][0]
-    assert whole["door"] == "top_rung" and set(whole["rungs"]) == {"large"}
+    assert whole["door"] == "abort" and whole["top_rung"] and set(whole["rungs"]) == {"large"}
     # what was streamed cannot be taken back
-    assert streamed["door"] == "accepted" and set(streamed["rungs"]) == {"pocket"}
+    assert streamed["door"] == "escalate" and not streamed["top_rung"] and set(streamed["rungs"]) == {"pocket"}
 
 
 def test_a_door_is_explained_by_the_thresholds_that_it_was_decided_by(pocket):
     strict = copy.deepcopy(pocket[0])
     strict.generation_config.door_policy = {"min_confidence": 1.0}
     with served(pocket, ladder=FidelityLadder([Rung.local(strict, pocket[1], "pocket")])) as server:
-        for unit, word in (("token", "converge: confidence 0."), ("answer", "top_rung: its confidence is 0.")):
+        for unit, word in (("token", "converge: confidence 0."), ("answer", "abort: its confidence is 0.")):
             # a limit makes a ladder of its own
             for budget in (None, {"large_tokens": 90}):
                 told = post(server, sigma0={"ladder": unit, "budget": budget}).json()["sigma0"]["choices"][0]

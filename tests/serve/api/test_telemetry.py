@@ -7,8 +7,9 @@ import pytest
 from pydantic import SecretStr
 
 from sigma0.commands.telemetry import TelemetryLog, read_telemetry
-from sigma0.ladder import Always, FidelityLadder, Rung
+from sigma0.ladder import Always, FidelityLadder, Never, Rung
 from sigma0.serve.api.access import ServerSettings
+from sigma0.signals.verdict import DoorPolicy
 from tests.serve.api.test_chat import ASKED, LOST, chunks, post
 from tests.serve.api.test_load import until
 from tests.serve.conftest import served
@@ -69,6 +70,19 @@ def test_ladders_and_routes_are_told_apart(pocket, tmp_path, monkeypatch):
     assert (answer.route.unit, answer.depths) == ("answer", ()) and answer.new_tokens > 0
     assert (kept.route.kind, kept.costs.rungs) == ("engine", ())
     assert routed["costs"] and climbed.route.kind == "routed" and climbed.route.why and climbed.costs.rungs
+
+
+def test_no_door_of_a_ladder_loses_its_line(pocket, tmp_path):
+    """What its caller's policy lets stand, and what the highest rung is no surer of."""
+    strict = DoorPolicy(require_grounding=True)
+    for policy, door in ((Never(), "escalate"), (Always(), "abort")):
+        rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
+        file = tmp_path / f"{door}.jsonl"
+        with logged(pocket, file, ladder=FidelityLadder(rungs, policy=policy, doors=strict)) as server:
+            told = post(server, messages=LOST, sigma0={"ladder": "answer"}).json()["sigma0"]["choices"][0]
+        (line,) = read_telemetry(file)
+        assert told["door"] == line.door == door
+        assert told["top_rung"] is line.route.top_rung is (door == "abort") and told["not_tried"] == []
 
 
 def test_a_client_that_leaves_leaves_a_line(pocket, tmp_path):

@@ -102,7 +102,7 @@ def test_depths_differ_in_colour_weight_and_words(opened, server):
     assert page.locator("#conversation .tokens").text_content() == "Yes, Anna sleeps.\n"
 
 
-@pytest.mark.parametrize("door, word", [("escalate", "Escalate"), ("abort", "Aborted"), ("top_rung", "Top rung")])
+@pytest.mark.parametrize("door, word", [("escalate", "Escalate"), ("abort", "Aborted")])
 def test_doors_are_told_by_icon_and_word(opened, server, door, word):
     page = opened()
     finish(page, server, answer(STORY, door, "it did not converge."))
@@ -116,7 +116,7 @@ def is_green(colour):
     return green > max(red, blue)
 
 
-@pytest.mark.parametrize("door", ["converge", "escalate", "abort", "accepted", "top_rung"])
+@pytest.mark.parametrize("door", ["converge", "escalate", "abort"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_door_is_shown_as_being_right(opened, server, door, scheme):
     page = opened()
