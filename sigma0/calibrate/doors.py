@@ -208,7 +208,12 @@ def rank(answers: Judged, base: DoorPolicy, risk: float, confidence: float, test
     levels = np.quantile(known, np.linspace(1, 0, min(_THRESHOLDS, len(known))), method="lower")
     thresholds = np.array(list(dict.fromkeys(levels.tolist())))
     first = int(np.argmax(predicted_power(answers, thresholds, risk, 1 - confidence, tested)))
-    return [_at(base, threshold) for threshold in thresholds[first:].tolist()]
+    ranked = [_at(base, threshold) for threshold in thresholds[first:].tolist()]
+    # no answer stands between the loosest level and the thresholds that there were: they are not tightened for nothing
+    last = ranked[-1]
+    if base.rule == "certificate" and last.tau_c < base.tau_c and (base.tau_g or 0.0) <= (last.tau_g or 0.0):
+        ranked.append(base)
+    return ranked
 
 
 def _at(base: DoorPolicy, threshold: float) -> DoorPolicy:
