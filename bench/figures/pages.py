@@ -162,7 +162,7 @@ def _verdict(results: Results) -> list[str]:
     fit, test = (f"{part:,}" for part in first.parts)
     return [
         f"One question about each of {asked} held-out stories (`python -m sigma0.bench verdict MODEL`), under the exit rule, the confidence and the door that "
-        "the model ships with: what the door `converge` lets through. Intervals are 95 % intervals. "
+        "the model ships with: what the door `converge` lets through, by the confidence, and on the same answers by the rule `certificate`, which was not calibrated. Intervals are 95 % intervals. "
         f"{results.made(*(f'verdict-{name}' for name in reports))} The doors were chosen on the questions of "
         + "; ".join(f"`{results.prompts_of(f'doors-{name}')}` ({name})" for name in reports)
         + ", the calibration split.",
@@ -178,7 +178,7 @@ def _verdict(results: Results) -> list[str]:
         feature_table(reports),
         *(f"![What each feature adds, {name}](verdict-features-{name}.svg)" for name in reports),
         "## Under shifts",
-        "The same door where the questions, or the decoding, are not those that it was calibrated on. `risk kept`: whether the interval of what is "
+        "The door by the confidence where the questions, or the decoding, are not those that it was calibrated on. `risk kept`: whether the interval of what is "
         "right of the answers let through lies over what was stated (`yes`), under it (`no`), or around it (`open`). A promise holds for questions like those of the calibration alone.",
         shift_table(reports),
         kept_sentence(reports),
