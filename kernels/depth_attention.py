@@ -92,12 +92,11 @@ def depth_attention_reference(query: Tensor, keys: Tensor, values: Tensor, rows:
         seen &= cache_positions >= rows.starts[rows.sequences][:, None]
     if rows.seen is not None:
         seen &= rows.seen[rows.sequences, : rows.longest]
-    hidden = ~seen[:, None, None]
-    # the softmax of nothing is NaN, and a row of NaN spreads: oneDNN's bfloat16 products may read beyond a row
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).masked_fill(hidden, 0.0)
+    # not -inf: the softmax of nothing is NaN, which spreads: oneDNN's bfloat16 products may read beyond a row
+    scores = scores.masked_fill(~seen[:, None, None], torch.finfo(scores.dtype).min)
     # what is hidden may hold anything, and 0 times NaN is NaN
     own_values = own_values.masked_fill(~seen[..., None, None], 0.0)
-    attended = torch.einsum("rkgc,rckd->rkgd", weights, own_values)
+    attended = torch.einsum("rkgc,rckd->rkgd", scores.softmax(-1), own_values)
     return attended.reshape(count, heads, width).to(query.dtype)
 
 
