@@ -30,9 +30,8 @@ from sigma0.bench.verdict.scores import CONFIDENCE, PLAIN
 from sigma0.bench.verdict.strange import ALL
 from sigma0.bench.verdict.worlds import WorldRow
 from sigma0.calibrate.agreement import prompts_needed
-from sigma0.models import NanbeigeConfig
 from sigma0.serve.size_command import shape_of
-from sigma0.serve.sizing import ModelShape, parameters, token_bytes, weight_bytes
+from sigma0.serve.sizing import parameters, token_bytes, weight_bytes
 
 _LARGEST = "random ouro-2.6b"
 _SCORES = (CONFIDENCE, PLAIN)
@@ -348,10 +347,11 @@ def _weights(results: Results) -> list[str]:
             f"{c(shape.loops)} | Apache-2.0 | {c(weight_bytes(shape, 2) / 1e9, '.1f')} GB | "
             f"{c(token_bytes(shape, 2) / 1024, '.0f')} KiB |"
         )
-    nanbeige = ModelShape.of(NanbeigeConfig(head_dim=128))
+    nanbeige = shape_of("nanbeige4.2-3b")
     told.append(
-        f"`Nanbeige/Nanbeige4.2-3B` | not known here | {c(nanbeige.layers)} x {c(nanbeige.loops)} | Apache-2.0 | its "
-        f"`config.json` says: `sigma0 size Nanbeige/Nanbeige4.2-3B` | {c(token_bytes(nanbeige, 2) / 1024, '.0f')} KiB |"
+        f"`Nanbeige/Nanbeige4.2-3B` | {c(parameters(nanbeige) / 1e9, '.1f')} B | {c(nanbeige.layers)} x "
+        f"{c(nanbeige.loops)} | Apache-2.0 | {c(weight_bytes(nanbeige, 2) / 1e9, '.1f')} GB, partly assumed (below) | "
+        f"{c(token_bytes(nanbeige, 2) / 1024, '.0f')} KiB |"
     )
     huginn = shape_of("huginn-0125")
     told.append(
