@@ -40,7 +40,7 @@ def test_the_speed_tables_are_those_of_the_ledger():
     tables, _, roofline = page.partition("\n## Roofline\n")
     assert tables.startswith("# Speed\n\n") and tables.endswith("\n".join(f"{speed_table(run)}\n" for run in runs))
     assert bool(roofline) == any(row.copy_bandwidth is not None for run in runs for row in run)
-    large = next(run for run in runs if run[0].model == "random ouro-2.6b")[0]
+    large = [run for run in runs if run[0].model == "random ouro-2.6b"][-1][0]
     tokens = large.context + large.max_new_tokens - 1
     assert large.kv_bytes_in_use == tokens * 48 * 4 * 2 * 16 * 128 * 2
     assert f"{large.kv_bytes_in_use / 1e6:.1f} MB of K/V for {tokens} tokens" in (ROOT / "weights.md").read_text()
