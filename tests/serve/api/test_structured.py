@@ -115,20 +115,13 @@ HOSTILE = {
     "an end as a choice": {"guided_choice": ["<|im_end|>"]},
     "an end in a grammar": {"guided_grammar": 'start: <|im_end|> "a"'},
     "engine's keys": {"guided_json": {"type": "string", "x-guidance": {"lenient": True}}},
-    "engine's keys in tools": {
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"x-guidance": {"lenient": True}}}}],
-        "tool_choice": "required",
-    },
 }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_what_is_too_much_for_the_engine_is_400(plain, kind, caplog):
     answer = ask(plain, **HOSTILE[kind])
-    if "tools" in HOSTILE[kind]:
-        assert answer.status_code == 400
-    else:
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_grammar"), answer.text
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_grammar"), answer.text
     assert not caplog.records
     assert ask(plain, guided_regex="[a-z]+").status_code == 200
 
