@@ -26,6 +26,8 @@ _TRIED, _CHECKED, _SAMPLES = 256, 40_000, 16
 # Masks that a search computes at most: for the shortest answer, for a way to an end where the first is too long, and
 # beside a way.
 _MASKS, _NEARER, _BESIDE = 4_000, 1_000, 48
+# Ways to an end that are tried behind an id, before one is searched.
+_RESTS = 4
 # Tokens of the longest way that is looked for.
 _LONGEST = 1_024
 _CLOSING, _NUMERIC, _DIGITS = frozenset(b'"}]'), frozenset(b"-+.0123456789eE"), frozenset(b"0123456789")
@@ -177,7 +179,7 @@ def closing_mask(matcher: Any, texts: Texts, bits: Bits, left: int, reach: int, 
     """
     if len(way) + reach + _SPARE < left:
         return bits
-    search, allowed = _Search(texts, _BESIDE), ids_of(bits)
+    search, allowed = _Search(texts, _BESIDE, [list(way), list(way[1:])]), ids_of(bits)
     kept = np.zeros(len(texts.tokens), dtype=np.bool_)
     is_part, is_plain = texts.parts[allowed], texts.plain[allowed]
     kept[allowed[is_part]] = len(way) + _SPARE < left
@@ -187,9 +189,9 @@ def closing_mask(matcher: Any, texts: Texts, bits: Bits, left: int, reach: int, 
         single = allowed[~is_part & ~is_plain]
         samples = plain[np.linspace(0, len(plain) - 1, _SAMPLES).astype(np.int64)].tolist()
         longest = max(plain.tolist(), key=lambda each: len(texts.tokens[each]))
-        kept[plain] = all(search.fits(matcher, each, way, left) for each in {*samples, longest})
+        kept[plain] = all(search.fits(matcher, each, left) for each in {*samples, longest})
     for each in single[:tried].tolist():
-        kept[each] = each in texts.eos or search.fits(matcher, each, way, left)
+        kept[each] = each in texts.eos or search.fits(matcher, each, left)
     if way:
         kept[way[0]] = True
     return bits_of(kept) if kept.any() else bits
@@ -217,10 +219,11 @@ class _Search:
     Args:
         texts: Of the vocabulary.
         left: Masks.
+        rests: Ways to an end that may follow an id, of which what is found becomes one.
     """
 
-    def __init__(self, texts: Texts, left: int) -> None:
-        self._texts, self.left = texts, left
+    def __init__(self, texts: Texts, left: int, rests: Sequence[list[int]] = ()) -> None:
+        self._texts, self.left, self._rests = texts, left, list(rests)
 
     def _mask(self, place: Any) -> Bits:
         self.left -= 1
@@ -274,9 +277,15 @@ class _Search:
                     seen.add(next_mask)
                     yield each
 
-    def fits(self, matcher: Any, token_id: int, way: Sequence[int], left: int) -> bool:
+    def fits(self, matcher: Any, token_id: int, left: int) -> bool:
         """Whether an answer can end within `left` tokens of which this is the first."""
-        if len(way) < left and leads_to_end(matcher, self._texts, [token_id, *way]):
-            return True
+        for place, known in enumerate(self._rests):
+            if len(known) < left and leads_to_end(matcher, self._texts, [token_id, *known]):
+                # most of what may follow at a place ends the same way
+                self._rests.insert(0, self._rests.pop(place))
+                return True
         branch = matcher.deep_copy()
-        return bool(branch.consume_token(token_id)) and self.way(branch, left - 1) is not None
+        rest = self.way(branch, left - 1) if branch.consume_token(token_id) else None
+        if rest is not None:
+            self._rests = [rest, *self._rests[: _RESTS - 1]]
+        return rest is not None
