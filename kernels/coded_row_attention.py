@@ -4,7 +4,6 @@ Formula and reference are those of `coded_attention.py`. A number is decoded onc
 float32, or in float64 for such queries, and is never written.
 """
 
-import ctypes
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -12,10 +11,8 @@ import torch
 from torch import Tensor
 
 from sigma0.kernels.coded_attention import CodedRows
-from sigma0.kernels.cpp_library import ELEMENTS, load
+from sigma0.kernels.native import ELEMENTS, check_head_dim, function
 from sigma0.kernels.plane_codec import CodedPlanes
-
-_POINTERS, _SIZES = 16, 11
 
 
 def attend_coded_rows(
@@ -31,7 +28,9 @@ def attend_coded_rows(
     for name, tail in zip(("keys", "values"), tails, strict=True):
         if tail.dtype is not query.dtype:
             raise ValueError(f"the cache holds {name} in {tail.dtype}, and the model computes in {query.dtype}")
-    _compiled(query.dtype, width)(
+    check_head_dim(width)
+    _attend_coded_rows()(
+        ELEMENTS[query.dtype],
         tails[0].data_ptr(),
         keys.codes.data_ptr(),
         keys.scales.data_ptr(),
@@ -49,6 +48,7 @@ def attend_coded_rows(
         count,
         heads,
         keys.heads,
+        width,
         rows.segment,
         rows.size,
         tails[0].shape[1],
@@ -61,8 +61,5 @@ def attend_coded_rows(
 
 
 @lru_cache
-def _compiled(dtype: torch.dtype, width: int) -> Callable[..., None]:
-    """The function of a dtype and a head width."""
-    arguments = [ctypes.c_void_p] * _POINTERS + [ctypes.c_int64] * _SIZES + [ctypes.c_double, ctypes.c_int64]
-    source = "row_attention.cpp coded_attention.cpp"
-    return load(source, "attend_coded_rows", arguments, {"ELEMENT": ELEMENTS[dtype], "HEAD_DIM": width})
+def _attend_coded_rows() -> Callable[..., None]:
+    return function("attend_coded_rows", "n" + 16 * "p" + 12 * "n" + "dn")

@@ -5,7 +5,6 @@ so an id costs a look at the last 128, 0.4 us. Entropy and margin take two sweep
 seven operations.
 """
 
-import ctypes
 from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -13,22 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sigma0.kernels.collapse import (
-    ALPHA,
-    FLOOR,
-    FULL_ECHO,
-    LAGS,
-    LOGIT_STATS,
-    MOST_CERTAINTY,
-    NGRAM,
-    SHORTEST,
-    WARM_UP,
-    WINDOW,
-    CollapseRule,
-)
-from sigma0.kernels.cpp_library import can_compile, load
-
-_SOURCE = "collapse_rows.cpp"
+from sigma0.kernels.collapse import LOGIT_STATS, CollapseRule
+from sigma0.kernels.native import function
 
 
 class TextMemory:
@@ -39,12 +24,6 @@ class TextMemory:
     def __init__(self) -> None:
         self._bytes = torch.zeros(_size(), dtype=torch.uint8)
         self.pointer: int = self._bytes.data_ptr()
-
-
-@lru_cache
-def can_count() -> bool:
-    """Whether there is a compiler, and the source can be compiled with it; a warning says where it cannot."""
-    return can_compile(_size, "repetition in C++ could not be compiled, Python counts it")
 
 
 def collapse_rows(
@@ -91,22 +70,15 @@ def certainty_rows(logits: Tensor) -> Tensor:
 
 @lru_cache
 def _size() -> int:
-    size = ctypes.c_int64()
-    _function("text_bytes", [ctypes.c_void_p])(ctypes.byref(size))
-    return size.value
+    size: int = function("text_bytes", "", "n")()
+    return size
 
 
 @lru_cache
 def _collapse() -> Callable[..., None]:
-    return _function("collapse_rows", [ctypes.c_void_p] * 5 + [ctypes.c_int64])
+    return function("collapse_rows", "pppppn")
 
 
 @lru_cache
 def _certainty() -> Callable[..., None]:
-    return _function("certainty_rows", [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3)
-
-
-def _function(name: str, arguments: list[type]) -> Callable[..., None]:
-    whole = {"WINDOW": WINDOW, "LAGS": LAGS, "SHORTEST": SHORTEST, "NGRAM": NGRAM, "WARM_UP": WARM_UP}
-    real = {"FULL_ECHO": FULL_ECHO, "ALPHA": ALPHA, "FLOOR": FLOOR, "MOST_CERTAINTY": MOST_CERTAINTY}
-    return load(_SOURCE, name, arguments, {**whole, **{key: repr(value) for key, value in real.items()}})
+    return function("certainty_rows", "ppnnn")

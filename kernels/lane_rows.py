@@ -5,54 +5,30 @@ every other device runs and every compiled program: a hundred operations over a 
 more than the work. All memory is handed over once, and again where it was replaced, so that a call takes a pointer, and
 what it returns lies in memory that the next pass writes again.
 
-The tables are the caller's: it names their columns, and the values in them, once.
+The tables are the caller's, whose columns and values `cpu/constants.h` repeats.
 """
 
 import ctypes
-from collections.abc import Mapping
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sigma0.kernels.cpp_library import load_library
-from sigma0.kernels.exit_state import CUMULATIVE, DIVERGED, LAST_LOOP, MET, SURVIVAL
-from sigma0.kernels.row_choice import choice_functions
+from sigma0.kernels.native import constants, function, said
 
-_COLUMNS = ("LANE", "SEQUENCE", "AT", "POSITION_OF", "PLANE", "LOOPS")
-_LINE = 9
-_NUMBERS = [
-    "lanes",
-    "depth",
-    "bytes",
-    "width",
-    "path_bytes",
-    "window",
-    "eos_count",
-    "embeddings",
-    "counts_width",
-    "count",
-    "decoding",
-    "entering",
-]
-_POINTERS = {
-    "int64_t*": "table settings eos lines columns codes which token_ids emitted kept fed",
-    "float*": "thresholds gate norm gate_weight gate_bias embedding",
-    "char*": "hidden paths previous states",
-    "int32_t*": "counts",
-    "bool*": "met stands",
-    "Leads": "leads",
-    "Best": "best",
+# A letter for each argument, as `native.function` has them.
+_CALLS = {
+    "start_rows": "p",
+    "end_rows": "ppnfffff",
+    "stop_rows": "ppppff",
+    "lead_rows": "ppnnfff",
+    "best_of_rows": "ppnnfnn",
+    "settle_rows": "pppppnf",
+    "live_lanes": "pnn",
+    "count_rows": "pnnppppp",
 }
-
-
-class _Books(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in _NUMBERS),
-        ("epsilon", ctypes.c_double),
-        *((name, ctypes.c_void_p) for names in _POINTERS.values() for name in names.split()),
-    )
 
 
 class EndWeights(NamedTuple):
@@ -142,7 +118,6 @@ class LaneBooks:
     """The books of the passes over some lanes.
 
     Args:
-        names: Columns and widths of the tables, and values in them, as the source in C++ names them.
         tables: The lanes.
         depth: T.
 
@@ -153,17 +128,17 @@ class LaneBooks:
         decoding: Rows of the pass that wait for their reading; they come first.
     """
 
-    def __init__(self, names: Mapping[str, int], tables: LaneTables, depth: int) -> None:
-        self._calls = _compiled(tuple(names.items()))
-        self._widths = names["TABLE_WIDTH"], names["SETTINGS_WIDTH"], names["THRESHOLDS"]
+    def __init__(self, tables: LaneTables, depth: int) -> None:
+        self._calls, known = _calls(), constants()
+        self._widths = tuple(int(known[name]) for name in ("TABLE_WIDTH", "SETTINGS_WIDTH", "THRESHOLDS"))
         lanes, width = tables.table.shape[0] - 1, tables.hidden.shape[1]
-        self._books = books = _Books(lanes=lanes, depth=depth, width=width)
+        self._books = books = self._calls.Books(lanes=lanes, depth=depth, width=width)
         self._pointer = ctypes.byref(books)
         with torch.inference_mode(False):
             numbers: dict[str, tuple[int, ...]] = {
                 "lines": (lanes, self._widths[0]),
-                "columns": (len(_COLUMNS), lanes),
-                "emitted": (lanes, _LINE),
+                "columns": (int(known["COLUMNS"]), lanes),
+                "emitted": (lanes, int(known["LINE_WIDTH"])),
             }
             numbers |= {
                 "fed": (3, lanes),
@@ -177,7 +152,6 @@ class LaneBooks:
             self._own |= {name: tables.hidden.new_zeros((lanes, width)) for name in ("previous", "states")}
         for name, tensor in self._own.items():
             setattr(books, name, tensor.data_ptr())
-        books.leads, books.best = choice_functions()
         self._lines, self._kept = self._own["emitted"].numpy(), self._own["kept"].numpy()
         self._rows: dict[int, LiveRows] = {}
         self._parts: dict[tuple[str, int], Tensor] = {}
@@ -398,7 +372,6 @@ class RowCount:
     """Counts the rows of new tokens in the passes over some lanes.
 
     Args:
-        names: As `LaneBooks` takes them.
         table: Table of lanes, int64 `[S T + 1, 6]`.
         depth: T.
         prompts: Cache position from which on tokens of each sequence are new, int64 `[S]`.
@@ -407,11 +380,9 @@ class RowCount:
 
     """
 
-    def __init__(
-        self, names: Mapping[str, int], table: Tensor, depth: int, prompts: Tensor, passes: Tensor, rows: Tensor
-    ) -> None:
+    def __init__(self, table: Tensor, depth: int, prompts: Tensor, passes: Tensor, rows: Tensor) -> None:
         sequences = (table.shape[0] - 1) // depth
-        _check("table", table, torch.int64, (sequences * depth + 1, names["TABLE_WIDTH"]))
+        _check("table", table, torch.int64, (sequences * depth + 1, int(constants()["TABLE_WIDTH"])))
         for each in (prompts, passes, rows):
             _check("a count of rows", each, torch.int64, (sequences,))
         with torch.inference_mode(False):
@@ -419,7 +390,7 @@ class RowCount:
         self._longest = ctypes.c_int64()
         # kept, since the functions see their memory only
         self._held = table, prompts, passes, rows
-        calls = _compiled(tuple(names.items()))
+        calls = _calls()
         memory = (each.data_ptr() for each in (prompts, passes, rows, self._left))
         self._live = partial(calls.live_lanes, table.data_ptr(), sequences * depth, depth)
         self._count = partial(
@@ -444,31 +415,16 @@ class RowCount:
 
 
 @lru_cache
-def _compiled(names: tuple[tuple[str, int], ...]) -> Any:
-    """The functions, which are too short to let go of Python's lock."""
-    fields = [f"int64_t {name};" for name in _NUMBERS] + ["double epsilon;"]
-    fields += [f"{kind} {name};" for kind, names_of in _POINTERS.items() for name in names_of.split()]
-    codes = {"MET": MET, "LAST_LOOP": LAST_LOOP, "DIVERGED": DIVERGED, "SURVIVAL": SURVIVAL, "CUMULATIVE": CUMULATIVE}
-    columns = {name: column for column, name in enumerate(_COLUMNS)}
-    definitions = {**dict(names), **codes, **columns, "COLUMNS": len(_COLUMNS), "LINE_WIDTH": _LINE}
-    library = load_library("row_norm.cpp lane_rows.cpp", {**definitions, "BOOKS_FIELDS": " ".join(fields)})
-    calls = ctypes.PyDLL(library._name)
-    pointer, number, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool
-    kinds = {"p": pointer, "n": number, "f": flag}
-    for name, arguments in {
-        "start_rows": "p",
-        "end_rows": "ppnfffff",
-        "stop_rows": "ppppff",
-        "lead_rows": "ppnnfff",
-        "best_of_rows": "ppnnfnn",
-        "settle_rows": "pppppnf",
-        "live_lanes": "pnn",
-        "count_rows": "pnnppppp",
-    }.items():
-        function = getattr(calls, name)
-        function.argtypes = [kinds[kind] for kind in arguments]
-        function.restype = None if name == "best_of_rows" else number
-    return calls
+def _calls() -> SimpleNamespace:
+    """The functions, which are too short to let go of Python's lock, and the memory that they read."""
+    fields = [line.rsplit(" ", 1) for line in said("books_fields").splitlines()]
+    kinds = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
+    layout = [(name, kinds.get(kind, ctypes.c_void_p)) for kind, name in fields]
+    calls = {
+        name: function(name, arguments, "" if name == "best_of_rows" else "n", keeps_lock=True)
+        for name, arguments in _CALLS.items()
+    }
+    return SimpleNamespace(Books=type("Books", (ctypes.Structure,), {"_fields_": layout}), **calls)
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -4,16 +4,14 @@ The formula is that of `gram.py`, and the reference `gram.fate_of_row`. For each
 read: those of its last n loops, and the K before them. For two loops of 160 numbers a token costs 0.8 us.
 """
 
-import ctypes
 from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from sigma0.kernels.cpp_library import ELEMENTS, load
-from sigma0.kernels.exit_state import CONTRACT, DIVERGE, KEPT, NO_FATE, SPIRAL, ExitParams
-from sigma0.kernels.gram import MAX_RESIDUAL, PARALLEL, TINY
+from sigma0.kernels.exit_state import ExitParams
+from sigma0.kernels.native import ELEMENTS, function
 
 
 def path_fates(paths: Tensor, places: Tensor, loops: Tensor, running: int, rule: ExitParams) -> Tensor:
@@ -32,7 +30,8 @@ def path_fates(paths: Tensor, places: Tensor, loops: Tensor, running: int, rule:
     fates = torch.empty_like(places)
     places, loops = places.contiguous(), loops.contiguous()
     _, total, width = paths.shape
-    _compiled(paths.dtype)(
+    _path_fates()(
+        ELEMENTS[paths.dtype],
         paths.data_ptr(),
         places.data_ptr(),
         loops.data_ptr(),
@@ -49,9 +48,5 @@ def path_fates(paths: Tensor, places: Tensor, loops: Tensor, running: int, rule:
 
 
 @lru_cache
-def _compiled(dtype: torch.dtype) -> Callable[..., None]:
-    """The function for states of a dtype."""
-    constants = {"KEPT": KEPT, "NO_FATE": NO_FATE, "CONTRACT": CONTRACT, "SPIRAL": SPIRAL, "DIVERGE": DIVERGE}
-    limits = {"PARALLEL": repr(PARALLEL), "MAX_RESIDUAL": repr(MAX_RESIDUAL), "TINY": repr(TINY)}
-    arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 4 + [ctypes.c_double] * 3
-    return load("path_fates.cpp", "path_fates", arguments, {"ELEMENT": ELEMENTS[dtype], **constants, **limits})
+def _path_fates() -> Callable[..., None]:
+    return function("path_fates", "nppppnnnnddd")

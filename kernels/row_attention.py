@@ -3,12 +3,9 @@
 Formula and reference are those of `depth_attention.py`. Each row reads K/V in place, wherever its blocks lie, and every
 head of K/V once: 2 (c - start + 1) d b bytes for each row and K/V head. The sums are in float32, or in
 float64 for such K/V. torch's own attention takes one call for each stretch of a plane, 10 us each (`span_attention.py`,
-which needs no compiler).
-
-The source is compiled for a dtype and a head width when they are first used, and kept by inductor.
+which needs no library).
 """
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,9 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sigma0.kernels.cpp_library import ELEMENTS, can_compile, load
-
-_POINTERS, _SIZES = 13, 10
+from sigma0.kernels.native import ELEMENTS, check_head_dim, function
 
 
 @dataclass(frozen=True)
@@ -44,14 +39,6 @@ class RowPlaces:
     starts: Tensor | None = None
     seen: Tensor | None = None
     exits: Tensor | None = None
-
-
-@lru_cache
-def is_available() -> bool:
-    """Whether there is a compiler, and the source can be compiled with it; a warning says where it cannot."""
-    return can_compile(
-        lambda: compiled_attention(torch.float32, 32), "attention in C++ could not be compiled, torch's is taken"
-    )
 
 
 def attend_rows(
@@ -117,7 +104,9 @@ def _attend_rows(
     output = torch.empty_like(query)
     rows, heads, width = query.shape
     positions = keys.shape[1]
-    compiled_attention(query.dtype, width)(
+    check_head_dim(width)
+    _attend_in_place()(
+        ELEMENTS[query.dtype],
         keys.data_ptr(),
         values.data_ptr(),
         query.data_ptr(),
@@ -134,6 +123,7 @@ def _attend_rows(
         rows,
         heads,
         keys.shape[2],
+        width,
         (positions - 1) // count,
         positions,
         0 if blocks is None else blocks.shape[1],
@@ -158,10 +148,8 @@ def check_planes(dtype: torch.dtype, keys: Tensor, values: Tensor) -> None:
 
 
 @lru_cache
-def compiled_attention(dtype: torch.dtype, width: int) -> Callable[..., None]:
-    """The function of a dtype and a head width."""
-    arguments = [ctypes.c_void_p] * _POINTERS + [ctypes.c_int64] * _SIZES + [ctypes.c_double, ctypes.c_int64]
-    return load("row_attention.cpp", "attend_rows", arguments, {"ELEMENT": ELEMENTS[dtype], "HEAD_DIM": width})
+def _attend_in_place() -> Callable[..., None]:
+    return function("attend_rows", "n" + 13 * "p" + 11 * "n" + "dn")
 
 
 def _attended_shape(keys: Tensor, values: Tensor, query: Tensor, *rest: object) -> Tensor:

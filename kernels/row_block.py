@@ -11,15 +11,17 @@ n' is a norm or nothing. Norm, attention and products are those of `row_norm.py`
 (`sigma0.models.ouro_block`), some thirty calls a layer.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sigma0.kernels.native import check_head_dim, function
 from sigma0.kernels.row_attention import RowPlaces, check_planes
-from sigma0.kernels.row_operators import ready_for_block
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,8 @@ def run_block(
     """
     for kept in planes:
         check_planes(hidden.dtype, *kept)
-    if not torch.compiler.is_compiling():
-        ready_for_block(shape.head_dim)
-    output: Tensor = torch.ops.sigma0.run_block(
+    run = torch.ops.sigma0.run_block if torch.compiler.is_compiling() else _run_block
+    output: Tensor = run(
         [keys for keys, _ in planes],
         [values for _, values in planes],
         [part for own in layers for part in (own.norm, own.qkv, own.out, own.mlp_norm, own.gate_up, own.down)],
@@ -117,6 +118,79 @@ def run_block(
     return output
 
 
+def _run_block(
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    norms_behind: Sequence[Tensor],
+    hidden: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    sequences: Tensor,
+    cache_positions: Tensor,
+    planes: Tensor,
+    count: int,
+    blocks: Tensor | None,
+    starts: Tensor | None,
+    seen: Tensor | None,
+    exits: Tensor | None,
+    head_dim: int,
+    kv_heads: int,
+    epsilon: float,
+    scaling: float,
+) -> Tensor:
+    check_head_dim(head_dim)
+    # bound to names, since the compiled function sees their memory only
+    positions, sequences = positions.contiguous(), sequences.contiguous()
+    cache_positions, planes = cache_positions.contiguous(), planes.contiguous()
+    output = torch.empty_like(hidden, memory_format=torch.contiguous_format).copy_(hidden)
+    layers, total = array("q"), keys[0].shape[1]
+    for index in range(len(keys)):
+        parts = *weights[6 * index : 6 * index + 6], keys[index], values[index]
+        layers.extend([part.data_ptr() for part in parts + tuple(norms_behind[2 * index : 2 * index + 2])])
+        layers.extend([0, 0] if not norms_behind else [])
+    rows, width = hidden.shape
+    ran = _block()(
+        layers.buffer_info()[0],
+        len(keys),
+        output.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        positions.data_ptr(),
+        sequences.data_ptr(),
+        cache_positions.data_ptr(),
+        planes.data_ptr(),
+        None if blocks is None else blocks.data_ptr(),
+        None if starts is None else starts.data_ptr(),
+        None if seen is None else seen.data_ptr(),
+        None if exits is None else exits.data_ptr(),
+        rows,
+        width,
+        head_dim,
+        weights[2].shape[1] // head_dim,
+        kv_heads,
+        weights[5].shape[1],
+        (total - 1) // count,
+        total,
+        0 if blocks is None else blocks.shape[1],
+        0 if seen is None else seen.shape[1],
+        0 if exits is None else exits.shape[1],
+        epsilon,
+        scaling,
+        torch.get_num_threads(),
+        cos.shape[0],
+    )
+    if not ran:
+        raise RuntimeError(f"a position is not in a rotary table of {cos.shape[0]}")
+    return output
+
+
+@lru_cache
+def _block() -> Callable[..., bool]:
+    return function("run_block", "pn" + 11 * "p" + 11 * "n" + "ddnn", "f")
+
+
 def _output_shape(
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
@@ -125,8 +199,6 @@ def _output_shape(
     hidden: Tensor,
     *rest: Any,
 ) -> Tensor:
-    head_dim = rest[-4]
-    ready_for_block(head_dim)
     return torch.empty_like(hidden, memory_format=torch.contiguous_format)
 
 
@@ -137,4 +209,5 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
     "Tensor? blocks, Tensor? starts, Tensor? seen, Tensor? exits, int head_dim, int kv_heads, float epsilon, "
     "float scaling) -> Tensor"
 )
+_LIBRARY.impl("run_block", _run_block, "CPU")  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::run_block", _output_shape, lib=_LIBRARY)

@@ -6,7 +6,6 @@
 The reference of the first is `collapse.leads_reference`; for few rows torch's calls cost more than the work.
 """
 
-import ctypes
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sigma0.kernels.collapse import leads_reference
-from sigma0.kernels.cpp_library import load
+from sigma0.kernels.native import function
 
 
 def leads_rows(logits: Tensor, theta: float | Tensor) -> Tensor:
@@ -50,18 +49,10 @@ def best_rows(logits: Tensor, broken: int) -> Tensor:
 
 
 @lru_cache
-def choice_functions() -> tuple[int, int]:
-    """Addresses of both functions in C++, for others that call them."""
-    found = (ctypes.cast(function, ctypes.c_void_p).value for function in (_leads(), _best()))  # type: ignore[arg-type]
-    leads, best = (address or 0 for address in found)
-    return leads, best
-
-
-@lru_cache
 def _leads() -> Callable[..., None]:
-    return load("row_choice.cpp", "leads_rows", [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 4)
+    return function("leads_rows", "pppnnnn")
 
 
 @lru_cache
 def _best() -> Callable[..., None]:
-    return load("row_choice.cpp", "best_rows", [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 4)
+    return function("best_rows", "ppnnnn")

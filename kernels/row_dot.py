@@ -5,11 +5,14 @@ in bf16 on one thread of an EPYC, since its library lays weights out anew for ev
 Sums are in float32, and each row's are added in one order, so they do not depend on what rows come along.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sigma0.kernels.row_operators import ready_for_product
+from sigma0.kernels.native import ELEMENTS, function
 
 # More rows are the library's, which arithmetic binds.
 MOST_ROWS = {torch.bfloat16: 16, torch.float32: 128}
@@ -32,20 +35,33 @@ def row_dot(hidden: Tensor, weight: Tensor) -> Tensor:
     # the compiled function reads memory in order
     if not known or records or not weight.is_contiguous():
         return F.linear(hidden, weight)
-    most = MOST_ROWS[weight.dtype]
-    if not torch.compiler.is_compiling():
-        if hidden.shape[0] > most:
-            return F.linear(hidden, weight)
-        ready_for_product(weight.dtype)
-    output: Tensor = torch.ops.sigma0.row_dot(hidden, weight, most)
+    run = torch.ops.sigma0.row_dot if torch.compiler.is_compiling() else _row_dot
+    output: Tensor = run(hidden, weight, MOST_ROWS[weight.dtype])
     return output
 
 
+def _row_dot(hidden: Tensor, weight: Tensor, most: int) -> Tensor:
+    (rows, width), (columns, inner) = hidden.shape, weight.shape
+    fits = hidden.dtype is weight.dtype and width == inner and weight.is_contiguous()
+    if rows > most or hidden.dtype not in MOST_ROWS or not fits:
+        return F.linear(hidden, weight)
+    hidden = hidden.contiguous()
+    output = hidden.new_empty(rows, columns)
+    memory = hidden.data_ptr(), weight.data_ptr(), output.data_ptr()
+    _product()(ELEMENTS[hidden.dtype], *memory, rows, width, columns, torch.get_num_threads())
+    return output
+
+
+@lru_cache
+def _product() -> Callable[..., None]:
+    return function("row_dot", "npppnnnn")
+
+
 def _output_shape(hidden: Tensor, weight: Tensor, most: int) -> Tensor:
-    ready_for_product(weight.dtype)
     return hidden.new_empty(hidden.shape[0], weight.shape[0])
 
 
 _LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("row_dot(Tensor hidden, Tensor weight, int most) -> Tensor")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("row_dot", _row_dot, "CPU")  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::row_dot", _output_shape, lib=_LIBRARY)

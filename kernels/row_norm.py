@@ -6,14 +6,13 @@ with a residual r or none, in float32. For few rows the operations themselves ar
 of 160 numbers.
 """
 
-import ctypes
 from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from sigma0.kernels.cpp_library import load
+from sigma0.kernels.native import function
 
 
 def norm_rows(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None) -> Tensor:
@@ -32,7 +31,7 @@ def norm_rows(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor |
     residual = None if residual is None else residual.contiguous()
     output = torch.empty_like(hidden)
     rows, width = hidden.shape
-    _compiled()(
+    _norm_rows()(
         hidden.data_ptr(),
         weight.data_ptr(),
         None if residual is None else residual.data_ptr(),
@@ -45,5 +44,5 @@ def norm_rows(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor |
 
 
 @lru_cache
-def _compiled() -> Callable[..., None]:
-    return load("row_norm.cpp", "norm_rows", [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2 + [ctypes.c_double])
+def _norm_rows() -> Callable[..., None]:
+    return function("norm_rows", "ppppnnd")

@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine, for the rows of a pass on a CPU and for compiled steps."""
+"""The C++ compiler of this machine, for compiled steps."""
 
 import os
 import shutil

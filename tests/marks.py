@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from sigma0.cpp_compiler import compiler
+from sigma0.kernels.native import is_available
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+needs_library = pytest.mark.skipif(not is_available(), reason="needs the functions in C++, which an install builds")
 
 
 def fast_if(fast: bool, *values: Any, id: str | None = None):

@@ -81,7 +81,12 @@ def examine() -> Report:
     return Report(
         versions=_versions(),
         devices=devices,
-        features=(_triton(any(device.ok and device.name != "cpu" for device in devices)), _compiler(), _sandbox()),
+        features=(
+            _triton(any(device.ok and device.name != "cpu" for device in devices)),
+            _native(),
+            _compiler(),
+            _sandbox(),
+        ),
         switches=_switches(),
         models=_models(),
     )
@@ -157,17 +162,26 @@ def _triton(has_cuda: bool) -> Finding:
     return Finding(name="triton", ok=True, detail=f"{version('triton')}; {chosen}")
 
 
+def _native() -> Finding:
+    from sigma0.kernels.native import is_available, level
+
+    if not is_available():
+        detail = (
+            "functions in C++ for a CPU were not built; torch runs in their place (install again with a C++ compiler)"
+        )
+        return Finding(name="native", ok=False, detail=detail)
+    return Finding(name="native", ok=True, detail=f"functions in C++ for a CPU, for {level()}")
+
+
 def _compiler() -> Finding:
     from sigma0.cpp_compiler import compiler
 
     found = compiler()
     if found is None:
         return Finding(
-            name="compile",
-            ok=False,
-            detail="no C++ compiler for runner='compile', nor for attention on a CPU (set CXX, or install g++)",
+            name="compile", ok=False, detail="no C++ compiler for runner='compile' (set CXX, or install g++)"
         )
-    return Finding(name="compile", ok=True, detail=f"{found}; attention on a CPU, and steps with runner='compile'")
+    return Finding(name="compile", ok=True, detail=f"{found}; steps with runner='compile'")
 
 
 def _sandbox() -> Finding:

@@ -1,24 +1,12 @@
-"""The books of a step on a CPU (`sigma0.kernels.lane_rows`), told what the tables look like."""
+"""The books of a step on a CPU (`sigma0.kernels.lane_rows`), and whose memory they are."""
 
 import torch
 
-from sigma0.decode import lanes, settings
 from sigma0.decode.batch import Ints
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import LaneBooks, LaneTables, RowCount
 from sigma0.decode.settings import Program, SequenceSettings
-
-_NAMES = {
-    name: getattr(module, name)
-    for module, names in (
-        (lanes, ("STAGE", "CACHE_POSITION", "POSITION", "DRAFT", "DEPTH", "FLAGS", "TABLE_WIDTH")),
-        (lanes, ("NO_DRAFT", "MET_FLAG", "DIVERGED_FLAG")),
-        (settings, ("LAST", "MIN_LOOPS", "LEAVES", "VERIFY", "REDRAFT", "LIMIT", "PROMPT", "SETTINGS_WIDTH")),
-        (settings, ("NO_LIMIT", "Q", "THETA", "THRESHOLDS")),
-    )
-    for name in names
-}
 
 
 def hand_over(
@@ -39,7 +27,7 @@ def hand_over(
     if known is None or known.eos is not wanted.eos or known.paths is not paths or known.counts is not counts:
         fixed = own.table, own.hidden, own.gate, counts
         tables = LaneTables(*fixed, paths, wanted.table, wanted.thresholds, wanted.eos)
-        books = LaneBooks(_NAMES, tables, own.depth) if books is None else books
+        books = LaneBooks(tables, own.depth) if books is None else books
         books.take_tables(tables, max(own.window, 1))
     assert books is not None
     books.take_weights(model.plain_weights())
@@ -48,4 +36,4 @@ def hand_over(
 
 def row_count(own: Lanes, prompts: Ints, passes: Ints, rows: Ints) -> RowCount:
     """Counts rows of new tokens in lanes; other arguments as `RowCount` takes them."""
-    return RowCount(_NAMES, own.table, own.depth, *map(torch.from_numpy, (prompts, passes, rows)))
+    return RowCount(own.table, own.depth, *map(torch.from_numpy, (prompts, passes, rows)))

@@ -31,7 +31,7 @@ from sigma0.kernels.collapse import (
     leads_reference,
 )
 from sigma0.kernels.collapse_kernel import collapse, leads
-from sigma0.kernels.collapse_rows import TextMemory, can_count, certainty_rows, collapse_rows
+from sigma0.kernels.collapse_rows import TextMemory, certainty_rows, collapse_rows
 from sigma0.kernels.counter_noise import PURPOSE, combined, counter_words, gumbel
 from sigma0.kernels.depth_attention import DepthRows, depth_attention, depth_attention_reference
 from sigma0.kernels.exit_state import (
@@ -53,10 +53,11 @@ from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, fate_of_row, solv
 from sigma0.kernels.lane_rows import EndWeights, LaneBooks, LaneTables, LiveRows, RowCount, Settled
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
+from sigma0.kernels.native import is_available
 from sigma0.kernels.path_fates import path_fates
 from sigma0.kernels.plane_codec import CodedPlanes, PlaneCodec
 from sigma0.kernels.plane_copy import copy_plane
-from sigma0.kernels.row_attention import RowPlaces, attend_rows, is_available
+from sigma0.kernels.row_attention import RowPlaces, attend_rows
 from sigma0.kernels.row_block import BlockLayer, BlockShape, run_block
 from sigma0.kernels.row_choice import best_rows, leads_rows
 from sigma0.kernels.row_dot import MOST_ROWS, row_dot
@@ -65,7 +66,6 @@ from sigma0.kernels.row_linear import row_linear
 from sigma0.kernels.row_mlp import row_mlp
 from sigma0.kernels.row_norm import norm_rows
 from sigma0.kernels.row_norm_kernel import row_norm
-from sigma0.kernels.row_operators import has_operators
 from sigma0.kernels.row_product import DTYPES as ROW_DTYPES
 from sigma0.kernels.row_qkv import row_qkv
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
@@ -172,7 +172,7 @@ class Operations:
         collapse: Statistics of logits and ids (`sigma0.kernels.collapse`).
         leads: Whether the top-1 probability leads by a margin, for logits `[B, V]`; bool `[B]`.
         depth_attention: Attention of rows each at its own plane; None where `attend_rows` or `span_attention` is used.
-        attend_rows: The same on a CPU with a C++ compiler, which writes the rows' K/V too; else None.
+        attend_rows: The same on a CPU where the functions in C++ were built, which writes the rows' K/V too; else None.
         host_rows: Whether a step keeps its books there by `sigma0.kernels.lane_rows`.
         best_rows: The argmax of rows of float32 logits there (`sigma0.kernels.row_choice`); else None.
         run_block: All layers of a block over few rows there, in float32 (`sigma0.kernels.row_block`); else None.
@@ -181,7 +181,7 @@ class Operations:
         certainty_rows: Entropy and margin there (`sigma0.kernels.collapse_rows`); else None.
         collapse_rows: The same and repetition, of many texts on the host with a C++ compiler; else None.
         linear_rows: Product of rows with a weight, of the same bits in any company (`sigma0.kernels.row_linear`; of up
-            to sixteen rows on a CPU with a C++ compiler, `sigma0.kernels.row_dot`); None where torch's own is taken.
+            to sixteen rows on a CPU, `sigma0.kernels.row_dot`); None where torch's own is taken.
         project_rows: Norm, packed product, rotary embedding and K/V write of rows (`sigma0.kernels.row_qkv`); None
             where a block does them one by one.
         mlp_rows: Norm and gated MLP of rows (`sigma0.kernels.row_mlp`); None as `project_rows`.
@@ -289,7 +289,7 @@ def operations(backend: Backend, device: torch.device, deterministic: bool = Tru
     """The operations of a backend.
 
     Args:
-        backend: "torch", "triton", or "auto": triton on CUDA, elsewhere torch; on a CPU with a C++ compiler with
+        backend: "torch", "triton", or "auto": triton on CUDA, elsewhere torch; on a CPU where they were built with
             attention, norm and products in C++.
         device: Where the tensors are.
         deterministic: With Triton, whether a row's bits are to be the same whatever rows come along.
@@ -299,7 +299,7 @@ def operations(backend: Backend, device: torch.device, deterministic: bool = Tru
     """
     if backend not in get_args(Backend):
         raise ValueError(f"no such backend: {backend!r}; there are {', '.join(get_args(Backend))}")
-    if backend == "auto" and device.type == "cpu" and is_available() and has_operators():
+    if backend == "auto" and device.type == "cpu" and is_available():
         return CPU
     if backend == "torch" or (backend == "auto" and device.type != "cuda"):
         return TORCH
@@ -312,7 +312,7 @@ def operations(backend: Backend, device: torch.device, deterministic: bool = Tru
         )
     chosen = TRITON if deterministic else _LIBRARY_PRODUCTS
     # of ids on the host
-    return replace(chosen, collapse_rows=collapse_rows) if device.type == "cuda" and can_count() else chosen
+    return replace(chosen, collapse_rows=collapse_rows) if device.type == "cuda" and is_available() else chosen
 
 
 def _interpreted() -> bool:

@@ -150,8 +150,8 @@ def test_programs_read_weights_in_cpp_and_see_new_ones(request, generated, monke
     if not generated:
         request.getfixturevalue("traced")
     monkeypatch.setitem(row_dot.LEAST, dtype, 1)
-    called, ready = [], row_dot.ready_for_product
-    monkeypatch.setattr(row_dot, "ready_for_product", lambda kind: (called.append(kind), ready(kind)))
+    called, found = [], row_dot._product()
+    monkeypatch.setattr(row_dot, "_product", lambda: lambda *memory: (called.append(memory), found(*memory)))
     model, other = (tiny_model(seed, num_hidden_layers=1).to(dtype) for seed in (3, 4))
     compiled, eager = both(model, 2, "margin")
     assert called

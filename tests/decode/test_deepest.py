@@ -13,7 +13,7 @@ from sigma0 import ExitConfig
 from sigma0.decode.deepest import CHUNK, Deepest, DeepestQueue, deepest_of, deepest_reader
 from sigma0.kernels.collapse_rows import certainty_rows
 from tests.decode.test_stats import Foreign, LogitsProcessorList
-from tests.marks import needs_compiler
+from tests.marks import needs_library
 from tests.models.raven_reference import tiny_raven
 from tests.reference import DroppingReference, logits_of, tiny_model, tiny_nanbeige
 
@@ -220,7 +220,7 @@ def test_the_formula(rows, ids, dtype):
     assert torch.equal(deepest_of(strided, token_ids), deepest_of(logits, token_ids))
 
 
-@needs_compiler
+@needs_library
 def test_the_formula_in_cpp():
     logits = torch.randn(7, 769, generator=torch.Generator().manual_seed(1)) * 4
     token_ids = torch.arange(7) * 100

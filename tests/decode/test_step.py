@@ -15,9 +15,9 @@ from sigma0.decode.ops import TORCH
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.step import Looped, run_prefill, settle, settle_verified
 from tests.decode.test_host_rows import VOCABULARY, drawn, table_of
-from tests.marks import needs_compiler
+from tests.marks import needs_library
 
-pytestmark = needs_compiler
+pytestmark = needs_library
 
 
 def looped(batch, codes):

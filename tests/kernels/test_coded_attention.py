@@ -11,9 +11,9 @@ from sigma0.kernels.coded_attention import coded_attention_reference
 from sigma0.kernels.coded_row_attention import attend_coded_rows
 from sigma0.kernels.plane_codec import PlaneCodec
 from tests.kernels.coded_cases import SHAPES, Shape, case, poison, some
-from tests.marks import needs_compiler
+from tests.marks import needs_library
 
-pytestmark = needs_compiler
+pytestmark = needs_library
 SCALING = 0.3
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 

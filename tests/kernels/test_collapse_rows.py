@@ -11,9 +11,9 @@ from sigma0.decode.stats import collapse_of
 from sigma0.kernels.collapse import CollapseRule, CollapseState, Part, certainty, collapse_reference
 from sigma0.kernels.collapse_rows import TextMemory, certainty_rows, collapse_rows
 from tests.decode.test_repetition import texts
-from tests.marks import needs_compiler
+from tests.marks import needs_library
 
-pytestmark = needs_compiler
+pytestmark = needs_library
 
 RULES = [
     CollapseRule(),

@@ -5,12 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.kernels import row_attention
 from sigma0.kernels.depth_attention import DepthRows, depth_attention_reference
 from sigma0.kernels.row_attention import RowPlaces, attend_rows
-from tests.marks import needs_compiler
+from tests.marks import needs_library
 
-pytestmark = needs_compiler
+pytestmark = needs_library
 PLANES, SIZE, PER_SEQUENCE = 4, 8, 6
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -159,19 +158,6 @@ def test_scores_that_are_not_numbers_stay_so_for_their_row():
     attended = attend_rows(keys, values, query, new_keys, new_values, places, 0.3)
     broken = attended.isnan().flatten(1).any(1)
     assert broken.tolist() == [row == 2 for row in range(len(query))]
-
-
-def test_where_it_cannot_be_compiled_it_is_said(monkeypatch):
-    def fails(dtype, width):
-        raise RuntimeError("no such header")
-
-    monkeypatch.setattr(row_attention, "compiled_attention", fails)
-    row_attention.is_available.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match="no such header"):
-            assert not row_attention.is_available()
-    finally:
-        row_attention.is_available.cache_clear()
 
 
 def test_an_operator_is_one_node_of_a_graph():

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from sigma0.kernels.collapse import leads_reference
 from sigma0.kernels.row_choice import best_rows, leads_rows
-from tests.marks import needs_compiler
+from tests.marks import needs_library
 
-pytestmark = needs_compiler
+pytestmark = needs_library
 BROKEN = -1
 
 

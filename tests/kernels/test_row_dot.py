@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from sigma0.kernels import row_dot, row_operators
-from tests.marks import needs_compiler
+from sigma0.kernels import row_dot
+from tests.marks import needs_library
 
-pytestmark = needs_compiler
+pytestmark = needs_library
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -53,7 +53,7 @@ def test_a_row_has_the_same_bits_in_any_company(dtype, threads):
 
 
 def test_what_it_does_not_take_is_the_librarys(monkeypatch):
-    monkeypatch.setattr(row_dot, "ready_for_product", lambda dtype: pytest.fail("called"))
+    monkeypatch.setattr(row_dot, "_product", lambda: pytest.fail("called"))
     hidden, weight = torch.randn(3, 8), torch.randn(5, 8)
     many = torch.randn(row_dot.MOST_ROWS[torch.float32] + 1, 8)
     strided = torch.randn(8, 5).T
@@ -86,25 +86,8 @@ def test_weights_of_another_dtype_or_width_are_refused(width, dtype):
         row_dot.row_dot(torch.randn(2, 20), torch.randn(8, width).to(dtype))
 
 
-def test_where_operators_cannot_be_compiled_it_is_said(monkeypatch):
-    def fails(sources, definitions):
-        raise RuntimeError("no such header")
-
-    monkeypatch.setattr(row_operators, "load_library", fails)
-    cached = (row_operators._library, row_operators.ready_for_block, row_operators.has_operators)
-    for each in cached:
-        each.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match="no such header"):
-            assert not row_operators.has_operators()
-    finally:
-        for each in cached:
-            each.cache_clear()
-
-
 def test_the_operator_itself_takes_what_it_cannot_read_to_the_library():
     hidden, weight = torch.randn(3, 8), torch.randn(5, 8)
-    row_dot.ready_for_product(torch.bfloat16)
     strided = torch.randn(8, 5).T
     assert torch.equal(torch.ops.sigma0.row_dot(hidden, strided, 16), hidden @ strided.T)
     wide = torch.ops.sigma0.row_dot(hidden.double(), weight.double(), 16)

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigma0.kernels.row_norm import norm_rows
-from tests.marks import needs_compiler
+from tests.marks import needs_library
 
-pytestmark = needs_compiler
+pytestmark = needs_library
 
 
 def formula(hidden, weight, epsilon, residual):

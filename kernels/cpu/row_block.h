@@ -1,12 +1,10 @@
-// The layers of a block over few rows of a pass, in float32; see row_block.py. This text stands behind those of
-// row_dot.cpp, for float32, and row_norm.cpp; attention is called by its address, since it is compiled for a head width.
-#include <vector>
+// The layers of a block over few rows of a pass, in float32; see row_block.py.
+#pragma once
+#include "row_attention.h"
+#include "row_dot.h"
+#include "row_norm.h"
 
-// As row_attention.cpp has it.
-using Attend = void (*)(
-    float*, float*, const float*, const float*, const float*, float*, const int64_t*, const int64_t*, const int64_t*,
-    const int64_t*, const int64_t*, const bool*, const int32_t*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-    int64_t, int64_t, int64_t, int64_t, double, int64_t);
+namespace {
 
 // What a layer is made of, and the planes of its K/V. There is no norm behind attention and MLP where that is null.
 struct Layer {
@@ -16,7 +14,7 @@ struct Layer {
 };
 
 // Rotary embedding of heads that lie one behind the other; the first half of the sines has its sign turned.
-static void rotate(float* heads, int64_t count, int64_t head_dim, const float* cos, const float* sin) {
+inline void rotate(float* heads, int64_t count, int64_t head_dim, const float* cos, const float* sin) {
   const int64_t half = head_dim / 2;
   for (int64_t head = 0; head < count; ++head) {
     float* own = heads + head * head_dim;
@@ -29,14 +27,14 @@ static void rotate(float* heads, int64_t count, int64_t head_dim, const float* c
 }
 
 // silu(gate) * up of rows that hold both, `[R, 2 F]`; the rows come to lie one behind the other, `[R, F]`.
-static void gate(float* rows, int64_t count, int64_t inner) {
+inline void gate(float* rows, int64_t count, int64_t inner) {
   for (int64_t row = 0; row < count; ++row) {
     const float* own = rows + row * 2 * inner;
     float* to = rows + row * inner;
     int64_t i = 0;
-    for (; i + STEP <= inner; i += STEP) {
-      const Vec x = Vec::loadu(own + i);
-      (x / (Vec(1.0f) + x.neg().exp()) * Vec::loadu(own + inner + i)).store(to + i);
+    for (; i + LANES<float> <= inner; i += LANES<float>) {
+      const Floats x = load(own + i);
+      store<float>(x / (exponential(-x) + 1.0f) * load(own + inner + i), to + i);
     }
     for (; i < inner; ++i) {
       to[i] = own[i] / (1.0f + std::exp(-own[i])) * own[inner + i];
@@ -45,7 +43,7 @@ static void gate(float* rows, int64_t count, int64_t inner) {
 }
 
 // The residual with what attention or MLP gave, normed where there is a norm.
-static void add(float* hidden, const float* given, const float* norm, int64_t rows, int64_t width, double epsilon) {
+inline void add(float* hidden, const float* given, const float* norm, int64_t rows, int64_t width, double epsilon) {
   if (norm != nullptr) {
     norm_rows(given, norm, hidden, hidden, rows, width, epsilon);
     return;
@@ -55,40 +53,44 @@ static void add(float* hidden, const float* given, const float* norm, int64_t ro
   }
 }
 
+}  // namespace
+
 // False, and nothing is done, where a position is not in the `turns` lines of the tables.
-extern "C" bool run_block(
-    Attend attend, const Layer* layers, int64_t count, float* hidden, const float* cos, const float* sin,
+EXPORTED(bool, run_block)(
+    const Layer* layers, int64_t count, float* hidden, const float* cos, const float* sin,
     const int64_t* rotary_positions, const int64_t* sequences, const int64_t* positions, const int64_t* planes,
     const int64_t* blocks, const int64_t* starts, const bool* seen, const int32_t* exits, int64_t rows, int64_t width,
     int64_t head_dim, int64_t heads, int64_t kv_heads, int64_t inner, int64_t size, int64_t total, int64_t table_width,
-    int64_t seen_width, int64_t exits_width, double epsilon, double scaling, int64_t threads,
-    int64_t turns) {
+    int64_t seen_width, int64_t exits_width, double epsilon, double scaling, int64_t threads, int64_t turns) {
   for (int64_t row = 0; row < rows; ++row) {
     if (rotary_positions[row] < 0 || rotary_positions[row] >= turns) {
       return false;
     }
   }
   const int64_t turned = heads + kv_heads, attended = heads * head_dim, packed = (turned + kv_heads) * head_dim;
-  thread_local std::vector<float> scratch;
-  scratch.resize(rows * (std::max(width, attended) + std::max(packed + attended, 2 * inner)));
-  float *normed = scratch.data(), *wide = normed + rows * std::max(width, attended), *heads_out = wide + rows * packed;
+  const int64_t narrow_width = most(width, attended);
+  thread_local Scratch<float> scratch;
+  float* normed = scratch.of(rows * (narrow_width + most(packed + attended, 2 * inner)));
+  float *wide_rows = normed + rows * narrow_width, *heads_out = wide_rows + rows * packed;
+  const Places places{blocks, starts, seen, exits, size, total, table_width, seen_width, exits_width};
+  Attention attention{nullptr, nullptr, wide_rows, wide_rows + attended, wide_rows + turned * head_dim, heads_out,
+                      sequences, positions, planes, places, rows, heads, kv_heads, head_dim, packed, packed, scaling,
+                      threads};
   for (const Layer* layer = layers; layer < layers + count; ++layer) {
     norm_rows(hidden, layer->norm, nullptr, normed, rows, width, epsilon);
-    row_dot(normed, layer->qkv, wide, rows, width, packed, threads);
+    row_dot(normed, layer->qkv, wide_rows, rows, width, packed, threads);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t at = rotary_positions[row] * head_dim;
-      rotate(wide + row * packed, turned, head_dim, cos + at, sin + at);
+      rotate(wide_rows + row * packed, turned, head_dim, cos + at, sin + at);
     }
-    attend(
-        layer->keys, layer->values, wide, wide + attended, wide + turned * head_dim, heads_out, sequences, positions,
-        planes, blocks, starts, seen, exits, rows, heads, kv_heads, size, total, table_width, seen_width, exits_width,
-        packed, packed, scaling, threads);
+    attention.keys = layer->keys, attention.values = layer->values;
+    attend_of<float>(attention);
     row_dot(heads_out, layer->out, normed, rows, attended, width, threads);
     add(hidden, normed, layer->norm_behind, rows, width, epsilon);
     norm_rows(hidden, layer->mlp_norm, nullptr, normed, rows, width, epsilon);
-    row_dot(normed, layer->gate_up, wide, rows, width, 2 * inner, threads);
-    gate(wide, rows, inner);
-    row_dot(wide, layer->down, normed, rows, inner, width, threads);
+    row_dot(normed, layer->gate_up, wide_rows, rows, width, 2 * inner, threads);
+    gate(wide_rows, rows, inner);
+    row_dot(wide_rows, layer->down, normed, rows, inner, width, threads);
     add(hidden, normed, layer->mlp_norm_behind, rows, width, epsilon);
   }
   return true;

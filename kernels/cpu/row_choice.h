@@ -1,46 +1,45 @@
 // Of rows of logits: whether the first leads, and which it is; see row_choice.py.
-#include <ATen/cpu/vec/functional.h>
-#include <ATen/cpu/vec/vec.h>
+#pragma once
+#include "vectors.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-
-using Logits = at::vec::Vectorized<float>;
-constexpr int64_t AT_ONCE = Logits::size();
+namespace {
 
 // Whether the largest chance of each row leads the next by theta.
-extern "C" void leads_rows(
+void leads_rows(
     const float* logits, const float* theta, bool* leads, int64_t rows, int64_t width, int64_t stride,
     int64_t theta_stride) {
+  constexpr int64_t AT_ONCE = LANES<float>;
   constexpr float none = -std::numeric_limits<float>::infinity();
   for (int64_t row = 0; row < rows; ++row) {
     const float* own = logits + row * stride;
     // the largest and the next of each place of a vector; NaN stays
-    Logits tops(none), nexts(none);
+    Floats tops = splat(none), nexts = tops;
     int64_t i = 0;
     for (; i + AT_ONCE <= width; i += AT_ONCE) {
-      const Logits values = Logits::loadu(own + i);
-      nexts = at::vec::maximum(nexts, at::vec::minimum(tops, values));
-      tops = at::vec::maximum(tops, values);
+      const Floats values = load(own + i);
+      nexts = larger(nexts, smaller(tops, values));
+      tops = larger(tops, values);
     }
     float both[2 * AT_ONCE], top = none, next = none;
-    tops.store(both);
-    nexts.store(both + AT_ONCE);
+    store<float>(tops, both);
+    store<float>(nexts, both + AT_ONCE);
     bool broken = false;
     const auto take = [&](float value) {
       broken |= std::isnan(value);
-      next = std::max(next, std::min(top, value));
-      top = std::max(top, value);
+      next = most(next, least(top, value));
+      top = most(top, value);
     };
-    std::for_each(both, both + 2 * AT_ONCE, take);
-    std::for_each(own + i, own + width, take);
-    Logits sums(0.0f);
-    for (i = 0; i + AT_ONCE <= width; i += AT_ONCE) {
-      sums = sums + (Logits::loadu(own + i) - Logits(top)).exp();
+    for (const float value : both) {
+      take(value);
     }
-    float total = at::vec::vec_reduce_all<float>([](Logits& a, Logits& b) { return a + b; }, sums);
+    for (; i < width; ++i) {
+      take(own[i]);
+    }
+    Floats sums{};
+    for (i = 0; i + AT_ONCE <= width; i += AT_ONCE) {
+      sums = sums + exponential(load(own + i) - splat(top));
+    }
+    float total = sum_of<float>(sums);
     for (; i < width; ++i) {
       total += std::exp(own[i] - top);
     }
@@ -50,31 +49,59 @@ extern "C" void leads_rows(
 }
 
 // The first of the largest logits of each row; `broken` where that is not finite.
-extern "C" void best_rows(
+void best_rows(
     const float* logits, int64_t* best, int64_t rows, int64_t width, int64_t stride, int64_t broken) {
+  constexpr int64_t AT_ONCE = LANES<float>;
   for (int64_t row = 0; row < rows; ++row) {
     const float *own = logits + row * stride, *end = own + width;
     // NaN stays
-    Logits tops(-std::numeric_limits<float>::infinity());
+    Floats tops = splat(-std::numeric_limits<float>::infinity());
     const float* at = own;
     for (; at + AT_ONCE <= end; at += AT_ONCE) {
-      tops = at::vec::maximum(tops, Logits::loadu(at));
+      tops = larger(tops, load(at));
     }
     float each[AT_ONCE], top = -std::numeric_limits<float>::infinity();
-    tops.store(each);
+    store<float>(tops, each);
     bool is_number = true;
     const auto take = [&](float value) {
       is_number &= !std::isnan(value);
-      top = std::max(top, value);
+      top = most(top, value);
     };
-    std::for_each(each, each + AT_ONCE, take);
-    std::for_each(at, end, take);
+    for (const float value : each) {
+      take(value);
+    }
+    for (; at < end; ++at) {
+      take(*at);
+    }
     if (!is_number || !std::isfinite(top)) {
       best[row] = broken;
       continue;
     }
-    for (at = own; at + AT_ONCE <= end && std::find(at, at + AT_ONCE, top) == at + AT_ONCE; at += AT_ONCE) {
+    for (at = own; at + AT_ONCE <= end; at += AT_ONCE) {
+      int32_t found = 0;
+      for (int64_t i = 0; i < AT_ONCE; ++i) {
+        found |= at[i] == top;
+      }
+      if (found) {
+        break;
+      }
     }
-    best[row] = std::find(at, end, top) - own;
+    while (*at != top) {
+      ++at;
+    }
+    best[row] = at - own;
   }
+}
+
+}  // namespace
+
+EXPORTED(void, leads_rows)(
+    const float* logits, const float* theta, bool* leads, int64_t rows, int64_t width, int64_t stride,
+    int64_t theta_stride) {
+  leads_rows(logits, theta, leads, rows, width, stride, theta_stride);
+}
+
+EXPORTED(void, best_rows)(
+    const float* logits, int64_t* best, int64_t rows, int64_t width, int64_t stride, int64_t broken) {
+  best_rows(logits, best, rows, width, stride, broken);
 }

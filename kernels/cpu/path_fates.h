@@ -1,19 +1,11 @@
-// Fates of tokens out of the states after their last loops; see path_fates.py. ELEMENT is defined in front of this text.
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
+// Fates of tokens out of the states after their last loops; see path_fates.py.
+#pragma once
+#include "constants.h"
+#include "row_attention.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <type_traits>
-#include <vector>
+namespace {
 
-using Real = std::conditional_t<std::is_same_v<ELEMENT, double>, double, float>;
-// Sums that are kept side by side, so that a compiler may take them at once.
-constexpr int64_t SIDE_BY_SIDE = 16;
-
-static float dot(const float* a, const float* b, int64_t width) {
+inline float dot(const float* a, const float* b, int64_t width) {
   float parts[SIDE_BY_SIDE] = {};
   float sum = 0;
   int64_t i = 0;
@@ -32,18 +24,18 @@ static float dot(const float* a, const float* b, int64_t width) {
 }
 
 // `gram.fate_of_row`: G_ij of the last four differences in `g`, 0 the newest; of those that do not exist, zero.
-static int fate_of(const double g[KEPT][KEPT], int64_t count, double norm, double noise, double growth, double spiral) {
+inline int fate_of(const double g[KEPT][KEPT], int64_t count, double norm, double noise, double growth, double spiral) {
   if (count < 2) {
     return NO_FATE;
   }
   const double g00 = g[0][0], g01 = g[0][1], g02 = g[0][2], g11 = g[1][1], g12 = g[1][2], g13 = g[1][3];
   const double g22 = g[2][2], g23 = g[2][3], g33 = g[3][3];
-  const double size = std::sqrt(g00), longest = std::sqrt(std::max({g11, g22, g33}));
+  const double size = std::sqrt(g00), longest = std::sqrt(most(most(g11, g22), g33));
   const double both = std::sqrt(g00) * std::sqrt(g11);
   if (size <= noise * norm) {
     return CONTRACT;
   }
-  const auto angle = [](double cosine) { return std::acos(std::min(1.0, std::max(-1.0, cosine))); };
+  const auto angle = [](double cosine) { return std::acos(least(1.0, most(-1.0, cosine))); };
   const double grown = longest > 0 ? size / (longest + TINY) : 0.0;
   bool spirals = grown >= 1 || (both > 0 && angle(g01 / (both + TINY)) >= spiral);
   const bool diverges = grown >= 1 + growth;
@@ -66,7 +58,7 @@ static int fate_of(const double g[KEPT][KEPT], int64_t count, double norm, doubl
     b = (r2 * p11 - r1 * p12) / determinant;
   }
   const bool fits =
-      g11 > 0 && whole > 0 && std::max(0.0, whole - a * r1 - b * r2) <= MAX_RESIDUAL * MAX_RESIDUAL * whole;
+      g11 > 0 && whole > 0 && most(0.0, whole - a * r1 - b * r2) <= MAX_RESIDUAL * MAX_RESIDUAL * whole;
   if (!fits) {
     return spirals ? SPIRAL : CONTRACT;
   }
@@ -81,33 +73,36 @@ static int fate_of(const double g[KEPT][KEPT], int64_t count, double norm, doubl
   return radius >= 1 + growth ? DIVERGE : spirals ? SPIRAL : CONTRACT;
 }
 
-extern "C" void path_fates(
-    const ELEMENT* paths, const int64_t* places, const int64_t* loops, int64_t* fates, int64_t count, int64_t total,
+template <typename Element>
+void path_fates(
+    const Element* paths, const int64_t* places, const int64_t* loops, int64_t* fates, int64_t count, int64_t total,
     int64_t width, int64_t running, double noise, double growth, double spiral) {
   const int64_t kept = running + KEPT - 1;
-  std::vector<float> differences(kept * width), state(width);
-  std::vector<double> gram(kept * kept), norms(running);
+  Scratch<float> numbers;
+  Scratch<double> sums;
+  float *differences = numbers.of((kept + 1) * width), *state = differences + kept * width;
+  double *gram = sums.of(kept * kept + running), *norms = gram + kept * kept;
   for (int64_t row = 0; row < count; ++row) {
-    const ELEMENT* last = paths + (places[row] * total + loops[row] - 1) * width;
+    const Element* last = paths + (places[row] * total + loops[row] - 1) * width;
     // newest first; the first loop has no difference
-    const int64_t known = std::min(kept, loops[row] - 1);
-    std::fill(gram.begin(), gram.end(), 0.0);
+    const int64_t known = least(kept, loops[row] - 1);
+    std::memset(gram, 0, kept * kept * sizeof(double));
     for (int64_t back = 0; back < known; ++back) {
-      const ELEMENT *newer = last - back * width, *older = newer - width;
-      float* difference = differences.data() + back * width;
+      const Element *newer = last - back * width, *older = newer - width;
+      float* difference = differences + back * width;
       for (int64_t i = 0; i < width; ++i) {
-        difference[i] = static_cast<float>(static_cast<ELEMENT>(static_cast<Real>(newer[i]) - static_cast<Real>(older[i])));
+        difference[i] = static_cast<float>(wide(narrow<Element>(wide(newer[i]) - wide(older[i]))));
       }
     }
-    for (int64_t back = 0; back < std::min(running, loops[row]); ++back) {
+    for (int64_t back = 0; back < least(running, loops[row]); ++back) {
       for (int64_t i = 0; i < width; ++i) {
-        state[i] = static_cast<float>(last[i - back * width]);
+        state[i] = static_cast<float>(wide(last[i - back * width]));
       }
-      norms[back] = std::sqrt(dot(state.data(), state.data(), width));
+      norms[back] = std::sqrt(dot(state, state, width));
     }
     for (int64_t i = 0; i < known; ++i) {
-      for (int64_t j = i; j < std::min(known, i + KEPT); ++j) {
-        gram[i * kept + j] = dot(differences.data() + i * width, differences.data() + j * width, width);
+      for (int64_t j = i; j < least<int64_t>(known, i + KEPT); ++j) {
+        gram[i * kept + j] = dot(differences + i * width, differences + j * width, width);
       }
     }
     int64_t mildest = std::numeric_limits<int64_t>::max();
@@ -119,8 +114,31 @@ extern "C" void path_fates(
         }
       }
       const int fate = fate_of(own, loops[row] - 1 - back, norms[back], noise, growth, spiral);
-      mildest = std::min<int64_t>(mildest, fate);
+      mildest = least<int64_t>(mildest, fate);
     }
     fates[row] = mildest;
+  }
+}
+
+}  // namespace
+
+// `dtype` as `ELEMENTS` of native.py counts them.
+EXPORTED(void, path_fates)(
+    int64_t dtype, const void* paths, const int64_t* places, const int64_t* loops, int64_t* fates, int64_t count,
+    int64_t total, int64_t width, int64_t running, double noise, double growth, double spiral) {
+  const auto take = [&](auto element) {
+    path_fates(
+        static_cast<const decltype(element)*>(paths), places, loops, fates, count, total, width, running, noise, growth,
+        spiral);
+  };
+  switch (dtype) {
+    case 0:
+      return take(float{});
+    case 1:
+      return take(double{});
+    case 2:
+      return take(BFloat16{});
+    case 3:
+      return take(Half{});
   }
 }

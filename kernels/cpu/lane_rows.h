@@ -1,16 +1,14 @@
 // Rows of a pass on a CPU: which lanes they are, what ends their loop, why they stop, and what is fed back; see
-// lane_rows.py. The fields of `Books`, columns, codes and flags are defined in front of this text, which stands behind
-// that of row_norm.cpp.
-#include <algorithm>
-#include <cstring>
-#include <vector>
-
-// As row_choice.cpp has them.
-using Leads = void (*)(const float*, const float*, bool*, int64_t, int64_t, int64_t, int64_t);
-using Best = void (*)(const float*, int64_t*, int64_t, int64_t, int64_t, int64_t);
+// lane_rows.py.
+#pragma once
+#include "constants.h"
+#include "row_choice.h"
+#include "row_norm.h"
 
 struct Books {
-  BOOKS_FIELDS
+#define FIELD(type, name) type name;
+  BOOKS(FIELD)
+#undef FIELD
 };
 
 // Of the table: a stage that is none counts as idle.
@@ -23,10 +21,11 @@ static int64_t column_of(const Books* books, int64_t column, int64_t row) {
 }
 
 // Live lanes by stage, those of one stage in their order, with their lines of the table and their states; how many.
-extern "C" int64_t start_rows(Books* books) {
+EXPORTED(int64_t, start_rows)(Books* books) {
   const int64_t depth = books->depth, idle = 2 * depth;
-  thread_local std::vector<int64_t> starts;
-  starts.assign(idle + 1, 0);
+  thread_local Scratch<int64_t> scratch;
+  int64_t* starts = scratch.of(idle + 1);
+  std::memset(starts, 0, (idle + 1) * sizeof(int64_t));
   for (int64_t lane = 0; lane < books->lanes; ++lane) {
     const int64_t stage = books->table[lane * TABLE_WIDTH + STAGE];
     if (is_live(stage, idle)) {
@@ -44,7 +43,7 @@ extern "C" int64_t start_rows(Books* books) {
       continue;
     }
     const int64_t row = starts[line[STAGE]]++, plane = line[STAGE] % depth;
-    std::copy(line, line + TABLE_WIDTH, books->lines + row * TABLE_WIDTH);
+    copy(line, TABLE_WIDTH, books->lines + row * TABLE_WIDTH);
     const int64_t values[] = {lane, lane / depth, line[CACHE_POSITION], line[POSITION], plane, plane + 1};
     for (int64_t column = 0; column < COLUMNS; ++column) {
       books->columns[column * books->lanes + row] = values[column];
@@ -69,7 +68,7 @@ static void keep_states(Books* books, const char* states, int64_t stride) {
 }
 
 // Why decoding rows stop, and the next stage of all; how many rows are to be read, in `which`.
-extern "C" int64_t stop_rows(
+static int64_t stop(
     Books* books, const bool* met, const int64_t* decisions, const bool* given, bool verify, bool prompts) {
   const int64_t depth = books->depth;
   int64_t reads = 0;
@@ -116,6 +115,11 @@ extern "C" int64_t stop_rows(
   return reads;
 }
 
+EXPORTED(int64_t, stop_rows)(
+    Books* books, const bool* met, const int64_t* decisions, const bool* given, bool verify, bool prompts) {
+  return stop(books, met, decisions, given, verify, prompts);
+}
+
 // `qexit` of decoding rows, given their normed states, `width` numbers each.
 static void ask_gate(Books* books, const float* states) {
   const int64_t width = books->width;
@@ -145,7 +149,7 @@ static void ask_gate(Books* books, const float* states) {
 }
 
 // The end of a loop. Where `stops`, no rule but the gate's is asked, and rows stop; how many are to be read then.
-extern "C" int64_t end_rows(
+EXPORTED(int64_t, end_rows)(
     Books* books, const void* raw, int64_t stride, bool norms, bool asks_gate, bool stops, bool verify, bool prompts) {
   const char* states = static_cast<const char*>(raw);
   if (norms) {
@@ -158,30 +162,30 @@ extern "C" int64_t end_rows(
   if (asks_gate) {
     ask_gate(books, reinterpret_cast<const float*>(states));
   }
-  return stops ? stop_rows(books, asks_gate ? books->met : nullptr, nullptr, nullptr, verify, prompts) : 0;
+  return stops ? stop(books, asks_gate ? books->met : nullptr, nullptr, nullptr, verify, prompts) : 0;
 }
 
 // `margin` of decoding rows, given their logits, beside what the gate has said; then rows stop. How many are to be read.
-extern "C" int64_t lead_rows(
+EXPORTED(int64_t, lead_rows)(
     Books* books, const float* logits, int64_t vocabulary, int64_t stride, bool asked_gate, bool verify, bool prompts) {
   for (int64_t row = 0; row < books->decoding; ++row) {
     const float* theta = books->thresholds + column_of(books, SEQUENCE, row) * THRESHOLDS + THETA;
     bool leads = false;
     // a rule that is none is never met
     if (std::isfinite(*theta)) {
-      books->leads(logits + row * stride, theta, &leads, 1, vocabulary, 0, 0);
+      leads_rows(logits + row * stride, theta, &leads, 1, vocabulary, 0, 0);
     }
     books->met[row] = leads || (asked_gate && books->met[row]);
   }
-  return stop_rows(books, books->met, nullptr, nullptr, verify, prompts);
+  return stop(books, books->met, nullptr, nullptr, verify, prompts);
 }
 
 // The likeliest ids of rows that were read, and which drafts stand; logits are those of these rows, or of all.
-extern "C" void best_of_rows(
+EXPORTED(void, best_of_rows)(
     Books* books, const float* logits, int64_t vocabulary, int64_t stride, bool of_all, int64_t count, int64_t broken) {
   for (int64_t i = 0; i < count; ++i) {
     const int64_t row = books->which[i];
-    books->best(logits + (of_all ? row : i) * stride, books->token_ids + i, 1, vocabulary, 0, broken);
+    best_rows(logits + (of_all ? row : i) * stride, books->token_ids + i, 1, vocabulary, 0, broken);
     books->stands[i] = books->token_ids[i] == books->lines[row * TABLE_WIDTH + DRAFT];
   }
 }
@@ -190,7 +194,7 @@ extern "C" void best_of_rows(
 // anything, and which of the rows they are about; a line `fed` for each token that enters, and their embeddings where
 // their weight is known. How many lines; nothing is done and -1 is told where there is no such row, and -2 where an id
 // has no embedding.
-extern "C" int64_t settle_rows(
+EXPORTED(int64_t, settle_rows)(
     Books* books, const int64_t* which, const int64_t* token_ids, const bool* stands, const bool* ends, int64_t count,
     bool verify) {
   const int64_t depth = books->depth, idle = 2 * depth;
@@ -202,13 +206,16 @@ extern "C" int64_t settle_rows(
       return -2;
     }
   }
-  thread_local std::vector<int64_t> oldest;
+  thread_local Scratch<int64_t> scratch;
+  int64_t* oldest = scratch.of(books->lanes / depth);
   if (verify) {
-    oldest.assign(books->lanes / depth, NO_LIMIT);
+    for (int64_t sequence = 0; sequence < books->lanes / depth; ++sequence) {
+      oldest[sequence] = NO_LIMIT;
+    }
     for (int64_t i = 0; i < count; ++i) {
       const int64_t row = which[i], sequence = column_of(books, SEQUENCE, row);
       if (row >= books->decoding && !stands[i]) {
-        oldest[sequence] = std::min(oldest[sequence], books->lines[row * TABLE_WIDTH + CACHE_POSITION]);
+        oldest[sequence] = least(oldest[sequence], books->lines[row * TABLE_WIDTH + CACHE_POSITION]);
       }
     }
     for (int64_t lane = 0; lane < books->lanes; ++lane) {
@@ -255,16 +262,16 @@ extern "C" int64_t settle_rows(
       }
       const int64_t following = lane / depth * depth + (lane + 1) % depth;
       const int64_t entry[] = {over ? idle : 0, behind, line[POSITION] + 1, NO_DRAFT, 0, 0};
-      std::copy(entry, entry + TABLE_WIDTH, books->table + following * TABLE_WIDTH);
+      copy(entry, TABLE_WIDTH, books->table + following * TABLE_WIDTH);
       if (!over) {
-        const int64_t id = std::max<int64_t>(token, 0);
+        const int64_t id = most<int64_t>(token, 0);
         if (books->embedding != nullptr) {
           std::memcpy(books->hidden + following * books->bytes, books->embedding + id * books->width, books->bytes);
         }
         books->gate[following * 2 + SURVIVAL] = 1.0f;
         books->gate[following * 2 + CUMULATIVE] = 0.0f;
         if (books->counts != nullptr) {
-          std::fill_n(books->counts + following * books->counts_width, books->counts_width, 0);
+          std::memset(books->counts + following * books->counts_width, 0, books->counts_width * sizeof(int32_t));
         }
         const int64_t next[] = {following, id, line[POSITION] + 1};
         for (int64_t k = 0; k < 3; ++k) {
@@ -275,7 +282,7 @@ extern "C" int64_t settle_rows(
     }
     const bool emits = survives && (final || (decodes && own[VERIFY] == 0));
     const int64_t told[] = {emits, sequence, token, depth_read, behind, falls ? 0 : flags, over, !falls, enters};
-    std::copy(told, told + LINE_WIDTH, books->emitted + said * LINE_WIDTH);
+    copy(told, LINE_WIDTH, books->emitted + said * LINE_WIDTH);
     books->kept[said++] = i;
   }
   books->entering = entering;
@@ -283,7 +290,7 @@ extern "C" int64_t settle_rows(
 }
 
 // How many lanes are live.
-extern "C" int64_t live_lanes(const int64_t* table, int64_t lanes, int64_t depth) {
+EXPORTED(int64_t, live_lanes)(const int64_t* table, int64_t lanes, int64_t depth) {
   int64_t live = 0;
   for (int64_t lane = 0; lane < lanes; ++lane) {
     live += is_live(table[lane * TABLE_WIDTH + STAGE], 2 * depth);
@@ -294,7 +301,7 @@ extern "C" int64_t live_lanes(const int64_t* table, int64_t lanes, int64_t depth
 // Counts the live rows of new tokens of each sequence in the coming pass, and the passes with any; sequence and cache
 // position of each token for which it is the last one, in `left`. How many those are; and one more than the largest
 // cache position of a live row.
-extern "C" int64_t count_rows(
+EXPORTED(int64_t, count_rows)(
     const int64_t* table, int64_t sequences, int64_t depth, const int64_t* prompts, int64_t* passes, int64_t* rows,
     int64_t* left, int64_t* longest) {
   int64_t leaving = 0;
@@ -307,7 +314,7 @@ extern "C" int64_t count_rows(
         continue;
       }
       live += line[CACHE_POSITION] >= prompts[sequence];
-      *longest = std::max(*longest, line[CACHE_POSITION] + 1);
+      *longest = most(*longest, line[CACHE_POSITION] + 1);
       if (line[STAGE] == depth - 1 || line[STAGE] == 2 * depth - 1) {
         left[2 * leaving] = sequence;
         left[2 * leaving++ + 1] = line[CACHE_POSITION];

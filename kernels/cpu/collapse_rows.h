@@ -1,14 +1,10 @@
 // Certainty of logits, and repetition of texts updated id by id; see collapse_rows.py.
-#include <ATen/cpu/vec/functional.h>
-#include <ATen/cpu/vec/vec.h>
+#pragma once
+#include "constants.h"
+#include "vectors.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
+namespace {
 
-using Vec = at::vec::Vectorized<float>;
-constexpr int64_t LANES = Vec::size();
 // Ids that are kept before the oldest are dropped.
 constexpr int64_t ROOM = 4 * WINDOW;
 
@@ -25,9 +21,7 @@ struct Text {
   int32_t ids[ROOM];      // before the first one, numbers that are no ids and all different
 };
 
-extern "C" void text_bytes(int64_t* bytes) { *bytes = sizeof(Text); }
-
-static inline bool holds(const int32_t* ids, int64_t count, int32_t id) {
+inline bool holds(const int32_t* ids, int64_t count, int32_t id) {
   int32_t found = 0;
   for (int64_t i = 0; i < count; ++i) {
     found |= ids[i] == id;
@@ -36,7 +30,7 @@ static inline bool holds(const int32_t* ids, int64_t count, int32_t id) {
 }
 
 // Whether the n-gram at `gram` begins anywhere among so many places from `ids` on.
-static inline bool holds_gram(const int32_t* ids, int64_t count, const int32_t* gram) {
+inline bool holds_gram(const int32_t* ids, int64_t count, const int32_t* gram) {
   int32_t found = 0;
   for (int64_t i = 0; i < count; ++i) {
     int32_t same = 1;
@@ -48,7 +42,7 @@ static inline bool holds_gram(const int32_t* ids, int64_t count, const int32_t* 
   return found;
 }
 
-static void add(Text& text, int32_t id) {
+inline void add(Text& text, int32_t id) {
   if (text.count == 0) {
     for (int64_t i = 0; i < 2 * WINDOW; ++i) {
       text.ids[i] = static_cast<int32_t>(-1 - i);
@@ -56,14 +50,14 @@ static void add(Text& text, int32_t id) {
     text.end = 2 * WINDOW;
   }
   if (text.end == ROOM) {
-    std::copy(text.ids + ROOM - 2 * WINDOW, text.ids + ROOM, text.ids);
+    copy(text.ids + ROOM - 2 * WINDOW, 2 * WINDOW, text.ids);
     text.end = 2 * WINDOW;
   }
   text.ids[text.end++] = id;
   ++text.count;
   const int32_t* newest = text.ids + text.end - 1;
   for (int64_t lag = 1; lag <= LAGS; ++lag) {
-    const int64_t span = std::max<int64_t>(lag, SHORTEST);
+    const int64_t span = most<int64_t>(lag, SHORTEST);
     // the pair that has just left the span
     text.matches[lag - 1] += (newest[0] == newest[-lag]) - (newest[-span] == newest[-span - lag]);
   }
@@ -78,12 +72,12 @@ static void add(Text& text, int32_t id) {
 }
 
 // Drop of an entropy against those before it, which it then joins.
-static double fold(Text& text, double entropy) {
+inline double fold(Text& text, double entropy) {
   if (!std::isfinite(entropy)) {
     return 0.0;
   }
   const double step = entropy - text.mean;
-  const double drop = text.observed >= WARM_UP ? -step / std::sqrt(std::max(text.variance, FLOOR)) : 0.0;
+  const double drop = text.observed >= WARM_UP ? -step / std::sqrt(most(text.variance, FLOOR)) : 0.0;
   if (text.observed) {
     text.variance = (1 - ALPHA) * (text.variance + ALPHA * step * step);
     text.mean += ALPHA * step;
@@ -95,12 +89,18 @@ static double fold(Text& text, double entropy) {
 }
 
 // A part of the proximity: low, high and weight.
-static inline double part(const double* rule, double value) {
-  return rule[2] * std::min(1.0, std::max(0.0, (value - rule[0]) / (rule[1] - rule[0])));
+inline double part(const double* rule, double value) {
+  return rule[2] * least(1.0, most(0.0, (value - rule[0]) / (rule[1] - rule[0])));
+}
+
+}  // namespace
+
+EXPORTED(int64_t, text_bytes)() {
+  return sizeof(Text);
 }
 
 // `certain` holds the entropies of all rows and then their margins, or is null; `out` one line for each statistic.
-extern "C" void collapse_rows(
+EXPORTED(void, collapse_rows)(
     Text* const* texts, const int64_t* ids, const float* certain, const double* rule, double* out, int64_t rows) {
   for (int64_t row = 0; row < rows; ++row) {
     Text& text = *texts[row];
@@ -108,20 +108,20 @@ extern "C" void collapse_rows(
     double best = 0;
     int64_t lag = 0;
     for (int64_t i = 1; i <= LAGS; ++i) {
-      const int64_t span = std::max<int64_t>(i, SHORTEST);
+      const int64_t span = most<int64_t>(i, SHORTEST);
       const double share = static_cast<double>(text.matches[i - 1]) / static_cast<double>(span);
       if (text.count >= span + i && share > best) {
         best = share;
         lag = i;
       }
     }
-    const int64_t known = std::min<int64_t>(text.count, WINDOW), grams = std::max<int64_t>(1, known - NGRAM + 1);
-    const int64_t echoes = std::max<int64_t>(0, known - NGRAM + 1) - text.grams;
+    const int64_t known = least<int64_t>(text.count, WINDOW), grams = most<int64_t>(1, known - NGRAM + 1);
+    const int64_t echoes = most<int64_t>(0, known - NGRAM + 1) - text.grams;
     const double periodicity = static_cast<float>(best);
     const double echo = static_cast<float>(static_cast<double>(echoes) / static_cast<double>(grams));
     const double distinct = static_cast<float>(static_cast<double>(text.distinct) / static_cast<double>(known));
     const double weight =
-        std::min(1.0, std::max(0.0, static_cast<double>(text.count - NGRAM + 1) / static_cast<double>(FULL_ECHO)));
+        least(1.0, most(0.0, static_cast<double>(text.count - NGRAM + 1) / static_cast<double>(FULL_ECHO)));
     double repetition = 1 - part(rule, periodicity);
     repetition *= (1 - part(rule + 3, echo * weight)) * (1 - part(rule + 6, 1 - distinct));
     const double nothing = std::numeric_limits<double>::quiet_NaN();
@@ -129,8 +129,8 @@ extern "C" void collapse_rows(
     const double drop = fold(text, entropy);
     const double sure = part(rule + 9, drop) + part(rule + 12, std::isfinite(margin) ? margin : 0.0);
     const double unsure = part(rule + 9, 0.0) + part(rule + 12, 0.0);
-    const double proximity = 1 - repetition * (1 - std::min(MOST_CERTAINTY, sure));
-    const double alone = 1 - repetition * (1 - std::min(MOST_CERTAINTY, unsure));
+    const double proximity = 1 - repetition * (1 - least(MOST_CERTAINTY, sure));
+    const double alone = 1 - repetition * (1 - least(MOST_CERTAINTY, unsure));
     const double line[] = {
         entropy,      margin, static_cast<float>(drop), periodicity, static_cast<double>(lag), echo, distinct,
         static_cast<float>(proximity), alone};
@@ -141,27 +141,27 @@ extern "C" void collapse_rows(
 }
 
 // Entropy and margin of rows of logits, `stride` numbers apart: softmax and its two largest in two sweeps.
-extern "C" void certainty_rows(const float* logits, float* out, int64_t rows, int64_t width, int64_t stride) {
+EXPORTED(void, certainty_rows)(const float* logits, float* out, int64_t rows, int64_t width, int64_t stride) {
   for (int64_t row = 0; row < rows; ++row) {
     const float* own = logits + row * stride;
-    const int64_t whole = width - width % LANES;
+    const int64_t whole = width - width % LANES<float>;
     constexpr float none = -std::numeric_limits<float>::infinity();
-    Vec first(none), second(none);
-    for (int64_t i = 0; i < whole; i += LANES) {
-      const Vec values = Vec::loadu(own + i);
-      second = at::vec::maximum(second, at::vec::minimum(first, values));
-      first = at::vec::maximum(first, values);
+    Floats first = splat(none), second = first;
+    for (int64_t i = 0; i < whole; i += LANES<float>) {
+      const Floats values = load(own + i);
+      second = larger(second, smaller(first, values));
+      first = larger(first, values);
     }
-    float firsts[LANES], seconds[LANES];
-    first.store(firsts);
-    second.store(seconds);
+    float firsts[LANES<float>], seconds[LANES<float>];
+    store<float>(first, firsts);
+    store<float>(second, seconds);
     float top = none, next = none;
     const auto take = [&](float value) {
       // NaN is kept, as it makes the row's result
-      next = std::isnan(value) ? value : std::max(next, std::min(top, value));
-      top = std::isnan(value) || std::isnan(top) ? std::numeric_limits<float>::quiet_NaN() : std::max(top, value);
+      next = std::isnan(value) ? value : most(next, least(top, value));
+      top = std::isnan(value) || std::isnan(top) ? std::numeric_limits<float>::quiet_NaN() : most(top, value);
     };
-    for (int64_t i = 0; i < LANES; ++i) {
+    for (int64_t i = 0; i < LANES<float>; ++i) {
       take(firsts[i]);
       take(seconds[i]);
     }
@@ -171,20 +171,19 @@ extern "C" void certainty_rows(const float* logits, float* out, int64_t rows, in
     // sums of exp(l - top), and of (l - top) exp(l - top), which is 0 where l is -inf
     float total = 0, weighted = 0;
     if (whole) {
-      Vec totals(0.0f), sums(0.0f);
-      for (int64_t i = 0; i < whole; i += LANES) {
-        const Vec lower = Vec::loadu(own + i) - Vec(top), chances = lower.exp();
+      Floats totals{}, sums{};
+      for (int64_t i = 0; i < whole; i += LANES<float>) {
+        const Floats lower = load(own + i) - splat(top), chances = exponential(lower);
         totals = totals + chances;
-        sums = sums + at::vec::maximum(lower, Vec(std::numeric_limits<float>::lowest())) * chances;
+        sums = sums + larger(lower, splat(std::numeric_limits<float>::lowest())) * chances;
       }
-      const auto plus = [](Vec& a, Vec& b) { return a + b; };
-      total = at::vec::vec_reduce_all<float>(plus, totals);
-      weighted = at::vec::vec_reduce_all<float>(plus, sums);
+      total = sum_of<float>(totals);
+      weighted = sum_of<float>(sums);
     }
     for (int64_t i = whole; i < width; ++i) {
       const float lower = own[i] - top, chance = std::exp(lower);
       total += chance;
-      weighted += std::max(lower, std::numeric_limits<float>::lowest()) * chance;
+      weighted += most(lower, std::numeric_limits<float>::lowest()) * chance;
     }
     out[row] = std::log(total) - weighted / total;
     out[rows + row] = (1.0f - std::exp(next - top)) / total;

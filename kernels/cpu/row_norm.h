@@ -1,11 +1,10 @@
 // RMS norm of rows, and what it is added to; see row_norm.py.
-#include <cmath>
-#include <cstdint>
+#pragma once
+#include "vectors.h"
 
-// Sums that are kept side by side, so that a compiler may take them at once.
-constexpr int64_t SIDE_BY_SIDE = 16;
+namespace {
 
-extern "C" void norm_rows(
+void norm_rows(
     const float* hidden, const float* weight, const float* residual, float* output, int64_t rows, int64_t width,
     double epsilon) {
   for (int64_t row = 0; row < rows; ++row) {
@@ -37,4 +36,12 @@ extern "C" void norm_rows(
       }
     }
   }
+}
+
+}  // namespace
+
+EXPORTED(void, norm_rows)(
+    const float* hidden, const float* weight, const float* residual, float* output, int64_t rows, int64_t width,
+    double epsilon) {
+  norm_rows(hidden, weight, residual, output, rows, width, epsilon);
 }

@@ -1,0 +1,12 @@
+// All functions at one level of instructions, LEVEL, for which this file is compiled.
+#include "vectors.h"
+#include "constants.h"
+#include "row_dot.h"
+#include "row_norm.h"
+#include "row_attention.h"
+#include "coded_attention.h"
+#include "row_block.h"
+#include "row_choice.h"
+#include "lane_rows.h"
+#include "collapse_rows.h"
+#include "path_fates.h"

@@ -1,0 +1,80 @@
+"""The library of functions in C++: what it repeats of Python, its levels of instructions, and an install without it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sigma0.decode import lanes, settings
+from sigma0.kernels import collapse, exit_state, gram, native
+from tests.marks import needs_library
+
+pytestmark = needs_library
+ROOT = Path(__file__).parents[2]
+
+
+def test_constants_are_those_of_python():
+    for name, value in native.constants().items():
+        written = {
+            getattr(module, name) for module in (lanes, settings, collapse, exit_state, gram) if hasattr(module, name)
+        }
+        assert written == {value} or name in {
+            "LANE",
+            "SEQUENCE",
+            "AT",
+            "POSITION_OF",
+            "PLANE",
+            "LOOPS",
+            "COLUMNS",
+            "LINE_WIDTH",
+        }
+
+
+def test_a_level_that_this_cpu_has_not_is_refused(monkeypatch):
+    monkeypatch.setenv("SIGMA0_CPU_LEVEL", "avx1024")
+    native.level.cache_clear()
+    with pytest.raises(ValueError, match="avx1024.*plain"):
+        native.level()
+    native.level.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", native.LEVELS)
+def test_every_level_passes_the_tests_of_the_functions(level):
+    if native.LEVELS.index(level) >= native.LEVELS.index(native.said("best_level")):
+        pytest.skip("not a level below this CPU's, with which the tests run by themselves")
+    files = ["row_attention", "row_dot", "row_norm", "row_choice", "collapse_rows", "coded_attention", "row_references"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    command += [*(f"tests/kernels/test_{name}.py" for name in files), "tests/decode/test_step.py"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "SIGMA0_CPU_LEVEL": level}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_without_it_the_same_is_written(monkeypatch, pocket):
+    import sigma0
+
+    model, tokenizer = pocket
+    wanted = sigma0.generate(model, tokenizer, "The hat is with Tom. Tom went to the barn. Where is the hat?")
+    monkeypatch.setattr(native, "_path", lambda: None)
+    model.ops = "auto"
+    found = sigma0.generate(model, tokenizer, "The hat is with Tom. Tom went to the barn. Where is the hat?")
+    assert found.text == wanted.text
+
+
+def test_a_library_of_other_sources_is_refused(monkeypatch, tmp_path):
+    for path in (ROOT / "kernels/cpu").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "vectors.h").write_text("// changed\n")
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    native._path.cache_clear()
+    native._library.cache_clear()
+    try:
+        with pytest.raises(RuntimeError, match=r"pip install -e \."):
+            native._library()
+    finally:
+        native._path.cache_clear()
+        native._library.cache_clear()
