@@ -6,8 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import sigma0
+from sigma0.commands.doctor import _native
 from sigma0.decode import lanes, settings
+from sigma0.decode.ops import TORCH, operations
 from sigma0.kernels import collapse, exit_state, gram, native
 from tests.marks import needs_library
 
@@ -35,7 +39,7 @@ def test_constants_are_those_of_python():
 def test_a_level_that_this_cpu_has_not_is_refused(monkeypatch):
     monkeypatch.setenv("SIGMA0_CPU_LEVEL", "avx1024")
     native.level.cache_clear()
-    with pytest.raises(ValueError, match="avx1024.*plain"):
+    with pytest.raises(ValueError, match=r"avx1024.*plain"):
         native.level()
     native.level.cache_clear()
 
@@ -55,14 +59,17 @@ def test_every_level_passes_the_tests_of_the_functions(level):
 
 
 def test_without_it_the_same_is_written(monkeypatch, pocket):
-    import sigma0
-
     model, tokenizer = pocket
-    wanted = sigma0.generate(model, tokenizer, "The hat is with Tom. Tom went to the barn. Where is the hat?")
+    story = "The hat is with Tom. Tom went to the barn. Where is the hat?"
+    wanted = sigma0.generate(model, tokenizer, story)
     monkeypatch.setattr(native, "_path", lambda: None)
-    model.ops = "auto"
-    found = sigma0.generate(model, tokenizer, "The hat is with Tom. Tom went to the barn. Where is the hat?")
-    assert found.text == wanted.text
+    operations.cache_clear()
+    try:
+        assert operations("auto", torch.device("cpu")) is TORCH
+        assert sigma0.generate(model, tokenizer, story).text == wanted.text
+        assert "install again with a C++ compiler" in _native().detail
+    finally:
+        operations.cache_clear()
 
 
 def test_a_library_of_other_sources_is_refused(monkeypatch, tmp_path):
