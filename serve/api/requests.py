@@ -166,6 +166,9 @@ class RequestParser:
                 message = f"{name}: does not reach the rungs of a ladder: leave it out"
                 raise ApiError(400, message, name, NOT_WITH_LADDER)
         sampling, grammar, tools = self._sampling(body), self._grammar(body), self._tools(body)
+        if body.ignore_eos and (grammar is not None or tools is not None):
+            message = "ignore_eos: an answer that follows a grammar ends where it does: leave ignore_eos out"
+            raise ApiError(400, message, "ignore_eos", "not_with_a_grammar")
         if tools is not None and unit is not None and not routed:
             name = "sigma0.ladder"
             raise ApiError(400, f"{name}: its rungs know no tools: leave it out, or tools and their turns", name)

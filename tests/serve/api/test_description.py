@@ -85,14 +85,15 @@ def test_every_route_is_described(description):
 def is_limited(case, answer):
     """Whether a request is refused by a limit that the description has no word for, but the answer has a name for.
 
-    They are: the tokens of a context and of the shortest answer, an echo in a stream, what a ladder cannot, and which
+    They are: the tokens of a context and of the shortest answer, an echo in a stream, what a ladder or a grammar cannot, and which
     objects are JSON Schemas that can be followed.
     """
     if answer.status_code != 400:
         return False
     code, body = answer.json()["error"]["code"], case.body
     if code != "invalid_grammar":
-        return code in ("context_length_exceeded", "not_with_a_ladder", "not_in_a_stream", "max_tokens_too_small")
+        alone = ("not_with_a_ladder", "not_with_a_grammar", "not_in_a_stream")
+        return code in ("context_length_exceeded", "max_tokens_too_small", *alone)
     schemas = (body.get("guided_json"), (body.get("structured_outputs") or {}).get("json"))
     return any(isinstance(schema, dict) for schema in schemas) or body["response_format"]["type"] == "json_schema"
 
