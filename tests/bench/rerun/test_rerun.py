@@ -137,7 +137,7 @@ def test_the_command_line_is_run_by_this_python(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["stability-pocket-raven"])
+@pytest.mark.parametrize("name", ["calibration-worlds"])
 def test_a_quick_part_gives_what_is_committed(name):
     found = CliRunner().invoke(app, ["all", "--quick", "--only", name, "--json"])
     assert found.exit_code == 0, found.stdout
