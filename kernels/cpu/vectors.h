@@ -89,11 +89,11 @@ class Scratch {
   Number* of(int64_t count) {
     if (count > room_) {
       std::free(data_);
-      room_ = count;
-      data_ = static_cast<Number*>(std::aligned_alloc(64, (count * sizeof(Number) + 63) / 64 * 64));
-      if (data_ == nullptr) {
+      void* memory = nullptr;
+      if (posix_memalign(&memory, 64, count * sizeof(Number)) != 0) {
         std::abort();
       }
+      data_ = static_cast<Number*>(memory), room_ = count;
     }
     return data_;
   }
@@ -213,12 +213,12 @@ inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) {
 // The larger of each pair; NaN stays.
 template <typename Reals>
 inline Reals larger(Reals a, Reals b) {
-  return (a > b) | (a != a) ? a : b;
+  return ((a > b) | (a != a)) ? a : b;
 }
 
 // The smaller of each pair; NaN stays.
 inline Floats smaller(Floats a, Floats b) {
-  return (a < b) | (a != a) ? a : b;
+  return ((a < b) | (a != a)) ? a : b;
 }
 
 template <typename Real>
