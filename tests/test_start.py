@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import sigma0
 import sigma0.reason
 from sigma0.cli import COMMANDS, app
-from sigma0.commands.doctor import _has_driver
+from sigma0.presence import has_driver
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "transformers", "tokenizers", "huggingface_hub", "numpy", "fastapi", "uvicorn", "openai"}
@@ -92,9 +92,9 @@ def test_listed_help_is_the_commands_own(name):
 def test_doctor_imports_torch_only_to_ask_it_for_a_gpu():
     modules = loaded(COMMAND, "doctor")
     assert "transformers" not in modules
-    assert ("torch" in modules) == _has_driver(vars(torch.version))
-    assert not _has_driver({"cuda": None, "hip": None})
-    assert _has_driver({"cuda": None, "hip": "7.0"})
+    assert ("torch" in modules) == has_driver(vars(torch.version))
+    assert not has_driver({"cuda": None, "hip": None})
+    assert has_driver({"cuda": None, "hip": "7.0"})
 
 
 def test_version_is_that_of_the_package():
