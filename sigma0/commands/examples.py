@@ -25,7 +25,7 @@ def about_model(model: str) -> tuple[str, About | None]:
     if model in shipped_models():
         return model, read_about(CHECKPOINTS / model)
     # known only to what loads models, which imports torch
-    from sigma0.models.load import resolve_model
+    from sigma0.checkpoints import resolve_model
 
     source = resolve_model(model)
     return Path(source).name, read_about(source)
