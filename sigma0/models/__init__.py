@@ -1,6 +1,7 @@
 """Looped families as Hugging Face classes, each imported when it is first used."""
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any, Literal
 
 from sigma0.lazy import lazy_names
 
@@ -28,14 +29,20 @@ else:
         },
     )
 
-# Config, base model and model with a head of each `model_type`.
-FAMILIES = {
-    "ouro": ("OuroConfig", "OuroModel", "OuroForCausalLM"),
-    "nanbeige": ("NanbeigeConfig", "NanbeigeModel", "NanbeigeForCausalLM"),
-    "huginn_raven": ("RavenConfig", "RavenModel", "RavenForCausalLM"),
+FAMILIES: dict[str, dict[str, str]] = {
+    "ouro": {"config": "OuroConfig", "base": "OuroModel", "causal": "OuroForCausalLM"},
+    "nanbeige": {"config": "NanbeigeConfig", "base": "NanbeigeModel", "causal": "NanbeigeForCausalLM"},
+    "huginn_raven": {"config": "RavenConfig", "base": "RavenModel", "causal": "RavenForCausalLM"},
 }
 
+
+def family_class(model_type: str, kind: Literal["config", "base", "causal"]) -> Any:
+    """A class of a family, imported now: its config, its model, or its model with a head."""
+    return getattr(sys.modules[__name__], FAMILIES[model_type][kind])
+
+
 __all__ = [
+    "FAMILIES",
     "NanbeigeConfig",
     "NanbeigeForCausalLM",
     "NanbeigeModel",
@@ -45,4 +52,5 @@ __all__ = [
     "RavenConfig",
     "RavenForCausalLM",
     "RavenModel",
+    "family_class",
 ]

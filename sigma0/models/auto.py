@@ -2,10 +2,10 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from sigma0 import models
+from sigma0.models import FAMILIES, family_class
 
-for _config, _model, _causal in models.FAMILIES.values():
-    _config_class = getattr(models, _config)
-    AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
-    AutoModel.register(_config_class, getattr(models, _model), exist_ok=True)
-    AutoModelForCausalLM.register(_config_class, getattr(models, _causal), exist_ok=True)
+for _family in FAMILIES:
+    _config = family_class(_family, "config")
+    AutoConfig.register(_family, _config, exist_ok=True)
+    AutoModel.register(_config, family_class(_family, "base"), exist_ok=True)
+    AutoModelForCausalLM.register(_config, family_class(_family, "causal"), exist_ok=True)

@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from sigma0 import models
 from sigma0.checkpoints import resolve_model, shipped_models
 from sigma0.config import KVConfig
 from sigma0.decode.finite import check_weights
@@ -23,6 +22,7 @@ from sigma0.decode.ops import Backend, operations
 from sigma0.decode.parallel import init_tensor_parallel
 from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.errors import first_line, one_line
+from sigma0.models import FAMILIES, family_class
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.loop_settings import set_loops
 from sigma0.models.quantization import check_name, loading_options, stored_method, use_row_kernels
@@ -233,7 +233,7 @@ def _load(
         local = hub_options(source)
         check_index(Path(source))
         config = _read_config(name, source, local)
-        looped = config.model_type in models.FAMILIES
+        looped = config.model_type in FAMILIES
         model_class = _causal_class(config)
         if model_class is None:
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which continues no text")
@@ -284,8 +284,8 @@ def _read_config(name: str, source: str, options: Mapping[str, Any]) -> Any:
     try:
         values = PreTrainedConfig.get_config_dict(source, **options)[0]
         check_config(values)
-        if values.get("model_type") in models.FAMILIES:
-            return getattr(models, models.FAMILIES[values["model_type"]][0]).from_pretrained(source, **options)
+        if values.get("model_type") in FAMILIES:
+            return family_class(values["model_type"], "config").from_pretrained(source, **options)
         from transformers import AutoConfig
 
         return AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
@@ -301,8 +301,8 @@ def _read_config(name: str, source: str, options: Mapping[str, Any]) -> Any:
 
 def _causal_class(config: Any) -> Any:
     """The class of a model with a head: of our families the one in question alone is imported; None for none."""
-    if config.model_type in models.FAMILIES:
-        return getattr(models, models.FAMILIES[config.model_type][2])
+    if config.model_type in FAMILIES:
+        return family_class(config.model_type, "causal")
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
