@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -124,10 +125,10 @@ except SystemExit as end:
     assert end.code in (None, 0, 2)
 """
 PROMPT = "Mary went to the park. Where is Mary?"
-# What others than `generate` with one model need; scipy, sklearn and accelerate are transformers' own choice.
+# What others than `generate` with one model need. transformers imports scipy, sklearn and accelerate where they are.
 OTHERS = {
-    "datasets", "fastapi", "httpx", "llguidance", "matplotlib", "openai", "pandas", "prometheus_client",
-    "prompt_toolkit", "psutil", "ray", "torchao", "uvicorn",
+    "datasets", "fastapi", "llguidance", "matplotlib", "openai", "pandas", "prometheus_client",
+    "prompt_toolkit", "ray", "torchao", "uvicorn",
 }  # fmt: skip
 OTHER_PARTS = tuple(
     f"sigma0.{name}"
@@ -140,7 +141,14 @@ def test_generate_imports_no_other_family_and_no_library_of_another_command():
     assert "sigma0.models.ouro" in modules
     assert not {name for name in modules if name.startswith(OTHER_PARTS)}
     assert not tops(modules) & OTHERS
-    assert ("triton" in modules) <= has_driver(vars(torch.version))
+
+
+def test_kernels_import_triton_where_they_can_run():
+    # of what imports them, transformers would import it too: torch's compiler does, where it is there
+    code = "import sigma0.decode.ops"
+    assert ("triton" in loaded(code)) <= has_driver(vars(torch.version))
+    if find_spec("triton") is not None:
+        assert "triton" in loaded(f"import os; os.environ['TRITON_INTERPRET'] = '1'; {code}")
 
 
 @pytest.mark.parametrize(

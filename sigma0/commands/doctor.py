@@ -138,7 +138,7 @@ def _triton(has_cuda: bool) -> Finding:
         return Finding(
             name="triton",
             ok=False,
-            detail="not installed; torch's CUDA builds bring it, else use backend='torch' on CUDA",
+            detail="not installed; torch's CUDA builds bring it",
         )
     chosen = "the kernels run on CUDA" if has_cuda else "the kernels need CUDA; here plain torch runs"
     return Finding(name="triton", ok=True, detail=f"{version('triton')}; {chosen}")
