@@ -13,7 +13,6 @@ block table adds 8 bytes for a block, `seen` 1 for a position, and parts 4 (d + 
 """
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from sigma0.kernels import depth_attention
 from sigma0.kernels.coded_attention import CodedRows
 from sigma0.kernels.depth_attention import MAXIMUM, SMALLEST_TILE, SUMS, TOTAL
 from sigma0.kernels.plane_codec import WIDTHS, CodedPlanes
+from sigma0.presence import wants_triton
 
 PART_WARPS = 4
 
@@ -145,7 +145,7 @@ def _check(query: Tensor, tails: Sequence[Tensor], coded: Sequence[CodedPlanes],
         raise ValueError(f"seen knows {rows.seen.shape[1]} cache positions, and {rows.longest} are read")
 
 
-if find_spec("triton") is not None:
+if wants_triton():
     import triton
     import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Proximity to collapse in one launch of a Triton kernel: the formulas of `collapse.py`, one program a row."""
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
@@ -31,6 +29,7 @@ from sigma0.kernels.collapse import (
     CollapseRule,
     CollapseState,
 )
+from sigma0.presence import wants_triton
 
 # Logits of one step; 8 for each thread, so that half precision is read 16 bytes at a time.
 BLOCK, WARPS = 2048, 8
@@ -111,7 +110,7 @@ def _launch(
     return Collapse(statistics, token_ids, top, met)
 
 
-if find_spec("triton") is not None:
+if wants_triton():
     import triton
     import triton.language as tl
 

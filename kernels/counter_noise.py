@@ -3,10 +3,10 @@
 Torch and Triton compute the same bits; the logarithms that follow may differ in the last ones.
 """
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
+
+from sigma0.presence import wants_triton
 
 _WORD = 0xFFFF_FFFF
 # Odd factors that spread ids, positions and purposes over 32 bits. No two (position, purpose) of a sequence share a
@@ -53,7 +53,7 @@ def combined(first: Tensor, second: Tensor) -> Tensor:
     return bits ^ bits >> 15
 
 
-if find_spec("triton") is not None:
+if wants_triton():
     import triton
     import triton.language as tl
 

@@ -20,10 +20,11 @@ Bytes for each row and K/V head: 2 (c - start + 1) d b, the minimum; q, o and th
 """
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+
+from sigma0.presence import wants_triton
 
 SMALLEST_TILE = 16
 PART_WARPS = 4
@@ -231,7 +232,7 @@ def _check(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows) -> None
             raise ValueError(f"{name} knows {table.shape[1]} cache positions, and {rows.longest} are read")
 
 
-if find_spec("triton") is not None:
+if wants_triton():
     import triton
     import triton.language as tl
 

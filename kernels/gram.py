@@ -23,12 +23,12 @@ nothing is NaN; a quotient is at most 1e30.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from sigma0.kernels.exit_state import CONTRACT, DIVERGE, G00, G01, G11, G22, G33, KEPT, NO_FATE, SPIRAL
+from sigma0.presence import wants_triton
 
 # sin^2 of the angle under which two differences count as parallel, and the residual up to which a fit counts.
 PARALLEL, MAX_RESIDUAL = 0.01, 0.5
@@ -238,7 +238,7 @@ def fate_of_row(
     return DIVERGE if radius >= 1 + growth else SPIRAL if spirals else CONTRACT
 
 
-if find_spec("triton") is not None:
+if wants_triton():
     import triton
     import triton.language as tl
 

@@ -3,14 +3,13 @@
 Mode and thresholds are read row by row, so that one launch serves any mixture of rules.
 """
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
 from sigma0.kernels import exit_state
 from sigma0.kernels.exit_state import STATISTICS, ExitParams, ExitState, LoopEndOutput, LoopEndWeights, RuleRows
 from sigma0.kernels.loop_end import SHRINK
+from sigma0.presence import wants_triton
 
 
 def loop_end(
@@ -118,7 +117,7 @@ def _check(raw: Tensor, previous: Tensor, weights: LoopEndWeights, state: ExitSt
         raise ValueError("the numbers of a row must lie side by side")
 
 
-if find_spec("triton") is not None:
+if wants_triton():
     import triton
     import triton.language as tl
 

@@ -12,7 +12,6 @@ each row.
 """
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from torch import Tensor
 from sigma0.kernels.collapse import certainty
 from sigma0.kernels.counter_noise import gumbel
 from sigma0.kernels.row_product import LIBRARY, PRODUCT_WARPS, ROW_TILE, check_product, stages_for, step_for
+from sigma0.presence import wants_triton
 
 # Ids of a program; with 64 triton 3.6 spills.
 HEAD_IDS = 32
@@ -170,7 +170,7 @@ LIBRARY.define(  # type: ignore[no-untyped-call]
 LIBRARY.impl("row_head", _launch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::row_head", _output_shapes, lib=LIBRARY)
 
-if find_spec("triton") is not None:
+if wants_triton():
     import triton
     import triton.language as tl
 

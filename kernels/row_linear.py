@@ -3,12 +3,11 @@
 Bytes: N D b of the weight once for sixteen rows, (D + N) b for each row.
 """
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
 from sigma0.kernels.row_product import LIBRARY, PRODUCT_WARPS, ROW_TILE, check_product, stages_for, step_for
+from sigma0.presence import wants_triton
 
 # Outputs of a program: 128 programs of whole rows at 2,048 numbers, so that D need not be split.
 OUTPUTS = 16
@@ -63,7 +62,7 @@ LIBRARY.define("row_linear(Tensor hidden, Tensor weight) -> Tensor")  # type: ig
 LIBRARY.impl("row_linear", launch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::row_linear", _output_shape, lib=LIBRARY)
 
-if find_spec("triton") is not None:
+if wants_triton():
     import triton
     import triton.language as tl
 

@@ -8,8 +8,6 @@ A program of the first kernel computes gates and ups of the same numbers, so tha
 F D b of weights once, 2 (D + F) b for each row.
 """
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
@@ -25,6 +23,7 @@ from sigma0.kernels.row_product import (
     stages_for,
     step_for,
 )
+from sigma0.presence import wants_triton
 
 
 def row_mlp_reference(
@@ -110,7 +109,7 @@ LIBRARY.define(  # type: ignore[no-untyped-call]
 LIBRARY.impl("row_mlp", _launch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::row_mlp", _output_shape, lib=LIBRARY)
 
-if find_spec("triton") is not None:
+if wants_triton():
     import triton
     import triton.language as tl
 

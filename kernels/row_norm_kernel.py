@@ -6,12 +6,11 @@ rounded to the model's dtype where transformers' modules round: after the scale,
 one row, and adds its squares up in one order. Bytes: 3 D b for each row, and D b.
 """
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
 from sigma0.kernels.row_product import LIBRARY, check_norm, norm_reference
+from sigma0.presence import wants_triton
 
 # The widest row that a program holds.
 WIDEST = 16384
@@ -88,7 +87,7 @@ LIBRARY.define(  # type: ignore[no-untyped-call]
 LIBRARY.impl("row_norm", _launch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::row_norm", _output_shape, lib=LIBRARY)
 
-if find_spec("triton") is not None:
+if wants_triton():
     import triton
     import triton.language as tl
 

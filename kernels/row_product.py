@@ -8,10 +8,10 @@ A row's bits depend on the row and the weight alone, not on R nor on its place: 
 is larger, and one program adds up all of an output's products, in float32 and in the order of its steps.
 """
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
+
+from sigma0.presence import wants_triton
 
 # Rows of a tile, and outputs of a program that takes them in pairs: two rows of the weight for each.
 ROW_TILE, PAIRS = 16, 16
@@ -62,7 +62,7 @@ def check_norm(hidden: Tensor, weight: Tensor) -> None:
         raise ValueError(f"a norm of {hidden.shape[1]} numbers, but its weight is {tuple(weight.shape)}")
 
 
-if find_spec("triton") is not None:
+if wants_triton():
     import triton
     import triton.language as tl
 

@@ -10,8 +10,6 @@ q goes out rotated; rot(k) and v go to the place of the row's loop and cache pos
 d b for each row.
 """
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
@@ -26,6 +24,7 @@ from sigma0.kernels.row_product import (
     stages_for,
     step_for,
 )
+from sigma0.presence import wants_triton
 
 
 def row_qkv_reference(
@@ -191,7 +190,7 @@ LIBRARY.define(  # type: ignore[no-untyped-call]
 LIBRARY.impl("row_qkv", _launch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::row_qkv", _query_shape, lib=LIBRARY)
 
-if find_spec("triton") is not None:
+if wants_triton():
     import triton
     import triton.language as tl
 

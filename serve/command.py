@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from sigma0.commands.console import log_to_stderr, one_line_errors
+from sigma0.checkpoints import resolve_model
+from sigma0.commands.console import loading, log_to_stderr, one_line_errors
 from sigma0.commands.options import (
     KEPT_FILES,
     KV,
@@ -113,22 +114,22 @@ def serve(
     """Serve a model to OpenAI clients, and a page on which to watch it."""
     from sigma0.serve.engine.spawned import EngineProcess
 
-    with one_line_errors(), needs_extra("serve"), ExitStack() as stack:
+    with one_line_errors(), needs_extra("serve"), ExitStack() as stack, ExitStack() as waiting:
+        resolve_model(model)
+        waiting.enter_context(loading(model))
         # first of all: it imports torch while this process does
         process = None if ray or ladder is not None else stack.enter_context(EngineProcess())
 
         from pydantic import SecretStr
 
-        from sigma0.commands.ladder import open_ladder
         from sigma0.commands.telemetry import TelemetryLog
         from sigma0.config import KVConfig, parse_on_collapse
         from sigma0.decode.grammar.spec import parse_call_style
         from sigma0.serve.api.access import DRAIN_TIMEOUT, Environment, ServerSettings
         from sigma0.serve.api.hosts import check_hosts, hosts_of
-        from sigma0.serve.engine.engine import EngineLimits
+        from sigma0.serve.engine.messages import EngineLimits
         from sigma0.serve.engine.process import ProcessService
         from sigma0.serve.engine.spec import EngineSpec
-        from sigma0.serve.engine.worker import EngineService
 
         if ladder is None and (budget or policy is not None):
             raise ValueError("--budget and --policy need --ladder")
@@ -194,6 +195,7 @@ def serve(
             }
             # what does not fit is refused before a cluster is started
             ServerSettings(api_key_file=api_key_file, otlp_endpoint=otlp_endpoint)
+            waiting.close()
             serve_on_ray(RaySettings(**options), host, _free(host, port), address)
             return
         if ray_options := [f"--{name}" for name, value in engines.items() if value is not None]:
@@ -217,6 +219,7 @@ def serve(
         log = None if telemetry is None else TelemetryLog(telemetry, rotated_at, telemetry_keep)
         listener = open_socket(host, port)
         log_to_stderr()
+        waiting.close()
         console = Console(stderr=True, highlight=False)
         console.print(f"loading {model}")
         spec = EngineSpec(
@@ -238,6 +241,9 @@ def serve(
         if ladder is None:
             service = ProcessService(spec, threads, process)
         else:
+            from sigma0.commands.ladder import open_ladder
+            from sigma0.serve.engine.worker import EngineService
+
             # in one process, since a rung that is the served model shares its weights
             engine = spec.build()
             console.print(f"loading the ladder {ladder}")

@@ -19,7 +19,7 @@ else:
 ROOT = Path(__file__).parent.parent
 # Imports go down only: a module imports modules of its own or an earlier level. A name stands for all that lies in it.
 LEVELS = [
-    {"checkpoints", "children", "config", "cpp_compiler", "errors", "jsonl", "lazy"},
+    {"checkpoints", "children", "config", "cpp_compiler", "errors", "jsonl", "lazy", "presence"},
     {"kernels"},
     {"decode"},
     {"signals"},

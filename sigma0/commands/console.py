@@ -1,5 +1,6 @@
 """What the command line prints: coloured tokens, the legend, tables, progress and errors."""
 
+import gc
 import io
 import logging
 from collections import Counter
@@ -10,6 +11,8 @@ from unicodedata import category
 
 import typer
 from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
@@ -67,6 +70,25 @@ def progress_bar(what: str, total: int, hidden: bool = False) -> Iterator[Callab
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=hidden) as progress:
         task = progress.add_task(what, total=total)
         yield lambda done: progress.update(task, completed=done)
+
+
+@contextmanager
+def loading(what: str, hidden: bool = False) -> Iterator[None]:
+    """Shows on a terminal what is being loaded, as long as it is; elsewhere stderr stays as it is."""
+    console = Console(stderr=True, highlight=False)
+    # one line and no spinner, whose thread would take time from what it waits for
+    shown = console.is_terminal and not hidden
+    if shown:
+        console.print(Text(f"loading {what}", style="dim", overflow="ellipsis", no_wrap=True), end="\r")
+    try:
+        yield
+    finally:
+        if not gc.isenabled():
+            # what there is by now stays: the collector need not look at it (`cli.run`)
+            gc.freeze()
+            gc.enable()
+        if shown:
+            console.control(Control((ControlType.ERASE_IN_LINE, 2)))
 
 
 @contextmanager

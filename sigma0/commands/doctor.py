@@ -1,17 +1,14 @@
 """`sigma0 doctor`: what this installation has, what is off, and why."""
 
-import ctypes
 import json
 import os
 import platform
 import runpy
-import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.text import Text
@@ -19,6 +16,7 @@ from rich.text import Text
 from sigma0.checkpoints import shipped_models
 from sigma0.commands.console import print_table
 from sigma0.commands.options import AsJson
+from sigma0.presence import has_driver
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
@@ -127,7 +125,7 @@ def _devices() -> tuple[Finding, ...]:
         return *findings, Finding(name="cuda", ok=False, detail="torch is not installed; pip install torch")
     # the file says what torch was built for, and imports nothing of torch
     build = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    if _has_driver(build):
+    if has_driver(build):
         import torch
 
         if torch.cuda.is_available():
@@ -140,24 +138,13 @@ def _devices() -> tuple[Finding, ...]:
     return *findings, Finding(name="cuda", ok=False, detail=f"{why}; models run on the CPU")
 
 
-def _has_driver(build: Mapping[str, Any]) -> bool:
-    """Whether torch may find a GPU.
-
-    Args:
-        build: What `torch/version.py` defines.
-    """
-    if build["cuda"] is None or sys.platform != "linux":
-        return build["cuda"] is not None or build["hip"] is not None
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
-
-
 def _triton(has_cuda: bool) -> Finding:
     if find_spec("triton") is None:
-        return Finding(name="triton", ok=False, detail="not installed (Linux x86-64 only); use backend='torch' on CUDA")
+        return Finding(
+            name="triton",
+            ok=False,
+            detail="not installed; torch's CUDA builds bring it",
+        )
     chosen = "the kernels run on CUDA" if has_cuda else "the kernels need CUDA; here plain torch runs"
     return Finding(name="triton", ok=True, detail=f"{version('triton')}; {chosen}")
 

@@ -69,6 +69,7 @@ from sigma0.kernels.row_norm_kernel import row_norm
 from sigma0.kernels.row_product import DTYPES as ROW_DTYPES
 from sigma0.kernels.row_qkv import row_qkv
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
+from sigma0.presence import wants_triton
 
 __all__ = [
     "ALPHA",
@@ -316,6 +317,8 @@ def operations(backend: Backend, device: torch.device, deterministic: bool = Tru
 
 
 def _interpreted() -> bool:
+    if not wants_triton():
+        return False
     import triton
 
     return bool(triton.knobs.runtime.interpret)
