@@ -12,13 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
-
-# Places of types of numbers as the sources count them.
-ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 LEVELS = ("plain", "avx2", "avx512", "avx512_bf16")
-# Numbers of a head at most.
-MOST_HEAD_DIM = 512
 _KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double, "f": ctypes.c_bool}
 _FOLDER = Path(__file__).with_name("cpu")
 
@@ -56,16 +50,6 @@ def level() -> str:
     if wanted not in known:
         raise ValueError(f"SIGMA0_CPU_LEVEL={wanted!r}: this CPU has {', '.join(known)}")
     return wanted
-
-
-def check_head_dim(head_dim: int) -> None:
-    """Refuses heads that the functions have no room for.
-
-    Raises:
-        ValueError: Naming the width.
-    """
-    if head_dim > MOST_HEAD_DIM:
-        raise ValueError(f"heads of {head_dim} numbers, and {MOST_HEAD_DIM} at most: load with backend='torch'")
 
 
 def said(name: str) -> str:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sigma0.kernels.exit_state import ExitParams
-from sigma0.kernels.native import ELEMENTS, function
+from sigma0.kernels.native import function
+from sigma0.kernels.row_attention import ELEMENTS
 
 
 def path_fates(paths: Tensor, places: Tensor, loops: Tensor, running: int, rule: ExitParams) -> Tensor:

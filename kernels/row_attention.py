@@ -13,7 +13,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sigma0.kernels.native import ELEMENTS, check_head_dim, function
+from sigma0.kernels.native import function
+
+# Types of numbers as the functions in C++ count them.
+ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+# Numbers of a head there, at most.
+MOST_HEAD_DIM = 512
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,16 @@ def _attend_rows(
         torch.get_num_threads(),
     )
     return output
+
+
+def check_head_dim(head_dim: int) -> None:
+    """Refuses heads that the functions have no room for.
+
+    Raises:
+        ValueError: Naming the width.
+    """
+    if head_dim > MOST_HEAD_DIM:
+        raise ValueError(f"heads of {head_dim} numbers, and {MOST_HEAD_DIM} at most: load with backend='torch'")
 
 
 def check_planes(dtype: torch.dtype, keys: Tensor, values: Tensor) -> None:

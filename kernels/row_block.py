@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigma0.kernels.native import check_head_dim, function
-from sigma0.kernels.row_attention import RowPlaces, check_planes
+from sigma0.kernels.native import function
+from sigma0.kernels.row_attention import RowPlaces, check_head_dim, check_planes
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sigma0.kernels.native import ELEMENTS, function
+from sigma0.kernels.native import function
+from sigma0.kernels.row_attention import ELEMENTS
 
 # More rows are the library's, which arithmetic binds.
 MOST_ROWS = {torch.bfloat16: 16, torch.float32: 128}

@@ -204,7 +204,7 @@ void attend_all_coded(const CodedAttention& all) {
 
 }  // namespace
 
-// `dtype` as `ELEMENTS` of native.py counts them.
+// `dtype` as `ELEMENTS` of row_attention.py counts them.
 EXPORTED(void, attend_coded_rows)(
     int64_t dtype, const void* tail_keys, const uint8_t* key_codes, const void* key_scales, const void* tail_values,
     const uint8_t* value_codes, const void* value_scales, const void* query, void* output, const int64_t* bits,

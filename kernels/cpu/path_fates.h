@@ -122,7 +122,7 @@ void path_fates(
 
 }  // namespace
 
-// `dtype` as `ELEMENTS` of native.py counts them.
+// `dtype` as `ELEMENTS` of row_attention.py counts them.
 EXPORTED(void, path_fates)(
     int64_t dtype, const void* paths, const int64_t* places, const int64_t* loops, int64_t* fates, int64_t count,
     int64_t total, int64_t width, int64_t running, double noise, double growth, double spiral) {

@@ -261,7 +261,7 @@ void attend_of(const Attention& all) {
 
 }  // namespace
 
-// `dtype` as `ELEMENTS` of native.py counts them.
+// `dtype` as `ELEMENTS` of row_attention.py counts them.
 EXPORTED(void, attend_rows)(
     int64_t dtype, void* keys, void* values, const void* query, const void* new_keys, const void* new_values,
     void* output, const int64_t* sequences, const int64_t* positions, const int64_t* planes, const int64_t* blocks,

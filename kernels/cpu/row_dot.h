@@ -162,7 +162,7 @@ void row_dot(
 
 }  // namespace
 
-// `dtype` as `ELEMENTS` of native.py counts them.
+// `dtype` as `ELEMENTS` of row_attention.py counts them.
 EXPORTED(void, row_dot)(
     int64_t dtype, const void* hidden, const void* weight, void* output, int64_t rows, int64_t width, int64_t columns,
     int64_t threads) {

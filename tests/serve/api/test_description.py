@@ -85,8 +85,8 @@ def test_every_route_is_described(description):
 def is_limited(case, answer):
     """Whether a request is refused by a limit that the description has no word for, but the answer has a name for.
 
-    They are: the tokens of a context and of the shortest answer, an echo in a stream, what a ladder or a grammar cannot, and which
-    objects are JSON Schemas that can be followed.
+    They are: the tokens of a context and of the shortest answer, an echo in a stream, what a ladder or a grammar
+    cannot, and which objects are JSON Schemas that can be followed.
     """
     if answer.status_code != 400:
         return False
