@@ -33,9 +33,14 @@ LONGEST = (
     "decode/test_parallel.py",
     "test_start.py",
 )
+STARTED = pytest.StashKey[float]()
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("deterministic")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--cpu-limit", type=float, default=1.5, help="CPU seconds that an unmarked test may take; 0: any")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -48,6 +53,30 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(items):
     order = {HERE / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of its children that have ended: a busy machine does not change it, as it does the clock."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item):
+    item.stash[STARTED] = _cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item):
+    """Fails an unmarked test that takes long, its fixtures and its children included: a suite that is slow is not run."""
+    yield
+    took = _cpu_seconds() - item.stash[STARTED]
+    item.user_properties.append(("cpu_seconds", round(took, 2)))
+    own = item.get_closest_marker("cpu")
+    allowed = own.args[0] if own else item.config.option.cpu_limit
+    if 0 < allowed < took and not any(map(item.get_closest_marker, ("slow", "exhaustive", "gpu", "vllm"))):
+        said = f"took {took:.2f} s of CPU, setup and children included, of {allowed:g}: make it smaller or mark it slow"
+        pytest.fail(f"{said} (tests/README.md)", pytrace=False)
 
 
 class Golden:
