@@ -68,7 +68,7 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item):
-    """Fails an unmarked test that takes long, its fixtures and its children included: a suite that is slow is not run."""
+    """Fails an unmarked test that takes long, with its fixtures and children: a slow suite is not run."""
     yield
     took = _cpu_seconds() - item.stash[STARTED]
     item.user_properties.append(("cpu_seconds", round(took, 2)))

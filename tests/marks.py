@@ -1,5 +1,6 @@
 """Which cases of a test are fast, where its whole grid is not; and what a test needs."""
 
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -7,6 +8,15 @@ import pytest
 from sigma0.cpp_compiler import compiler
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+
+
+@contextmanager
+def named(*case: Any):
+    """Names the case of a loop that an error comes from."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"the case {' '.join(map(str, case))}: {error}") from error
 
 
 def fast_if(fast: bool, *values: Any, id: str | None = None):
