@@ -9,6 +9,7 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import hypothesis
@@ -49,8 +50,19 @@ def pytest_ignore_collect(collection_path, config):
     return True if config.option.markexpr == "vllm" and apart else None
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    """Divides the cases of a grid, in their order; the files that take longest come first."""
+    counted = Counter()
+    for item in items:
+        grid = item.get_closest_marker("grid")
+        if grid and not item.get_closest_marker("exhaustive"):
+            name, fast, slow = (item.parent, item.originalname), grid.kwargs["fast"], grid.kwargs["slow"]
+            if not item.get_closest_marker("slow") and counted[name, "fast"] < fast:
+                counted[name, "fast"] += 1
+                continue
+            counted[name, "slow"] += 1
+            item.add_marker("slow" if counted[name, "slow"] <= slow else "exhaustive")
     order = {HERE / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
