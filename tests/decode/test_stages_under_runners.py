@@ -46,6 +46,7 @@ def assert_same(one, other):
         assert getattr(one, counted) == getattr(other, counted), counted
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @needs_compiler
 @pytest.mark.parametrize(
     ("layout", "mode", "batch"),

@@ -109,6 +109,7 @@ RULES = [setting for setting in SETTINGS if setting.mode not in ("random", "orac
 FAST = ("full", "fixed", "qexit")
 
 
+@pytest.mark.grid(fast=0, slow=3)
 @pytest.mark.parametrize(
     "setting",
     [fast_if(rule.mode in FAST, rule) for rule in RULES],
@@ -201,6 +202,7 @@ def test_random_depths_are_the_rules_own_shuffled(bench):
     assert one == again and len(one.exits) == NEW and set(one.exits[:-1]) <= set(theirs[new & ~first].tolist())
 
 
+@pytest.mark.slow
 def test_intervals_hold_their_figures_and_full_depth_is_whole(bench):
     for setting in SETTINGS[:4]:
         row = bench.measure(setting)
