@@ -23,6 +23,7 @@ from tests.marks import fast_if, needs_compiler
 from tests.reference import tiny_model
 
 pytest.importorskip("torchao")
+pytestmark = pytest.mark.slow
 PROJECTIONS = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 PROMPTS = ["Mary went to the park. The hat is with Mary. Where is the hat?", "Tom went to the barn. Where is Tom?"]
 

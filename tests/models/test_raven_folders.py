@@ -85,6 +85,7 @@ def test_a_pipeline_writes_what_generate_writes(loaded):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [{"exit": "full"}, slow({"exit": "margin", "theta": 0.1})], ids=["full", "margin"])
 def test_lm_eval_scores_an_exported_folder(loaded, exported, setting):
     pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'sigma0-lm[eval]'")

@@ -16,6 +16,8 @@ from lm_eval.tasks import TaskManager
 from sigma0.bench.harness.items import TASKS
 from sigma0.bench.harness.language_model import MAX_GEN_TOKS, Sigma0LM, write_settings
 
+pytestmark = pytest.mark.slow
+
 CPU = {"device": "cpu", "dtype": "float32"}
 FULL, EAGER = {"exit": "full"}, {"exit": "qexit", "q": 0.6}
 GREEDY = {"until": ["\n"], "max_gen_toks": 24, "do_sample": False}

@@ -15,6 +15,8 @@ from sigma0.bench.mutation.reasons import Equivalent, Reasons, survivors
 from sigma0.bench.mutation.workers import TestWorker, copy_tree, spread
 from tests.bench.mutation.tiny import SOURCE, write_tree
 
+pytestmark = pytest.mark.slow
+
 test_files.__test__ = False
 FILE, TEST_FILE = "sigma0/decode/tiny.py", "tests/decode/test_tiny.py"
 AREAS = {"decode": Area(("sigma0/decode",), "tests/decode")}

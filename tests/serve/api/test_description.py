@@ -17,6 +17,8 @@ from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
 from tests.serve.engine.spied_worker import SpiedService
 
+pytestmark = pytest.mark.slow
+
 PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
