@@ -9,6 +9,7 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -34,7 +35,7 @@ LONGEST = (
     "decode/test_parallel.py",
     "test_start.py",
 )
-STARTED = pytest.StashKey[float]()
+STARTED = pytest.StashKey[tuple[float, int]]()
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("deterministic")
@@ -74,7 +75,7 @@ def _cpu_seconds() -> float:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item):
-    item.stash[STARTED] = _cpu_seconds()
+    item.stash[STARTED] = _cpu_seconds(), len(sys.modules)
     return (yield)
 
 
@@ -82,13 +83,16 @@ def pytest_runtest_setup(item):
 def pytest_runtest_teardown(item):
     """Fails an unmarked test that takes long, with its fixtures and children: a slow suite is not run."""
     yield
-    took = _cpu_seconds() - item.stash[STARTED]
+    began, imported = item.stash[STARTED]
+    took = _cpu_seconds() - began
     item.user_properties.append(("cpu_seconds", round(took, 2)))
     own = item.get_closest_marker("cpu")
     allowed = own.args[0] if own else item.config.option.cpu_limit
-    if 0 < allowed < took and not any(map(item.get_closest_marker, ("slow", "exhaustive", "gpu", "vllm"))):
-        said = f"took {took:.2f} s of CPU, setup and children included, of {allowed:g}: make it smaller or mark it slow"
-        pytest.fail(f"{said} (tests/README.md)", pytrace=False)
+    # whichever comes first imports what others need too
+    imports = 0.003 * (len(sys.modules) - imported)
+    if 0 < allowed < took - imports and not any(map(item.get_closest_marker, ("slow", "exhaustive", "gpu", "vllm"))):
+        said = f"took {took:.2f} s of CPU, {imports:.2f} of them for imports; {allowed:g} s may be taken, all included"
+        pytest.fail(f"{said}: make it smaller or mark it slow (tests/README.md)", pytrace=False)
 
 
 class Golden:
