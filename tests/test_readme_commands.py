@@ -158,7 +158,7 @@ def test_the_ladder_s_line_and_its_trail_run(tmp_path, monkeypatch):
     assert shown.exit_code == 0 and "pocket" in shown.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_harness_s_line_runs_where_there_is_no_gpu():
     pytest.importorskip("lm_eval")
     words = [sys.executable, *named("python", "-m", "sigma0.bench.harness")[1:]]

@@ -18,7 +18,7 @@ from sigma0.decode.grammar.rows import only_id
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, parse_spec
 from sigma0.decode.grammar.vocabulary import Constraint, vocabulary_of
 from tests.byte_model import END, byte_model
-from tests.marks import exhaustive, slow
+from tests.marks import exhaustive
 from tests.reference import decide, gap, setting
 from tests.schemas import OBJECTS, REFERENCES, SCHEMAS
 
@@ -182,7 +182,7 @@ def test_forced_tokens_save_passes(byte):
 
 
 @pytest.mark.parametrize(
-    "rule, after", [exhaustive("margin", "finish"), slow("margin", "verify"), exhaustive("qexit", "finish")]
+    "rule, after", [exhaustive("margin", "finish"), exhaustive("margin", "verify"), exhaustive("qexit", "finish")]
 )
 def test_a_compiled_step_writes_the_same(byte, rule, after):
     expected, _ = written(byte, OBJECTS[:6], rule, after)

@@ -12,7 +12,7 @@ from sigma0.decode import graph_runner, programs, runners
 from sigma0.decode.ops import TORCH, depth_attention_reference
 from tests.decode.captures import RepeatedCapture
 from tests.decode.test_stages import drawn
-from tests.marks import exhaustive, fast_if, needs_compiler, slow
+from tests.marks import exhaustive, fast_if, needs_compiler
 from tests.models.raven_reference import SHAPES, tiny_raven
 
 MODES = {
@@ -72,7 +72,7 @@ def test_every_mode_is_one_graph(layout, mode, batch, monkeypatch):
         ("pre", "margin", 1),
         exhaustive("sandwich", "margin", 4),
         exhaustive("pre", "verify", 4),
-        slow("post", "converge", 4),
+        exhaustive("post", "converge", 4),
     ],
 )
 def test_generated_code_writes_the_same(layout, mode, batch):

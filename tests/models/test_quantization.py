@@ -107,6 +107,7 @@ def test_compiled_steps_write_what_eager_ones_write(quantized, monkeypatch, afte
     assert_same_runs(*quantized, after)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @needs_compiler
 @pytest.mark.parametrize("after", [fast_if(False, "finish")])
 def test_machine_code_writes_what_eager_steps_write(quantized, after):

@@ -88,7 +88,7 @@ def test_a_mixed_run_has_all_kinds():
         assert any(name in body for body in bodies), name
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_fails_every_call_and_finds_what_is_wrong(bench, counted, capfd):
     clean, faults = counted
     calls = faults["template"].calls

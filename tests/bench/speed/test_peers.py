@@ -12,7 +12,7 @@ from sigma0.bench.speed.branches import Branches, most_nodes
 from sigma0.bench.speed.decoders import Ours, PromptedCache, Stock
 from sigma0.bench.speed.self_speculation import Drafting, SelfSpeculation, fit_drafting, passes_along
 from sigma0.bench.speed.static_peer import StaticStock
-from tests.marks import needs_compiler, slow
+from tests.marks import exhaustive, needs_compiler
 from tests.reference import settled_model, tiny_model
 
 NEW = 16
@@ -23,7 +23,7 @@ def prompt(seed, batch=1, length=7):
 
 
 @needs_compiler
-@pytest.mark.parametrize("backend", ["eager", slow("inductor")])
+@pytest.mark.parametrize("backend", ["eager", exhaustive("inductor")])
 def test_a_static_cache_writes_what_transformers_own_decoding_writes(backend):
     torch._dynamo.reset()
     model, ids = tiny_model(seed=1, total_ut_steps=4), prompt(0, batch=2)
@@ -67,7 +67,7 @@ def test_self_speculation_keeps_the_kv_of_full_depth():
             torch.testing.assert_close(held[:, :, :kept], expected[:, :, :kept], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_compiler
 def test_compiled_self_speculation_writes_the_same():
     model, ids = settled_model(seed=2, total_ut_steps=3, num_hidden_layers=1), prompt(1)

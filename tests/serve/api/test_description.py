@@ -144,7 +144,7 @@ def test_so_with_a_ladder(with_ladder, path):
     assert counts[200] >= 10, counts
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", PATHS[:2])
 @pytest.mark.parametrize("mode", GenerationMode)
 @pytest.mark.parametrize("server", ["description", "with_ladder"])
