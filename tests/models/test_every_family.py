@@ -50,6 +50,7 @@ def invoke(*arguments):
     return result.stdout
 
 
+@pytest.mark.grid(fast=2, slow=3)
 def test_it_saves_what_it_loaded_and_exports_it(folder, tmp_path):
     model, tokenizer = loaded(folder)
     full, _, checked = expected = texts(model, tokenizer)
@@ -92,6 +93,7 @@ def test_it_is_sized_as_it_is_made(folder):
     assert told["weights"] == sum(each.nbytes for each in loaded(folder, dtype="float32")[0].parameters())
 
 
+@pytest.mark.grid(fast=2, slow=3)
 def test_it_is_served(folder):
     model, tokenizer = loaded(folder)
     with served((model, tokenizer)) as server:
@@ -113,6 +115,7 @@ def test_it_is_served(folder):
                 )
 
 
+@pytest.mark.grid(fast=0, slow=2)
 def test_it_is_calibrated(folder, tmp_path):
     exported = tmp_path / "own"
     invoke("export", folder, exported)
