@@ -51,6 +51,7 @@ def run(program, *arguments, cwd):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_fresh_process_writes_the_same(loaded, exported, tmp_path):
     model, tokenizer = loaded
     ids = tokenizer("Where is Mary?", return_tensors="pt")

@@ -191,6 +191,7 @@ def test_the_corpus_itself(fuzzed):
         assert (status == 200) == is_taken, (name, answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [FAST, pytest.param(SLOW, marks=pytest.mark.exhaustive)])
 def test_whatever_is_sent(fuzzed, count):
     body = CORPUS["chat-plain.json"]
