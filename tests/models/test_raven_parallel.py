@@ -95,6 +95,7 @@ def shared(request, tmp_path_factory):
     return target, folders, published, in_processes(count, share_of, target, folders, goldens, str(target))
 
 
+@pytest.mark.slow
 def test_together_they_write_what_one_writes(shared):
     _, folders, published, ranks = shared
     for layout, folder in folders.items():

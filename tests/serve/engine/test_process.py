@@ -164,6 +164,7 @@ def test_a_failure_keeps_what_it_says_on_its_way():
     assert (str(failure), failure.cause) == ("FloatingPointError inside of this request", "FloatingPointError")
 
 
+@pytest.mark.slow
 def test_draining_finishes_what_was_taken_and_ends_the_process(service, pocket):
     """The last one with this service."""
 
@@ -180,6 +181,7 @@ def test_draining_finishes_what_was_taken_and_ends_the_process(service, pocket):
     assert not service.is_up and service._process.end(60) == 0
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_fails_its_requests_and_is_missed(pocket, caplog):
     service = ProcessService(SPEC, 1)
     body = {"model": "pocket", "prompt": list(endless(pocket).prompt_ids), "max_tokens": 1900, "temperature": 2}
@@ -203,6 +205,7 @@ def test_an_engine_that_is_killed_fails_its_requests_and_is_missed(pocket, caplo
         service.close()
 
 
+@pytest.mark.slow
 def test_the_process_ends_with_the_one_that_started_it():
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         try:
@@ -217,6 +220,7 @@ def test_the_process_ends_with_the_one_that_started_it():
             raise
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_refused_in_the_same_words(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "ouro", "hidden_size": "many"}')
     (tmp_path / "tokenizer.json").write_text("{}")
