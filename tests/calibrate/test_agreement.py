@@ -139,7 +139,7 @@ def test_grids_run_from_patient_to_eager_in_small_steps():
             assert (np.diff(place) < 0.025).all() and (np.diff(place) > 0).all()
 
 
-@pytest.mark.grid(fast=0, slow=3)
+@pytest.mark.grid(fast=0, slow=2)
 @pytest.mark.parametrize("mode", GRIDS)
 def test_exits_of_a_whole_grid_are_those_of_each_setting(model, prompts, mode):
     texts = continue_in_full(model, prompts[:12], 6)

@@ -33,7 +33,7 @@ def test_codecs_are_tested_from_many_bits_to_few():
         assert sizes == sorted(sizes, reverse=True) and sizes[0] == 9 and sizes[-1] < 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_smallest_that_passes_is_chosen(loaded, prompts):
     model = loaded[0]
     found = calibrate_kv(model, prompts, agreement=0.8, confidence=0.8, max_new_tokens=8, segment=16)

@@ -76,7 +76,7 @@ def both(model, batch, mode, **settings):
     return [written(model, runner, batch, MODES[mode], **settings) for runner in ("compile", "eager")]
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize(("mode", "batch"), [fast_if(size == 4, mode, size) for mode in MODES for size in (1, 4, 16)])
 def test_every_mode_is_one_graph_and_writes_what_the_eager_step_writes(model, traced, mode, batch):
     assert_same(*both(model, batch, mode))
@@ -234,7 +234,7 @@ def test_no_step_reads_a_value_on_the_host(model, mode, monkeypatch):
     assert not {"_local_scalar_dense", "nonzero", "masked_select"} & set(counted.names)
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("mode", ["full", "margin", "verify"])
 def test_statistics_are_kept_in_programs_too(model, mode, traced):
     compiled, eager = both(model, 2, mode, output_statistics=True)

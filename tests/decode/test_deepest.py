@@ -85,7 +85,7 @@ def check(model, out, prompts, config):
     return deeper, against
 
 
-@pytest.mark.grid(fast=10, slow=8)
+@pytest.mark.grid(fast=10, slow=6)
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
 def test_every_token_is_read_at_its_deepest_loop(config, backend):

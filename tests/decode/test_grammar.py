@@ -77,7 +77,7 @@ def finished(byte, rows, schemas):
     return count
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("after", ["finish", "verify", "drop"])
 def test_every_finished_answer_to_a_hundred_schemas_is_valid(byte, after, seed):
@@ -94,7 +94,7 @@ def test_verify_under_a_schema_is_full_depth_under_it(byte, rule):
     assert verified == full and out.loop_passes > 0
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("after", ["finish", "verify"])
 @pytest.mark.parametrize("rule", list(RULES))
 def test_what_is_forced_changes_no_answer(byte, rule, after):
@@ -131,7 +131,7 @@ def test_an_answer_is_the_same_alone(byte, rule, after):
         assert alone == together[place]
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("rule", ["margin", "qexit", "converge"])
 def test_finish_is_a_run_of_all_loops_under_the_mask(byte, rule):
     """Exits are picked afterwards, from logits of which nothing but what may follow is left."""

@@ -55,7 +55,7 @@ def test_numbers_are_uniform_and_neighbours_independent(name, drawn):
         assert abs(correlation) * math.sqrt(COUNT) < 4.5, step
 
 
-@pytest.mark.grid(fast=2, slow=6)
+@pytest.mark.grid(fast=2, slow=3)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("over", ["positions", "seeds", "purposes"])
 def test_draws_follow_the_softmax(scale, over):

@@ -82,7 +82,7 @@ def test_generated_code_writes_the_same(layout, mode, batch):
     assert_same(compiled, eager)
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_at_once_is_the_eager_step(mode, captured, monkeypatch):
@@ -100,7 +100,7 @@ def test_a_step_at_once_is_the_eager_step(mode, captured, monkeypatch):
     assert torch.equal(whole.exit_depths, eager.exit_depths)
 
 
-@pytest.mark.grid(fast=1, slow=2)
+@pytest.mark.grid(fast=1, slow=1)
 @pytest.mark.parametrize("config", [MODES["full"], MODES["verify"], MODES["verify-margin"]])
 def test_drawn_texts_follow_the_law_of_full_depth(config):
     model = tiny_raven("pre", 39, vocab_size=5, n_layers_in_coda=1)

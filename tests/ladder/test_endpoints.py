@@ -89,7 +89,7 @@ def test_with_never_the_small_one_answers_alone(pocket, url):
     assert small.rows == alone.loop_rows + alone.prompt_rows
 
 
-@pytest.mark.grid(fast=2, slow=6)
+@pytest.mark.grid(fast=2, slow=4)
 @pytest.mark.parametrize(
     "name, told",
     [

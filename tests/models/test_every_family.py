@@ -115,7 +115,7 @@ def test_it_is_served(folder):
                 )
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 def test_it_is_calibrated(folder, tmp_path):
     exported = tmp_path / "own"
     invoke("export", folder, exported)

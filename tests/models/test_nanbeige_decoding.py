@@ -120,7 +120,7 @@ def test_a_batch_of_mixed_lengths_is_each_row_alone(mode, skip):
     assert len(set(together.exit_depths.flatten().tolist())) > 1
 
 
-@pytest.mark.grid(fast=2, slow=4)
+@pytest.mark.grid(fast=2, slow=3)
 @pytest.mark.parametrize(
     "config", [MODES["verify"], ExitConfig(mode="margin", theta=0.02), ExitConfig(mode="fixed", depth=1)], ids=str
 )
@@ -174,7 +174,7 @@ def test_drawn_texts_follow_the_law_of_full_depth(config, draws):
     assert abs(statistic - (len(cells) - 1)) / math.sqrt(2 * (len(cells) - 1)) < 4
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 @needs_compiler
 @pytest.mark.parametrize("skip", [False, slow(True)])
 @pytest.mark.parametrize("mode", MODES)

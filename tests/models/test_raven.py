@@ -75,7 +75,7 @@ def greedy(published, index, **settings):
     return out.sequences[0, ids.shape[1] :]
 
 
-@pytest.mark.grid(fast=7, slow=8)
+@pytest.mark.grid(fast=7, slow=6)
 @pytest.mark.parametrize("index", range(3))
 def test_greedy_tokens_match(published, index):
     assert torch.equal(greedy(published, index), published["greedy.new_tokens"][index])

@@ -51,7 +51,7 @@ def run(program, *arguments, cwd):
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_fresh_process_writes_the_same(loaded, exported, tmp_path):
     model, tokenizer = loaded
     ids = tokenizer("Where is Mary?", return_tensors="pt")

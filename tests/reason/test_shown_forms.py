@@ -48,6 +48,7 @@ def test_whatever_is_taught_is_allowed(vocabulary, form):
             assert allows(vocabulary, form, asked.prompt, asked.answer), asked.answer
 
 
+@pytest.mark.grid(fast=5, slow=1)
 @pytest.mark.parametrize(
     ("ending", "reply"),
     [

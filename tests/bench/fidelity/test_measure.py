@@ -109,7 +109,7 @@ RULES = [setting for setting in SETTINGS if setting.mode not in ("random", "orac
 FAST = ("full", "fixed", "qexit")
 
 
-@pytest.mark.grid(fast=0, slow=3)
+@pytest.mark.grid(fast=0, slow=2)
 @pytest.mark.parametrize(
     "setting",
     [fast_if(rule.mode in FAST, rule) for rule in RULES],

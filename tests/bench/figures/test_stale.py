@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 OTHERS = {"kernels.md", "mutants.md", "proximity.md", "strategyqa.md"}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_nothing_that_is_shown_is_stale() -> None:
     results = Results(ROOT)
     shown = {

@@ -132,7 +132,7 @@ def test_ways_are_compared_on_the_same_questions():
         difference([one], [other] * 2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
     out = tmp_path / "ledger.jsonl"
     line = ["outer", "pocket", "--larger", "pocket-large", "-n", "2", "--most-votes", "9", "--out", str(out)]

@@ -13,7 +13,7 @@ from sigma0.checkpoints.about import read_about
 from sigma0.models.load import resolve_model
 
 
-@pytest.mark.grid(fast=1, slow=3)
+@pytest.mark.grid(fast=1, slow=2)
 @pytest.mark.parametrize("name", sigma0.shipped_models())
 def test_the_shipped_files_are_what_the_command_prints(name):
     shipped = read_about(resolve_model(name))

@@ -78,7 +78,7 @@ def calls_of(answer):
     return choice, calls
 
 
-@pytest.mark.grid(fast=1, slow=2)
+@pytest.mark.grid(fast=1, slow=1)
 @pytest.mark.parametrize("after", ["finish", "verify", "drop"])
 @pytest.mark.parametrize("temperature", [0, 1.5])
 def test_a_call_is_required(tooled, after, temperature):
@@ -100,7 +100,7 @@ def test_verify_is_full_depth(tooled):
     assert said(mode="margin", theta=0.1, after_exit="verify") == said(mode="full")
 
 
-@pytest.mark.grid(fast=0, slow=3)
+@pytest.mark.grid(fast=0, slow=2)
 @pytest.mark.parametrize("name", list(SCHEMAS))
 def test_the_named_tool_is_called_once(tooled, name):
     for seed in range(3):
@@ -148,7 +148,7 @@ def test_auto_writes_text_or_calls(tooled):
     assert choice.message.content.startswith("<<") and not calls
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("temperature", [0, 1.5])
 def test_streams_say_the_same(tooled, temperature):
     for seed in range(3):
@@ -371,6 +371,7 @@ def single_tag(request):
         yield server
 
 
+@pytest.mark.grid(fast=1, slow=3)
 @pytest.mark.parametrize("after", ["finish", "verify"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_auto_calls_where_the_model_writes_the_tag(single_tag, after, stream):

@@ -72,6 +72,7 @@ def outcomes(model, tokenizer, jobs, runner, watch, blocks=KV):  # noqa: F811
     return [outcome(each) if watch else [token.id for token in each[-1].tokens] for each in told], engine
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("watch", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_outputs_are_the_eager_runners(model, pocket, captures, seed, watch):  # noqa: F811
@@ -83,6 +84,7 @@ def test_outputs_are_the_eager_runners(model, pocket, captures, seed, watch):  #
     assert captures[-1].replays > 20
 
 
+@pytest.mark.slow
 def test_preempted_requests_write_the_same(model, pocket, captures):  # noqa: F811
     jobs = [replace(job, max_new_tokens=11) for job in work(5, 8)]
     eager, _ = outcomes(model, pocket[1], jobs, "eager", True)

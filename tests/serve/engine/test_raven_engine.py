@@ -111,7 +111,7 @@ def test_recomputed_codas_are_read_in_order(model, pocket):
     assert found == [alone(model, prompt, config) for prompt, config in pairs]
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 def test_blocks_found_again_are_those_of_full_depth(model, pocket):
     """The second request's prompt holds the first one's answer, whose codas were read at its exits."""
     engine = Engine(model, pocket[1], "raven", EngineLimits(page_size=4, kv_bytes=2**24), watch=False)
