@@ -232,7 +232,7 @@ def test_the_command_stores_every_rule_and_makes_the_cheapest_the_models_own(que
     assert model.resolve_exit_config(None).mode == "converge"
 
 
-@pytest.mark.cpu(4)
+@pytest.mark.cpu(6)
 def test_the_command_says_when_nothing_qualifies(questions, tmp_path):
     folder = tmp_path / "calibrated"
     wrong = ("--prompts", questions, "--agreement", "0.9", "--exit", "converge", "--max-new-tokens", "8")

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent / "interpreted"
 ONE = FOLDER / "test_attention_kernel.py::test_what_nobody_wrote_is_not_read"
 
 
-@pytest.mark.cpu(10)
+@pytest.mark.cpu(20)
 @pytest.mark.parametrize(
     "marked, tests",
     [("not slow", ONE), slow("not slow and not exhaustive", FOLDER), exhaustive("slow or exhaustive", FOLDER)],

@@ -26,6 +26,7 @@ def plain():
     return LlamaForCausalLM(config).eval(), tokenizer
 
 
+@pytest.mark.slow
 def test_a_random_model_writes_what_its_grammar_allows_and_ends(plain):
     chat = LocalChat(*plain, "plain")
     texts = {

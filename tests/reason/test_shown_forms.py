@@ -38,6 +38,7 @@ def allows(vocabulary, form, question, reply):
     return True
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("form", FORMS)
 def test_whatever_is_taught_is_allowed(vocabulary, form):
     for number in range(40):
