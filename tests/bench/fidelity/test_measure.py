@@ -17,6 +17,7 @@ from sigma0.config import ExitConfig
 from tests.marks import fast_if
 from tests.reference import DroppingReference, finish_rows, run_all_loops, tiny_model
 
+pytestmark = pytest.mark.slow
 NEW = 5
 TOTAL = 4
 GRID = {"qexit": (0.3, 0.8), "margin": (0.15,), "converge": (0.8,), "accel": (0.9,), "accel-steps": (0.6,)}
@@ -202,7 +203,6 @@ def test_random_depths_are_the_rules_own_shuffled(bench):
     assert one == again and len(one.exits) == NEW and set(one.exits[:-1]) <= set(theirs[new & ~first].tolist())
 
 
-@pytest.mark.slow
 def test_intervals_hold_their_figures_and_full_depth_is_whole(bench):
     for setting in SETTINGS[:4]:
         row = bench.measure(setting)
