@@ -17,6 +17,7 @@ from sigma0.bench.simulation.table import apart_cells, cells, is_unsettled, late
 from sigma0.bench.simulation.traffic import Traffic
 from tests.bench.core.test_ledger import CONDITIONS
 
+pytestmark = pytest.mark.slow
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
 QUICK = (
     *("--replicas", "2,4", "--requests", "60", "--runs", "2", "--warm", "10", "--group", "4"),
@@ -63,7 +64,6 @@ def file(tmp_path):
     return path
 
 
-@pytest.mark.slow
 def test_a_row_for_each_fleet_rate_and_routing(file, tmp_path):
     out = tmp_path / "ledger.jsonl"
     result = run("simulate", "--inputs", file, *QUICK, "--rates", "5,40", "--out", out)
@@ -87,7 +87,6 @@ def test_a_row_for_each_fleet_rate_and_routing(file, tmp_path):
     assert [json.loads(line)["routing"] for line in again.stdout.splitlines()] == [row.routing for row in rows]
 
 
-@pytest.mark.slow
 def test_seeds_decide_everything(file, tmp_path):
     def rows(seed, name):
         out = tmp_path / name
@@ -97,7 +96,6 @@ def test_seeds_decide_everything(file, tmp_path):
     assert rows(1, "a") == rows(1, "b") != rows(2, "c")
 
 
-@pytest.mark.slow
 def test_more_requests_wait_longer_until_they_are_refused(file):
     fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()
     most = fleets.most(traffic)
@@ -114,7 +112,6 @@ def test_more_requests_wait_longer_until_they_are_refused(file):
     assert full.asked < 1.1 * most and found[0].asked == pytest.approx(0.1 * most, rel=0.1)
 
 
-@pytest.mark.slow
 def test_nobody_waits_where_nobody_may(file):
     fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()
     many, none = (
@@ -126,7 +123,6 @@ def test_nobody_waits_where_nobody_may(file):
     assert none.refused > many.refused
 
 
-@pytest.mark.slow
 def test_a_chat_that_stays_finds_its_prefix(file):
     fleets, traffic = Fleets(read_inputs(file)[0]), Traffic(turns=4.0, think=1.0)
     seen = {
@@ -136,7 +132,6 @@ def test_a_chat_that_stays_finds_its_prefix(file):
     assert seen["session-affine"].cached > 0.4 > 0.2 > seen["random"].cached
 
 
-@pytest.mark.slow
 def test_short_traffic_alone_is_answered_sooner(file):
     fleets = Fleets(read_inputs(file)[0])
     only = {
