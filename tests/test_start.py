@@ -152,7 +152,7 @@ FIRST_IMPORTS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("imports", FIRST_IMPORTS)
 def test_auto_classes_know_the_models_in_whichever_order_things_are_imported(imports):
     code = f"""

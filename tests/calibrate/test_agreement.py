@@ -204,7 +204,7 @@ def test_the_command_stores_what_the_next_load_uses(questions, tmp_path):
     ).read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_stores_every_rule_and_makes_the_cheapest_the_models_own(questions, tmp_path):
     folder = tmp_path / "calibrated"
     asked = ("--agreement", "0.85", "--exit", "all", "--prompts", questions, "--dtype", "float32")

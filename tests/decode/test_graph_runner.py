@@ -88,7 +88,7 @@ def places(loop):
     return [tensor.data_ptr() for tensor in tensors_of(parts)]
 
 
-@pytest.mark.grid(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("batch", [1, 3])
 def test_buffers_stay_in_place_over_two_hundred_passes_of_mixed_work(batch, captures, monkeypatch):
     rng = random.Random(batch)
@@ -201,7 +201,7 @@ def test_what_lies_in_idle_lanes_changes_no_bit_of_the_others(seed, half):
             assert theirs.runner.lanes.hidden.isfinite().all()
 
 
-@pytest.mark.grid(fast=0, slow=1)
+@pytest.mark.exhaustive
 @needs_compiler
 @pytest.mark.parametrize("after_exit", ["finish", "verify"])
 def test_a_compiled_step_is_captured_too(after_exit, captures, monkeypatch):

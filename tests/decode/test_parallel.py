@@ -340,7 +340,7 @@ def test_what_processes_cannot_share_is_refused(arguments):
     assert "--tensor-parallel goes with one model and a prompt that is an argument" in result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_torchrun_ends_all_when_one_dies(endless):
     psutil = pytest.importorskip("psutil")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "sigma0.cli", "generate"]

@@ -128,7 +128,7 @@ def test_steps_of_a_call_are_a_recurrence_of_it(folder, config, after, stride):
     assert model.num_loops == 4 // stride and model.config.recurrence is None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_steps_of_a_call_under_a_compiled_step_and_in_a_loop_of_ones_own(folder):
     model, tokenizer = loaded(folder, runner="compile")
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids

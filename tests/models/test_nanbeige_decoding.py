@@ -69,7 +69,7 @@ def random_config(rng, after_exit):
     )
 
 
-@pytest.mark.grid(fast=1, slow=1)
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize(
     ("after_exit", "cases"), [("finish", 16), ("drop", 10), exhaustive("finish", 300), exhaustive("drop", 100)]
 )
@@ -188,6 +188,7 @@ def test_every_mode_is_one_graph(mode, skip, monkeypatch):
     assert (compiled.loop_passes, compiled.loop_rows) == (eager.loop_passes, eager.loop_rows)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @needs_compiler
 @pytest.mark.parametrize(
     ("mode", "skip"), [("margin", False), slow("verify-margin", True), exhaustive("converge", True)]

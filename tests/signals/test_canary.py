@@ -83,7 +83,7 @@ def test_entropy_and_margin_alone_stay_under_a_half():
         assert float(reading.proximity) <= 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_long_stream_takes_constant_memory():
     canary, generator = CollapseCanary(eos_token_id=1), torch.Generator().manual_seed(0)
     logits = torch.randn(1, 50, generator=generator)

@@ -123,7 +123,7 @@ def test_copies_are_alike(tree, tmp_path):
     assert [path.read_bytes() for path in compiled[0]] == [path.read_bytes() for path in compiled[1]]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_errors_of_workers_are_raised():
     def work(worker, item):
         raise ValueError(f"no {item}")

@@ -149,7 +149,7 @@ def test_every_form_of_a_story_fits_a_row():
             assert len(encode(own, [form], chat=True).ids) <= recipe.length
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_shipped_solver_knows_its_forms_and_pocket_none():
     told = {}
     for name in ("pocket-solver", "pocket"):

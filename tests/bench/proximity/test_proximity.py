@@ -38,7 +38,7 @@ def test_loops_are_what_they_are_called():
     assert {loop.kind for loop in made} == {"exact", "changed", "drifted", "babble"}
 
 
-@pytest.mark.grid(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind, bar", [("exact", 0.8), ("changed", 0.6)])
 def test_a_loop_is_noticed_once_three_periods_and_forty_ids_are_out(kind, bar):
     """From the ids alone, whatever the logits say, at every period and at every later moment."""

@@ -143,6 +143,7 @@ def test_short_traffic_alone_is_answered_sooner(file):
     assert fleets.most(Traffic(short_share=1.0)) > fleets.most(Traffic(short_share=0.0))
 
 
+@pytest.mark.exhaustive
 def test_groups_stand_for_a_fleet_of_any_size(file):
     """What a group of a large fleet sees is what a fleet of that size would: with loads known, and without."""
     fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()

@@ -41,6 +41,7 @@ def erlang_c(count, load):
     return full / (free + full)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("load", [0.6, *exhaustive(0.3, 0.8)])
 def test_one_exponential_server_waits_as_m_m_1(load):
     found = courses(1, exponential(), load, warm=500, measured=12000)
@@ -56,12 +57,14 @@ def test_one_exponential_server_waits_as_m_m_1(load):
     agrees([np.percentile(each, 99) for each in ends], math.log(100) / (1 - load), within=0.1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("load", [0.6, *exhaustive(0.3, 0.8)])
 def test_one_constant_server_waits_as_m_d_1(load):
     found = courses(1, [MEAN], load, warm=500, measured=8000)
     agrees([waits(course).mean() for course in found], load / (2 * (1 - load)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count, load, measured", [(2, 0.6, 6000), *exhaustive((5, 0.8, 15000), (16, 0.9, 15000))])
 def test_one_queue_before_several_servers_waits_as_m_m_c(count, load, measured):
     found = courses(count, exponential(), load, "one-queue", warm=measured // 8, measured=measured)
@@ -70,6 +73,7 @@ def test_one_queue_before_several_servers_waits_as_m_m_c(count, load, measured):
     agrees([waits(course).mean() for course in found], chance / (count * (1 - load)), within=0.1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("waiting", [3, *exhaustive(0)])
 def test_one_server_with_few_places_refuses_as_m_m_1_k(waiting):
     """With K places, P(full) = (1 - load) load^K / (1 - load^(K + 1)); with one it is Erlang's loss formula."""
@@ -79,6 +83,7 @@ def test_one_server_with_few_places_refuses_as_m_m_1_k(waiting):
     agrees(refused, (1 - load) * load**places / (1 - load ** (places + 1)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("routing", ["one-queue", *exhaustive("least-loaded", "fleet")])
 def test_servers_without_a_queue_refuse_as_erlang_says(routing):
     """The same from one queue of no places before several servers: M/M/c/c, Erlang B."""
@@ -106,6 +111,7 @@ def test_the_shorter_of_two_queues_is_as_long_as_the_mean_field_says():
     agrees(means, inside / load)
 
 
+@pytest.mark.exhaustive
 def test_a_router_that_knows_more_lets_wait_less():
     """As known: one queue, then the shortest queue, then the shorter of two, then any."""
     order = ("one-queue", "least-loaded", "two-choices", "random")
@@ -113,6 +119,7 @@ def test_a_router_that_knows_more_lets_wait_less():
     assert found == sorted(found) and found[0] < 0.9 * found[1] and found[1] < 0.5 * found[3]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "routing", ["fleet", *exhaustive("random", "two-choices", "least-loaded", "one-queue", "depth-aware")]
 )

@@ -22,6 +22,7 @@ def prompt(seed, batch=1, length=7):
     return torch.randint(8, 61, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @needs_compiler
 @pytest.mark.parametrize("backend", ["eager", exhaustive("inductor")])
 def test_a_static_cache_writes_what_transformers_own_decoding_writes(backend):

@@ -160,6 +160,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments":
 ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
 
 
+@pytest.mark.grid(fast=0, slow=12)
 @pytest.mark.parametrize(
     "body, fits",
     [

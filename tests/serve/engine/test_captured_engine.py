@@ -93,7 +93,7 @@ def test_preempted_requests_write_the_same(model, pocket, captures):  # noqa: F8
     assert [each[0] for each in captured] == [each[0] for each in eager]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_buffers_stay_in_place_and_captures_are_few(model, pocket, captures):  # noqa: F811
     configs = [ExitConfig(q=0.5), ExitConfig(mode="margin", theta=0.3), ExitConfig(mode="converge", eps=0.4)]
     jobs = [replace(job, max_new_tokens=40, sampling=SAMPLINGS[0]) for job in work(7, 12, configs)]

@@ -46,7 +46,7 @@ def job(length, new, seed=1, **asked):
     return EngineRequest(tuple(ids), new, asked.pop("exit_config", CONFIGS[0]), on_collapse="ignore", **asked)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=12, deadline=None)
 @given(st.lists(jobs(), min_size=2, max_size=5), st.integers(0, 2**16), st.sampled_from([4, 16]), st.booleans())
 def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):

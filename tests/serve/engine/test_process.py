@@ -220,6 +220,7 @@ def test_the_process_ends_with_the_one_that_started_it():
             raise
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_cannot_be_loaded_is_refused_in_the_same_words(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "ouro", "hidden_size": "many"}')
     (tmp_path / "tokenizer.json").write_text("{}")

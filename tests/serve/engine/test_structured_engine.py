@@ -104,7 +104,7 @@ def test_preemption_changes_nothing(byte, seed):
         assert preempted[:4] == expected[:4]
 
 
-@pytest.mark.grid(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("watch", [False, True])
 def test_captured_steps_write_the_same(byte, captures, watch):  # noqa: F811
     wanted = [job for job in jobs(5, 16) if job.exit_config.after_exit != "drop"]
