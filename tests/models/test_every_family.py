@@ -64,6 +64,7 @@ def test_it_saves_what_it_loaded_and_exports_it(folder, tmp_path):
     assert type(again) is type(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_it_is_quantised(folder, tmp_path, quantization):
     pytest.importorskip("torchao")
@@ -79,6 +80,7 @@ def test_it_is_quantised(folder, tmp_path, quantization):
         assert texts(*loaded(tmp_path / "rounded"))[0] == full
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 56])
 def test_rows_that_the_kernel_cannot_read_are_left_to_torchao(tmp_path, pocket, width):
     """torch 2.13 ends the process where a row of int8 is no multiple of 16."""
