@@ -64,6 +64,7 @@ def test_the_command_stores_a_certificate(labelled, tmp_path):
     assert result.exit_code == 2 and "--door-rule belongs to --objective risk" in result.output
 
 
+@pytest.mark.slow
 def test_a_risk_that_cannot_be_kept_is_told(labelled):
     asked = ["calibrate", "pocket", "--objective", "risk", "--prompts", str(labelled), "--max-new-tokens", "3"]
     result = CliRunner().invoke(app, [*asked, "--risk", "0.3"])  # three tokens are no whole answer

@@ -136,7 +136,7 @@ def test_a_lemma_run_that_was_cut_off_ends_as_a_whole_one(tmp_path):
     assert other.exit_code == 2 and "of another run: problem" in " ".join(other.stderr.split())
 
 
-@pytest.mark.grid(fast=1, slow=1)
+@pytest.mark.cpu(3)
 @pytest.mark.parametrize("strategy", ["progressive", "lemma"])
 def test_the_model_that_knows_the_forms_solves_what_a_stranger_types(strategy, tmp_path):
     trail, memory = tmp_path / "trail.jsonl", tmp_path / "memory"

@@ -208,6 +208,7 @@ def test_what_they_do_not_reach_refuses_them():
     assert shape.exit_code == 2 and "--recurrence and --stride go with a model" in shape.stderr
 
 
+@pytest.mark.slow
 def test_benches_take_them(folder, tmp_path):
     told = run(
         "speed", folder, "--recurrence", 8, "--stride", 2, "--context", 4, "--new-tokens", 3, "--rounds", 1,

@@ -96,6 +96,7 @@ def test_along_a_course_the_drafts_of_the_fewest_passes_are_taken():
     assert fit_drafting(model, ids, NEW, Trace(4, (4,) * 5, (4,) * 5)) == Drafting(1, 1)
 
 
+@pytest.mark.slow
 def test_the_fastest_drafts_are_taken(monkeypatch):
     """With a clock that a pass moves by one, the fastest drafts are those of the fewest passes."""
     clock = [0.0]
