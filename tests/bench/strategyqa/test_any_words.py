@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
