@@ -1,5 +1,7 @@
 """What a test may take, and how a grid is divided: `conftest.py` in a folder of its own."""
 
+import pytest
+
 pytest_plugins = ["pytester"]
 CONFTEST = "from tests.conftest import *\nfrom tests.conftest import _cpu_seconds"
 TESTS = """
@@ -36,9 +38,14 @@ def test_numbered(case):
 """
 
 
-def test_what_takes_too_much_cpu_fails_unless_it_is_marked(pytester):
+@pytest.fixture(autouse=True)
+def _folder(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(TESTS)
+
+
+def test_what_takes_too_much_cpu_fails_unless_it_is_marked(pytester):
     found = pytester.runpytest_inprocess("--cpu-limit", "0.08", "-k", "not numbered")
     found.assert_outcomes(passed=5, errors=2, deselected=6)
     found.stdout.fnmatch_lines(["took 0.* s of CPU, *mark it slow*", "ERROR *itself*", "ERROR *child*"])
@@ -46,8 +53,6 @@ def test_what_takes_too_much_cpu_fails_unless_it_is_marked(pytester):
 
 
 def test_cases_of_a_grid_are_divided_in_their_order(pytester):
-    pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(TESTS)
     for mark, cases in {"slow": "24", "exhaustive": "05", "not slow and not exhaustive": "13"}.items():
         passed, _, _ = pytester.inline_run("-m", mark, "-k", "numbered").listoutcomes()
         assert "".join(report.nodeid[-2] for report in passed) == cases, mark

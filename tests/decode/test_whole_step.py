@@ -457,6 +457,7 @@ def test_a_cpu_is_never_late_by_itself():
     assert not choose_runner("eager", tiny_model(seed=1)).late
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @needs_compiler
 @pytest.mark.parametrize("after_exit", ["finish", "verify"])
 def test_a_step_is_one_graph(after_exit):

@@ -16,6 +16,8 @@ from sigma0.reason.lemma.graph import MAX_LEMMAS
 from sigma0.reason.messages import ChatSettings
 from sigma0.reason.shown_forms import ShownForms, form_of, grammar_of
 
+pytestmark = pytest.mark.slow
+
 STORY = "The hat is with Mary. Mary went to the park. Where is the hat?"
 
 
