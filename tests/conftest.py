@@ -9,6 +9,8 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import json
+import sys
+from collections import Counter
 from pathlib import Path
 
 import hypothesis
@@ -33,9 +35,14 @@ LONGEST = (
     "decode/test_parallel.py",
     "test_start.py",
 )
+STARTED = pytest.StashKey[tuple[float, int]]()
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("deterministic")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--cpu-limit", type=float, default=1.5, help="CPU seconds that an unmarked test may take; 0: any")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -44,10 +51,48 @@ def pytest_ignore_collect(collection_path, config):
     return True if config.option.markexpr == "vllm" and apart else None
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    """Divides the cases of a grid, in their order; the files that take longest come first."""
+    counted = Counter()
+    for item in items:
+        grid = item.get_closest_marker("grid")
+        if grid and not item.get_closest_marker("exhaustive"):
+            name, fast, slow = (item.parent, item.originalname), grid.kwargs["fast"], grid.kwargs["slow"]
+            if not item.get_closest_marker("slow") and counted[name, "fast"] < fast:
+                counted[name, "fast"] += 1
+                continue
+            counted[name, "slow"] += 1
+            item.add_marker("slow" if counted[name, "slow"] <= slow else "exhaustive")
     order = {HERE / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of its children that have ended: a busy machine does not change it, as it does the clock."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item):
+    item.stash[STARTED] = _cpu_seconds(), len(sys.modules)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item):
+    """Fails an unmarked test that takes long, with its fixtures and children: a slow suite is not run."""
+    yield
+    began, imported = item.stash[STARTED]
+    took = _cpu_seconds() - began
+    item.user_properties.append(("cpu_seconds", round(took, 2)))
+    own = item.get_closest_marker("cpu")
+    allowed = own.args[0] if own else item.config.option.cpu_limit
+    # whichever comes first imports what others need too
+    imports = 0.003 * (len(sys.modules) - imported)
+    if 0 < allowed < took - imports and not any(map(item.get_closest_marker, ("slow", "exhaustive", "gpu", "vllm"))):
+        said = f"took {took:.2f} s of CPU, {imports:.2f} of them for imports; {allowed:g} s may be taken, all included"
+        pytest.fail(f"{said}: make it smaller or mark it slow (tests/README.md)", pytrace=False)
 
 
 class Golden:

@@ -1,5 +1,6 @@
 """Which cases of a test are fast, where its whole grid is not; and what a test needs."""
 
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,6 +10,15 @@ from sigma0.kernels.native import is_available
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 needs_library = pytest.mark.skipif(not is_available(), reason="needs the functions in C++, which an install builds")
+
+
+@contextmanager
+def named(*case: Any):
+    """Names the case of a loop that an error comes from."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"the case {' '.join(map(str, case))}: {error}") from error
 
 
 def fast_if(fast: bool, *values: Any, id: str | None = None):

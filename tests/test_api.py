@@ -224,6 +224,7 @@ RULES = [
 ]
 
 
+@pytest.mark.grid(fast=2, slow=3)
 @pytest.mark.parametrize("after", ["finish", "verify", "drop"])
 @pytest.mark.parametrize("rule, runner", [*((rule, "eager") for rule in RULES), (RULES[3], "compile")])
 def test_stop_strings_end_a_text_where_transformers_own_criterion_does(pocket, rule, after, runner):

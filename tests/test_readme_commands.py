@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from sigma0.bench.figures.texts import texts
 from sigma0.bench.harness.arguments import EXIT_ARGUMENTS, PLACES
 from sigma0.cli import app
+from tests.marks import fast_if
 from tests.test_layout import tomllib
 
 ROOT = Path(__file__).parent.parent
@@ -94,7 +95,10 @@ def check_harness(words):
     assert (ROOT / str(read.include_path)).is_dir() and read.device == "auto"
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words)[:50])
+@pytest.mark.parametrize(
+    "words",
+    [fast_if("sigma0.bench.harness" not in words, words, id=" ".join(words)[:50]) for words in COMMANDS],
+)
 def test_every_command_is_one_that_there_is(words):
     assert words[0] in PROGRAMS, "a program that no test reads: add it here"
     if words[0] == "sigma0":
@@ -154,7 +158,7 @@ def test_the_ladder_s_line_and_its_trail_run(tmp_path, monkeypatch):
     assert shown.exit_code == 0 and "pocket" in shown.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_harness_s_line_runs_where_there_is_no_gpu():
     pytest.importorskip("lm_eval")
     words = [sys.executable, *named("python", "-m", "sigma0.bench.harness")[1:]]

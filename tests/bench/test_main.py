@@ -47,6 +47,7 @@ def test_every_bench_with_rows_takes_record():
     assert {option.name for option in tracked} <= {"inputs", "results", "ledger"}, "nothing is written there unasked"
 
 
+@pytest.mark.slow
 def test_rows_are_the_callers_unless_they_are_to_be_recorded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = [

@@ -58,6 +58,7 @@ def _order():
     return order
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("mode", [fast_if(mode in ("qexit", "margin"), mode) for mode in GRIDS])
 def test_the_choice_follows_from_losses_taken_one_by_one(model, prompts, mode):
     found = calibrate(model, prompts, mode, agreement=0.6, confidence=0.9, max_new_tokens=6)
@@ -138,6 +139,7 @@ def test_grids_run_from_patient_to_eager_in_small_steps():
             assert (np.diff(place) < 0.025).all() and (np.diff(place) > 0).all()
 
 
+@pytest.mark.grid(fast=0, slow=2)
 @pytest.mark.parametrize("mode", GRIDS)
 def test_exits_of_a_whole_grid_are_those_of_each_setting(model, prompts, mode):
     texts = continue_in_full(model, prompts[:12], 6)
@@ -152,6 +154,7 @@ def test_exits_of_a_whole_grid_are_those_of_each_setting(model, prompts, mode):
     assert len({depths.tobytes() for depths in expected}) > 3, "the grid hardly parts these tokens"
 
 
+@pytest.mark.slow
 def test_all_rules_at_once_share_the_error_that_is_allowed(model, prompts):
     found = calibrate_rules(model, prompts, agreement=0.5, confidence=0.9, max_new_tokens=6)
     assert [rule.mode for rule in found] == list(GRIDS)
@@ -176,6 +179,7 @@ def run(*arguments):
     return CliRunner().invoke(app, ["calibrate", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_the_command_stores_what_the_next_load_uses(questions, tmp_path):
     folder = tmp_path / "calibrated"
     asked = ("--agreement", "0.93", "--exit", "margin", "--prompts", questions, "--dtype", "float32")
@@ -200,7 +204,7 @@ def test_the_command_stores_what_the_next_load_uses(questions, tmp_path):
     ).read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_stores_every_rule_and_makes_the_cheapest_the_models_own(questions, tmp_path):
     folder = tmp_path / "calibrated"
     asked = ("--agreement", "0.85", "--exit", "all", "--prompts", questions, "--dtype", "float32")
@@ -228,6 +232,7 @@ def test_the_command_stores_every_rule_and_makes_the_cheapest_the_models_own(que
     assert model.resolve_exit_config(None).mode == "converge"
 
 
+@pytest.mark.cpu(6)
 def test_the_command_says_when_nothing_qualifies(questions, tmp_path):
     folder = tmp_path / "calibrated"
     wrong = ("--prompts", questions, "--agreement", "0.9", "--exit", "converge", "--max-new-tokens", "8")

@@ -31,6 +31,7 @@ def drawn(n, seed=0, weights=((ENTROPY, 0.8), (SURPRISE, 0.6)), bias=-1.0):
 PROMPTS = [[1, 2, 3]] * 3000
 
 
+@pytest.mark.slow
 def test_the_fit_finds_the_law_of_the_data():
     evidence, _, right = drawn(3000)
     model = fit_confidence(evidence, right, PROMPTS[:3000]).model
@@ -43,6 +44,7 @@ def test_the_fit_finds_the_law_of_the_data():
     assert np.abs(told - true).max() < 0.08
 
 
+@pytest.mark.slow
 def test_what_it_stores_is_what_was_seen():
     evidence, _, right = drawn(600)
     fitted = fit_confidence(evidence, right, PROMPTS[:600])
@@ -140,6 +142,7 @@ def test_prompts_that_share_little_have_no_familiar_pairs():
     assert familiar_pairs([[1, 2]] * 3) == (None, 0.0)
 
 
+@pytest.mark.slow
 def test_of_equal_features_one_is_tried():
     evidence, _, right = drawn(400)
     evidence[:, FEATURES.index("worst_entropy")] = evidence[:, FEATURES.index("most_entropy")]
@@ -158,6 +161,7 @@ def test_where_nothing_tells_right_from_wrong_there_is_no_confidence():
     assert fit_confidence(turned, right, PROMPTS[:100]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_a_sign_that_is_constant_in_a_fold_has_no_weight_there():
     evidence, _, right = drawn(300)

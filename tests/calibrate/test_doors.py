@@ -44,6 +44,7 @@ def test_nothing_let_through_proves_nothing():
     assert risk_p_value(0, 0, 0.3) == 1.0
 
 
+@pytest.mark.slow
 def test_the_promise_holds_in_repeated_draws():
     """The true risk above a threshold t, of answers that are right with chance c^0.3, is known; all draws are fresh."""
     rng, allowed, confidence, runs = np.random.default_rng(0), 0.12, 0.9, 400
@@ -81,6 +82,7 @@ def test_power_is_predicted_from_the_chance_of_a_wrong_answer():
     assert predicted_power(half, np.array([0.95]), 0.35, 0.1, 200).tolist() == [0.0]
 
 
+@pytest.mark.slow
 def test_the_order_begins_where_the_test_will_most_likely_pass():
     """Not where the fit happens to have the least p-value: the least of many is a lucky one."""
     rng, allowed = np.random.default_rng(0), 0.1

@@ -33,6 +33,7 @@ def test_codecs_are_tested_from_many_bits_to_few():
         assert sizes == sorted(sizes, reverse=True) and sizes[0] == 9 and sizes[-1] < 3
 
 
+@pytest.mark.exhaustive
 def test_the_smallest_that_passes_is_chosen(loaded, prompts):
     model = loaded[0]
     found = calibrate_kv(model, prompts, agreement=0.8, confidence=0.8, max_new_tokens=8, segment=16)
@@ -70,6 +71,7 @@ def test_promises_that_cannot_be_made_are_refused(loaded, prompts):
         calibrate_kv(loaded[0], prompts, agreement=0.8, confidence=0.8, max_new_tokens=4, segment=512)
 
 
+@pytest.mark.slow
 def test_the_choice_is_stored_with_a_copy_and_used(tmp_path):
     file, copy = tmp_path / "prompts.jsonl", tmp_path / "copy"
     file.write_text("\n".join(json_line(prompt) for prompt in micro_world(20)))

@@ -29,6 +29,7 @@ def test_a_rate_is_that_of_the_tokens(pair, tokenizer):
     assert found.alone < found.agreement <= 1
 
 
+@pytest.mark.slow
 def test_an_agreement_is_kept_by_the_ladder(pair, tokenizer):
     """Where every choice of the two agrees up to a token, the ladder's choice there is as was reckoned."""
     prompts = [tuple(tokenizer(text)["input_ids"]) for text in TEXTS]
@@ -50,6 +51,7 @@ def test_an_agreement_is_kept_by_the_ladder(pair, tokenizer):
         assert (token.rung == "large") == (math.exp(-alone.entropy) < found.below)
 
 
+@pytest.mark.slow
 def test_the_check_is_made_on_prompts_that_had_no_part(pair, tokenizer):
     """Every fifth prompt of a shuffled list; the threshold does not change with what the small model says there."""
     prompts = [tuple(tokenizer(text)["input_ids"]) for text in TEXTS[:40]]

@@ -26,6 +26,7 @@ def prompts():
     return [tuple(torch.randint(8, 61, (2 + k % 3,), generator=generator).tolist()) for k in range(10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [slow("qexit"), "margin"])
 def test_the_choice_has_the_fewest_passes(model, prompts, mode):
     seen = []
@@ -76,6 +77,7 @@ def test_bad_values_are_named(model, prompts):
         calibrate_latency(ending, prompts)
 
 
+@pytest.mark.slow
 def test_the_command_stores_a_verified_setting(tmp_path):
     from sigma0.bench.pocket.prompts import json_line, micro_world
 

@@ -53,6 +53,7 @@ def test_a_threshold_is_found_and_checked(prompts, mode, capsys):
     assert "agreement" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_stores_what_it_found(tmp_path, pocket):
     folder = save_raven(tmp_path / "raven", pocket[1], "post", 105, n_layers_in_coda=1)
     lines = [json.dumps({"prompt": f"Where is {name} {number}?"}) for name in ("Mary", "John") for number in range(60)]

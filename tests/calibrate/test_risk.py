@@ -26,6 +26,7 @@ def labelled(tmp_path_factory):
     return file
 
 
+@pytest.mark.slow
 def test_the_command_stores_what_the_model_then_uses(labelled, tmp_path):
     asked = ["calibrate", "pocket", "--objective", "risk", "--risk", "0.45", "--prompts", str(labelled), "--json"]
     folder = tmp_path / "calibrated"
@@ -50,6 +51,7 @@ def test_the_command_stores_what_the_model_then_uses(labelled, tmp_path):
     assert again["door_policy"] == told["chosen"] and again["fate_config"] == told["fates"]
 
 
+@pytest.mark.slow
 def test_the_command_stores_a_certificate(labelled, tmp_path):
     asked = ["calibrate", "pocket", "--prompts", str(labelled), "--door-rule", "certificate"]
     settings = ["--objective", "risk", "--risk", "0.45", "--max-new-tokens", "20", "--out", str(tmp_path / "out")]
@@ -62,6 +64,7 @@ def test_the_command_stores_a_certificate(labelled, tmp_path):
     assert result.exit_code == 2 and "--door-rule belongs to --objective risk" in result.output
 
 
+@pytest.mark.slow
 def test_a_risk_that_cannot_be_kept_is_told(labelled):
     asked = ["calibrate", "pocket", "--objective", "risk", "--prompts", str(labelled), "--max-new-tokens", "3"]
     result = CliRunner().invoke(app, [*asked, "--risk", "0.3"])  # three tokens are no whole answer
@@ -94,6 +97,7 @@ def test_answers_are_needed_and_copies_are_not():
         calibrate_doors(model, tokenizer, [*known, known[0]], risk=0.5)
 
 
+@pytest.mark.slow
 def test_what_the_model_asks_for_besides_is_kept(labelled):
     """The promise is made under the policy that is stored, patience and all."""
     model, tokenizer = sigma0.load("pocket", dtype="float32")
@@ -111,6 +115,7 @@ def test_calibrating_with_breaks_is_refused(labelled, monkeypatch):
         calibrate_doors(model, tokenizer, read_prompts(labelled), risk=0.45)
 
 
+@pytest.mark.slow
 def test_no_prompt_has_two_parts(labelled, monkeypatch):
     """Thresholds are ranked, tested and checked on three parts of the prompts that have none in common."""
     model, tokenizer = sigma0.load("pocket", dtype="float32")
@@ -148,6 +153,7 @@ def test_what_is_tested_has_no_part_in_the_order():
     assert doors[0].passed and not doors[1].passed
 
 
+@pytest.mark.slow
 def test_a_door_is_chosen_on_the_fit_and_the_test_alone(labelled):
     """The door that the library then keeps is that of the calibration: verdicts of its own answers open it alike."""
     model, tokenizer = sigma0.load("pocket", dtype="float32")
@@ -179,6 +185,7 @@ def test_without_wrong_answers_the_door_stands_on_entropy(labelled):
     assert door.judged.confidence.tolist() == [verdict.confidence for verdict in verdicts]
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("labels", ["full-depth", "larger"])
 def test_labels_of_a_reference(labelled, tmp_path, labels):
     """Right is what the reference says, whatever the prompts say."""
@@ -229,6 +236,7 @@ def test_an_answer_is_judged_as_a_user_would_have_it():
                 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_another_exit_rule_takes_the_door_of_the_one_before_away(labelled, tmp_path):
     """The shipped model has a door, which keeps its promise under the rule that it was calibrated with."""
     assert sigma0.load("pocket", dtype="float32")[0].confidence_model is not None

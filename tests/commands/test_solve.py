@@ -136,6 +136,7 @@ def test_a_lemma_run_that_was_cut_off_ends_as_a_whole_one(tmp_path):
     assert other.exit_code == 2 and "of another run: problem" in " ".join(other.stderr.split())
 
 
+@pytest.mark.cpu(3)
 @pytest.mark.parametrize("strategy", ["progressive", "lemma"])
 def test_the_model_that_knows_the_forms_solves_what_a_stranger_types(strategy, tmp_path):
     trail, memory = tmp_path / "trail.jsonl", tmp_path / "memory"
@@ -161,6 +162,7 @@ def test_a_run_ends_with_what_it_took(tmp_path):
     assert lines[-1].startswith(f"questions {told['usage']['calls']}: {told['usage']['completion_tokens']} tokens, ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 def test_an_agents_run_leaves_a_patch_and_the_folder_as_it_was(tmp_path):
     repo, patch, config = tmp_path / "repo", tmp_path / "fix.patch", tmp_path / "settings.json"

@@ -69,6 +69,7 @@ def drafted(first, later, wrong=None):
     return torch.bincount(ids, minlength=first.shape[0]), torch.softmax(later[-1].double(), -1)
 
 
+@pytest.mark.grid(fast=5, slow=1)
 @pytest.mark.parametrize("vocabulary", [2, 7, 40])
 @pytest.mark.parametrize("loops", [1, 3])
 def test_what_comes_out_follows_the_deepest_loop(vocabulary, loops):

@@ -52,6 +52,7 @@ def written(model, ids, config, **asked):
     )
 
 
+@pytest.mark.grid(fast=6, slow=6)
 @pytest.mark.parametrize("kv", CODECS, ids=lambda kv: f"{kv.codec}-{kv.group}-{kv.segment}")
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.mode)
 def test_finish_is_a_run_of_all_loops_over_the_same_codec(model, ids, config, kv):
@@ -77,6 +78,7 @@ def test_verify_is_full_depth_under_the_same_codec(model, ids, kv):
     assert not torch.equal(plain, model(full.sequences, exit_config=CONFIGS[0]).logits), "the codec is at work"
 
 
+@pytest.mark.grid(fast=1, slow=3)
 @pytest.mark.parametrize("config", [*CONFIGS, ExitConfig(mode="margin", theta=0.3, after_exit="drop")], ids=str)
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_a_padded_batch_is_its_sequences(model, ids, config, backend, monkeypatch):

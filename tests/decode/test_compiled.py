@@ -76,11 +76,13 @@ def both(model, batch, mode, **settings):
     return [written(model, runner, batch, MODES[mode], **settings) for runner in ("compile", "eager")]
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize(("mode", "batch"), [fast_if(size == 4, mode, size) for mode in MODES for size in (1, 4, 16)])
 def test_every_mode_is_one_graph_and_writes_what_the_eager_step_writes(model, traced, mode, batch):
     assert_same(*both(model, batch, mode))
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("mode", ["qexit", "verify"])
 def test_drawn_tokens_are_those_of_the_eager_step(model, traced, mode):
     assert_same(*both(model, 2, mode, do_sample=True, temperature=0.8, top_k=9))
@@ -89,11 +91,12 @@ def test_drawn_tokens_are_those_of_the_eager_step(model, traced, mode):
 # Four sequences are one row in some passes and some rows in others: every program of a mode. One sequence and many have
 # other shapes of the state, whose graphs are traced above in every mode; code is generated where the head is read in
 # every pass and where it is not.
+@pytest.mark.cpu(20)
 @pytest.mark.parametrize(
     ("mode", "batch"),
     [
         ("margin", 1),
-        *((slow if mode in ("drop", "verify-margin") else exhaustive)(mode, 4) for mode in MODES),
+        *((slow if mode == "verify-margin" else exhaustive)(mode, 4) for mode in MODES),
         *(exhaustive(mode, 1) for mode in ("qexit", "verify-margin")),
         exhaustive("verify", 16),
     ],
@@ -118,6 +121,7 @@ def test_another_run_takes_the_programs_of_the_first_over_planes_of_another_size
     assert model._compiled_programs.programs == known
 
 
+@pytest.mark.slow
 def test_what_pads_a_bucket_changes_no_token_that_waits(model, traced):
     """Sequences end at different passes; their suspended tokens fill their planes when the cache is continued."""
     texts = []
@@ -143,6 +147,7 @@ def test_a_model_with_new_weights_is_compiled_anew(model, traced):
     assert_same(*both(model, 1, "full"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generated", [False, slow(True)])
 def test_programs_read_weights_in_cpp_and_see_new_ones(request, generated, monkeypatch):
     # fused code rounds to bf16 elsewhere, and so decides near ties otherwise
@@ -229,6 +234,7 @@ def test_no_step_reads_a_value_on_the_host(model, mode, monkeypatch):
     assert not {"_local_scalar_dense", "nonzero", "masked_select"} & set(counted.names)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("mode", ["full", "margin", "verify"])
 def test_statistics_are_kept_in_programs_too(model, mode, traced):
     compiled, eager = both(model, 2, mode, output_statistics=True)
@@ -237,6 +243,7 @@ def test_statistics_are_kept_in_programs_too(model, mode, traced):
     torch.testing.assert_close(*parts, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_nobodys_lane_stays_idle(model, traced):
     """It is sorted among the others, and pads a bucket where lanes are suspended."""
     output = written(model, "compile", 4, MODES["drop"], eos_token_id=list(range(1, 20)), pad_token_id=0)

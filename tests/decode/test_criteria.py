@@ -149,6 +149,7 @@ def test_verify_is_full_depth(mode):
     assert torch.equal(full.sequences, checked.sequences)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @needs_compiler
 @pytest.mark.parametrize("after", ["finish", "verify"])
 @pytest.mark.parametrize("mode", CRITERIA)

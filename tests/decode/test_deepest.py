@@ -86,6 +86,7 @@ def check(model, out, prompts, config):
     return deeper, against
 
 
+@pytest.mark.grid(fast=10, slow=6)
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
 def test_every_token_is_read_at_its_deepest_loop(config, backend):
@@ -118,6 +119,7 @@ def test_long_answers_are_read_in_parts(sampled):
     assert deeper > new and against > 20 * sampled
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 6),

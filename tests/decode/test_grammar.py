@@ -18,7 +18,7 @@ from sigma0.decode.grammar.rows import only_id
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, parse_spec
 from sigma0.decode.grammar.vocabulary import Constraint, vocabulary_of
 from tests.byte_model import END, byte_model
-from tests.marks import exhaustive, slow
+from tests.marks import exhaustive
 from tests.reference import decide, gap, setting
 from tests.schemas import OBJECTS, REFERENCES, SCHEMAS
 
@@ -77,6 +77,7 @@ def finished(byte, rows, schemas):
     return count
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("after", ["finish", "verify", "drop"])
 def test_every_finished_answer_to_a_hundred_schemas_is_valid(byte, after, seed):
@@ -85,6 +86,7 @@ def test_every_finished_answer_to_a_hundred_schemas_is_valid(byte, after, seed):
     assert (sum(reason == "forced" for reasons in out.exit_reasons for reason in reasons) > 0) == (after != "drop")
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("rule", [name for name in RULES if name not in ("full", "fixed")])
 def test_verify_under_a_schema_is_full_depth_under_it(byte, rule):
     full, _ = written(byte, SCHEMAS, "full")
@@ -92,6 +94,7 @@ def test_verify_under_a_schema_is_full_depth_under_it(byte, rule):
     assert verified == full and out.loop_passes > 0
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("after", ["finish", "verify"])
 @pytest.mark.parametrize("rule", list(RULES))
 def test_what_is_forced_changes_no_answer(byte, rule, after):
@@ -107,6 +110,7 @@ def test_what_is_forced_changes_no_answer(byte, rule, after):
         assert out.head_rows < plain.head_rows and out.loop_passes <= plain.loop_passes
 
 
+@pytest.mark.grid(fast=1, slow=1)
 @pytest.mark.parametrize("after", ["finish", "verify"])
 def test_sampled_answers_are_the_same_where_forced_ids_are_read(byte, after):
     read, _ = written(byte, OBJECTS, "qexit", after, forces=False, seed=3)
@@ -115,6 +119,7 @@ def test_sampled_answers_are_the_same_where_forced_ids_are_read(byte, after):
     assert finished(byte, forced, OBJECTS) >= 30
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("after", ["finish", "verify"])
 @pytest.mark.parametrize("rule", ["margin", "qexit", "kl"])
 def test_an_answer_is_the_same_alone(byte, rule, after):
@@ -126,6 +131,7 @@ def test_an_answer_is_the_same_alone(byte, rule, after):
         assert alone == together[place]
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("rule", ["margin", "qexit", "converge"])
 def test_finish_is_a_run_of_all_loops_under_the_mask(byte, rule):
     """Exits are picked afterwards, from logits of which nothing but what may follow is left."""
@@ -176,7 +182,7 @@ def test_forced_tokens_save_passes(byte):
 
 
 @pytest.mark.parametrize(
-    "rule, after", [exhaustive("margin", "finish"), slow("margin", "verify"), exhaustive("qexit", "finish")]
+    "rule, after", [exhaustive("margin", "finish"), exhaustive("margin", "verify"), exhaustive("qexit", "finish")]
 )
 def test_a_compiled_step_writes_the_same(byte, rule, after):
     expected, _ = written(byte, OBJECTS[:6], rule, after)

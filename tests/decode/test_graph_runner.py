@@ -54,6 +54,7 @@ def picking(monkeypatch, model):
     return model
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("statistics", [False, True])
 @pytest.mark.parametrize("after_exit", ["finish", "verify", "drop"])
 def test_tokens_depths_and_counts_are_the_eager_runners(after_exit, statistics, captures, monkeypatch):
@@ -87,6 +88,7 @@ def places(loop):
     return [tensor.data_ptr() for tensor in tensors_of(parts)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("batch", [1, 3])
 def test_buffers_stay_in_place_over_two_hundred_passes_of_mixed_work(batch, captures, monkeypatch):
     rng = random.Random(batch)
@@ -127,6 +129,7 @@ def test_outside_of_a_graph_nothing_is_called_but_the_copy_of_its_lines(captures
     assert called.calls == ["aten.detach.default", "aten.clone.default"]
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("after_exit", ["finish", "verify", "drop"])
 def test_a_later_run_over_a_cache_launches_the_same_graphs(after_exit, captures, monkeypatch):
     model = picking(monkeypatch, tiny_model(seed=3, total_ut_steps=4).double())
@@ -163,6 +166,7 @@ def test_bounds_cover_every_number_of_rows(batch, captures, monkeypatch):
     assert len(seen) <= most.bit_length() + 1
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**16), half=st.booleans())
 @settings(max_examples=12, deadline=None)
 @example(seed=14, half=True)
@@ -197,6 +201,7 @@ def test_what_lies_in_idle_lanes_changes_no_bit_of_the_others(seed, half):
             assert theirs.runner.lanes.hidden.isfinite().all()
 
 
+@pytest.mark.exhaustive
 @needs_compiler
 @pytest.mark.parametrize("after_exit", ["finish", "verify"])
 def test_a_compiled_step_is_captured_too(after_exit, captures, monkeypatch):
@@ -215,6 +220,7 @@ def test_a_compiled_step_is_captured_too(after_exit, captures, monkeypatch):
     assert outcome(found[1]) == outcome(found[0])
 
 
+@pytest.mark.slow
 def test_weights_in_other_memory_are_captured_anew(captures, monkeypatch):
     model = picking(monkeypatch, tiny_model(seed=3, total_ut_steps=4).double())
     monkeypatch.setattr(graph_runner, "_SHORTEST", 64)

@@ -106,6 +106,7 @@ def table_of(batch):
     return table
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 6), st.booleans())
 def test_calls_keep_the_books_as_torch_does(seed, sequences, depth, verify):

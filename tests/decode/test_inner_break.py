@@ -131,6 +131,7 @@ def test_switches(monkeypatch):
         Switches()
 
 
+@pytest.mark.slow
 def test_verify_reads_its_prompt_at_full_depth_whatever_breaks(monkeypatch):
     model = wild_model()
     model.generation_config.fate_config = {"growth": 0.0}
@@ -147,6 +148,7 @@ def test_verify_reads_its_prompt_at_full_depth_whatever_breaks(monkeypatch):
     assert [write(prompt, q=0.9, after_exit="verify") for prompt in prompts] == full
 
 
+@pytest.mark.slow
 def test_a_lead_ahead_of_min_loops_hides_no_divergence(monkeypatch):
     """What decodes token by token and what runs all loops at once agree on where a loop breaks."""
     monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")

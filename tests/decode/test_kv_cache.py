@@ -137,6 +137,7 @@ def test_reset_forgets_everything(tiny):
     assert cache.length == 4
 
 
+@pytest.mark.slow
 def test_a_cache_goes_with_its_last_reference(tiny):
     """No cycle: on a GPU several gigabytes would wait for the garbage collector."""
     gc.collect()

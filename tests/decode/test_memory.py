@@ -46,6 +46,7 @@ def test_fixed_keeps_planes_for_its_loops_alone():
     assert DepthCache(2, 3).bytes_in_use == DepthCache(2, 3).bytes_allocated == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("after", ["finish", "verify"])
 def test_nothing_of_a_generation_outlives_it(after):
     """A hundred generations: every cache and every tensor is gone once its output is."""

@@ -27,7 +27,7 @@ from sigma0.decode.parallel import broadcaster, check_heads, tp_group
 from sigma0.models import OuroConfig
 from sigma0.serve.engine.engine import Engine
 from tests.conftest import Golden
-from tests.marks import exhaustive, slow
+from tests.marks import exhaustive
 from tests.processes import commands, in_processes
 from tests.reference import tiny_model
 
@@ -136,7 +136,7 @@ def folders(tmp_path_factory):
     [
         (2, {"ouro-gqa": FEW, "nanbeige-a": UNGATED}, ()),
         exhaustive(2, {"ouro-mha": RULES}, ("pocket",)),
-        slow(4, {"ouro-mha": FEW}, ("pocket",)),
+        exhaustive(4, {"ouro-mha": FEW}, ("pocket",)),
         exhaustive(5, {}, ("pocket-large",)),
     ],
     ids=["2", "2, every rule", "4", "5"],
@@ -201,7 +201,7 @@ def forced_apart(rank, folder):
     return [*found, *asked_to_stop(model, rank != 0)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_decisions_that_are_forced_apart_are_the_first_ones(folders, tmp_path):
     golden = folders["ouro-mha"]
     first, second = in_processes(2, forced_apart, tmp_path, str(golden.folder))
@@ -294,7 +294,7 @@ def wait_for(found, what):
 
 @pytest.mark.parametrize(
     ("victim", "blow", "timeout"),
-    [(1, signal.SIGKILL, "300"), exhaustive(0, signal.SIGKILL, "300"), slow(1, signal.SIGSTOP, "8")],
+    [(1, signal.SIGKILL, "300"), exhaustive(0, signal.SIGKILL, "300"), exhaustive(1, signal.SIGSTOP, "8")],
     ids=["the other dies", "the first dies", "the other stands still"],
 )
 def test_a_lost_process_ends_the_others_with_one_line(endless, tmp_path, victim, blow, timeout):
@@ -340,7 +340,7 @@ def test_what_processes_cannot_share_is_refused(arguments):
     assert "--tensor-parallel goes with one model and a prompt that is an argument" in result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_torchrun_ends_all_when_one_dies(endless):
     psutil = pytest.importorskip("psutil")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "sigma0.cli", "generate"]

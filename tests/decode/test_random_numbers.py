@@ -55,6 +55,7 @@ def test_numbers_are_uniform_and_neighbours_independent(name, drawn):
         assert abs(correlation) * math.sqrt(COUNT) < 4.5, step
 
 
+@pytest.mark.grid(fast=2, slow=3)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("over", ["positions", "seeds", "purposes"])
 def test_draws_follow_the_softmax(scale, over):
@@ -76,6 +77,7 @@ def test_draws_follow_the_softmax(scale, over):
     assert abs(excess(seen[kept], expected[kept])) < 4.5
 
 
+@pytest.mark.exhaustive
 def test_rare_ids_of_a_large_vocabulary_are_drawn_as_often_as_they_should_be():
     """Half of the probability on 50,000 ids of 1e-5 each: how often one of them wins, and each of their parts."""
     vocabulary, draws = 50_000, 4_096
@@ -134,6 +136,7 @@ def test_a_draw_is_the_upper_part_of_a_word():
     assert uniform(*at).tolist() == expected and uniform(*at).dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_noise_is_finite_and_reaches_far():
     noise = gumbel(keys(*range(256)), torch.zeros(256, dtype=torch.int64), 0, 50_000)
     assert noise.isfinite().all()

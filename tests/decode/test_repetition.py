@@ -23,6 +23,7 @@ def texts(draw):
     return ids
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(texts(), st.integers(1, 9))
 def test_counts_are_those_of_the_whole_window(ids, together):

@@ -131,6 +131,7 @@ def tables(wanted):
     return rows
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(cases())
 def test_scores_are_those_of_transformers(case):
@@ -144,6 +145,7 @@ def test_scores_are_those_of_transformers(case):
         torch.testing.assert_close(scores[row], expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(cases())
 def test_settings_are_read_back_from_prepared_processors(case):
@@ -161,6 +163,7 @@ def test_settings_are_read_back_from_prepared_processors(case):
         assert torch.equal(*drawn)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(cases(), st.data())
 def test_company_changes_neither_scores_nor_draws(case, data):
@@ -303,6 +306,7 @@ EVERYTHING = [
 ]
 
 
+@pytest.mark.slow
 def test_the_whole_of_it_compiles_without_a_break_and_reads_nothing():
     rows = tables(EVERYTHING)
     program = rows.program()

@@ -49,6 +49,7 @@ def compare(layout, cases, seed):
     return wrong, ties
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("layout", SHAPES)
 def test_finish_is_its_definition(layout):
     assert compare(layout, 12, 0) == ([], 0)
@@ -62,6 +63,7 @@ def test_finish_is_its_definition_in_many_cases(layout):
     assert sum(ties) < 3
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("layout", SHAPES)
 def test_depths_vary(layout):
     model = tiny_raven(layout, 0)
@@ -74,6 +76,7 @@ def test_depths_vary(layout):
     assert len(depths) >= 3
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("redraft", [True, False])
 @pytest.mark.parametrize("layout", SHAPES)
 def test_verify_is_full_depth(layout, redraft):
@@ -87,6 +90,7 @@ def test_verify_is_full_depth(layout, redraft):
         assert out.sequences[0, width:].tolist() == expected.tokens
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("after", ["finish", "verify", "drop"])
 @pytest.mark.parametrize("layout", SHAPES)
 def test_company_changes_nothing(layout, after):
@@ -115,6 +119,7 @@ def test_a_stride_runs_several_loops_a_pass(stride):
     assert out.exit_depths[0].tolist() == expected.depths
 
 
+@pytest.mark.grid(fast=1, slow=2)
 @pytest.mark.parametrize("mode", ["random", "embed-init", "skip-adapter"])
 def test_start_states_of_every_kind(mode):
     model = tiny_raven("post", 9, init_scale=1.0, initial_state_mode=mode)
@@ -164,6 +169,7 @@ def test_a_whole_text_is_read_position_by_position(layout, mode, threshold):
     assert torch.allclose(out.logits[0].double(), logits, atol=1e-4, rtol=0)
 
 
+@pytest.mark.grid(fast=2, slow=4)
 @pytest.mark.parametrize("after", ["finish", "drop"])
 @pytest.mark.parametrize("layout", SHAPES)
 def test_single_tokens_are_decoded_as_generate_does(layout, after, monkeypatch):
@@ -308,6 +314,7 @@ def test_readable_states_are_those_of_a_token_behind_full_depth(layout):
                 assert torch.allclose(found, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.grid(fast=1, slow=2)
 @pytest.mark.parametrize("layout", SHAPES)
 def test_what_pads_a_vocabulary_is_never_read(layout):
     """Released retrofits pad embedding and head to a multiple of 4,096."""

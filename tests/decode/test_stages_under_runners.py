@@ -12,7 +12,7 @@ from sigma0.decode import graph_runner, programs, runners
 from sigma0.decode.ops import TORCH, depth_attention_reference
 from tests.decode.captures import RepeatedCapture
 from tests.decode.test_stages import drawn
-from tests.marks import exhaustive, fast_if, needs_compiler, slow
+from tests.marks import exhaustive, fast_if, needs_compiler
 from tests.models.raven_reference import SHAPES, tiny_raven
 
 MODES = {
@@ -46,6 +46,7 @@ def assert_same(one, other):
         assert getattr(one, counted) == getattr(other, counted), counted
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @needs_compiler
 @pytest.mark.parametrize(
     ("layout", "mode", "batch"),
@@ -63,6 +64,7 @@ def test_every_mode_is_one_graph(layout, mode, batch, monkeypatch):
     assert_same(compiled, eager)
 
 
+@pytest.mark.exhaustive
 @needs_compiler
 @pytest.mark.parametrize(
     ("layout", "mode", "batch"),
@@ -70,7 +72,7 @@ def test_every_mode_is_one_graph(layout, mode, batch, monkeypatch):
         ("pre", "margin", 1),
         exhaustive("sandwich", "margin", 4),
         exhaustive("pre", "verify", 4),
-        slow("post", "converge", 4),
+        exhaustive("post", "converge", 4),
     ],
 )
 def test_generated_code_writes_the_same(layout, mode, batch):
@@ -80,6 +82,7 @@ def test_generated_code_writes_the_same(layout, mode, batch):
     assert_same(compiled, eager)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_at_once_is_the_eager_step(mode, captured, monkeypatch):
@@ -97,6 +100,7 @@ def test_a_step_at_once_is_the_eager_step(mode, captured, monkeypatch):
     assert torch.equal(whole.exit_depths, eager.exit_depths)
 
 
+@pytest.mark.grid(fast=1, slow=1)
 @pytest.mark.parametrize("config", [MODES["full"], MODES["verify"], MODES["verify-margin"]])
 def test_drawn_texts_follow_the_law_of_full_depth(config):
     model = tiny_raven("pre", 39, vocab_size=5, n_layers_in_coda=1)

@@ -51,6 +51,7 @@ def near_tie(outputs):
     return any(gap(row[row.isfinite()]) < 1e-4 for step in outputs.scores for row in step if row.abs().sum() > 0)
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(MODELS),
     RULES,

@@ -10,7 +10,7 @@ import torch
 
 from sigma0 import ExitConfig
 from sigma0.decode import row_sampling
-from tests.marks import slow
+from tests.marks import exhaustive, slow
 from tests.reference import tiny_model
 
 FULL = ExitConfig(mode="full")
@@ -92,10 +92,10 @@ def chi_square(counts, law):
     "config, eos, company, draws",
     [
         (FIRST, None, False, 4_000),
-        slow(FIRST, None, False, 20_000),
-        slow(replace(FIRST, redraft=False), None, False, 20_000),
+        exhaustive(FIRST, None, False, 20_000),
+        exhaustive(replace(FIRST, redraft=False), None, False, 20_000),
         slow(ExitConfig(q=0.6, after_exit="verify"), EOS, False, 20_000),
-        slow(ExitConfig(mode="margin", theta=0.3, after_exit="verify"), EOS, True, 20_000),
+        exhaustive(ExitConfig(mode="margin", theta=0.3, after_exit="verify"), EOS, True, 20_000),
     ],
     ids=["fixed, few draws", "fixed", "one draft", "qexit with an end", "margin in company"],
 )

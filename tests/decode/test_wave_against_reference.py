@@ -69,6 +69,7 @@ def generate(model, prompts, config, new=NEW, **kwargs):
     )
 
 
+@pytest.mark.cpu(6)
 @pytest.mark.parametrize("after_exit", ["finish", "drop"])
 def test_tokens_depths_passes_and_rows(after_exit):
     rng = random.Random(after_exit)
@@ -110,6 +111,7 @@ def test_tokens_depths_passes_and_rows(after_exit):
     assert skipped <= 0.001 * (compared + skipped) + 1, f"{skipped} near ties among {compared}"
 
 
+@pytest.mark.cpu(4)
 @pytest.mark.parametrize("after_exit", ["finish", "drop"])
 def test_second_turn_continues_the_cache(after_exit):
     rng = random.Random(f"turns {after_exit}")
@@ -149,6 +151,7 @@ def test_second_turn_of_a_padded_batch():
     assert torch.equal(second.exit_depths, fresh.exit_depths)
 
 
+@pytest.mark.grid(fast=4, slow=4)
 @pytest.mark.parametrize("hide_the_end", [False, True])
 @pytest.mark.parametrize("lockstep", [False, True])
 @pytest.mark.parametrize("after_exit", ["finish", "drop"])

@@ -127,6 +127,7 @@ def assert_same_state(ours, theirs):
     assert exits[0] is None or torch.equal(*exits)
 
 
+@pytest.mark.grid(fast=2, slow=4)
 @pytest.mark.parametrize("noted", [False, True])
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("batch", [1, 4, 16])
@@ -155,6 +156,7 @@ def outcome(outputs):
     return outputs.sequences.tolist(), outputs.exit_depths.tolist(), outputs.exit_reasons, counts
 
 
+@pytest.mark.grid(fast=2, slow=4)
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("after_exit", ["finish", "verify", "drop"])
 def test_tokens_depths_reasons_and_counts_are_the_eager_runners(after_exit, draws, monkeypatch):
@@ -239,6 +241,7 @@ def test_what_the_host_alone_decides_comes_late_and_leaves_nothing_behind(after_
         torch.testing.assert_close(left[0][1], left[1][1])
 
 
+@pytest.mark.slow
 def test_a_sequence_that_repeats_itself_is_ended_a_step_late(monkeypatch):
     alone = 0
     for seed in range(6):
@@ -454,6 +457,7 @@ def test_a_cpu_is_never_late_by_itself():
     assert not choose_runner("eager", tiny_model(seed=1)).late
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @needs_compiler
 @pytest.mark.parametrize("after_exit", ["finish", "verify"])
 def test_a_step_is_one_graph(after_exit):

@@ -31,6 +31,7 @@ def agrees(shape, seed, dtype=torch.float32, rows=9):
     assert not found[at.cache_positions < 0].any()
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("name", SHAPES)
 def test_rows_attend_as_the_formula_says_and_read_nothing_else(name):
     agrees(SHAPES[name], 1)
@@ -42,6 +43,7 @@ def test_dtypes(dtype):
 
 
 # One head width, since every other is compiled anew.
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.integers(0, 2**16),

@@ -21,6 +21,7 @@ RULES = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(texts(), min_size=1, max_size=3), st.sampled_from(RULES), st.booleans(), st.integers(0, 10**6))
 def test_numbers_are_those_that_python_counts(ids, rule, certain, seed):

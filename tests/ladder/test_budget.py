@@ -26,6 +26,7 @@ TEXTS = ["Mary has a hat.", "Where is the key that John took?"]
 SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.exhaustive
 @SLOW
 @given(
     st.fixed_dictionaries(

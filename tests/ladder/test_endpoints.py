@@ -89,6 +89,7 @@ def test_with_never_the_small_one_answers_alone(pocket, url):
     assert small.rows == alone.loop_rows + alone.prompt_rows
 
 
+@pytest.mark.grid(fast=2, slow=4)
 @pytest.mark.parametrize(
     "name, told",
     [
@@ -394,6 +395,7 @@ def test_halves_of_surrogate_pairs_are_put_together_or_replaced():
     assert _whole("a\ud83d\ude00b\ud800") == "a\U0001f600b\ufffd" and _whole("plain \u2028") == "plain \u2028"
 
 
+@pytest.mark.slow
 def test_passes_that_no_answer_took_are_not_known():
     verdict = {"converged": True, "depth": 1, "proximity": 0, "grounded": None, "stable": None, "reason": None}
     assert [_verdict({"verdict": verdict, "passes": passes})[2] for passes in (7, 10**4000, -1, True)] == [

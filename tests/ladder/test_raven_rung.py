@@ -30,6 +30,7 @@ def ladder_of(models, tokenizer, policy, hysteresis=None):
     return FidelityLadder(rungs, policy=policy, hysteresis=hysteresis or Hysteresis())
 
 
+@pytest.mark.grid(fast=1, slow=2)
 @pytest.mark.parametrize("above", ["llama", "ouro"])
 @pytest.mark.parametrize("policy", [Random(0.4, 3), Margin(0.1), Entropy(2.0)])
 def test_at_full_depth_it_is_both_models_from_scratch(raven, looped, plain, tokenizer, policy, above):
@@ -75,6 +76,7 @@ def _signs(sequence, position, margin):
     return Signs(sequence, position, of_token(None, 0, None, 0.0), 0.0, margin)
 
 
+@pytest.mark.grid(fast=1, slow=1)
 @pytest.mark.parametrize("stay", [0, 2])
 @pytest.mark.parametrize("policy", [Random(0.3, 5), Random(0.6, 8), Never()])
 def test_under_a_rule_its_codas_stay_as_they_were_read(raven, plain, tokenizer, policy, stay):
@@ -95,6 +97,7 @@ def test_under_a_rule_its_codas_stay_as_they_were_read(raven, plain, tokenizer, 
     assert ties == 0 and len(depths) > 1
 
 
+@pytest.mark.grid(fast=4, slow=6)
 @pytest.mark.parametrize(("policy", "who"), [(Always(), 1), (Never(), 0)])
 @pytest.mark.parametrize("after_exit", ["finish", "drop"])
 def test_always_and_never_are_one_model_alone(raven, looped, tokenizer, policy, who, after_exit):

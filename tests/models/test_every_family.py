@@ -50,6 +50,7 @@ def invoke(*arguments):
     return result.stdout
 
 
+@pytest.mark.grid(fast=2, slow=3)
 def test_it_saves_what_it_loaded_and_exports_it(folder, tmp_path):
     model, tokenizer = loaded(folder)
     full, _, checked = expected = texts(model, tokenizer)
@@ -63,6 +64,7 @@ def test_it_saves_what_it_loaded_and_exports_it(folder, tmp_path):
     assert type(again) is type(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_it_is_quantised(folder, tmp_path, quantization):
     pytest.importorskip("torchao")
@@ -78,6 +80,7 @@ def test_it_is_quantised(folder, tmp_path, quantization):
         assert texts(*loaded(tmp_path / "rounded"))[0] == full
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 56])
 def test_rows_that_the_kernel_cannot_read_are_left_to_torchao(tmp_path, pocket, width):
     """torch 2.13 ends the process where a row of int8 is no multiple of 16."""
@@ -92,6 +95,7 @@ def test_it_is_sized_as_it_is_made(folder):
     assert told["weights"] == sum(each.nbytes for each in loaded(folder, dtype="float32")[0].parameters())
 
 
+@pytest.mark.grid(fast=2, slow=3)
 def test_it_is_served(folder):
     model, tokenizer = loaded(folder)
     with served((model, tokenizer)) as server:
@@ -113,6 +117,7 @@ def test_it_is_served(folder):
                 )
 
 
+@pytest.mark.grid(fast=0, slow=1)
 def test_it_is_calibrated(folder, tmp_path):
     exported = tmp_path / "own"
     invoke("export", folder, exported)

@@ -23,6 +23,7 @@ model.save_pretrained(sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_the_shim_finds_the_installed_package(pocket, tmp_path):
     model, tokenizer = pocket
     folder = sigma0.export(model, tokenizer, tmp_path / "out")

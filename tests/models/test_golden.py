@@ -81,6 +81,7 @@ def generate(model, ids, q, decoder, **kwargs):
     return outputs.sequences[:, ids.shape[1] :], depths, cache
 
 
+@pytest.mark.grid(fast=16, slow=6)
 @pytest.mark.parametrize("q", THRESHOLDS)
 def test_padded_batch_matches(golden, model, decoder, q):
     mask = golden["padded.attention_mask"]

@@ -105,6 +105,7 @@ def test_other_families_take_a_recurrence_and_no_stride(pocket, tmp_path):
         sigma0.load("pocket", device="cpu", recurrence=0)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("config", [FULL, ExitConfig(mode="converge", eps=0.8), ExitConfig(mode="margin", theta=0.2)])
 @pytest.mark.parametrize("after", ["finish", "verify", "drop"])
 @pytest.mark.parametrize("stride", [1, 2])
@@ -127,6 +128,7 @@ def test_steps_of_a_call_are_a_recurrence_of_it(folder, config, after, stride):
     assert model.num_loops == 4 // stride and model.config.recurrence is None
 
 
+@pytest.mark.exhaustive
 def test_steps_of_a_call_under_a_compiled_step_and_in_a_loop_of_ones_own(folder):
     model, tokenizer = loaded(folder, runner="compile")
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
@@ -206,6 +208,7 @@ def test_what_they_do_not_reach_refuses_them():
     assert shape.exit_code == 2 and "--recurrence and --stride go with a model" in shape.stderr
 
 
+@pytest.mark.slow
 def test_benches_take_them(folder, tmp_path):
     told = run(
         "speed", folder, "--recurrence", 8, "--stride", 2, "--context", 4, "--new-tokens", 3, "--rounds", 1,

@@ -245,6 +245,7 @@ def test_the_published_shape_is_told_as_far_as_it_is_known():
     assert "assumed of nanbeige4.2-3b, not read" in result.stderr
 
 
+@pytest.mark.slow
 def test_lm_eval_scores_what_the_model_says(spoken):
     huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval is not installed")
     from lm_eval.api.instance import Instance

@@ -23,6 +23,7 @@ from tests.marks import fast_if, needs_compiler
 from tests.reference import tiny_model
 
 pytest.importorskip("torchao")
+pytestmark = pytest.mark.slow
 PROJECTIONS = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 PROMPTS = ["Mary went to the park. The hat is with Mary. Where is the hat?", "Tom went to the barn. Where is Tom?"]
 
@@ -106,6 +107,7 @@ def test_compiled_steps_write_what_eager_ones_write(quantized, monkeypatch, afte
     assert_same_runs(*quantized, after)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @needs_compiler
 @pytest.mark.parametrize("after", [fast_if(False, "finish")])
 def test_machine_code_writes_what_eager_steps_write(quantized, after):

@@ -75,6 +75,7 @@ def greedy(published, index, **settings):
     return out.sequences[0, ids.shape[1] :]
 
 
+@pytest.mark.grid(fast=7, slow=6)
 @pytest.mark.parametrize("index", range(3))
 def test_greedy_tokens_match(published, index):
     assert torch.equal(greedy(published, index), published["greedy.new_tokens"][index])
@@ -98,6 +99,7 @@ def test_a_batch_of_mixed_lengths_is_each_alone(published):
     assert torch.equal(out[:, width:], published["greedy.new_tokens"])
 
 
+@pytest.mark.grid(fast=4, slow=6)
 @pytest.mark.parametrize("config", [{"mode": "margin", "theta": 0.3}, {"mode": "converge", "eps": 0.5}])
 def test_verify_writes_them(published, config):
     ids = published["greedy.prompt2"][None]

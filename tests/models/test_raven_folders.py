@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.cli import app
-from tests.marks import slow
+from tests.marks import exhaustive
 from tests.models.raven_reference import save_raven
 from tests.models.test_export import READER
 
@@ -31,7 +31,7 @@ print(model.generate(**ids, max_new_tokens=6, do_sample=False)[0].tolist())
 """
 
 
-@pytest.fixture(scope="module", params=["sandwich", slow("pre"), slow("post")])
+@pytest.fixture(scope="module", params=["sandwich", exhaustive("pre"), exhaustive("post")])
 def loaded(request, tmp_path_factory, pocket):
     folder = save_raven(tmp_path_factory.mktemp(request.param), pocket[1], request.param, 71)
     model, tokenizer = sigma0.load(str(folder), device="cpu", dtype="float32")
@@ -51,6 +51,7 @@ def run(program, *arguments, cwd):
     return json.loads(done.stdout)
 
 
+@pytest.mark.exhaustive
 def test_a_fresh_process_writes_the_same(loaded, exported, tmp_path):
     model, tokenizer = loaded
     ids = tokenizer("Where is Mary?", return_tensors="pt")
@@ -85,7 +86,10 @@ def test_a_pipeline_writes_what_generate_writes(loaded):
     ]
 
 
-@pytest.mark.parametrize("setting", [{"exit": "full"}, slow({"exit": "margin", "theta": 0.1})], ids=["full", "margin"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setting", [{"exit": "full"}, exhaustive({"exit": "margin", "theta": 0.1})], ids=["full", "margin"]
+)
 def test_lm_eval_scores_an_exported_folder(loaded, exported, setting):
     pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'sigma0-lm[eval]'")
     from lm_eval.api.instance import Instance

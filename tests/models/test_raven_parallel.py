@@ -13,7 +13,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.models.raven_parallel import whole_tensors
 from tests.decode.test_parallel import IDS, STORY, UNGATED, all_written, load_share
-from tests.marks import slow
+from tests.marks import exhaustive
 from tests.models.raven_reference import tiny_raven
 from tests.models.test_raven import Published
 from tests.processes import in_processes
@@ -78,7 +78,7 @@ def share_of(rank, folders, goldens, target):
     return found
 
 
-@pytest.fixture(scope="module", params=[2, slow(4)])
+@pytest.fixture(scope="module", params=[2, exhaustive(4)])
 def shared(request, tmp_path_factory):
     """The folders, and what each process found."""
     target, count = tmp_path_factory.mktemp("shared"), request.param
@@ -95,6 +95,7 @@ def shared(request, tmp_path_factory):
     return target, folders, published, in_processes(count, share_of, target, folders, goldens, str(target))
 
 
+@pytest.mark.slow
 def test_together_they_write_what_one_writes(shared):
     _, folders, published, ranks = shared
     for layout, folder in folders.items():
@@ -153,7 +154,7 @@ def shipped_share(rank):
     return shipped_texts(tensor_parallel=True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_shipped_one_is_shared_too(tmp_path):
     expected = json.loads(json.dumps(shipped_texts(device="cpu")))
     assert in_processes(2, shipped_share, tmp_path) == [expected, expected]

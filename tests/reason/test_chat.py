@@ -95,6 +95,7 @@ def test_labels_are_all_that_can_be_written(local, effort):
     assert local.choose(ASKED, ("cellar", "attic, barn"), effort=effort)[0] in ("cellar", "attic, barn")
 
 
+@pytest.mark.slow
 def test_a_model_without_loops_answers_and_is_held_to_labels(plain, pocket):
     chat = LocalChat(plain, pocket[1], "plain")
     found = chat.complete(ASKED, ChatSettings(max_tokens=9))

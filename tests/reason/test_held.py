@@ -26,6 +26,7 @@ def plain():
     return LlamaForCausalLM(config).eval(), tokenizer
 
 
+@pytest.mark.slow
 def test_a_random_model_writes_what_its_grammar_allows_and_ends(plain):
     chat = LocalChat(*plain, "plain")
     texts = {
@@ -42,6 +43,7 @@ def test_a_looped_model_is_held_too(pocket):
     assert written.text in ("The hat is in the park.", "The hat is in the barn.")
 
 
+@pytest.mark.slow
 def test_bad_grammars_batches_and_ladders_are_refused(plain, pocket):
     chat = LocalChat(*plain, "plain")
     with pytest.raises(ValueError, match="grammar cannot be followed"):

@@ -16,6 +16,8 @@ from sigma0.reason.lemma.graph import MAX_LEMMAS
 from sigma0.reason.messages import ChatSettings
 from sigma0.reason.shown_forms import ShownForms, form_of, grammar_of
 
+pytestmark = pytest.mark.slow
+
 STORY = "The hat is with Mary. Mary went to the park. Where is the hat?"
 
 
@@ -38,6 +40,7 @@ def allows(vocabulary, form, question, reply):
     return True
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("form", FORMS)
 def test_whatever_is_taught_is_allowed(vocabulary, form):
     for number in range(40):
@@ -48,6 +51,7 @@ def test_whatever_is_taught_is_allowed(vocabulary, form):
             assert allows(vocabulary, form, asked.prompt, asked.answer), asked.answer
 
 
+@pytest.mark.grid(fast=5, slow=1)
 @pytest.mark.parametrize(
     ("ending", "reply"),
     [

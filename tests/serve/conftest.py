@@ -19,16 +19,6 @@ from sigma0.serve.api.app import create_app
 from tests.serve.engine.spied_worker import SpiedService
 from tests.serve.page.page_server import PageServer
 
-# of all that a browser is driven for, this is what the fast tests do with it
-IN_A_BROWSER = "test_tokens_come_one_by_one_and_the_figures_with_them"
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if "browser" in item.fixturenames and item.name != IN_A_BROWSER:
-            item.add_marker(pytest.mark.slow)
-
 
 @contextmanager
 def serving(app, **settings):

@@ -40,6 +40,7 @@ def _quiet():
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.slow
 def test_the_mixed_run_is_mixed_and_the_same_each_time(bench, counted):
     report, faults = counted
     assert len(report.outcomes) == 40 and report.held == {} and report.counted == 40 and report.health == 200
@@ -55,6 +56,7 @@ def test_the_mixed_run_is_mixed_and_the_same_each_time(bench, counted):
     }
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("point", POINTS)
 def test_one_fault(bench, counted, point):
     _fail(bench, counted, point, FAST)
@@ -88,7 +90,7 @@ def test_a_mixed_run_has_all_kinds():
         assert any(name in body for body in bodies), name
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_fails_every_call_and_finds_what_is_wrong(bench, counted, capfd):
     clean, faults = counted
     calls = faults["template"].calls

@@ -111,6 +111,7 @@ def case(point, at, fast=False):
     return pytest.param(point, at, marks=() if fast else pytest.mark.exhaustive)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize(
     "point, at",
     [

@@ -286,6 +286,7 @@ def _most_of_a_pass(model, tokenizer, requests, prompt, exits):
     return most
 
 
+@pytest.mark.grid(fast=0, slow=2)
 @pytest.mark.parametrize(
     ("changes", "requests", "prompt"),
     [
@@ -312,6 +313,7 @@ def test_no_pass_takes_more_than_the_estimate(tokenizer, changes, requests, prom
     assert most <= estimate <= 2 * most, f"{most} of {estimate}"
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("layout", ["sandwich", "pre", "post"])
 @pytest.mark.parametrize(
     ("changes", "requests", "prompt"),

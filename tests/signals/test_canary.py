@@ -30,6 +30,7 @@ def llama():
     return LlamaForCausalLM(config).eval()
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 20), st.integers(1, 150), st.integers(1, 3), st.integers(0, 2**16))
 def test_readings_are_the_definitions_for_each_sequence(vocabulary, tokens, batch, seed):
@@ -49,6 +50,7 @@ def test_readings_are_the_definitions_for_each_sequence(vocabulary, tokens, batc
     assert reading.proximity.shape == (batch,) and bool(((reading.proximity >= 0) & (reading.proximity <= 1)).all())
 
 
+@pytest.mark.grid(fast=4, slow=4)
 @pytest.mark.parametrize("period", [1, 2, 9, 13, 14, 27, 40, 64])
 def test_loops_are_noticed(period):
     """Whatever the logits say: here they are flat."""
@@ -81,6 +83,7 @@ def test_entropy_and_margin_alone_stay_under_a_half():
         assert float(reading.proximity) <= 0.5
 
 
+@pytest.mark.exhaustive
 def test_a_long_stream_takes_constant_memory():
     canary, generator = CollapseCanary(eos_token_id=1), torch.Generator().manual_seed(0)
     logits = torch.randn(1, 50, generator=generator)

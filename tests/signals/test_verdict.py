@@ -49,6 +49,7 @@ def make(
     )  # fmt: skip
 
 
+@pytest.mark.grid(fast=2, slow=4)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_combination_of_the_fields(policy):
     fields = itertools.product(

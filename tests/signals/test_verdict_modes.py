@@ -47,6 +47,7 @@ def answers(pocket, easy, config):
     return [answer for answer, item in zip(written, easy, strict=True) if answer.text.strip() == item.answer]
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("mode", RULES)
 def test_verify_opens_the_door_for_easy_answers_about_as_often_as_finish(pocket, easy, mode):
     opened = {}
@@ -124,6 +125,7 @@ def test_a_token_whose_draft_was_overruled_did_not_converge():
     assert seen >= {("confident", True), ("max_depth", False)}
 
 
+@pytest.mark.slow
 def test_a_divergence_of_the_first_token_leaves_it_saturated(monkeypatch):
     model = tiny_model(3, total_ut_steps=8)
     model.generation_config.fate_config = {"growth": 0.0}
@@ -141,6 +143,7 @@ def test_a_divergence_of_the_first_token_leaves_it_saturated(monkeypatch):
     assert ("divergence", "max_depth") in reasons and not any(verify == "divergence" for _, verify in reasons)
 
 
+@pytest.mark.grid(fast=1, slow=2)
 @pytest.mark.parametrize("mode", ["qexit", "margin", "converge", "accel", "accel-steps"])
 def test_what_a_rule_would_have_said_is_what_it_says(mode):
     """Under full depth, of the very first token, which has the same states behind every setting."""

@@ -120,6 +120,7 @@ def test_the_command_says_what_is_simulated(tmp_path):
     assert bad.exit_code == 2 and "first_right" in bad.stderr
 
 
+@pytest.mark.slow
 def test_the_command_runs_the_shipped_models(monkeypatch):
     monkeypatch.setattr("sigma0.bench.effort.command.POLICIES", (FAST_TEST,))
     found = CliRunner().invoke(app, ["effort", "--real", "-n", "2", "--verifier", "pocket", "--json"])

@@ -17,6 +17,7 @@ from sigma0.config import ExitConfig
 from tests.marks import fast_if
 from tests.reference import DroppingReference, finish_rows, run_all_loops, tiny_model
 
+pytestmark = pytest.mark.slow
 NEW = 5
 TOTAL = 4
 GRID = {"qexit": (0.3, 0.8), "margin": (0.15,), "converge": (0.8,), "accel": (0.9,), "accel-steps": (0.6,)}
@@ -109,6 +110,7 @@ RULES = [setting for setting in SETTINGS if setting.mode not in ("random", "orac
 FAST = ("full", "fixed", "qexit")
 
 
+@pytest.mark.grid(fast=0, slow=2)
 @pytest.mark.parametrize(
     "setting",
     [fast_if(rule.mode in FAST, rule) for rule in RULES],

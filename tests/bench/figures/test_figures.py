@@ -63,6 +63,7 @@ def altered(text: str, step: int = 1) -> Iterator[tuple[int, str]]:
         yield text.count("\n", 0, match.start()) + 1, text[: match.end() - 1] + digit + text[match.end() :]
 
 
+@pytest.mark.slow
 def test_every_figure_of_every_text_has_its_source(all_sources):
     found = [
         f"{name}:{fault.line}: {fault.text}"

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[3]
 OTHERS = {"kernels.md", "mutants.md", "proximity.md", "strategyqa.md"}
 
 
+@pytest.mark.slow
 def test_nothing_that_is_shown_is_stale() -> None:
     results = Results(ROOT)
     shown = {
@@ -24,6 +25,7 @@ def test_nothing_that_is_shown_is_stale() -> None:
     assert not [name for name, text in shown.items() if "**stale" in text]
 
 
+@pytest.mark.slow
 def test_every_page_and_table_says_so_when_other_weights_ship(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "shipped_weights", lambda name: "0" * 64 if name in shipped_models() else None)
     results = Results(ROOT)

@@ -52,7 +52,7 @@ def test_there_is_a_command_for_each_way():
     assert all(way in command for way, command in zip(said, COMMANDS, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_harnesses
 def test_lm_eval_runs_the_exported_folder(tmp_path):
     run(COMMANDS[0], tmp_path)

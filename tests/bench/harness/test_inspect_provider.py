@@ -18,6 +18,8 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolInfo
 
+pytestmark = pytest.mark.slow
+
 QUESTION = "Mary went to the kitchen. John went to the garden. The cup was taken by Mary. Where is the cup?"
 ASKED = [ChatMessageUser(content=QUESTION)]
 MESSAGES = [{"role": "user", "content": QUESTION}]

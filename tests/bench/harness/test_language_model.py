@@ -16,6 +16,8 @@ from lm_eval.tasks import TaskManager
 from sigma0.bench.harness.items import TASKS
 from sigma0.bench.harness.language_model import MAX_GEN_TOKS, Sigma0LM, write_settings
 
+pytestmark = pytest.mark.slow
+
 CPU = {"device": "cpu", "dtype": "float32"}
 FULL, EAGER = {"exit": "full"}, {"exit": "qexit", "q": 0.6}
 GREEDY = {"until": ["\n"], "max_gen_toks": 24, "do_sample": False}
@@ -69,6 +71,7 @@ def test_scores_are_those_of_the_hf_backend_at_the_same_setting(hf, pairs, setti
     assert any(greedy for _, greedy in found)
 
 
+@pytest.mark.slow
 def test_rolling_scores_are_those_of_the_hf_backend(full, hf, rows):
     texts = [(row["prompt"],) for row in rows["answer"][:2]] + [("Mary went to the kitchen. " * 450,)]
     known = hf.loglikelihood_rolling(asked("loglikelihood_rolling", texts), disable_tqdm=True)
@@ -139,6 +142,7 @@ def test_what_was_read_where_is_in_the_results_and_in_the_log(tmp_path, rows):
     assert sum(len(line["depths"]) for line in lines[:3]) == written["tokens"]
 
 
+@pytest.mark.slow
 def test_a_whole_evaluation_keeps_the_depths(tmp_path, monkeypatch, rows):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.chdir(TASKS.parents[2])

@@ -28,6 +28,7 @@ def alone(model, pair, exit_config):
     return float(logprobs[range(len(targets)), targets].sum()), bool((logprobs.argmax(-1) == targets).all())
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(PAIRS, st.sampled_from([FULL, EAGER, ExitConfig(mode="fixed", depth=2)]), st.integers(1, 4))
 def test_a_score_is_the_sum_over_the_continuation_whatever_else_is_in_the_batch(tiny, pairs, exit_config, batch_size):

@@ -39,6 +39,7 @@ def point(cost, right, family="one"):
     return Point(Setting(family, Never()), *(Estimate(value, (value, value)) for value in (right, cost, 1.0)), 1, 0, 0)
 
 
+@pytest.mark.slow
 def test_points_are_what_the_ladder_itself_says(rungs):  # noqa: F811
     settings = [Setting(SMALL, Never()), Setting("always", Always()), Setting("random", Random(0.5))]
     told = []
@@ -99,6 +100,7 @@ def test_a_setting_is_named_by_its_numbers():
     assert setting_name("all", trigger_to_dict(Always())) == "all"
 
 
+@pytest.mark.slow
 def test_the_command_writes_rows_and_draws_them(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": prompt.content, "answer": "park"}) + "\n" for prompt in PROMPTS))
@@ -116,6 +118,7 @@ def test_the_command_writes_rows_and_draws_them(tmp_path):
     assert refused.exit_code == 2 and "no such unit: 'draft'" in refused.output
 
 
+@pytest.mark.slow
 def test_the_command_measures_hard_stories_under_another_exit(tmp_path, monkeypatch):
     points = [Setting("small only", Never()), Setting("always", Always())]
     monkeypatch.setitem(command.UNITS, "token", lambda doors: points)

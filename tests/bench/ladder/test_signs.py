@@ -18,6 +18,7 @@ def drawn(seed=0, prompts=120, tokens=8):
     return signs, differs, np.repeat(np.arange(prompts), tokens)
 
 
+@pytest.mark.slow
 def test_the_sign_that_differences_follow_is_found():
     found = score(*drawn(), resamples=100)
     assert tuple(found) == SIGNS
@@ -37,6 +38,7 @@ def test_without_differences_nothing_is_scored():
         score(signs, np.zeros_like(differs), prompt_of)
 
 
+@pytest.mark.exhaustive
 def test_the_command(tmp_path):
     out = tmp_path / "signs.json"
     result = CliRunner().invoke(app, ["signs", "-n", "60", "--hard", "--out", str(out), "--json"])

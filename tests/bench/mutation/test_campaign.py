@@ -15,6 +15,8 @@ from sigma0.bench.mutation.reasons import Equivalent, Reasons, survivors
 from sigma0.bench.mutation.workers import TestWorker, copy_tree, spread
 from tests.bench.mutation.tiny import SOURCE, write_tree
 
+pytestmark = pytest.mark.slow
+
 test_files.__test__ = False
 FILE, TEST_FILE = "sigma0/decode/tiny.py", "tests/decode/test_tiny.py"
 AREAS = {"decode": Area(("sigma0/decode",), "tests/decode")}
@@ -121,6 +123,7 @@ def test_copies_are_alike(tree, tmp_path):
     assert [path.read_bytes() for path in compiled[0]] == [path.read_bytes() for path in compiled[1]]
 
 
+@pytest.mark.exhaustive
 def test_errors_of_workers_are_raised():
     def work(worker, item):
         raise ValueError(f"no {item}")

@@ -12,6 +12,8 @@ from sigma0.bench.mutation.mutants import mutate, places, sample
 from sigma0.bench.mutation.reasons import read_equivalents
 from tests.bench.mutation.tiny import SOURCE, write_tree
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 FILE = "sigma0/decode/tiny.py"
 

@@ -132,6 +132,7 @@ def test_ways_are_compared_on_the_same_questions():
         difference([one], [other] * 2)
 
 
+@pytest.mark.exhaustive
 def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
     out = tmp_path / "ledger.jsonl"
     line = ["outer", "pocket", "--larger", "pocket-large", "-n", "2", "--most-votes", "9", "--out", str(out)]
@@ -156,6 +157,7 @@ def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
     assert latest_outer([*older, *rows, other]) == [rows, [other]] and len(table(rows).rows) == len(rows)
 
 
+@pytest.mark.slow
 def test_of_a_folder_rows_have_the_name_alone(tmp_path):
     out = tmp_path / "ledger.jsonl"
     folder = tmp_path / "somewhere" / "mine"

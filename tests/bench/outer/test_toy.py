@@ -17,12 +17,14 @@ def passes(folder):
     return subprocess.run(line, cwd=folder, capture_output=True, timeout=120).returncode == 0
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("fault", [None, *FAULTS], ids=lambda fault: "none" if fault is None else fault.name)
 def test_its_tests_pass_without_a_fault_and_fail_with_each(fault, tmp_path):
     write(tmp_path, fault)
     assert passes(tmp_path) == (fault is None)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 def test_the_command_counts_what_was_mended(tmp_path):
     out = tmp_path / "ledger.jsonl"

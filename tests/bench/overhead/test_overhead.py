@@ -37,6 +37,7 @@ def test_cases_are_every_way_at_every_number_of_rows():
     assert {case.sequences * case.lanes for case in ways} == {1, 8}
 
 
+@pytest.mark.slow
 def test_the_rows_are_in_the_ledger(tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     arguments = [

@@ -13,6 +13,7 @@ from sigma0.checkpoints import resolve_model
 from sigma0.checkpoints.about import read_about
 
 
+@pytest.mark.grid(fast=1, slow=2)
 @pytest.mark.parametrize("name", sigma0.shipped_models())
 def test_the_shipped_files_are_what_the_command_prints(name):
     shipped = read_about(resolve_model(name))
@@ -20,6 +21,7 @@ def test_the_shipped_files_are_what_the_command_prints(name):
     assert json.loads(CliRunner().invoke(app, ["about", name]).stdout) == shipped.model_dump(mode="json")
 
 
+@pytest.mark.slow
 def test_every_word_of_other_stories_is_in_the_list():
     known = about()
     for index in range(300):

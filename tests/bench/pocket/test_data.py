@@ -23,6 +23,7 @@ def answers_of(tokenizer: PreTrainedTokenizerFast, encoded: Encoded) -> list[str
     return [tokenizer.decode(run) for run in runs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chat", [False, True])
 def test_exactly_the_answers_and_their_eos_are_marked(tokenizer: PreTrainedTokenizerFast, chat: bool) -> None:
     space = "" if chat else " "

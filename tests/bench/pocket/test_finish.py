@@ -106,6 +106,7 @@ def test_the_folder_holds_what_a_loader_needs(folder: Path) -> None:
     assert model.config.total_ut_steps == 3
 
 
+@pytest.mark.slow
 def test_evaluation_equals_greedy_writing_token_by_token(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """A model that knows a few answers by heart is right in the evaluation exactly where it writes them itself."""
     model = OuroForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -175,6 +176,7 @@ def test_bad_numbers_are_one_line(folder: Path, arguments: list[str], named: str
     assert result.exit_code == 2 and named in result.output
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_in_pieces(tmp_path: Path) -> None:
     arguments = ["train", "--out", str(tmp_path), "--minutes", "0"]
     result = CliRunner().invoke(app, arguments)

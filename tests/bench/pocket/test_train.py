@@ -108,6 +108,7 @@ def test_data_of_every_stage_are_in_the_fingerprint(
     assert TINY.fingerprint(tokenizer) != before
 
 
+@pytest.mark.slow
 def test_other_data_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     assert train(TINY, tokenizer, tmp_path, minutes=0.0) is None
     with pytest.raises(ValueError, match="other settings"):
@@ -245,6 +246,7 @@ def test_deciding_tokens_weigh_more(tokenizer: PreTrainedTokenizerFast) -> None:
     assert none == plain and every > one > plain
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_begins_with_the_shipped_weights() -> None:
     recipe = RECIPES["pocket-solver"]
     tokenizer = recipe.tokenizer()

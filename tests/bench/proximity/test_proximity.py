@@ -38,6 +38,7 @@ def test_loops_are_what_they_are_called():
     assert {loop.kind for loop in made} == {"exact", "changed", "drifted", "babble"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind, bar", [("exact", 0.8), ("changed", 0.6)])
 def test_a_loop_is_noticed_once_three_periods_and_forty_ids_are_out(kind, bar):
     """From the ids alone, whatever the logits say, at every period and at every later moment."""
@@ -93,6 +94,7 @@ def test_certainty_is_what_the_canary_reads():
         assert float(told.statistics[0, 1]) == pytest.approx(found[place, 1], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_fit_tells_loops_from_text(tmp_path):
     tokenizer = sigma0.load("pocket")[1]
     rng = np.random.default_rng(0)

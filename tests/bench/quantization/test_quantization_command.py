@@ -12,6 +12,7 @@ from sigma0.bench.quantization.table import latest_quantization, whole
 from sigma0.bench.speed import shapes
 
 pytest.importorskip("torchao")
+pytestmark = pytest.mark.slow
 SMALL = ["--n", "3", "--max-new-tokens", "5", "--context", "9", "--new-tokens", "4", "--rounds", "2"]
 
 

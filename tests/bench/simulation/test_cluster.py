@@ -42,6 +42,7 @@ def test_littles_law(routing, count, load, turns, think, seed, waiting):
     assert cluster.refused == 0 or waiting < 10**9
 
 
+@pytest.mark.slow
 def test_the_rate_is_that_of_all_turns():
     """Chats that are there at the beginning make up for turns that come later."""
     for turns, think in ((1.0, 0.0), (4.0, 3.0), (3.0, 200.0)):
@@ -59,6 +60,7 @@ def test_what_comes_before_is_not_measured():
     assert course.requests[0].arrived > 5.0
 
 
+@pytest.mark.slow
 def test_the_same_chats_come_under_every_routing():
     """What chats ask and when they begin does not depend on how fast they were answered, nor on the rate."""
 

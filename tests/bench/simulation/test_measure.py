@@ -94,7 +94,7 @@ def test_what_is_not_simulated_is_refused(model):
         measure_inputs(*model, conditions, prompts(11), ExitConfig(q=0.5))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_writes_inputs_that_can_be_simulated(tmp_path):
     out, ledger = tmp_path / "inputs.json", tmp_path / "ledger.jsonl"
     result = CliRunner().invoke(app, ["passes", "pocket", "-n", "12", "--max-new-tokens", "4", "--out", str(out)])

@@ -17,6 +17,7 @@ from sigma0.bench.simulation.table import apart_cells, cells, is_unsettled, late
 from sigma0.bench.simulation.traffic import Traffic
 from tests.bench.core.test_ledger import CONDITIONS
 
+pytestmark = pytest.mark.slow
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
 QUICK = (
     *("--replicas", "2,4", "--requests", "60", "--runs", "2", "--warm", "10", "--group", "4"),
@@ -142,6 +143,7 @@ def test_short_traffic_alone_is_answered_sooner(file):
     assert fleets.most(Traffic(short_share=1.0)) > fleets.most(Traffic(short_share=0.0))
 
 
+@pytest.mark.exhaustive
 def test_groups_stand_for_a_fleet_of_any_size(file):
     """What a group of a large fleet sees is what a fleet of that size would: with loads known, and without."""
     fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()

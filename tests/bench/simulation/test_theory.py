@@ -12,11 +12,10 @@ from tests.bench.simulation.queues import MEAN, exponential, servers
 SEEDS = "abcdef"
 
 
-def slow(*values):
+def exhaustive(*values):
     """Cases beside those of the fast tests."""
-    return [
-        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values
-    ]
+    cases = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*case, marks=pytest.mark.exhaustive) for case in cases]
 
 
 def courses(*arguments, warm, measured, **more):
@@ -42,7 +41,8 @@ def erlang_c(count, load):
     return full / (free + full)
 
 
-@pytest.mark.parametrize("load", [0.6, *slow(0.3, 0.8)])
+@pytest.mark.grid(fast=0, slow=1)
+@pytest.mark.parametrize("load", [0.6, *exhaustive(0.3, 0.8)])
 def test_one_exponential_server_waits_as_m_m_1(load):
     found = courses(1, exponential(), load, warm=500, measured=12000)
     agrees([waits(course).mean() for course in found], load / (1 - load))
@@ -57,13 +57,15 @@ def test_one_exponential_server_waits_as_m_m_1(load):
     agrees([np.percentile(each, 99) for each in ends], math.log(100) / (1 - load), within=0.1)
 
 
-@pytest.mark.parametrize("load", [0.6, *slow(0.3, 0.8)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("load", [0.6, *exhaustive(0.3, 0.8)])
 def test_one_constant_server_waits_as_m_d_1(load):
     found = courses(1, [MEAN], load, warm=500, measured=8000)
     agrees([waits(course).mean() for course in found], load / (2 * (1 - load)))
 
 
-@pytest.mark.parametrize(("count", "load", "measured"), [(2, 0.6, 6000), *slow((5, 0.8, 15000), (16, 0.9, 15000))])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("count, load, measured", [(2, 0.6, 6000), *exhaustive((5, 0.8, 15000), (16, 0.9, 15000))])
 def test_one_queue_before_several_servers_waits_as_m_m_c(count, load, measured):
     found = courses(count, exponential(), load, "one-queue", warm=measured // 8, measured=measured)
     chance = erlang_c(count, load)
@@ -71,7 +73,8 @@ def test_one_queue_before_several_servers_waits_as_m_m_c(count, load, measured):
     agrees([waits(course).mean() for course in found], chance / (count * (1 - load)), within=0.1)
 
 
-@pytest.mark.parametrize("waiting", [3, *slow(0)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("waiting", [3, *exhaustive(0)])
 def test_one_server_with_few_places_refuses_as_m_m_1_k(waiting):
     """With K places, P(full) = (1 - load) load^K / (1 - load^(K + 1)); with one it is Erlang's loss formula."""
     load, places = 0.8, waiting + 1
@@ -80,7 +83,8 @@ def test_one_server_with_few_places_refuses_as_m_m_1_k(waiting):
     agrees(refused, (1 - load) * load**places / (1 - load ** (places + 1)))
 
 
-@pytest.mark.parametrize("routing", ["one-queue", *slow("least-loaded", "fleet")])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("routing", ["one-queue", *exhaustive("least-loaded", "fleet")])
 def test_servers_without_a_queue_refuse_as_erlang_says(routing):
     """The same from one queue of no places before several servers: M/M/c/c, Erlang B."""
     count, load = 5, 0.8
@@ -90,13 +94,13 @@ def test_servers_without_a_queue_refuse_as_erlang_says(routing):
     agrees(refused, terms[-1] / sum(terms))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_random_routing_splits_a_poisson_stream_into_independent_ones():
     """Each of many servers is an M/M/1 of its own: so groups of a fleet need not be simulated together."""
     agrees([waits(course).mean() for course in courses(8, exponential(), 0.6, warm=2000, measured=12000)], 0.6 / 0.4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_shorter_of_two_queues_is_as_long_as_the_mean_field_says():
     """Of very many servers a share load^(2^k - 1) has k requests at least: Mitzenmacher 2001, 10.1109/71.963420."""
     load, count = 0.8, 300
@@ -107,6 +111,7 @@ def test_the_shorter_of_two_queues_is_as_long_as_the_mean_field_says():
     agrees(means, inside / load)
 
 
+@pytest.mark.exhaustive
 def test_a_router_that_knows_more_lets_wait_less():
     """As known: one queue, then the shortest queue, then the shorter of two, then any."""
     order = ("one-queue", "least-loaded", "two-choices", "random")
@@ -114,8 +119,9 @@ def test_a_router_that_knows_more_lets_wait_less():
     assert found == sorted(found) and found[0] < 0.9 * found[1] and found[1] < 0.5 * found[3]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "routing", ["fleet", *slow("random", "two-choices", "least-loaded", "one-queue", "depth-aware")]
+    "routing", ["fleet", *exhaustive("random", "two-choices", "least-loaded", "one-queue", "depth-aware")]
 )
 def test_more_replicas_for_the_same_requests_never_let_wait_longer(routing):
     for seed in SEEDS[:2]:

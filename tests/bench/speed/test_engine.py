@@ -66,6 +66,7 @@ def test_prompts_are_read_from_nothing_each_time(bench):
     assert engine.counts.prompt_rows - before == 2 * once > 0
 
 
+@pytest.mark.slow
 def test_rows_name_the_engine(tmp_path):
     asked = ["speed", "--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--by", "engine", "--batch", "2"]
     small = ["--context", "6", "--new-tokens", "5", "--rounds", "1", "--out", str(tmp_path / "ledger.jsonl"), "--json"]

@@ -12,7 +12,7 @@ from sigma0.bench.speed.branches import Branches, most_nodes
 from sigma0.bench.speed.decoders import Ours, PromptedCache, Stock
 from sigma0.bench.speed.self_speculation import Drafting, SelfSpeculation, fit_drafting, passes_along
 from sigma0.bench.speed.static_peer import StaticStock
-from tests.marks import needs_compiler, slow
+from tests.marks import exhaustive, needs_compiler
 from tests.reference import settled_model, tiny_model
 
 NEW = 16
@@ -22,8 +22,9 @@ def prompt(seed, batch=1, length=7):
     return torch.randint(8, 61, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @needs_compiler
-@pytest.mark.parametrize("backend", ["eager", slow("inductor")])
+@pytest.mark.parametrize("backend", ["eager", exhaustive("inductor")])
 def test_a_static_cache_writes_what_transformers_own_decoding_writes(backend):
     torch._dynamo.reset()
     model, ids = tiny_model(seed=1, total_ut_steps=4), prompt(0, batch=2)
@@ -67,7 +68,7 @@ def test_self_speculation_keeps_the_kv_of_full_depth():
             torch.testing.assert_close(held[:, :, :kept], expected[:, :, :kept], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_compiler
 def test_compiled_self_speculation_writes_the_same():
     model, ids = settled_model(seed=2, total_ut_steps=3, num_hidden_layers=1), prompt(1)
@@ -95,6 +96,7 @@ def test_along_a_course_the_drafts_of_the_fewest_passes_are_taken():
     assert fit_drafting(model, ids, NEW, Trace(4, (4,) * 5, (4,) * 5)) == Drafting(1, 1)
 
 
+@pytest.mark.slow
 def test_the_fastest_drafts_are_taken(monkeypatch):
     """With a clock that a pass moves by one, the fastest drafts are those of the fewest passes."""
     clock = [0.0]

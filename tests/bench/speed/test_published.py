@@ -26,6 +26,7 @@ def folder(tmp_path):
     return tmp_path / "code"
 
 
+@pytest.mark.slow
 def test_it_writes_the_tokens_of_full_depth(folder, tmp_path):
     result = run(folder, "--ways", "full", "--out", str(tmp_path / "ledger.jsonl"), "--json")
     assert result.exit_code == 0, result.output
@@ -37,6 +38,7 @@ def test_it_writes_the_tokens_of_full_depth(folder, tmp_path):
     assert {"published code on torch", "published code on transformers"} < set(published.versions)
 
 
+@pytest.mark.slow
 def test_what_cannot_run_is_refused(folder, tmp_path):
     (folder / "code.py").write_text("import a_module_that_nobody_has\n")
     ended = run(folder, "--ways", "full", "--published-python", sys.executable, "--out", str(tmp_path / "rows.jsonl"))

@@ -32,6 +32,7 @@ def run(*arguments):
     return CliRunner().invoke(app, ["speed", *arguments])
 
 
+@pytest.mark.slow
 def test_rows_hold_the_ways_and_their_conditions(pocket, tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     asked = ["pocket", "--context", "9", "--new-tokens", "5", "--rounds", "2", "--dtype", "float32"]
@@ -64,6 +65,7 @@ def test_rows_hold_the_ways_and_their_conditions(pocket, tmp_path):
     assert markdown(rows).count("\n") == len(WAYS) + 1
 
 
+@pytest.mark.slow
 def test_a_shape_replays_a_course(tmp_path):
     course = tmp_path / "course.json"
     course.write_text(json.dumps({"total_loops": 8, "exits": [2, 4, 6, 8], "settled": [1, 8, 2, 2]}))
@@ -162,6 +164,7 @@ def test_no_time_is_counted_before_the_first_token(monkeypatch):
     assert stock.decode().seconds == 5.0  # the clock is read at each of 6 tokens
 
 
+@pytest.mark.slow
 def test_recorded_courses_are_those_of_the_model():
     found = record_course("pocket", ExitConfig(q=0.5))
     trace, source = found.trace, found.source
@@ -204,6 +207,7 @@ def test_a_file_without_a_recorded_course_is_named(tmp_path):
         RecordedCourse.read(file)
 
 
+@pytest.mark.slow
 def test_the_course_command_writes_what_it_records(tmp_path):
     out = tmp_path / "course.json"
     result = CliRunner().invoke(app, ["course", "pocket", "--exit-config", '{"q": 0.5}', "--out", str(out)])
@@ -285,6 +289,7 @@ def test_a_row_of_another_shape_is_refused():
     assert "course" in SpeedRow.model_fields
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_last_run_of_each_size(pocket, tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     for context in ("9", "9", "11"):

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -181,6 +182,7 @@ def test_every_level_has_an_order():
     assert set(ORDER) == set(DEFINITIONS)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(DEFINITIONS)), st.lists(REPLIES, min_size=1, max_size=8), st.integers(0, 17))
 def test_no_words_break_a_level_or_make_it_say_what_was_not_said(name, replies, start):

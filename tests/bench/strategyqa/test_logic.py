@@ -103,6 +103,7 @@ def test_conditions_on_truths_are_those_of_python(text, truths):
     assert told(text, *("Yes" if truth else "No" for truth in truths)) is expected
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="#123<>=!() andortyes\"'.-", max_size=60), st.lists(st.text(max_size=20), max_size=4))
 def test_no_text_does_more_than_be_refused(text, answers):
     try:

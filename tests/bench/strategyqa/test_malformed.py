@@ -5,6 +5,7 @@ Nothing here is read as No that does not say No, and nothing breaks.
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import pytest
 
@@ -15,7 +16,7 @@ from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.messages import Completion
 from tests.bench.strategyqa.definitions import DEFINITIONS, GOOD, Case, made
 from tests.bench.strategyqa.scripts import ITEMS
-from tests.marks import fast_if
+from tests.marks import named
 
 # words, though none that were asked for: whoever asks for a fact or for reasoning takes them
 WORDS = {
@@ -35,7 +36,6 @@ NO_WORDS = {
     "long punctuation": "*" * 10_000,
 }
 MALFORMED = {**WORDS, **NO_WORDS}
-FAST = ("no idea", "unclosed JSON", "empty")
 NAMES = {item.qid: number for number, item in enumerate(ITEMS)}
 # a level with one item; a router with one for each level that it sends to. All have room for one step more.
 ITEM_OF = {
@@ -59,15 +59,6 @@ def level_below(name, calls):
     return next(
         level for sign, level in (("reason", "L1-cot"), ("combine_facts", "L2"), ("act", "L3")) if sign in purposes
     )
-
-
-def cases():
-    for name in DEFINITIONS:
-        for qid in ITEM_OF[name]:
-            for place, call in enumerate(DEFINITIONS[name](Case(NAMES[qid]))):
-                for kind in MALFORMED:
-                    case = f"{name}-{qid}-{place}-{call.purpose}-{kind}"
-                    yield fast_if(kind in FAST, name, qid, place, kind, id=case)
 
 
 kept = cache(made)
@@ -94,8 +85,15 @@ def is_miss(found, prediction, asked, reason, calls):
     assert len(asked) == calls
 
 
-@pytest.mark.parametrize("name, qid, place, kind", list(cases()))
-def test_malformed_words_at_a_step_are_a_miss_or_its_fallback(name, qid, place, kind):
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_malformed_words_at_a_step_are_a_miss_or_its_fallback(name):
+    for qid in ITEM_OF[name]:
+        for place, kind in product(range(len(DEFINITIONS[name](Case(NAMES[qid])))), MALFORMED):
+            with named(name, qid, place, kind):
+                check_malformed(name, qid, place, kind)
+
+
+def check_malformed(name, qid, place, kind):
     calls = DEFINITIONS[name](Case(NAMES[qid]))
     level, purpose = level_below(name, calls) if len(calls) > 1 else name, calls[place].purpose
     label = ITEMS[NAMES[qid]].answer
@@ -160,23 +158,22 @@ def check_answer_in_words(qid, place, said, good):
     assert len(asked[-1]["messages"][0]["content"]) < 3000
 
 
-@pytest.mark.parametrize("kind", MALFORMED)
 @pytest.mark.parametrize("name", ["L3", "L3-simple", "L4 by model"])
-def test_a_loop_of_nothing_but_malformed_words_ends_in_one_miss(name, kind):
+def test_a_loop_of_nothing_but_malformed_words_ends_in_one_miss(name):
     """To the end of its steps, or of what it is routed to; no answer is made up."""
-    found, prediction, asked = run(name, "elephants", [MALFORMED[kind]] * 20)
-    assert prediction.answer is None and sum(found.misses.values()) == 1
     step = "L3: finish" if name == "L4 by model" else "finish"
-    assert prediction.miss.startswith(f"{step}: none within 6 steps, 6 failed, the last of them: act: ")
-    assert len(asked) == (7 if name == "L4 by model" else 6)
+    for kind, words in MALFORMED.items():
+        found, prediction, asked = run(name, "elephants", [words] * 20)
+        assert prediction.answer is None and sum(found.misses.values()) == 1, kind
+        assert prediction.miss.startswith(f"{step}: none within 6 steps, 6 failed, the last of them: act: "), kind
+        assert len(asked) == (7 if name == "L4 by model" else 6), kind
 
 
-@pytest.mark.parametrize("kind", MALFORMED)
-def test_a_first_answer_that_stands_is_read_as_strictly(kind):
-    found, prediction, asked = run(
-        "L4 by verdict", "violin", [Completion(MALFORMED[kind], verdict=GOOD, door="converge")]
-    )
-    is_miss(found, prediction, asked, "first", 1)
+def test_a_first_answer_that_stands_is_read_as_strictly():
+    for kind, words in MALFORMED.items():
+        with named(kind):
+            said = Completion(words, verdict=GOOD, door="converge")
+            is_miss(*run("L4 by verdict", "violin", [said]), "first", 1)
 
 
 def test_misses_are_counted_by_step_over_a_run():

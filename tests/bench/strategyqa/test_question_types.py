@@ -45,6 +45,7 @@ def test_what_has_no_story_is_the_question_itself(text):
     assert asked(text) == text
 
 
+@pytest.mark.slow
 @given(st.text(max_size=300))
 def test_every_text_has_a_type(text):
     assert question_type(text) in QUESTION_TYPES

@@ -73,6 +73,7 @@ def published(n, start=0):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_published_files_are_checked(tmp_path):
     def write(train, dev):
         (tmp_path / "train.json").write_text(json.dumps(train))
@@ -230,6 +231,7 @@ def test_scores_are_paired_with_the_baseline():
     assert found[2].misses == {"answer": 8} and found[0].calls == 1.0 and found[0].usage.completion_tokens == 16
 
 
+@pytest.mark.slow
 def test_the_command_runs_every_level_on_the_shipped_model_and_repeats_itself(tmp_path):
     out, cache = tmp_path / "ledger.jsonl", tmp_path / "cache.jsonl"
     options = ["strategyqa", "-e", "all", "-n", "2", "--max-new-tokens", "12", "--cache", str(cache), "--out", str(out)]

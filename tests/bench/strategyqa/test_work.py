@@ -170,7 +170,7 @@ class Processes(Pool):
         self.redone += 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rows_of_two_workers_are_those_of_one(tmp_path, monkeypatch):
     """With Ray's workers, and where one is killed: `tests/bench/fidelity/test_work.py`, `core/test_workers.py`."""
     out, alone = tmp_path / "two.jsonl", tmp_path / "one.jsonl"

@@ -20,6 +20,7 @@ from sigma0.config import ExitConfig, FateConfig, Switches
 from sigma0.signals.verdict import door
 
 
+@pytest.mark.slow
 def test_figures_are_what_the_runs_say(asker, strange):
     asker = replace(asker, config=ExitConfig(q=0.6), on_answer=lambda: answers.append(1))
     prompts, answers = list(micro_world(6, "test", 3)), []
@@ -69,6 +70,7 @@ def test_the_environment_and_the_model_come_back(pocket, monkeypatch):
     assert Switches().ladder and Switches().verdict and model.fate_config == before
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, strange, monkeypatch):
     prompts = tmp_path / "strange.jsonl"
     prompts.write_text("\n".join(each.model_dump_json() for each in strange))

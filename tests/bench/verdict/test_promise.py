@@ -81,6 +81,7 @@ def test_a_pool_is_read_as_it_was_written(tmp_path):
     assert read_pool(tmp_path / "pool.jsonl") == pool
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     pool, out = tmp_path / "pool.jsonl", tmp_path / "promise.json"
     asked = ["promise", "pocket", "--pool", str(pool), "-n", "40", "--fit", "12", "--test", "12", "--draws", "2"]

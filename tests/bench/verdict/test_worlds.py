@@ -16,6 +16,7 @@ from tests.marks import slow
 NAMED = {world.name: world for world in WORLDS}
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("name", ["a hair over, less sure", "easy, less sure"])
 @pytest.mark.parametrize("sets", [80, slow(600)])
 def test_the_promise_is_kept(name, sets):
@@ -34,6 +35,7 @@ def test_a_door_is_found_where_one_can_be_promised(name, least):
     assert found.opened > 0.5 * world.allowed()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("procedure", [least_p_value, several_starts])
 @pytest.mark.parametrize("sets", [60, slow(600)])
 def test_what_stands_beside_keeps_the_promise_too(procedure, sets):
@@ -42,7 +44,7 @@ def test_what_stands_beside_keeps_the_promise_too(procedure, sets):
     assert 0 < found.violated.value * sets <= binom.ppf(0.999, sets, 1 - world.confidence)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["rises late", "easy", "small risk, many prompts", "small risk", "easy, less sure"])
 def test_power_beside_the_oracle_and_the_order_before(name):
     world, sets = NAMED[name], 200

@@ -86,6 +86,7 @@ def walk(grammar, limit, seed):
     return TOKENIZER.decode(ids)
 
 
+@pytest.mark.grid(fast=5, slow=6)
 @pytest.mark.parametrize("spec, least", SHORTEST, ids=[str(spec)[:60] for spec, _ in SHORTEST])
 def test_the_shortest_answer_is_found_and_every_answer_ends_within_its_limit(spec, least):
     grammar = VOCABULARY.compile(spec)

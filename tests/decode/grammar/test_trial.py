@@ -61,6 +61,7 @@ def test_what_takes_too_long_is_refused_and_holds_up_nobody(trial):
     assert outcomes == ["quick", "hog"]
 
 
+@pytest.mark.slow
 def test_a_process_that_was_lost_is_replaced():
     made = VOCABULARY.trial()
     assert made.least(Regex("a")) == 1

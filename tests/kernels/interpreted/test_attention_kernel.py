@@ -147,6 +147,7 @@ def test_tables_that_are_too_short_or_strided_are_refused(name):
         depth_attention(query, keys, values, replace(at, **{name: table.t().contiguous().t()}), 0.3)
 
 
+@pytest.mark.grid(fast=4, slow=9)
 @pytest.mark.parametrize("drop", [False, True])
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

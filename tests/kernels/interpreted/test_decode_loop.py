@@ -71,6 +71,7 @@ def test_drawn_tokens_are_the_same_too(pocket):
     torch.testing.assert_close(outputs[0].readings, outputs[1].readings, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_a_dropping_cache_is_continued_by_the_other_backend(pocket):
     """Exits that the kernels only wrote down are copied once somebody reads whole planes."""
     model, tokenizer = pocket

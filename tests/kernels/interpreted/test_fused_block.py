@@ -58,6 +58,7 @@ def triton(deterministic=True):
     return operations("triton", torch.device(DEVICE), deterministic)
 
 
+@pytest.mark.grid(fast=3, slow=9)
 @pytest.mark.usefixtures("on_device")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -77,6 +78,7 @@ def test_a_pass_is_that_of_the_modules(dtype, family, fused):
     torch.testing.assert_close(written[..., :-1, :, :], kept[..., :-1, :, :], rtol=step, atol=step * 4)
 
 
+@pytest.mark.grid(fast=1, slow=9)
 @pytest.mark.usefixtures("on_device", "products_in_order")
 @pytest.mark.parametrize(
     ("dtype", "family"),

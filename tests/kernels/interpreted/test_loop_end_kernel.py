@@ -162,6 +162,7 @@ def walk(rows, width, loops, seed):
     return steps.cumsum(0)
 
 
+@pytest.mark.grid(fast=1, slow=9)
 @pytest.mark.parametrize("seed, table", [(0, False), (1, True)])
 def test_one_launch_decides_each_row_by_its_own_rule(seed, table):
     """All modes in one batch: each row decides as the definitions say, and as when every row had its rule."""

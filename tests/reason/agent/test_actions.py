@@ -100,6 +100,7 @@ ANY_JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.text() | ANY_JSON.map(json.dumps))
 @example('{"action": ["list"]}')
 @example('{"action": {"a": 1}}')
@@ -108,6 +109,7 @@ def test_no_reply_does_anything_but_parse_or_fault(reply):
         parse_action(reply)
 
 
+@pytest.mark.slow
 def test_a_grammar_allows_the_actions_and_nothing_else():
     pytest.importorskip("llguidance")
     tokenizer = build_tokenizer()

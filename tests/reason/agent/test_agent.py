@@ -159,6 +159,7 @@ def test_with_one_model_effort_is_raised_instead(source, trail):
     assert model.calls[32]["effort"] == "high"
 
 
+@pytest.mark.slow
 def test_tier_3_resets_the_workspace_and_a_pristine_copy_takes_the_patch(source, trail, tmp_path, monkeypatch):
     at_reset = []
     reset = Workspace.reset

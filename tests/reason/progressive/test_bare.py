@@ -58,6 +58,7 @@ def test_other_models_are_given_instructions():
     assert follows_instructions([ScriptedChat(["x"])])
 
 
+@pytest.mark.slow
 def test_the_readme_s_question_is_answered_right(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     readme = (Path(__file__).parents[3] / "sigma0" / "reason" / "README.md").read_text()

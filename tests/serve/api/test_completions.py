@@ -115,6 +115,7 @@ def test_what_goes_with_echo(plain, body, param):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
 
+@pytest.mark.slow
 def test_lm_evals_client_scores_as_the_model_does(plain, pocket, tmp_path):
     """The real client of `lm_eval --model local-completions`, beside a plain forward."""
     clients = pytest.importorskip("lm_eval.models.openai_completions", reason="lm-eval is not installed")

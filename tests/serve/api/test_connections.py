@@ -171,7 +171,7 @@ def is_listening(port):
     return True
 
 
-@pytest.mark.slow
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_half_a_request_does_not_keep_a_server(tmp_path, number):
     with command(tmp_path) as (process, port, printed):
@@ -184,7 +184,7 @@ def test_half_a_request_does_not_keep_a_server(tmp_path, number):
         assert printed() == ""
 
 
-@pytest.mark.slow
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
 def test_a_second_signal_ends_it_at_once_in_one_line(tmp_path, numbers):
     with command(tmp_path, "--drain-timeout", "500") as (process, port, printed):
@@ -199,7 +199,7 @@ def test_a_second_signal_ends_it_at_once_in_one_line(tmp_path, numbers):
         assert printed() == "ended at once by a second signal: 1 request(s) cut off"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_not_done_in_time_is_cut_off_and_told_so(tmp_path):
     with command(tmp_path, "--drain-timeout", "0.2") as (process, port, printed):
         with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=LONG, timeout=60) as answer:

@@ -17,6 +17,8 @@ from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
 from tests.serve.engine.spied_worker import SpiedService
 
+pytestmark = pytest.mark.slow
+
 PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -143,7 +145,7 @@ def test_so_with_a_ladder(with_ladder, path):
     assert counts[200] >= 10, counts
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", PATHS[:2])
 @pytest.mark.parametrize("mode", GenerationMode)
 @pytest.mark.parametrize("server", ["description", "with_ladder"])
@@ -159,6 +161,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments":
 ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
 
 
+@pytest.mark.grid(fast=0, slow=12)
 @pytest.mark.parametrize(
     "body, fits",
     [

@@ -191,7 +191,8 @@ def test_the_corpus_itself(fuzzed):
         assert (status == 200) == is_taken, (name, answer)
 
 
-@pytest.mark.parametrize("count", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [FAST, pytest.param(SLOW, marks=pytest.mark.exhaustive)])
 def test_whatever_is_sent(fuzzed, count):
     body = CORPUS["chat-plain.json"]
     before = fuzzed.post(PATHS[0], body)[1]

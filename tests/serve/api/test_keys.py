@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from sigma0.cli import app
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.keys import KeyRing, read_keys
+from tests.marks import slow
 from tests.serve.conftest import served
 
 
@@ -101,7 +102,7 @@ def test_a_file_alone_closes_the_server(pocket, keys):
         assert httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer first"}).status_code == 200
 
 
-@pytest.mark.parametrize("ray", [False, True])
+@pytest.mark.parametrize("ray", [False, slow(True)])
 def test_the_command_refuses_a_bad_file_before_it_loads_a_model(keys, ray):
     if ray:
         pytest.importorskip("ray")

@@ -87,6 +87,7 @@ def otherwise_calibrated(pocket, theta, exit_config):
     return Rung.local(model, pocket[1], "above")
 
 
+@pytest.mark.grid(fast=3, slow=5)
 @pytest.mark.parametrize(
     "unit, stored, fields, setting",
     [

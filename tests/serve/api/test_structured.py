@@ -137,6 +137,7 @@ def test_a_document_ends_within_its_limit_or_is_refused_with_its_length(plain):
             jsonschema.validate(json.loads(text), SCHEMA)
 
 
+@pytest.mark.grid(fast=1, slow=1)
 @pytest.mark.parametrize(
     "fields", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
 )

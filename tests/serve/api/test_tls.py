@@ -165,6 +165,7 @@ def test_the_command_refuses_them_before_it_loads_a_model(files):
     assert told.exit_code == 2 and "nowhere.pem: No such file" in " ".join(told.output.split())
 
 
+@pytest.mark.slow
 def test_rays_proxy_takes_none_of_them(files):
     pytest.importorskip("ray")
     told = CliRunner().invoke(app, ["serve", "--ray", "--tls-cert", str(files["folder"] / "server.pem")])

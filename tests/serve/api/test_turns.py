@@ -29,6 +29,7 @@ def begun(server, **body):
     return thread, answers
 
 
+@pytest.mark.slow
 def test_what_the_limits_allow_is_answered_though_the_queue_is_shorter(pocket):
     with served(pocket, ServerSettings(max_prompts=11, max_n=8), limit=3) as server:
         alone = complete(server).json()["choices"][0]["text"]

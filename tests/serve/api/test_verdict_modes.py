@@ -52,6 +52,7 @@ def name(config):
     return f"{config.mode}-{config.after_exit}-{config.min_loops}-{config.accel_scale}"
 
 
+@pytest.mark.grid(fast=6, slow=6)
 @pytest.mark.parametrize("config", CONFIGS + UNASKED, ids=name)
 def test_reasons_and_doors_are_the_librarys(pocket, config):
     for alone, done in zip(*both(pocket, config), strict=True):
@@ -64,6 +65,7 @@ def test_reasons_and_doors_are_the_librarys(pocket, config):
             assert told == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.grid(fast=2, slow=4)
 @pytest.mark.parametrize("own", OWN, ids=name)
 def test_what_the_models_rule_would_have_said_is_the_librarys(pocket, monkeypatch, own):
     monkeypatch.setattr(pocket[0].generation_config, "exit_config", own)

@@ -39,7 +39,8 @@ from tests.serve.api.test_refusals import error_of
 from tests.serve.cluster.ray_served import SpiedRayService, cluster, served_on_ray
 from tests.serve.conftest import Served
 
-pytestmark = pytest.mark.slow
+# whether a request goes through Ray at all, one case tells
+pytestmark = [pytest.mark.slow, pytest.mark.grid(fast=0, slow=1)]
 
 SUITE = (
     test_chat,

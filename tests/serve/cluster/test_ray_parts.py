@@ -40,6 +40,8 @@ from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, Req
 from sigma0.serve.engine.worker import EngineService
 from sigma0.signals.savings import Savings
 
+pytestmark = pytest.mark.slow
+
 JOB = EngineRequest((1, 2, 3), 4, ExitConfig())
 WHOLE = EngineRequest((1, 2, 3), 4, ExitConfig(), whole=True)
 A, B, C = (TokenOutput(place, text, 1, None, None, 0.0, 1.0, 0.0, None, (), "m") for place, text in enumerate("abc"))

@@ -8,6 +8,7 @@ from sigma0.serve.engine.messages import EngineLimits, EngineRequest
 from tests.serve.engine.test_engine import CONFIGS, POSITION_BYTES, alone, drain, model, outcome, pocket  # noqa: F401
 
 
+@pytest.mark.grid(fast=5, slow=4)
 @pytest.mark.parametrize("steps", [1, 3, 9])
 @pytest.mark.parametrize("breaks", ["apply", "run", "remove"])
 def test_what_a_broken_step_leaves_is_dropped(model, pocket, monkeypatch, steps, breaks):  # noqa: F811

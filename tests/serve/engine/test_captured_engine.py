@@ -72,6 +72,7 @@ def outcomes(model, tokenizer, jobs, runner, watch, blocks=KV):  # noqa: F811
     return [outcome(each) if watch else [token.id for token in each[-1].tokens] for each in told], engine
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("watch", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_outputs_are_the_eager_runners(model, pocket, captures, seed, watch):  # noqa: F811
@@ -83,6 +84,7 @@ def test_outputs_are_the_eager_runners(model, pocket, captures, seed, watch):  #
     assert captures[-1].replays > 20
 
 
+@pytest.mark.slow
 def test_preempted_requests_write_the_same(model, pocket, captures):  # noqa: F811
     jobs = [replace(job, max_new_tokens=11) for job in work(5, 8)]
     eager, _ = outcomes(model, pocket[1], jobs, "eager", True)
@@ -91,6 +93,7 @@ def test_preempted_requests_write_the_same(model, pocket, captures):  # noqa: F8
     assert [each[0] for each in captured] == [each[0] for each in eager]
 
 
+@pytest.mark.exhaustive
 def test_buffers_stay_in_place_and_captures_are_few(model, pocket, captures):  # noqa: F811
     configs = [ExitConfig(q=0.5), ExitConfig(mode="margin", theta=0.3), ExitConfig(mode="converge", eps=0.4)]
     jobs = [replace(job, max_new_tokens=40, sampling=SAMPLINGS[0]) for job in work(7, 12, configs)]
@@ -159,6 +162,7 @@ def test_a_pass_is_waited_for_once(model, pocket, captures, device):  # noqa: F8
     assert (CountedLanding.made, device) == (20, [])
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("watch", [True, False])
 def test_what_a_device_shows_is_enough(model, pocket, captures, device, watch):  # noqa: F811
     jobs = [replace(job, max_new_tokens=11) for job in work(5, 8)]
@@ -172,6 +176,7 @@ def test_what_a_device_shows_is_enough(model, pocket, captures, device, watch): 
     assert found["auto"] == found["eager"]
 
 
+@pytest.mark.slow
 def test_an_engine_that_was_reset_writes_the_same(model, pocket, captures):  # noqa: F811
     jobs = [job for job in work(8, 8) if job.exit_config.after_exit != "drop"]
     expected, engine = outcomes(model, pocket[1], jobs, "cudagraph", True)

@@ -46,6 +46,7 @@ def job(length, new, seed=1, **asked):
     return EngineRequest(tuple(ids), new, asked.pop("exit_config", CONFIGS[0]), on_collapse="ignore", **asked)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=12, deadline=None)
 @given(st.lists(jobs(), min_size=2, max_size=5), st.integers(0, 2**16), st.sampled_from([4, 16]), st.booleans())
 def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
@@ -68,6 +69,7 @@ def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
         assert outcome(found[key]) == outcome(alone(model, pocket[1], asked[number]))
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_alone_is_what_generate_says(pocket, monkeypatch, config):
     """Of a trained model: two prefills round otherwise, a code may flip, and turn the near ties of a random one."""
@@ -87,6 +89,7 @@ def test_alone_is_what_generate_says(pocket, monkeypatch, config):
         assert (done.passes, done.rows) == (out.loop_passes, out.loop_rows)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], CONFIGS[2], CONFIGS[5]], ids=str)
 def test_requests_that_are_preempted_again_and_again(model, pocket, config):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(3, 8, 8, 4, kv_bytes(3, 20, 4)), watch=True)

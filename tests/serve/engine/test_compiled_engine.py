@@ -37,6 +37,7 @@ def outputs(pocket, runner, config, sampling):
     return tokens, passes
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.9, seed=3, frequency_penalty=0.5)])
 @pytest.mark.parametrize("name", RULES)
@@ -50,6 +51,7 @@ def test_two_engines_on_the_programs_of_one_model(pocket, monkeypatch, name, sam
     assert outputs(pocket, "compile", RULES[name], sampling) == eager
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("after_exit", ["finish", "verify"])
 def test_statistics_and_preemptions_are_those_of_eager_steps(pocket, monkeypatch, after_exit):
     """Blocks that are given and taken lie anywhere; a step that is one program leaves what statistics are read from."""

@@ -35,6 +35,7 @@ def drawn(model, tokenizer, jobs, **limits):
     return [token.id for token in events[keys[0]][-1].tokens], engine.status().preemptions, events, keys
 
 
+@pytest.mark.grid(fast=1, slow=2)
 @pytest.mark.parametrize(
     "config",
     [

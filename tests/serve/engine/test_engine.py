@@ -134,6 +134,7 @@ def jobs(draw):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.lists(jobs(), min_size=2, max_size=6), st.integers(0, 2**16), st.sampled_from([4, 7, 16]), st.booleans())
 def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
@@ -198,6 +199,7 @@ def test_alone_is_what_generate_says(pocket, config, number):
     assert done.door == expected.door and done.verdict.reason == expected.verdict.reason
 
 
+@pytest.mark.grid(fast=1, slow=2)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_long_answers_are_read_at_their_deepest_loops_as_generate_reads_them(model, pocket, config):
     """Over more tokens than are kept of a request, among others that are cancelled, or fail, before they are read."""
@@ -241,6 +243,7 @@ def test_of_an_answer_too_short_the_first_token_is_read_as_deep_as_it_has_run(mo
     assert abs(token.deepest_entropy - float(out.deepest_readings[0, 0, 1])) > 1e-3
 
 
+@pytest.mark.grid(fast=1, slow=2)
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], CONFIGS[2], CONFIGS[6]], ids=str)
 def test_rules_that_keep_more_of_a_token_come_and_go(model, pocket, config):
     """Beside `qexit` and `margin`, a request whose rule needs differences begins and ends, again and again."""
@@ -356,6 +359,7 @@ def test_fates_outlast_a_preemption_during_recomputation(model, pocket):
     assert outcome([done]) == outcome(alone(model, pocket[1], job(6, 20, exit_config=ExitConfig(mode="full"))))
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("watch", [True, False])
 def test_statistics_and_ends_are_the_same_without_a_compiler(pocket, monkeypatch, watch):
     model, tokenizer = pocket

@@ -29,6 +29,8 @@ from tests.serve.conftest import serving
 from tests.serve.engine.spied_worker import KV
 from tests.serve.engine.test_worker import collect, endless, job
 
+pytestmark = pytest.mark.slow
+
 LIMITS = EngineLimits(4, 8, kv_bytes=KV)
 SPEC = EngineSpec("pocket", LIMITS, device="cpu", dtype="float32")
 # a service that has a long request under way when it names its engine's process
@@ -104,11 +106,12 @@ def test_what_is_known_of_the_model_is_what_the_model_says(service, pocket):
     assert (service.name, service.context) == (thread.name, thread.context)
     assert service.model.num_loops == model.num_loops and service.model.name_or_path == model.name_or_path
     assert service.model.config.to_dict() == model.config.to_dict()
-    # a model that was saved before holds its rule with every field: what it resolves to is compared below
-    compared = {"exit_config": None, "confidence_model": None}
+    # a model that was saved before holds these with every field: what they resolve to is compared below
+    compared = {"exit_config": None, "confidence_model": None, "door_policy": None}
     told, own = (each.generation_config.to_dict() | compared for each in (service.model, model))
     assert told == own
     assert service.model.confidence_model == model.confidence_model is not None
+    assert service.model.door_policy == model.door_policy
     assert service.model.resolve_exit_config(None) == model.resolve_exit_config(None)
     text = "Where is Mary?<|im_end|>"
     assert service.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
@@ -217,6 +220,7 @@ def test_the_process_ends_with_the_one_that_started_it():
             raise
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_cannot_be_loaded_is_refused_in_the_same_words(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "ouro", "hidden_size": "many"}')
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -226,7 +230,6 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_the_same_words(tmp_path):
     assert told.exit_code == 2 and " ".join(told.stderr.split()).endswith(f"error: {expected.value}")
 
 
-@pytest.mark.slow
 def test_a_process_that_ends_while_it_loads_is_told_so():
     with pytest.raises(ChildProcessError, match="killed by SIGKILL before the model was loaded"):
         ProcessService(Dying("pocket"))

@@ -9,6 +9,7 @@ from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, TokenOutput
 
 pytest.importorskip("torchao")
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("after", ["finish", "verify"])

@@ -68,6 +68,7 @@ def endless(model, monkeypatch):
     monkeypatch.setattr(model.generation_config, "eos_token_id", None)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 def test_requests_in_company_are_each_alone(model, pocket):
     prompts = prompts_of(1, 14, model.config.vocab_size)
     engine = Engine(model, pocket[1], "raven", EngineLimits(max_running=5, pass_rows=16, kv_bytes=2**24), watch=False)
@@ -76,6 +77,7 @@ def test_requests_in_company_are_each_alone(model, pocket):
     ]
 
 
+@pytest.mark.grid(fast=0, slow=1)
 def test_preemption_changes_nothing(model, pocket):
     prompts = prompts_of(2, 14, model.config.vocab_size)
     size = BlockShape.of(model, 4).bytes_with(model.dtype)
@@ -86,6 +88,7 @@ def test_preemption_changes_nothing(model, pocket):
     assert found == [alone(model, prompt, RULES[index % len(RULES)]) for index, prompt in enumerate(prompts)]
 
 
+@pytest.mark.grid(fast=0, slow=1)
 def test_recomputed_codas_are_read_in_order(model, pocket):
     """Exits of an answer that differ are recomputed over all that lies before them, whatever loop that was read at."""
     rules = [
@@ -108,6 +111,7 @@ def test_recomputed_codas_are_read_in_order(model, pocket):
     assert found == [alone(model, prompt, config) for prompt, config in pairs]
 
 
+@pytest.mark.grid(fast=0, slow=1)
 def test_blocks_found_again_are_those_of_full_depth(model, pocket):
     """The second request's prompt holds the first one's answer, whose codas were read at its exits."""
     engine = Engine(model, pocket[1], "raven", EngineLimits(page_size=4, kv_bytes=2**24), watch=False)

@@ -82,6 +82,7 @@ def written(events):
     return [(token.id, token.depth, token.reason, token.text, token.fate) for token in events[-1].tokens]
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_company_changes_nothing(byte, seed):
     wanted = jobs(seed, 16)
@@ -91,6 +92,7 @@ def test_company_changes_nothing(byte, seed):
         assert outcome(events) == outcome(alone(*byte, job))
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("seed", [3, 4])
 def test_preemption_changes_nothing(byte, seed):
     wanted = jobs(seed, 12)
@@ -102,6 +104,7 @@ def test_preemption_changes_nothing(byte, seed):
         assert preempted[:4] == expected[:4]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("watch", [False, True])
 def test_captured_steps_write_the_same(byte, captures, watch):  # noqa: F811
     wanted = [job for job in jobs(5, 16) if job.exit_config.after_exit != "drop"]
@@ -111,6 +114,7 @@ def test_captured_steps_write_the_same(byte, captures, watch):  # noqa: F811
     assert [written(events) for events in found] == [written(events) for events in expected]
 
 
+@pytest.mark.slow
 def test_an_engine_writes_what_generate_writes(byte):
     for rule in (ExitConfig(mode="margin", theta=0.3), ExitConfig(q=0.5, after_exit="verify")):
         for schema in (OBJECTS[2], OBJECTS[16], OBJECTS[-1]):
@@ -141,6 +145,7 @@ def test_requests_without_a_grammar_cost_nothing_more(byte):
     assert not runner.program.masked and bool((lanes.masks == -1).all() and (lanes.only == -1).all())
 
 
+@pytest.mark.slow
 def test_a_request_that_cannot_go_on_fails_alone(byte, monkeypatch):
     wanted = [replace(job, sampling=SamplingParams(), grammar=SPECS[2 * place]) for place, job in enumerate(jobs(6, 3))]
     expected = [outcome(alone(*byte, job)) for job in wanted]
@@ -161,6 +166,7 @@ def test_a_request_that_cannot_go_on_fails_alone(byte, monkeypatch):
     assert [outcome(events) for events in others] == expected
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize(
     "kind, name, at",
     [(CompiledGrammar, "matcher", 2), *((Matcher, name, at) for name in ("mask", "take", "back_to") for at in (2, 9))],

@@ -11,6 +11,7 @@ from tests.calibrated import calibrated
 from tests.serve.conftest import served
 
 expect = pytest.importorskip("playwright.sync_api").expect
+pytestmark = pytest.mark.slow
 
 QUESTION = "Mary went to the kitchen. John went to the garden. The cup was taken by Mary. Where is the cup?"
 

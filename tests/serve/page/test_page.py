@@ -7,6 +7,7 @@ import pytest
 from tests.serve.page.page_server import answer, chunk, token
 
 expect = pytest.importorskip("playwright.sync_api").expect
+pytestmark = pytest.mark.slow
 
 STORY = [
     token("Yes", 1, margin=0.9),
