@@ -1,35 +1,82 @@
 """`sigma0 size`: the sequences that fit into a memory, computed from a model's configuration."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
 
+from sigma0.checkpoints import CHECKPOINTS, resolve_model, shipped_models
 from sigma0.commands.console import one_line_errors
 from sigma0.commands.options import KV, AsJson, Recurrence, StatedDtype, Stride
 from sigma0.errors import first_line
 from sigma0.serve.command import parse_bytes
 from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters, stored_bytes, weight_bytes
 
-# The published models, so that no checkpoint is needed: layers of Ouro's block, Huginn, and Nanbeige4.2-3B.
-SHAPES = {"ouro-1.4b": 24, "ouro-2.6b": 48}
+# The published models, so that no checkpoint is needed: what their config.json says of sizes.
+_OURO = {
+    "model_type": "ouro",
+    "vocab_size": 49_152,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "max_position_embeddings": 65_536,
+    "tie_word_embeddings": False,
+    "total_ut_steps": 4,
+}
 HUGINN, NANBEIGE = "huginn-0125", "nanbeige4.2-3b"
-OWNERS = ("", "bytedance", "tomg-group-umd")
 # Of Nanbeige4.2-3B's config.json these are not known here. The vocabulary is its predecessor's, and with it the width
 # gives the 4.17 B parameters that are told of the model.
 ASSUMED = {"vocab_size": 166_144, "intermediate_size": 10_752, "max_position_embeddings": 262_144}
-DTYPES = ("float32", "bfloat16", "float16")
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "ouro-1.4b": {**_OURO, "num_hidden_layers": 24},
+    "ouro-2.6b": {**_OURO, "num_hidden_layers": 48},
+    HUGINN: {
+        "model_type": "huginn_raven",
+        "padded_vocab_size": 65_536,
+        "n_embd": 5280,
+        "intermediate_size": 17_920,
+        "n_layers_in_prelude": 2,
+        "n_layers_in_recurrent_block": 4,
+        "n_layers_in_coda": 2,
+        "n_heads": 55,
+        "num_key_value_heads": 55,
+        "head_dim": 96,
+        "max_position_embeddings": 4096,
+        "block_layout": "sandwich",
+        "qk_bias": True,
+        "tie_embeddings": True,
+        "tie_word_embeddings": True,
+        "mean_recurrence": 32,
+        "recurrence": None,
+        "stride": 1,
+    },
+    NANBEIGE: {
+        "model_type": "nanbeige",
+        "hidden_size": 3072,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 48,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+        "num_loops": 2,
+        **ASSUMED,
+    },
+}
+OWNERS = ("", "bytedance", "tomg-group-umd")
+# Bytes of a number.
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def size(
     model: Annotated[
         str,
-        typer.Argument(
-            help=f"{', '.join([*SHAPES, HUGINN, NANBEIGE])}; a shipped name, folder (a retrofit's, say), or hub id."
-        ),
+        typer.Argument(help=f"{', '.join(PUBLISHED)}; a shipped name, folder (a retrofit's, say), or hub id."),
     ],
     context: Annotated[
         str,
@@ -49,15 +96,13 @@ def size(
     as_json: AsJson = False,
 ) -> None:
     """Compute how many sequences fit into a memory beside the weights; nothing is loaded or measured."""
-    import torch
-
     from sigma0.config import KVConfig
 
     with one_line_errors():
         if dtype not in DTYPES:
             raise ValueError(f"--dtype {dtype!r} is none of {', '.join(DTYPES)}")
         stored = None if kv is None else KVConfig.parse(kv)
-        serving = Serving(getattr(torch, dtype).itemsize, page_size, max_running, pass_rows, spare, stored)
+        serving = Serving(DTYPES[dtype], page_size, max_running, pass_rows, spare, stored)
         shape = shape_of(model, recurrence, stride)
         memories = [_memory(amount) for amount in memory.split(",")]
         fits = [
@@ -83,30 +128,44 @@ def shape_of(model: str, recurrence: int | None = None, stride: int | None = Non
     Raises:
         ValueError: If it is neither, or has no loops.
     """
-    from huggingface_hub.errors import HFValidationError
-    from transformers import AutoConfig
-
-    from sigma0.models import NanbeigeConfig, OuroConfig, RavenConfig
-    from sigma0.models.load import hub_options, resolve_model
-    from sigma0.models.loop_settings import set_loops
-
     owner, _, name = model.lower().rpartition("/")
     name = name.removesuffix("-thinking") if owner in OWNERS and not Path(model).is_dir() else ""
-    if name in SHAPES:
-        config = OuroConfig(num_hidden_layers=SHAPES[name])
-    elif name == HUGINN:
-        # the sizes are the defaults of the family
-        config = RavenConfig(block_layout="sandwich", qk_bias=True, tie_embeddings=True)
-    elif name == NANBEIGE:
-        config = NanbeigeConfig(head_dim=128, **ASSUMED)
+    source = "" if name in PUBLISHED else resolve_model(model)
+    values = PUBLISHED.get(name)
+    if model in shipped_models():
+        values = json.loads((CHECKPOINTS / model / "config.json").read_text())
+    if values is not None and recurrence is None and stride is None:
+        # known to be complete and right, so that what checks and fills in others need not be imported
+        return ModelShape.of(SimpleNamespace(**_DERIVED[values["model_type"]](values), **values))
+
+    from sigma0.models import family_class
+    from sigma0.models.loop_settings import set_loops
+
+    if values is not None:
+        config = family_class(values["model_type"], "config")(**values)
     else:
-        source = resolve_model(model)
+        from huggingface_hub.errors import HFValidationError
+        from transformers import AutoConfig
+
+        from sigma0.models.load import hub_options
+
         try:
             config = AutoConfig.from_pretrained(source, **hub_options(source))
         except (OSError, HFValidationError) as error:
             raise ValueError(f"{model!r} could not be loaded: {first_line(error)}") from error
     set_loops(model, config, recurrence, stride)
     return ModelShape.of(config)
+
+
+# What the configurations compute of their fields.
+_DERIVED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "ouro": lambda values: {"num_loops": values["total_ut_steps"]},
+    "nanbeige": lambda values: {},
+    "huginn_raven": lambda values: {
+        "layout": values["block_layout"],
+        "loops": values["recurrence"] or values["mean_recurrence"],
+    },
+}
 
 
 def _memory(text: str) -> int:

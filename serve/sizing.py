@@ -211,11 +211,10 @@ def token_bytes(shape: ModelShape, number_bytes: int, planes: int | None = None)
         number_bytes: Of a number.
         planes: That are kept; T if None. A `DepthCache` under `fixed` keeps k of them, the server always T.
     """
-    # not before it is needed: torch takes seconds to import
-    from sigma0.decode.planes import extra_planes
+    from sigma0.decode.sizes import CODA_PLANES
 
     kept = shape.loops if planes is None else planes
-    count = kept * shape.stride * shape.layers + sum(extra_planes((shape.prelude, shape.coda)))
+    count = kept * shape.stride * shape.layers + shape.prelude + CODA_PLANES * shape.coda
     return count * 2 * shape.kv_heads * shape.head_dim * number_bytes
 
 
@@ -262,8 +261,7 @@ def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
         serving: Number of rows.
         context: Tokens of each sequence.
     """
-    # not before it is needed: torch takes seconds to import
-    from sigma0.decode.deepest import CHUNK
+    from sigma0.decode.sizes import DEEPEST_ROWS
 
     rows = max(serving.pass_rows, serving.running * shape.loops)
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -275,7 +273,7 @@ def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
     gathered = context * 2 * keys * serving.number_bytes
     mask = rows * context * (1 + serving.number_bytes)
     # where there is no coda, tokens that run no further are read together at their deepest loops
-    deepest = 0 if shape.coda else CHUNK * (serving.number_bytes + _DEEPEST_FLOATS * _FLOAT)
+    deepest = 0 if shape.coda else DEEPEST_ROWS * (serving.number_bytes + _DEEPEST_FLOATS * _FLOAT)
     head = shape.vocabulary * max(serving.running * (serving.number_bytes + _HEAD_FLOATS * _FLOAT), deepest)
     return states + kept + gathered + mask + head
 

@@ -3,8 +3,8 @@
 `import sigma0` does not import transformers. So that `AutoModelForCausalLM.from_pretrained` knows the model type `ouro`
 after `import sigma0`, in whichever order the two are imported, a finder on `sys.meta_path` observes the imports of both
 packages; it locates no module itself. When the outermost such import has run and transformers' table of configurations
-is loaded, it imports `sigma0.models`, which registers the classes, and removes itself. Not earlier: while a module of
-either package is still running, `sigma0.models` could not import what that module is about to define.
+is loaded, it imports `sigma0.models.auto`, which registers the classes, and removes itself. Not earlier: while a module
+of either package is still running, it could not import what that module is about to define.
 """
 
 import sys
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 AUTO_CLASSES = "transformers.models.auto.configuration_auto"
-MODELS = "sigma0.models"
+MODELS = "sigma0.models.auto"
 PACKAGES = ("transformers", "sigma0")
 
 

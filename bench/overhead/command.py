@@ -15,10 +15,11 @@ from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.overhead.measure import RUNNERS, WAYS, Bench, Case, Runner, Sample, Way, cases
+from sigma0.checkpoints import resolve_model
 from sigma0.commands.console import compiling, one_line_errors, progress_bar
 from sigma0.commands.options import Threads
 from sigma0.errors import needs_extra
-from sigma0.models.load import load_tokenizer, resolve_model
+from sigma0.models.load import load_tokenizer
 
 _HEADINGS = ("way", "runner", "telemetry", "sequences", "rows", "us/pass", "us/row", "operations")
 

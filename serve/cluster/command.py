@@ -8,8 +8,8 @@ from ipaddress import ip_address
 
 from rich.console import Console
 
+from sigma0.checkpoints import resolve_model
 from sigma0.errors import needs_extra
-from sigma0.models.load import resolve_model
 from sigma0.serve.cluster.cluster import join
 from sigma0.serve.cluster.settings import RaySettings
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from sigma0.config import ExitConfig
 from sigma0.decode.batch import Ints
-from sigma0.decode.deepest import CHUNK, Deepest, DeepestQueue, deepest_reader
+from sigma0.decode.deepest import Deepest, DeepestQueue, deepest_reader
 from sigma0.decode.lanes import CACHE_POSITION, Lanes
 from sigma0.decode.ops import KEPT, STATISTICS
+from sigma0.decode.sizes import DEEPEST_ROWS
 from sigma0.decode.stats import Floats, PathReader
 from sigma0.decode.step import Looped
 from sigma0.decode.transfer import to_device, to_host
@@ -132,7 +133,7 @@ class LoopNotes:
         rows = to_device(np.array(places) + np.array(loops) - 1, lanes.device)
         states = lanes.paths.flatten(0, 1).index_select(0, rows)
         self._deepest.add(states, [state.id_of(index) for state, index in tokens], tokens)
-        if len(self._deepest) >= CHUNK:
+        if len(self._deepest) >= DEEPEST_ROWS:
             self.read_deepest()
 
     def read_deepest(self) -> None:

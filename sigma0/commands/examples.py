@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from sigma0.checkpoints import CHECKPOINTS, shipped_models
+from sigma0.checkpoints import CHECKPOINTS, resolve_model, shipped_models
 from sigma0.checkpoints.about import About, read_about
 
 NO_PROMPT = "no prompt: give a text, or - to read it from standard input"
@@ -24,9 +24,6 @@ def about_model(model: str) -> tuple[str, About | None]:
     """
     if model in shipped_models():
         return model, read_about(CHECKPOINTS / model)
-    # known only to what loads models, which imports torch
-    from sigma0.models.load import resolve_model
-
     source = resolve_model(model)
     return Path(source).name, read_about(source)
 

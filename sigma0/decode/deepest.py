@@ -26,11 +26,10 @@ from torch import Tensor
 from sigma0.decode.batch import Ints
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import certainty, no_broadcast
+from sigma0.decode.sizes import DEEPEST_ROWS
 from sigma0.decode.transfer import to_device
 
 DEEPEST = ("surprise", "entropy", "margin", "agrees")
-# Rows that the head reads at once, and up to which states wait for it.
-CHUNK = 64
 
 Where = TypeVar("Where")
 # The numbers named in `DEEPEST`, float32 `[N, 4]`, of states `[N, D]` and ids `[N]`.
@@ -123,8 +122,8 @@ class DeepestQueue(Generic[Where]):
         states, token_ids, where = self._states, self._token_ids, self._where
         self.clear()
         rows, ids = torch.cat(states), to_device(np.array(token_ids), states[0].device)
-        starts = range(0, len(where), CHUNK)
-        return where, torch.cat([self._reader(rows[at : at + CHUNK], ids[at : at + CHUNK]) for at in starts])
+        parts = zip(rows.split(DEEPEST_ROWS), ids.split(DEEPEST_ROWS), strict=True)
+        return where, torch.cat([self._reader(*part) for part in parts])
 
 
 class DeepestRecord:
@@ -155,7 +154,7 @@ class DeepestRecord:
         """Takes the states `[N, D]` of noted tokens, by batch index and output index; of each the newest counts."""
         where = list(zip(sequences.tolist(), indices.tolist(), strict=True))
         self._queue.add(states, [self._ids[sequence][index] for sequence, index in where], where)
-        if len(self._queue) >= CHUNK:
+        if len(self._queue) >= DEEPEST_ROWS:
             self._read.append(self._queue.take())
 
     def table(self, new: int, device: torch.device) -> Tensor:

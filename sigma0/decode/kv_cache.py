@@ -12,8 +12,9 @@ from sigma0.decode.attention import CodedPlacement, Placement
 from sigma0.decode.batch import Bools, Ints, PassCounts, PendingTokens
 from sigma0.decode.lanes import LaneRows, Lanes
 from sigma0.decode.plane_store import Plane, PlaneStore
-from sigma0.decode.planes import CODA_PLANES, FINAL, READ, LayerPlanes
+from sigma0.decode.planes import FINAL, READ, LayerPlanes
 from sigma0.decode.run_buffers import RunBuffers
+from sigma0.decode.sizes import CODA_PLANES
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.transfer import to_device, to_host
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sigma0.decode.model import KVShape
 from sigma0.decode.ops import PlaneCodec
+from sigma0.decode.sizes import CODA_PLANES
 
-# Planes of a coda's layer: what was read at exits, and what was read at loop T.
-CODA_PLANES = 2
+# Of the planes of a coda's layer.
 READ, FINAL = 0, 1
 
 

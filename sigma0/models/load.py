@@ -12,18 +12,17 @@ from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from huggingface_hub.utils import get_session
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.distributed import DistributedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from sigma0.checkpoints import CHECKPOINTS, shipped_models
+from sigma0.checkpoints import resolve_model, shipped_models
 from sigma0.config import KVConfig
 from sigma0.decode.finite import check_weights
 from sigma0.decode.ops import Backend, operations
 from sigma0.decode.parallel import init_tensor_parallel
 from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.errors import first_line, one_line
+from sigma0.models import FAMILIES, family_class
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.loop_settings import set_loops
 from sigma0.models.quantization import check_name, loading_options, stored_method, use_row_kernels
@@ -35,43 +34,9 @@ REFUSED = {
     "hrm_text": "its prompts attend in both directions (prefix_lm), and rows of a pass see only what lies before them; "
     "transformers itself runs it: transformers.AutoModelForCausalLM.from_pretrained",
 }
-LOADABLE = "a folder with config.json, tokenizer.json and safetensors, or a hub id such as ByteDance/Ouro-1.4B"
-OTHER_WEIGHTS = (".bin", ".gguf", ".pt", ".pth", ".onnx")
 # In which the hub has to answer.
 HUB_SECONDS = 3.0
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-
-def resolve_model(name: str) -> str:
-    """The folder or hub id that `name` stands for.
-
-    Args:
-        name: A shipped name, a folder, or a hub id such as `ByteDance/Ouro-1.4B`.
-
-    Raises:
-        ValueError: If it is none of these.
-    """
-    if name in shipped_models():
-        return str(CHECKPOINTS / name)
-    path = Path(name).expanduser()
-    if path.suffix.lower() == ".gguf" or (name and path.is_file()):
-        format = "a GGUF file, which no looped model can be loaded from" if path.suffix.lower() == ".gguf" else "a file"
-        raise ValueError(f"{name!r} is {format}: give {LOADABLE}")
-    if name and path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ValueError(f"the folder {name!r} holds no config.json, so it is no checkpoint")
-        if not (path / "tokenizer.json").is_file():
-            raise ValueError(f"the folder {name!r} holds no tokenizer.json; save the checkpoint's tokenizer there")
-        if not any(path.glob("*.safetensors*")):
-            others = ", ".join(sorted(file.name for file in path.iterdir() if file.suffix in OTHER_WEIGHTS))
-            raise ValueError(f"{name!r} could not be loaded: it holds no safetensors{others and ', only '}{others}")
-        return str(path)
-    if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
-        return name
-    raise ValueError(
-        f"no such model: {name!r}; give a shipped name ({', '.join(shipped_models())}), a folder, or a hub id such as "
-        "ByteDance/Ouro-1.4B"
-    )
 
 
 def hub_options(source: str) -> dict[str, bool]:
@@ -259,24 +224,27 @@ def _load(
         raise ValueError(f"quantization={quantization!r} goes with one process: leave tensor_parallel out")
     source, target = resolve_model(name), resolve_device(device)
     operations(backend, target)
-    spread = DistributedConfig(tp_size=init_tensor_parallel(target)) if tensor_parallel else None
+    spread = None
+    if tensor_parallel:
+        from transformers.distributed import DistributedConfig
+
+        spread = DistributedConfig(tp_size=init_tensor_parallel(target))
     try:
         local = hub_options(source)
         check_index(Path(source))
         config = _read_config(name, source, local)
-        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        looped = config.model_type in FAMILIES
+        model_class = _causal_class(config)
         if model_class is None:
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which continues no text")
-        looped = issubclass(model_class, DepthGenerationMixin)
         if looped_only and config.model_type in REFUSED:
             raise ValueError(f"{name!r} is a {config.model_type!r} model: {REFUSED[config.model_type]}")
         if looped_only and not looped:
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which has no loops to skip")
         set_loops(name, config, *loops)
-        model = AutoModelForCausalLM.from_pretrained(
+        model = model_class.from_pretrained(
             source,
             config=config,
-            trust_remote_code=False,
             **local,
             use_safetensors=True,
             distributed_config=spread,
@@ -314,7 +282,12 @@ def _read_config(name: str, source: str, options: Mapping[str, Any]) -> Any:
         ValueError: In place of transformers' own errors of other kinds, or of several lines.
     """
     try:
-        check_config(PreTrainedConfig.get_config_dict(source, **options)[0])
+        values = PreTrainedConfig.get_config_dict(source, **options)[0]
+        check_config(values)
+        if values.get("model_type") in FAMILIES:
+            return family_class(values["model_type"], "config").from_pretrained(source, **options)
+        from transformers import AutoConfig
+
         return AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
     except KeyError as error:  # of the checks of rope_parameters
         raise ValueError(f"{name!r} could not be loaded: {error.args[0]} (in its config.json)") from error
@@ -324,6 +297,15 @@ def _read_config(name: str, source: str, options: Mapping[str, Any]) -> Any:
         if "\n" not in str(error):
             raise
         raise ValueError(f"{name!r} could not be loaded: {first_line(error)}") from error
+
+
+def _causal_class(config: Any) -> Any:
+    """The class of a model with a head: of our families the one in question alone is imported; None for none."""
+    if config.model_type in FAMILIES:
+        return family_class(config.model_type, "causal")
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
 
 
 def _check_settings(model: DepthGenerationMixin) -> None:

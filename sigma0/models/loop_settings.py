@@ -2,9 +2,7 @@
 
 from transformers import PreTrainedConfig
 
-from sigma0.models.nanbeige_config import NanbeigeConfig
-from sigma0.models.ouro_config import OuroConfig
-from sigma0.models.raven_config import RavenConfig
+from sigma0.models import FAMILIES
 
 
 def set_loops(name: str, config: PreTrainedConfig, recurrence: int | None, stride: int | None) -> None:
@@ -24,16 +22,16 @@ def set_loops(name: str, config: PreTrainedConfig, recurrence: int | None, strid
     if not given:
         return
     asked = " and ".join(f"{field}={value}" for field, value in given.items())
-    if stride is not None and not isinstance(config, RavenConfig):
+    if stride is not None and config.model_type != "huginn_raven":
         raise ValueError(
             f"{asked} cannot be set for {name!r}: a pass of {config.model_type} models runs one loop; leave stride out"
         )
-    if not isinstance(config, RavenConfig | OuroConfig | NanbeigeConfig):
+    if config.model_type not in FAMILIES:
         raise ValueError(f"{asked} cannot be set for {name!r}: {config.model_type} models have no loops")
-    if isinstance(config, NanbeigeConfig):
+    if config.model_type == "nanbeige":
         # from which T would be read when the model is loaded again
         config.loop_loss_weights = None
-    if not isinstance(config, RavenConfig):
+    if config.model_type != "huginn_raven":
         given = {"num_loops": recurrence}
     for field, value in given.items():
         setattr(config, field, value)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import sigma0
+from sigma0.checkpoints import resolve_model
 from sigma0.checkpoints.about import About, read_about, unseen_note
-from sigma0.models.load import resolve_model
 
 ABOUT = About(knows="two words", words=("Mary", "went", "7"))
 

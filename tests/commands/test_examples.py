@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 import sigma0
+from sigma0.checkpoints import resolve_model
 from sigma0.checkpoints.about import read_about
 from sigma0.cli import app
 from sigma0.commands import examples
 from sigma0.commands.console import verdict_lines
-from sigma0.models.load import resolve_model
 from sigma0.signals.verdict import digits
 from tests.calibrated import calibrated, uncalibrated
 

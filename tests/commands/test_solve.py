@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from sigma0.checkpoints import resolve_model
 from sigma0.cli import app
 from sigma0.commands.solve_models import as_ladder, open_chats, source
 from sigma0.commands.solve_progress import SolveProgress
-from sigma0.models.load import resolve_model
 from sigma0.reason.messages import Completion
 from sigma0.reason.progressive.policies import PRESETS, ProgressiveConfig
 from sigma0.reason.trail import Call, Decision, Heading, Outcome, Trail, read_lines

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.decode.deepest import CHUNK, Deepest, DeepestQueue, deepest_of, deepest_reader
+from sigma0.decode.deepest import Deepest, DeepestQueue, deepest_of, deepest_reader
+from sigma0.decode.sizes import DEEPEST_ROWS
 from sigma0.kernels.collapse_rows import certainty_rows
 from tests.decode.test_stats import Foreign, LogitsProcessorList
 from tests.marks import needs_compiler
@@ -111,7 +112,7 @@ def test_long_answers_are_read_in_parts(sampled):
     """Over more tokens than are kept, than wait, and than the record has room for."""
     model, config = tiny_model(7, total_ut_steps=4, max_position_embeddings=512), ExitConfig(q=0.5)
     torch.manual_seed(2)
-    new = 3 * CHUNK + 5
+    new = 3 * DEEPEST_ROWS + 5
     kwargs = {"do_sample": True, "temperature": 2.0, "repetition_penalty": 1.5} if sampled else {}
     deeper, against = check(model, write(model, PROMPTS, config, new, **kwargs), PROMPTS, config)
     assert deeper > new and against > 20 * sampled
@@ -205,7 +206,7 @@ def test_a_reading_that_needs_a_coda_is_not_known():
     assert out.deepest_readings.shape == (1, 4, 4) and out.deepest_readings.isnan().all()
 
 
-@pytest.mark.parametrize("rows, ids", [(1, 2), (3, 61), (7, 50257), (CHUNK + 1, 131)])
+@pytest.mark.parametrize("rows, ids", [(1, 2), (3, 61), (7, 50257), (DEEPEST_ROWS + 1, 131)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_formula(rows, ids, dtype):
     generator = torch.Generator().manual_seed(rows)
@@ -241,7 +242,10 @@ def test_of_logits_that_are_not_finite_nothing_is_known(number):
 def test_a_queue_gives_back_what_it_was_given():
     model = tiny_model(5)
     reader = deepest_reader(model)
-    queue, states = DeepestQueue(reader), torch.randn(2 * CHUNK + 9, 32, generator=torch.Generator().manual_seed(1))
+    queue, states = (
+        DeepestQueue(reader),
+        torch.randn(2 * DEEPEST_ROWS + 9, 32, generator=torch.Generator().manual_seed(1)),
+    )
     token_ids = [number % 61 for number in range(len(states))]
     for part in torch.arange(len(states)).split(50):
         queue.add(states[part], [token_ids[row] for row in part], [f"token {row}" for row in part.tolist()])

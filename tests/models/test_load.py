@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sigma0
 from sigma0.bench.pocket.forms import TOKENS
-from sigma0.models.load import load_causal, resolve_device, resolve_model
+from sigma0.checkpoints import resolve_model
+from sigma0.models.load import load_causal, resolve_device
 
 
 def test_shipped_models_load_by_name(pocket):

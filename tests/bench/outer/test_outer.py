@@ -13,7 +13,7 @@ from sigma0.bench.outer.command import PLAIN, RISING, choose, loops
 from sigma0.bench.outer.measure import Asked, Result, difference, hard_questions, run, run_vote, to_row
 from sigma0.bench.outer.table import latest_outer, levels_table, table
 from sigma0.bench.outer.ways import Learned, plain, planned, reasoned, routed, sampled, verified, vote, walked
-from sigma0.models.load import resolve_model
+from sigma0.checkpoints import resolve_model
 from sigma0.reason.chat import Completion, ScriptedChat
 from sigma0.reason.desk import Desk
 from sigma0.reason.messages import Usage

@@ -9,8 +9,8 @@ import sigma0
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.about import about
 from sigma0.bench.pocket.world import draw
+from sigma0.checkpoints import resolve_model
 from sigma0.checkpoints.about import read_about
-from sigma0.models.load import resolve_model
 
 
 @pytest.mark.parametrize("name", sigma0.shipped_models())
