@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from sigma0.commands.console import log_to_stderr, one_line_errors
+from sigma0.checkpoints import resolve_model
+from sigma0.commands.console import loading, log_to_stderr, one_line_errors
 from sigma0.commands.options import (
     KEPT_FILES,
     KV,
@@ -113,7 +114,9 @@ def serve(
     """Serve a model to OpenAI clients, and a page on which to watch it."""
     from sigma0.serve.engine.spawned import EngineProcess
 
-    with one_line_errors(), needs_extra("serve"), ExitStack() as stack:
+    with one_line_errors(), needs_extra("serve"), ExitStack() as stack, ExitStack() as waiting:
+        resolve_model(model)
+        waiting.enter_context(loading(model))
         # first of all: it imports torch while this process does
         process = None if ray or ladder is not None else stack.enter_context(EngineProcess())
 
@@ -194,6 +197,7 @@ def serve(
             }
             # what does not fit is refused before a cluster is started
             ServerSettings(api_key_file=api_key_file, otlp_endpoint=otlp_endpoint)
+            waiting.close()
             serve_on_ray(RaySettings(**options), host, _free(host, port), address)
             return
         if ray_options := [f"--{name}" for name, value in engines.items() if value is not None]:
@@ -217,6 +221,7 @@ def serve(
         log = None if telemetry is None else TelemetryLog(telemetry, rotated_at, telemetry_keep)
         listener = open_socket(host, port)
         log_to_stderr()
+        waiting.close()
         console = Console(stderr=True, highlight=False)
         console.print(f"loading {model}")
         spec = EngineSpec(

@@ -1,14 +1,15 @@
 """`sigma0 calibrate`: a threshold for a quality budget, the fastest one that is checked, or doors for a risk."""
 
 import json
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sigma0.checkpoints import shipped_models
-from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.checkpoints import resolve_model, shipped_models
+from sigma0.commands.console import loading, one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Device, DoorRuleName, Dtype, ModelArgument, Recurrence, Stride, Threads
 from sigma0.errors import needs_extra
 
@@ -79,14 +80,15 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Turn a quality budget or a risk into thresholds, and store them in generation_config.json."""
-    import torch
-
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("calibrate"):
+    with one_line_errors(), needs_extra("calibrate"), ExitStack() as waiting:
+        resolve_model(model)
+        waiting.enter_context(loading(model, hidden=as_json))
         # the intervals of a result need them at the very end
         import scipy as scipy
         import sklearn as sklearn
+        import torch
 
+        torch.set_num_threads(threads)
         from sigma0.calibrate.agreement import prompts_needed
         from sigma0.calibrate.prompts import encode_prompts, read_prompts
         from sigma0.calibrate.report import (
@@ -107,6 +109,7 @@ def calibrate(
                 raise ValueError("--recurrence and --stride do not reach the rungs of a --ladder: leave them out")
             if objective != "agreement" or exit is not None or threshold is not None or out is not None:
                 raise ValueError("--ladder finds a policy, which is printed: leave --objective, --exit and --out out")
+            waiting.close()
             _print_doubt(model, ladder, prompts, rate, agreement, confidence, max_new_tokens, device, dtype, as_json)
             return
         if (labels == "larger") != (larger is not None):
@@ -135,6 +138,7 @@ def calibrate(
         looped, tokenizer = load(
             model, device=device, dtype=dtype, recurrence=recurrence, stride=stride, door_rule=door_rule
         )
+        waiting.close()
         if objective not in ("risk", "kv"):
             rules = rules_that_fit(looped, rules)
         ids = encode_prompts(looped, tokenizer, read, max_new_tokens)

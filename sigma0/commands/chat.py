@@ -1,6 +1,7 @@
 """`sigma0 chat`: a conversation in the terminal."""
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -70,17 +71,13 @@ def chat(
 
     Where standard input or output is no terminal, each line is a message, and answers are printed as they are.
     """
-    # what is heavy is imported only when a conversation begins
     from rich.console import Console
 
-    from sigma0.commands.chat_terminal import ChatLoop, piped_lines, terminal_lines
-    from sigma0.commands.console import one_line_errors
-    from sigma0.commands.conversation import Conversation, ConversationSettings
+    from sigma0.checkpoints import resolve_model
+    from sigma0.commands.console import loading, one_line_errors
     from sigma0.commands.examples import about_model
     from sigma0.commands.exit_options import exit_settings
     from sigma0.config import parse_on_collapse
-    from sigma0.decode.ops import Backend
-    from sigma0.models.load import load
 
     options: dict[str, Any] = {
         "mode": exit,
@@ -94,12 +91,18 @@ def chat(
         "min_loops": min_loops,
         "after_exit": after,
     }
-    with one_line_errors():
+    with one_line_errors(), ExitStack() as waiting:
         check_sampling(temperature, seed)
         exit_settings(options)
-        settings = ConversationSettings(
-            max_new_tokens, temperature, seed, tuple(stop or ()), parse_on_collapse(on_collapse)
-        )
+        collapse = parse_on_collapse(on_collapse)
+        resolve_model(model)
+        waiting.enter_context(loading(model))
+        from sigma0.commands.chat_terminal import ChatLoop, piped_lines, terminal_lines
+        from sigma0.commands.conversation import Conversation, ConversationSettings
+        from sigma0.decode.ops import Backend
+        from sigma0.models.load import load
+
+        settings = ConversationSettings(max_new_tokens, temperature, seed, tuple(stop or ()), collapse)
         out, err = (Console(highlight=False, soft_wrap=True, stderr=stderr) for stderr in (False, True))
         interactive = sys.stdin.isatty() and sys.stdout.isatty()
         read_line = terminal_lines(history, out) if interactive else piped_lines
@@ -117,5 +120,6 @@ def chat(
         )
         config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))
         config.stops_at(looped.num_loops)
+        waiting.close()
         conversation = Conversation(looped, tokenizer, config, settings)
         ChatLoop(conversation, *about_model(model), out, err, interactive).run(read_line)

@@ -10,6 +10,7 @@ from unicodedata import category
 
 import typer
 from rich.console import Console
+from rich.control import Control, ControlType
 from rich.table import Table
 from rich.text import Text
 
@@ -67,6 +68,21 @@ def progress_bar(what: str, total: int, hidden: bool = False) -> Iterator[Callab
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=hidden) as progress:
         task = progress.add_task(what, total=total)
         yield lambda done: progress.update(task, completed=done)
+
+
+@contextmanager
+def loading(what: str, hidden: bool = False) -> Iterator[None]:
+    """Shows on a terminal what is being loaded, as long as it is; elsewhere stderr stays as it is."""
+    console = Console(stderr=True, highlight=False)
+    # one line and no spinner, whose thread would take time from what it waits for
+    shown = console.is_terminal and not hidden
+    if shown:
+        console.print(Text(f"loading {what}", style="dim", overflow="ellipsis", no_wrap=True), end="\r")
+    try:
+        yield
+    finally:
+        if shown:
+            console.control(Control((ControlType.ERASE_IN_LINE, 2)))
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from sigma0.commands.console import one_line_errors
+from sigma0.checkpoints import resolve_model
+from sigma0.commands.console import loading, one_line_errors
 from sigma0.commands.options import ModelArgument, Recurrence, Stride
 
 
@@ -19,11 +20,12 @@ def export(
     stride: Stride = None,
 ) -> None:
     """Write a folder that other tools load with trust_remote_code=True, through this package."""
-    from sigma0.config import ExitConfig
-    from sigma0.models.export import export as write_folder
-    from sigma0.models.load import load
+    with one_line_errors(), loading(model):
+        resolve_model(model)
+        from sigma0.config import ExitConfig
+        from sigma0.models.export import export as write_folder
+        from sigma0.models.load import load
 
-    with one_line_errors():
         looped, tokenizer = load(model, device="cpu", recurrence=recurrence, stride=stride)
         if exit_config is not None:
             config = ExitConfig.parse(json.loads(exit_config))

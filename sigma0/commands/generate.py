@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from sigma0.commands.console import compiling, one_line_errors, print_stream
+from sigma0.commands.console import compiling, loading, one_line_errors, print_stream
 from sigma0.commands.options import (
     KV,
     After,
@@ -127,6 +128,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt; each token is coloured by the loop that it was read at, or with --ladder by its rung."""
+    from sigma0.checkpoints import resolve_model
     from sigma0.checkpoints.about import unseen_note
     from sigma0.commands.examples import NO_PROMPT, about_model, show_examples
     from sigma0.commands.exit_options import exit_settings
@@ -145,7 +147,7 @@ def generate(
         "min_loops": min_loops,
         "after_exit": after,
     }
-    with one_line_errors():
+    with one_line_errors(), ExitStack() as waiting:
         if prompt is None and not as_json:
             show_examples(model)
             return
@@ -168,9 +170,11 @@ def generate(
         text = sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r") if prompt == "-" else prompt
         if not text:
             raise ValueError("the prompt is empty")
+        if ladder is None:
+            # before what takes seconds to import
+            resolve_model(model)
+        waiting.enter_context(loading(ladder or model, hidden=tensor_parallel))
         from sigma0.api import stream
-        from sigma0.commands.ladder import open_ladder, run_ladder
-        from sigma0.commands.telemetry import TelemetryLog, of_generation
         from sigma0.config import Messages
         from sigma0.decode.ops import Backend
         from sigma0.decode.parallel import tensor_parallel_group
@@ -204,11 +208,18 @@ def generate(
                 settings |= {"do_sample": temperature > 0, "seed": seed}
             elif temperature > 0 or seed is not None:
                 raise ValueError(f"--temperature and --seed have no meaning with --unit {unit}: its texts are greedy")
+            from sigma0.commands.ladder import open_ladder, run_ladder
+
             rungs = open_ladder(ladder, budget, policy, device, dtype, cast(Backend, backend), rule=door_rule)
             settings |= {"exit_config": ladder_exits(options, rungs), "max_new_tokens": max_new_tokens}
+            waiting.close()
             run_ladder(rungs, said, unit, trail_file, as_json, stop=stop or (), **settings)
             return
-        log = None if telemetry is None else TelemetryLog(telemetry)
+        log = None
+        if telemetry is not None:
+            from sigma0.commands.telemetry import TelemetryLog, of_generation
+
+            log = TelemetryLog(telemetry)
         with tensor_parallel_group(tensor_parallel) as is_rank0:
             looped, tokenizer = load(
                 model,
@@ -224,6 +235,7 @@ def generate(
                 tensor_parallel=tensor_parallel,
                 check=check,
             )
+            waiting.close()
             if is_rank0 and not as_json:
                 looped.announce = compiling
             config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from sigma0.commands.console import one_line_errors
+from sigma0.commands.console import loading, one_line_errors
 from sigma0.errors import needs_extra
 
 
@@ -47,7 +47,12 @@ class LazyCommand(TyperCommand):
         Raises:
             typer.Exit: If a library of the extra is missing, after a line that names the extra.
         """
-        with one_line_errors(), nullcontext() if self._extra is None else needs_extra(self._extra):
+        plain = self._extra is None
+        with (
+            one_line_errors(),
+            nullcontext() if plain else loading(str(self.name)),
+            nullcontext() if plain else needs_extra(str(self._extra)),
+        ):
             defined = getattr(import_module(self._target.module), self._target.name)
         if isinstance(defined, typer.Typer):
             return typer.main.get_command(defined)

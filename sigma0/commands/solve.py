@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
 import typer
 from rich.console import Console
 
-from sigma0.commands.console import one_line_errors, printable
+from sigma0.checkpoints import resolve_model
+from sigma0.commands.console import loading, one_line_errors, printable
 from sigma0.commands.options import AsJson, Device, Dtype, ServedModel
 from sigma0.errors import needs_extra
 
@@ -44,7 +46,7 @@ def solve(
     as_json: AsJson = False,
 ) -> None:
     """Solve a problem by an outer loop; the exit code is 0 if its own gate was passed, 1 if not."""
-    with one_line_errors():
+    with one_line_errors(), ExitStack() as waiting:
         text = typer.get_text_stream("stdin").read().strip() if problem == "-" else problem
         _check(text, strategy, {"memory": memory, "repo": repo, "patch": patch, "graph": graph}, resume, temperature)
         written = [path for path in (trail, patch, graph, memory) if path is not None]
@@ -52,6 +54,9 @@ def solve(
             _check_writable(path)
         if len({path.resolve() for path in written}) < len(written):
             raise ValueError("--trail, --patch, --graph and --memory have to be different files")
+        if ladder is None and base_url is None:
+            resolve_model(model)
+        waiting.enter_context(loading(ladder or model, hidden=as_json))
         from sigma0.checkpoints.about import unseen_note
         from sigma0.commands.examples import about_model
         from sigma0.commands.solve_models import open_chats
@@ -63,6 +68,7 @@ def solve(
 
         limits = Limits(calls=max_calls, seconds=max_seconds)
         chats = open_chats(model, ladder, base_url, device, dtype)
+        waiting.close()
         note = unseen_note(*about_model(model), text) if ladder is None and base_url is None else None
         if note is not None:
             typer.echo(note, err=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sigma0.commands.console import one_line_errors, printable
+from sigma0.commands.console import loading, one_line_errors, printable
 from sigma0.commands.options import AsJson
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def trail(
 
     with one_line_errors():
         if not is_of_a_loop(file):
-            from sigma0.commands.ladder import show_trail
+            with loading("what reads a ladder's trail", hidden=as_json):
+                from sigma0.commands.ladder import show_trail
 
             show_trail(file, as_json)
             return
