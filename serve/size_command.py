@@ -145,12 +145,11 @@ def shape_of(model: str, recurrence: int | None = None, stride: int | None = Non
         config = family_class(values["model_type"], "config")(**values)
     else:
         from huggingface_hub.errors import HFValidationError
-        from transformers import AutoConfig
 
-        from sigma0.models.load import hub_options
+        from sigma0.models.load import hub_options, read_config
 
         try:
-            config = AutoConfig.from_pretrained(source, **hub_options(source))
+            config = read_config(model, source, hub_options(source))
         except (OSError, HFValidationError) as error:
             raise ValueError(f"{model!r} could not be loaded: {first_line(error)}") from error
     set_loops(model, config, recurrence, stride)

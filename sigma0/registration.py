@@ -28,6 +28,11 @@ def register_when_loaded() -> None:
         sys.meta_path.insert(0, _ImportObserver())
 
 
+def leave_out() -> None:
+    """For a process that uses no Auto class: no family is imported but the one of its model."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImportObserver)]
+
+
 class _ImportObserver:
     """Counts the modules of both packages that are running in a thread."""
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,90 @@ def test_an_unknown_command_is_refused_with_the_name_that_is_nearest():
 def test_importing_sigma0_imports_no_heavy_library():
     modules = loaded("import sigma0\nassert sigma0.shipped_models() and sigma0.ExitConfig() and dir(sigma0)")
     assert not tops(modules) & HEAVY
+
+
+# What is printed at the end has to come before `run` ends the process.
+RUN = """
+import json, sys
+from sigma0.cli import run
+sys.argv[0] = "sigma0"
+try:
+    run()
+except SystemExit as end:
+    assert end.code in (None, 0, 2)
+"""
+PROMPT = "Mary went to the park. Where is Mary?"
+# What others than `generate` with one model need. transformers imports scipy, sklearn and accelerate where they are.
+OTHERS = {
+    "datasets", "fastapi", "llguidance", "matplotlib", "openai", "pandas", "prometheus_client",
+    "prompt_toolkit", "ray", "torchao", "uvicorn",
+}  # fmt: skip
+OTHER_PARTS = tuple(
+    f"sigma0.{name}"
+    for name in ("bench", "calibrate", "ladder", "models.auto", "models.nanbeige", "models.raven", "reason", "serve")
+)
+
+
+def test_generate_imports_no_other_family_and_no_library_of_another_command():
+    modules = loaded(RUN, "generate", PROMPT, "--max-new-tokens", "2")
+    assert "sigma0.models.ouro" in modules
+    assert not {name for name in modules if name.startswith(OTHER_PARTS)}
+    assert not tops(modules) & OTHERS
+
+
+def test_kernels_import_triton_where_they_can_run():
+    # of what imports them, transformers would import it too: torch's compiler does, where it is there
+    code = "import sigma0.decode.ops"
+    assert ("triton" in loaded(code)) <= has_driver(vars(torch.version))
+    if find_spec("triton") is not None:
+        assert "triton" in loaded(f"import os; os.environ['TRITON_INTERPRET'] = '1'; {code}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("size", "pocket"), ("size", "ouro-2.6b"), ("size", "huginn-0125"), ("size", "nanbeige4.2-3b"),
+        ("size", "nosuch"), ("generate", PROMPT, "--model", "nosuch"), ("generate", PROMPT, "--model", "no.gguf"),
+        ("chat", "nosuch"), ("serve", "nosuch"), ("solve", "1 + 1", "--model", "nosuch"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_size_or_an_unknown_model_needs_no_torch(arguments):
+    assert not tops(loaded(RUN, *arguments)) & HEAVY
+
+
+# Ends at the first sign on a terminal, and says whether torch had been imported by then.
+FIRST_SIGN = """
+import os, sys
+class Screen:
+    encoding = "utf-8"
+    def isatty(self):
+        return True
+    def flush(self):
+        pass
+    def write(self, text):
+        print(json.dumps([text, "torch" in sys.modules]), file=sys.__stderr__, flush=True)
+        os._exit(0)
+import json
+sys.stderr = Screen()
+from sigma0.cli import run
+run()
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", PROMPT), ("generate", PROMPT, "--ladder", "pocket,pocket-large"), ("chat",), ("serve",),
+        ("calibrate", "pocket", "--prompts", "nowhere"), ("solve", "1 + 1"), ("export", "pocket", "nowhere"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_is_being_loaded_is_on_the_screen_before_torch_is_imported(arguments):
+    command = [sys.executable, "-c", FIRST_SIGN, *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    text, late = json.loads(result.stderr.splitlines()[-1])
+    assert "loading pocket" in text and not late
 
 
 def test_the_sandbox_is_imported_without_a_model():

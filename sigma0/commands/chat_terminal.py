@@ -3,14 +3,12 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
-from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import WordCompleter
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from rich.console import Console
 from rich.text import Text
 
@@ -156,7 +154,7 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 def terminal_lines(history: Path | None, out: Console) -> ReadLine:
-    """Lines that are edited in the terminal; Tab completes slash commands.
+    """Lines that are edited in the terminal; with the extra `chat`, Tab completes slash commands.
 
     Args:
         history: File that keeps the lines between conversations; None keeps them for this process.
@@ -164,7 +162,19 @@ def terminal_lines(history: Path | None, out: Console) -> ReadLine:
 
     Raises:
         OSError: If the file cannot be written.
+        ValueError: For a file without the extra.
     """
+    if find_spec("prompt_toolkit") is None:
+        if history is not None:
+            raise ValueError("--history needs prompt-toolkit: pip install 'sigma0-lm[chat]'")
+        with suppress(ImportError):
+            # not on Windows; from here on `input` edits lines, and goes back to earlier ones
+            import readline as readline
+        return _lines(input, lambda: False, out)
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+
     kept: History = InMemoryHistory()
     if history is not None:
         history.open("a").close()
@@ -172,14 +182,17 @@ def terminal_lines(history: Path | None, out: Console) -> ReadLine:
     session: PromptSession[str] = PromptSession(
         history=kept, completer=WordCompleter(list(COMMANDS), sentence=True), complete_while_typing=False
     )
+    return _lines(session.prompt, lambda: bool(session.default_buffer.text), out)
 
+
+def _lines(edit: Callable[[str], str], was_begun: Callable[[], bool], out: Console) -> ReadLine:
     def read_line() -> str | None:
         while True:
             try:
-                return session.prompt("> ")
+                return edit("> ")
             except KeyboardInterrupt:
                 # at a line that was begun, Ctrl-C drops the line
-                if not session.default_buffer.text:
+                if not was_begun():
                     out.print(Text(HOW_TO_QUIT, style="dim"))
             except EOFError:
                 return None

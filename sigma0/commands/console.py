@@ -1,5 +1,6 @@
 """What the command line prints: coloured tokens, the legend, tables, progress and errors."""
 
+import gc
 import io
 import logging
 from collections import Counter
@@ -81,6 +82,10 @@ def loading(what: str, hidden: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.isenabled():
+            # what there is by now stays: the collector need not look at it (`cli.run`)
+            gc.freeze()
+            gc.enable()
         if shown:
             console.control(Control((ControlType.ERASE_IN_LINE, 2)))
 

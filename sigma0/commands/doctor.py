@@ -135,7 +135,11 @@ def _devices() -> tuple[Finding, ...]:
 
 def _triton(has_cuda: bool) -> Finding:
     if find_spec("triton") is None:
-        return Finding(name="triton", ok=False, detail="not installed (Linux x86-64 only); use backend='torch' on CUDA")
+        return Finding(
+            name="triton",
+            ok=False,
+            detail="not installed; torch's CUDA builds bring it",
+        )
     chosen = "the kernels run on CUDA" if has_cuda else "the kernels need CUDA; here plain torch runs"
     return Finding(name="triton", ok=True, detail=f"{version('triton')}; {chosen}")
 

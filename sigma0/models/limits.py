@@ -1,8 +1,8 @@
 """Limits of a model: ids in its vocabulary, positions in its context, caches made for it, K/V that fit into memory."""
 
+from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -134,10 +134,19 @@ def kv_bytes(model: CachingModel, length: int, batch: int, planes: int) -> int:
     return int(2 * per_position * heads * width * model.dtype.itemsize * length * batch)
 
 
+def available_memory() -> int | None:
+    """Bytes of main memory that can be had without swapping, as Linux counts them; None on other systems."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
 def free_memory(device: torch.device) -> int | None:
     """Free bytes on a device; None where that is unknown."""
     if device.type == "cpu":
-        return int(psutil.virtual_memory().available)
+        return available_memory()
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))

@@ -232,7 +232,7 @@ def _load(
     try:
         local = hub_options(source)
         check_index(Path(source))
-        config = _read_config(name, source, local)
+        config = read_config(name, source, local)
         looped = config.model_type in FAMILIES
         model_class = _causal_class(config)
         if model_class is None:
@@ -275,7 +275,7 @@ def _load(
     return model, tokenizer
 
 
-def _read_config(name: str, source: str, options: Mapping[str, Any]) -> Any:
+def read_config(name: str, source: str, options: Mapping[str, Any]) -> Any:
     """The config of a folder or hub id.
 
     Raises:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.utils.generic import merge_with_config_defaults
 
@@ -62,7 +61,7 @@ class RavenPreTrainedModel(LoopedPreTrainedModel):
         """As `LoopedPreTrainedModel.from_pretrained`; the layout of a folder's blocks is what its tensors show."""
         folder = checkpoint_path(*args, **kwargs)
         if config is None:
-            config = AutoConfig.from_pretrained(*args, trust_remote_code=False)
+            config = RavenConfig.from_pretrained(*args)
         tensors = {} if folder is None else read_headers(folder)
         if tensors and isinstance(config, RavenConfig):
             config.block_layout = layout_of(tensors)

@@ -19,11 +19,11 @@ _STEERING = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|\r|\x08")
 class Terminal:
     """A command in a terminal of its own."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, before=""):
         self._keyboard, screen = pty.openpty()
         environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "PROMPT_TOOLKIT_NO_CPR": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sigma0.cli", "chat", *arguments],
+            [sys.executable, "-c", f"{before}\nfrom sigma0.cli import run\nrun()", "chat", *arguments],
             stdin=screen,
             stdout=screen,
             stderr=screen,
@@ -64,8 +64,8 @@ def _take_terminal(screen):
 def terminal():
     opened = []
 
-    def opens(*arguments):
-        opened.append(Terminal(*arguments))
+    def opens(*arguments, before=""):
+        opened.append(Terminal(*arguments, before=before))
         opened[-1].until(r"/help lists the commands.*\n>")
         return opened[-1]
 
@@ -100,3 +100,33 @@ def test_a_conversation_as_somebody_types_it(terminal):
     chat.until("qexit, q = 0.3, after exit: finish")
     chat.type("/quit\r|\x08")
     assert chat.process.wait(PATIENCE_SECONDS) == 0
+
+
+NO_EDITOR = """
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "prompt_toolkit" else found(name, *rest)
+"""
+
+
+@pytest.mark.slow
+def test_a_plain_installation_has_a_conversation_too(terminal):
+    chat = terminal(before=NO_EDITOR)
+    chat.type(f"{STORY}\r")
+    chat.until(r"The hat is in the park\.\n8 tokens, mean depth")
+    # goes back to the line before the last one
+    chat.type("/reset\r")
+    chat.until(r"\n> ")
+    chat.type("\x1b[A\x1b[A\r")
+    chat.until(r"The hat is in the park\.\n8 tokens, mean depth")
+    chat.until(r"\n> ")
+    chat.type("Where\x03")
+    chat.until(r"Ctrl-D or /quit leaves\s+> ")
+    chat.type("\x04")
+    assert chat.process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_history_without_the_extra_names_it(tmp_path):
+    code = f"{NO_EDITOR}\nfrom sigma0.commands.chat_terminal import terminal_lines\nterminal_lines('lines', None)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'sigma0-lm[chat]'" in result.stderr
