@@ -11,7 +11,8 @@ from unicodedata import category
 
 import typer
 from rich.console import Console
-from rich.control import Control, ControlType
+from rich.control import Control
+from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 

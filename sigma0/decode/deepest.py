@@ -122,7 +122,7 @@ class DeepestQueue(Generic[Where]):
         states, token_ids, where = self._states, self._token_ids, self._where
         self.clear()
         rows, ids = torch.cat(states), to_device(np.array(token_ids), states[0].device)
-        parts = zip(rows.split(DEEPEST_ROWS), ids.split(DEEPEST_ROWS), strict=True)
+        parts = zip(torch.split(rows, DEEPEST_ROWS), torch.split(ids, DEEPEST_ROWS), strict=True)
         return where, torch.cat([self._reader(*part) for part in parts])
 
 
