@@ -5,6 +5,7 @@ of commands come, and reports go. Torch is imported once signals and the end of 
 spec comes.
 """
 
+import gc
 import os
 import pickle
 import signal
@@ -73,9 +74,12 @@ def _run(connection: "Connection[Any, Any]", start: Inbox[bytes], inbox: "Inbox[
         send(StartFailed(kind, str(error)))
         return
     send(EngineFacts.apart_from(engine, spec.name))
+    gc.enable()
     with frozen_heap():
         EngineLoop(engine, inbox, send).run()
 
 
 if __name__ == "__main__":
+    # as `sigma0.cli.run` does: what is imported stays
+    gc.disable()
     main(Connection(int(sys.argv[1])))
