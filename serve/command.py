@@ -122,16 +122,14 @@ def serve(
 
         from pydantic import SecretStr
 
-        from sigma0.commands.ladder import open_ladder
         from sigma0.commands.telemetry import TelemetryLog
         from sigma0.config import KVConfig, parse_on_collapse
         from sigma0.decode.grammar.spec import parse_call_style
         from sigma0.serve.api.access import DRAIN_TIMEOUT, Environment, ServerSettings
         from sigma0.serve.api.hosts import check_hosts, hosts_of
-        from sigma0.serve.engine.engine import EngineLimits
+        from sigma0.serve.engine.messages import EngineLimits
         from sigma0.serve.engine.process import ProcessService
         from sigma0.serve.engine.spec import EngineSpec
-        from sigma0.serve.engine.worker import EngineService
 
         if ladder is None and (budget or policy is not None):
             raise ValueError("--budget and --policy need --ladder")
@@ -243,6 +241,9 @@ def serve(
         if ladder is None:
             service = ProcessService(spec, threads, process)
         else:
+            from sigma0.commands.ladder import open_ladder
+            from sigma0.serve.engine.worker import EngineService
+
             # in one process, since a rung that is the served model shares its weights
             engine = spec.build()
             console.print(f"loading the ladder {ladder}")

@@ -3,14 +3,13 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.middleware import Middleware
 from starlette.staticfiles import StaticFiles
 
 from sigma0.commands.telemetry import TelemetryLog
-from sigma0.ladder import FidelityLadder
 from sigma0.serve.api import errors
 from sigma0.serve.api.access import BodyLimit, KeyCheck, ServerSettings, ShutdownSignal
 from sigma0.serve.api.description import Served, describe
@@ -18,7 +17,6 @@ from sigma0.serve.api.errors import as_api_error
 from sigma0.serve.api.handlers import RequestHandler
 from sigma0.serve.api.hosts import HostCheck
 from sigma0.serve.api.info import PAGE, failure_responses, info_router
-from sigma0.serve.api.ladder import LadderRunner
 from sigma0.serve.api.large import LargeBodies, turn_is_over
 from sigma0.serve.api.metrics import Metrics
 from sigma0.serve.api.middleware import RequestIdMiddleware
@@ -28,6 +26,9 @@ from sigma0.serve.api.requests import ParsedRequest, RequestParser
 from sigma0.serve.api.structured import GrammarChecks
 from sigma0.serve.api.tracing import Tracing
 from sigma0.serve.engine.messages import Service
+
+if TYPE_CHECKING:
+    from sigma0.ladder import FidelityLadder
 
 _FAILURES = failure_responses(400, 401, 404, 408, 413, 429, 500, 503, 504)
 _STREAMED: dict[int | str, dict[str, Any]] = {
@@ -42,7 +43,7 @@ _STREAMED: dict[int | str, dict[str, Any]] = {
 def create_app(
     service: Service,
     settings: ServerSettings,
-    ladder: FidelityLadder | None = None,
+    ladder: "FidelityLadder | None" = None,
     telemetry: TelemetryLog | None = None,
 ) -> FastAPI:
     """The server's app, for uvicorn or any other ASGI server.
@@ -57,7 +58,11 @@ def create_app(
         The app. `sigma0.serve.api.app.drain` finishes its requests ahead of its shutdown.
     """
     metrics = Metrics(service)
-    ladder_runner = None if ladder is None else LadderRunner(ladder, int(service.model.num_loops), service.name)
+    ladder_runner = None
+    if ladder is not None:
+        from sigma0.serve.api.ladder import LadderRunner
+
+        ladder_runner = LadderRunner(ladder, int(service.model.num_loops), service.name)
     parser = RequestParser(service, settings, ladder_runner)
     handler = RequestHandler(service, settings, ladder_runner, metrics)
     handler.telemetry = telemetry

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from pydantic import TypeAdapter
@@ -10,10 +10,12 @@ from pydantic import TypeAdapter
 from sigma0.config import THRESHOLDS, ExitConfig, switches
 from sigma0.ladder import Budget
 from sigma0.serve.api.access import ServerSettings
-from sigma0.serve.api.ladder import LadderRunner
 from sigma0.serve.api.protocol import MAX_SETTING
 from sigma0.serve.api.tools import call_style
 from sigma0.serve.engine.messages import Service
+
+if TYPE_CHECKING:
+    from sigma0.serve.api.ladder import LadderRunner
 
 Schema = dict[str, Any]
 _NULL = {"type": "null"}
@@ -52,7 +54,7 @@ class Served:
 
     service: Service
     settings: ServerSettings
-    ladder: LadderRunner | None
+    ladder: "LadderRunner | None"
 
 
 def describe(app: FastAPI, served: Served) -> None:

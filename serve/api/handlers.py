@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import Request
@@ -15,7 +16,6 @@ from sigma0.commands.telemetry import TelemetryLog
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.errors import ApiError, as_api_error, busy
 from sigma0.serve.api.events import ClientGone, RunningChoices, unless_gone
-from sigma0.serve.api.ladder import LadderRunner
 from sigma0.serve.api.metrics import Metrics
 from sigma0.serve.api.outgoing import Outgoing
 from sigma0.serve.api.requests import ParsedRequest
@@ -24,6 +24,9 @@ from sigma0.serve.api.telemetry import RequestTelemetry
 from sigma0.serve.api.tracing import RequestSpan, Tracing
 from sigma0.serve.api.turns import Backlog, Turns
 from sigma0.serve.engine.messages import Busy, Service, TokenOutput
+
+if TYPE_CHECKING:
+    from sigma0.serve.api.ladder import LadderRunner
 
 logger = logging.getLogger(__name__)
 # seconds beyond the time limit of a request for its client to read the rest
@@ -54,7 +57,7 @@ class RequestHandler:
     """
 
     def __init__(
-        self, service: Service, settings: ServerSettings, ladder_runner: LadderRunner | None, metrics: Metrics
+        self, service: Service, settings: ServerSettings, ladder_runner: "LadderRunner | None", metrics: Metrics
     ) -> None:
         self._service, self._settings, self._ladder_runner, self._metrics = service, settings, ladder_runner, metrics
         self.draining = False

@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
@@ -12,10 +12,12 @@ from sigma0.checkpoints.about import read_about
 from sigma0.config import SHARES, exit_for
 from sigma0.serve.api.errors import ApiError, ErrorBody, as_api_error, unavailable
 from sigma0.serve.api.handlers import RequestHandler
-from sigma0.serve.api.ladder import LadderRunner
 from sigma0.serve.api.metrics import CONTENT_TYPE, Metrics
 from sigma0.serve.api.requests import RequestParser
 from sigma0.serve.engine.messages import RequestCutOff, Service, SlotView, Unavailable
+
+if TYPE_CHECKING:
+    from sigma0.serve.api.ladder import LadderRunner
 
 PAGE = Path(__file__).parents[1] / "page"
 PAGE_HEADERS = {
@@ -113,7 +115,7 @@ def failure_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def info_router(
     service: Service,
     parser: RequestParser,
-    ladder_runner: LadderRunner | None,
+    ladder_runner: "LadderRunner | None",
     metrics: Metrics,
     handler: RequestHandler,
     created: int,

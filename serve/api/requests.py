@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sigma0.config import Effort, ExitConfig, Messages, exit_for, switches
 from sigma0.decode.grammar.spec import CallStyle, Spec, ToolCalls
@@ -11,10 +11,12 @@ from sigma0.models.prompts import encode
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.bounds import TokenBound
 from sigma0.serve.api.errors import ApiError
-from sigma0.serve.api.ladder import LadderRunner, LadderTask
 from sigma0.serve.api.protocol import COMPLETION_TOKENS, ChatRequest, CompletionRequest, Sigma0Options
 from sigma0.serve.api.tools import call_style, check_history, tool_template
 from sigma0.serve.engine.messages import EngineRequest, Service
+
+if TYPE_CHECKING:
+    from sigma0.serve.api.ladder import LadderRunner, LadderTask
 
 Kind = Literal["chat", "completion"]
 T = TypeVar("T")
@@ -40,7 +42,7 @@ class Choice:
 
     prompt: int
     request: EngineRequest
-    task: LadderTask | None
+    task: "LadderTask | None"
     routed: bool
     echo: str | None = None
 
@@ -88,7 +90,7 @@ class RequestParser:
         ladder_runner: The server's ladder, if it has one.
     """
 
-    def __init__(self, service: Service, settings: ServerSettings, ladder_runner: LadderRunner | None) -> None:
+    def __init__(self, service: Service, settings: ServerSettings, ladder_runner: "LadderRunner | None") -> None:
         self._service, self._settings, self._ladder_runner = service, settings, ladder_runner
         self.total_loops = int(service.model.num_loops)
         self.default_exit: ExitConfig = service.model.resolve_exit_config(None)
@@ -209,6 +211,8 @@ class RequestParser:
                 alone = alone or grammar is not None or tools is not None
                 if unit is not None and text is not None and not (routed and alone):
                     sources = tuple(options.sources)
+                    from sigma0.serve.api.ladder import LadderTask
+
                     task = LadderTask(request, text, unit, setting, effort, options.limits, options.trail, sources)
                 choices.append(Choice(number, request, task, routed, self._echoed(prompt, ids) if echo else None))
             self._check_ladder(unit, routed, choices[-1])

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, field_va
 from sigma0.config import OnCollapse
 from sigma0.decode.grammar.spec import CallStyle
 from sigma0.serve.api.hosts import check_hosts
-from sigma0.serve.engine.engine import EngineLimits
+from sigma0.serve.engine.messages import EngineLimits
 from sigma0.serve.engine.spec import EngineSpec
 
 Count = Annotated[int, Field(ge=1)]

@@ -13,7 +13,6 @@ back once all of them are. So the output does not depend on being preempted.
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -39,6 +38,7 @@ from sigma0.serve.engine.block_pool import BlockPool, root_hash
 from sigma0.serve.engine.grounding import is_short
 from sigma0.serve.engine.messages import (
     Busy,
+    EngineLimits,
     EngineRequest,
     RequestFailed,
     RequestOutput,
@@ -55,25 +55,6 @@ from sigma0.serve.engine.scheduler import Scheduler, SequenceEntry, StepOutput
 from sigma0.signals.grounding.check import check
 
 KeyedEvent = tuple[int, TokenOutput | RequestOutput | UnjudgedOutput | RequestFailed]
-
-
-@dataclass(frozen=True)
-class EngineLimits:
-    """Limits of an engine.
-
-    Attributes:
-        max_running: Requests that run at most.
-        max_waiting: Requests in the queue at most.
-        pass_rows: Rows up to which prefill may fill a pass.
-        page_size: Cache positions of a block of K/V.
-        kv_bytes: Memory for K/V in bytes, allocated when the engine is made.
-    """
-
-    max_running: int = 16
-    max_waiting: int = 64
-    pass_rows: int = 256
-    page_size: int = 16
-    kv_bytes: int = 2**28
 
 
 class Engine:

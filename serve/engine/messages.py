@@ -90,6 +90,25 @@ class ServedModel(ModelSettings, LoopedModel, Protocol):
 
 
 @dataclass(frozen=True)
+class EngineLimits:
+    """Limits of an engine.
+
+    Attributes:
+        max_running: Requests that run at most.
+        max_waiting: Requests in the queue at most.
+        pass_rows: Rows up to which prefill may fill a pass.
+        page_size: Cache positions of a block of K/V.
+        kv_bytes: Memory for K/V in bytes, allocated when the engine is made.
+    """
+
+    max_running: int = 16
+    max_waiting: int = 64
+    pass_rows: int = 256
+    page_size: int = 16
+    kv_bytes: int = 2**28
+
+
+@dataclass(frozen=True)
 class EngineRequest:
     """A prompt to be continued.
 

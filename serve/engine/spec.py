@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sigma0.commands.console import compiling
 from sigma0.config import KVConfig
 from sigma0.decode.ops import Backend
 from sigma0.decode.runners import RunnerName
-from sigma0.models.load import load
-from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.messages import EngineLimits
 from sigma0.signals.verdict import DoorRule
+
+if TYPE_CHECKING:
+    from sigma0.serve.engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,16 @@ class EngineSpec:
         """Of the model, for clients."""
         return Path(self.model).name if Path(self.model).is_dir() else self.model
 
-    def build(self) -> Engine:
+    def build(self) -> "Engine":
         """Loads the model and makes an engine of it, which shows on stderr what it compiles.
 
         Raises:
             ValueError: If the model cannot be loaded, or there is no memory for K/V.
         """
+        # imported in the process that runs the model
+        from sigma0.models.load import load
+        from sigma0.serve.engine.engine import Engine
+
         model, tokenizer = load(
             self.model,
             device=self.device,

@@ -1,13 +1,24 @@
 """What goes between a service and the loop of its engine: in one process as it is, between two pickled."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.models.stored_settings import StoredSettings
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, Event, ModelSettings, RequestOutput, ServiceStatus, SlotView
+from sigma0.serve.engine.messages import (
+    EngineLimits,
+    EngineRequest,
+    Event,
+    ModelSettings,
+    RequestOutput,
+    ServiceStatus,
+    SlotView,
+)
+
+if TYPE_CHECKING:
+    from sigma0.serve.engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -145,12 +156,12 @@ class EngineFacts:
     status: ServiceStatus
 
     @staticmethod
-    def of(engine: Engine, name: str) -> "EngineFacts":
+    def of(engine: "Engine", name: str) -> "EngineFacts":
         """Those of an engine in the same process."""
         return EngineFacts(name, engine.model, engine.tokenizer, engine.context, engine.limits, engine.status())
 
     @staticmethod
-    def apart_from(engine: Engine, name: str) -> "EngineFacts":
+    def apart_from(engine: "Engine", name: str) -> "EngineFacts":
         """Those of an engine, without its weights."""
         model = engine.model
         told = DescribedModel(

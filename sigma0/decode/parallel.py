@@ -15,16 +15,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from sigma0.decode.ops import no_broadcast
 from sigma0.errors import first_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _STARTED_BY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -84,7 +88,7 @@ class TensorParallelGroup:
             )
 
 
-def tp_group(model: PreTrainedModel) -> TensorParallelGroup | None:
+def tp_group(model: "PreTrainedModel") -> TensorParallelGroup | None:
     """The tensor parallel group of a transformers model; None where it is on one rank."""
     mesh = getattr(model, "_device_mesh", None)
     if mesh is None or (getattr(model, "_tp_size", None) or 1) == 1:
@@ -92,7 +96,7 @@ def tp_group(model: PreTrainedModel) -> TensorParallelGroup | None:
     return TensorParallelGroup(mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp"), model.device)
 
 
-def broadcaster(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+def broadcaster(model: "PreTrainedModel") -> Callable[[Tensor], Tensor]:
     """The broadcast of rank 0's decisions to all ranks of a model; the identity where it is on one rank."""
     group = tp_group(model)
     return no_broadcast if group is None else group.broadcast

@@ -1,14 +1,17 @@
 """Limits of a model: ids in its vocabulary, positions in its context, caches made for it, K/V that fit into memory."""
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.planes import extra_planes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class CachingModel(Protocol):
@@ -33,7 +36,7 @@ class CachingModel(Protocol):
         """Where the K/V lie."""
 
 
-def check_context(model: PreTrainedModel, prompt_tokens: int, max_new_tokens: int) -> None:
+def check_context(model: "PreTrainedModel", prompt_tokens: int, max_new_tokens: int) -> None:
     """Checks that prompt and new tokens fit into the model's context.
 
     Raises:
