@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.overhead.empty import WRITTEN, empty_looped, empty_plain
 from sigma0.config import ExitConfig
 from sigma0.decode.runners import RunnerName
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest
 
 Way = Literal["library", "engine", "transformers"]
 Runner = Literal["eager", "compile"]

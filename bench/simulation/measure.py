@@ -19,8 +19,8 @@ from sigma0.bench.simulation.request import Request
 from sigma0.bench.simulation.traffic import LONG, SHORT
 from sigma0.config import ExitConfig
 from sigma0.decode.planes import BlockShape
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, RequestFailed, RequestOutput, TokenOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, RequestOutput, TokenOutput
 
 LIMITS = EngineLimits(max_waiting=10**6)
 AT_ONCE = (2, 4, 8, 16)

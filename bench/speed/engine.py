@@ -17,8 +17,8 @@ from sigma0.bench.core.replay import Trace, replaying
 from sigma0.bench.speed.decoders import FULL, Decoded
 from sigma0.config import ExitConfig
 from sigma0.decode.planes import BlockShape
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, RequestFailed, TokenOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, TokenOutput
 
 
 def open_engine(model: Any, ids: Tensor, new_tokens: int) -> Engine:

@@ -12,8 +12,8 @@ from sigma0.decode.criteria import CRITERIA, Criteria
 from sigma0.decode.exits import REASON_WHEN_MET
 from sigma0.decode.planes import BlockShape
 from sigma0.models.raven_published import _Meter
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, RequestOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
 from tests.marks import needs_compiler
 from tests.models.raven_reference import Reference, tiny_raven
 from tests.reference import settled_model

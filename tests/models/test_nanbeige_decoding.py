@@ -11,8 +11,8 @@ import torch
 
 from sigma0 import ExitConfig
 from sigma0.decode import programs
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, RequestOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
 from tests.marks import exhaustive, needs_compiler, slow
 from tests.reference import DroppingReference, finish_rows, run_all_loops, tiny_nanbeige
 

@@ -25,8 +25,9 @@ from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
 from sigma0.serve.api.errors import ErrorBody
 from sigma0.serve.engine.client import EngineClient
-from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.loop import EngineLoop
+from sigma0.serve.engine.messages import EngineLimits
 from sigma0.serve.engine.wire import EngineFacts
 from tests.byte_model import END, byte_model
 from tests.serve.faults import POINTS, PRIVATE, Allocations, Client, Endpoint, Fault

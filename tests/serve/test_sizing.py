@@ -25,8 +25,8 @@ from sigma0.decode.planes import BlockShape
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.models import OuroConfig, OuroForCausalLM, RavenConfig, RavenForCausalLM
 from sigma0.serve.engine.block_pool import BlockPool
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest
 from sigma0.serve.sizing import (
     ModelShape,
     Serving,

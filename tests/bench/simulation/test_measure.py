@@ -14,7 +14,7 @@ from sigma0.bench.simulation import measure
 from sigma0.bench.simulation.inputs import PassClock, read_inputs
 from sigma0.bench.simulation.measure import STEPS, Stopwatch, measure_inputs, play
 from sigma0.bench.simulation.replica import PassWork
-from sigma0.serve.engine.engine import EngineLimits
+from sigma0.serve.engine.messages import EngineLimits
 from tests.bench.core.test_ledger import CONDITIONS
 from tests.reference import settled_model
 

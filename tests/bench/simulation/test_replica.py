@@ -10,8 +10,8 @@ from sigma0 import ExitConfig
 from sigma0.bench.simulation.replica import Replica, ReplicaLimits
 from sigma0.bench.simulation.request import Request
 from sigma0.decode.planes import BlockShape
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Busy, EngineRequest, RequestOutput, TokenOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import Busy, EngineLimits, EngineRequest, RequestOutput, TokenOutput
 from tests.reference import settled_model
 
 LOOPS = 4

@@ -5,8 +5,8 @@ import pytest
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, RequestOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
 from tests.kernels.interpreted.conftest import DEVICE
 from tests.reference import settled_model
 

@@ -8,8 +8,8 @@ import pytest
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.serve.api.access import ServerSettings
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, RequestOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
 from tests.marks import fast_if
 from tests.serve.conftest import served
 from tests.serve.engine.spied_worker import KV

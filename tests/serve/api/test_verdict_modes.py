@@ -4,8 +4,8 @@ import pytest
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest
 from tests.reference import setting
 from tests.serve.engine.spied_worker import KV
 from tests.serve.engine.test_engine import drain

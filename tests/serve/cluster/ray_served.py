@@ -17,7 +17,7 @@ from sigma0.serve.cluster.router import Fleet
 from sigma0.serve.cluster.service import RayService
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.command import open_socket
-from sigma0.serve.engine.engine import EngineLimits
+from sigma0.serve.engine.messages import EngineLimits
 from sigma0.serve.engine.worker import EngineService
 from tests.serve.api.test_load import until
 from tests.serve.conftest import Served, serving

@@ -3,8 +3,8 @@
 import threading
 from time import sleep
 
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, RequestOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
 from sigma0.serve.engine.worker import EngineService
 
 # Bytes of K/V: a test's requests are short, and engines that were closed are not collected at once.

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest
 from tests.serve.engine.test_engine import CONFIGS, POSITION_BYTES, alone, drain, model, outcome, pocket  # noqa: F401
 
 

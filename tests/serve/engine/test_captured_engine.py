@@ -11,8 +11,8 @@ from sigma0.decode.ops import TORCH, depth_attention_reference
 from sigma0.decode.programs import tensors_of
 from sigma0.decode.transfer import Landing
 from sigma0.serve.engine import batch
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest
 from tests.decode.captures import RepeatedCapture
 from tests.serve.engine.spied_worker import KV
 from tests.serve.engine.test_engine import CONFIGS, POSITION_BYTES, SAMPLINGS, drain, model, outcome, pocket  # noqa: F401

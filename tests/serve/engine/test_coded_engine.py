@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.config import KVConfig
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, RequestFailed, RequestOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, RequestOutput
 from tests.reference import settled_model
 from tests.serve.engine.spied_worker import KV
 from tests.serve.engine.test_engine import CONFIGS, SAMPLINGS, alone, drain, jobs, outcome, poisoned

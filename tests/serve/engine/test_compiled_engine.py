@@ -6,8 +6,8 @@ from sigma0 import ExitConfig
 from sigma0.decode import programs
 from sigma0.decode.planes import BlockShape
 from sigma0.decode.sampling_params import SamplingParams
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, RequestOutput, TokenOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput, TokenOutput
 
 RULES = {
     "finish": ExitConfig(q=0.6),

@@ -6,8 +6,8 @@ import torch
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.decode.sampling_params import SamplingParams
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest
 from tests.serve.engine.spied_worker import KV
 from tests.serve.engine.test_engine import drain
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.decode.sampling_params import SamplingParams
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Busy, EngineRequest, RequestOutput, TokenOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import Busy, EngineLimits, EngineRequest, RequestOutput, TokenOutput
 from sigma0.serve.engine.scheduler import ScheduledStep
 from tests.reference import settled_model
 from tests.serve.engine.spied_worker import KV

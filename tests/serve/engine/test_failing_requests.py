@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sigma0 import ExitConfig
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, RequestFailed, RequestOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, RequestOutput
 from sigma0.signals.canary import Tighten
 from tests.serve.engine.spied_worker import KV
 from tests.serve.engine.test_engine import (

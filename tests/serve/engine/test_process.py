@@ -19,8 +19,8 @@ from sigma0.decode.sampling_params import SamplingParams
 from sigma0.models.load import load
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Busy, RequestFailed, RequestOutput, TokenOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import Busy, EngineLimits, RequestFailed, RequestOutput, TokenOutput
 from sigma0.serve.engine.process import ProcessService
 from sigma0.serve.engine.spec import EngineSpec
 from sigma0.serve.engine.worker import EngineService

@@ -5,8 +5,8 @@ import torch
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, TokenOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, TokenOutput
 
 pytest.importorskip("torchao")
 

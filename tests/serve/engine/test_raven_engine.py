@@ -8,8 +8,8 @@ import torch
 
 from sigma0 import ExitConfig
 from sigma0.decode.planes import BlockShape
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, RequestOutput
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
 from tests.models.raven_reference import SHAPES, tiny_raven
 
 NEW = 12

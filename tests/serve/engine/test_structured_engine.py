@@ -12,10 +12,10 @@ from sigma0 import ExitConfig
 from sigma0.decode.grammar.compiled import CompiledGrammar, GrammarError, Matcher
 from sigma0.decode.grammar.spec import Choice, JsonSchema, Regex
 from sigma0.decode.sampling_params import SamplingParams
-from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.inbox import Inbox
 from sigma0.serve.engine.loop import EngineLoop
-from sigma0.serve.engine.messages import EngineRequest, RequestFailed, RequestOutput
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, RequestOutput
 from sigma0.serve.engine.wire import Cancel, Drain, Submit
 from tests.byte_model import END, byte_model
 from tests.schemas import OBJECTS, REFERENCES

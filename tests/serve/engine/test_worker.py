@@ -8,8 +8,16 @@ import pytest
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.decode.grammar.spec import Choice
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput, Unavailable
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import (
+    Busy,
+    EngineLimits,
+    EngineRequest,
+    RequestFailed,
+    RequestOutput,
+    TokenOutput,
+    Unavailable,
+)
 from sigma0.serve.engine.worker import EngineService
 from tests.serve.engine.spied_worker import KV
 
