@@ -143,6 +143,30 @@ def test_generate_imports_no_other_family_and_no_library_of_another_command():
     assert not tops(modules) & OTHERS
 
 
+def test_the_front_of_a_server_imports_no_model():
+    modules = loaded("import sigma0.serve.api.app, sigma0.serve.engine.process")
+    assert not modules & {"transformers.modeling_utils", "transformers.generation.utils", "torch._dynamo"}
+
+
+def test_the_collector_rests_until_what_is_needed_is_loaded():
+    code = """
+import gc, sys
+from sigma0.cli import run
+from sigma0.commands.console import loading
+def check():
+    assert not gc.isenabled()
+    with loading("it"):
+        pass
+    assert gc.isenabled() and gc.get_freeze_count()
+sys.argv[1:] = ["--version"]
+try:
+    run()
+except SystemExit:
+    check()
+"""
+    assert "torch" not in loaded(code)
+
+
 def test_kernels_import_triton_where_they_can_run():
     # of what imports them, transformers would import it too: torch's compiler does, where it is there
     code = "import sigma0.decode.ops"
