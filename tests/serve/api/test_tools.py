@@ -180,7 +180,7 @@ class Look(pydantic.BaseModel):
     floor: pydantic.conint(ge=1, le=9)
 
 
-@pytest.mark.grid(fast=1, slow=1)
+@pytest.mark.grid(fast=0, slow=2)
 def test_openais_client_parses_arguments(tooled):
     body = {"model": "pocket", "messages": ASKED, "tools": [openai.pydantic_function_tool(Look)], "max_tokens": 200}
     done = tooled.client.beta.chat.completions.parse(tool_choice="required", parallel_tool_calls=False, **body)
