@@ -124,6 +124,7 @@ def keeps_the_first_q(patch):
     patch.setattr(row_sampling, "remember", remember)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong, config",
     [
