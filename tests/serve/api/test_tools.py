@@ -20,6 +20,9 @@ from tests.serve.api.test_refusals import error_of
 from tests.serve.api.tool_templates import HERMES, TEMPLATES, THINKS, UNKNOWN
 from tests.serve.conftest import served
 
+# whichever comes first starts a server that the others share
+pytestmark = pytest.mark.cpu(5)
+
 PLACE = record({"where": {"enum": ["park", "barn"]}, "floor": {"type": "integer", "minimum": 0, "maximum": 9}})
 NOTE = record(
     {
