@@ -91,7 +91,7 @@ def chi_square(counts, law):
 @pytest.mark.parametrize(
     "config, eos, company, draws",
     [
-        (FIRST, None, False, 4_000),
+        slow(FIRST, None, False, 4_000),
         exhaustive(FIRST, None, False, 20_000),
         exhaustive(replace(FIRST, redraft=False), None, False, 20_000),
         slow(ExitConfig(q=0.6, after_exit="verify"), EOS, False, 20_000),
@@ -124,6 +124,7 @@ def keeps_the_first_q(patch):
     patch.setattr(row_sampling, "remember", remember)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong, config",
     [

@@ -25,7 +25,7 @@ def test_nothing_that_is_shown_is_stale() -> None:
     assert not [name for name, text in shown.items() if "**stale" in text]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_page_and_table_says_so_when_other_weights_ship(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "shipped_weights", lambda name: "0" * 64 if name in shipped_models() else None)
     results = Results(ROOT)

@@ -16,7 +16,7 @@ def run(*arguments):
     return CliRunner().invoke(app, ["kv", *arguments])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rows_tell_what_a_codec_costs_and_saves(tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     worst = '{"codec": "residual", "bits": [1, 1, 1, 1, 1, 1], "group": 32}'

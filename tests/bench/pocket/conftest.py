@@ -1,10 +1,10 @@
-"""The micro-world's tokenizer, built once for all tests of this folder."""
+"""The micro-world's tokenizer, as it ships: that it is what is built, `test_tokenizer.py` tells."""
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from sigma0.bench.pocket.tokenizer import build_tokenizer
+from sigma0.checkpoints import CHECKPOINTS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,4 +14,4 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return build_tokenizer()
+    return AutoTokenizer.from_pretrained(CHECKPOINTS / "pocket")

@@ -94,7 +94,7 @@ def test_certainty_is_what_the_canary_reads():
         assert float(told.statistics[0, 1]) == pytest.approx(found[place, 1], abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_fit_tells_loops_from_text(tmp_path):
     tokenizer = sigma0.load("pocket")[1]
     rng = np.random.default_rng(0)

@@ -131,7 +131,7 @@ def test_every_recipe_names_what_is_there():
             assert run.told(recipe, quick).startswith(("python -m ", "sigma0 "))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_line_is_run_by_this_python(tmp_path):
     found = run.run(Recipe("size", "sigma0 size ouro-1.4b --json"), False, {}, tmp_path)
     assert found["kind"] == "computed" and found["model"] == "ouro-1.4b"

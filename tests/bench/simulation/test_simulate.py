@@ -87,6 +87,7 @@ def test_a_row_for_each_fleet_rate_and_routing(file, tmp_path):
     assert [json.loads(line)["routing"] for line in again.stdout.splitlines()] == [row.routing for row in rows]
 
 
+@pytest.mark.exhaustive
 def test_seeds_decide_everything(file, tmp_path):
     def rows(seed, name):
         out = tmp_path / name
@@ -96,6 +97,7 @@ def test_seeds_decide_everything(file, tmp_path):
     assert rows(1, "a") == rows(1, "b") != rows(2, "c")
 
 
+@pytest.mark.exhaustive
 def test_more_requests_wait_longer_until_they_are_refused(file):
     fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()
     most = fleets.most(traffic)

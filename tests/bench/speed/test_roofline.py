@@ -116,6 +116,7 @@ def timed(**changes):
     return row.model_copy(update=given | changes)
 
 
+@pytest.mark.slow
 def test_where_the_time_of_a_token_goes():
     roof = Roofline.of(timed())
     assert (roof.block, roof.head, roof.kv) == pytest.approx((10.0, 2.0, 4.0))

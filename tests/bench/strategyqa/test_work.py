@@ -56,7 +56,7 @@ def without_seconds(run):
     return replace(run, answered=tuple(timeless))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_level_is_run_as_in_one_process(tmp_path, kept):
     told = opening(n=2, settings=AskSettings(max_tokens=4))
     opened, told_done = told.open(), []

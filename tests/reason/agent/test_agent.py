@@ -412,6 +412,7 @@ def test_a_repeated_run_asks_the_same_questions(source):
 ANY_ACTION = st.sampled_from([LIST, READ, RUN, FIX, HALF_FIX, BREAK, USELESS, FINISH, {"action": "start_over"}, "?"])
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=st.lists(ANY_ACTION, min_size=1, max_size=30), tier1=st.integers(1, 4), every=st.integers(1, 3))
 def test_whatever_is_done_it_ends_and_what_is_solved_passes(actions, tier1, every, tmp_path_factory):

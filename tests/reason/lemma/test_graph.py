@@ -27,6 +27,7 @@ def graphs(draw):
     return graph_of(**{each: sorted(edges[each]) for each in order})
 
 
+@pytest.mark.slow
 @given(graphs())
 def test_the_order_is_topological_and_deterministic(graph):
     order = [lemma.id for lemma in graph.order()]

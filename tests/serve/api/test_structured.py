@@ -213,6 +213,7 @@ def test_a_ladder_follows_none(pocket):
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "sigma0.ladder"
 
 
+@pytest.mark.slow
 def test_requests_with_and_without_share_passes(plain):
     """Answers of a crowd are those of each alone."""
     bodies = [{}, {"response_format": FORMAT}, {"guided_choice": ["park", "barn"]}, {"temperature": 1.0, "seed": 5}] * 2

@@ -20,6 +20,9 @@ from tests.serve.api.test_refusals import error_of
 from tests.serve.api.tool_templates import HERMES, TEMPLATES, THINKS, UNKNOWN
 from tests.serve.conftest import served
 
+# whichever comes first starts a server that the others share
+pytestmark = pytest.mark.cpu(5)
+
 PLACE = record({"where": {"enum": ["park", "barn"]}, "floor": {"type": "integer", "minimum": 0, "maximum": 9}})
 NOTE = record(
     {
@@ -180,7 +183,7 @@ class Look(pydantic.BaseModel):
     floor: pydantic.conint(ge=1, le=9)
 
 
-@pytest.mark.grid(fast=1, slow=1)
+@pytest.mark.grid(fast=0, slow=2)
 def test_openais_client_parses_arguments(tooled):
     body = {"model": "pocket", "messages": ASKED, "tools": [openai.pydantic_function_tool(Look)], "max_tokens": 200}
     done = tooled.client.beta.chat.completions.parse(tool_choice="required", parallel_tool_calls=False, **body)

@@ -206,7 +206,7 @@ def test_without_the_extra_it_is_named(monkeypatch):
         ServerSettings(otlp_endpoint="http://127.0.0.1:4318")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_nothing_of_it_is_imported_where_it_is_off():
     """FastAPI itself may ask whether OpenTelemetry is there; its SDK and exporters are what this server would use."""
     program = (
