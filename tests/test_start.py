@@ -137,6 +137,7 @@ OTHER_PARTS = tuple(
 )
 
 
+@pytest.mark.cpu(6)
 def test_generate_imports_no_other_family_and_no_library_of_another_command():
     modules = loaded(RUN, "generate", PROMPT, "--max-new-tokens", "2")
     assert "sigma0.models.ouro" in modules
@@ -144,6 +145,7 @@ def test_generate_imports_no_other_family_and_no_library_of_another_command():
     assert not tops(modules) & OTHERS
 
 
+@pytest.mark.slow
 def test_the_front_of_a_server_imports_no_model():
     modules = loaded("import sigma0.serve.api.app, sigma0.serve.engine.process")
     assert not modules & {"transformers.modeling_utils", "transformers.generation.utils", "torch._dynamo"}
@@ -168,6 +170,7 @@ except SystemExit:
     assert "torch" not in loaded(code)
 
 
+@pytest.mark.slow
 def test_kernels_import_triton_where_they_can_run():
     # of what imports them, transformers would import it too: torch's compiler does, where it is there
     code = "import sigma0.decode.ops"

@@ -126,6 +126,7 @@ def test_a_plain_installation_has_a_conversation_too(terminal):
     assert chat.process.wait(PATIENCE_SECONDS) == 0
 
 
+@pytest.mark.slow
 def test_a_history_without_the_extra_names_it(tmp_path):
     code = f"{NO_EDITOR}\nfrom sigma0.commands.chat_terminal import terminal_lines\nterminal_lines('lines', None)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -107,7 +107,7 @@ def test_the_command_refuses_a_bad_file_before_it_loads_a_model(keys, ray):
     if ray:
         pytest.importorskip("ray")
     arguments = ["--api-key-file", str(keys(b"hidden\n", 0o644)), *(["--ray"] if ray else [])]
-    told = CliRunner().invoke(app, ["serve", "/no/such/model", *arguments])
+    told = CliRunner().invoke(app, ["serve", "pocket", *arguments])
     assert told.exit_code == 2 and "chmod 600" in told.output and "hidden" not in told.output
 
 

@@ -161,7 +161,7 @@ def test_files_that_make_no_server_are_refused(files, cert, key, client_ca, why)
 
 
 def test_the_command_refuses_them_before_it_loads_a_model(files):
-    told = CliRunner().invoke(app, ["serve", "/no/such/model", "--tls-cert", str(files["folder"] / "nowhere.pem")])
+    told = CliRunner().invoke(app, ["serve", "pocket", "--tls-cert", str(files["folder"] / "nowhere.pem")])
     assert told.exit_code == 2 and "nowhere.pem: No such file" in " ".join(told.output.split())
 
 
