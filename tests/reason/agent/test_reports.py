@@ -45,6 +45,7 @@ class TestGroup:
 """
 
 
+@pytest.mark.slow
 def test_what_pytest_itself_says_is_read(tmp_path):
     (tmp_path / "test_it.py").write_text(SOURCE)
     (tmp_path / "test_broken.py").write_text("import nowhere_to_be_found\n")
