@@ -15,7 +15,8 @@ from sigma0.kernels import row_dot
 from tests.marks import exhaustive, fast_if, needs_compiler, slow
 from tests.reference import tiny_model
 
-pytestmark = needs_compiler
+# a first program, which any of them may compile
+pytestmark = [needs_compiler, pytest.mark.cpu(8)]
 MODES = {
     "full": ExitConfig(mode="full"),
     "fixed": ExitConfig(mode="fixed", depth=2),

@@ -131,6 +131,7 @@ def folders(tmp_path_factory):
     return {name: Golden(name, tmp_path_factory.mktemp(name)) for name in ("ouro-mha", "ouro-gqa", "nanbeige-a")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "checkpoints", "names"),
     [
@@ -292,6 +293,7 @@ def wait_for(found, what):
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "blow", "timeout"),
     [(1, signal.SIGKILL, "300"), exhaustive(0, signal.SIGKILL, "300"), exhaustive(1, signal.SIGSTOP, "8")],

@@ -36,6 +36,9 @@ KEY = "sk-very-secret"
 ANSWER = "Paris is the capital of France."
 QUESTION = [{"role": "user", "content": "Mary went to the park. Where is Mary?"}]
 
+# a server of its own, and the client, which the first of them waits for
+pytestmark = pytest.mark.cpu(8)
+
 
 @pytest.fixture(scope="module")
 def url():

@@ -108,6 +108,7 @@ def test_together_they_write_what_one_writes(shared):
             assert rank[layout]["golden"] == published[layout]["greedy.new_tokens"].tolist()
 
 
+@pytest.mark.slow
 def test_what_they_save_is_what_they_loaded(shared):
     target, folders, _, _ = shared
     for layout, folder in [*folders.items(), ("ouro", str(target / "ouro-whole"))]:

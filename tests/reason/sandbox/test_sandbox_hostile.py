@@ -139,6 +139,7 @@ print(json.dumps([[error_of(number) for number in numbers] for numbers in calls]
     assert attempts(box, code) == [["EPERM"] * len(refused), ["ENOSYS"] * len(unnamed)]
 
 
+@pytest.mark.slow
 def test_an_endless_loop_ends_with_its_time(box):
     result = box.run("print('begun')\nwhile True: pass", timeout_s=8.0)
     assert (result.timed_out, result.exit_code, result.ok, result.stdout) == (True, None, False, "begun\n")

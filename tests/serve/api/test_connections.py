@@ -74,6 +74,7 @@ def rest(opened):
     return b"".join(parts)
 
 
+@pytest.mark.slow
 def test_who_sends_no_whole_request_is_left(pocket):
     """A recv that returns nothing is a connection that the server closed; nothing else would end it."""
     with timed(pocket, header_timeout=0.2, body_timeout=0.2) as (port, _, _):
