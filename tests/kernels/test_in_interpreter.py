@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.marks import exhaustive, slow
+from tests.marks import exhaustive
 
 pytest.importorskip("triton")
 FOLDER = Path(__file__).parent / "interpreted"
@@ -17,7 +17,7 @@ ONE = FOLDER / "test_attention_kernel.py::test_what_nobody_wrote_is_not_read"
 @pytest.mark.cpu(20)
 @pytest.mark.parametrize(
     "marked, tests",
-    [("not slow", ONE), slow("not slow and not exhaustive", FOLDER), exhaustive("slow or exhaustive", FOLDER)],
+    [("not slow", ONE), exhaustive("not slow and not exhaustive", FOLDER), exhaustive("slow or exhaustive", FOLDER)],
     ids=["one", "fast", "others"],
 )
 def test_the_interpreter_agrees(marked, tests):

@@ -62,7 +62,7 @@ def test_lm_eval_runs_the_exported_folder(tmp_path):
     assert len(list((tmp_path / "hf").glob("*/samples_*.jsonl"))) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_harnesses
 def test_lm_eval_runs_our_model_and_keeps_its_depths(tmp_path):
     run(COMMANDS[1], tmp_path)
