@@ -66,7 +66,7 @@ def test_without_it_the_same_is_written(monkeypatch, pocket):
     try:
         assert operations("auto", torch.device("cpu")) is TORCH
         assert sigma0.generate(model, tokenizer, story).text == wanted.text
-        assert "install again with a C++ compiler" in _native().detail
+        assert "install with a C++ compiler" in _native().detail
     finally:
         operations.cache_clear()
 
