@@ -153,9 +153,7 @@ def _native() -> Finding:
     from sigma0.kernels.native import is_available, level
 
     if not is_available():
-        detail = (
-            "functions in C++ for a CPU were not built; torch runs in their place (install again with a C++ compiler)"
-        )
+        detail = "no functions in C++, torch runs: install with a C++ compiler"
         return Finding(name="native", ok=False, detail=detail)
     return Finding(name="native", ok=True, detail=f"functions in C++ for a CPU, for {level()}")
 
