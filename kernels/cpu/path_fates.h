@@ -5,24 +5,6 @@
 
 namespace {
 
-inline float dot(const float* a, const float* b, int64_t width) {
-  float parts[SIDE_BY_SIDE] = {};
-  float sum = 0;
-  int64_t i = 0;
-  for (; i + SIDE_BY_SIDE <= width; i += SIDE_BY_SIDE) {
-    for (int64_t j = 0; j < SIDE_BY_SIDE; ++j) {
-      parts[j] += a[i + j] * b[i + j];
-    }
-  }
-  for (; i < width; ++i) {
-    sum += a[i] * b[i];
-  }
-  for (const float part : parts) {
-    sum += part;
-  }
-  return sum;
-}
-
 // `gram.fate_of_row`: G_ij of the last four differences in `g`, 0 the newest; of those that do not exist, zero.
 inline int fate_of(const double g[KEPT][KEPT], int64_t count, double norm, double noise, double growth, double spiral) {
   if (count < 2) {

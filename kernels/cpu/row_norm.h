@@ -9,20 +9,7 @@ void norm_rows(
     double epsilon) {
   for (int64_t row = 0; row < rows; ++row) {
     const float* own = hidden + row * width;
-    float parts[SIDE_BY_SIDE] = {};
-    float sum = 0;
-    int64_t i = 0;
-    for (; i + SIDE_BY_SIDE <= width; i += SIDE_BY_SIDE) {
-      for (int64_t j = 0; j < SIDE_BY_SIDE; ++j) {
-        parts[j] += own[i + j] * own[i + j];
-      }
-    }
-    for (; i < width; ++i) {
-      sum += own[i] * own[i];
-    }
-    for (const float part : parts) {
-      sum += part;
-    }
+    const float sum = dot(own, own, width);
     const float scale = 1.0f / std::sqrt(sum / static_cast<float>(width) + static_cast<float>(epsilon));
     float* out = output + row * width;
     if (residual == nullptr) {

@@ -267,4 +267,22 @@ inline Doubles exponential(Doubles x) {
   return load(numbers);
 }
 
+inline float dot(const float* a, const float* b, int64_t width) {
+  float parts[SIDE_BY_SIDE] = {};
+  float sum = 0;
+  int64_t i = 0;
+  for (; i + SIDE_BY_SIDE <= width; i += SIDE_BY_SIDE) {
+    for (int64_t j = 0; j < SIDE_BY_SIDE; ++j) {
+      parts[j] += a[i + j] * b[i + j];
+    }
+  }
+  for (; i < width; ++i) {
+    sum += a[i] * b[i];
+  }
+  for (const float part : parts) {
+    sum += part;
+  }
+  return sum;
+}
+
 }  // namespace
