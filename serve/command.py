@@ -112,12 +112,13 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model to OpenAI clients, and a page on which to watch it."""
-    from sigma0.serve.engine.spawned import EngineProcess
-
     with one_line_errors(), needs_extra("serve"), ExitStack() as stack, ExitStack() as waiting:
         resolve_model(model)
         waiting.enter_context(loading(model))
-        # first of all: it imports torch while this process does
+        from sigma0.serve.engine.spec import EngineSpec
+        from sigma0.serve.engine.process import EngineProcess, ProcessService
+
+        # it imports what an engine needs while this process imports what a server does
         process = None if ray or ladder is not None else stack.enter_context(EngineProcess())
 
         from pydantic import SecretStr
@@ -128,8 +129,6 @@ def serve(
         from sigma0.serve.api.access import DRAIN_TIMEOUT, Environment, ServerSettings
         from sigma0.serve.api.hosts import check_hosts, hosts_of
         from sigma0.serve.engine.messages import EngineLimits
-        from sigma0.serve.engine.process import ProcessService
-        from sigma0.serve.engine.spec import EngineSpec
 
         if ladder is None and (budget or policy is not None):
             raise ValueError("--budget and --policy need --ladder")

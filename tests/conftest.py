@@ -11,9 +11,11 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import json
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import hypothesis
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -35,7 +37,7 @@ LONGEST = (
     "decode/test_parallel.py",
     "test_start.py",
 )
-STARTED = pytest.StashKey[tuple[float, int]]()
+STARTED = pytest.StashKey[tuple[float, int, dict[int, float]]]()
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("deterministic")
@@ -73,9 +75,18 @@ def _cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
+def _children() -> dict[int, float]:
+    """CPU seconds of the children that there are: those of earlier tests count as ended when a later one looks."""
+    children = {}
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            children[child.pid] = sum(child.cpu_times()[:4])
+    return children
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item):
-    item.stash[STARTED] = _cpu_seconds(), len(sys.modules)
+    item.stash[STARTED] = _cpu_seconds(), len(sys.modules), _children()
     return (yield)
 
 
@@ -83,8 +94,8 @@ def pytest_runtest_setup(item):
 def pytest_runtest_teardown(item):
     """Fails an unmarked test that takes long, with its fixtures and children: a slow suite is not run."""
     yield
-    began, imported = item.stash[STARTED]
-    took = _cpu_seconds() - began
+    began, imported, earlier = item.stash[STARTED]
+    took = _cpu_seconds() - began - sum(earlier[pid] for pid in earlier.keys() - _children().keys())
     item.user_properties.append(("cpu_seconds", round(took, 2)))
     own = item.get_closest_marker("cpu")
     allowed = own.args[0] if own else item.config.option.cpu_limit

@@ -1,36 +1,38 @@
-"""Process of an engine, which ends with the service that started it: `python -m sigma0.serve.engine.child SOCKET`.
+"""Process of an engine, which ends with the service that started it.
 
 The service sends an `EngineSpec` with a number of threads and gets `EngineFacts` or `StartFailed`; from then on lists
-of commands come, and reports go. Torch is imported once signals and the end of the service are seen to, and before the
-spec comes.
+of commands come, and reports go. What an engine needs is imported once signals and the end of the service are seen to,
+and before the spec comes.
 """
 
 import gc
 import os
 import pickle
 import signal
-import sys
 import threading
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from sigma0.serve.engine.heap import frozen_heap
 from sigma0.serve.engine.inbox import Inbox
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from sigma0.serve.engine.wire import Command
 
 # What a bad model or setting raises; anything else is a fault, whose frames are printed here.
 REFUSALS = (ValueError, OSError, FloatingPointError)
 
 
-def main(connection: "Connection[Any, Any]") -> None:
+def main(connection: "Connection[Any, Any]", theirs: "Connection[Any, Any]") -> None:
     """Makes an engine and runs its loop.
 
     Args:
         connection: To the service.
+        theirs: The service's end of it, which a forked process has as well.
     """
+    theirs.close()
     for number in (signal.SIGINT, signal.SIGTERM):
         # a terminal and a service manager send them to all processes: the service drains the engine
         signal.signal(number, signal.SIG_IGN)
@@ -77,9 +79,3 @@ def _run(connection: "Connection[Any, Any]", start: Inbox[bytes], inbox: "Inbox[
     gc.enable()
     with frozen_heap():
         EngineLoop(engine, inbox, send).run()
-
-
-if __name__ == "__main__":
-    # as `sigma0.cli.run` does: what is imported stays
-    gc.disable()
-    main(Connection(int(sys.argv[1])))

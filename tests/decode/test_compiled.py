@@ -92,7 +92,7 @@ def test_drawn_tokens_are_those_of_the_eager_step(model, traced, mode):
 # Four sequences are one row in some passes and some rows in others: every program of a mode. One sequence and many have
 # other shapes of the state, whose graphs are traced above in every mode; code is generated where the head is read in
 # every pass and where it is not.
-@pytest.mark.cpu(20)
+@pytest.mark.cpu(60)
 @pytest.mark.parametrize(
     ("mode", "batch"),
     [

@@ -53,6 +53,7 @@ def test_bytes_are_those_computed_by_hand():
     assert captured["head_bytes_per_token"] == many["head_bytes_per_token"] == 2 * 61 * 32 * 4
 
 
+@pytest.mark.cpu(5)  # it measures the memory's bandwidth, once for the others as well
 def test_a_run_counts_bytes_of_full_depth():
     model = tiny_model(seed=1, total_ut_steps=4)
     row = measured(model)["full"]

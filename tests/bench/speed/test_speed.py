@@ -267,7 +267,7 @@ def test_a_bad_course_is_named(tmp_path, text, message):
         (["--shape", "huge"], f"no such shape: 'huge'; one of {', '.join(shapes.SHAPES)}"),
         (["pocket", "--ways", "full,fast"], "no such way: 'fast'"),
         (["pocket", "--ways", "full,full"], "each way once"),
-        (["--shape", "100m", "--exit-config", '{"q": 0.5}'], "replaces the exit rule"),
+        (["--shape", "tiny", "--exit-config", '{"q": 0.5}'], "replaces the exit rule"),
         (["--shape", "tiny", "--course", "recorded", "--exit-config", '{"q": 0.5}'], "replaces the exit rule"),
         (["--shape", "tiny", "--ways", "two-branches"], "two-branches: a course says nothing"),
         (["pocket", "--ways", "self-speculation", "--drafts", "2"], "'2' is no depth and length of drafts"),
