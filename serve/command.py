@@ -115,8 +115,9 @@ def serve(
     with one_line_errors(), needs_extra("serve"), ExitStack() as stack, ExitStack() as waiting:
         resolve_model(model)
         waiting.enter_context(loading(model))
+        from sigma0.serve.engine.process import ProcessService
+        from sigma0.serve.engine.spawned import EngineProcess
         from sigma0.serve.engine.spec import EngineSpec
-        from sigma0.serve.engine.process import EngineProcess, ProcessService
 
         # it imports what an engine needs while this process imports what a server does
         process = None if ray or ladder is not None else stack.enter_context(EngineProcess())

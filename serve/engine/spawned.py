@@ -17,9 +17,9 @@ _CONTEXT: Any = get_context("fork" if sys.platform == "linux" else "spawn")
 class EngineProcess(AbstractContextManager["EngineProcess"]):
     """Starts `sigma0.serve.engine.child`, which waits to be told what to load.
 
-    It is forked, so it has to be started before this process computes with torch or asks for a GPU, and best once torch
-    is imported. Not in a session of its own: Linux schedules sessions against each other, and beside other work this one
-    had half of the time.
+    It is forked, so it has to be started before this process computes with torch or asks for a GPU, and best once
+    torch is imported. Not in a session of its own: Linux schedules sessions against each other, and beside other work
+    this one had half of the time.
 
     Attributes:
         pid: Its number.
