@@ -119,6 +119,7 @@ def test_what_they_save_is_what_they_loaded(shared):
         assert configs[0] == configs[1]
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_one_process(shared):
     target, folders, _, ranks = shared
     for layout, folder in folders.items():
