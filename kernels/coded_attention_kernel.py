@@ -19,17 +19,18 @@ from torch import Tensor
 
 from sigma0.kernels import depth_attention
 from sigma0.kernels.coded_attention import CodedRows
-from sigma0.kernels.depth_attention import MAXIMUM, SMALLEST_TILE, SUMS, TOTAL
+from sigma0.kernels.depth_attention import SMALLEST_TILE
 from sigma0.kernels.plane_codec import WIDTHS, CodedPlanes
 from sigma0.presence import wants_triton
 
 PART_WARPS = 4
+PART_TILES = 4
 
 
 def coded_attention(
     query: Tensor, tails: Sequence[Tensor], coded: Sequence[CodedPlanes], rows: CodedRows, scaling: float
 ) -> Tensor:
-    """`coded_attention_reference` in two launches of Triton kernels: parts of the keys, which are then joined.
+    """`coded_attention_reference` in one launch of a Triton kernel.
 
     Where the keys of a row are split depends on its own position and start alone, and parts are joined in one order, so
     that the bits of a row do not depend on the rows beside it, nor on the bound on their positions.
@@ -58,9 +59,8 @@ def coded_attention(
     columns = [column.contiguous() for column in (rows.sequences, rows.cache_positions, rows.planes)]
     starts = columns[0] if rows.starts is None else rows.starts.contiguous()
     tile = tile_for(width, query.dtype)
-    splits = depth_attention.splits_for(rows.longest, tile)
-    parts = torch.empty((count, heads, splits, width), dtype=torch.float32, device=query.device)
-    sums = torch.empty((count, heads, splits, SUMS), dtype=torch.float32, device=query.device)
+    splits = depth_attention.splits_for(rows.longest, tile, PART_TILES)
+    parts, sums, arrived = depth_attention.parts_of(query, keys.heads, splits, None)
     _coded_part_kernel[(count, keys.heads, splits)](
         query,
         tails[0],
@@ -74,10 +74,11 @@ def coded_attention(
         starts,
         columns[0] if rows.seen is None else rows.seen,
         columns[0] if rows.blocks is None else rows.blocks,
+        output,
         parts,
         sums,
+        arrived,
         scaling,
-        heads,
         heads // keys.heads,
         keys.heads,
         len(codec.bits),
@@ -100,14 +101,13 @@ def coded_attention(
         GROUP=max(SMALLEST_TILE, triton.next_power_of_2(heads // keys.heads)),
         TILE=tile,
         WIDTH=max(SMALLEST_TILE, triton.next_power_of_2(width)),
-        PART_TILES=depth_attention.PART_TILES,
+        PART_TILES=PART_TILES,
         MOST_PARTS=depth_attention.MOST_PARTS,
         # Triton's interpreter multiplies bfloat16 matrices wrongly
         UPCAST=query.dtype == torch.bfloat16 and not isinstance(_coded_part_kernel, triton.JITFunction),
         num_warps=PART_WARPS,
         **stages_for(query.dtype),
     )
-    depth_attention.join_parts(parts, sums, output)
     return output
 
 
@@ -149,10 +149,9 @@ if wants_triton():
     import triton
     import triton.language as tl
 
-    from sigma0.kernels.depth_attention import attend_tile
+    from sigma0.kernels.depth_attention import attend_tile, finish_part
 
     # A kernel reads no global but a constexpr.
-    _MAXIMUM, _TOTAL, _SUMS = tl.constexpr(MAXIMUM), tl.constexpr(TOTAL), tl.constexpr(SUMS)
     _WIDTHS, _NARROWEST = tl.constexpr(len(WIDTHS)), tl.constexpr(WIDTHS[0])
 
     @triton.jit
@@ -237,10 +236,11 @@ if wants_triton():
         starts_ptr,
         seen_ptr,
         blocks_ptr,
+        output_ptr,
         parts_ptr,
         sums_ptr,
+        arrived_ptr,
         scaling,
-        heads,
         shared,
         kv_heads,
         planes,
@@ -281,6 +281,9 @@ if wants_triton():
         # every part takes whole tiles, so that they are aligned however long the context is
         tiles = (last + 1 - first + TILE - 1) // TILE
         tiles_each = (tiles + MOST_PARTS * PART_TILES - 1) // (MOST_PARTS * PART_TILES) * PART_TILES
+        count = tl.maximum(tl.cdiv(tiles, tiles_each), 1)
+        if split >= count:
+            return
         begin = first + split * tiles_each * TILE
         end = tl.minimum(begin + tiles_each * TILE, last + 1)
         # of the row's own segment
@@ -379,7 +382,7 @@ if wants_triton():
             k = tl.load(key_tail_ptr + at, mask=where, other=0.0).to(q.dtype)
             v = tl.load(value_tail_ptr + at, mask=where, other=0.0).to(q.dtype)
             highest, total, summed = attend_tile(q, k, v, inside, scaling, highest, total, summed)
-        split_at = (row * heads + head) * splits + split
-        tl.store(sums_ptr + split_at * _SUMS + _MAXIMUM, highest, mask=members < shared)
-        tl.store(sums_ptr + split_at * _SUMS + _TOTAL, total, mask=members < shared)
-        tl.store(parts_ptr + split_at[:, None] * HEAD + numbers[None, :], summed, mask=wanted)
+        finish_part(
+            highest, total, summed, output_ptr, parts_ptr, sums_ptr, arrived_ptr, row, kv_head, kv_heads, shared, HEAD,
+            split, splits, count, GROUP, MOST_PARTS, WIDTH,
+        )  # fmt: skip

@@ -19,6 +19,8 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+# Where kernels may start while the one before them ends.
+PDL_TARGETS = ("sm_90", "sm_100")
 # Dynamic shared memory of a program, in bytes; a kernel over it compiles and cannot be launched.
 SHARED_LIMITS = {"sm_80": 166912, "sm_90": 232448}
 NARROWEST = 8
@@ -64,15 +66,22 @@ def compile_variant(variant: Variant, target: str) -> Compiled:
     if target not in TARGETS:
         raise ValueError(f"no such target: {target!r}; there are {', '.join(TARGETS)}")
     names = variant.function.arg_names
-    signature = {name: "constexpr" if name in variant.constants else kind for name, kind in variant.signature.items()}
+    given = dict(variant.constants)
+    if "PDL" in given:
+        given["PDL"] = target in PDL_TARGETS
+    signature = {name: "constexpr" if name in given else kind for name, kind in variant.signature.items()}
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
         if signature[name].startswith("*") or name in variant.aligned
     }
-    constants = {(names.index(name),): value for name, value in variant.constants.items()}
+    constants = {(names.index(name),): value for name, value in given.items()}
     source = ASTSource(variant.function, signature, constants, aligned)
-    kernel = triton.compile(source, target=TARGETS[target], options={"num_warps": variant.warps, **variant.options})
+    kernel = triton.compile(
+        source,
+        target=TARGETS[target],
+        options={"num_warps": variant.warps, "enable_fp_fusion": "PDL" not in given, **variant.options},
+    )
     registers, spills, width = _used(kernel)
     shared = int(kernel.metadata.shared)
     return Compiled(

@@ -4,10 +4,12 @@ For a row (sequence b, cache position c, loop t), with the keys and values of po
 
     o = softmax over start_b <= j <= c, j no pad, of (q k_{s_j, j} * scaling) v_{s_j, j}
     s_j = t                    `finish` and `verify`: each plane holds just what a run of all loops would have written
-    s_j = min(t, e_j)          `drop`: the plane of the loop at which position j exited, so nothing is copied on an exit
+    s_j = min(t, e_j)          `drop` on a CPU: the plane of the loop at which position j exited; elsewhere that one is
+                               copied to the deeper ones when j exits, and s_j = t
 
-Query heads that share a K/V head are read together. The softmax is taken online in float32. Long contexts are split
-along the keys, and a second launch joins the parts: with m, l and a the maximum, sum and weighted values of each,
+Query heads that share a K/V head are read together. The softmax is taken online in float32. Contexts are split along
+the keys, and the part that ends last joins them all, in one order: with m, l and a the maximum, sum and weighted values
+of each,
 
     o = sum_i exp(m_i - M) a_i / sum_i exp(m_i - M) l_i,  M = max_i m_i
 
@@ -24,13 +26,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sigma0.kernels.row_product import launch_options
 from sigma0.presence import wants_triton
 
 SMALLEST_TILE = 16
 PART_WARPS = 4
-JOIN_WARPS = 4
 # Tiles of a part, as long as there are no more parts than so many; then a multiple of it.
-PART_TILES, MOST_PARTS = 4, 64
+PART_TILES, MOST_PARTS = 1, 64
 # The maximum and the sum of a part, side by side.
 MAXIMUM, TOTAL, SUMS = range(3)
 
@@ -45,9 +47,11 @@ class DepthRows:
         planes: t counted from 0, int64 `[R]`.
         starts: First cache position of each sequence that is no pad, int64 `[B]`; None where there are no pads.
         seen: Which cache positions are no pads, bool `[B, >= longest]`, if pads lie after a start too; else None.
-        exits: Last plane written at each cache position, counted from 0, int32 `[B, C]`; None where all are written.
+        exits: Last plane written at each cache position, counted from 0, int32 `[B, C]`; None where all are written, as
+            the kernel wants it.
         block_tables: Block numbers of each sequence in order, int32 `[B, n]`; None where block b is sequence b.
         longest: One more than the largest cache position.
+        arrived: Zeros, int32 `[R * H_kv]`, which are zeros again behind a launch; None for others in every launch.
     """
 
     sequences: Tensor
@@ -58,6 +62,7 @@ class DepthRows:
     exits: Tensor | None
     block_tables: Tensor | None
     longest: int
+    arrived: Tensor | None = None
 
 
 def depth_attention_reference(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows, scaling: float) -> Tensor:
@@ -102,7 +107,7 @@ def depth_attention_reference(query: Tensor, keys: Tensor, values: Tensor, rows:
 
 
 def depth_attention(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows, scaling: float) -> Tensor:
-    """`depth_attention_reference` in two launches of Triton kernels: parts of the keys, which are then joined.
+    """`depth_attention_reference` in one launch of a Triton kernel.
 
     Where the keys of a row are split depends on its own position alone, and parts are joined in one order, so that the
     bits of a row do not depend on the rows beside it, nor on the bound on their positions.
@@ -121,33 +126,28 @@ def depth_attention(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows
     _check(query, keys, values, rows)
     kv_heads, block_size = keys.shape[2], keys.shape[3]
     tile = tile_for(width, query.dtype)
-    splits = splits_for(rows.longest, tile)
+    splits = splits_for(rows.longest, tile, PART_TILES)
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not count:
         return output
-    sequences, cache_positions, planes = (
-        index.contiguous() for index in (rows.sequences, rows.cache_positions, rows.planes)
-    )
-    starts = None if rows.starts is None else rows.starts.contiguous()
-    device = query.device
-    parts = torch.empty((count, heads, splits, width), dtype=torch.float32, device=device)
-    sums = torch.empty((count, heads, splits, SUMS), dtype=torch.float32, device=device)
-    nothing = sequences
+    parts, sums, arrived = parts_of(query, kv_heads, splits, rows.arrived)
+    nothing = rows.sequences
     _part_kernel[(count, kv_heads, splits)](
         query,
         keys,
         values,
-        sequences,
-        cache_positions,
-        planes,
-        nothing if starts is None else starts,
+        rows.sequences,
+        rows.cache_positions,
+        rows.planes,
+        nothing if rows.starts is None else rows.starts,
         nothing if rows.seen is None else rows.seen,
-        nothing if rows.exits is None else rows.exits,
         nothing if rows.block_tables is None else rows.block_tables,
+        output,
         parts,
         sums,
+        arrived,
         scaling,
-        heads,
+        kv_heads,
         heads // kv_heads,
         width,
         block_size,
@@ -157,11 +157,9 @@ def depth_attention(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows
         *keys.stride()[:4],
         *values.stride()[:4],
         0 if rows.seen is None else rows.seen.stride(0),
-        0 if rows.exits is None else rows.exits.stride(0),
         0 if rows.block_tables is None else rows.block_tables.stride(0),
         STARTS=rows.starts is not None,
         SEEN=rows.seen is not None,
-        EXITS=rows.exits is not None,
         PAGED=rows.block_tables is not None,
         GROUP=max(SMALLEST_TILE, triton.next_power_of_2(heads // kv_heads)),
         TILE=tile,
@@ -171,32 +169,30 @@ def depth_attention(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows
         # Triton's interpreter multiplies bfloat16 matrices wrongly
         UPCAST=query.dtype == torch.bfloat16 and not isinstance(_part_kernel, triton.JITFunction),
         num_warps=PART_WARPS,
-        **stages_for(query.dtype, indirect=rows.block_tables is not None or rows.exits is not None),
+        **stages_for(query.dtype, indirect=rows.block_tables is not None),
+        **launch_options(query.device),
     )
-    join_parts(parts, sums, output)
     return output
 
 
-def join_parts(parts: Tensor, sums: Tensor, output: Tensor) -> None:
-    """Launches the kernel that joins parts of the keys.
+def parts_of(query: Tensor, kv_heads: int, splits: int, arrived: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What parts of the keys are left in, and how many of each row and K/V head have ended.
 
     Args:
-        parts: Weighted values of each part, float32 `[R, H, parts, d]`.
-        sums: Maximum and sum of each, float32 `[R, H, parts, SUMS]`.
-        output: `[R, H, d]`, written.
+        query: `[R, H, d]`.
+        kv_heads: H_kv.
+        splits: Parts at most.
+        arrived: Zeros that there are, as `DepthRows` has them.
+
+    Returns:
+        Weighted values, float32 `[R, H, splits, d]`; maximum and sum, float32 `[R, H, splits, SUMS]`; int32 zeros.
     """
-    count, heads, splits, width = parts.shape
-    _join_kernel[(count, heads)](
-        parts,
-        sums,
-        output,
-        heads,
-        width,
-        splits,
-        SPLITS=MOST_PARTS,
-        WIDTH=max(SMALLEST_TILE, triton.next_power_of_2(width)),
-        num_warps=JOIN_WARPS,
-    )
+    count, heads, width = query.shape
+    parts = torch.empty((count, heads, splits, width), dtype=torch.float32, device=query.device)
+    sums = torch.empty((count, heads, splits, SUMS), dtype=torch.float32, device=query.device)
+    if arrived is None:
+        arrived = torch.zeros(count * kv_heads, dtype=torch.int32, device=query.device)
+    return parts, sums, arrived
 
 
 def tile_for(width: int, dtype: torch.dtype) -> int:
@@ -208,12 +204,12 @@ def tile_for(width: int, dtype: torch.dtype) -> int:
 
 def stages_for(dtype: torch.dtype, indirect: bool) -> dict[str, int]:
     """Option for the depth of the pipeline: in float32 a deeper one spills where a table says what is read next."""
-    return {"num_stages": 2} if indirect and dtype == torch.float32 else {}
+    return {"num_stages": 1} if indirect and dtype == torch.float32 else {}
 
 
-def splits_for(longest: int, tile: int) -> int:
+def splits_for(longest: int, tile: int, part_tiles: int) -> int:
     """Parts that the keys of any row up to a bound on their positions have at most."""
-    return max(1, min(-(-longest // (PART_TILES * tile)), MOST_PARTS))
+    return max(1, min(-(-longest // (part_tiles * tile)), MOST_PARTS))
 
 
 def _check(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows) -> None:
@@ -224,11 +220,17 @@ def _check(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows) -> None
         raise ValueError(f"query {query.dtype}, keys {keys.dtype} and values {values.dtype} must share one dtype")
     if query.stride(2) != 1 or keys.stride(4) != 1 or values.stride(4) != 1:
         raise ValueError("the numbers of a head must lie side by side")
-    for name in ("seen", "exits", "block_tables"):
+    for name in ("sequences", "cache_positions", "planes", "starts"):
+        index = getattr(rows, name)
+        if index is not None and not index.is_contiguous():
+            raise ValueError(f"{name} must lie side by side, got strides {index.stride()}")
+    if rows.exits is not None:
+        raise ValueError("the kernel reads whole planes: K/V of what has left must be copied to the deeper ones")
+    for name in ("seen", "block_tables"):
         table = getattr(rows, name)
         if table is not None and table.stride(1) != 1:
             raise ValueError(f"the cache positions of {name} must lie side by side")
-        if table is not None and name != "block_tables" and table.shape[1] < rows.longest:
+        if table is not None and name == "seen" and table.shape[1] < rows.longest:
             raise ValueError(f"{name} knows {table.shape[1]} cache positions, and {rows.longest} are read")
 
 
@@ -254,6 +256,62 @@ if wants_triton():
         return new_highest, total, summed
 
     @triton.jit
+    def finish_part(
+        highest,
+        total,
+        summed,
+        output_ptr,
+        parts_ptr,
+        sums_ptr,
+        arrived_ptr,
+        row,
+        kv_head,
+        kv_heads,
+        group,
+        width,
+        split,
+        splits,
+        count,
+        GROUP: tl.constexpr,
+        MOST_PARTS: tl.constexpr,
+        WIDTH: tl.constexpr,
+    ):
+        """Writes one of the parts of a row and K/V head; the last that ends joins them, by their number."""
+        numbers = tl.arange(0, WIDTH)
+        members = tl.arange(0, GROUP)
+        first_head = (row * kv_heads + kv_head) * group
+        head = first_head + members
+        wanted = (members < group)[:, None] & (numbers < width)[None, :]
+        if count == 1:
+            tl.store(output_ptr + head[:, None] * width + numbers[None, :], summed / total[:, None], mask=wanted)
+        else:
+            split_at = head * splits + split
+            tl.store(sums_ptr + split_at * _SUMS + _MAXIMUM, highest, mask=members < group)
+            tl.store(sums_ptr + split_at * _SUMS + _TOTAL, total, mask=members < group)
+            tl.store(parts_ptr + split_at[:, None] * width + numbers[None, :], summed, mask=wanted)
+            # all threads have written before one of them says so
+            tl.debug_barrier()
+            arrived = tl.atomic_add(arrived_ptr + row * kv_heads + kv_head, 1, sem="acq_rel", scope="gpu")
+            if arrived == count - 1:
+                tl.store(arrived_ptr + row * kv_heads + kv_head, 0)
+                part = tl.arange(0, MOST_PARTS)
+                there = part < count
+                where = there[:, None] & (numbers < width)[None, :]
+                for member in range(0, group):
+                    at = (first_head + member) * splits + part
+                    high = tl.load(
+                        sums_ptr + at * _SUMS + _MAXIMUM, mask=there, other=-float("inf"), cache_modifier=".cg"
+                    )
+                    own = tl.load(sums_ptr + at * _SUMS + _TOTAL, mask=there, other=0.0, cache_modifier=".cg")
+                    # a part without a cache position has the maximum -inf and weighs nothing
+                    weight = tl.exp(high - tl.max(high))
+                    values = tl.load(
+                        parts_ptr + at[:, None] * width + numbers[None, :], mask=where, other=0.0, cache_modifier=".cg"
+                    )
+                    joined = tl.sum(values * weight[:, None], axis=0) / tl.sum(own * weight)
+                    tl.store(output_ptr + (first_head + member) * width + numbers, joined, mask=numbers < width)
+
+    @triton.jit
     def _part_kernel(
         query_ptr,
         keys_ptr,
@@ -263,12 +321,13 @@ if wants_triton():
         row_planes_ptr,
         starts_ptr,
         seen_ptr,
-        exits_ptr,
         block_tables_ptr,
+        output_ptr,
         parts_ptr,
         sums_ptr,
+        arrived_ptr,
         scaling,
-        heads,
+        kv_heads,
         group,
         width,
         block_size,
@@ -284,11 +343,9 @@ if wants_triton():
         value_head_stride,
         value_position_stride,
         seen_row_stride,
-        exits_row_stride,
         block_tables_row_stride,
         STARTS: tl.constexpr,
         SEEN: tl.constexpr,
-        EXITS: tl.constexpr,
         PAGED: tl.constexpr,
         GROUP: tl.constexpr,
         TILE: tl.constexpr,
@@ -296,7 +353,11 @@ if wants_triton():
         PART_TILES: tl.constexpr,
         MOST_PARTS: tl.constexpr,
         UPCAST: tl.constexpr,
+        PDL: tl.constexpr,
     ):
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
+            tl.extra.cuda.gdc_wait()
         row = tl.program_id(0).to(tl.int64)
         kv_head = tl.program_id(1).to(tl.int64)
         split = tl.program_id(2)
@@ -307,6 +368,9 @@ if wants_triton():
         # every part takes whole tiles, so that they are aligned however long the context is
         tiles = ((last + 1 - first).to(tl.int32) + TILE - 1) // TILE
         tiles_each = (tiles + MOST_PARTS * PART_TILES - 1) // (MOST_PARTS * PART_TILES) * PART_TILES
+        count = tl.maximum(tl.cdiv(tiles, tiles_each), 1)
+        if split >= count:
+            return
         begin = first + split * tiles_each * TILE
         end = tl.minimum(begin + tiles_each * TILE, last + 1)
 
@@ -340,25 +404,19 @@ if wants_triton():
                 else sequence
             )
             offset = (in_blocks % block_size).to(tl.int64) if PAGED else cache_positions
-            source = plane
-            if EXITS:
-                stopped = tl.load(exits_ptr + sequence * exits_row_stride + cache_positions, mask=inside, other=0).to(
-                    tl.int64
-                )
-                source = tl.minimum(plane, stopped)
             if SEEN:
                 inside = inside & (
                     tl.load(seen_ptr + sequence * seen_row_stride + cache_positions, mask=inside, other=0) != 0
                 )
             where = inside[:, None] & (numbers < width)[None, :]
             key_at = (
-                source * key_plane_stride
+                plane * key_plane_stride
                 + block * key_block_stride
                 + kv_head * key_head_stride
                 + offset * key_position_stride
             )
             value_at = (
-                source * value_plane_stride
+                plane * value_plane_stride
                 + block * value_block_stride
                 + kv_head * value_head_stride
                 + offset * value_position_stride
@@ -369,24 +427,7 @@ if wants_triton():
                 k = k.to(tl.float32)
                 v = v.to(tl.float32)
             highest, total, summed = attend_tile(q, k, v, inside, scaling, highest, total, summed)
-        split_at = (row * heads + head) * splits + split
-        tl.store(sums_ptr + split_at * _SUMS + _MAXIMUM, highest, mask=members < group)
-        tl.store(sums_ptr + split_at * _SUMS + _TOTAL, total, mask=members < group)
-        tl.store(parts_ptr + split_at[:, None] * width + numbers[None, :], summed, mask=wanted)
-
-    @triton.jit
-    def _join_kernel(parts_ptr, sums_ptr, output_ptr, heads, width, splits, SPLITS: tl.constexpr, WIDTH: tl.constexpr):
-        row_head = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
-        split = tl.arange(0, SPLITS)
-        numbers = tl.arange(0, WIDTH)
-        there = split < splits
-        highest = tl.load(sums_ptr + (row_head * splits + split) * _SUMS + _MAXIMUM, mask=there, other=-float("inf"))
-        total = tl.load(sums_ptr + (row_head * splits + split) * _SUMS + _TOTAL, mask=there, other=0.0)
-        # a part without a cache position has the maximum -inf and weighs nothing
-        weight = tl.exp(highest - tl.max(highest))
-        where = there[:, None] & (numbers < width)[None, :]
-        part = tl.load(
-            parts_ptr + (row_head * splits + split)[:, None] * width + numbers[None, :], mask=where, other=0.0
-        )
-        joined = tl.sum(part * weight[:, None], axis=0) / tl.sum(total * weight)
-        tl.store(output_ptr + row_head * width + numbers, joined, mask=numbers < width)
+        finish_part(
+            highest, total, summed, output_ptr, parts_ptr, sums_ptr, arrived_ptr, row, kv_head, kv_heads, group, width,
+            split, splits, count, GROUP, MOST_PARTS, WIDTH,
+        )  # fmt: skip

@@ -63,37 +63,28 @@ _PAIRS = (0, 0, 0, 0, 1, 1, 1, 2, 2, 3), (0, 1, 2, 3, 1, 2, 3, 2, 3, 3)
 
 
 def loop_end_reference(
-    raw: Tensor,
+    hidden: Tensor,
     previous: Tensor,
     weights: LoopEndWeights,
     state: ExitState,
     slots: Tensor,
     params: ExitParams | RuleRows,
 ) -> LoopEndOutput:
-    """The formulas above in plain torch; the CPU path.
+    """The formulas above behind the norm, in plain torch.
 
     Args:
-        raw: x `[R, D]`.
+        hidden: h_t `[R, D]`.
         previous: h_{t-1} `[R, D]`; not read in loop 1.
-        weights: Weights of norm and gate.
+        weights: Weights of the gate.
         state: Written in place at `slots`.
         slots: State slot of each row, int64 `[R]`, all different.
         params: Parameters of the exit decision.
     """
-    hidden = raw if weights.norm is None else norm_reference(raw, weights)  # [R, D]
     if weights.gate is None or weights.gate_bias is None:
-        logits = raw.new_full((len(raw),), -math.inf)  # [R]
+        logits = hidden.new_full((len(hidden),), -math.inf)  # [R]
     else:
         logits = hidden.float() @ weights.gate.float() + weights.gate_bias.float()
     return observe(hidden, previous, logits, state, slots, params)
-
-
-def norm_reference(raw: Tensor, weights: LoopEndWeights) -> Tensor:
-    """RMSNorm `[R, D]`, rounded to the model's dtype before and after the weight as transformers' modules do."""
-    assert weights.norm is not None
-    wide = raw.float()
-    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + weights.norm_eps)
-    return weights.norm * (wide * scale).to(raw.dtype)
 
 
 def observe(

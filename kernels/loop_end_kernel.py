@@ -1,4 +1,4 @@
-"""The end of a loop in one launch of a Triton kernel: the formulas of `loop_end.py`, one program a row.
+"""The end of a loop behind its norm in one launch of a Triton kernel: the formulas of `loop_end.py`, one program a row.
 
 Mode and thresholds are read row by row, so that one launch serves any mixture of rules.
 """
@@ -9,48 +9,47 @@ from torch import Tensor
 from sigma0.kernels import exit_state
 from sigma0.kernels.exit_state import STATISTICS, ExitParams, ExitState, LoopEndOutput, LoopEndWeights, RuleRows
 from sigma0.kernels.loop_end import SHRINK
+from sigma0.kernels.row_product import launch_options
 from sigma0.presence import wants_triton
 
 
 def loop_end(
-    raw: Tensor,
+    hidden: Tensor,
     previous: Tensor,
     weights: LoopEndWeights,
     state: ExitState,
     slots: Tensor,
     params: ExitParams | RuleRows,
-    normalize: bool = True,
 ) -> LoopEndOutput:
-    """`loop_end_reference` in one launch of a Triton kernel.
+    """`observe` and the gate in one launch of a Triton kernel; the norm has a launch of its own (`row_norm_kernel.py`).
+
+    So the bits of a state do not depend on what is decided of it.
 
     Args:
-        raw: x `[R, D]`.
+        hidden: h_t `[R, D]`.
         previous: h_{t-1} `[R, D]`; not read in loop 1.
-        weights: Weights of norm and gate.
+        weights: Weights of the gate.
         state: Written in place at `slots`.
         slots: State slot of each row, int64 `[R]`, all different.
         params: Parameters of the exit decision.
-        normalize: Whether x is normed; if not, h_t = x (for linear maps).
 
     Raises:
         ValueError: For shapes, dtypes or strides that the kernel does not support.
     """
-    rows, width = raw.shape
-    rules = RuleRows.of(params, rows, raw.device) if isinstance(params, ExitParams) else params
-    _check(raw, previous, weights, state, slots)
+    rows, width = hidden.shape
+    rules = RuleRows.of(params, rows, hidden.device) if isinstance(params, ExitParams) else params
+    _check(hidden, previous, weights, state, slots)
     columns = _columns(rules, rows)
-    hidden = torch.empty((rows, width), dtype=raw.dtype, device=raw.device)
-    statistics = torch.empty((rows, len(STATISTICS)), dtype=torch.float32, device=raw.device)
-    fates = torch.empty(rows, dtype=torch.int32, device=raw.device)
+    statistics = torch.empty((rows, len(STATISTICS)), dtype=torch.float32, device=hidden.device)
+    fates = torch.empty(rows, dtype=torch.int32, device=hidden.device)
     decisions = torch.empty_like(fates)
     if rows:
         block = triton.next_power_of_2(width)
         _loop_end_kernel[(rows,)](
-            raw,
+            hidden,
             previous,
-            raw if weights.norm is None else weights.norm,
-            raw if weights.gate is None else weights.gate,
-            raw if weights.gate_bias is None else weights.gate_bias,
+            hidden if weights.gate is None else weights.gate,
+            hidden if weights.gate_bias is None else weights.gate_bias,
             state.differences,
             state.gram,
             state.gate,
@@ -58,23 +57,21 @@ def loop_end(
             slots,
             rules.threshold.contiguous(),
             *columns,
-            hidden,
             statistics,
             fates,
             decisions,
             width,
-            raw.stride(0),
+            hidden.stride(0),
             previous.stride(0),
             columns[0].stride(0),
             rules.growth,
             rules.spiral,
-            weights.norm_eps,
-            4 * torch.finfo(raw.dtype).eps,
+            4 * torch.finfo(hidden.dtype).eps,
             WATCH=rules.watches,
-            NORMALIZE=normalize and weights.norm is not None,
             GATE=weights.gate is not None,
             BLOCK=block,
             num_warps=warps_for(block),
+            **launch_options(hidden.device),
         )
     return LoopEndOutput(hidden, statistics, fates, decisions)
 
@@ -101,19 +98,19 @@ def _columns(rules: RuleRows, rows: int) -> list[Tensor]:
     return columns
 
 
-def _check(raw: Tensor, previous: Tensor, weights: LoopEndWeights, state: ExitState, slots: Tensor) -> None:
-    rows, width = raw.shape
-    if raw.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ValueError(f"the kernel takes float32, float16 and bfloat16, not {raw.dtype}: use backend='torch'")
+def _check(hidden: Tensor, previous: Tensor, weights: LoopEndWeights, state: ExitState, slots: Tensor) -> None:
+    rows, width = hidden.shape
+    if hidden.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"the kernel takes float32, float16 and bfloat16, not {hidden.dtype}: use backend='torch'")
     if tuple(previous.shape) != (rows, width) or tuple(slots.shape) != (rows,):
         raise ValueError(f"{rows} rows of {width}, but previous {tuple(previous.shape)} and slots {tuple(slots.shape)}")
-    given = [weight for weight in (weights.norm, weights.gate) if weight is not None]
+    given = [] if weights.gate is None else [weights.gate]
     if any(weight.numel() != width for weight in given) or state.differences.shape[2] != width:
-        raise ValueError(f"rows of {width} numbers need a weight, a gate and differences of as many")
-    if {previous.dtype, state.differences.dtype, *(weight.dtype for weight in given)} != {raw.dtype}:
-        raise ValueError("rows, weight, gate and differences must share one dtype")
+        raise ValueError(f"rows of {width} numbers need a gate and differences of as many")
+    if {previous.dtype, state.differences.dtype, *(weight.dtype for weight in given)} != {hidden.dtype}:
+        raise ValueError("rows, gate and differences must share one dtype")
     contiguous = (*vars(state).values(), *given, slots)
-    if raw.stride(1) != 1 or previous.stride(1) != 1 or not all(part.is_contiguous() for part in contiguous):
+    if hidden.stride(1) != 1 or previous.stride(1) != 1 or not all(part.is_contiguous() for part in contiguous):
         raise ValueError("the numbers of a row must lie side by side")
 
 
@@ -149,9 +146,8 @@ if wants_triton():
     # one program whether the parameters come out of a table or alone
     @triton.jit(do_not_specialize=["rule_stride"])
     def _loop_end_kernel(
-        raw_ptr,
+        hidden_ptr,
         previous_ptr,
-        weight_ptr,
         gate_weight_ptr,
         gate_bias_ptr,
         differences_ptr,
@@ -165,23 +161,24 @@ if wants_triton():
         patience_ptr,
         min_loops_ptr,
         break_after_ptr,
-        hidden_ptr,
         statistics_ptr,
         fates_ptr,
         decisions_ptr,
         width,
-        raw_row_stride,
+        hidden_row_stride,
         previous_row_stride,
         rule_stride,
         growth,
         spiral,
-        norm_eps,
         noise,
         WATCH: tl.constexpr,
-        NORMALIZE: tl.constexpr,
         GATE: tl.constexpr,
         BLOCK: tl.constexpr,
+        PDL: tl.constexpr,
     ):
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
+            tl.extra.cuda.gdc_wait()
         row = tl.program_id(0).to(tl.int64)
         slot = tl.load(slots_ptr + row).to(tl.int64)
         threshold = tl.load(thresholds_ptr + row)
@@ -213,16 +210,7 @@ if wants_triton():
         inside = offsets < width
         dtype = hidden_ptr.dtype.element_ty
 
-        x = tl.load(raw_ptr + row * raw_row_stride + offsets, mask=inside, other=0.0)
-        if NORMALIZE:
-            wide = x.to(tl.float32)
-            scale = 1.0 / tl.sqrt(tl.sum(wide * wide) / width + norm_eps)
-            factor = tl.load(weight_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-            h = ((wide * scale).to(dtype).to(tl.float32) * factor).to(dtype)
-        else:
-            h = x
-        tl.store(hidden_ptr + row * width + offsets, h, mask=inside)
-        now = h.to(tl.float32)
+        now = tl.load(hidden_ptr + row * hidden_row_stride + offsets, mask=inside, other=0.0).to(tl.float32)
         hazard = 0.0
         if GATE:
             gate_weight = tl.load(gate_weight_ptr + offsets, mask=inside, other=0.0).to(tl.float32)

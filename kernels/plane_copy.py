@@ -1,12 +1,20 @@
-"""Copies the K/V of positions from one plane of a layer to another.
+"""Copies the K/V of positions from one plane to others.
 
-    planes[target, p] = planes[source, p]   for each position p
+    copy_plane         planes[target, p] = planes[source, p]             for each position p of a layer
+    copy_past_exits    planes[t, p] = planes[e_p, p],  e_p < t < T       for each position p of every layer
 
-Bytes for each position, with H_kv heads of d numbers of b bytes: read and write 4 H_kv d b, keys and values.
+Bytes for each position and layer, with H_kv heads of d numbers of b bytes: 4 H_kv d b, keys and values read and
+written; past an exit 2 (1 + T - 1 - e_p) H_kv d b.
 """
 
 import torch
 from torch import Tensor
+
+from sigma0.kernels.row_product import launch_options
+from sigma0.presence import wants_triton
+
+# Numbers of a position that a program copies at once.
+_BLOCK = 1024
 
 
 def copy_plane(keys: Tensor, values: Tensor, positions: Tensor, source: int, target: int) -> None:
@@ -42,3 +50,59 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("copy_plane", _copy_plane, _key)  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::copy_plane", _nothing, lib=_LIBRARY)
+
+
+def copy_past_exits(addresses: Tensor, like: Tensor, positions: Tensor, exits: Tensor) -> None:
+    """The second formula in one launch of a Triton kernel for all layers, in place.
+
+    Args:
+        addresses: Where keys and values of each layer lie, int64 `[L, 2]`: all are as
+        like: keys or values of one of them, `[planes, positions, H_kv, d]`, contiguous.
+        positions: p, all different where e_p is not the last plane, int64 `[N]`.
+        exits: e_p, int64 `[N]`.
+    """
+    planes, total, heads, width = like.shape
+    if len(positions):
+        _copy_past_exits_kernel[(len(positions), addresses.numel(), triton.cdiv(heads * width, _BLOCK))](
+            addresses,
+            like,
+            positions.contiguous(),
+            exits.contiguous(),
+            planes,
+            total,
+            heads * width,
+            BLOCK=_BLOCK,
+            **launch_options(like.device),
+        )
+
+
+if wants_triton():
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def _copy_past_exits_kernel(
+        addresses_ptr,
+        like_ptr,
+        positions_ptr,
+        exits_ptr,
+        planes,
+        total,
+        width,
+        BLOCK: tl.constexpr,
+        PDL: tl.constexpr,
+    ):
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
+            tl.extra.cuda.gdc_wait()
+        row = tl.program_id(0)
+        position = tl.load(positions_ptr + row)
+        left = tl.load(exits_ptr + row)
+        kept = tl.load(addresses_ptr + tl.program_id(1)).to(tl.pointer_type(like_ptr.dtype.element_ty))
+        kept = tl.multiple_of(kept, 16)
+        index = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+        there = index < width
+        if left < planes - 1:
+            copied = tl.load(kept + (left * total + position) * width + index, mask=there, other=0.0)
+            for plane in range(left + 1, planes):
+                tl.store(kept + (plane * total + position) * width + index, copied, mask=there)

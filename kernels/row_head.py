@@ -7,7 +7,7 @@ With l = x W^T of a normed row x, rounded to the model's dtype, p = softmax(l) a
     margin   p of the first id - p of the second (`collapse.py`), NaN where max l is NaN or infinite
 
 A program of the first kernel reads its ids' rows of the weight and says the best of each row of the pass; the second
-kernel takes the best of those, in one order whatever R is. Bytes: V D b of weights once, D b and twice 20 V / 32 for
+kernel takes the best of those, in one order whatever R is. Bytes: V D b of weights once, D b and twice 20 V / I for
 each row.
 """
 
@@ -18,11 +18,9 @@ from torch import Tensor
 
 from sigma0.kernels.collapse import certainty
 from sigma0.kernels.counter_noise import gumbel
-from sigma0.kernels.row_product import LIBRARY, PRODUCT_WARPS, ROW_TILE, check_product, stages_for, step_for
+from sigma0.kernels.row_product import LIBRARY, ROW_TILE, check_product, launch_options, tiling_of
 from sigma0.presence import wants_triton
 
-# Ids of a program; with 64 triton 3.6 spills.
-HEAD_IDS = 32
 # Tiles that the second kernel takes at least: four for each thread, which are read side by side.
 FEWEST_TILES = 512
 # What replaces an id that was sampled from logits that are not finite (`decode.finite`).
@@ -114,7 +112,8 @@ def _launch(
     if drawn and tuple((part.dtype, tuple(part.shape)) for part in drawn) != wanted:
         shapes = [(part.dtype, tuple(part.shape)) for part in drawn]
         raise ValueError(f"draws of {rows} rows are temperatures, keys, positions and purposes, got {shapes}")
-    tiles = triton.cdiv(vocabulary, HEAD_IDS)
+    tiling = tiling_of(hidden, weight)
+    tiles = triton.cdiv(vocabulary, tiling.outputs)
     parts = torch.empty((rows, PARTS, tiles), dtype=torch.float32, device=device)
     ids = torch.empty((rows, tiles), dtype=torch.int32, device=device)
     token_ids = torch.empty(rows, dtype=torch.int64, device=device)
@@ -133,15 +132,15 @@ def _launch(
         tiles,
         hidden.stride(0),
         DRAWS=bool(drawn),
-        IDS=HEAD_IDS,
-        STEP=step_for(hidden.dtype),
+        IDS=tiling.outputs,
+        STEP=tiling.step,
         UPCAST=upcasts(_row_head_kernel, hidden.dtype),
-        num_warps=PRODUCT_WARPS,
-        num_stages=stages_for(hidden.dtype),
+        **launch_options(hidden.device),
+        **tiling.options,
     )
     block = max(FEWEST_TILES, triton.next_power_of_2(tiles))
     _row_head_join_kernel[(rows,)](
-        parts, ids, token_ids, margins, tiles, TILES=block, num_warps=join_warps(block)
+        parts, ids, token_ids, margins, tiles, TILES=block, num_warps=join_warps(block), **launch_options(hidden.device)
     )  # fmt: skip
     return token_ids, margins
 
@@ -208,14 +207,16 @@ if wants_triton():
         IDS: tl.constexpr,
         STEP: tl.constexpr,
         UPCAST: tl.constexpr,
+        PDL: tl.constexpr,
     ):
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
         row, there = rows_of_tile(tl.program_id(0), rows)
         tile = tl.program_id(1)
         numbers = tile * IDS + tl.arange(0, IDS)
-        scale = tl.zeros([_ROW_TILE], tl.float32)
         total = product(
-            hidden_ptr, row * hidden_row_stride, there, scale, hidden_ptr, weight_ptr, numbers, numbers < vocabulary,
-            width, False, STEP, UPCAST,
+            hidden_ptr, row * hidden_row_stride, there, weight_ptr, numbers, numbers < vocabulary, width, 0, width,
+            STEP, UPCAST, PDL,
         )  # fmt: skip
         ids = numbers[None, :]
         inside = ids < vocabulary
@@ -250,7 +251,12 @@ if wants_triton():
         tl.store(ids_ptr + row * tiles + tile, score_id, mask=there)
 
     @triton.jit
-    def _row_head_join_kernel(parts_ptr, ids_ptr, token_ids_ptr, margins_ptr, tiles, TILES: tl.constexpr):
+    def _row_head_join_kernel(
+        parts_ptr, ids_ptr, token_ids_ptr, margins_ptr, tiles, TILES: tl.constexpr, PDL: tl.constexpr
+    ):
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
+            tl.extra.cuda.gdc_wait()
         row = tl.program_id(0).to(tl.int64)
         tile = tl.arange(0, TILES)
         there = tile < tiles

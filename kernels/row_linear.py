@@ -1,16 +1,18 @@
 """The product of the rows of a pass with a weight: `y = x W^T`, of the same bits whatever rows come along.
 
-Bytes: N D b of the weight once for sixteen rows, (D + N) b for each row.
+`row_parts` leaves it in parts, one for each split of a row, float32 `[S, R, N]` with y = sum_s y_s: for outputs that
+are too few to fill a device by themselves. The norm behind them adds them up (`row_residual.py`).
+
+Bytes: N D b of the weight once for sixteen rows, (D + N) b for each row; of parts 4 S N for each row.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sigma0.kernels.row_product import LIBRARY, PRODUCT_WARPS, ROW_TILE, check_product, stages_for, step_for
+from sigma0.kernels.row_product import LIBRARY, ROW_TILE, check_product, launch_options, tiling_of
 from sigma0.presence import wants_triton
-
-# Outputs of a program: 128 programs of whole rows at 2,048 numbers, so that D need not be split.
-OUTPUTS = 16
 
 
 def row_linear(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -31,45 +33,81 @@ def row_linear(hidden: Tensor, weight: Tensor) -> Tensor:
     return output
 
 
+def row_parts_reference(hidden: Tensor, weight: Tensor) -> Tensor:
+    """As `row_parts`, all in one part."""
+    return torch.nn.functional.linear(hidden.float(), weight.float())[None]
+
+
+def row_parts(hidden: Tensor, weight: Tensor) -> Tensor:
+    """As `row_linear`, in parts that are to be added in their order; the operator `sigma0::row_parts`.
+
+    Returns:
+        Float32 `[S, R, N]`.
+    """
+    run = torch.ops.sigma0.row_parts if torch.compiler.is_compiling() else launch_parts
+    parts: Tensor = run(hidden, weight)
+    return parts
+
+
 def launch(hidden: Tensor, weight: Tensor) -> Tensor:
     """As `row_linear`, by the kernel itself."""
     check_product(hidden, weight)
-    rows, width = hidden.shape
-    output = torch.empty((rows, len(weight)), dtype=hidden.dtype, device=hidden.device)
-    if rows:
-        _row_linear_kernel[(triton.cdiv(rows, ROW_TILE), triton.cdiv(len(weight), OUTPUTS))](
-            hidden,
-            weight,
-            output,
-            rows,
-            width,
-            len(weight),
-            hidden.stride(0),
-            OUTPUTS=OUTPUTS,
-            STEP=step_for(hidden.dtype),
-            UPCAST=upcasts(_row_linear_kernel, hidden.dtype),
-            num_warps=PRODUCT_WARPS,
-            num_stages=stages_for(hidden.dtype),
-        )
+    output = torch.empty((len(hidden), len(weight)), dtype=hidden.dtype, device=hidden.device)
+    _launch(hidden, weight, output, tiling_of(hidden, weight))
     return output
+
+
+def launch_parts(hidden: Tensor, weight: Tensor) -> Tensor:
+    """As `row_parts`, by the kernel itself."""
+    check_product(hidden, weight)
+    tiling = tiling_of(hidden, weight, splits=True)
+    parts = torch.empty((tiling.splits, len(hidden), len(weight)), dtype=torch.float32, device=hidden.device)
+    _launch(hidden, weight, parts, tiling)
+    return parts
+
+
+def _launch(hidden: Tensor, weight: Tensor, output: Tensor, tiling: Any) -> None:
+    rows, width = hidden.shape
+    if not rows:
+        return
+    _row_linear_kernel[(triton.cdiv(rows, ROW_TILE), triton.cdiv(len(weight), tiling.outputs), tiling.splits)](
+        hidden,
+        weight,
+        output,
+        rows,
+        width,
+        len(weight),
+        hidden.stride(0),
+        OUTPUTS=tiling.outputs,
+        STEP=tiling.step,
+        SPLITS=tiling.splits,
+        UPCAST=upcasts(_row_linear_kernel, hidden.dtype),
+        **launch_options(hidden.device),
+        **tiling.options,
+    )
 
 
 def _output_shape(hidden: Tensor, weight: Tensor) -> Tensor:
     return hidden.new_empty((hidden.shape[0], weight.shape[0]))
 
 
+def _parts_shape(hidden: Tensor, weight: Tensor) -> Tensor:
+    splits = tiling_of(hidden, weight, splits=True).splits
+    return hidden.new_empty((splits, hidden.shape[0], weight.shape[0]), dtype=torch.float32)
+
+
 LIBRARY.define("row_linear(Tensor hidden, Tensor weight) -> Tensor")  # type: ignore[no-untyped-call]
 LIBRARY.impl("row_linear", launch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::row_linear", _output_shape, lib=LIBRARY)
+LIBRARY.define("row_parts(Tensor hidden, Tensor weight) -> Tensor")  # type: ignore[no-untyped-call]
+LIBRARY.impl("row_parts", launch_parts, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("sigma0::row_parts", _parts_shape, lib=LIBRARY)
 
 if wants_triton():
     import triton
     import triton.language as tl
 
     from sigma0.kernels.row_product import product, rows_of_tile, upcasts
-
-    # A kernel reads no global but a constexpr.
-    _ROW_TILE = tl.constexpr(ROW_TILE)
 
     @triton.jit(do_not_specialize=["rows"])
     def _row_linear_kernel(
@@ -82,14 +120,26 @@ if wants_triton():
         hidden_row_stride,
         OUTPUTS: tl.constexpr,
         STEP: tl.constexpr,
+        SPLITS: tl.constexpr,
         UPCAST: tl.constexpr,
+        PDL: tl.constexpr,
     ):
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
         row, there = rows_of_tile(tl.program_id(0), rows)
         output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-        scale = tl.zeros([_ROW_TILE], tl.float32)
+        split = tl.program_id(2)
+        begin = 0
+        end = inner
+        if SPLITS > 1:
+            # whole steps, so that every split starts where a row's loads are wide
+            each = tl.cdiv(tl.cdiv(inner, STEP), SPLITS) * STEP
+            begin = split * each
+            end = tl.minimum(begin + each, inner)
         total = product(
-            hidden_ptr, row * hidden_row_stride, there, scale, hidden_ptr, weight_ptr, output, output < width, inner,
-            False, STEP, UPCAST,
+            hidden_ptr, row * hidden_row_stride, there, weight_ptr, output, output < width, inner, begin, end,
+            STEP, UPCAST, PDL,
         )  # fmt: skip
         wanted = there[:, None] & (output < width)[None, :]
-        tl.store(output_ptr + row[:, None] * width + output[None, :], total, mask=wanted)
+        at = (split.to(tl.int64) * rows + row)[:, None] * width + output[None, :]
+        tl.store(output_ptr + at, total, mask=wanted)

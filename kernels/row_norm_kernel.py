@@ -1,15 +1,17 @@
-"""RMS norm of the rows of a pass, with what it is added to, in Triton: the formula of `row_norm.py` in any dtype.
+"""What stands between two products of a pass: RMS norms and the residual, in Triton.
 
-    y = r + w round(x / sqrt(mean(x^2) + epsilon))
+    row_norm        y = r + n(x),   n(x) = w round(x / sqrt(mean(x^2) + epsilon))
+    row_residual    r' = r + n(y),  x' = n'(r'),   y = sum_s y_s the parts of a product, n and n' norms or nothing
 
-rounded to the model's dtype where transformers' modules round: after the scale, the weight and the sum. One program has
-one row, and adds its squares up in one order. Bytes: 3 D b for each row, and D b.
+rounded to the model's dtype where transformers' modules round: after the product, the scale, the weight and the sum.
+One program has one row, and adds its parts and its squares up in one order. Bytes for each row: 3 D b, of
+`row_residual` (4 S + 3 b) D; and the weights.
 """
 
 import torch
 from torch import Tensor
 
-from sigma0.kernels.row_product import LIBRARY, check_norm, norm_reference
+from sigma0.kernels.row_product import LIBRARY, check_norm, launch_options, norm_reference
 from sigma0.presence import wants_triton
 
 # The widest row that a program holds.
@@ -68,8 +70,88 @@ def _launch(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | N
             RESIDUAL=residual is not None,
             BLOCK=block,
             num_warps=norm_warps(block),
+            **launch_options(hidden.device),
         )
     return output
+
+
+def row_residual_reference(
+    parts: Tensor, behind: Tensor | None, residual: Tensor, ahead: Tensor | None, epsilons: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """The formula in plain torch.
+
+    Args:
+        parts: y_s, float32 `[S, R, D]`.
+        behind: Weight of n, `[D]`; None for none.
+        residual: r `[R, D]`.
+        ahead: Weight of n', `[D]`; None where x' is not wanted.
+        epsilons: Of n and of n'.
+
+    Returns:
+        r' and x', `[R, D]`; r' twice where x' is not wanted.
+    """
+    added = parts.sum(0).to(residual.dtype)
+    summed = residual + (added if behind is None else norm_reference(added, behind, epsilons[0]))
+    return summed, summed if ahead is None else norm_reference(summed, ahead, epsilons[1])
+
+
+def row_residual(
+    parts: Tensor, behind: Tensor | None, residual: Tensor, ahead: Tensor | None, epsilons: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """`row_residual_reference` in one launch; in a compiled graph the operator `sigma0::row_residual`.
+
+    Arguments and result are the reference's; parts are added in their order.
+
+    Raises:
+        ValueError: For shapes, dtypes or strides that the kernel does not support.
+    """
+    run = torch.ops.sigma0.row_residual if torch.compiler.is_compiling() else _launch_residual
+    summed, normed = run(parts, behind, residual, ahead, *epsilons)
+    return summed, summed if ahead is None else normed
+
+
+def _launch_residual(
+    parts: Tensor,
+    behind: Tensor | None,
+    residual: Tensor,
+    ahead: Tensor | None,
+    epsilon_behind: float,
+    epsilon_ahead: float,
+) -> tuple[Tensor, Tensor]:
+    rows, width = residual.shape
+    norms = [norm for norm in (behind, ahead) if norm is not None]
+    for norm in norms:
+        check_norm(residual, norm)
+    if parts.ndim != 3 or parts.shape[1:] != residual.shape or width > WIDEST:
+        raise ValueError(f"no parts {tuple(parts.shape)} of rows {tuple(residual.shape)}, up to {WIDEST} numbers")
+    if parts.dtype != torch.float32 or {norm.dtype for norm in norms} - {residual.dtype}:
+        dtypes = [part.dtype for part in (parts, residual, *norms)]
+        raise ValueError(f"the kernel takes parts in float32, and one dtype for all else, not {dtypes}")
+    if not parts.is_contiguous() or residual.stride(1) != 1:
+        raise ValueError("the numbers of a row must lie side by side")
+    summed, normed = _residual_shapes(parts, behind, residual, ahead, epsilon_behind, epsilon_ahead)
+    if rows:
+        block = triton.next_power_of_2(width)
+        _row_residual_kernel[(rows,)](
+            parts,
+            residual if behind is None else behind,
+            residual,
+            residual if ahead is None else ahead,
+            summed,
+            normed,
+            rows,
+            width,
+            residual.stride(0),
+            epsilon_behind,
+            epsilon_ahead,
+            PARTS=len(parts),
+            BEHIND=behind is not None,
+            AHEAD=ahead is not None,
+            BLOCK=block,
+            num_warps=norm_warps(block),
+            **launch_options(residual.device),
+        )
+    return summed, normed
 
 
 def norm_warps(block: int) -> int:
@@ -87,9 +169,79 @@ LIBRARY.define(  # type: ignore[no-untyped-call]
 LIBRARY.impl("row_norm", _launch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::row_norm", _output_shape, lib=LIBRARY)
 
+
+def _residual_shapes(
+    parts: Tensor,
+    behind: Tensor | None,
+    residual: Tensor,
+    ahead: Tensor | None,
+    epsilon_behind: float,
+    epsilon_ahead: float,
+) -> tuple[Tensor, Tensor]:
+    rows, width = residual.shape
+    sizes = (rows, width), (0 if ahead is None else rows, width)
+    summed, normed = (torch.empty(size, dtype=residual.dtype, device=residual.device) for size in sizes)
+    return summed, normed
+
+
+LIBRARY.define(  # type: ignore[no-untyped-call]
+    "row_residual(Tensor parts, Tensor? behind, Tensor residual, Tensor? ahead, float epsilon_behind, "
+    "float epsilon_ahead) -> (Tensor, Tensor)"
+)
+LIBRARY.impl("row_residual", _launch_residual, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("sigma0::row_residual", _residual_shapes, lib=LIBRARY)
+
 if wants_triton():
     import triton
     import triton.language as tl
+
+    @triton.jit
+    def _normed(x, gain, width, epsilon, dtype: tl.constexpr):
+        """A row of a dtype, 0 past its width, over its root mean square and times a weight."""
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide) / width + epsilon)
+        return ((wide * scale).to(dtype).to(tl.float32) * gain.to(tl.float32)).to(dtype)
+
+    @triton.jit
+    def _row_residual_kernel(
+        parts_ptr,
+        behind_ptr,
+        residual_ptr,
+        ahead_ptr,
+        summed_ptr,
+        normed_ptr,
+        rows,
+        width,
+        residual_row_stride,
+        epsilon_behind,
+        epsilon_ahead,
+        PARTS: tl.constexpr,
+        BEHIND: tl.constexpr,
+        AHEAD: tl.constexpr,
+        BLOCK: tl.constexpr,
+        PDL: tl.constexpr,
+    ):
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
+        row = tl.program_id(0).to(tl.int64)
+        index = tl.arange(0, BLOCK)
+        there = index < width
+        dtype = summed_ptr.dtype.element_ty
+        behind = tl.load(behind_ptr + index, mask=there, other=0.0) if BEHIND else index
+        ahead = tl.load(ahead_ptr + index, mask=there, other=0.0) if AHEAD else index
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        residual = tl.load(residual_ptr + row * residual_row_stride + index, mask=there, other=0.0)
+        total = tl.load(parts_ptr + row * width + index, mask=there, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            total += tl.load(parts_ptr + (rows.to(tl.int64) * part + row) * width + index, mask=there, other=0.0)
+        y = total.to(dtype)
+        if BEHIND:
+            y = _normed(y, behind, width, epsilon_behind, dtype)
+        summed = (residual.to(tl.float32) + y.to(tl.float32)).to(dtype)
+        tl.store(summed_ptr + row * width + index, summed, mask=there)
+        if AHEAD:
+            tl.store(normed_ptr + row * width + index, _normed(summed, ahead, width, epsilon_ahead, dtype), mask=there)
 
     @triton.jit
     def _row_norm_kernel(
@@ -103,15 +255,20 @@ if wants_triton():
         epsilon,
         RESIDUAL: tl.constexpr,
         BLOCK: tl.constexpr,
+        PDL: tl.constexpr,
     ):
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
         row = tl.program_id(0).to(tl.int64)
         index = tl.arange(0, BLOCK)
         there = index < width
         dtype = output_ptr.dtype.element_ty
-        x = tl.load(hidden_ptr + row * hidden_row_stride + index, mask=there, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(x * x) / width + epsilon)
-        gain = tl.load(norm_ptr + index, mask=there, other=0.0).to(tl.float32)
-        y = ((x * scale).to(dtype).to(tl.float32) * gain).to(dtype)
+        gain = tl.load(norm_ptr + index, mask=there, other=0.0)
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        y = _normed(
+            tl.load(hidden_ptr + row * hidden_row_stride + index, mask=there, other=0.0), gain, width, epsilon, dtype
+        )
         if RESIDUAL:
             residual = tl.load(residual_ptr + row * residual_row_stride + index, mask=there, other=0.0)
             y = (residual.to(tl.float32) + y.to(tl.float32)).to(dtype)

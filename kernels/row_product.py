@@ -1,33 +1,130 @@
 """Products of the few rows of a decode pass with a weight, by tiles of 16 rows: what the `row_*` kernels share.
 
-A pass over R rows reads every weight once and is bound by that, so a program holds some outputs' whole rows of the
-weight, with 16 rows of the pass beside them. Programs of the same outputs follow each other: where R > 16 all but the
-first find the weight in the L2 cache.
+A pass over R rows reads every weight once and is bound by that, so a program holds some outputs' rows of the weight, or
+a part of each (a split), with 16 rows of the pass beside them. Programs of the same outputs follow each other: where
+R > 16 all but the first find the weight in the L2 cache. How a product is divided says `products.json` by its shape,
+dtype and device, as `python -m sigma0.bench kernels --tune` has measured it, else a rule.
 
 A row's bits depend on the row and the weight alone, not on R nor on its place: R is padded to a multiple of 16, no tile
-is larger, and one program adds up all of an output's products, in float32 and in the order of its steps.
+is larger, one program adds up all products of an output's split, in float32 and in the order of its steps, and splits
+are added in their order. Nothing of that is chosen by R.
+
+With programmatic dependent launch (`SIGMA0_PDL=1`, compute capability 9.0 and newer) a kernel is started while the one
+before it ends. It then fetches its first weights into the L2 cache, and waits before it reads or writes anything that
+another kernel wrote or reads: every kernel of the chain waits, so that what ended is seen by all that follow.
 """
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sigma0.presence import wants_triton
 
-# Rows of a tile, and outputs of a program that takes them in pairs: two rows of the weight for each.
-ROW_TILE, PAIRS = 16, 16
-PRODUCT_WARPS = 4
+ROW_TILE = 16
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untyped-call]
+TABLE = Path(__file__).with_name("products.json")
+# Most splits of a product, each of which has its own sums.
+MOST_SPLITS = 4
+# What a device that is none of the table's has room for.
+_FEWEST_PROGRAMS, _FEWEST_NUMBERS = 256, 512
 
 
-def step_for(dtype: torch.dtype) -> int:
-    """Numbers of a row in one step: 256 bytes."""
-    return 256 // dtype.itemsize
+@dataclass(frozen=True)
+class Tiling:
+    """How a product is divided among programs.
+
+    Attributes:
+        outputs: Of a program, at least 16.
+        step: Numbers of a row in one step.
+        warps: Of a program.
+        stages: Steps in flight: what hides the memory's latency.
+        splits: Parts of a row, each with programs of its own.
+    """
+
+    outputs: int
+    step: int
+    warps: int
+    stages: int
+    splits: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """For a launch."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
 
 
-def stages_for(dtype: torch.dtype) -> int:
-    """Steps in flight: what hides the memory's latency where the tensor cores multiply."""
-    return 4 if dtype.itemsize == 2 else 2
+def tiling_of(hidden: Tensor, weight: Tensor, splits: bool = False) -> Tiling:
+    """How the product of rows `[R, D]` with a weight `[N, D]` is divided, whatever R is.
+
+    Args:
+        hidden: Rows.
+        weight: For which a compiled program is made.
+        splits: Whether rows may be split.
+    """
+    outputs, inner = map(int, weight.shape)
+    return _tiling(outputs, inner, hidden.dtype, _capability(hidden.device), splits)
+
+
+@cache
+def _tiling(outputs: int, inner: int, dtype: torch.dtype, capability: int, splits: bool) -> Tiling:
+    name = str(dtype).removeprefix("torch.")
+    for row in read_table():
+        known = (row["capability"], row["dtype"], row["outputs"], row["inner"], row["split"])
+        if known == (capability, name, outputs, inner, splits):
+            return Tiling(**row["tiling"])
+    if dtype.itemsize == 4:
+        tile = Tiling(16, 64, 4, 2, 1)
+    elif splits or outputs >= 32 * _FEWEST_PROGRAMS:
+        tile = Tiling(32, 128, 4, 4 if splits else 3, 1)
+    else:
+        tile = Tiling(16, 128, 2, 4, 1)
+    parts = 1
+    while splits and parts < MOST_SPLITS and inner // (2 * parts) >= _FEWEST_NUMBERS:
+        if -(-outputs // tile.outputs) * parts >= _FEWEST_PROGRAMS:
+            break
+        parts *= 2
+    return Tiling(tile.outputs, tile.step, tile.warps, tile.stages, parts)
+
+
+def tilings(dtype: torch.dtype) -> list[Tiling]:
+    """All that there may be in a dtype: the table's, and those of the rule."""
+    name = str(dtype).removeprefix("torch.")
+    measured = [Tiling(**row["tiling"]) for row in read_table() if row["dtype"] == name]
+    ruled = [_tiling(outputs, 2048, dtype, 0, splits) for outputs in (16, 16384) for splits in (False, True)]
+    return list(dict.fromkeys(measured + ruled))
+
+
+@lru_cache
+def read_table() -> list[dict[str, Any]]:
+    """Rows of `products.json`: capability (90 for 9.0), dtype, outputs, inner, whether rows are split, tiling, us."""
+    rows: list[dict[str, Any]] = json.loads(TABLE.read_text())
+    return rows
+
+
+@cache
+def _capability(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+@cache
+def launch_options(device: torch.device) -> dict[str, bool]:
+    """What every launch of a chain says: whether it starts while the kernel before it ends (`SIGMA0_PDL`).
+
+    Products and sums are not fused: whether a compiler does that depends on what else a kernel computes, and the bits
+    of a row would.
+    """
+    early = os.environ.get("SIGMA0_PDL", "0") == "1" and _capability(device) >= 90
+    return {"PDL": early, "enable_fp_fusion": False} | ({"launch_pdl": True} if early else {})
 
 
 def norm_reference(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -68,6 +165,8 @@ if wants_triton():
 
     # A kernel reads no global but a constexpr.
     _ROW_TILE = tl.constexpr(ROW_TILE)
+    # Steps that are fetched ahead of a wait, and numbers of half a line of the cache, or of a whole one.
+    _AHEAD, _LINE = tl.constexpr(2), tl.constexpr(32)
 
     def upcasts(kernel: object, dtype: torch.dtype) -> bool:
         """Whether operands go to float32: Triton's interpreter multiplies bfloat16 matrices wrongly."""
@@ -80,46 +179,38 @@ if wants_triton():
         return row, row < rows
 
     @triton.jit
-    def inverse_norm(hidden_ptr, row_at, there, width, epsilon, STEP: tl.constexpr):
-        """1 / sqrt(mean(x^2) + epsilon) of the rows of a tile."""
-        squares = tl.zeros([_ROW_TILE, STEP], tl.float32)
-        for start in range(0, width, STEP):
-            index = start + tl.arange(0, STEP)
-            where = there[:, None] & (index < width)[None, :]
-            x = tl.load(hidden_ptr + row_at[:, None] + index[None, :], mask=where, other=0.0).to(tl.float32)
-            squares += x * x
-        return tl.rsqrt(tl.sum(squares, axis=1) / width + epsilon)
-
-    @triton.jit
     def product(
         hidden_ptr,
         row_at,
         there,
-        scale,
-        norm_ptr,
         weight_ptr,
         outputs,
         wanted,
         width,
-        NORM: tl.constexpr,
+        begin,
+        end,
         STEP: tl.constexpr,
         UPCAST: tl.constexpr,
+        PDL: tl.constexpr,
     ):
-        """Rows of a tile, normed or not, times some rows of the weight: `[16, outputs]`, float32."""
+        """Rows of a tile times rows of the weight, in the steps from begin to end: `[16, outputs]`, float32."""
         total = tl.zeros([_ROW_TILE, outputs.shape[0]], tl.float32)
-        for start in range(0, width, STEP):
+        weight_row = weight_ptr + outputs.to(tl.int64)[:, None] * width
+        if PDL:
+            # into the L2 cache; a wait within a loop that is pipelined would come too late, and one step ahead of the
+            # loop would hold up its first loads
+            line = begin + tl.arange(0, _AHEAD * STEP // _LINE) * _LINE
+            wanted_lines = wanted[:, None] & (line < width)[None, :]
+            lines = tl.where(wanted_lines, weight_row + line[None, :], weight_ptr)
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+            )
+            tl.extra.cuda.gdc_wait()
+        for start in range(begin, end, STEP):
             index = start + tl.arange(0, STEP)
             inside = (index < width)[None, :]
-            w = tl.load(
-                weight_ptr + outputs.to(tl.int64)[:, None] * width + index[None, :],
-                mask=wanted[:, None] & inside,
-                other=0.0,
-            )
+            w = tl.load(weight_row + index[None, :], mask=wanted[:, None] & inside, other=0.0)
             x = tl.load(hidden_ptr + row_at[:, None] + index[None, :], mask=there[:, None] & inside, other=0.0)
-            if NORM:
-                gain = tl.load(norm_ptr + index, mask=index < width, other=0.0).to(tl.float32)
-                rounded = (x.to(tl.float32) * scale[:, None]).to(w.dtype).to(tl.float32)
-                x = (rounded * gain[None, :]).to(w.dtype)
             if UPCAST:
                 x = x.to(tl.float32)
                 w = w.to(tl.float32)

@@ -1,9 +1,9 @@
-"""Query, key and value of the rows of a pass: norm, product, rotary embedding and the write to the K/V plane.
+"""Query, key and value of the rows of a pass: product, rotary embedding and the write to the K/V plane.
 
-For a row x at position p, with n the RMSNorm, W = [W_q; W_k; W_v] packed, and C and S the cosines and sines of p, of
-which the first half of S has its sign turned (`models.rotary_table`):
+For a normed row x at position p, with W = [W_q; W_k; W_v] packed, and C and S the cosines and sines of p, of which the
+first half of S has its sign turned (`models.rotary_table`):
 
-    q, k, v = n(x) W^T,   rot(y) = y C + roll(y, d / 2) S  of every head of q and k
+    q, k, v = x W^T,   rot(y) = y C + roll(y, d / 2) S  of every head of q and k
 
 q goes out rotated; rot(k) and v go to the place of the row's loop and cache position in the layer's planes
 (`decode.planes`), or nowhere where the row is nobody's. Bytes: (H + 2 H_kv) d D b of weights once, D b + (H + 2 H_kv)
@@ -13,24 +13,12 @@ d b for each row.
 import torch
 from torch import Tensor
 
-from sigma0.kernels.row_product import (
-    LIBRARY,
-    PAIRS,
-    PRODUCT_WARPS,
-    ROW_TILE,
-    check_norm,
-    check_product,
-    norm_reference,
-    stages_for,
-    step_for,
-)
+from sigma0.kernels.row_product import LIBRARY, ROW_TILE, check_product, launch_options, tiling_of
 from sigma0.presence import wants_triton
 
 
 def row_qkv_reference(
     hidden: Tensor,
-    norm_weight: Tensor,
-    epsilon: float,
     weight: Tensor,
     cos: Tensor,
     signed_sin: Tensor,
@@ -43,8 +31,6 @@ def row_qkv_reference(
 
     Args:
         hidden: x `[R, D]`.
-        norm_weight: Weight of the norm, `[D]`.
-        epsilon: Added to its mean square.
         weight: W `[(H + 2 H_kv) d, D]`.
         cos: `[P, d]`.
         signed_sin: `[P, d]`.
@@ -57,7 +43,7 @@ def row_qkv_reference(
         Rotated queries, `[R, H, d]`.
     """
     kv_heads, width = keys.shape[2:]
-    projected = torch.nn.functional.linear(norm_reference(hidden, norm_weight, epsilon), weight)
+    projected = torch.nn.functional.linear(hidden, weight)
     heads = projected.view(len(hidden), -1, width)  # [R, H + 2 H_kv, d]
     turned, new_values = heads[:, :-kv_heads], heads[:, -kv_heads:]
     row_cos, row_sin = cos[positions][:, None], signed_sin[positions][:, None]  # [R, 1, d]
@@ -70,8 +56,6 @@ def row_qkv_reference(
 
 def row_qkv(
     hidden: Tensor,
-    norm_weight: Tensor,
-    epsilon: float,
     weight: Tensor,
     cos: Tensor,
     signed_sin: Tensor,
@@ -88,16 +72,12 @@ def row_qkv(
         ValueError: For shapes, dtypes or strides that the kernel does not support.
     """
     run = torch.ops.sigma0.row_qkv if torch.compiler.is_compiling() else _launch
-    query: Tensor = run(
-        hidden, norm_weight, epsilon, weight, cos, signed_sin, positions, keys, values, flat_rows
-    )  # fmt: skip
+    query: Tensor = run(hidden, weight, cos, signed_sin, positions, keys, values, flat_rows)
     return query
 
 
 def _launch(
     hidden: Tensor,
-    norm_weight: Tensor,
-    epsilon: float,
     weight: Tensor,
     cos: Tensor,
     signed_sin: Tensor,
@@ -106,21 +86,22 @@ def _launch(
     values: Tensor,
     flat_rows: Tensor,
 ) -> Tensor:
-    _check(hidden, norm_weight, weight, cos, signed_sin, positions, keys, values, flat_rows)
+    _check(hidden, weight, cos, signed_sin, positions, keys, values, flat_rows)
     rows, width = hidden.shape
     kv_heads, head_width = keys.shape[2:]
     heads = weight.shape[0] // head_width - 2 * kv_heads
     query = torch.empty((rows, heads, head_width), dtype=hidden.dtype, device=hidden.device)
     if rows:
-        parts = triton.cdiv(head_width // 2, PAIRS)
+        tiling = tiling_of(hidden, weight)
+        pairs = tiling.outputs // 2
+        parts = triton.cdiv(head_width // 2, pairs)
         _row_qkv_kernel[(triton.cdiv(rows, ROW_TILE), heads + 2 * kv_heads, parts)](
             hidden,
-            norm_weight,
             weight,
             cos,
             signed_sin,
-            positions.contiguous(),
-            flat_rows.contiguous(),
+            positions,
+            flat_rows,
             query,
             keys,
             values,
@@ -130,19 +111,17 @@ def _launch(
             kv_heads,
             head_width,
             hidden.stride(0),
-            epsilon,
-            PAIRS=PAIRS,
-            STEP=step_for(hidden.dtype),
+            PAIRS=pairs,
+            STEP=tiling.step,
             UPCAST=upcasts(_row_qkv_kernel, hidden.dtype),
-            num_warps=PRODUCT_WARPS,
-            num_stages=stages_for(hidden.dtype),
+            **launch_options(hidden.device),
+            **tiling.options,
         )
     return query
 
 
 def _check(
     hidden: Tensor,
-    norm_weight: Tensor,
     weight: Tensor,
     cos: Tensor,
     signed_sin: Tensor,
@@ -151,8 +130,7 @@ def _check(
     values: Tensor,
     flat_rows: Tensor,
 ) -> None:
-    check_product(hidden, weight, norm_weight, cos, signed_sin, keys, values)
-    check_norm(hidden, norm_weight)
+    check_product(hidden, weight, cos, signed_sin, keys, values)
     if keys.shape != values.shape or keys.ndim != 4 or not (keys.is_contiguous() and values.is_contiguous()):
         raise ValueError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must be two contiguous planes")
     kv_heads, head_width = keys.shape[2:]
@@ -163,14 +141,13 @@ def _check(
     if not (cos.is_contiguous() and signed_sin.is_contiguous()):
         raise ValueError("the numbers of a table must lie side by side")
     for name, index in (("positions", positions), ("flat_rows", flat_rows)):
-        if tuple(index.shape) != hidden.shape[:1] or index.dtype != torch.int64:
-            raise ValueError(f"{name} must be int64 [{len(hidden)}], got {index.dtype} {tuple(index.shape)}")
+        if tuple(index.shape) != hidden.shape[:1] or index.dtype != torch.int64 or not index.is_contiguous():
+            told = f"{index.dtype} {tuple(index.shape)} of strides {index.stride()}"
+            raise ValueError(f"{name} must be int64 [{len(hidden)}], side by side, got {told}")
 
 
 def _query_shape(
     hidden: Tensor,
-    norm_weight: Tensor,
-    epsilon: float,
     weight: Tensor,
     cos: Tensor,
     signed_sin: Tensor,
@@ -184,8 +161,8 @@ def _query_shape(
 
 
 LIBRARY.define(  # type: ignore[no-untyped-call]
-    "row_qkv(Tensor hidden, Tensor norm_weight, float epsilon, Tensor weight, Tensor cos, Tensor signed_sin, "
-    "Tensor positions, Tensor(a!) keys, Tensor(b!) values, Tensor flat_rows) -> Tensor"
+    "row_qkv(Tensor hidden, Tensor weight, Tensor cos, Tensor signed_sin, Tensor positions, "
+    "Tensor(a!) keys, Tensor(b!) values, Tensor flat_rows) -> Tensor"
 )
 LIBRARY.impl("row_qkv", _launch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::row_qkv", _query_shape, lib=LIBRARY)
@@ -194,7 +171,7 @@ if wants_triton():
     import triton
     import triton.language as tl
 
-    from sigma0.kernels.row_product import inverse_norm, product, rows_of_tile, upcasts
+    from sigma0.kernels.row_product import product, rows_of_tile, upcasts
 
     # A kernel reads no global but a constexpr.
     _ROW_TILE = tl.constexpr(ROW_TILE)
@@ -202,7 +179,6 @@ if wants_triton():
     @triton.jit(do_not_specialize=["rows"])
     def _row_qkv_kernel(
         hidden_ptr,
-        norm_ptr,
         weight_ptr,
         cos_ptr,
         sin_ptr,
@@ -217,11 +193,13 @@ if wants_triton():
         kv_heads,
         head_width,
         hidden_row_stride,
-        epsilon,
         PAIRS: tl.constexpr,
         STEP: tl.constexpr,
         UPCAST: tl.constexpr,
+        PDL: tl.constexpr,
     ):
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
         row, there = rows_of_tile(tl.program_id(0), rows)
         head = tl.program_id(1)
         half = head_width // 2
@@ -229,11 +207,10 @@ if wants_triton():
         pair = tl.arange(0, 2 * PAIRS)
         in_half = tl.program_id(2) * PAIRS + pair // 2
         outputs = head * head_width + (pair % 2) * half + in_half
-        row_at = row * hidden_row_stride
-        scale = inverse_norm(hidden_ptr, row_at, there, width, epsilon, STEP)
         total = product(
-            hidden_ptr, row_at, there, scale, norm_ptr, weight_ptr, outputs, in_half < half, width, True, STEP, UPCAST
-        )
+            hidden_ptr, row * hidden_row_stride, there, weight_ptr, outputs, in_half < half, width, 0, width,
+            STEP, UPCAST, PDL,
+        )  # fmt: skip
         rounded = total.to(query_ptr.dtype.element_ty).to(tl.float32)
         first, second = tl.split(tl.reshape(rounded, [_ROW_TILE, PAIRS, 2]))
 

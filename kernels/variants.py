@@ -13,9 +13,10 @@ from sigma0.kernels import (
     collapse_kernel,
     depth_attention,
     loop_end_kernel,
+    plane_copy,
+    row_gated,
     row_head,
     row_linear,
-    row_mlp,
     row_norm_kernel,
     row_product,
     row_qkv,
@@ -58,7 +59,20 @@ class Variant:
     @property
     def blocks(self) -> str:
         """The constants that size it, as text."""
-        sizes = ("BLOCK", "TILE", "WIDTH", "GROUP", "SPLITS", "ANCHOR_BITS", "PAIRS", "OUTPUTS", "IDS", "STEP", "TILES")
+        sizes = (
+            "BLOCK",
+            "TILE",
+            "WIDTH",
+            "GROUP",
+            "SPLITS",
+            "ANCHOR_BITS",
+            "PAIRS",
+            "OUTPUTS",
+            "IDS",
+            "STEP",
+            "TILES",
+            "PARTS",
+        )
         flags = [name.lower() for name, value in self.constants.items() if value is True]
         return " ".join([f"{name.lower()} {self.constants[name]}" for name in sizes if name in self.constants] + flags)
 
@@ -70,33 +84,33 @@ def variants() -> Iterator[Variant]:
         yield from _collapses(dtype)
         yield from _attentions(dtype)
         yield from _coded_attentions(dtype)
-    yield from _joins()
     for dtype in DTYPES:
         yield from _rows(dtype)
         yield from _row_norms(dtype)
+        yield from _plane_copies(dtype)
     yield from _head_joins()
 
 
 def _loop_ends(dtype: torch.dtype) -> Iterator[Variant]:
     function = loop_end_kernel._loop_end_kernel
-    streamed = ("raw", "previous", "weight", "gate_weight", "gate_bias", "differences", "hidden")
+    streamed = ("hidden", "previous", "gate_weight", "gate_bias", "differences")
     signature = _signature(
         function,
         dict.fromkeys(_pointers(*streamed), DTYPES[dtype]),
         dict.fromkeys(_pointers("gram", "gate", "statistics", "thresholds"), "*fp32"),
         dict.fromkeys(_pointers("counts", "fates", "decisions"), "*i32"),
         dict.fromkeys(_pointers("slots", "modes", "last_loops", "patience", "min_loops", "break_after"), "*i64"),
-        dict.fromkeys(("growth", "spiral", "norm_eps", "noise"), "fp32"),
+        dict.fromkeys(("growth", "spiral", "noise"), "fp32"),
     )
-    # with norm and gate, and without either, as loops of a core end
-    for width, watch, ends in product(WIDTHS, (True, False), (True, False)):
+    # with a gate and without, as loops of a core end
+    for width, watch, gate in product(WIDTHS, (True, False), (True, False)):
         yield Variant(
             LOOP_END,
             function,
             dtype,
             signature,
-            {"WATCH": watch, "NORMALIZE": ends, "GATE": ends, "BLOCK": width},
-            frozenset({"width", "raw_row_stride", "previous_row_stride"}),
+            {"WATCH": watch, "GATE": gate, "BLOCK": width, "PDL": False},
+            frozenset({"width", "hidden_row_stride", "previous_row_stride"}),
             loop_end_kernel.warps_for(width),
         )
 
@@ -132,25 +146,24 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
     ]
     signature = _signature(
         function,
-        dict.fromkeys(_pointers("query", "keys", "values"), DTYPES[dtype]),
+        dict.fromkeys(_pointers("query", "keys", "values", "output"), DTYPES[dtype]),
         dict.fromkeys(_pointers("sequences", "row_positions", "row_planes", "starts"), "*i64"),
-        dict.fromkeys(_pointers("exits", "block_tables"), "*i32"),
+        dict.fromkeys(_pointers("block_tables", "arrived"), "*i32"),
         dict.fromkeys(_pointers("parts", "sums"), "*fp32"),
         dict.fromkeys(_pointers("seen"), "*i1"),
         {"scaling": "fp32"},
     )
     combinations = (
-        (False, False, False, False),
-        (False, False, True, False),
-        (True, False, False, False),
-        (True, True, False, False),
-        (True, True, True, True),
+        (False, False, False),
+        (False, True, False),
+        (True, False, False),
+        (True, True, True),
     )
     given = {"width", "query_row_stride", "query_head_stride", *strides}
     heads = {"width", *(f"{tensor}_head_stride" for tensor in ("query", "key", "value"))}
     for width in HEAD_WIDTHS:
         whole, rounded = width % 16 == 0, max(depth_attention.SMALLEST_TILE, triton.next_power_of_2(width))
-        for starts, exits, paged, seen in combinations:
+        for starts, paged, seen in combinations:
             yield Variant(
                 "depth_attention",
                 function,
@@ -159,7 +172,6 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
                 {
                     "STARTS": starts,
                     "SEEN": seen,
-                    "EXITS": exits,
                     "PAGED": paged,
                     "GROUP": depth_attention.SMALLEST_TILE,
                     "TILE": depth_attention.tile_for(width, dtype),
@@ -167,10 +179,11 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
                     "PART_TILES": depth_attention.PART_TILES,
                     "MOST_PARTS": depth_attention.MOST_PARTS,
                     "UPCAST": False,
+                    "PDL": False,
                 },
                 frozenset(given if whole else given - heads),
                 depth_attention.PART_WARPS,
-                depth_attention.stages_for(dtype, indirect=exits or paged),
+                depth_attention.stages_for(dtype, indirect=paged),
             )
 
 
@@ -179,13 +192,13 @@ def _coded_attentions(dtype: torch.dtype) -> Iterator[Variant]:
     function = coded_attention_kernel._coded_part_kernel
     signature = _signature(
         function,
-        dict.fromkeys(_pointers("query", "key_tail", "value_tail"), DTYPES[dtype]),
+        dict.fromkeys(_pointers("query", "key_tail", "value_tail", "output"), DTYPES[dtype]),
         dict.fromkeys(_pointers("key_codes", "value_codes"), "*u8"),
         dict.fromkeys(_pointers("key_scales", "value_scales"), "*bf16"),
         dict.fromkeys(_pointers("layout", "sequences", "row_positions", "row_planes", "starts", "blocks"), "*i64"),
         dict.fromkeys(_pointers("parts", "sums"), "*fp32"),
         dict.fromkeys(_pointers("seen"), "*i1"),
-        {"scaling": "fp32"},
+        {"arrived_ptr": "*i32", "scaling": "fp32"},
     )
     # contiguous with and without pads, and by block
     placed = ((True, True, False), (False, False, True))
@@ -206,7 +219,7 @@ def _coded_attentions(dtype: torch.dtype) -> Iterator[Variant]:
                 "GROUP": depth_attention.SMALLEST_TILE,
                 "TILE": coded_attention_kernel.tile_for(width, dtype),
                 "WIDTH": max(depth_attention.SMALLEST_TILE, triton.next_power_of_2(width)),
-                "PART_TILES": depth_attention.PART_TILES,
+                "PART_TILES": coded_attention_kernel.PART_TILES,
                 "MOST_PARTS": depth_attention.MOST_PARTS,
                 "UPCAST": False,
             },
@@ -214,16 +227,6 @@ def _coded_attentions(dtype: torch.dtype) -> Iterator[Variant]:
             coded_attention_kernel.PART_WARPS,
             coded_attention_kernel.stages_for(dtype),
         )
-
-
-def _joins() -> Iterator[Variant]:
-    function = depth_attention._join_kernel
-    signature = _signature(function, dict.fromkeys(_pointers("parts", "sums", "output"), "*fp32"))
-    constants = {"SPLITS": depth_attention.MOST_PARTS, "WIDTH": 128}
-    aligned = frozenset({"width"})
-    yield Variant(
-        "depth_attention_join", function, torch.float32, signature, constants, aligned, depth_attention.JOIN_WARPS
-    )
 
 
 def _rows(dtype: torch.dtype) -> Iterator[Variant]:
@@ -237,22 +240,25 @@ def _rows(dtype: torch.dtype) -> Iterator[Variant]:
         {"epsilon": "fp32"},
     )
     drawn = dict.fromkeys(_pointers("keys"), "*i64")
-    common = {"STEP": row_product.step_for(dtype), "UPCAST": False}
-    pairs = {"PAIRS": row_product.PAIRS, **common}
     aligned = frozenset({"width", "inner", "head_width", "hidden_row_stride"})
-    options = {"num_stages": row_product.stages_for(dtype)}
-    cases: list[tuple[str, Any, dict[str, Any], dict[str, str]]] = [
-        ("row_qkv", row_qkv._row_qkv_kernel, pairs, {}),
-        *(("row_mlp", row_mlp._row_gated_kernel, {"NORM": norm, **pairs}, {}) for norm in (True, False)),
-        ("row_linear", row_linear._row_linear_kernel, {"OUTPUTS": row_linear.OUTPUTS, **common}, {}),
-        *(
-            ("row_head", row_head._row_head_kernel, {"DRAWS": draws, "IDS": row_head.HEAD_IDS, **common}, drawn)
-            for draws in (True, False)
-        ),
-    ]
-    for kernel, function, constants, own in cases:
-        signature = _signature(function, *types, own)
-        yield Variant(kernel, function, dtype, signature, constants, aligned, row_product.PRODUCT_WARPS, options)
+    for tiling in row_product.tilings(dtype):
+        common = {"STEP": tiling.step, "UPCAST": False, "PDL": False}
+        pairs = {"PAIRS": tiling.outputs // 2, **common}
+        split = {"OUTPUTS": tiling.outputs, "SPLITS": tiling.splits, **common}
+        whole: list[tuple[str, Any, dict[str, Any], dict[str, str]]] = [
+            ("row_qkv", row_qkv._row_qkv_kernel, pairs, {}),
+            ("row_gated", row_gated._row_gated_kernel, pairs, {}),
+            *(
+                ("row_head", row_head._row_head_kernel, {"DRAWS": draws, "IDS": tiling.outputs, **common}, drawn)
+                for draws in (True, False)
+            ),
+        ]
+        parts = {"output_ptr": "*fp32"} if tiling.splits > 1 else {}
+        cases = [("row_linear", row_linear._row_linear_kernel, split, parts), *(whole if tiling.splits == 1 else [])]
+        for kernel, function, constants, own in cases:
+            signature = _signature(function, *types, own)
+            options = {"num_stages": tiling.stages}
+            yield Variant(kernel, function, dtype, signature, constants, aligned, tiling.warps, options)
 
 
 def _row_norms(dtype: torch.dtype) -> Iterator[Variant]:
@@ -261,8 +267,23 @@ def _row_norms(dtype: torch.dtype) -> Iterator[Variant]:
     signature = _signature(function, streamed, {"epsilon": "fp32"})
     aligned = frozenset({"width", "hidden_row_stride", "residual_row_stride"})
     for width in WIDTHS:
-        constants = {"RESIDUAL": True, "BLOCK": width}
+        constants = {"RESIDUAL": True, "BLOCK": width, "PDL": False}
         yield Variant("row_norm", function, dtype, signature, constants, aligned, row_norm_kernel.norm_warps(width))
+    function = row_norm_kernel._row_residual_kernel
+    streamed = dict.fromkeys(_pointers("behind", "residual", "ahead", "summed", "normed"), DTYPES[dtype])
+    types = {"parts_ptr": "*fp32", "epsilon_behind": "fp32", "epsilon_ahead": "fp32"}
+    signature = _signature(function, streamed, types)
+    for width, parts in product(WIDTHS, (1, row_product.MOST_SPLITS)):
+        constants = {"PARTS": parts, "BEHIND": True, "AHEAD": True, "BLOCK": width, "PDL": False}
+        yield Variant("row_residual", function, dtype, signature, constants, aligned, row_norm_kernel.norm_warps(width))
+
+
+def _plane_copies(dtype: torch.dtype) -> Iterator[Variant]:
+    function = plane_copy._copy_past_exits_kernel
+    places = dict.fromkeys(_pointers("addresses", "positions", "exits"), "*i64")
+    signature = _signature(function, {"like_ptr": DTYPES[dtype]}, places)
+    constants = {"BLOCK": plane_copy._BLOCK, "PDL": False}
+    yield Variant("plane_copy", function, dtype, signature, constants, frozenset({"width"}), 4)
 
 
 def _head_joins() -> Iterator[Variant]:
@@ -275,7 +296,7 @@ def _head_joins() -> Iterator[Variant]:
         dict.fromkeys(_pointers("ids"), "*i32"),
     )
     for tiles in (row_head.FEWEST_TILES, 2048, 8192):
-        constants = {"TILES": tiles}
+        constants = {"TILES": tiles, "PDL": False}
         # a number of tiles that divides by 16, without which a part of a row starts anywhere
         aligned = frozenset({"tiles"})
         yield Variant(

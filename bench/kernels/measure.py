@@ -106,14 +106,14 @@ def ways_of(
 
 def _loop_end(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[str, ...]) -> Case:
     width = SHAPES[SHAPE]["hidden_size"]
-    raw, previous = (torch.randn(rows, width, device=device, dtype=dtype) for _ in range(2))
-    weight, gate = (torch.randn(width, device=device, dtype=dtype) for _ in range(2))
-    weights = LoopEndWeights(weight, 1e-6, gate, torch.zeros(1, device=device, dtype=dtype))
+    hidden, previous = (torch.randn(rows, width, device=device, dtype=dtype) for _ in range(2))
+    gate = torch.randn(width, device=device, dtype=dtype)
+    weights = LoopEndWeights(None, 0.0, gate, torch.zeros(1, device=device, dtype=dtype))
     state, slots = ExitState.empty(rows, width, dtype, device), torch.arange(rows, device=device)
     state.counts[:, 0] = KEPT
     rules = RuleRows.of(ExitParams("qexit", 0.5, 2**30), rows, device)
-    arguments = (raw, previous, weights, state, slots, rules)
-    size = 7 * rows * width * dtype.itemsize + 2 * width * dtype.itemsize
+    arguments = (hidden, previous, weights, state, slots, rules)
+    size = 6 * rows * width * dtype.itemsize + width * dtype.itemsize
     return Case(
         LOOP_END, f"{rows} rows of {width}", rows, size, 1,
         ways_of(ways, loop_end, loop_end_reference, *arguments),

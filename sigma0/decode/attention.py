@@ -128,7 +128,11 @@ class PassRows:
         self._placement = placement
         self.ops = ops = ops if placement.coded is None else ops.over_coded_planes()
         self._live = live
+        if ops.depth_attention is not None:
+            # once for all layers: the kernels see memory only
+            indices = RowIndices(*(part.contiguous() for part in vars(indices).values()))
         self._indices, self._by_device = indices, {indices.loops.device: indices}
+        self._known_rows: dict[torch.device, DepthRows] = {}
         self._places = None if ops.attend_rows is None else self._placed()
         self._flat = None if self._places is not None else self._flat_rows()
         # for the kernel that writes only rows that are somebody's
@@ -144,15 +148,13 @@ class PassRows:
         """See `decode.model.BatchRows.loops`."""
         return self._on(device).loops
 
-    def project(
-        self, layer: int, hidden: Tensor, norm: Tensor, epsilon: float, weight: Tensor, cos: Tensor, signed_sin: Tensor
-    ) -> Tensor:
+    def project(self, layer: int, hidden: Tensor, weight: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
         """See `decode.model.BatchRows.project`."""
         planes, device = self._layers[layer], hidden.device
         assert self.ops.project_rows is not None and self._written is not None
         return self.ops.project_rows(
-            hidden, norm, epsilon, weight, cos, signed_sin, self.positions(device), planes.flat_keys,
-            planes.flat_values, self._written.to(device),
+            hidden, weight, cos, signed_sin, self.positions(device), planes.flat_keys, planes.flat_values,
+            self._written.to(device),
         )  # fmt: skip
 
     def run_block(
@@ -218,11 +220,30 @@ class PassRows:
         return position.add(at.loops, alpha=place.total)
 
     def _depth_rows(self, indices: RowIndices) -> DepthRows:
+        """The same for every layer."""
+        device = indices.loops.device
+        if device not in self._known_rows:
+            self._known_rows[device] = self._made_rows(indices)
+        return self._known_rows[device]
+
+    def _made_rows(self, indices: RowIndices) -> DepthRows:
         place, device = self._placement, indices.loops.device
         parts = (place.starts, place.seen, place.exits, None if place.blocks is None else place.blocks.int())
         starts, seen, exits, blocks = (None if part is None else part.to(device) for part in parts)
+        arrived = None
+        if self.ops.depth_attention is not None:
+            heads = self._layers[0].keys.shape[2]
+            arrived = torch.zeros(len(indices.loops) * heads, dtype=torch.int32, device=device)
         return DepthRows(
-            indices.sequences, indices.cache_positions, indices.loops, starts, seen, exits, blocks, self.longest
+            indices.sequences,
+            indices.cache_positions,
+            indices.loops,
+            starts,
+            seen,
+            exits,
+            blocks,
+            self.longest,
+            arrived,
         )
 
     @cached_property

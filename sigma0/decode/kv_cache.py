@@ -12,7 +12,7 @@ from sigma0.decode.attention import CodedPlacement, Placement
 from sigma0.decode.batch import Bools, Ints, PassCounts, PendingTokens
 from sigma0.decode.lanes import LaneRows, Lanes
 from sigma0.decode.plane_store import Plane, PlaneStore
-from sigma0.decode.planes import FINAL, READ, LayerPlanes
+from sigma0.decode.planes import FINAL, READ, LayerPlanes, propagate_past_exits
 from sigma0.decode.run_buffers import RunBuffers
 from sigma0.decode.sizes import CODA_PLANES
 from sigma0.decode.stats import RunRecord
@@ -323,8 +323,7 @@ class DepthCache(Cache):  # type: ignore[misc]
 
     def _propagate_past_exit(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
         positions = self.placement(self.length).flat(sequences, cache_positions)
-        for layer in self.planes[: self.store.num_layers]:
-            layer.propagate_past_exit(positions, planes)
+        propagate_past_exits(self.planes[: self.store.num_layers], positions, planes)
 
     def reserve_exits(self, cache_positions: int) -> None:
         """Makes room in `exits`, if there are any, for `cache_positions`; new ones have every plane."""

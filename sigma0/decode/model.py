@@ -27,18 +27,14 @@ class BatchRows(Protocol):
     def loops(self, device: torch.device) -> Tensor:
         """Loops finished by each row, int64 `[R]`; of a prelude or a coda the plane that is written."""
 
-    def project(
-        self, layer: int, hidden: Tensor, norm: Tensor, epsilon: float, weight: Tensor, cos: Tensor, signed_sin: Tensor
-    ) -> Tensor:
-        """Rotated queries `[R, H, d]` of rows `[R, D]`, whose K/V it writes to the planes of their loops.
+    def project(self, layer: int, hidden: Tensor, weight: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+        """Rotated queries `[R, H, d]` of normed rows `[R, D]`, whose K/V it writes to the planes of their loops.
 
         Where `ops.project_rows` is None there is no such kernel.
 
         Args:
             layer: Layer index within the block.
             hidden: `[R, D]`.
-            norm: Weight of the norm ahead, `[D]`.
-            epsilon: Of that norm.
             weight: Queries, keys and values packed, `[(H + 2 H_kv) d, D]`.
             cos: Of all positions, `[P, d]`.
             signed_sin: Likewise; the first half of each has its sign turned.

@@ -56,16 +56,16 @@ from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.native import is_available
 from sigma0.kernels.path_fates import path_fates
 from sigma0.kernels.plane_codec import CodedPlanes, PlaneCodec
-from sigma0.kernels.plane_copy import copy_plane
+from sigma0.kernels.plane_copy import copy_past_exits, copy_plane
 from sigma0.kernels.row_attention import RowPlaces, attend_rows
 from sigma0.kernels.row_block import BlockLayer, BlockShape, run_block
 from sigma0.kernels.row_choice import best_rows, leads_rows
 from sigma0.kernels.row_dot import MOST_ROWS, row_dot
+from sigma0.kernels.row_gated import row_gated
 from sigma0.kernels.row_head import HeadOutput, RowDraws, row_head
-from sigma0.kernels.row_linear import row_linear
-from sigma0.kernels.row_mlp import row_mlp
+from sigma0.kernels.row_linear import row_linear, row_parts
 from sigma0.kernels.row_norm import norm_rows
-from sigma0.kernels.row_norm_kernel import row_norm
+from sigma0.kernels.row_norm_kernel import row_norm, row_residual
 from sigma0.kernels.row_product import DTYPES as ROW_DTYPES
 from sigma0.kernels.row_qkv import row_qkv
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
@@ -126,6 +126,7 @@ __all__ = [
     "TextMemory",
     "certainty",
     "combined",
+    "copy_past_exits",
     "copy_plane",
     "counter_words",
     "depth_attention_reference",
@@ -137,6 +138,7 @@ __all__ = [
     "observe",
     "observe_paths",
     "operations",
+    "runs_triton",
     "solve",
     "span_attention",
     "spans_of",
@@ -183,9 +185,13 @@ class Operations:
         collapse_rows: The same and repetition, of many texts on the host with a C++ compiler; else None.
         linear_rows: Product of rows with a weight, of the same bits in any company (`sigma0.kernels.row_linear`; of up
             to sixteen rows on a CPU, `sigma0.kernels.row_dot`); None where torch's own is taken.
-        project_rows: Norm, packed product, rotary embedding and K/V write of rows (`sigma0.kernels.row_qkv`); None
+        project_rows: Packed product, rotary embedding and K/V write of normed rows (`sigma0.kernels.row_qkv`); None
             where a block does them one by one.
-        mlp_rows: Norm and gated MLP of rows (`sigma0.kernels.row_mlp`); None as `project_rows`.
+        gate_rows: Gates and ups of normed rows (`sigma0.kernels.row_gated`); None as `project_rows`.
+        parts_rows: Product of rows with a weight, in parts that `add_rows` adds up (`sigma0.kernels.row_linear`); None
+            likewise.
+        add_rows: Parts, normed and added to the residual, and what is normed ahead of the next product
+            (`sigma0.kernels.row_norm_kernel`); None likewise.
         head_rows: Ids and margins of rows without their logits (`sigma0.kernels.row_head`); None as `project_rows`.
         coded_attention: Attention over planes in few bits (`sigma0.kernels.coded_attention`).
         broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
@@ -207,7 +213,9 @@ class Operations:
     collapse_rows: Callable[..., Tensor] | None = None
     linear_rows: Callable[[Tensor, Tensor], Tensor] | None = None
     project_rows: Callable[..., Tensor] | None = None
-    mlp_rows: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor] | None = None
+    gate_rows: Callable[[Tensor, Tensor], Tensor] | None = None
+    parts_rows: Callable[[Tensor, Tensor], Tensor] | None = None
+    add_rows: Callable[..., tuple[Tensor, Tensor]] | None = None
     head_rows: Callable[[Tensor, Tensor, RowDraws | None], HeadOutput] | None = None
     coded_attention: Callable[[Tensor, Sequence[Tensor], Sequence[CodedPlanes], CodedRows, float], Tensor] = (
         coded_attention_reference
@@ -233,7 +241,7 @@ class Operations:
     @property
     def copies_exits(self) -> bool:
         """Whether K/V of a token that runs no further have to be copied to deeper planes: attention picks none."""
-        return self.depth_attention is None and self.attend_rows is None
+        return self.attend_rows is None
 
 
 def _loop_end_in_torch(
@@ -248,7 +256,10 @@ def _loop_end_in_torch(
 def _loop_end_in_triton(
     end: LoopEndModules, raw: Tensor, previous: Tensor, state: ExitState, slots: Tensor, rule: ExitParams | RuleRows
 ) -> LoopEndOutput:
-    return loop_end(raw, previous, end.loop_end_weights(), state, slots, rule)
+    """The norm by a launch of its own: which rule is in force changes no bit of a state."""
+    weights = end.loop_end_weights()
+    hidden = raw if weights.norm is None else row_norm(raw, weights.norm, weights.norm_eps)
+    return loop_end(hidden, previous, weights, state, slots, rule)
 
 
 TORCH = Operations("torch", _loop_end_in_torch, collapse_reference, leads_reference, None)
@@ -275,14 +286,16 @@ TRITON = Operations(
     norm_rows=row_norm,
     linear_rows=row_linear,
     project_rows=row_qkv,
-    mlp_rows=row_mlp,
+    gate_rows=row_gated,
+    parts_rows=row_parts,
+    add_rows=row_residual,
     head_rows=row_head,
     coded_attention=coded_attention,
 )
 
 
 # Products of libraries, which are chosen by the number of rows.
-_LIBRARY_PRODUCTS = replace(TRITON, norm_rows=None, linear_rows=None, project_rows=None, mlp_rows=None, head_rows=None)
+_LIBRARY_PRODUCTS = replace(TRITON, norm_rows=None, linear_rows=None, project_rows=None, head_rows=None)
 
 
 @lru_cache
@@ -306,7 +319,7 @@ def operations(backend: Backend, device: torch.device, deterministic: bool = Tru
         return TORCH
     if find_spec("triton") is None:
         raise ValueError(f"backend {backend!r} needs triton on {device.type}: install it, or use backend='torch'")
-    if device.type != "cuda" and not _interpreted():
+    if not runs_triton(device):
         raise ValueError(
             f"backend 'triton' needs a CUDA device, got {device.type}: use backend='torch', or set TRITON_INTERPRET=1 "
             "to run the kernels slowly on a CPU"
@@ -316,9 +329,12 @@ def operations(backend: Backend, device: torch.device, deterministic: bool = Tru
     return replace(chosen, collapse_rows=collapse_rows) if device.type == "cuda" and is_available() else chosen
 
 
-def _interpreted() -> bool:
+def runs_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels run there: on CUDA, and interpreted anywhere."""
     if not wants_triton():
         return False
+    if device.type == "cuda":
+        return True
     import triton
 
     return bool(triton.knobs.runtime.interpret)

@@ -10,7 +10,7 @@ from sigma0.config import FULL_KV, KVConfig
 from sigma0.decode.attention import CodedPlacement, Placement
 from sigma0.decode.coded_planes import CodedLayer, Segments, check_stages, plane_codec
 from sigma0.decode.lanes import Lanes
-from sigma0.decode.planes import BlockShape, LayerPlanes
+from sigma0.decode.planes import BlockShape, LayerPlanes, propagate_past_exits
 from sigma0.decode.transfer import to_device
 
 
@@ -138,8 +138,7 @@ class PagedPlanes:
             copy: Unused: their K/V are copied to all deeper planes in any case.
         """
         flat = self.placement(0).flat(sequences, cache_positions)
-        for layer in self.planes[: self.shape.layers]:
-            layer.propagate_past_exit(flat, planes)
+        propagate_past_exits(self.planes[: self.shape.layers], flat, planes)
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Fills blocks with zeros; coded ones are written before they are read, and hold no NaN."""

@@ -7,12 +7,13 @@ fill up a bucket write there. A plain cache is the case of one block for each se
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from sigma0.decode.model import KVShape
-from sigma0.decode.ops import PlaneCodec
+from sigma0.decode.ops import PlaneCodec, copy_past_exits, runs_triton
 from sigma0.decode.sizes import CODA_PLANES
 
 # Of the planes of a coda's layer.
@@ -208,3 +209,21 @@ def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     # continued outside of torch.inference_mode
     with torch.inference_mode(False):
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
+# Where the K/V of layers lie, int64 `[L, 2]`, as long as the first of them is there: captured steps read it.
+_ADDRESSES: WeakKeyDictionary[LayerPlanes, tuple[tuple[int, ...], Tensor]] = WeakKeyDictionary()
+
+
+def propagate_past_exits(layers: Sequence[LayerPlanes], positions: Tensor, planes: Tensor) -> None:
+    """`LayerPlanes.propagate_past_exit` of all layers: in one launch on a GPU, where all lie on one."""
+    first, device = layers[0], layers[0].flat_keys.device
+    apart = any(layer.flat_keys.device != device for layer in layers)
+    if apart or torch.compiler.is_compiling() or not runs_triton(device):
+        for layer in layers:
+            layer.propagate_past_exit(positions, planes)
+        return
+    where = tuple(part.data_ptr() for layer in layers for part in (layer.flat_keys, layer.flat_values))
+    if first not in _ADDRESSES or _ADDRESSES[first][0] != where:
+        _ADDRESSES[first] = where, torch.tensor(where, dtype=torch.int64, device=device).view(-1, 2)
+    copy_past_exits(_ADDRESSES[first][1], first.flat_keys, positions.to(device), planes.to(device))

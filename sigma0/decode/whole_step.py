@@ -10,6 +10,7 @@ from torch import Tensor
 from sigma0.decode import settings as columns
 from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import CACHE_POSITION, STAGE
+from sigma0.decode.planes import propagate_past_exits
 from sigma0.decode.runner import Choice
 from sigma0.decode.settings import Program
 from sigma0.decode.step import EMITTED, ENDS, LINE_WIDTH, SEQUENCE, Looped, run_loop, settle, settle_verified
@@ -112,8 +113,7 @@ def _leave(batch: Batch, looped: Looped) -> None:
     planes = torch.where(leaves, looped.loops[:decoding], lanes.depth) - 1
     if batch.ops.copies_exits or place.exits is None:
         positions = torch.where(leaves, place.flat(sequences, cache_positions), place.total - 1)
-        for layer in batch.layers:
-            layer.propagate_past_exit(positions, planes)
+        propagate_past_exits(batch.layers, positions, planes)
         return
     exits = place.exits
     # rows that are idle may stand at any position, also at one where another token has left

@@ -1,8 +1,7 @@
 """The layers of a block over the rows of a pass in fused kernels, whose rows do not depend on each other's company.
 
-A layer is row_qkv, attention, row_linear, row_norm, row_mlp, row_norm (`sigma0.kernels`): eight launches, where calls
-of modules take some twenty, and libraries choose how they add up by the number of rows. Where a layer's outputs are not
-normed, sums take the place of the two row_norm.
+A layer is row_qkv, attention, row_parts, row_residual, row_gated, row_parts, row_residual (`sigma0.kernels`): seven
+launches, where calls of modules take some twenty, and libraries choose how they add up by the number of rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.model import BatchRows
-from sigma0.decode.ops import ROW_DTYPES, BlockLayer, BlockShape
+from sigma0.decode.ops import ROW_DTYPES, BlockLayer, BlockShape, Operations
 from sigma0.models.ouro_block import OuroDecoderLayer, OuroRMSNorm, PreNormDecoderLayer
 from sigma0.models.row_linear import is_plain
 
@@ -93,22 +92,37 @@ def run_fused(layers: Iterable[Any], hidden: Tensor, rows: BatchRows, cos: Tenso
     Returns:
         `[R, D]`.
     """
-    ops, multiply = rows.ops, rows.ops.product(hidden.dtype)
-    assert ops.norm_rows is not None and ops.mlp_rows is not None
+    ops, layers = rows.ops, list(layers)
+    assert ops.norm_rows and ops.parts_rows and ops.add_rows and ops.gate_rows
+    first, epsilon = _norm_of(layers[0], "input_layernorm")
+    normed = ops.norm_rows(hidden, first, epsilon)
     for index, layer in enumerate(layers):
-        own = layer._modules
-        attention = own["self_attn"]
-        before, before_mlp = (_norm_of(own[name]) for name in ("input_layernorm", "post_attention_layernorm"))
-        query = rows.project(index, hidden, *before, attention.qkv.weight, cos, signed_sin)
+        attention = layer._modules["self_attn"]
+        behind, behind_mlp = layer.post_norms or (None, None)
+        after = layers[index + 1] if index + 1 < len(layers) else None
+        query = rows.project(index, normed, attention.qkv.weight, cos, signed_sin)
         attended = rows.attend(index, query, None, None, attention.scaling)
-        output = attention.out(attention._modules, attended.flatten(1), multiply)
-        behind = layer.post_norms and [_norm_of(own[name]) for name in layer.post_norms]
-        hidden = ops.norm_rows(output, *behind[0], hidden) if behind else hidden + output
-        transformed = ops.mlp_rows(hidden, layer.gate_up.weight, layer.down.weight, *before_mlp)
-        hidden = ops.norm_rows(transformed, *behind[1], hidden) if behind else hidden + transformed
+        parts = ops.parts_rows(attended.flatten(1), attention.out.weight)
+        hidden, normed = _added(ops, parts, (layer, behind), hidden, (layer, "post_attention_layernorm"))
+        gated = ops.gate_rows(normed, layer.gate_up.weight)
+        parts = ops.parts_rows(gated, layer.down.weight)
+        hidden, normed = _added(ops, parts, (layer, behind_mlp), hidden, (after, "input_layernorm"))
     return hidden
 
 
-def _norm_of(module: Any) -> tuple[Tensor, float]:
-    """Weight and epsilon."""
+def _added(
+    ops: Operations, parts: Tensor, behind: tuple[Any, str | None], hidden: Tensor, ahead: tuple[Any, str]
+) -> tuple[Tensor, Tensor]:
+    """The residual with a product in parts, by the norm behind it, and what the norm ahead of the next makes of it."""
+    assert ops.add_rows is not None
+    weight, epsilon = _norm_of(*behind)
+    next_weight, next_epsilon = _norm_of(*ahead)
+    return ops.add_rows(parts, weight, hidden, next_weight, (epsilon, next_epsilon))
+
+
+def _norm_of(layer: Any, name: str | None) -> tuple[Tensor | None, float]:
+    """Weight and epsilon of a layer's norm; None where there is no layer, or no norm."""
+    if layer is None or name is None:
+        return None, 0.0
+    module = layer._modules[name]
     return module._parameters["weight"], module.variance_epsilon

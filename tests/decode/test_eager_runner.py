@@ -105,7 +105,7 @@ def test_room_is_made_for_what_a_program_keeps():
     assert runner.lanes.criteria.log_probs.shape[1] == 0 and runner.lanes.masks is None
     runner.use(Program(criteria=frozenset({"minp-kl"}), masked=True))
     assert runner.lanes.criteria.log_probs.shape[1] == 40 and runner.lanes.masks.shape[1] == 2
-    picks = replace(TORCH, depth_attention=lambda *given: None)
+    picks = replace(TORCH, attend_rows=lambda *given: None)
     for ops, drops, noted in ((TORCH, True, []), (picks, False, []), (picks, True, [(0, False)])):
         storage = Storage()
         runner_over(storage, ops).use(Program(drops=drops))

@@ -217,20 +217,17 @@ def test_collapse_tells_what_the_definitions_say(vocabulary, tokens, seed, greed
 
 def test_the_whole_reference_is_its_parts():
     generator = torch.Generator().manual_seed(0)
-    raw, previous = torch.randn(3, 40, generator=generator), torch.randn(3, 40, generator=generator)
-    weights = LoopEndWeights(
-        torch.rand(40, generator=generator), 1e-6, torch.randn(40, generator=generator), torch.ones(1)
-    )
+    hidden, previous = torch.randn(3, 40, generator=generator), torch.randn(3, 40, generator=generator)
+    weights = LoopEndWeights(None, 0.0, torch.randn(40, generator=generator), torch.ones(1))
     rule, slots = ExitParams("qexit", 0.4, 5), torch.tensor([2, 0, 1])
     states = [ExitState.empty(3, 40, torch.float32, "cpu") for _ in range(2)]
-    wide = raw.double()
-    hidden = weights.norm * wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
-    whole = loop_end_reference(raw, previous, weights, states[0], slots, rule)
-    torch.testing.assert_close(whole.hidden.double(), hidden, rtol=1e-5, atol=1e-6)
-    parts = observe(whole.hidden, previous, whole.hidden @ weights.gate + 1, states[1], slots, rule)
+    whole = loop_end_reference(hidden, previous, weights, states[0], slots, rule)
+    parts = observe(hidden, previous, hidden @ weights.gate + 1, states[1], slots, rule)
     torch.testing.assert_close(whole.statistics, parts.statistics)
     assert torch.equal(whole.decisions, parts.decisions)
-    torch.testing.assert_close(whole.statistics[:, 7].double(), torch.sigmoid(hidden @ weights.gate.double() + 1))
+    torch.testing.assert_close(
+        whole.statistics[:, 7].double(), torch.sigmoid(hidden.double() @ weights.gate.double() + 1)
+    )
 
 
 def test_a_few_ids_that_repeat_are_no_collapse():

@@ -9,9 +9,10 @@ from sigma0.decode.ops import TORCH, gumbel, leads_reference
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.random_numbers import key_of
 from sigma0.kernels import row_head as head_kernel
+from sigma0.kernels.row_gated import row_gated_reference
 from sigma0.kernels.row_head import RowDraws, row_head_reference
-from sigma0.kernels.row_mlp import row_mlp_reference
-from sigma0.kernels.row_norm_kernel import row_norm_reference
+from sigma0.kernels.row_linear import row_parts_reference
+from sigma0.kernels.row_norm_kernel import row_norm_reference, row_residual_reference
 from sigma0.kernels.row_qkv import row_qkv_reference
 from sigma0.models.ouro_block import rms_norm, rotated
 from tests.reference import tiny_model
@@ -47,9 +48,7 @@ def test_query_key_and_value_are_those_of_a_layer(model):
     planes.write(places, rotated(keys, *at), values)
     weight = torch.cat([part.weight for part in projections])
     tables = model.model._rotary_table.reserve(256, hidden)
-    found = row_qkv_reference(
-        hidden, norm.weight, norm.variance_epsilon, weight, *tables, positions, ours.flat_keys, ours.flat_values, places
-    )  # fmt: skip
+    found = row_qkv_reference(normed, weight, *tables, positions, ours.flat_keys, ours.flat_values, places)
     assert_close(found, rotated(query, *at))
     assert_close(ours.flat_keys, planes.flat_keys)
     assert_close(ours.flat_values, planes.flat_values)
@@ -62,8 +61,15 @@ def test_the_mlp_is_that_of_a_layer(model):
     normed = rms_norm(norm, hidden, TORCH)
     gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
     expected, down = mlp(normed), mlp.down_proj.weight
-    assert_close(row_mlp_reference(hidden, gate_up, down, norm.weight, norm.variance_epsilon), expected)
-    assert_close(row_mlp_reference(normed, gate_up, down, None, 0.0), expected)
+    parts = row_parts_reference(row_gated_reference(normed, gate_up), down)
+    assert_close(parts.sum(0).to(expected.dtype), expected)
+    behind, ahead = layer.post_attention_layernorm_2, layer.input_layernorm
+    summed = rms_norm(behind, expected, TORCH, hidden)
+    epsilons = behind.variance_epsilon, ahead.variance_epsilon
+    found = row_residual_reference(parts, behind.weight, hidden, ahead.weight, epsilons)
+    assert_close(found[0], summed)
+    assert_close(found[1], rms_norm(ahead, summed, TORCH))
+    assert_close(row_residual_reference(parts, None, hidden, None, epsilons)[1], hidden + expected)
 
 
 def test_the_norm_is_that_of_a_layer(model):

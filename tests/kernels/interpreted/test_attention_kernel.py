@@ -1,5 +1,6 @@
 """The depth-attention kernel against its reference, and that against one row at a time in float64."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sigma0.decode.planes import LayerPlanes, propagate_past_exits
 from sigma0.kernels import depth_attention as module
 from sigma0.kernels.depth_attention import DepthRows, depth_attention, depth_attention_reference
 from tests.kernels.interpreted.conftest import DEVICE
@@ -53,14 +55,13 @@ def drawn(seed, planes, batch, kv_heads, group, width, context, paged, drop, pad
     st.sampled_from([1, 7, 90]),
     st.booleans(),
     st.booleans(),
-    st.booleans(),
     st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
     st.sampled_from([(4, 64), (1, 64), (1, 2)]),
     st.booleans(),
 )
-def test_any_rows(seed, planes, batch, kv_heads, group, width, context, paged, drop, padded, dtype, parts, holes):
+def test_any_rows(seed, planes, batch, kv_heads, group, width, context, paged, padded, dtype, parts, holes):
     query, keys, values, at = drawn(
-        seed, planes, batch, kv_heads, group, width, context, paged, drop, padded, dtype, holes=holes
+        seed, planes, batch, kv_heads, group, width, context, paged, False, padded, dtype, holes=holes
     )
     expected = depth_attention_reference(query.double(), keys.double(), values.double(), at, 0.3)
     with pytest.MonkeyPatch.context() as patch:
@@ -137,23 +138,52 @@ def test_what_does_not_fit_is_refused():
             depth_attention(*bad, at, 0.3)
 
 
-@pytest.mark.parametrize("name", ["seen", "exits"])
-def test_tables_that_are_too_short_or_strided_are_refused(name):
-    query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 40, False, True, True, torch.float32, holes=True)
-    table = getattr(at, name)
-    with pytest.raises(ValueError, match=f"{name} knows 3 cache positions"):
-        depth_attention(query, keys, values, replace(at, **{name: table[:, :3]}), 0.3)
-    with pytest.raises(ValueError, match="side by side"):
-        depth_attention(query, keys, values, replace(at, **{name: table.t().contiguous().t()}), 0.3)
+def test_tables_that_are_too_short_or_strided_are_refused():
+    query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 40, False, False, True, torch.float32, holes=True)
+    strided = torch.stack([at.planes, at.planes], dim=1)[:, 0]
+    for name, bad, message in (
+        ("seen", at.seen[:, :3], "seen knows 3 cache positions"),
+        ("seen", at.seen.t().contiguous().t(), "side by side"),
+        ("planes", strided, "planes must lie side by side"),
+        ("exits", torch.zeros(2, 40, dtype=torch.int32), "reads whole planes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            depth_attention(query, keys, values, replace(at, **{name: bad}), 0.3)
 
 
-@pytest.mark.grid(fast=4, slow=9)
-@pytest.mark.parametrize("drop", [False, True])
+def test_the_part_that_ends_last_leaves_the_count_as_it_was(monkeypatch):
+    """One buffer serves all layers of a pass."""
+    monkeypatch.setattr(module, "PART_TILES", 1)
+    query, keys, values, at = drawn(5, 3, 3, 2, 2, 64, 300, True, False, True, torch.float32)
+    arrived = torch.zeros(len(query) * 2, dtype=torch.int32)
+    expected = depth_attention(query, keys, values, at, 0.3)
+    for _ in range(2):
+        found = depth_attention(query, keys, values, replace(at, arrived=arrived), 0.3)
+        assert torch.equal(found, expected) and not arrived.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_left_at_an_exit_is_copied_in_all_layers(dtype):
+    generator = torch.Generator(DEVICE).manual_seed(3)
+    layers = [LayerPlanes(torch.empty(3, 1, 40, dtype=dtype), 4, 2, 5) for _ in range(3)]
+    for layer in layers:
+        for flat in (layer.flat_keys, layer.flat_values):
+            flat.copy_(torch.randn(flat.shape, generator=generator))
+    expected = copy.deepcopy(layers)
+    # nobody's position stands for every row that goes on
+    positions, planes = torch.tensor([7, 10, 0, 10, 3]), torch.tensor([0, 3, 2, 3, 1])
+    for layer in expected:
+        layer.propagate_past_exit(positions, planes)
+    propagate_past_exits(layers, positions, planes)
+    for ours, theirs in zip(layers, expected, strict=True):
+        assert torch.equal(ours.flat_keys, theirs.flat_keys) and torch.equal(ours.flat_values, theirs.flat_values)
+
+
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_cache_by_position_is_read_as_it_lies(dtype, paged, drop):
+def test_a_cache_by_position_is_read_as_it_lies(dtype, paged):
     """Views of `[planes, positions + 1, H_kv, d]`, block by block, tell what contiguous blocks do; the last is NaN."""
-    query, keys, values, at = drawn(7, 3, 3, 2, 2, 24, 45, paged, drop, True, dtype, rows=6)
+    query, keys, values, at = drawn(7, 3, 3, 2, 2, 24, 45, paged, False, True, dtype, rows=6)
     expected = depth_attention(query, keys, values, at, 0.3)
     planes, blocks, heads, size, width = keys.shape
     views = []

@@ -1,6 +1,8 @@
 """Query, key and value, MLP and head of a few rows: against float64, and bit by bit whatever stands beside a row."""
 
 import math
+import random
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -8,11 +10,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from sigma0.decode.random_numbers import key_of
+from sigma0.kernels import row_product
 from sigma0.kernels.counter_noise import gumbel
+from sigma0.kernels.row_gated import row_gated, row_gated_reference
 from sigma0.kernels.row_head import BROKEN, RowDraws, row_head, row_head_reference
-from sigma0.kernels.row_linear import row_linear
-from sigma0.kernels.row_mlp import row_mlp, row_mlp_reference
-from sigma0.kernels.row_norm_kernel import row_norm, row_norm_reference
+from sigma0.kernels.row_linear import row_linear, row_parts
+from sigma0.kernels.row_norm_kernel import row_norm, row_norm_reference, row_residual, row_residual_reference
+from sigma0.kernels.row_product import Tiling
 from sigma0.kernels.row_qkv import row_qkv, row_qkv_reference
 from tests.kernels.interpreted.conftest import DEVICE
 
@@ -61,12 +65,12 @@ def defined_norm(row, weight):
     return row / (row.square().mean() + EPSILON).sqrt() * weight
 
 
-def defined_qkv(hidden, norm, weight, heads, kv_heads, width, positions):
+def defined_qkv(hidden, weight, heads, kv_heads, width, positions):
     """q, k, v of every row in float64, one row, head and pair of numbers at a time."""
     angles = 1 / 10_000 ** (torch.arange(width // 2, dtype=torch.float64) * 2 / width)
     rows = []
     for row, position in zip(hidden.double(), positions.tolist(), strict=True):
-        each = (weight.double() @ defined_norm(row, norm.double())).view(-1, width).clone()
+        each = (weight.double() @ row).view(-1, width).clone()
         for head in range(heads + kv_heads):
             turned = torch.complex(each[head, : width // 2], each[head, width // 2 :])
             turned = turned * torch.polar(torch.ones_like(angles), position * angles)
@@ -97,16 +101,16 @@ def within(found, plain, expected, roundings, slack=0.0):
 )
 def test_query_key_and_value(seed, dtype, rows, width, heads_of, head_width):
     heads, kv_heads = heads_of
-    hidden, norm, weight = randoms(
-        seed, dtype, (rows, width), (width,), ((heads + 2 * kv_heads) * head_width, width)
-    )  # fmt: skip
+    hidden, weight = randoms(seed, dtype, (rows, width), ((heads + 2 * kv_heads) * head_width, width))
+    hidden = hidden * math.sqrt(width)
     positions, flat = places(seed, rows)
     cos, sin = tables(head_width, dtype)
     found, plain = planes(kv_heads, head_width, dtype), planes(kv_heads, head_width, dtype)
-    shared = (hidden, norm, EPSILON, weight, cos, sin, positions)
-    query = row_qkv(*shared, *found, flat)
+    shared = (hidden, weight, cos, sin, positions)
+    with drawn_tiling(seed, dtype):
+        query = row_qkv(*shared, *found, flat)
     plain_query = row_qkv_reference(*shared, *plain, flat)
-    expected = defined_qkv(hidden, norm, weight, heads, kv_heads, head_width, positions)
+    expected = defined_qkv(hidden, weight, heads, kv_heads, head_width, positions)
     # the tables themselves are rounded
     slack = torch.finfo(dtype).eps * float(expected[0].abs().max())
     within(query, plain_query, expected[0], 4, slack)
@@ -126,19 +130,14 @@ def test_query_key_and_value(seed, dtype, rows, width, heads_of, head_width):
     st.sampled_from([1, 5, 17]),
     st.sampled_from([24, 200]),
     st.sampled_from([40, 150]),
-    st.booleans(),
 )
-def test_mlp(seed, dtype, rows, width, inner, normed):
-    hidden, gate_up, down, norm = randoms(seed, dtype, (rows, width), (2 * inner, width), (width, inner), (width,))
+def test_gates(seed, dtype, rows, width, inner):
+    hidden, gate_up = randoms(seed, dtype, (rows, width), (2 * inner, width))
     hidden = hidden * math.sqrt(width)
-    norm = norm if normed else None
-    arguments = (hidden, gate_up, down, norm, EPSILON)
-    expected = []
-    for row in hidden.double():
-        row = row if norm is None else defined_norm(row, norm.double())
-        gate, up = (gate_up.double() @ row).chunk(2)
-        expected.append(down.double() @ (gate / (1 + (-gate).exp()) * up))
-    within(row_mlp(*arguments), row_mlp_reference(*arguments), torch.stack(expected), 6)
+    gates, ups = (hidden.double() @ gate_up.double().T).chunk(2, dim=1)
+    with drawn_tiling(seed, dtype):
+        found = row_gated(hidden, gate_up)
+    within(found, row_gated_reference(hidden, gate_up), gates / (1 + (-gates).exp()) * ups, 4)
 
 
 @few
@@ -146,7 +145,7 @@ def test_mlp(seed, dtype, rows, width, inner, normed):
     st.integers(0, 2**16),
     DTYPES,
     st.sampled_from([1, 5, 17]),
-    st.sampled_from([24, 200]),
+    st.sampled_from([24, 200, 700]),
     st.sampled_from([1, 40, 150]),
     st.booleans(),
 )
@@ -155,12 +154,58 @@ def test_product_and_norm(seed, dtype, rows, width, outputs, added):
     # rows that do not follow each other in memory
     wide = torch.cat([hidden, hidden], dim=1)[:, :width]
     exact = hidden.double() @ weight.double().T
-    within(row_linear(wide, weight), torch.nn.functional.linear(hidden, weight), exact, 2)
+    plain = torch.nn.functional.linear(hidden, weight)
+    with drawn_tiling(seed, dtype) as tiling:
+        parts = row_parts(wide, weight)
+        assert parts.shape == (tiling.splits, rows, outputs) and parts.dtype == torch.float32
+        within(parts.sum(0).to(dtype), plain, exact, 2)
+    with drawn_tiling(seed, dtype, splits=1):
+        within(row_linear(wide, weight), plain, exact, 2)
     kept = residual if added else None
     expected = torch.stack([defined_norm(row, norm.double()) for row in hidden.double()])
     expected = expected + residual.double() if added else expected
     plain = row_norm_reference(hidden, norm, EPSILON, kept)
     within(row_norm(wide, norm, EPSILON, kept), plain, expected, 3)
+
+
+@few
+@given(
+    st.integers(0, 2**16),
+    DTYPES,
+    st.sampled_from([1, 5, 17]),
+    st.sampled_from([24, 200]),
+    st.sampled_from([1, 2, 4]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_parts_and_residual(seed, dtype, rows, width, splits, normed, goes_on):
+    residual, behind, ahead = randoms(seed, dtype, (rows, width), (width,), (width,))
+    (parts,) = randoms(seed + 1, torch.float32, (splits, rows, width))
+    behind, ahead = behind if normed else None, ahead if goes_on else None
+    added = parts.double().sum(0)
+    if behind is not None:
+        added = torch.stack([defined_norm(row, behind.double()) for row in added])
+    summed = residual.double() + added
+    arguments = (parts, behind, torch.cat([residual, residual], dim=1)[:, :width], ahead, (EPSILON, EPSILON))
+    found, plain = row_residual(*arguments), row_residual_reference(*arguments)
+    within(found[0], plain[0], summed, 4)
+    if ahead is None:
+        assert found[1] is found[0]
+    else:
+        # of the same residual: a norm feels how it was rounded
+        expected = torch.stack([defined_norm(row, ahead.double()) for row in found[0].double()])
+        within(found[1], row_norm_reference(found[0], ahead, EPSILON), expected, 4)
+
+
+@contextmanager
+def drawn_tiling(seed, dtype, splits=None):
+    """Every product divided in one drawn way."""
+    draw = random.Random(seed)
+    steps = (16, 64) if dtype == torch.float32 else (32, 128)
+    tiling = Tiling(draw.choice((16, 32, 64)), draw.choice(steps), 4, 2, splits or draw.choice((1, 2, 4)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_product, "_tiling", lambda *_: tiling)
+        yield tiling
 
 
 def draws_of(seed, rows):
@@ -184,7 +229,8 @@ def test_head(seed, dtype, rows, width, vocabulary, draw):
     hidden, weight = randoms(seed, dtype, (rows, width), (vocabulary, width))
     hidden = hidden * math.sqrt(width)
     draws = draws_of(seed, rows) if draw else None
-    found = row_head(hidden, weight, draws)
+    with drawn_tiling(seed, dtype, splits=1):
+        found = row_head(hidden, weight, draws)
     exact = hidden.double() @ weight.double().T
     best = torch.softmax(exact, dim=-1).topk(2, dim=-1).values
     step = 4 * torch.finfo(dtype).eps * max(1.0, float(exact.abs().max()))
@@ -230,13 +276,12 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(seed, dtype, rows, data):
 
     def run(which):
         keys, values = planes(1, head_width, dtype)
-        query = row_qkv(
-            hidden[which], norm, EPSILON, weight, cos, sin, positions[which], keys, values, flat[which]
-        )  # fmt: skip
+        query = row_qkv(hidden[which], weight, cos, sin, positions[which], keys, values, flat[which])
         some = RowDraws(*(part[which] for part in vars(draws).values()))
         read = row_head(hidden[which], head, some)
-        output = row_mlp(hidden[which], gate_up, down, norm, EPSILON)
-        output = row_norm(output, norm, EPSILON, hidden[which])
+        parts = row_parts(row_gated(hidden[which], gate_up), down)
+        summed, ahead = row_residual(parts, norm, hidden[which], norm, (EPSILON, EPSILON))
+        output = row_norm(ahead, norm, EPSILON, summed)
         logits = row_linear(output, head)
         written = [part.flatten(0, 1)[flat[which]] for part in (keys, values)]
         return [query, *written, output, logits, read.token_ids, read.margins]
@@ -302,20 +347,27 @@ def head_of(hidden, weight, *draws):
     return tuple(vars(row_head(hidden, weight, RowDraws(*draws))).values())
 
 
+def residual_of(*arguments):
+    """The norms with their epsilons one by one."""
+    return row_residual(*arguments[:4], arguments[4:])
+
+
 def calls(rows=5, dtype=torch.float32):
     """A call of every operator and its arguments, as the operator takes them."""
     width, head_width = 32, 8
-    hidden, norm, weight, gate_up, down, head = randoms(
-        3, dtype, (rows, width), (width,), (4 * head_width, width), (48, width), (width, 24), (70, width)
+    hidden, norm, weight, gate_up, head = randoms(
+        3, dtype, (rows, width), (width,), (4 * head_width, width), (48, width), (70, width)
     )  # fmt: skip
     positions, flat = places(3, rows)
     draws = tuple(vars(draws_of(3, rows)).values())
-    qkv = (hidden, norm, EPSILON, weight, *tables(head_width, dtype), positions, *planes(1, head_width, dtype), flat)
+    qkv = (hidden, weight, *tables(head_width, dtype), positions, *planes(1, head_width, dtype), flat)
     return {
         "row_qkv": (row_qkv, qkv),
         "row_linear": (row_linear, (hidden, head)),
         "row_norm": (row_norm, (hidden, norm, EPSILON, hidden * 2)),
-        "row_mlp": (row_mlp, (hidden, gate_up, down, norm, EPSILON)),
+        "row_parts": (row_parts, (hidden, head)),
+        "row_gated": (row_gated, (hidden, gate_up)),
+        "row_residual": (residual_of, (torch.stack([hidden, hidden]).float(), norm, hidden, norm, EPSILON, EPSILON)),
         "row_head": (head_of, (hidden, head, *draws)),
     }
 
@@ -323,26 +375,34 @@ def calls(rows=5, dtype=torch.float32):
 def test_no_rows_are_no_fault():
     for function, arguments in calls(rows=0).values():
         output = function(*arguments)
-        assert all(len(part) == 0 for part in (output if isinstance(output, tuple) else (output,)))
+        assert all(part.numel() == 0 for part in (output if isinstance(output, tuple) else (output,)))
 
 
 def test_what_does_not_fit_is_refused():
-    qkv, linear, norm, mlp, head = (arguments for _, arguments in calls().values())
+    found = {name: arguments for name, (_, arguments) in calls().items()}
+    qkv, linear, norm, gated, head = (
+        found[name] for name in ("row_qkv", "row_linear", "row_norm", "row_gated", "row_head")
+    )
+    residual = found["row_residual"]
     for function, arguments, place, bad, message in (
         (row_qkv, qkv, 0, qkv[0].double(), "one dtype"),
-        (row_qkv, qkv, 1, qkv[1][:-1], "its weight is"),
-        (row_qkv, qkv, 3, qkv[3][:-1], "no heads of 8"),
-        (row_qkv, qkv, 4, qkv[4][:, :4], "tables of 8"),
-        (row_qkv, qkv, 6, qkv[6].int(), "positions must be int64"),
-        (row_qkv, qkv, 7, qkv[7].transpose(0, 1), "contiguous planes"),
-        (row_qkv, qkv, 9, qkv[9][:3], "flat_rows must be int64"),
+        (row_qkv, qkv, 1, qkv[1][:-1], "no heads of 8"),
+        (row_qkv, qkv, 2, qkv[2][:, :4], "tables of 8"),
+        (row_qkv, qkv, 4, qkv[4].int(), "positions must be int64"),
+        (row_qkv, qkv, 4, torch.stack([qkv[4], qkv[4]], dim=1)[:, 0], "side by side, got"),
+        (row_qkv, qkv, 5, qkv[5].transpose(0, 1), "contiguous planes"),
+        (row_qkv, qkv, 7, qkv[7][:3], "flat_rows must be int64"),
         (row_linear, linear, 1, linear[1].bfloat16(), "one dtype"),
         (row_linear, linear, 0, linear[0][:, :8], "no product"),
         (row_norm, norm, 1, norm[1][:4], "its weight is"),
         (row_norm, norm, 3, norm[3][:4], "no norm of rows"),
         (row_norm, norm, 3, norm[3].double(), "one dtype"),
-        (row_mlp, mlp, 0, mlp[0].t().contiguous().t(), "side by side"),
-        (row_mlp, mlp, 2, mlp[2][:, :5], "do not fit"),
+        (row_gated, gated, 0, gated[0].t().contiguous().t(), "side by side"),
+        (row_gated, gated, 1, gated[1][:5], "as many"),
+        (residual_of, residual, 0, residual[0][:, :3], "no parts"),
+        (residual_of, residual, 0, residual[0].double(), "parts in float32"),
+        (residual_of, residual, 3, residual[3][:4], "its weight is"),
+        (residual_of, residual, 2, residual[2].double(), "parts in float32"),
         (row_head, (*head[:2], None), 1, head[1][:, :8].contiguous(), "no product"),
         (row_head, (*head[:2], None), 1, head[1][:1], "2 ids"),
         (row_head, (*head[:2], None), 2, RowDraws(*(part[:2] for part in head[2:])), "draws of 5 rows"),
