@@ -6,8 +6,6 @@ Torch and Triton compute the same bits; the logarithms that follow may differ in
 import torch
 from torch import Tensor
 
-from sigma0.presence import wants_triton
-
 _WORD = 0xFFFF_FFFF
 # Odd factors that spread ids, positions and purposes over 32 bits. No two (position, purpose) of a sequence share a
 # counter before position 2^21, for up to 1024 purposes.
@@ -51,35 +49,3 @@ def combined(first: Tensor, second: Tensor) -> Tensor:
     bits = (first ^ first >> 16) * _FIRST & _WORD
     bits = (bits ^ bits >> 15 ^ second) * _SECOND & _WORD
     return bits ^ bits >> 15
-
-
-if wants_triton():
-    import triton
-    import triton.language as tl
-
-    # A kernel reads no global but constexprs: the constants above, for it.
-    _ID_FACTOR, _POSITION_FACTOR, _PURPOSE_FACTOR = tl.constexpr(_ID), tl.constexpr(_POSITION), tl.constexpr(PURPOSE)
-    _FIRST_FACTOR, _SECOND_FACTOR, _UNIT = tl.constexpr(_FIRST), tl.constexpr(_SECOND), tl.constexpr(_TO_UNIT)
-
-    @triton.jit
-    def counter_word(key, position, purpose):
-        """One of the two words of `counter_words`."""
-        counter = position.to(tl.uint32) * _POSITION_FACTOR + purpose.to(tl.uint32) * _PURPOSE_FACTOR
-        word = key.to(tl.uint32) + counter
-        return (word ^ (word >> 16)) * _FIRST_FACTOR
-
-    @triton.jit
-    def minus_log_of_rest(x):
-        """-log(1 - x) of x in (0, 1), of small x too (Kahan): the rounding of 1 - x cancels in the quotient."""
-        rest = 1.0 - x
-        rounded = 1.0 - rest
-        return tl.where(rounded == 0.0, x, -tl.log(rest) * (x / tl.where(rounded == 0.0, 1.0, rounded)))
-
-    @triton.jit
-    def gumbel_of_words(first, second, ids):
-        """`gumbel` of ids, given the two words of each row; all of shapes that go together."""
-        bits = ids.to(tl.uint32) * _ID_FACTOR + first
-        bits = (bits ^ (bits >> 16)) * _FIRST_FACTOR
-        bits = (bits ^ (bits >> 15) ^ second) * _SECOND_FACTOR
-        bits = bits ^ (bits >> 15)
-        return -tl.log(minus_log_of_rest((bits.to(tl.float32) + 0.5) * _UNIT))

@@ -15,7 +15,6 @@ from sigma0.kernels import (
     loop_end_kernel,
     plane_copy,
     row_gated,
-    row_head,
     row_linear,
     row_norm_kernel,
     row_product,
@@ -68,9 +67,8 @@ class Variant:
             "ANCHOR_BITS",
             "PAIRS",
             "OUTPUTS",
-            "IDS",
             "STEP",
-            "TILES",
+            ,
             "PARTS",
         )
         flags = [name.lower() for name, value in self.constants.items() if value is True]
@@ -88,7 +86,6 @@ def variants() -> Iterator[Variant]:
         yield from _rows(dtype)
         yield from _row_norms(dtype)
         yield from _plane_copies(dtype)
-    yield from _head_joins()
 
 
 def _loop_ends(dtype: torch.dtype) -> Iterator[Variant]:
@@ -234,12 +231,8 @@ def _rows(dtype: torch.dtype) -> Iterator[Variant]:
     streamed = ("hidden", "norm", "weight", "cos", "sin", "query", "keys", "values", "gated", "output")
     types = (
         dict.fromkeys(_pointers(*streamed), DTYPES[dtype]),
-        dict.fromkeys(_pointers("temperatures", "parts"), "*fp32"),
-        dict.fromkeys(_pointers("positions", "flat_rows", "purposes"), "*i64"),
-        dict.fromkeys(_pointers("ids"), "*i32"),
-        {"epsilon": "fp32"},
+        dict.fromkeys(_pointers("positions", "flat_rows"), "*i64"),
     )
-    drawn = dict.fromkeys(_pointers("keys"), "*i64")
     aligned = frozenset({"width", "inner", "head_width", "hidden_row_stride"})
     for tiling in row_product.tilings(dtype):
         common = {"STEP": tiling.step, "UPCAST": False, "PDL": False}
@@ -248,10 +241,6 @@ def _rows(dtype: torch.dtype) -> Iterator[Variant]:
         whole: list[tuple[str, Any, dict[str, Any], dict[str, str]]] = [
             ("row_qkv", row_qkv._row_qkv_kernel, pairs, {}),
             ("row_gated", row_gated._row_gated_kernel, pairs, {}),
-            *(
-                ("row_head", row_head._row_head_kernel, {"DRAWS": draws, "IDS": tiling.outputs, **common}, drawn)
-                for draws in (True, False)
-            ),
         ]
         parts = {"output_ptr": "*fp32"} if tiling.splits > 1 else {}
         cases = [("row_linear", row_linear._row_linear_kernel, split, parts), *(whole if tiling.splits == 1 else [])]
@@ -284,24 +273,6 @@ def _plane_copies(dtype: torch.dtype) -> Iterator[Variant]:
     signature = _signature(function, {"like_ptr": DTYPES[dtype]}, places)
     constants = {"BLOCK": plane_copy._BLOCK, "PDL": False}
     yield Variant("plane_copy", function, dtype, signature, constants, frozenset({"width"}), 4)
-
-
-def _head_joins() -> Iterator[Variant]:
-    """Over the ids of `pocket`, Ouro and Qwen3."""
-    function = row_head._row_head_join_kernel
-    signature = _signature(
-        function,
-        dict.fromkeys(_pointers("parts", "margins"), "*fp32"),
-        dict.fromkeys(_pointers("token_ids"), "*i64"),
-        dict.fromkeys(_pointers("ids"), "*i32"),
-    )
-    for tiles in (row_head.FEWEST_TILES, 2048, 8192):
-        constants = {"TILES": tiles, "PDL": False}
-        # a number of tiles that divides by 16, without which a part of a row starts anywhere
-        aligned = frozenset({"tiles"})
-        yield Variant(
-            "row_head_join", function, torch.float32, signature, constants, aligned, row_head.join_warps(tiles)
-        )
 
 
 def _pointers(*tensors: str) -> list[str]:

@@ -33,7 +33,6 @@ FRONT = (
 )
 NAMES = {
     "depth_attention_join": "joining its parts",
-    "row_head_join": "joining its tiles",
 }
 READ = {
     "lee_background.cor": "news (gensim's Lee corpus, second half)",

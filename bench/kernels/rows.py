@@ -7,8 +7,7 @@ import torch
 from sigma0.bench.kernels.measure import LOOPS, SHAPE, Case, ways_of
 from sigma0.bench.speed.shapes import SHAPES
 from sigma0.kernels.row_gated import row_gated, row_gated_reference
-from sigma0.kernels.row_head import row_head, row_head_reference
-from sigma0.kernels.row_linear import row_parts, row_parts_reference
+from sigma0.kernels.row_linear import row_linear, row_parts, row_parts_reference
 from sigma0.kernels.row_norm_kernel import row_residual, row_residual_reference
 from sigma0.kernels.row_qkv import row_qkv, row_qkv_reference
 
@@ -89,11 +88,11 @@ def _gated(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[str,
 
 
 def _head(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[str, ...]) -> Case:
-    """Greedy, as a pass without draws reads; the reference writes the logits, which the bytes leave out."""
+    """As a pass reads logits."""
     width, vocabulary = SHAPES[SHAPE]["hidden_size"], SHAPES[SHAPE]["vocab_size"]
     hidden, weight = (torch.randn(count, width, device=device, dtype=dtype) for count in (rows, vocabulary))
-    size = (vocabulary + rows) * width * dtype.itemsize
+    size = (vocabulary * width + rows * (width + vocabulary)) * dtype.itemsize
     return Case(
-        "row_head", f"{rows} rows of {width}, {vocabulary} ids", rows, size, 1,
-        ways_of(ways, row_head, row_head_reference, hidden, weight, None),
+        "row_linear", f"{rows} rows of {width}, {vocabulary} ids", rows, size, 1,
+        ways_of(ways, row_linear, torch.nn.functional.linear, hidden, weight),
     )  # fmt: skip

@@ -62,7 +62,6 @@ from sigma0.kernels.row_block import BlockLayer, BlockShape, run_block
 from sigma0.kernels.row_choice import best_rows, leads_rows
 from sigma0.kernels.row_dot import MOST_ROWS, row_dot
 from sigma0.kernels.row_gated import row_gated
-from sigma0.kernels.row_head import HeadOutput, RowDraws, row_head
 from sigma0.kernels.row_linear import row_linear, row_parts
 from sigma0.kernels.row_norm import norm_rows
 from sigma0.kernels.row_norm_kernel import row_norm, row_residual
@@ -108,7 +107,6 @@ __all__ = [
     "ExitState",
     "Fate",
     "Fit",
-    "HeadOutput",
     "LaneBooks",
     "LaneTables",
     "LiveRows",
@@ -117,7 +115,6 @@ __all__ = [
     "Operations",
     "PlaneCodec",
     "RowCount",
-    "RowDraws",
     "RowPlaces",
     "RuleRows",
     "Settled",
@@ -192,7 +189,6 @@ class Operations:
             likewise.
         add_rows: Parts, normed and added to the residual, and what is normed ahead of the next product
             (`sigma0.kernels.row_norm_kernel`); None likewise.
-        head_rows: Ids and margins of rows without their logits (`sigma0.kernels.row_head`); None as `project_rows`.
         coded_attention: Attention over planes in few bits (`sigma0.kernels.coded_attention`).
         broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
             identity where the model is on one rank.
@@ -216,7 +212,6 @@ class Operations:
     gate_rows: Callable[[Tensor, Tensor], Tensor] | None = None
     parts_rows: Callable[[Tensor, Tensor], Tensor] | None = None
     add_rows: Callable[..., tuple[Tensor, Tensor]] | None = None
-    head_rows: Callable[[Tensor, Tensor, RowDraws | None], HeadOutput] | None = None
     coded_attention: Callable[[Tensor, Sequence[Tensor], Sequence[CodedPlanes], CodedRows, float], Tensor] = (
         coded_attention_reference
     )
@@ -289,13 +284,12 @@ TRITON = Operations(
     gate_rows=row_gated,
     parts_rows=row_parts,
     add_rows=row_residual,
-    head_rows=row_head,
     coded_attention=coded_attention,
 )
 
 
 # Products of libraries, which are chosen by the number of rows.
-_LIBRARY_PRODUCTS = replace(TRITON, norm_rows=None, linear_rows=None, project_rows=None, head_rows=None)
+_LIBRARY_PRODUCTS = replace(TRITON, norm_rows=None, linear_rows=None, project_rows=None)
 
 
 @lru_cache

@@ -2,15 +2,10 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from sigma0.decode.finite import BROKEN, flag_broken
-from sigma0.decode.ops import TORCH, gumbel, leads_reference
+from sigma0.decode.ops import TORCH
 from sigma0.decode.planes import LayerPlanes
-from sigma0.decode.random_numbers import key_of
-from sigma0.kernels import row_head as head_kernel
 from sigma0.kernels.row_gated import row_gated_reference
-from sigma0.kernels.row_head import RowDraws, row_head_reference
 from sigma0.kernels.row_linear import row_parts_reference
 from sigma0.kernels.row_norm_kernel import row_norm_reference, row_residual_reference
 from sigma0.kernels.row_qkv import row_qkv_reference
@@ -77,20 +72,3 @@ def test_the_norm_is_that_of_a_layer(model):
     for residual in (None, hidden.flip(0)):
         expected = rms_norm(norm, hidden, TORCH, residual)
         assert_close(row_norm_reference(hidden, norm.weight, norm.variance_epsilon, residual), expected)
-
-
-def test_the_head_reads_as_a_step_does(model):
-    hidden = rows_of(model)
-    hidden[3, 2] = torch.nan
-    logits = F.linear(hidden, model.lm_head.weight)
-    greedy = row_head_reference(hidden, model.lm_head.weight, None)
-    assert torch.equal(greedy.token_ids, flag_broken(logits.argmax(dim=-1), logits))
-    thetas = greedy.margins.nan_to_num(0.5) + torch.tensor([1e-3, -1e-3, 1e-3, 0.0, -1e-3])
-    assert torch.equal(greedy.margins >= thetas, leads_reference(logits, thetas))
-    keys, positions = torch.tensor([key_of(seed) for seed in range(ROWS)]), torch.arange(ROWS)
-    temperatures = torch.tensor([0.0, 0.7, 1.5, 1.0, 0.0])
-    drawn = row_head_reference(hidden, model.lm_head.weight, RowDraws(temperatures, keys, positions, positions * 0))
-    scores = logits.float() / temperatures[:, None].clamp_min(1e-9) + gumbel(keys, positions, 0, len(logits[0]))
-    expected = torch.where(temperatures > 0, scores.argmax(dim=-1), greedy.token_ids)
-    assert torch.equal(drawn.token_ids, flag_broken(expected, logits))
-    assert head_kernel.BROKEN == BROKEN

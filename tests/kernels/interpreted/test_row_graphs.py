@@ -6,7 +6,7 @@ import torch
 from tests.kernels.interpreted.conftest import DEVICE
 from tests.kernels.interpreted.test_row_kernels import calls
 
-NAMES = ("row_qkv", "row_linear", "row_parts", "row_norm", "row_residual", "row_gated", "row_head")
+NAMES = ("row_qkv", "row_linear", "row_parts", "row_norm", "row_residual", "row_gated")
 
 
 def made(name):

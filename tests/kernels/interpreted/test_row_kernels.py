@@ -1,4 +1,4 @@
-"""Query, key and value, MLP and head of a few rows: against float64, and bit by bit whatever stands beside a row."""
+"""Query, key and value, MLP and norms of a few rows: against float64, and bit by bit whatever stands beside a row."""
 
 import math
 import random
@@ -9,11 +9,8 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sigma0.decode.random_numbers import key_of
 from sigma0.kernels import row_product
-from sigma0.kernels.counter_noise import gumbel
 from sigma0.kernels.row_gated import row_gated, row_gated_reference
-from sigma0.kernels.row_head import BROKEN, RowDraws, row_head, row_head_reference
 from sigma0.kernels.row_linear import row_linear, row_parts
 from sigma0.kernels.row_norm_kernel import row_norm, row_norm_reference, row_residual, row_residual_reference
 from sigma0.kernels.row_product import Tiling
@@ -208,45 +205,6 @@ def drawn_tiling(seed, dtype, splits=None):
         yield tiling
 
 
-def draws_of(seed, rows):
-    generator = torch.Generator(DEVICE).manual_seed(seed)
-    temperatures = torch.tensor([0.0, 0.3, 1.0, 2.5])[torch.randint(0, 4, (rows,), generator=generator)]
-    keys = torch.tensor([key_of(seed + row) for row in range(rows)], dtype=torch.int64).view(rows, 2)
-    positions, purposes = torch.randint(0, 2**21, (2, rows), generator=generator)
-    return RowDraws(temperatures, keys, positions, purposes % 512)
-
-
-@few
-@given(
-    st.integers(0, 2**16),
-    DTYPES,
-    st.sampled_from([1, 5, 17]),
-    st.sampled_from([40, 150]),
-    st.sampled_from([2, 64, 65, 300]),
-    st.booleans(),
-)
-def test_head(seed, dtype, rows, width, vocabulary, draw):
-    hidden, weight = randoms(seed, dtype, (rows, width), (vocabulary, width))
-    hidden = hidden * math.sqrt(width)
-    draws = draws_of(seed, rows) if draw else None
-    with drawn_tiling(seed, dtype, splits=1):
-        found = row_head(hidden, weight, draws)
-    exact = hidden.double() @ weight.double().T
-    best = torch.softmax(exact, dim=-1).topk(2, dim=-1).values
-    step = 4 * torch.finfo(dtype).eps * max(1.0, float(exact.abs().max()))
-    torch.testing.assert_close(found.margins.double(), best[:, 0] - best[:, 1], rtol=step, atol=step)
-    scores = exact
-    if draws is not None:
-        warm = (draws.temperatures > 0)[:, None]
-        noise = gumbel(draws.keys, draws.positions, draws.purposes, vocabulary).double()
-        scores = exact / torch.where(warm, draws.temperatures[:, None], 1.0) + noise * warm
-    # what wins is as good as the best, within what the logits are rounded by
-    behind = scores.amax(dim=-1) - scores.gather(1, found.token_ids[:, None])[:, 0]
-    assert float(behind.max()) <= step / 0.3 and float(behind.min()) >= 0
-    if dtype == torch.float32:
-        assert torch.equal(found.token_ids, row_head_reference(hidden, weight, draws).token_ids)
-
-
 def in_order(left, right, dtype):
     """A product of matrices in which every number is summed in the order of the inner dimension."""
     return (left.astype(dtype)[:, :, None] * right.astype(dtype)[None]).sum(axis=1)
@@ -271,80 +229,24 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(seed, dtype, rows, data):
     )  # fmt: skip
     hidden = hidden * math.sqrt(width)
     positions, _ = places(seed, rows)
-    flat, draws = torch.arange(rows) + PLACES, draws_of(seed, rows)
+    flat = torch.arange(rows) + PLACES
     cos, sin = tables(head_width, dtype)
 
     def run(which):
         keys, values = planes(1, head_width, dtype)
         query = row_qkv(hidden[which], weight, cos, sin, positions[which], keys, values, flat[which])
-        some = RowDraws(*(part[which] for part in vars(draws).values()))
-        read = row_head(hidden[which], head, some)
         parts = row_parts(row_gated(hidden[which], gate_up), down)
         summed, ahead = row_residual(parts, norm, hidden[which], norm, (EPSILON, EPSILON))
         output = row_norm(ahead, norm, EPSILON, summed)
         logits = row_linear(output, head)
         written = [part.flatten(0, 1)[flat[which]] for part in (keys, values)]
-        return [query, *written, output, logits, read.token_ids, read.margins]
+        return [query, *written, output, logits]
 
     order = torch.tensor(data.draw(st.permutations(range(rows))))
     together = run(order)
     for place in data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=3, unique=True)):
         for alone, beside in zip(run(order[place : place + 1]), together, strict=True):
             assert torch.equal(alone[0], beside[place])
-
-
-def one_hot_head(logits, dtype=torch.float32):
-    """Rows and a weight whose product are these logits `[R, V]`, exactly where one of the numbers is 1."""
-    return torch.eye(len(logits)).to(dtype), logits.t().contiguous().to(dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_equal_logits_give_the_smallest_id(dtype):
-    logits = torch.full((4, 200), -1.0)
-    logits[0, [70, 71, 199]] = 2.0
-    logits[1, [63, 64]] = 2.0
-    logits[2, [5, 130]] = 2.0
-    hidden, weight = one_hot_head(logits, dtype)
-    found = row_head(hidden, weight, None)
-    assert found.token_ids.tolist() == [70, 63, 5, 0] == logits.argmax(-1).tolist()
-    assert found.margins.tolist() == [0.0] * 4
-
-
-def test_logits_that_are_not_finite_are_told():
-    """As `step.sample_greedy` tells them: by the largest; a few of minus infinity are no fault."""
-    logits = torch.randn(6, 150, generator=torch.Generator(DEVICE).manual_seed(0))
-    weight = torch.cat([logits.t(), torch.zeros(150, 6)], dim=1)
-    hidden = torch.cat([torch.eye(6), torch.zeros(6, 6)], dim=1)
-    # an extra number for each broken row, which is 0 elsewhere
-    hidden[0, 6] = torch.nan
-    hidden[1, 7], hidden[3, 8] = torch.inf, -torch.inf
-    weight[100, 7] = 1.0
-    weight[:, 8] = 1.0
-    for number in (2, 4):
-        # one id, and all ids of the first tile
-        hidden[number, 7 + number] = torch.inf
-        weight[: 1 if number == 2 else 64, 7 + number] = -1.0
-    for draws in (None, draws_of(1, 6)):
-        found, expected = row_head(hidden, weight, draws), row_head_reference(hidden, weight, draws)
-        assert torch.equal(found.token_ids, expected.token_ids)
-        torch.testing.assert_close(found.margins, expected.margins, rtol=1e-5, atol=1e-6, equal_nan=True)
-    assert (found.token_ids[[0, 1, 3]] == BROKEN).all() and int((found.token_ids >= 0).sum()) == 1
-
-
-def test_noise_is_that_of_torch():
-    """Where all logits are equal, the noise alone decides."""
-    rows, vocabulary = 64, 700
-    draws = draws_of(5, rows)
-    found = row_head(torch.zeros(rows, 16), torch.zeros(vocabulary, 16), draws).token_ids
-    noise = gumbel(draws.keys, draws.positions, draws.purposes, vocabulary)
-    warm = draws.temperatures > 0
-    assert torch.equal(found[warm], noise.argmax(dim=-1)[warm]) and not found[~warm].any()
-    assert warm.any() and not warm.all()
-
-
-def head_of(hidden, weight, *draws):
-    """The head with its draws one by one, and what it says as a tuple."""
-    return tuple(vars(row_head(hidden, weight, RowDraws(*draws))).values())
 
 
 def residual_of(*arguments):
@@ -359,7 +261,6 @@ def calls(rows=5, dtype=torch.float32):
         3, dtype, (rows, width), (width,), (4 * head_width, width), (48, width), (70, width)
     )  # fmt: skip
     positions, flat = places(3, rows)
-    draws = tuple(vars(draws_of(3, rows)).values())
     qkv = (hidden, weight, *tables(head_width, dtype), positions, *planes(1, head_width, dtype), flat)
     return {
         "row_qkv": (row_qkv, qkv),
@@ -368,7 +269,6 @@ def calls(rows=5, dtype=torch.float32):
         "row_parts": (row_parts, (hidden, head)),
         "row_gated": (row_gated, (hidden, gate_up)),
         "row_residual": (residual_of, (torch.stack([hidden, hidden]).float(), norm, hidden, norm, EPSILON, EPSILON)),
-        "row_head": (head_of, (hidden, head, *draws)),
     }
 
 
@@ -380,9 +280,7 @@ def test_no_rows_are_no_fault():
 
 def test_what_does_not_fit_is_refused():
     found = {name: arguments for name, (_, arguments) in calls().items()}
-    qkv, linear, norm, gated, head = (
-        found[name] for name in ("row_qkv", "row_linear", "row_norm", "row_gated", "row_head")
-    )
+    qkv, linear, norm, gated = (found[name] for name in ("row_qkv", "row_linear", "row_norm", "row_gated"))
     residual = found["row_residual"]
     for function, arguments, place, bad, message in (
         (row_qkv, qkv, 0, qkv[0].double(), "one dtype"),
@@ -403,9 +301,6 @@ def test_what_does_not_fit_is_refused():
         (residual_of, residual, 0, residual[0].double(), "parts in float32"),
         (residual_of, residual, 3, residual[3][:4], "its weight is"),
         (residual_of, residual, 2, residual[2].double(), "parts in float32"),
-        (row_head, (*head[:2], None), 1, head[1][:, :8].contiguous(), "no product"),
-        (row_head, (*head[:2], None), 1, head[1][:1], "2 ids"),
-        (row_head, (*head[:2], None), 2, RowDraws(*(part[:2] for part in head[2:])), "draws of 5 rows"),
     ):
         with pytest.raises(ValueError, match=message):
             function(*arguments[:place], bad, *arguments[place + 1 :])
