@@ -68,7 +68,6 @@ class Variant:
             "PAIRS",
             "OUTPUTS",
             "STEP",
-            ,
             "PARTS",
         )
         flags = [name.lower() for name, value in self.constants.items() if value is True]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from sigma0.decode.attention import PassRows, Placement, RowIndices
 from sigma0.decode.ops import TORCH, depth_attention_reference, operations
@@ -14,6 +15,7 @@ from tests.kernels.interpreted.test_row_kernels import products_in_order  # noqa
 from tests.marks import slow
 from tests.reference import tiny_model, tiny_nanbeige
 
+GridExecutor = pytest.importorskip("triton.runtime.interpreter").GridExecutor
 SEQUENCES, LOOPS, PLACES = 40, 3, 12
 FAMILIES = (tiny_model, tiny_nanbeige)
 
@@ -104,6 +106,49 @@ def test_bits_of_a_pass_do_not_depend_on_company(dtype, family, fused):
         places = slice(sequence * PLACES, (sequence + 1) * PLACES)
         assert torch.equal(own[..., places, :, :], written[..., places, :, :])
     assert len(fused) == 4
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that are no views and make no empty tensor: on a GPU each is a launch or more."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not (func.is_view or "empty" in func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a profile counts them there")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_layer_is_seven_launches(layers, family, monkeypatch):
+    """Beside them a pass has the norm ahead of the first, and counts of parts; its indices are made once."""
+    launched, others = [], Launches()
+    launch = GridExecutor.__call__
+
+    def counted(executor, *args, **kwargs):
+        launched.append(executor.fn.__name__)
+        with _disable_current_modes():
+            return launch(executor, *args, **kwargs)
+
+    model = family(4, num_hidden_layers=layers)
+    model.pack_weights()
+    generator = torch.Generator().manual_seed(0)
+    heads, width = model.config.num_key_value_heads, model.config.head_dim
+    kept = [LayerPlanes(torch.empty(heads, 1, width), LOOPS, 2, PLACES) for _ in range(layers)]
+    hidden = torch.randn(5, model.config.hidden_size, generator=generator)
+    table = torch.tensor([[0, 1, 1, 2], [1, 0, 0, 1], [0, 3, 3, 0], [1, 7, 7, 2], [0, 5, 5, 1]])
+    at = RowIndices(*table.unbind(1))
+    model.reserve_positions(PLACES, hidden)
+    with torch.inference_mode():
+        model.loop(hidden, PassRows(kept, Placement(PLACES, 2 * PLACES + 1), at, triton(), PLACES))
+        monkeypatch.setattr(GridExecutor, "__call__", counted)
+        rows = PassRows(kept, Placement(PLACES, 2 * PLACES + 1), at, triton(), PLACES)
+        with others:
+            model.loop(hidden, rows)
+    assert len(launched) == 7 * layers + 1 and others.count == 1
 
 
 @pytest.mark.usefixtures("on_device")
