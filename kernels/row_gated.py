@@ -11,7 +11,7 @@ A program computes gates and ups of the same numbers, so that neither is written
 import torch
 from torch import Tensor
 
-from sigma0.kernels.row_product import LIBRARY, ROW_TILE, check_product, launch_options, tiling_of
+from sigma0.kernels.row_product import LIBRARY, ROW_TILE, check_product, start, tiling_of
 from sigma0.presence import wants_triton
 
 
@@ -52,7 +52,10 @@ def _launch(hidden: Tensor, gate_up_weight: Tensor) -> Tensor:
     if rows:
         tiling = tiling_of(hidden, gate_up_weight)
         pairs = tiling.outputs // 2
-        _row_gated_kernel[(triton.cdiv(rows, ROW_TILE), triton.cdiv(inner, pairs))](
+        start(
+            _row_gated_kernel,
+            (triton.cdiv(rows, ROW_TILE), triton.cdiv(inner, pairs)),
+            hidden,
             hidden,
             gate_up_weight,
             gated,
@@ -63,7 +66,6 @@ def _launch(hidden: Tensor, gate_up_weight: Tensor) -> Tensor:
             PAIRS=pairs,
             STEP=tiling.step,
             UPCAST=upcasts(_row_gated_kernel, hidden.dtype),
-            **launch_options(hidden.device),
             **tiling.options,
         )
     return gated

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigma0.kernels.row_product import LIBRARY, ROW_TILE, check_product, launch_options, tiling_of
+from sigma0.kernels.row_product import LIBRARY, ROW_TILE, check_product, start, tiling_of
 from sigma0.presence import wants_triton
 
 
@@ -70,7 +70,10 @@ def _launch(hidden: Tensor, weight: Tensor, output: Tensor, tiling: Any) -> None
     rows, width = hidden.shape
     if not rows:
         return
-    _row_linear_kernel[(triton.cdiv(rows, ROW_TILE), triton.cdiv(len(weight), tiling.outputs), tiling.splits)](
+    start(
+        _row_linear_kernel,
+        (triton.cdiv(rows, ROW_TILE), triton.cdiv(len(weight), tiling.outputs), tiling.splits),
+        hidden,
         hidden,
         weight,
         output,
@@ -82,7 +85,6 @@ def _launch(hidden: Tensor, weight: Tensor, output: Tensor, tiling: Any) -> None
         STEP=tiling.step,
         SPLITS=tiling.splits,
         UPCAST=upcasts(_row_linear_kernel, hidden.dtype),
-        **launch_options(hidden.device),
         **tiling.options,
     )
 

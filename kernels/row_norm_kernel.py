@@ -11,7 +11,7 @@ One program has one row, and adds its parts and its squares up in one order. Byt
 import torch
 from torch import Tensor
 
-from sigma0.kernels.row_product import LIBRARY, check_norm, launch_options, norm_reference
+from sigma0.kernels.row_product import LIBRARY, check_norm, norm_reference, start
 from sigma0.presence import wants_triton
 
 # The widest row that a program holds.
@@ -58,7 +58,10 @@ def _launch(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | N
     output = torch.empty((rows, width), dtype=hidden.dtype, device=hidden.device)
     if rows:
         block = triton.next_power_of_2(width)
-        _row_norm_kernel[(rows,)](
+        start(
+            _row_norm_kernel,
+            (rows,),
+            hidden,
             hidden,
             weight,
             added,
@@ -70,7 +73,6 @@ def _launch(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | N
             RESIDUAL=residual is not None,
             BLOCK=block,
             num_warps=norm_warps(block),
-            **launch_options(hidden.device),
         )
     return output
 
@@ -132,7 +134,10 @@ def _launch_residual(
     summed, normed = _residual_shapes(parts, behind, residual, ahead, epsilon_behind, epsilon_ahead)
     if rows:
         block = triton.next_power_of_2(width)
-        _row_residual_kernel[(rows,)](
+        start(
+            _row_residual_kernel,
+            (rows,),
+            residual,
             parts,
             residual if behind is None else behind,
             residual,
@@ -149,7 +154,6 @@ def _launch_residual(
             AHEAD=ahead is not None,
             BLOCK=block,
             num_warps=norm_warps(block),
-            **launch_options(residual.device),
         )
     return summed, normed
 

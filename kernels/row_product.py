@@ -16,6 +16,10 @@ another kernel wrote or reads: every kernel of the chain waits, so that what end
 
 import json
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -157,6 +161,30 @@ def check_norm(hidden: Tensor, weight: Tensor) -> None:
     """
     if tuple(weight.shape) != hidden.shape[1:] or not weight.is_contiguous():
         raise ValueError(f"a norm of {hidden.shape[1]} numbers, but its weight is {tuple(weight.shape)}")
+
+
+# Whether products and norms are compiled where they would be launched.
+_COMPILES_ONLY: ContextVar[bool] = ContextVar("compiles_only", default=False)
+
+
+def start(kernel: Any, grid: tuple[int, ...], like: Tensor, *arguments: object, **options: object) -> None:
+    """Launches a kernel on the device of a tensor; within `compiled_together` has it compiled for that."""
+    options = options | launch_options(like.device)
+    if _COMPILES_ONLY.get():
+        kernel.warmup(*arguments, grid=grid, **options)
+    else:
+        kernel[grid](*arguments, **options)
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """Compiles side by side what is launched meanwhile by `start`, without running it: what it writes is not there."""
+    with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
+        token = _COMPILES_ONLY.set(True)
+        try:
+            yield
+        finally:
+            _COMPILES_ONLY.reset(token)
 
 
 if wants_triton():

@@ -13,7 +13,7 @@ d b for each row.
 import torch
 from torch import Tensor
 
-from sigma0.kernels.row_product import LIBRARY, ROW_TILE, check_product, launch_options, tiling_of
+from sigma0.kernels.row_product import LIBRARY, ROW_TILE, check_product, start, tiling_of
 from sigma0.presence import wants_triton
 
 
@@ -95,7 +95,10 @@ def _launch(
         tiling = tiling_of(hidden, weight)
         pairs = tiling.outputs // 2
         parts = triton.cdiv(head_width // 2, pairs)
-        _row_qkv_kernel[(triton.cdiv(rows, ROW_TILE), heads + 2 * kv_heads, parts)](
+        start(
+            _row_qkv_kernel,
+            (triton.cdiv(rows, ROW_TILE), heads + 2 * kv_heads, parts),
+            hidden,
             hidden,
             weight,
             cos,
@@ -114,7 +117,6 @@ def _launch(
             PAIRS=pairs,
             STEP=tiling.step,
             UPCAST=upcasts(_row_qkv_kernel, hidden.dtype),
-            **launch_options(hidden.device),
             **tiling.options,
         )
     return query

@@ -7,13 +7,16 @@ lane is idle: then a step writes to nobody's lane alone.
 
 from collections.abc import Hashable
 
+import torch
 from torch import Tensor
 
+from sigma0.decode.attention import PassRows, RowIndices
 from sigma0.decode.batch import PassCounts
 from sigma0.decode.graphs import Captured, Function
 from sigma0.decode.lanes import STAGE, Lanes
 from sigma0.decode.late import LateRunner
 from sigma0.decode.model import LoopedModel
+from sigma0.decode.ops import compiled_together
 from sigma0.decode.programs import (
     compile_program,
     model_tensors,
@@ -110,9 +113,23 @@ class GraphRunner(LateRunner):
 
         try:
             with self._announce(f"a step of {count} rows"):
+                if not self.graphs.steps and self.lanes.device.type == "cuda" and batch.ops.project_rows is not None:
+                    self._compile_kernels(batch, count)
                 return self.graphs.capture(self._compiled(step, batch, choice, key) if self.compiles else step)
         finally:
             stages.copy_(before)
+
+    def _compile_kernels(self, batch: Batch, count: int) -> None:
+        """Compiles what a pass launches side by side, where a first pass would compile one kernel after the other."""
+        hidden = self.lanes.hidden[:count]
+        none = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
+        rows = RowIndices(none, none, none, none)
+        with compiled_together():
+            # nobody's rows: they write no K/V
+            view = PassRows(batch.layers, batch.placement, rows, batch.ops, batch.longest, none > 0)
+            self.model.loop(hidden, view)
+            if not self.model.stages[1]:
+                self.model.read(hidden)
 
     def _compiled(self, step: Function, batch: Batch, choice: Choice, key: Hashable) -> Function:
         """The step as a compiled program, which another run of the same shapes uses too."""

@@ -66,6 +66,7 @@ from sigma0.kernels.row_linear import row_linear, row_parts
 from sigma0.kernels.row_norm import norm_rows
 from sigma0.kernels.row_norm_kernel import row_norm, row_residual
 from sigma0.kernels.row_product import DTYPES as ROW_DTYPES
+from sigma0.kernels.row_product import compiled_together
 from sigma0.kernels.row_qkv import row_qkv
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
 from sigma0.presence import wants_triton
@@ -123,6 +124,7 @@ __all__ = [
     "TextMemory",
     "certainty",
     "combined",
+    "compiled_together",
     "copy_past_exits",
     "copy_plane",
     "counter_words",

@@ -272,6 +272,25 @@ def calls(rows=5, dtype=torch.float32):
     }
 
 
+def test_what_is_compiled_ahead_is_not_run():
+    class Kernel:
+        def __init__(self):
+            self.compiled, self.ran = [], []
+
+        def warmup(self, *arguments, grid, **options):
+            self.compiled.append((arguments, grid, options["STEP"]))
+
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: self.ran.append((arguments, grid, options["STEP"]))
+
+    kernel, like = Kernel(), torch.zeros(1)
+    with row_product.compiled_together():
+        row_product.start(kernel, (3,), like, 1, 2, STEP=16)
+    assert kernel.compiled == [((1, 2), (3,), 16)] and not kernel.ran
+    row_product.start(kernel, (3,), like, 1, 2, STEP=16)
+    assert kernel.ran == kernel.compiled and len(kernel.compiled) == 1
+
+
 def test_no_rows_are_no_fault():
     for function, arguments in calls(rows=0).values():
         output = function(*arguments)
