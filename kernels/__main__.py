@@ -1,10 +1,14 @@
 """`python -m sigma0.kernels`: every kernel compiled ahead of time, and what it uses."""
 
 import json
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from multiprocessing import get_context
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from sigma0.kernels.compiler import TARGETS, Compiled, compile_variant
@@ -22,13 +26,22 @@ def main(
 ) -> None:
     """Compile every kernel for every target; exit code 1 on a spill, too much shared memory or narrow loads."""
     wanted = targets.split(",")
-    rows = [compile_variant(variant, target) for target in wanted for variant in variants()]
+    if unknown := set(wanted) - set(TARGETS):
+        raise typer.BadParameter(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
+    jobs = [(target, number) for target in wanted for number, _ in enumerate(variants())]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        rows = list(track(pool.map(_compiled, jobs), "compiling", len(jobs), console=Console(stderr=True)))
     if as_json:
         typer.echo(json.dumps([row.to_dict() for row in rows], indent=1))
     else:
         _print(rows)
     if any(row.fault for row in rows if row.target in REQUIRED):
         raise typer.Exit(1)
+
+
+def _compiled(job: tuple[str, int]) -> Compiled:
+    target, number = job
+    return compile_variant(next(islice(variants(), number, None)), target)
 
 
 def _print(rows: list[Compiled]) -> None:
