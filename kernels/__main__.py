@@ -2,7 +2,6 @@
 
 import json
 from concurrent.futures import ProcessPoolExecutor
-from itertools import islice
 from multiprocessing import get_context
 from typing import Annotated
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from sigma0.kernels.compiler import TARGETS, Compiled, compile_variant
+from sigma0.kernels.compiler import TARGETS, Compiled, compile_numbered
 from sigma0.kernels.variants import variants
 
 REQUIRED = ("sm_80", "sm_90")
@@ -30,18 +29,13 @@ def main(
         raise typer.BadParameter(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
     jobs = [(target, number) for target in wanted for number, _ in enumerate(variants())]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        rows = list(track(pool.map(_compiled, jobs), "compiling", len(jobs), console=Console(stderr=True)))
+        rows = list(track(pool.map(compile_numbered, jobs), "compiling", len(jobs), console=Console(stderr=True)))
     if as_json:
         typer.echo(json.dumps([row.to_dict() for row in rows], indent=1))
     else:
         _print(rows)
     if any(row.fault for row in rows if row.target in REQUIRED):
         raise typer.Exit(1)
-
-
-def _compiled(job: tuple[str, int]) -> Compiled:
-    target, number = job
-    return compile_variant(next(islice(variants(), number, None)), target)
 
 
 def _print(rows: list[Compiled]) -> None:

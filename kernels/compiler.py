@@ -4,6 +4,7 @@ import re
 import subprocess
 import tempfile
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sigma0.kernels.variants import Variant
+from sigma0.kernels.variants import Variant, variants
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -95,6 +96,12 @@ def compile_variant(variant: Variant, target: str) -> Compiled:
         load_width=width,
         fault=_fault(target, spills, shared, width),
     )
+
+
+def compile_numbered(job: tuple[str, int]) -> Compiled:
+    """`compile_variant` of a target and the number of a variant, for a process that can be told no more."""
+    target, number = job
+    return compile_variant(next(islice(variants(), number, None)), target)
 
 
 def _fault(target: str, spills: int | None, shared: int, width: int | None) -> str | None:
