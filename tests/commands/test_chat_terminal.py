@@ -11,6 +11,8 @@ import time
 import psutil
 import pytest
 
+from sigma0.commands import chat_terminal
+
 PATIENCE_SECONDS = 30
 STORY = "Mary went to the park. The hat is with Mary. Where is the hat?"
 # noise, of which this seed writes hundreds of tokens
@@ -138,8 +140,7 @@ def test_a_plain_installation_has_a_conversation_too(terminal):
     assert chat.process.wait(PATIENCE_SECONDS) == 0
 
 
-@pytest.mark.slow
-def test_a_history_without_the_extra_names_it(tmp_path):
-    code = f"{NO_EDITOR}\nfrom sigma0.commands.chat_terminal import terminal_lines\nterminal_lines('lines', None)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "pip install 'sigma0-lm[chat]'" in result.stderr
+def test_a_history_without_the_extra_names_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(chat_terminal, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=re.escape("pip install 'sigma0-lm[chat]'")):
+        chat_terminal.terminal_lines(tmp_path / "lines", None)

@@ -90,7 +90,7 @@ def test_other_conditions_are_another_run(ledger, tmp_path):
     assert len({row.run for row in read_rows(copy)}) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_text_file_is_measured_without_accuracy(tmp_path):
     text = tmp_path / "prompts.txt"
     text.write_text("Mary went to the park.\n\nTom is with\n\nThe cup is in the hat. The hat")
@@ -169,7 +169,7 @@ def test_a_ledger_without_rows_of_fidelity_is_told(ledger, tmp_path):
     assert result.exit_code == 2 and "no row of fidelity" in result.output
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_corrected_answers_are_another_run(tmp_path):
     out, questions = tmp_path / "rows.jsonl", tmp_path / "q.jsonl"
     for answer in ("wrong", " Mary is in the park. "):

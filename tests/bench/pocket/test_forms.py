@@ -140,7 +140,7 @@ def test_the_forms_pieces_are_one_token_each_and_leave_other_texts_as_they_were(
         assert own.decode(own.encode(reply, add_special_tokens=False)) == reply
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_form_of_a_story_fits_a_row():
     recipe = RECIPES["pocket-solver"]
     own = recipe.tokenizer()

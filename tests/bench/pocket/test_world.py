@@ -167,7 +167,7 @@ def test_more_difficult_stories_are_longer() -> None:
     assert words == sorted(words) and len(set(words)) == len(words)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_guesses_that_read_no_question_are_worth_at_most_a_quarter() -> None:
     right: dict[tuple[str, int, str], list[bool]] = defaultdict(list)
     for index in range(8000):
