@@ -61,6 +61,7 @@ def test_a_second_start_measures_nothing_again(ledger):
     assert [row["mode"] for row in printed] == [row.mode for row in rows_of(ledger)]
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_goes_on_behind_its_last_whole_row(ledger, tmp_path):
     copy = tmp_path / "rows.jsonl"
     lines = ledger.read_bytes().splitlines(keepends=True)

@@ -126,7 +126,7 @@ def test_where_the_time_of_a_token_goes():
     assert line[3:] == ["80.0 %", "160", "20", "16", "10", "2", "4", "4", "1000"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rows_from_before_stay_valid_and_have_no_roofline():
     old = timed().model_dump(exclude=set(NEW_FIELDS))
     row = SpeedRow.model_validate(old)
