@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 
@@ -64,6 +65,8 @@ def _take_terminal(screen):
 
     # what Ctrl-C in this terminal interrupts
     fcntl.ioctl(screen, termios.TIOCSCTTY, 0)
+    # tests that run in the background were told to ignore it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
