@@ -35,6 +35,8 @@ LONGEST = (
     "bench/gpu/test_gpu.py",
     "bench/harness/test_commands.py",
     "decode/test_parallel.py",
+    "models/test_raven_parallel.py",
+    "serve/page/test_page.py",
     "test_start.py",
 )
 STARTED = pytest.StashKey[tuple[float, int, dict[int, float]]]()

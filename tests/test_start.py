@@ -69,7 +69,7 @@ def test_the_list_of_commands_imports_no_command(option):
     assert len(modules) < 1000
 
 
-@pytest.mark.grid(fast=3, slow=5)
+@pytest.mark.grid(fast=3, slow=1)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_a_command_imports_nothing_that_runs_it(name):
     modules = loaded(COMMAND, name, "--help")

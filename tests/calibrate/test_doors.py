@@ -44,7 +44,7 @@ def test_nothing_let_through_proves_nothing():
     assert risk_p_value(0, 0, 0.3) == 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_promise_holds_in_repeated_draws():
     """The true risk above a threshold t, of answers that are right with chance c^0.3, is known; all draws are fresh."""
     rng, allowed, confidence, runs = np.random.default_rng(0), 0.12, 0.9, 400

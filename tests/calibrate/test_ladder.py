@@ -51,7 +51,7 @@ def test_an_agreement_is_kept_by_the_ladder(pair, tokenizer):
         assert (token.rung == "large") == (math.exp(-alone.entropy) < found.below)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_check_is_made_on_prompts_that_had_no_part(pair, tokenizer):
     """Every fifth prompt of a shuffled list; the threshold does not change with what the small model says there."""
     prompts = [tuple(tokenizer(text)["input_ids"]) for text in TEXTS[:40]]

@@ -26,6 +26,7 @@ def prompts():
     return [tuple(torch.randint(8, 61, (2 + k % 3,), generator=generator).tolist()) for k in range(10)]
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [slow("qexit"), "margin"])
 def test_the_choice_has_the_fewest_passes(model, prompts, mode):

@@ -13,7 +13,7 @@ from sigma0.calibrate.report import print_result
 from sigma0.calibrate.teacher_forcing import ForcedText, read_forced
 from sigma0.cli import app
 from sigma0.config import ExitConfig
-from tests.marks import slow
+from tests.marks import exhaustive, slow
 from tests.models.raven_reference import Reference, save_raven, tiny_raven
 
 
@@ -38,7 +38,7 @@ def test_readings_take_earlier_tokens_at_the_last_loop(layout):
             assert found.same[:, place].tolist() == [each == top[-1] for each in top]
 
 
-@pytest.mark.parametrize("mode", ["margin", slow("converge"), slow("accel")])
+@pytest.mark.parametrize("mode", ["margin", exhaustive("converge"), exhaustive("accel")])
 def test_a_threshold_is_found_and_checked(prompts, mode, capsys):
     model = tiny_raven("pre", 103, n_layers_in_coda=1)
     model.generation_config.eos_token_id = None
@@ -69,7 +69,7 @@ def test_the_command_stores_what_it_found(tmp_path, pocket):
     assert model.resolve_exit_config(ExitConfig(mode="margin")).theta == model.exit_thresholds.margin.theta
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_rules_are_those_that_read_no_gate(tmp_path, pocket):
     folder = save_raven(tmp_path / "raven", pocket[1], "pre", 109, n_layers_in_coda=1)
     lines = [json.dumps({"prompt": f"Where is {name} {number}?"}) for name in ("Mary", "John") for number in range(60)]

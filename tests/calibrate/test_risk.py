@@ -64,7 +64,7 @@ def test_the_command_stores_a_certificate(labelled, tmp_path):
     assert result.exit_code == 2 and "--door-rule belongs to --objective risk" in result.output
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_risk_that_cannot_be_kept_is_told(labelled):
     asked = ["calibrate", "pocket", "--objective", "risk", "--prompts", str(labelled), "--max-new-tokens", "3"]
     result = CliRunner().invoke(app, [*asked, "--risk", "0.3"])  # three tokens are no whole answer
@@ -97,7 +97,7 @@ def test_answers_are_needed_and_copies_are_not():
         calibrate_doors(model, tokenizer, [*known, known[0]], risk=0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_the_model_asks_for_besides_is_kept(labelled):
     """The promise is made under the policy that is stored, patience and all."""
     model, tokenizer = sigma0.load("pocket", dtype="float32")
@@ -115,7 +115,7 @@ def test_calibrating_with_breaks_is_refused(labelled, monkeypatch):
         calibrate_doors(model, tokenizer, read_prompts(labelled), risk=0.45)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_prompt_has_two_parts(labelled, monkeypatch):
     """Thresholds are ranked, tested and checked on three parts of the prompts that have none in common."""
     model, tokenizer = sigma0.load("pocket", dtype="float32")
@@ -236,7 +236,7 @@ def test_an_answer_is_judged_as_a_user_would_have_it():
                 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_exit_rule_takes_the_door_of_the_one_before_away(labelled, tmp_path):
     """The shipped model has a door, which keeps its promise under the rule that it was calibrated with."""
     assert sigma0.load("pocket", dtype="float32")[0].confidence_model is not None

@@ -4,12 +4,15 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 
 import pytest
 
-PATIENCE_SECONDS = 120
+from sigma0.commands import chat_terminal
+
+PATIENCE_SECONDS = 30
 STORY = "Mary went to the park. The hat is with Mary. Where is the hat?"
 # noise, of which this seed writes hundreds of tokens
 NOISE = ("--temperature", "60", "--seed", "3", "--max-new-tokens", "1900", "--on-collapse", "ignore")
@@ -37,11 +40,15 @@ class Terminal:
     def type(self, keys):
         os.write(self._keyboard, keys.encode())
 
-    def until(self, pattern):
-        """What is on the screen up to the pattern, from where it was read last."""
+    def until(self, pattern, again=""):
+        """What is on the screen up to the pattern, from where it was read last; `again` is typed in silence."""
+        left = PATIENCE_SECONDS
         while not (match := re.search(pattern, self._text)):
-            ready, _, _ = select.select([self._keyboard], [], [], PATIENCE_SECONDS)
-            assert ready, f"no {pattern!r} within {PATIENCE_SECONDS} s: {self._text!r}"
+            if not select.select([self._keyboard], [], [], 1)[0]:
+                left -= 1
+                assert left, f"no {pattern!r} within {PATIENCE_SECONDS} s: {self._text!r}"
+                self.type(again)
+                continue
             self._text += _STEERING.sub("", os.read(self._keyboard, 4096).decode(errors="replace"))
         before, self._text = self._text[: match.end()], self._text[match.end() :]
         return before
@@ -58,6 +65,8 @@ def _take_terminal(screen):
 
     # what Ctrl-C in this terminal interrupts
     fcntl.ioctl(screen, termios.TIOCSCTTY, 0)
+    # tests that run in the background were told to ignore it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -121,16 +130,15 @@ def test_a_plain_installation_has_a_conversation_too(terminal):
     chat.until(r"The hat is in the park\.\n8 tokens, mean depth")
     chat.until(r"\n> ")
     chat.type("Where")
-    # an interrupt ahead of the first key that is read would wait for the next one
     chat.until("Where")
     chat.type("\x03")
-    chat.until(r"Ctrl-D or /quit leaves\s+> ")
+    # Python sees an interrupt that comes between two waits of `readline` only with the next one
+    chat.until(r"Ctrl-D or /quit leaves\s+> ", again="\x03")
     chat.type("\x04")
     assert chat.process.wait(PATIENCE_SECONDS) == 0
 
 
-@pytest.mark.slow
-def test_a_history_without_the_extra_names_it(tmp_path):
-    code = f"{NO_EDITOR}\nfrom sigma0.commands.chat_terminal import terminal_lines\nterminal_lines('lines', None)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "pip install 'sigma0-lm[chat]'" in result.stderr
+def test_a_history_without_the_extra_names_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(chat_terminal, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=re.escape("pip install 'sigma0-lm[chat]'")):
+        chat_terminal.terminal_lines(tmp_path / "lines", None)

@@ -14,16 +14,16 @@ from sigma0 import ExitConfig
 from sigma0.cli import app
 from sigma0.decode.repetition import CollapseStop
 from sigma0.signals.canary import Adaptation, Tighten
-from tests.marks import slow
+from tests.marks import exhaustive, slow
 
 CIRCLES = "hello world"
 ORDINARY = "Mary went to the park. The hat is with Mary. Where is the hat?"
 CONFIGS = [
     ExitConfig(mode="margin", theta=0.9),
     slow(ExitConfig(q=0.3)),
-    slow(ExitConfig(mode="full")),
+    exhaustive(ExitConfig(mode="full")),
     ExitConfig(q=0.3, after_exit="verify"),
-    slow(ExitConfig(q=0.3, after_exit="verify", redraft=False)),
+    exhaustive(ExitConfig(q=0.3, after_exit="verify", redraft=False)),
     slow(ExitConfig(q=0.3, after_exit="drop")),
 ]
 

@@ -83,7 +83,7 @@ def test_every_mode_is_one_graph_and_writes_what_the_eager_step_writes(model, tr
     assert_same(*both(model, batch, mode))
 
 
-@pytest.mark.grid(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["qexit", "verify"])
 def test_drawn_tokens_are_those_of_the_eager_step(model, traced, mode):
     assert_same(*both(model, 2, mode, do_sample=True, temperature=0.8, top_k=9))

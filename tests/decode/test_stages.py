@@ -169,7 +169,7 @@ def test_a_whole_text_is_read_position_by_position(layout, mode, threshold):
     assert torch.allclose(out.logits[0].double(), logits, atol=1e-4, rtol=0)
 
 
-@pytest.mark.grid(fast=2, slow=4)
+@pytest.mark.grid(fast=2, slow=1)
 @pytest.mark.parametrize("after", ["finish", "drop"])
 @pytest.mark.parametrize("layout", SHAPES)
 def test_single_tokens_are_decoded_as_generate_does(layout, after, monkeypatch):

@@ -94,7 +94,7 @@ def chi_square(counts, law):
         slow(FIRST, None, False, 4_000),
         exhaustive(FIRST, None, False, 20_000),
         exhaustive(replace(FIRST, redraft=False), None, False, 20_000),
-        slow(ExitConfig(q=0.6, after_exit="verify"), EOS, False, 20_000),
+        exhaustive(ExitConfig(q=0.6, after_exit="verify"), EOS, False, 20_000),
         exhaustive(ExitConfig(mode="margin", theta=0.3, after_exit="verify"), EOS, True, 20_000),
     ],
     ids=["fixed, few draws", "fixed", "one draft", "qexit with an end", "margin in company"],
@@ -124,6 +124,7 @@ def keeps_the_first_q(patch):
     patch.setattr(row_sampling, "remember", remember)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong, config",
@@ -138,7 +139,7 @@ def test_a_wrong_judgement_fails_the_same_test(small, monkeypatch, wrong, config
     assert chi_square(joint_law(small, config, 4_000), exact_law(small)) > 8
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_redrawn_token_remembered_with_the_old_q_fails_the_same_test(small, monkeypatch):
     redrawn, first = [], {}
 

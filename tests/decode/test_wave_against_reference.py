@@ -151,7 +151,7 @@ def test_second_turn_of_a_padded_batch():
     assert torch.equal(second.exit_depths, fresh.exit_depths)
 
 
-@pytest.mark.grid(fast=4, slow=4)
+@pytest.mark.grid(fast=4, slow=1)
 @pytest.mark.parametrize("hide_the_end", [False, True])
 @pytest.mark.parametrize("lockstep", [False, True])
 @pytest.mark.parametrize("after_exit", ["finish", "drop"])

@@ -127,7 +127,7 @@ def assert_same_state(ours, theirs):
     assert exits[0] is None or torch.equal(*exits)
 
 
-@pytest.mark.grid(fast=2, slow=4)
+@pytest.mark.grid(fast=2, slow=2)
 @pytest.mark.parametrize("noted", [False, True])
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("batch", [1, 4, 16])
@@ -156,7 +156,7 @@ def outcome(outputs):
     return outputs.sequences.tolist(), outputs.exit_depths.tolist(), outputs.exit_reasons, counts
 
 
-@pytest.mark.grid(fast=2, slow=4)
+@pytest.mark.grid(fast=2, slow=2)
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("after_exit", ["finish", "verify", "drop"])
 def test_tokens_depths_reasons_and_counts_are_the_eager_runners(after_exit, draws, monkeypatch):

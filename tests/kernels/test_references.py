@@ -187,7 +187,7 @@ def test_noise_and_walks_do_not_diverge():
         assert "diverge" not in fates(walk)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 30), st.integers(1, 150), st.integers(0, 2**16), st.booleans())
 def test_collapse_tells_what_the_definitions_say(vocabulary, tokens, seed, greedy):

@@ -70,7 +70,7 @@ def all_rungs(looped, plain, tokenizer):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     POLICIES,

@@ -58,7 +58,7 @@ def pocket():
 
 
 # Seconds for endpoints that never end by themselves, or not before; all others have as long as a busy machine takes.
-ENDLESS = {"hangs": 1.0, "dribbles": 1.0, "comments": 0.5, "slow-headers": 0.5, "stalls": 0.5, "stays-open": 5.0}
+ENDLESS = {"hangs": 1.0, "dribbles": 0.6, "comments": 0.5, "slow-headers": 0.5, "stalls": 0.5, "stays-open": 2.0}
 
 
 def ladder(pocket, url, names, policy=None, budget=None, **settings):

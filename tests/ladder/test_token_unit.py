@@ -66,7 +66,7 @@ def told(generation, names):
     return [(token.id, names.index(token.rung)) for token in generation.tokens]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @SLOW
 @given(
     st.lists(st.sampled_from(TEXTS), min_size=1, max_size=3),

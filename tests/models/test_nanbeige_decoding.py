@@ -106,7 +106,7 @@ def test_tokens_depths_passes_and_rows_are_those_of_a_run_of_all_loops(after_exi
     assert any(1 < depth < total for depth, total in depths_seen)
 
 
-@pytest.mark.grid(fast=3, slow=3)
+@pytest.mark.grid(fast=3, slow=1)
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("mode", ["margin", "converge", "accel"])
 def test_a_batch_of_mixed_lengths_is_each_row_alone(mode, skip):
@@ -120,7 +120,7 @@ def test_a_batch_of_mixed_lengths_is_each_row_alone(mode, skip):
     assert len(set(together.exit_depths.flatten().tolist())) > 1
 
 
-@pytest.mark.grid(fast=2, slow=3)
+@pytest.mark.grid(fast=2, slow=1)
 @pytest.mark.parametrize(
     "config", [MODES["verify"], ExitConfig(mode="margin", theta=0.02), ExitConfig(mode="fixed", depth=1)], ids=str
 )
@@ -188,7 +188,7 @@ def test_every_mode_is_one_graph(mode, skip, monkeypatch):
     assert (compiled.loop_passes, compiled.loop_rows) == (eager.loop_passes, eager.loop_rows)
 
 
-@pytest.mark.grid(fast=0, slow=1)
+@pytest.mark.exhaustive
 @needs_compiler
 @pytest.mark.parametrize(
     ("mode", "skip"), [("margin", False), slow("verify-margin", True), exhaustive("converge", True)]

@@ -78,11 +78,12 @@ def share_of(rank, folders, goldens, target):
     return found
 
 
-@pytest.fixture(scope="module", params=[2, exhaustive(4)])
+@pytest.fixture(
+    scope="module", params=[(2, ("post",)), exhaustive((2, ("sandwich", "pre"))), exhaustive((4, ("sandwich",)))]
+)
 def shared(request, tmp_path_factory):
     """The folders, and what each process found."""
-    target, count = tmp_path_factory.mktemp("shared"), request.param
-    layouts = [layout for layout in GOLDEN if layout == "sandwich" or count == 2]
+    target, (count, layouts) = tmp_path_factory.mktemp("shared"), request.param
     folders = {layout: tiny_folder(target / f"{layout}-whole", layout) for layout in layouts}
     tiny_model(0, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=True).save_pretrained(
         target / "ouro-whole"
@@ -137,7 +138,7 @@ def odd_share(rank, folder):
     return str(error.value)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_heads_that_do_not_divide_are_refused(tmp_path):
     tiny_raven("post", 0).save_pretrained(tmp_path / "odd")
     first, second = in_processes(2, odd_share, tmp_path, str(tmp_path / "odd"))

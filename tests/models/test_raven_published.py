@@ -22,7 +22,7 @@ def settings_of(published, kind):
         yield name, policy, criterion, float(threshold)
 
 
-@pytest.mark.grid(fast=0, slow=1)
+@pytest.mark.exhaustive
 def test_every_stored_exit_is_met(published):
     runs = list(settings_of(published, "exits"))
     assert len(runs) >= 8

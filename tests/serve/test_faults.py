@@ -40,7 +40,7 @@ def _quiet():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_mixed_run_is_mixed_and_the_same_each_time(bench, counted):
     report, faults = counted
     assert len(report.outcomes) == 40 and report.held == {} and report.counted == 40 and report.health == 200

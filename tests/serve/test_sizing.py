@@ -286,7 +286,7 @@ def _most_of_a_pass(model, tokenizer, requests, prompt, exits):
     return most
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize(
     ("changes", "requests", "prompt"),
     [

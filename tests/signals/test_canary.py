@@ -30,7 +30,7 @@ def llama():
     return LlamaForCausalLM(config).eval()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 20), st.integers(1, 150), st.integers(1, 3), st.integers(0, 2**16))
 def test_readings_are_the_definitions_for_each_sequence(vocabulary, tokens, batch, seed):
@@ -50,7 +50,7 @@ def test_readings_are_the_definitions_for_each_sequence(vocabulary, tokens, batc
     assert reading.proximity.shape == (batch,) and bool(((reading.proximity >= 0) & (reading.proximity <= 1)).all())
 
 
-@pytest.mark.grid(fast=4, slow=4)
+@pytest.mark.grid(fast=4, slow=1)
 @pytest.mark.parametrize("period", [1, 2, 9, 13, 14, 27, 40, 64])
 def test_loops_are_noticed(period):
     """Whatever the logits say: here they are flat."""

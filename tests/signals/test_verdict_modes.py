@@ -78,7 +78,7 @@ def test_what_asks_no_rule_opens_the_door_by_confidence_and_says_what_the_rule_w
     assert True in met
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(
     st.sampled_from(MODELS),
     st.sampled_from(("qexit", "margin", "converge", "accel", "accel-steps")),

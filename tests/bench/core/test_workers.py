@@ -94,7 +94,7 @@ def quiet(monkeypatch):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_workers_share_the_items_and_a_killed_ones_are_done_again_once(tmp_path, quiet):
     """One of them kills its worker the first time; each result is kept once, and nothing listens to other machines."""
     path, marker = tmp_path / "work.jsonl", tmp_path / "died"

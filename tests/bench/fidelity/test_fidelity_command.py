@@ -61,6 +61,7 @@ def test_a_second_start_measures_nothing_again(ledger):
     assert [row["mode"] for row in printed] == [row.mode for row in rows_of(ledger)]
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_goes_on_behind_its_last_whole_row(ledger, tmp_path):
     copy = tmp_path / "rows.jsonl"
     lines = ledger.read_bytes().splitlines(keepends=True)
@@ -90,7 +91,7 @@ def test_other_conditions_are_another_run(ledger, tmp_path):
     assert len({row.run for row in read_rows(copy)}) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_text_file_is_measured_without_accuracy(tmp_path):
     text = tmp_path / "prompts.txt"
     text.write_text("Mary went to the park.\n\nTom is with\n\nThe cup is in the hat. The hat")
@@ -169,7 +170,7 @@ def test_a_ledger_without_rows_of_fidelity_is_told(ledger, tmp_path):
     assert result.exit_code == 2 and "no row of fidelity" in result.output
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_corrected_answers_are_another_run(tmp_path):
     out, questions = tmp_path / "rows.jsonl", tmp_path / "q.jsonl"
     for answer in ("wrong", " Mary is in the park. "):

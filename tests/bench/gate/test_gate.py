@@ -57,7 +57,7 @@ def test_doubts_are_those_of_single_generations(pocket):
         assert all(late >= early for late, early in zip(doubts.settled[number], doubts.oracle[number], strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_rule_keeps_its_promise_on_the_split_that_chose_it(pocket):
     model, tokenizer = pocket
     rows = compare_rules(model, tokenizer, 6, "test", 0, target=0.5)
@@ -77,7 +77,7 @@ def test_rules_refuse_what_makes_no_sense(pocket, split, target, named):
         compare_rules(*pocket, 3, split, 0, target)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_report_adds_up(pocket):
     steps = []
     report = measure_gate(*pocket, "pocket", n=8, rules_n=3, on_step=steps.append)

@@ -75,7 +75,7 @@ def test_lm_eval_runs_our_model_and_keeps_its_depths(tmp_path):
     assert len((tmp_path / "depths.jsonl").read_text().splitlines()) == 3 * QUESTIONS
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_harnesses
 def test_inspect_runs_our_model_and_keeps_its_verdicts(tmp_path):
     run(COMMANDS[2], tmp_path)

@@ -118,7 +118,7 @@ def test_the_command_writes_rows_and_draws_them(tmp_path):
     assert refused.exit_code == 2 and "no such unit: 'draft'" in refused.output
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_measures_hard_stories_under_another_exit(tmp_path, monkeypatch):
     points = [Setting("small only", Never()), Setting("always", Always())]
     monkeypatch.setitem(command.UNITS, "token", lambda doors: points)

@@ -18,7 +18,7 @@ def drawn(seed=0, prompts=120, tokens=8):
     return signs, differs, np.repeat(np.arange(prompts), tokens)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_sign_that_differences_follow_is_found():
     found = score(*drawn(), resamples=100)
     assert tuple(found) == SIGNS

@@ -64,6 +64,7 @@ def judge(tree, worker, cache, mutants, minutes=1.0):
     return judged
 
 
+@pytest.mark.exhaustive
 def test_killed_survived_hung_and_not_run(tree, worker, cache):
     judged = judge(tree, worker, cache, [KILLED, SURVIVES, HANGS, NOT_RUN, AT_THE_TOP])
     assert [each.outcome for each in judged] == ["killed", "survived", "timed out", "survived", "survived"]

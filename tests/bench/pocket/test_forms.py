@@ -128,7 +128,7 @@ def test_a_share_of_questions_is_asked_in_forms_always_the_same():
     assert changed == pytest.approx(0.4, abs=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_forms_pieces_are_one_token_each_and_leave_other_texts_as_they_were(tokenizer):
     own = RECIPES["pocket-solver"].tokenizer()
     assert len(own) == len(tokenizer) + len(TOKENS)
@@ -140,7 +140,7 @@ def test_the_forms_pieces_are_one_token_each_and_leave_other_texts_as_they_were(
         assert own.decode(own.encode(reply, add_special_tokens=False)) == reply
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_form_of_a_story_fits_a_row():
     recipe = RECIPES["pocket-solver"]
     own = recipe.tokenizer()

@@ -155,7 +155,7 @@ def test_a_share_of_the_rows_starts_from_drawn_states(tokenizer: PreTrainedToken
     assert not torch.equal(one, other) and torch.equal(other, again)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_few_steps_lower_the_loss(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     recipe = replace(TINY, width=32, note_steps=60, note_batch=8, lessons=(Lesson("answers", 1, 1, trails=False),))
     train(replace(recipe, peak_rate=1e-2), tokenizer, tmp_path)

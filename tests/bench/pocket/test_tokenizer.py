@@ -50,7 +50,7 @@ def test_world_words_are_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
             assert len(ids(tokenizer, item.answer)) == len(ids(tokenizer, f" {item.answer}"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_training_again_gives_the_same_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None:
     assert build_tokenizer().backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
 

@@ -108,7 +108,7 @@ def test_data_of_every_stage_are_in_the_fingerprint(
     assert TINY.fingerprint(tokenizer) != before
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_other_data_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     assert train(TINY, tokenizer, tmp_path, minutes=0.0) is None
     with pytest.raises(ValueError, match="other settings"):

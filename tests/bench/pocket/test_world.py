@@ -142,7 +142,7 @@ def test_hops_rise_with_the_difficulty(kind: str, deepest: int) -> None:
     assert all(len(lengths) >= 4 for lengths in chains), "fewer than four places make a guess worth more than a quarter"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_splits_share_no_story_even_under_one_seed() -> None:
     stories = {split: {draw(split, 0, index, difficulty=1).story for index in range(400)} for split in SPLITS}
     assert all(split_of(story) == split for split, told in stories.items() for story in told)
@@ -167,7 +167,7 @@ def test_more_difficult_stories_are_longer() -> None:
     assert words == sorted(words) and len(set(words)) == len(words)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_guesses_that_read_no_question_are_worth_at_most_a_quarter() -> None:
     right: dict[tuple[str, int, str], list[bool]] = defaultdict(list)
     for index in range(8000):

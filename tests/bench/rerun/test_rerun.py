@@ -137,7 +137,7 @@ def test_the_command_line_is_run_by_this_python(tmp_path):
     assert found["kind"] == "computed" and found["model"] == "ouro-1.4b"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["calibration-worlds"])
 def test_a_quick_part_gives_what_is_committed(name):
     found = CliRunner().invoke(app, ["all", "--quick", "--only", name, "--json"])

@@ -54,7 +54,7 @@ def prompts(count):
     return [(number + 5, *rng.integers(40, 90, int(rng.integers(3, 30))).tolist()) for number in range(count)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_simulation_takes_as_long_as_the_engine(model, lawful):
     conditions = Conditions.model_validate({**CONDITIONS, "max_new_tokens": 5})
     told = []

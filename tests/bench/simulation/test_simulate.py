@@ -114,6 +114,7 @@ def test_more_requests_wait_longer_until_they_are_refused(file):
     assert full.asked < 1.1 * most and found[0].asked == pytest.approx(0.1 * most, rel=0.1)
 
 
+@pytest.mark.exhaustive
 def test_nobody_waits_where_nobody_may(file):
     fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()
     many, none = (
@@ -125,6 +126,7 @@ def test_nobody_waits_where_nobody_may(file):
     assert none.refused > many.refused
 
 
+@pytest.mark.exhaustive
 def test_a_chat_that_stays_finds_its_prefix(file):
     fleets, traffic = Fleets(read_inputs(file)[0]), Traffic(turns=4.0, think=1.0)
     seen = {
@@ -134,6 +136,7 @@ def test_a_chat_that_stays_finds_its_prefix(file):
     assert seen["session-affine"].cached > 0.4 > 0.2 > seen["random"].cached
 
 
+@pytest.mark.exhaustive
 def test_short_traffic_alone_is_answered_sooner(file):
     fleets = Fleets(read_inputs(file)[0])
     only = {
@@ -188,6 +191,7 @@ def test_the_report_has_page_and_pictures(file, tmp_path):
         assert told in page
 
 
+@pytest.mark.exhaustive
 def test_what_depths_apart_change_is_told_run_by_run(file, tmp_path):
     out = tmp_path / "ledger.jsonl"
     assert run("simulate", "--inputs", file, *QUICK, "--rates", "5", "--out", out).exit_code == 0
@@ -253,6 +257,7 @@ def test_damaged_inputs_are_refused(file, changes, message):
         read_inputs(file)
 
 
+@pytest.mark.exhaustive
 def test_the_committed_rows_are_of_the_committed_inputs():
     """And one of them comes out again, digit for digit, but for what rounding of another machine may change."""
     inputs, digest = read_inputs(RESULTS / "simulation-inputs.json")

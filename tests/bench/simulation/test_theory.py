@@ -41,7 +41,7 @@ def erlang_c(count, load):
     return full / (free + full)
 
 
-@pytest.mark.grid(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("load", [0.6, *exhaustive(0.3, 0.8)])
 def test_one_exponential_server_waits_as_m_m_1(load):
     found = courses(1, exponential(), load, warm=500, measured=12000)

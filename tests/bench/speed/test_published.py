@@ -26,7 +26,7 @@ def folder(tmp_path):
     return tmp_path / "code"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_writes_the_tokens_of_full_depth(folder, tmp_path):
     result = run(folder, "--ways", "full", "--out", str(tmp_path / "ledger.jsonl"), "--json")
     assert result.exit_code == 0, result.output

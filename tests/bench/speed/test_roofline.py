@@ -126,7 +126,7 @@ def test_where_the_time_of_a_token_goes():
     assert line[3:] == ["80.0 %", "160", "20", "16", "10", "2", "4", "4", "1000"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rows_from_before_stay_valid_and_have_no_roofline():
     old = timed().model_dump(exclude=set(NEW_FIELDS))
     row = SpeedRow.model_validate(old)
@@ -135,7 +135,7 @@ def test_rows_from_before_stay_valid_and_have_no_roofline():
     assert len(speed_parts([row])) == 1 and "## Roofline" in speed_parts([timed()])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_last_run_of_each_runner_is_shown():
     eager, graphs = timed(time="1"), timed(time="2", runner="cudagraph")
     page = "\n".join(speed_parts([eager, graphs, timed(time="3")]))
@@ -146,7 +146,7 @@ def test_a_copy_has_a_bandwidth():
     assert copy_bandwidth(torch.device("cpu")) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_launches_cost_is_told_by_runner():
     assert launch_table([timed(), timed(time="3"), timed(way="huggingface", runner="eager")]) is None
     graphs = timed(runner="cudagraph", milliseconds_per_token=Figure(value=17.0, low=17.0, high=17.0))

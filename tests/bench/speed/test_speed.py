@@ -207,7 +207,7 @@ def test_a_file_without_a_recorded_course_is_named(tmp_path):
         RecordedCourse.read(file)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_course_command_writes_what_it_records(tmp_path):
     out = tmp_path / "course.json"
     result = CliRunner().invoke(app, ["course", "pocket", "--exit-config", '{"q": 0.5}', "--out", str(out)])
@@ -289,7 +289,7 @@ def test_a_row_of_another_shape_is_refused():
     assert "course" in SpeedRow.model_fields
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_report_shows_the_last_run_of_each_size(pocket, tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     for context in ("9", "9", "11"):

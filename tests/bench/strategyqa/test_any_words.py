@@ -182,7 +182,7 @@ def test_every_level_has_an_order():
     assert set(ORDER) == set(DEFINITIONS)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(DEFINITIONS)), st.lists(REPLIES, min_size=1, max_size=8), st.integers(0, 17))
 def test_no_words_break_a_level_or_make_it_say_what_was_not_said(name, replies, start):

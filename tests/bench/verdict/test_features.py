@@ -21,7 +21,7 @@ def answers(n, seed):
     return SimpleNamespace(evidence=evidence, right=rng.random(n) < 1 / (1 + np.exp(doubt + 1)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_read_loses_and_what_is_not_does_not(tmp_path):
     fit, held = answers(2000, 0), answers(1000, 1)
     fitted = fit_confidence(fit.evidence, fit.right, [[1, 2]] * 2000)

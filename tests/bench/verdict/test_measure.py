@@ -20,7 +20,7 @@ from sigma0.config import ExitConfig, FateConfig, Switches
 from sigma0.signals.verdict import door
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_figures_are_what_the_runs_say(asker, strange):
     asker = replace(asker, config=ExitConfig(q=0.6), on_answer=lambda: answers.append(1))
     prompts, answers = list(micro_world(6, "test", 3)), []

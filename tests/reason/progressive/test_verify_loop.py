@@ -169,7 +169,7 @@ def test_resuming_equals_an_uninterrupted_run(tmp_path, crash):
     assert decisions == whole.desk.trail.decisions[len(whole.desk.trail.decisions) - len(decisions) :]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(st.integers(0, 2**20), st.integers(1, 60), st.sampled_from(["A", "B", "D", "FAST_TEST"]))
 def test_resuming_equals_an_uninterrupted_run_anywhere(tmp_path_factory, salt, crash, config):
     def passes(seed, effort):

@@ -222,6 +222,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.grid(fast=0, slow=4)
 @needs_bubblewrap
 @pytest.mark.slow
 @pytest.mark.parametrize("counted", ["by us", "by the kernel"])

@@ -27,6 +27,7 @@ def post(server, prompt=CIRCLES, sigma0=None, **body):
 FAST = (("stop", "finish"), ("stop", "verify"))
 
 
+@pytest.mark.grid(fast=2, slow=3)
 @pytest.mark.parametrize(
     "how, after_exit",
     [

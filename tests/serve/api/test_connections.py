@@ -47,7 +47,8 @@ def timed(pocket, **settings):
     app = create_app(service, told)
     listener = socket.create_server(("127.0.0.1", 0))
     protocol = protocol_of(told, ExhaustionLog())
-    server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_level="error", timeout_graceful_shutdown=2))
+    waits = {"timeout_graceful_shutdown": 2, "timeout_keep_alive": 1}
+    server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_level="error", **waits))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     until(lambda: server.started)

@@ -133,12 +133,14 @@ def test_what_fits_the_description_is_answered_as_described(description, path):
     assert counts[200]
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("path", PATHS[:2])
 def test_what_does_not_fit_is_refused_as_described(description, path):
     counts = check(description, path, GenerationMode.NEGATIVE, 25)
     assert set(counts) <= {400, 404} and counts[400] > 10, counts
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("path", PATHS[:2])
 def test_so_with_a_ladder(with_ladder, path):
     counts = check(with_ladder, path, GenerationMode.POSITIVE, 15)

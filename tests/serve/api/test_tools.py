@@ -103,7 +103,7 @@ def test_verify_is_full_depth(tooled):
     assert said(mode="margin", theta=0.1, after_exit="verify") == said(mode="full")
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("name", list(SCHEMAS))
 def test_the_named_tool_is_called_once(tooled, name):
     for seed in range(3):
@@ -183,7 +183,7 @@ class Look(pydantic.BaseModel):
     floor: pydantic.conint(ge=1, le=9)
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 def test_openais_client_parses_arguments(tooled):
     body = {"model": "pocket", "messages": ASKED, "tools": [openai.pydantic_function_tool(Look)], "max_tokens": 200}
     done = tooled.client.beta.chat.completions.parse(tool_choice="required", parallel_tool_calls=False, **body)
@@ -196,7 +196,7 @@ def test_openais_client_parses_arguments(tooled):
     assert final.choices[0].message.tool_calls[0].function.parsed_arguments == call.function.parsed_arguments
 
 
-@pytest.mark.grid(fast=0, slow=2)
+@pytest.mark.grid(fast=0, slow=1)
 def test_the_asynchronous_client(tooled):
     async def whole_and_streamed():
         async with openai.AsyncOpenAI(base_url=f"{tooled.url}/v1", api_key="none", max_retries=0) as client:
@@ -308,7 +308,7 @@ def test_arguments_in_the_history_are_objects(hermes):
         assert error["param"] == "messages[1].tool_calls[0].function.arguments" and "JSON object" in error["message"]
 
 
-@pytest.mark.grid(fast=2, slow=4)
+@pytest.mark.grid(fast=2, slow=1)
 @pytest.mark.parametrize(
     "schema", [{}, None, {"properties": {"a": {"type": "boolean"}}, "additionalProperties": False}]
 )
@@ -374,7 +374,7 @@ def single_tag(request):
         yield server
 
 
-@pytest.mark.grid(fast=1, slow=3)
+@pytest.mark.grid(fast=1, slow=1)
 @pytest.mark.parametrize("after", ["finish", "verify"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_auto_calls_where_the_model_writes_the_tag(single_tag, after, stream):

@@ -84,7 +84,7 @@ def test_outputs_are_the_eager_runners(model, pocket, captures, seed, watch):  #
     assert captures[-1].replays > 20
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_preempted_requests_write_the_same(model, pocket, captures):  # noqa: F811
     jobs = [replace(job, max_new_tokens=11) for job in work(5, 8)]
     eager, _ = outcomes(model, pocket[1], jobs, "eager", True)

@@ -92,7 +92,7 @@ def test_company_changes_nothing(byte, seed):
         assert outcome(events) == outcome(alone(*byte, job))
 
 
-@pytest.mark.grid(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", [3, 4])
 def test_preemption_changes_nothing(byte, seed):
     wanted = jobs(seed, 12)

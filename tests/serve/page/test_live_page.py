@@ -49,6 +49,7 @@ def ask(page, question=QUESTION):
     page.get_by_role("button", name="Send").click()
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_tokens_come_one_by_one_and_a_verdict_at_the_end(opened, live, scheme):
     page = opened(scheme)
@@ -100,6 +101,7 @@ def test_hand_ups_are_counted_and_marked(opened):
     expect(page.locator("#hand-ups-text")).to_contain_text(str(marked.count()))
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("own", [True, False])
 def test_a_question_that_is_not_of_the_calibration_ends_under_no_open_door(opened, live, pocket, own):
     """By the shipped calibration, and by one that knows nothing but one question."""

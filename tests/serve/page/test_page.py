@@ -103,6 +103,7 @@ def test_depths_differ_in_colour_weight_and_words(opened, server):
     assert page.locator("#conversation .tokens").text_content() == "Yes, Anna sleeps.\n"
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("door, word", [("escalate", "Escalate"), ("abort", "Aborted")])
 def test_doors_are_told_by_icon_and_word(opened, server, door, word):
     page = opened()
@@ -117,6 +118,7 @@ def is_green(colour):
     return green > max(red, blue)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("door", ["converge", "escalate", "abort"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_door_is_shown_as_being_right(opened, server, door, scheme):
@@ -137,6 +139,7 @@ def test_no_door_is_shown_as_being_right(opened, server, door, scheme):
 CALIBRATION = {"answers": 2000, "auroc": 0.93, "calibration_error": 0.01}
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize(
     "calibration, verdict, end, told",
     [
@@ -162,6 +165,7 @@ def test_the_confidence_is_told_with_what_it_is(opened, server, calibration, ver
     expect(page.locator("#verdict-details")).to_be_hidden()
 
 
+@pytest.mark.exhaustive
 def test_examples_are_shown_and_asked_by_a_click(opened, server):
     story = "Mary went to the park. The hat is with Mary."
     examples = [f"{story} Where is the hat?", "<b>No question", "Who is it?", "A fourth?"]
@@ -186,6 +190,7 @@ def test_examples_are_shown_and_asked_by_a_click(opened, server):
     expect(buttons).to_have_count(3)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("about", [{}, {"knows": None, "examples": None}])
 def test_a_model_that_says_nothing_of_itself_shows_no_examples(opened, server, about):
     page = opened(**about)
@@ -269,6 +274,7 @@ def test_settings_make_the_request(opened, server):
     assert server.asked[-1]["sigma0"] == expected
 
 
+@pytest.mark.exhaustive
 def test_the_slider_sets_the_threshold_of_the_models_own_rule(opened, server):
     page = opened(exit={"mode": "margin", "theta": 0.9})
     page.get_by_label("Exit threshold").fill("0")
@@ -277,6 +283,7 @@ def test_the_slider_sets_the_threshold_of_the_models_own_rule(opened, server):
     expect(page.get_by_label("Hand up")).to_be_hidden()
 
 
+@pytest.mark.exhaustive
 def test_hand_ups_are_marked_and_counted(opened, server):
     page = opened(ladder=["pocket", "pocket-large"])
     parked = token(" Ben", 0, rung="pocket-large", reason=None, margin=None)
@@ -289,6 +296,7 @@ def test_hand_ups_are_marked_and_counted(opened, server):
     expect(page.locator("#token-details")).to_contain_text("no loops")
 
 
+@pytest.mark.exhaustive
 def test_the_end_settles_what_was_open(opened, server):
     page = opened()
     *chunks, end, usage = answer([token("Yes", 1, fate=None)])
@@ -327,6 +335,7 @@ def test_an_error_within_the_stream_keeps_what_came_before(opened, server):
     expect(page.locator(".foot")).to_contain_text("broken off")
 
 
+@pytest.mark.exhaustive
 def test_a_stream_without_an_end_is_told_of(opened, server):
     page = opened()
     finish(page, server, [chunk({"tokens": []}, "Yes")])
@@ -381,6 +390,7 @@ CONTRAST = """all => all.filter(it => it.offsetParent && it.textContent.trim()).
 }).filter(([, ratio]) => ratio < 4.5)"""
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_its_ground(opened, server, scheme):
     page = opened(total_loops=8)
@@ -395,6 +405,7 @@ def test_text_stands_out_from_its_ground(opened, server, scheme):
     assert page.locator(everything).evaluate_all(CONTRAST) == []
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_reaches_beyond_the_screen(opened, server, width):
     page = opened(model="pocket-with-quite-a-long-name", ladder=["pocket", "pocket-large"])
@@ -409,6 +420,7 @@ def test_nothing_reaches_beyond_the_screen(opened, server, width):
     assert not overflows(page)
 
 
+@pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("motion, moves", [("reduce", False), ("no-preference", True)])
 def test_nothing_moves_where_that_is_not_wanted(opened, server, motion, moves):
     page = opened()
