@@ -17,8 +17,11 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
-from sigma0.decode.ops import Operations
+from sigma0.decode.ops import ROW_DTYPES, Operations, normed_rows, runs_triton
 from sigma0.models.row_linear import Modules, PackedLinear, is_plain
+
+# Where a norm in half precision is one kernel, without the copies in float32 that transformers' module makes.
+_ONE_KERNEL = {"cuda"}
 
 
 class OuroRMSNorm(Qwen3RMSNorm):  # type: ignore[misc]
@@ -28,6 +31,11 @@ class OuroRMSNorm(Qwen3RMSNorm):  # type: ignore[misc]
         """Normed `[..., D]`."""
         if hidden_states.dtype is torch.float32:
             return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+        device, traced = hidden_states.device, torch.is_grad_enabled() or torch.compiler.is_compiling()
+        plain = self.weight.dtype is hidden_states.dtype in ROW_DTYPES and self.weight.is_contiguous()
+        if device.type in _ONE_KERNEL and plain and not traced and runs_triton(device):
+            rows = hidden_states.contiguous().view(-1, hidden_states.shape[-1])
+            return normed_rows(rows, self.weight, self.variance_epsilon).view_as(hidden_states)
         normed: Tensor = super().forward(hidden_states)
         return normed
 

@@ -9,7 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from sigma0.decode.attention import PassRows, Placement, RowIndices
 from sigma0.decode.ops import TORCH, depth_attention_reference, operations
 from sigma0.decode.planes import LayerPlanes
+from sigma0.kernels.row_norm_kernel import row_norm
 from sigma0.models import fused_rows
+from sigma0.models.ouro_block import OuroRMSNorm
 from tests.kernels.interpreted.conftest import DEVICE
 from tests.kernels.interpreted.test_row_kernels import products_in_order  # noqa: F401
 from tests.marks import slow
@@ -149,6 +151,21 @@ def test_a_layer_is_seven_launches(layers, family, monkeypatch):
         with others:
             model.loop(hidden, rows)
     assert len(launched) == 7 * layers + 1 and others.count == 1
+
+
+def test_a_prompt_in_half_precision_is_normed_by_one_kernel(monkeypatch):
+    norm = OuroRMSNorm(40, eps=1e-5).to(torch.bfloat16)
+    states = torch.randn(2, 3, 80, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)[..., ::2]
+    with torch.no_grad():
+        norm.weight.normal_(generator=torch.Generator().manual_seed(1))
+        expected = norm(states)
+        monkeypatch.setattr("sigma0.models.ouro_block._ONE_KERNEL", {"cpu"})
+        ran = []
+        monkeypatch.setattr("sigma0.models.ouro_block.normed_rows", lambda *given: ran.append(True) or row_norm(*given))
+        found = norm(states)
+    # the interpreter cuts bfloat16 off where others round
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+    assert ran == [True] and norm(states).requires_grad and ran == [True]
 
 
 @pytest.mark.usefixtures("on_device")
