@@ -13,12 +13,13 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.models.raven_parallel import whole_tensors
 from tests.decode.test_parallel import IDS, STORY, UNGATED, all_written, load_share
-from tests.marks import exhaustive
 from tests.models.raven_reference import tiny_raven
 from tests.models.test_raven import Published
 from tests.processes import in_processes
 from tests.reference import tiny_model
 
+# what processes share is shown in CI by tests.decode.test_parallel
+pytestmark = pytest.mark.exhaustive
 # checkpoints of the published code, and grouped heads of each layout that has them
 GOLDEN = {"sandwich": "huginn-a", "pre": "retro-tinyllama", "post": "retro-olmo"}
 FULL = ExitConfig(mode="full")
@@ -78,12 +79,11 @@ def share_of(rank, folders, goldens, target):
     return found
 
 
-@pytest.fixture(
-    scope="module", params=[(2, ("post",)), exhaustive((2, ("sandwich", "pre"))), exhaustive((4, ("sandwich",)))]
-)
+@pytest.fixture(scope="module", params=[2, 4])
 def shared(request, tmp_path_factory):
     """The folders, and what each process found."""
-    target, (count, layouts) = tmp_path_factory.mktemp("shared"), request.param
+    target, count = tmp_path_factory.mktemp("shared"), request.param
+    layouts = [layout for layout in GOLDEN if layout == "sandwich" or count == 2]
     folders = {layout: tiny_folder(target / f"{layout}-whole", layout) for layout in layouts}
     tiny_model(0, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=True).save_pretrained(
         target / "ouro-whole"
@@ -96,7 +96,6 @@ def shared(request, tmp_path_factory):
     return target, folders, published, in_processes(count, share_of, target, folders, goldens, str(target))
 
 
-@pytest.mark.slow
 def test_together_they_write_what_one_writes(shared):
     _, folders, published, ranks = shared
     for layout, folder in folders.items():
@@ -109,7 +108,6 @@ def test_together_they_write_what_one_writes(shared):
             assert rank[layout]["golden"] == published[layout]["greedy.new_tokens"].tolist()
 
 
-@pytest.mark.slow
 def test_what_they_save_is_what_they_loaded(shared):
     target, folders, _, _ = shared
     for layout, folder in [*folders.items(), ("ouro", str(target / "ouro-whole"))]:
@@ -120,7 +118,6 @@ def test_what_they_save_is_what_they_loaded(shared):
         assert configs[0] == configs[1]
 
 
-@pytest.mark.slow
 def test_gradients_are_those_of_one_process(shared):
     target, folders, _, ranks = shared
     for layout, folder in folders.items():
@@ -138,7 +135,6 @@ def odd_share(rank, folder):
     return str(error.value)
 
 
-@pytest.mark.exhaustive
 def test_heads_that_do_not_divide_are_refused(tmp_path):
     tiny_raven("post", 0).save_pretrained(tmp_path / "odd")
     first, second = in_processes(2, odd_share, tmp_path, str(tmp_path / "odd"))
@@ -157,7 +153,6 @@ def shipped_share(rank):
     return shipped_texts(tensor_parallel=True)
 
 
-@pytest.mark.exhaustive
 def test_the_shipped_one_is_shared_too(tmp_path):
     expected = json.loads(json.dumps(shipped_texts(device="cpu")))
     assert in_processes(2, shipped_share, tmp_path) == [expected, expected]
