@@ -102,6 +102,7 @@ def test_a_step_at_once_is_the_eager_step(mode, captured, monkeypatch):
 
 @pytest.mark.grid(fast=1, slow=1)
 @pytest.mark.parametrize("config", [MODES["full"], MODES["verify"], MODES["verify-margin"]])
+@pytest.mark.cpu(3)
 def test_drawn_texts_follow_the_law_of_full_depth(config):
     model = tiny_raven("pre", 39, vocab_size=5, n_layers_in_coda=1)
     torch.manual_seed(0)

@@ -178,6 +178,7 @@ def test_recorded_courses_are_those_of_the_model():
 
 
 @pytest.mark.parametrize("course, depths", [("recorded", RECORDED), ("stated", None)])
+@pytest.mark.cpu(3)
 def test_a_shape_says_which_course_it_replays(course, depths, tmp_path):
     asked = ["--shape", "tiny", "--course", course, "--context", "6", "--new-tokens", "20", "--rounds", "1"]
     ways = ["--ways", "verify,self-speculation", "--drafts", "1,2"]

@@ -112,6 +112,7 @@ def test_the_client_names_the_trace(traced):
     assert [each.parent for each in others] == [None, None] and len(others) == 2
 
 
+@pytest.mark.cpu(3)
 def test_what_fails_and_who_leaves(traced):
     traced.service.fails = ValueError("Sara is secret")
     assert post(traced).status_code == 500
