@@ -2,7 +2,8 @@
 
 Formula and reference are those of `coded_attention.py`. Keys are split along the context and joined as in
 `depth_attention.py`, earlier segments before the row's own. What is decoded is decoded once for all query heads that
-share it, in float32, rounded to the model's dtype as K/V are, and never written.
+share it, in float32, rounded to the model's dtype as K/V are, and never written. Parts are joined by a second launch:
+the last that ends would have no registers for it.
 
 A plane's codes of a head lie side by side and are loaded as whole bytes, which a reshape spreads to numbers. How many
 bits they have depends on the row's plane: there is a loop for each width, and all but one of them are empty.
@@ -19,18 +20,19 @@ from torch import Tensor
 
 from sigma0.kernels import depth_attention
 from sigma0.kernels.coded_attention import CodedRows
-from sigma0.kernels.depth_attention import SMALLEST_TILE
+from sigma0.kernels.depth_attention import MAXIMUM, SMALLEST_TILE, SUMS, TOTAL
 from sigma0.kernels.plane_codec import WIDTHS, CodedPlanes
 from sigma0.presence import wants_triton
 
-PART_WARPS = 4
+PART_WARPS, JOIN_WARPS = 4, 4
+# Of a part: a code is read in few bytes.
 PART_TILES = 4
 
 
 def coded_attention(
     query: Tensor, tails: Sequence[Tensor], coded: Sequence[CodedPlanes], rows: CodedRows, scaling: float
 ) -> Tensor:
-    """`coded_attention_reference` in one launch of a Triton kernel.
+    """`coded_attention_reference` in two launches of Triton kernels: parts of the keys, which are then joined.
 
     Where the keys of a row are split depends on its own position and start alone, and parts are joined in one order, so
     that the bits of a row do not depend on the rows beside it, nor on the bound on their positions.
@@ -60,7 +62,8 @@ def coded_attention(
     starts = columns[0] if rows.starts is None else rows.starts.contiguous()
     tile = tile_for(width, query.dtype)
     splits = depth_attention.splits_for(rows.longest, tile, PART_TILES)
-    parts, sums, arrived = depth_attention.parts_of(query, keys.heads, splits, None)
+    parts = torch.empty((count, heads, splits, width), dtype=torch.float32, device=query.device)
+    sums = torch.empty((count, heads, splits, SUMS), dtype=torch.float32, device=query.device)
     _coded_part_kernel[(count, keys.heads, splits)](
         query,
         tails[0],
@@ -74,11 +77,10 @@ def coded_attention(
         starts,
         columns[0] if rows.seen is None else rows.seen,
         columns[0] if rows.blocks is None else rows.blocks,
-        output,
         parts,
         sums,
-        arrived,
         scaling,
+        heads,
         heads // keys.heads,
         keys.heads,
         len(codec.bits),
@@ -108,7 +110,30 @@ def coded_attention(
         num_warps=PART_WARPS,
         **stages_for(query.dtype),
     )
+    _join_parts(parts, sums, output)
     return output
+
+
+def _join_parts(parts: Tensor, sums: Tensor, output: Tensor) -> None:
+    """Launches the kernel that joins parts of the keys.
+
+    Args:
+        parts: Weighted values of each part, float32 `[R, H, parts, d]`.
+        sums: Maximum and sum of each, float32 `[R, H, parts, SUMS]`.
+        output: `[R, H, d]`, written.
+    """
+    count, heads, splits, width = parts.shape
+    _join_kernel[(count, heads)](
+        parts,
+        sums,
+        output,
+        heads,
+        width,
+        splits,
+        SPLITS=depth_attention.MOST_PARTS,
+        WIDTH=max(SMALLEST_TILE, triton.next_power_of_2(width)),
+        num_warps=JOIN_WARPS,
+    )
 
 
 def tile_for(width: int, dtype: torch.dtype) -> int:
@@ -149,9 +174,10 @@ if wants_triton():
     import triton
     import triton.language as tl
 
-    from sigma0.kernels.depth_attention import attend_tile, finish_part
+    from sigma0.kernels.depth_attention import attend_tile
 
     # A kernel reads no global but a constexpr.
+    _MAXIMUM, _TOTAL, _SUMS = tl.constexpr(MAXIMUM), tl.constexpr(TOTAL), tl.constexpr(SUMS)
     _WIDTHS, _NARROWEST = tl.constexpr(len(WIDTHS)), tl.constexpr(WIDTHS[0])
 
     @triton.jit
@@ -236,11 +262,10 @@ if wants_triton():
         starts_ptr,
         seen_ptr,
         blocks_ptr,
-        output_ptr,
         parts_ptr,
         sums_ptr,
-        arrived_ptr,
         scaling,
+        heads,
         shared,
         kv_heads,
         planes,
@@ -281,9 +306,6 @@ if wants_triton():
         # every part takes whole tiles, so that they are aligned however long the context is
         tiles = (last + 1 - first + TILE - 1) // TILE
         tiles_each = (tiles + MOST_PARTS * PART_TILES - 1) // (MOST_PARTS * PART_TILES) * PART_TILES
-        count = tl.maximum(tl.cdiv(tiles, tiles_each), 1)
-        if split >= count:
-            return
         begin = first + split * tiles_each * TILE
         end = tl.minimum(begin + tiles_each * TILE, last + 1)
         # of the row's own segment
@@ -382,7 +404,24 @@ if wants_triton():
             k = tl.load(key_tail_ptr + at, mask=where, other=0.0).to(q.dtype)
             v = tl.load(value_tail_ptr + at, mask=where, other=0.0).to(q.dtype)
             highest, total, summed = attend_tile(q, k, v, inside, scaling, highest, total, summed)
-        finish_part(
-            highest, total, summed, output_ptr, parts_ptr, sums_ptr, arrived_ptr, row, kv_head, kv_heads, shared, HEAD,
-            split, splits, count, GROUP, MOST_PARTS, WIDTH,
-        )  # fmt: skip
+        split_at = (row * heads + head) * splits + split
+        tl.store(sums_ptr + split_at * _SUMS + _MAXIMUM, highest, mask=members < shared)
+        tl.store(sums_ptr + split_at * _SUMS + _TOTAL, total, mask=members < shared)
+        tl.store(parts_ptr + split_at[:, None] * HEAD + numbers[None, :], summed, mask=wanted)
+
+    @triton.jit
+    def _join_kernel(parts_ptr, sums_ptr, output_ptr, heads, width, splits, SPLITS: tl.constexpr, WIDTH: tl.constexpr):
+        row_head = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
+        split = tl.arange(0, SPLITS)
+        numbers = tl.arange(0, WIDTH)
+        there = split < splits
+        highest = tl.load(sums_ptr + (row_head * splits + split) * _SUMS + _MAXIMUM, mask=there, other=-float("inf"))
+        total = tl.load(sums_ptr + (row_head * splits + split) * _SUMS + _TOTAL, mask=there, other=0.0)
+        # a part without a cache position has the maximum -inf and weighs nothing
+        weight = tl.exp(highest - tl.max(highest))
+        where = there[:, None] & (numbers < width)[None, :]
+        part = tl.load(
+            parts_ptr + (row_head * splits + split)[:, None] * width + numbers[None, :], mask=where, other=0.0
+        )
+        joined = tl.sum(part * weight[:, None], axis=0) / tl.sum(total * weight)
+        tl.store(output_ptr + row_head * width + numbers, joined, mask=numbers < width)

@@ -81,6 +81,7 @@ def variants() -> Iterator[Variant]:
         yield from _collapses(dtype)
         yield from _attentions(dtype)
         yield from _coded_attentions(dtype)
+    yield from _joins()
     for dtype in DTYPES:
         yield from _rows(dtype)
         yield from _row_norms(dtype)
@@ -188,13 +189,13 @@ def _coded_attentions(dtype: torch.dtype) -> Iterator[Variant]:
     function = coded_attention_kernel._coded_part_kernel
     signature = _signature(
         function,
-        dict.fromkeys(_pointers("query", "key_tail", "value_tail", "output"), DTYPES[dtype]),
+        dict.fromkeys(_pointers("query", "key_tail", "value_tail"), DTYPES[dtype]),
         dict.fromkeys(_pointers("key_codes", "value_codes"), "*u8"),
         dict.fromkeys(_pointers("key_scales", "value_scales"), "*bf16"),
         dict.fromkeys(_pointers("layout", "sequences", "row_positions", "row_planes", "starts", "blocks"), "*i64"),
         dict.fromkeys(_pointers("parts", "sums"), "*fp32"),
         dict.fromkeys(_pointers("seen"), "*i1"),
-        {"arrived_ptr": "*i32", "scaling": "fp32"},
+        {"scaling": "fp32"},
     )
     # contiguous with and without pads, and by block
     placed = ((True, True, False), (False, False, True))
@@ -223,6 +224,22 @@ def _coded_attentions(dtype: torch.dtype) -> Iterator[Variant]:
             coded_attention_kernel.PART_WARPS,
             coded_attention_kernel.stages_for(dtype),
         )
+
+
+def _joins() -> Iterator[Variant]:
+    function = coded_attention_kernel._join_kernel
+    signature = _signature(function, dict.fromkeys(_pointers("parts", "sums", "output"), "*fp32"))
+    constants = {"SPLITS": depth_attention.MOST_PARTS, "WIDTH": 128}
+    aligned = frozenset({"width"})
+    yield Variant(
+        "coded_attention_join",
+        function,
+        torch.float32,
+        signature,
+        constants,
+        aligned,
+        coded_attention_kernel.JOIN_WARPS,
+    )
 
 
 def _rows(dtype: torch.dtype) -> Iterator[Variant]:

@@ -32,7 +32,7 @@ FRONT = (
     ("oracle", "finish"),
 )
 NAMES = {
-    "depth_attention_join": "joining its parts",
+    "coded_attention_join": "joining its parts",
 }
 READ = {
     "lee_background.cor": "news (gensim's Lee corpus, second half)",

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sigma0.kernels import depth_attention
+from sigma0.kernels import coded_attention_kernel, depth_attention
 from sigma0.kernels.coded_attention import coded_attention_reference
 from sigma0.kernels.coded_attention_kernel import coded_attention
 from sigma0.kernels.plane_codec import PlaneCodec
@@ -30,7 +30,7 @@ few = settings(
 @pytest.fixture(params=[(4, 64), (1, 2)], ids=["long parts", "many parts"])
 def parts(request, monkeypatch):
     """Tiles of a part, and the most parts."""
-    monkeypatch.setattr(depth_attention, "PART_TILES", request.param[0])
+    monkeypatch.setattr(coded_attention_kernel, "PART_TILES", request.param[0])
     monkeypatch.setattr(depth_attention, "MOST_PARTS", request.param[1])
 
 
@@ -82,7 +82,7 @@ def test_any_rows(seed, bits, anchored, widths, heads, places, starts, seen):
 
 @pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16])
 def test_the_bits_of_a_row_depend_on_no_other_row_and_no_bound(dtype, monkeypatch):
-    monkeypatch.setattr(depth_attention, "PART_TILES", 1)
+    monkeypatch.setattr(coded_attention_kernel, "PART_TILES", 1)
     monkeypatch.setattr(depth_attention, "MOST_PARTS", 2)
     query, tails, coded, at = case(5, SHAPES["residual"], dtype, device=DEVICE)
     whole = coded_attention(query, tails, coded, at, SCALING)
