@@ -1,6 +1,6 @@
 """`python -m sigma0.bench kernels`: time the kernels, print and store."""
 
-from itertools import chain
+from itertools import chain, count
 from typing import Annotated, Any
 
 import torch
@@ -42,9 +42,9 @@ def kernels(
         kind = getattr(torch, dtype)
         counts, columns = _numbers(rows), _numbers(contexts)
         passes = {count: pass_seconds(place, kind, count) for count in counts} if whole_pass else {}
-        total = len(counts) * (7 + len(columns))
+        total = len(counts) * (8 + len(columns))
         with progress_bar("cases", total, hidden=as_json) as advance:
-            done = iter(range(1, total + 1))
+            done = count(1)
             every = chain(cases(place, kind, counts, columns, names), row_cases(place, kind, counts, names))
             copy, timings = measure(every, place, passes, lambda: advance(next(done)))
     report = {
