@@ -48,7 +48,7 @@ class Sizes:
         engine_context: Prompt tokens of a request.
         concurrency: Requests under way at once.
         kernels: Options of the bench of kernels.
-        compiles: Whether transformers' own loop is compiled.
+        compiles: Whether transformers' own loop is compiled, and products are tuned.
     """
 
     device: str
@@ -212,6 +212,16 @@ def parts(sizes: Sizes, out: Path) -> tuple[Part, ...]:
         *(
             timing(shape, f"{shape} at batch 1", 45, shape=shape, ways=ways, runner=first, context=context)
             for shape in sizes.larger
+        ),
+        *(
+            Part(
+                "tune",
+                "the best tiling of each product, as a table",
+                120,
+                "sigma0.bench.kernels.command:kernels",
+                {**place, "tune": True, "shape": sizes.shape, "out": out / "products.json", "as_json": True},
+            )
+            for _ in range(sizes.compiles)
         ),
     )
 
