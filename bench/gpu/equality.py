@@ -19,7 +19,6 @@ from torch import Tensor
 from sigma0.bench.speed.shapes import SEED, random_model
 from sigma0.config import ExitConfig
 from sigma0.decode.catch_up import catch_up
-from sigma0.decode.runners import choose_runner
 from sigma0.kernels.row_product import launch_options
 
 ROWS, PROMPT, NEW_TOKENS = 16, 24, 12
@@ -44,15 +43,17 @@ class Written:
 
     Attributes:
         tokens: New ids `[new]`.
-        logits: That each was chosen from, `[new, V]`; empty where they were not kept.
+        logits: That each was chosen from, `[new, V]`; the tokens where they were not kept.
         keys: Of every loop, layer and position that was fed, `[T, L, positions, H_kv, d]`.
         values: As `keys`.
+        runner: What called the step.
     """
 
     tokens: Tensor
     logits: Tensor
     keys: Tensor
     values: Tensor
+    runner: str = "eager"
 
     def first_difference(self, other: "Written") -> dict[str, Any] | None:
         """Where the bits of two runs differ first, by position, then loop, then layer; None where they do not."""
@@ -68,10 +69,10 @@ class Written:
         return None
 
 
-def write(
-    model: Any, ids: Tensor, config: ExitConfig, new_tokens: int, logits: bool = True, copies: int = 0
-) -> Written:
+def write(model: Any, ids: Tensor, config: ExitConfig, new_tokens: int, copies: int = 0) -> Written:
     """What a run writes for the first of its sequences `[B, S]`, or of copies of one whose prompt is read by itself."""
+    # whoever keeps logits has every step looked at by Python, which no graph is
+    logits = model.runner == "eager"
     cache = model.new_cache()
     if copies:
         with torch.no_grad():
@@ -97,14 +98,15 @@ def write(
         torch.stack([getattr(layer, name)[:, 0, :, kept].transpose(1, 2) for layer in cache.planes], 1)
         for name in ("keys", "values")
     )
-    told = torch.stack([each[0] for each in out.logits]) if logits else keys.new_empty(0)
-    return Written(out.sequences[0, ids.shape[1] :], told, keys, values)
+    tokens = out.sequences[0, ids.shape[1] :]
+    told = torch.stack([each[0] for each in out.logits]) if logits else tokens[:, None]
+    return Written(tokens, told, keys, values, out.runner.name)
 
 
 def compare(
     device: str | torch.device, shapes: Sequence[str] = ("tiny",), passes: int = PASSES, new_tokens: int = NEW_TOKENS
 ) -> list[dict[str, Any]]:
-    """Compares every rule, alone and among 16 rows, with full depth alone; then dependent launch with none.
+    """Compares every rule with full depth, alone and among 16 rows, one row with its likes; dependent launch with none.
 
     Args:
         device: Where; kernels run on CUDA, plain torch elsewhere.
@@ -113,7 +115,8 @@ def compare(
         new_tokens: Of the other texts.
 
     Returns:
-        For each pair: `shape`, `runner`, `pair`, `rows`, `passes`, `equal` and `first`, where bits differ first.
+        For each pair: `shape`, the runner that was `asked` for, the `runner` that ran, `pair`, `rows`, `passes`, `equal`
+        and `first`, where bits differ first.
     """
     place = torch.device(device)
     found = []
@@ -122,11 +125,11 @@ def compare(
         generator = torch.Generator().manual_seed(SEED)
         ids = torch.randint(3, model.config.vocab_size, (ROWS, PROMPT), generator=generator).to(place)
         for runner in ("cudagraph", "eager") if place.type == "cuda" else ("eager",):
-            model.runner = choose_runner(runner, model).name
-            told = {"shape": shape, "runner": model.runner}
+            model.runner = runner
             ran = model.num_loops * (new_tokens - 1)
             full = rules(model.num_loops)["full"]
             alone, among = (write(model, ids[:rows], full, new_tokens) for rows in (1, ROWS))
+            told = {"shape": shape, "asked": runner, "runner": alone.runner}
             for rows, expected in ((1, alone), (ROWS, among)):
                 for name, config in rules(model.num_loops).items():
                     first = write(model, ids[:rows], config, new_tokens).first_difference(expected)
@@ -137,7 +140,7 @@ def compare(
                 ("prompts read together and alone", among, alone),
             ):
                 found.append({**told, **_pair(pair, ROWS, ran, ours.first_difference(theirs))})
-            if place.type == "cuda" and torch.cuda.get_device_capability(place) >= PDL_CAPABILITY:
+            if runner != "eager" and torch.cuda.get_device_capability(place) >= PDL_CAPABILITY:
                 long = passes // model.num_loops + 1
                 for rows in (1, ROWS):
                     texts = [_dependent(model, ids[:rows], long, switch) for switch in ("0", "1")]
@@ -152,7 +155,7 @@ def _pair(pair: str, rows: int, passes: int, first: dict[str, Any] | None) -> di
 
 def _dependent(model: Any, ids: Tensor, new_tokens: int, switch: str) -> Written:
     with _switched("SIGMA0_PDL", switch):
-        return write(model, ids, ExitConfig(mode="full"), new_tokens, logits=False)
+        return write(model, ids, ExitConfig(mode="full"), new_tokens)
 
 
 @contextmanager

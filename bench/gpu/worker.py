@@ -76,7 +76,7 @@ def measure(part: Part, log: TextIO) -> str:
 def release() -> None:
     """Gives back what a part held; ends the process where the device no longer answers, which is for good."""
     gc.collect()
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_available():
         return
     torch._dynamo.reset()
     gc.collect()

@@ -233,7 +233,7 @@ class Trial:
         graph.replay()
         best = float("inf")
         for _ in range(REPLAYS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             graph.replay()
             end.record()
