@@ -115,8 +115,8 @@ def compare(
         new_tokens: Of the other texts.
 
     Returns:
-        For each pair: `shape`, the runner that was `asked` for, the `runner` that ran, `pair`, `rows`, `passes`, `equal`
-        and `first`, where bits differ first.
+        For each pair: `shape`, the runner that was `asked` for, the `runner` that ran, `pair`, `rows`, `passes`,
+        `equal` and `first`, where bits differ first.
     """
     place = torch.device(device)
     found = []

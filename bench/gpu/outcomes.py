@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sigma0.bench.core.lines import alone, append, cut
+from sigma0.bench.core.lines import alone, append
 from sigma0.bench.gpu.parts import Part
 
 
@@ -12,18 +12,16 @@ class Outcomes:
     """How parts began and ended, in `done.jsonl` of a folder: lines of `key`, `part`, `state`, `seconds` and `why`.
 
     Args:
-        folder: Of the results; made where it is missing.
+        folder: Of the results; made with the first line.
     """
 
     def __init__(self, folder: Path) -> None:
-        (folder / "logs").mkdir(parents=True, exist_ok=True)
         self._path = folder / "done.jsonl"
-        with alone(self._path):
-            cut(self._path)
 
     def lines(self) -> list[dict[str, Any]]:
-        """All lines so far."""
-        return [json.loads(line) for line in self._path.read_text().splitlines()] if self._path.exists() else []
+        """All lines so far, but for a last one that a killed process left without its end."""
+        text = self._path.read_text() if self._path.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def add(self, part: Part, state: str, seconds: float = 0.0, why: str = "") -> None:
         """Keeps that a part `began`, or that it is `done`, `failed` or was `stopped`."""

@@ -40,6 +40,7 @@ def work(wanted: list[Part], folder: Path, until: float) -> None:
         until: When it is to be done, as `time.time()` tells it.
     """
     outcomes = Outcomes(folder)
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
     for number, part in enumerate(wanted, start=1):
         place, left = f"[{number}/{len(wanted)}] {part.name}", until - time.time()
         if part.seconds > left:

@@ -76,6 +76,13 @@ def test_a_part_that_there_is_not_is_named_and_the_list_is_told(tmp_path):
     assert told[0].endswith("; done") and told[1].endswith(f"; {equality.seconds:g} s")
 
 
+def test_the_list_imports_no_torch_and_makes_no_folder(tmp_path):
+    call = "CliRunner().invoke(app, ['gpu', '--list']).exit_code or 'torch' in sys.modules"
+    code = f"import sys; from typer.testing import CliRunner; from sigma0.bench.commands import app; sys.exit({call})"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_one_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
     bad, good, long = part("bad", "raise ValueError('no such thing')"), part("good"), part("long", seconds=99)
     worker.work([bad, long, good], tmp_path, time.time() + 60)
@@ -85,6 +92,8 @@ def test_one_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
     assert "[2/3] long: 99 s do not fit into 60 s; the same call goes on here" in told
     assert "no such thing" in (tmp_path / "logs" / "bad.txt").read_text()
     outcomes = Outcomes(tmp_path)
+    with (tmp_path / "done.jsonl").open("a") as file:
+        file.write('{"part": "go')  # as a killed process leaves it
     assert outcomes.done(good) and not outcomes.done(replace(good, arguments={})) and not outcomes.done(bad)
     assert outcomes.tried(bad) and not outcomes.tried(long)
 
