@@ -81,7 +81,7 @@ COMMANDS = {
     "gpu": Target(
         "sigma0.bench.gpu.command",
         "gpu",
-        "Measure a GPU, in parts of at most eight minutes that each stand alone and go on where they were left.",
+        "Measure a GPU in one process, the most important first: what fits the time; the next call goes on from there.",
     ),
     "device": Target(
         "sigma0.bench.gpu.device",

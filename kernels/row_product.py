@@ -112,6 +112,19 @@ def read_table() -> list[dict[str, Any]]:
     return rows
 
 
+@contextmanager
+def preferring(row: dict[str, Any]) -> Iterator[None]:
+    """Divides products as a row says, before the table, so that it can be tried."""
+    table = read_table()
+    table.insert(0, row)
+    _tiling.cache_clear()
+    try:
+        yield
+    finally:
+        table.remove(row)
+        _tiling.cache_clear()
+
+
 @cache
 def _capability(device: torch.device) -> int:
     if device.type != "cuda":

@@ -85,6 +85,7 @@ def _front(results: Results) -> list[str]:
         f"at most {c(own.max_new_tokens)} new tokens, thresholds promised {p(agreed)} % beforehand",
         f"full depth's text in all of {c(lossless['prompts'])} answers, in {p(fewest)} % of its passes",
         _large(results),
+        _on_gpu(results),
         _clients(results, "The server writes", "for", "client", "for"),
     ]
 
@@ -107,6 +108,23 @@ def _compiled(results: Results) -> str:
     return (
         f"Compiled, a token takes {finish} ms, at full depth {full}, in transformers' own loop {static} (compiled, with a "
         f"static cache; {eager} without)"
+    )
+
+
+def _on_gpu(results: Results) -> str:
+    """What the last runs in Ouro-1.4B's shape wrote on a GPU at batch 1 and the shortest context."""
+    runs = [
+        run for run in latest_speed_runs(results.rows) if run[0].device.startswith("cuda") and run[0].batch_size == 1
+    ]
+    shown = {(row.way, row.runner): row for run in runs for row in run if row.model == "random ouro-1.4b"}
+    ours = [shown[way, "cudagraph"] for way in ("full", "finish", "verify")]
+    stock = shown["huggingface", "eager"]
+    assert len({(row.device, row.commit, row.context, row.max_new_tokens, row.dtype) for row in (*ours, stock)}) == 1
+    speeds = " / ".join(c(row.tokens_per_second.value, ".1f") for row in ours)
+    return (
+        f"random weights in the shape of Ouro-1.4B ({stock.dtype}, batch {c(stock.batch_size)}, context {c(stock.context)}, "
+        f"{c(stock.max_new_tokens)} new tokens) write {speeds} tokens/s at full depth / `finish` / `verify`, "
+        f"{c(stock.tokens_per_second.value, '.1f')} in transformers' own loop"
     )
 
 

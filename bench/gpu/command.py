@@ -1,26 +1,29 @@
-"""`python -m sigma0.bench gpu`: a day on a GPU, part by part."""
+"""`python -m sigma0.bench gpu`: many measurements of a GPU in one process, which is watched."""
 
-import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from sigma0.bench.core.ledger import check_ledger, read_rows
-from sigma0.bench.gpu.parts import DAY, PART_SECONDS, REHEARSAL, Part, Sizes, named, parts
-from sigma0.bench.gpu.running import Done, Outcome, last_line, run
-from sigma0.bench.quantization.table import latest_quantization
-from sigma0.bench.quantization.table import whole as quantization_table
-from sigma0.bench.speed.table import speed_parts
+from sigma0.bench.gpu.outcomes import Outcomes
+from sigma0.bench.gpu.parts import DAY, REHEARSAL, Part, named, parts
 from sigma0.commands.console import one_line_errors
+
+# Past the end a process that did not end by itself is ended.
+_GRACE = 20.0
+_WORKER = (sys.executable, "-m", "sigma0.bench.gpu.worker")
 
 
 def gpu(
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time that this call may take.")] = 7.0,
     part: Annotated[str, typer.Option(help="Some of what --list names, parted by commas; by default all.")] = "",
     show: Annotated[bool, typer.Option("--list", help="List the parts and what of them is done; run none.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Run what is done already too.")] = False,
@@ -28,88 +31,69 @@ def gpu(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results; by default gpu-day, or gpu-rehearsal.")
     ] = None,
-    tests: Annotated[Path, typer.Option(help="Folder of the tests, which is not in the wheel.")] = Path("tests"),
-    seconds: Annotated[float, typer.Option(min=1, help="Time that a part may take.")] = PART_SECONDS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line for each command that ran.")] = False,
 ) -> None:
-    """Measure a GPU, in parts of at most eight minutes that each stand alone and go on where they were left."""
-    sizes = REHEARSAL if rehearse else DAY
+    """Measure a GPU in one process, the most important first: what fits the time; the next call goes on from there."""
+    until = time.time() + 60 * minutes
     folder = out or Path("gpu-rehearsal" if rehearse else "gpu-day")
     with one_line_errors():
-        chosen = named(parts(sizes, folder, tests), part)
-        folder.mkdir(parents=True, exist_ok=True)
-        check_ledger(folder / "leaderboard.jsonl")
-        done = Done(folder / "done.jsonl")
-        if show:
-            _list(chosen, done, seconds)
-            return
-        whole = True
+        chosen = named(parts(REHEARSAL if rehearse else DAY, folder), part)
+        outcomes = Outcomes(folder)
+    if show:
         for each in chosen:
-            why_not = _why_not(each, sizes)
-            if why_not:
-                typer.echo(f"{each.name}: {'left out' if rehearse else 'cannot run'}: {why_not}", err=True)
-                whole = whole and rehearse
-                continue
-            for outcome in _run(each, done, folder, again, seconds):
-                if as_json:
-                    typer.echo(json.dumps(asdict(outcome)))
-            whole = whole and all(done.has(each, command) for command in each.commands)
-            _write_pages(folder)
-    raise typer.Exit(0 if whole else 1)
+            told = "done" if outcomes.done(each) else f"{each.seconds:g} s"
+            typer.echo(f"{each.name}: {each.says}; {told}")
+        return
+    missing = [each for each in chosen if each.needs and find_spec(each.needs) is None]
+    for each in missing:
+        typer.echo(f"{each.name}: left out: {each.needs} is not installed", err=True)
+    wanted = [each for each in chosen if each not in missing and (again or not outcomes.done(each))]
+    # what did not end well before may not do so again: the others first
+    wanted.sort(key=lambda each: outcomes.tried(each) and not again)
+    typer.echo(f"{len(wanted)} of {len(chosen)} parts to run in {minutes:g} minutes; results in {folder}", err=True)
+    whole = run(wanted, folder, until)
+    raise typer.Exit(0 if whole and (rehearse or not missing) else 1)
 
 
-def _why_not(part: Part, sizes: Sizes) -> str:
-    """Why a part cannot run; "" where it can."""
-    if sizes.device == "cuda" and not torch.cuda.is_available():
-        return "torch sees no CUDA device (--rehearse runs all of it small on a CPU)"
-    if part.needs and find_spec(part.needs) is None:
-        return f"{part.needs} is not installed: carry its wheel along, see bench/gpu/README.md"
-    missing = [str(path) for path in part.files if not path.exists()]
-    return f"there is no {', '.join(missing)}: carry the tests along (--tests)" if missing else ""
+def run(wanted: list[Part], folder: Path, until: float, worker: tuple[str, ...] = _WORKER) -> bool:
+    """Runs parts in one process, and those behind one that ended it in a new one; whether none failed.
+
+    Args:
+        wanted: The parts.
+        folder: Of the results.
+        until: When it is to be done, as `time.time()` tells it.
+        worker: The command of that process.
+    """
+    outcomes, whole = Outcomes(folder), True
+    while any(each.seconds <= until - time.time() for each in wanted):
+        before = len(outcomes.lines())
+        rc = _worked(worker, pickle.dumps((wanted, folder, until)), until)
+        lines = outcomes.lines()[before:]
+        if lines and lines[-1]["state"] == "began":
+            (hung,) = (each for each in wanted if each.name == lines[-1]["part"])
+            log = folder / "logs" / f"{hung.name}.txt"
+            typer.echo(f"{hung.name}: stopped at its limit, or it ended the process (exit code {rc}): {log}", err=True)
+            outcomes.add(hung, "stopped", why=str(log))
+            whole = False
+        whole = whole and all(line["state"] != "failed" for line in lines)
+        if rc == 0 or not lines:
+            return whole and rc == 0
+        # what was left out for want of time stays so
+        last = [each.name for each in wanted].index(lines[-1]["part"])
+        wanted = wanted[last + 1 :]
+    return whole
 
 
-def _run(part: Part, done: Done, folder: Path, again: bool, seconds: float) -> Iterator[Outcome]:
-    """Runs what of a part is to be run, as long as its time lasts."""
-    wanted = [command for command in part.commands if again or not done.has(part, command)]
-    total, skipped = len(part.commands), len(part.commands) - len(wanted)
-    told = f", {skipped} done before" if skipped else ""
-    typer.echo(f"{part.name}: {part.says}; {total} commands, at most {seconds:g} s{told}", err=True)
-    end = time.monotonic() + seconds
-    for number, command in enumerate(wanted, start=skipped + 1):
-        left = end - time.monotonic()
-        place = f"  [{number}/{total}] {command.name}"
-        if left <= 0:
-            typer.echo(f"{place}: no time is left; the same call goes on here", err=True)
-            return
-        typer.echo(f"{place}: {left:.0f} s left", err=True)
-        outcome = run(part, command, folder / "logs", left)
-        done.add(outcome)
-        typer.echo(f"{place}: {_ended(outcome)}", err=True)
-        yield outcome
-
-
-def _ended(outcome: Outcome) -> str:
-    """How a command ended, in words."""
-    if outcome.rc == 0:
-        return f"done in {outcome.seconds:.0f} s"
-    how = "stopped at the limit" if outcome.rc is None else f"failed with exit code {outcome.rc}"
-    return f"{how} after {outcome.seconds:.0f} s ({outcome.log}: {last_line(outcome.log)})"
-
-
-def _write_pages(folder: Path) -> None:
-    """Writes the tables of all rows so far beside them."""
-    rows = read_rows(folder / "leaderboard.jsonl")
-    pages = {
-        "speed.md": ("Speed", speed_parts(rows)),
-        "quantization.md": ("Quantised weights", [quantization_table(run) for run in latest_quantization(rows)]),
-    }
-    for name, (title, tables) in pages.items():
-        if tables:
-            (folder / name).write_text("\n\n".join([f"# {title}", *tables]) + "\n")
-
-
-def _list(chosen: list[Part], done: Done, seconds: float) -> None:
-    """What there is to run."""
-    for part in chosen:
-        ended = sum(done.has(part, command) for command in part.commands)
-        typer.echo(f"{part.name}: {part.says}; {ended} of {len(part.commands)} done, at most {seconds:g} s a call")
+def _worked(worker: tuple[str, ...], asked: bytes, until: float) -> int:
+    """Runs a worker to its end, or a little past the time, with all processes that it started; its exit code."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(worker, stdin=subprocess.PIPE, env=environment, start_new_session=True)
+    try:
+        process.communicate(asked, timeout=max(until - time.time(), 0) + _GRACE)
+    except subprocess.TimeoutExpired:
+        typer.echo("the time is up", err=True)
+    finally:
+        # compilers that it started too
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return process.returncode

@@ -1,206 +1,227 @@
-"""The parts of a day on a GPU: what each runs, as a table of data."""
+"""What is measured on a GPU, the most important first: a table of data that needs no torch to be read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-# Seconds that a part may take.
-PART_SECONDS = 480
-WAYS = ("full", "never", "finish", "drop", "verify")
 # Of random weights: tokens stop at any loop, and drafts are often wrong, which tries the equality hard.
 RULE = '{"mode": "qexit", "q": 0.5}'
 
 
 @dataclass(frozen=True)
-class Command:
-    """A program that a part runs, in a process of its own.
-
-    Attributes:
-        name: Within its part.
-        module: That Python runs.
-        arguments: Of the module.
-    """
-
-    name: str
-    module: str
-    arguments: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Part:
-    """Programs that are run in turn.
+    """A measurement.
 
     Attributes:
         name: By which it is asked for.
         says: What it measures.
-        commands: Its programs.
+        seconds: It is expected to take at most, compilation included: estimates.
+        function: That measures, as `module:name`.
+        arguments: Of the function, by name.
         needs: A package that it needs beside the dependencies; "" for none.
-        files: Files and folders that must be there.
     """
 
     name: str
     says: str
-    commands: tuple[Command, ...]
+    seconds: float
+    function: str
+    arguments: dict[str, Any]
     needs: str = ""
-    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a day measures.
+    """How much is measured.
 
     Attributes:
         device: Where.
-        dtype: Of weights and K/V.
-        shapes: Random checkpoints by the name that their parts have.
-        runners: Of the step.
-        contexts: Prompt tokens at batch 1.
+        shape: Random weights that all parts share.
+        larger: Shapes that are timed at the end.
+        equality_shapes: Random weights whose bits are compared.
+        equality_passes: Of one text with dependent launch and without.
+        runners: Of the step, the most important first.
+        contexts: Prompt tokens at batch 1, the first for all that has no other.
+        prompts: Prompt tokens of what is read warm.
         new_tokens: New tokens of each sequence.
         rounds: Interleaved.
-        kernel_rows: Rows of a pass of which kernels are timed.
-        kernel_options: Of that bench.
-        engine_shape: Of what the engine serves.
         engine_context: Prompt tokens of a request.
         concurrency: Requests under way at once.
-        quantizations: Of the block's weights.
+        kernels: Options of the bench of kernels.
+        compiles: Whether transformers' own loop is compiled, and products are tuned.
     """
 
     device: str
-    dtype: str
-    shapes: tuple[tuple[str, str], ...]
+    shape: str
+    larger: tuple[str, ...]
+    equality_shapes: tuple[str, ...]
+    equality_passes: int
     runners: tuple[str, ...]
     contexts: tuple[int, ...]
+    prompts: tuple[int, ...]
     new_tokens: int
     rounds: int
-    kernel_rows: tuple[int, ...]
-    kernel_options: tuple[str, ...]
-    engine_shape: str
     engine_context: int
     concurrency: tuple[int, ...]
-    quantizations: tuple[str, ...]
+    kernels: dict[str, Any]
+    compiles: bool
 
 
 DAY = Sizes(
     device="cuda",
-    dtype="bfloat16",
-    shapes=(("1.4b", "ouro-1.4b"), ("2.6b", "ouro-2.6b")),
-    runners=("eager", "cudagraph", "compile"),
+    shape="ouro-1.4b",
+    larger=("ouro-2.6b",),
+    equality_shapes=("ouro-two-layers", "tiny"),
+    equality_passes=1000,
+    runners=("cudagraph", "compile", "eager"),
     contexts=(512, 4096, 16384),
+    prompts=(512, 4096, 16384),
     new_tokens=32,
     rounds=5,
-    kernel_rows=(1, 4, 16, 64),
-    kernel_options=("--contexts", "512,4096,16384"),
-    engine_shape="ouro-1.4b",
     # what 128 requests write beside their prompts fits a GPU of 80 GB
     engine_context=256,
     concurrency=(1, 8, 32, 128),
-    quantizations=("int8", "int4"),
+    kernels={"rows": "1,4", "contexts": "512,4096", "ways": "kernel,eager"},
+    compiles=True,
 )
 REHEARSAL = Sizes(
     device="cpu",
-    dtype="bfloat16",
-    shapes=(("1.4b", "tiny"),),
+    shape="tiny",
+    larger=(),
+    equality_shapes=("tiny",),
+    equality_passes=8,
     runners=("eager",),
     contexts=(8,),
+    prompts=(8,),
     new_tokens=4,
     rounds=1,
-    kernel_rows=(1,),
-    kernel_options=("--contexts", "16", "--no-whole-pass"),
-    engine_shape="tiny",
     engine_context=8,
     concurrency=(2,),
-    quantizations=("int8",),
+    kernels={"rows": "1", "contexts": "16", "whole_pass": False},
+    compiles=False,
 )
 
 
-def parts(sizes: Sizes, out: Path, tests: Path) -> tuple[Part, ...]:
-    """All parts of a day, in the order in which they are best run.
+def parts(sizes: Sizes, out: Path) -> tuple[Part, ...]:
+    """All measurements, in the order in which they are run.
 
     Args:
-        sizes: What is measured.
+        sizes: How much is measured.
         out: Folder of the results.
-        tests: Folder of the tests.
     """
-    place = ("--device", sizes.device, "--dtype", sizes.dtype)
-    ledger = ("--out", str(out / "leaderboard.jsonl"))
-    decoding = ("--new-tokens", str(sizes.new_tokens), "--rounds", str(sizes.rounds))
-    speed = ("speed", *place, *decoding, "--prompt-rounds", "1", *ledger)
-    replayed = (*speed, "--ways", ",".join(WAYS))
-    judged = (*speed, "--ways", "full,verify", "--course", "rule", "--exit-config", RULE)
-    engine = ("--shape", sizes.engine_shape, "--by", "engine", "--context", str(sizes.engine_context))
-    kernels = tests / "kernels"
+    place = {"device": sizes.device, "dtype": "bfloat16"}
+    context, first = sizes.contexts[0], sizes.runners[0]
+    model = {**place, "shape": sizes.shape}
+    ledger = {"out": out / "leaderboard.jsonl", "as_json": True}
+    timed = {"new_tokens": sizes.new_tokens, "rounds": sizes.rounds}
+    speed = {**model, **timed, **ledger, "prompt_rounds": 1}
+    ways, rule = "full,finish,verify,drop", {"ways": "full,verify", "course": "rule", "exit_config": RULE}
+    engine = {"by": "engine", "context": sizes.engine_context}
+
+    def timing(name: str, says: str, seconds: float, **arguments: Any) -> Part:
+        return Part(name, says, seconds, "sigma0.bench.speed.command:speed", {**speed, **arguments})
+
     return (
         Part(
             "facts",
             "device, versions, and the bandwidth of a copy",
-            (_bench("device", "device", "--device", sizes.device, "--out", str(out / "device.json")),),
+            10,
+            "sigma0.bench.gpu.device:device",
+            {"device": sizes.device, "out": out / "device.json", "as_json": True},
         ),
         Part(
-            "tests",
-            "the kernels on the GPU against their references",
-            (Command("pytest", "pytest", ("-m", "gpu", "-p", "no:cacheprovider", str(kernels))),),
-            needs="pytest",
-            files=(kernels,),
-        ),
-        Part(
-            "kernels",
-            "kernels beside eager torch and torch.compile, and their bytes a second",
-            tuple(
-                _bench(
-                    f"rows-{rows}",
-                    "kernels",
-                    *place,
-                    "--rows",
-                    str(rows),
-                    *sizes.kernel_options,
-                    "--out",
-                    str(out / f"kernels-{rows}.json"),
-                )
-                for rows in sizes.kernel_rows
-            ),
+            "equality",
+            "equal bits of all loops' states under every rule, alone and among 16 rows, with dependent launch or none",
+            60,
+            "sigma0.bench.gpu.equality:equality",
+            {
+                "device": sizes.device,
+                "shapes": sizes.equality_shapes,
+                "passes": sizes.equality_passes,
+                "out": out / "equality.json",
+            },
         ),
         *(
-            Part(
-                f"{name}-{runner}",
-                f"{shape} at batch 1, runner {runner}: a stated course, and whether verify writes what full depth does",
-                tuple(
-                    _bench(f"{told}-{context}", *asked, "--shape", shape, "--runner", runner, "--context", str(context))
-                    for context in sizes.contexts
-                    for told, asked in (("course", replayed), ("equality", judged))
-                ),
+            timing(
+                runner,
+                f"{sizes.shape} at batch 1, runner {runner}: {ways} on a stated course",
+                {"cudagraph": 30, "compile": 90, "eager": 40}[runner],
+                # transformers' own loop is eager
+                ways=f"{ways},huggingface" if runner == "eager" else ways,
+                runner=runner,
+                context=context,
             )
-            for name, shape in sizes.shapes
             for runner in sizes.runners
         ),
         Part(
-            "engine",
-            f"the server's engine on {sizes.engine_shape} with many requests at once",
-            (
-                *(_bench(f"requests-{n}", *replayed, *engine, "--batch", str(n)) for n in sizes.concurrency),
-                _bench("equality", *judged, *engine, "--batch", str(sizes.concurrency[:2][-1])),
-            ),
+            "profile",
+            "kernels, launches and gaps of a pass",
+            30,
+            "sigma0.bench.gpu.passes:passes",
+            {
+                **model,
+                "runner": first,
+                "context": context,
+                "new_tokens": sizes.new_tokens,
+                "ways": ("full", "finish", "verify"),
+                "out": out / "profile.json",
+            },
         ),
         Part(
-            "quantization",
-            "int8 and int4 weights of the block beside floats",
-            tuple(
-                _bench(
-                    f"{shape}-{kind}",
-                    "quantization",
-                    *place,
-                    *decoding,
-                    *ledger,
-                    "--shape",
-                    shape,
-                    "--to",
-                    kind,
-                    "--context",
-                    str(sizes.contexts[0]),
-                )
-                for _, shape in sizes.shapes
-                for kind in sizes.quantizations
-            ),
+            "kernels",
+            "products and other kernels as the table divides them, beside eager torch",
+            45,
+            "sigma0.bench.kernels.command:kernels",
+            {**place, **sizes.kernels, "out": out / "kernels.json", "as_json": True},
+        ),
+        Part(
+            "prompts",
+            "tokens a second of a warm prompt and time to the first token, beside transformers' own forward",
+            40,
+            "sigma0.bench.gpu.prompts:prompts",
+            {**model, "contexts": sizes.prompts, "rounds": sizes.rounds, "out": out / "prompts.json"},
+        ),
+        *(
+            timing(f"engine-{n}", f"the server's engine, {n} requests at once", 30, ways=ways, batch=n, **engine)
+            for n in sizes.concurrency
+        ),
+        *(
+            timing(f"context-{n}", f"batch 1 at context {n}", 30, ways=ways, runner=first, context=n)
+            for n in sizes.contexts[1:]
+        ),
+        timing("verified", "whether verify writes full depth's text", 20, runner=first, context=context, **rule),
+        *(
+            timing(
+                "static",
+                "transformers' own loop compiled, with a static cache",
+                90,
+                ways="full,huggingface-static",
+                runner=first,
+                context=context,
+            )
+            for _ in range(sizes.compiles)
+        ),
+        Part(
+            "int8",
+            "int8 weights of the block beside floats",
+            60,
+            "sigma0.bench.quantization.command:quantization",
+            {**model, **timed, **ledger, "to": "int8", "context": context},
             needs="torchao",
+        ),
+        *(
+            timing(shape, f"{shape} at batch 1", 45, shape=shape, ways=ways, runner=first, context=context)
+            for shape in sizes.larger
+        ),
+        *(
+            Part(
+                "tune",
+                "the best tiling of each product, as a table",
+                120,
+                "sigma0.bench.kernels.command:kernels",
+                {**place, "tune": True, "shape": sizes.shape, "out": out / "products.json", "as_json": True},
+            )
+            for _ in range(sizes.compiles)
         ),
     )
 
@@ -223,7 +244,3 @@ def named(every: Sequence[Part], names: str) -> list[Part]:
     if unknown:
         raise ValueError(f"no such part: {', '.join(unknown)}; there are {', '.join(by_name)}")
     return [by_name[name] for name in wanted]
-
-
-def _bench(name: str, *arguments: str) -> Command:
-    return Command(name, "sigma0.bench", arguments)

@@ -1,6 +1,8 @@
 """`python -m sigma0.bench kernels`: time the kernels, print and store."""
 
-from itertools import chain
+import json
+from itertools import chain, count
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -13,8 +15,12 @@ from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.kernels.measure import SHAPE, WAYS, Timing, cases, measure, pass_seconds
 from sigma0.bench.kernels.rows import row_cases
+from sigma0.bench.kernels.tune import products_of, write_table
+from sigma0.bench.kernels.tune import tune as tuned
+from sigma0.bench.speed.shapes import SHAPES
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, StatedDtype, Threads
+from sigma0.kernels.row_product import TABLE
 from sigma0.models.load import resolve_device
 
 
@@ -25,6 +31,12 @@ def kernels(
     contexts: Annotated[str, typer.Option(help="Columns that a row attends to, parted by commas.")] = "512,4096",
     ways: Annotated[str, typer.Option(help=f"Some of {', '.join(WAYS)}; by default all, and eager off CUDA.")] = "",
     whole_pass: Annotated[bool, typer.Option(help="Time a pass of the block too, for the shares.")] = True,
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="Find the best tiling of each product, and write the table (--out)."),
+    ] = False,
+    shape: Annotated[str, typer.Option(help=f"Whose products --tune divides: {', '.join(SHAPES)}.")] = SHAPE,
+    seconds: Annotated[float, typer.Option(min=1, help="Time that --tune may take.")] = 110,
     threads: Threads = 1,
     out: ReportFile = None,
     as_json: AsJson = False,
@@ -33,6 +45,9 @@ def kernels(
     torch.set_num_threads(threads)
     with one_line_errors():
         place = torch.device(resolve_device(device))
+        if tune:
+            _tune(shape, place, getattr(torch, dtype), seconds, out or TABLE, as_json)
+            return
         names = tuple(ways.split(",")) if ways else WAYS if place.type == "cuda" else ("eager",)
         unknown = sorted(set(names) - set(WAYS))
         if unknown:
@@ -42,9 +57,9 @@ def kernels(
         kind = getattr(torch, dtype)
         counts, columns = _numbers(rows), _numbers(contexts)
         passes = {count: pass_seconds(place, kind, count) for count in counts} if whole_pass else {}
-        total = len(counts) * (7 + len(columns))
+        total = len(counts) * (8 + len(columns))
         with progress_bar("cases", total, hidden=as_json) as advance:
-            done = iter(range(1, total + 1))
+            done = count(1)
             every = chain(cases(place, kind, counts, columns, names), row_cases(place, kind, counts, names))
             copy, timings = measure(every, place, passes, lambda: advance(next(done)))
     report = {
@@ -59,6 +74,17 @@ def kernels(
     }
     if tell_report(report, out, as_json):
         _print(report, timings)
+
+
+def _tune(shape: str, place: torch.device, dtype: torch.dtype, seconds: float, table: Path, as_json: bool) -> None:
+    if place.type != "cuda":
+        raise ValueError(f"products are tuned on CUDA only, not on {place.type}: --tune needs a GPU")
+    with progress_bar("products", len(products_of(shape)), hidden=as_json) as advance:
+        rows = tuned(shape, place, dtype, seconds, advance)
+    write_table(table, rows)
+    for row in rows:
+        typer.echo(json.dumps(row))
+    typer.echo(f"{len(rows)} rows in {table}", err=True)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

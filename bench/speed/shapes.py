@@ -35,6 +35,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 8,
         "num_attention_heads": 16,
     },
+    # the products of Ouro-1.4B in two layers: for equality, not for time
+    "ouro-two-layers": {**_OURO, "num_hidden_layers": 2},
     "ouro-1.4b": {**_OURO, "num_hidden_layers": 24},
     "ouro-2.6b": {**_OURO, "num_hidden_layers": 48},
 }

@@ -68,16 +68,32 @@ def rule_text(rows: Sequence[SpeedRow]) -> str:
 
 
 def speed_parts(rows: Sequence[AnyRow]) -> list[str]:
-    """The page on speed: the last run of each kind, then what those that say it read, and how fast that might be."""
+    """The page on speed: the last run of each kind, then what those that say it read, and how fast that might be.
+
+    What a GPU said comes first.
+    """
     runs = latest_speed_runs(rows)
+    on_gpu = [run for run in runs if run[0].device.startswith("cuda")]
+    others = [run for run in runs if run not in on_gpu]
+    parts = [
+        part
+        for title, some in (("## On a GPU", on_gpu), ("## On a CPU", others))
+        if some
+        for part in (title, *_with_roofline(some))
+    ]
+    launches = launch_table([row for run in runs for row in run])
+    return [*parts, "## Launches", LAUNCHES, launches.markdown()] if launches is not None else parts
+
+
+def _with_roofline(runs: Sequence[Sequence[SpeedRow]]) -> list[str]:
+    """The tables of some runs, then what each read."""
     parts = [speed_table(run) for run in runs]
     tables = [(run, table) for run in runs if (table := roofline_table(run)) is not None]
     if tables:
-        parts += ["## Roofline", EXPLANATION]
+        parts += ["### Roofline", EXPLANATION]
     for run, table in tables:
         parts.append(f"{conditions_text(_told(run))} {bandwidth_text(run)}\n\n{table.markdown()}")
-    launches = launch_table([row for run in runs for row in run])
-    return [*parts, "## Launches", LAUNCHES, launches.markdown()] if launches is not None else parts
+    return parts
 
 
 def _told(rows: Sequence[SpeedRow]) -> SpeedRow:

@@ -37,9 +37,12 @@ def report_of(name):
 def test_the_speed_tables_are_those_of_the_ledger():
     runs = latest_speed_runs(read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl"))
     page = (ROOT / "bench" / "results" / "speed.md").read_text()
-    tables, _, roofline = page.partition("\n## Roofline\n")
-    assert tables.startswith("# Speed\n\n") and tables.endswith("\n".join(f"{speed_table(run)}\n" for run in runs))
-    assert bool(roofline) == any(row.copy_bandwidth is not None for run in runs for row in run)
+    sides = [[run for run in runs if run[0].device.startswith("cuda") == on_gpu] for on_gpu in (True, False)]
+    assert page.startswith("# Speed\n\n") and page.index("## On a GPU") < page.index("## On a CPU")
+    for side, part in zip(sides, page.split("\n## On a ")[1:], strict=True):
+        tables, _, roofline = part.partition("\n### Roofline\n")
+        assert tables.endswith("\n".join(f"{speed_table(run)}\n" for run in side))
+        assert bool(roofline) == any(row.copy_bandwidth is not None for run in side for row in run)
     large = [run for run in runs if run[0].model == "random ouro-2.6b"][-1][0]
     tokens = large.context + large.max_new_tokens - 1
     assert large.kv_bytes_in_use == tokens * 48 * 4 * 2 * 16 * 128 * 2

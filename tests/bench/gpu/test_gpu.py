@@ -1,173 +1,211 @@
-"""The day on a GPU: its table of commands, what is run again, and all of it small on a CPU."""
+"""Many measurements of a GPU in one process: their table, what is left out or run again, and all of it on a CPU."""
 
+import inspect
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from sigma0.bench.commands import app
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.gpu.command import _run, _why_not
-from sigma0.bench.gpu.parts import DAY, PART_SECONDS, REHEARSAL, Command, Part, named, parts
-from sigma0.bench.gpu.running import Done, run
+from sigma0.bench.gpu import worker
+from sigma0.bench.gpu.command import run
+from sigma0.bench.gpu.equality import Written, compare
+from sigma0.bench.gpu.outcomes import Outcomes
+from sigma0.bench.gpu.parts import DAY, REHEARSAL, Part, named, parts
+from sigma0.bench.gpu.passes import kernels_of
 
 ROOT = Path(__file__).parents[3]
 # What comes with extras alone, but for what the tests that are carried along need.
 EXTRAS = ("scipy", "sklearn", "matplotlib", "gguf", "httpx", "fastapi", "uvicorn", "prometheus_client", "ray", "openai")
-GOOD, BAD = Command("good", "platform", ()), Command("bad", "json.tool", ("there is no such file",))
-
-
-def members(group):
-    """Processes of a group that run; what has ended may still be listed until somebody reads its exit code."""
-    ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    return [
-        each.pid
-        for each in psutil.process_iter(["status"])
-        if each.info["status"] not in ended and getpgid(each.pid) == group
-    ]
-
-
-def getpgid(pid):
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return None
 
 
 def gpu(*arguments):
     return CliRunner().invoke(app, ["gpu", *arguments])
 
 
-def every(sizes, folder=Path("out")):
-    return parts(sizes, folder, Path("tests"))
+def part(name, statement="pass", seconds=0.1):
+    return Part(name, f"tries {name}", seconds, "timeit:timeit", {"stmt": statement, "number": 1})
 
 
+def states(folder):
+    return [(line["part"], line["state"]) for line in Outcomes(folder).lines()]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [DAY, REHEARSAL], ids=["day", "rehearsal"])
-def test_every_command_is_one_that_there_is(sizes):
-    group = get_command(app)
-    for part in every(sizes):
-        assert len({command.name for command in part.commands}) == len(part.commands)
-        for command in part.commands:
-            if command.module == "sigma0.bench":
-                arguments = list(command.arguments)
-                name, own, options = group.resolve_command(group.make_context("bench", [*arguments]), arguments)
-                # raises for an option that it does not have
-                own.make_context(name, options)
+def test_every_part_is_a_call_that_there_is(sizes):
+    every = parts(sizes, Path("out"))
+    assert len({each.name for each in every}) == len(every)
+    for each in every:
+        module, _, name = each.function.partition(":")
+        inspect.signature(getattr(import_module(module), name)).bind(**each.arguments)
 
 
-def test_the_day_covers_what_it_is_for():
-    names = {part.name for part in every(DAY)}
-    assert len(names) == len(every(DAY)) and PART_SECONDS <= 480
-    told = [" ".join(command.arguments) for part in every(DAY) for command in part.commands]
-    for shape in ("ouro-1.4b", "ouro-2.6b"):
-        for runner in ("eager", "cudagraph", "compile"):
-            for context in (512, 4096, 16384):
-                asked = f"--shape {shape} --runner {runner} --context {context}"
-                own = [each for each in told if each.endswith(asked)]
-                assert len(own) == 2 and "--ways full,never,finish,drop,verify" in own[0]
-                assert "--ways full,verify --course rule" in own[1]
-    assert [each.split()[-1] for each in told if "--by engine" in each and "rule" not in each] == [
-        "1",
-        "8",
-        "32",
-        "128",
-    ]
-    assert all("--device cuda" in each for each in told if not each.startswith("-m gpu"))
+def test_the_most_important_comes_first_and_fits():
+    every = parts(DAY, Path("out"))
+    names = [each.name for each in every]
+    wanted = ["equality", "cudagraph", "compile", "eager", "profile", "kernels", "prompts"]
+    wanted += [*(f"engine-{n}" for n in (1, 8, 32, 128)), "context-4096", "context-16384", "static", "int8"]
+    assert [name for name in names if name in wanted] == wanted and names.index("equality") == 1
+    # seven minutes and the imports
+    assert sum(each.seconds for each in every[: names.index("prompts") + 1]) + 30 < 420
+    assert all("cuda" in (each.arguments["device"], each.arguments.get("shape")) for each in every)
+    assert [each.name for each in named(every, "prompts,facts")] == ["prompts", "facts"] and named(every, "") == list(
+        every
+    )
 
 
-def test_parts_are_asked_for_by_name():
-    assert [part.name for part in named(every(DAY), "engine,facts")] == ["engine", "facts"]
-    assert named(every(DAY), "") == list(every(DAY))
-    result = gpu("--part", "engine,fast", "--list")
-    assert result.exit_code == 2 and "no such part: fast; there are facts, tests" in " ".join(result.stderr.split())
+def test_a_part_that_there_is_not_is_named_and_the_list_is_told(tmp_path):
+    result = gpu("--part", "profile,fast", "--list")
+    assert result.exit_code == 2 and "no such part: fast; there are facts, equality" in " ".join(result.stderr.split())
+    (facts, equality) = parts(DAY, tmp_path)[:2]
+    Outcomes(tmp_path).add(facts, "done", 1.0)
+    Outcomes(tmp_path).add(equality, "failed", 1.0, "told")
+    told = gpu("--list", "--out", str(tmp_path)).stdout.splitlines()
+    assert told[0].endswith("; done") and told[1].endswith(f"; {equality.seconds:g} s")
 
 
+def test_the_list_imports_no_torch_and_makes_no_folder(tmp_path):
+    call = "CliRunner().invoke(app, ['gpu', '--list']).exit_code or 'torch' in sys.modules"
+    code = f"import sys; from typer.testing import CliRunner; from sigma0.bench.commands import app; sys.exit({call})"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
+    bad, good, long = part("bad", "raise ValueError('no such thing')"), part("good"), part("long", seconds=99)
+    worker.work([bad, long, good], tmp_path, time.time() + 60)
+    assert states(tmp_path) == [("bad", "began"), ("bad", "failed"), ("good", "began"), ("good", "done")]
+    told = capsys.readouterr().err
+    assert "[1/3] bad: failed after 0 s: ValueError: no such thing" in told and "[3/3] good: done" in told
+    assert "[2/3] long: 99 s do not fit into 60 s; the same call goes on here" in told
+    assert "no such thing" in (tmp_path / "logs" / "bad.txt").read_text()
+    outcomes = Outcomes(tmp_path)
+    with (tmp_path / "done.jsonl").open("a") as file:
+        file.write('{"part": "go')  # as a killed process leaves it
+    assert outcomes.done(good) and not outcomes.done(replace(good, arguments={})) and not outcomes.done(bad)
+    assert outcomes.tried(bad) and not outcomes.tried(long)
+
+
+STUB = """
+import os, pickle, sys
+from sigma0.bench.gpu.outcomes import Outcomes
+wanted, folder, until = pickle.load(sys.stdin.buffer)
+for part in wanted:
+    Outcomes(folder).add(part, "began")
+    if part.name == "hangs":
+        os._exit(1)
+    Outcomes(folder).add(part, "failed" if part.name == "bad" else "done")
+    if part.name == "breaks":
+        os._exit(1)
+"""
+
+
+def test_behind_one_that_ends_the_process_a_new_one_goes_on(tmp_path, capsys):
+    stub = (sys.executable, "-c", STUB)
+    wanted = [part(name) for name in ("first", "breaks", "hangs", "last")]
+    assert not run(wanted, tmp_path, time.time() + 60, stub)
+    ended = [(name, state) for name, state in states(tmp_path) if state != "began"]
+    assert ended == [("first", "done"), ("breaks", "done"), ("hangs", "stopped"), ("last", "done")]
+    assert "hangs: stopped at its limit, or it ended the process (exit code 1)" in capsys.readouterr().err
+    assert run([part("first")], tmp_path, time.time() + 60, stub)
+    assert not run([part("bad")], tmp_path, time.time() + 60, stub)
+    # nothing is started where nothing fits, and one that cannot begin is not started again
+    assert run([part("long", seconds=99)], tmp_path / "none", time.time() + 60, stub)
+    assert not run([part("first")], tmp_path, time.time() + 60, (sys.executable, "-c", "raise SystemExit(2)"))
+    assert states(tmp_path / "none") == []
+
+
+@pytest.mark.slow
+def test_one_that_hangs_is_ended_with_all_that_it_started(tmp_path):
+    start = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    hangs = part("hangs", f"{start}; open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid)); child.wait()")
+    began = time.time()
+    assert not run([hangs], tmp_path, began + 40)
+    assert states(tmp_path) == [("hangs", "began"), ("hangs", "stopped")]
+    assert "Timeout" in (tmp_path / "logs" / "hangs.txt").read_text() and time.time() < began + 90
+    child = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
 def test_without_a_gpu_nothing_is_run_and_it_is_said(tmp_path):
-    result = gpu("--part", "facts,engine", "--out", str(tmp_path))
-    assert result.exit_code == 1 and result.stdout == ""
-    assert result.stderr.count("cannot run: torch sees no CUDA device") == 2 and not (tmp_path / "logs").exists()
+    command = [sys.executable, "-m", "sigma0.bench", "gpu", "--part", "facts,equality", "--out", str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 1 and "torch sees no CUDA device" in found.stderr and states(tmp_path) == []
 
 
-def test_what_is_missing_is_named(tmp_path):
-    part = Part("small", "", (), needs="a_package_that_is_not", files=())
-    assert "a_package_that_is_not is not installed" in _why_not(part, REHEARSAL)
-    assert str(tmp_path / "tests") in _why_not(replace(part, needs="", files=(tmp_path / "tests",)), REHEARSAL)
-    assert not _why_not(replace(part, needs="pytest", files=(tmp_path,)), REHEARSAL)
+def test_the_first_bit_that_differs_is_told():
+    keys = torch.zeros(4, 2, 5, 3, 8)
+    same = Written(torch.tensor([1, 2]), torch.zeros(2, 7), keys, keys)
+    later, earlier = keys.clone(), keys.clone()
+    later[1, 0, 4, 2, 7] = later[3, 1, 2, 0, 0] = 1
+    assert same.first_difference(replace(same, keys=later)) == {"what": "keys", "loop": 4, "layer": 1, "position": 2}
+    earlier[0, 0, 0, 0, 0] = 1
+    assert same.first_difference(replace(same, values=earlier))["what"] == "values"
+    assert same.first_difference(replace(same, tokens=torch.tensor([1, 3]))) == {"what": "tokens", "token": 1}
+    assert same.first_difference(same) is None
 
 
-def test_only_what_did_not_end_well_is_run_again(tmp_path, capsys):
-    part = Part("small", "tries", (GOOD, BAD))
-
-    def names(again=False):
-        return [each.command for each in _run(part, Done(tmp_path / "done.jsonl"), tmp_path, again, 60)]
-
-    assert names() == ["good", "bad"] and names() == ["bad"] and names(again=True) == ["good", "bad"]
-    told = capsys.readouterr().err
-    assert "2 commands, at most 60 s, 1 done before" in told and "[1/2] good: done in" in told
-    assert "[2/2] bad: failed with exit code" in told and "small-bad.txt" in told
-    other = replace(part, commands=(replace(GOOD, arguments=("terse",)), BAD))
-    done = Done(tmp_path / "done.jsonl")
-    assert done.has(part, GOOD) and not done.has(other, other.commands[0])
+@pytest.mark.slow
+def test_bits_are_equal_on_a_cpu_and_one_that_is_not_is_found(monkeypatch):
+    found = compare("cpu", new_tokens=4)
+    assert len(found) == 12 and all(row["equal"] and row["first"] is None for row in found)
+    assert {row["rows"] for row in found} == {1, 16}
+    monkeypatch.setattr("sigma0.bench.gpu.equality.rules", lambda loops: _rules_with_an_early_exit())
+    rows = compare("cpu", new_tokens=4)
+    assert [row["pair"] for row in rows if not row["equal"]] == ["early and full"] * 2
 
 
-def test_time_that_is_up_stops_a_part(tmp_path, capsys):
-    endless = Command("endless", "timeit", ("-n", "1", "import time; time.sleep(600)"))
-    part = Part("small", "tries", (endless, GOOD))
-    done = Done(tmp_path / "done.jsonl")
-    (outcome,) = _run(part, done, tmp_path, False, 0.5)
-    assert outcome.rc is None and 0.5 <= outcome.seconds < 60 and not done.has(part, endless)
-    told = capsys.readouterr().err
-    assert "stopped at the limit" in told and "[2/2] good: no time is left" in told
+def _rules_with_an_early_exit():
+    from sigma0 import ExitConfig
+
+    return {"full": ExitConfig(mode="full"), "early": ExitConfig(mode="fixed", depth=1, after_exit="drop")}
 
 
-def test_no_process_outlives_its_limit(tmp_path):
-    start = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
-    code = f"{start}; import os; print(os.getpgid(0), flush=True); import time; time.sleep(600)"
-    # the family needs time to begin, more of it on a busy machine
-    for limit in (1, 3, 10, 30, 90):
-        outcome = run(Part("small", "", ()), Command("family", "timeit", ("-n", "1", code)), tmp_path, limit)
-        if told := Path(outcome.log).read_text():
-            break
-    group = int(told)
-    # a signal is sent, not waited for, by whoever is no parent: the last of them may take a moment to end
-    deadline = time.monotonic() + 60
-    while members(group) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not members(group)
+def test_kernels_that_overlap_are_busy_once():
+    told = kernels_of([(0, 4, "a"), (2, 6, "b"), (3, 5, "a"), (9, 10, "a")], passes=2)
+    assert (told["launches"], told["busy"], told["gaps"]) == (2.0, 3.5, 1.5)
+    assert told["kernels"][0] == {"name": "a", "launches": 1.5, "each": 7 / 3, "a_pass": 3.5}
+    assert kernels_of([], 1)["kernels"] == []
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_rehearsal_runs_every_part_with_the_dependencies_alone(tmp_path):
     lines = [f"import sys; sys.modules.update(dict.fromkeys({EXTRAS!r}))"]
     (tmp_path / "sitecustomize.py").write_text("\n".join(lines) + "\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-m", "sigma0.bench", "gpu", "--rehearse", "--json", "--tests", str(ROOT / "tests")]
+    command = [sys.executable, "-m", "sigma0.bench", "gpu", "--rehearse"]
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
-    ran = [json.loads(line) for line in found.stdout.splitlines()]
-    rehearsed = {part.name for part in every(REHEARSAL) if not _why_not(replace(part, files=()), REHEARSAL)}
-    assert {each["part"] for each in ran} == rehearsed >= {"facts", "tests", "kernels", "1.4b-eager", "engine"}
-    assert all(each["rc"] == 0 for each in ran)
     folder = tmp_path / "gpu-rehearsal"
+    assert found.returncode == 0, found.stderr + "".join(log.read_text() for log in (folder / "logs").iterdir())
+    ran = {name for name, state in states(folder) if state == "done"}
+    assert ran >= {each.name for each in parts(REHEARSAL, folder)} - {"int8"}
     assert json.loads((folder / "device.json").read_text())["copy_bytes_per_second"] > 0
-    assert json.loads((folder / "kernels-1.json").read_text())["timings"]
+    assert json.loads((folder / "kernels.json").read_text())["timings"]
+    assert all(way["launches"] > 0 for way in json.loads((folder / "profile.json").read_text())["ways"].values())
+    assert {row["reader"] for row in json.loads((folder / "prompts.json").read_text())} == {"sigma0", "huggingface"}
     rows = [row for row in read_rows(folder / "leaderboard.jsonl") if row.benchmark == "speed"]
     assert {row.by for row in rows} == {"library", "engine"}
-    verified = [row.same_tokens for row in rows if row.way == "verify" and row.course is None]
-    assert verified == [True, True]
+    assert [row.same_tokens for row in rows if row.way == "verify" and row.course is None] == [True]
     page = (folder / "speed.md").read_text()
     assert "## Roofline" in page and "by the engine" in page
-    # importing it takes nothing else either, though torchao may be missing
-    subprocess.run([sys.executable, "-c", "import sigma0.bench.quantization.command"], env=environment, check=True)
     again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert again.returncode == 0 and again.stdout == "" and "done before" in again.stderr
+    assert again.returncode == 0 and "\n0 of " in f"\n{again.stderr.splitlines()[-1]}"
+
+
+def test_parts_reach_the_process_as_they_are(tmp_path):
+    every = parts(DAY, tmp_path)
+    assert pickle.loads(pickle.dumps(every)) == every

@@ -132,7 +132,7 @@ def test_rows_from_before_stay_valid_and_have_no_roofline():
     row = SpeedRow.model_validate(old)
     assert all(getattr(row, name) is None for name in NEW_FIELDS)
     assert Roofline.of(row) is None and roofline_table([row]) is None
-    assert len(speed_parts([row])) == 1 and "## Roofline" in speed_parts([timed()])
+    assert len(speed_parts([row])) == 2 and "### Roofline" in speed_parts([timed()])
 
 
 @pytest.mark.exhaustive

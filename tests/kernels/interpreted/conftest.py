@@ -1,18 +1,30 @@
-"""These run the kernels: with TRITON_INTERPRET=1 on a CPU, with SIGMA0_TEST_DEVICE=cuda on a GPU, elsewhere not at all.
+"""These run the kernels: with TRITON_INTERPRET=1 on a CPU, where there is a CUDA device on that, elsewhere not at all.
 
-`tests/kernels/test_in_interpreter.py` and `test_on_gpu.py` start them so.
+`tests/kernels/test_in_interpreter.py` starts them in an interpreter. On a GPU those that are fast have the mark `gpu`.
 """
 
 import os
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
-DEVICE = os.environ.get("SIGMA0_TEST_DEVICE", "cpu")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = os.environ.get("SIGMA0_TEST_DEVICE", "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
 
-if os.environ.get("TRITON_INTERPRET") != "1" and DEVICE == "cpu":
+if not INTERPRETED and DEVICE == "cpu":
     collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    if DEVICE == "cpu":
+        return
+    for item in items:
+        own = item.path.is_relative_to(Path(__file__).parent)
+        if own and not any(map(item.get_closest_marker, ("slow", "exhaustive"))):
+            item.add_marker("gpu")
 
 
 @pytest.fixture

@@ -1,0 +1,189 @@
+"""Whether a row's bits are those of full depth under every rule that runs all loops, alone and among others.
+
+A text is written under each rule; then every loop's K/V of every layer, which tell the states of that loop, and the
+logits of every token are compared, bit by bit. A prompt is read by other kernels than a token: what a batch does to a
+pass alone is seen where one prompt, read by itself, is continued by many rows.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sigma0.bench.speed.shapes import SEED, random_model
+from sigma0.config import ExitConfig
+from sigma0.decode.catch_up import catch_up
+from sigma0.kernels.row_product import launch_options
+
+ROWS, PROMPT, NEW_TOKENS = 16, 24, 12
+# Passes of one text with and without programmatic dependent launch, and the compute capability that has it.
+PASSES, PDL_CAPABILITY = 1000, (9, 0)
+
+
+def rules(loops: int) -> dict[str, ExitConfig]:
+    """The rules that write full depth's text, by name."""
+    return {
+        "full": ExitConfig(mode="full"),
+        "never": ExitConfig(mode="qexit", q=1.0),
+        "fixed": ExitConfig(mode="fixed", depth=loops),
+        "margin": ExitConfig(mode="margin", theta=1.0),
+        "verify": ExitConfig(mode="qexit", q=0.5, after_exit="verify"),
+    }
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a run wrote for one sequence.
+
+    Attributes:
+        tokens: New ids `[new]`.
+        logits: That each was chosen from, `[new, V]`; the tokens where they were not kept.
+        keys: Of every loop, layer and position that was fed, `[T, L, positions, H_kv, d]`.
+        values: As `keys`.
+        runner: What called the step.
+    """
+
+    tokens: Tensor
+    logits: Tensor
+    keys: Tensor
+    values: Tensor
+    runner: str = "eager"
+
+    def first_difference(self, other: "Written") -> dict[str, Any] | None:
+        """Where the bits of two runs differ first, by position, then loop, then layer; None where they do not."""
+        for name in ("keys", "values"):
+            differs = (getattr(self, name) != getattr(other, name)).flatten(3).any(-1)  # [T, L, positions]
+            if differs.any():
+                position, loop, layer = differs.permute(2, 0, 1).nonzero()[0].tolist()
+                return {"what": name, "loop": loop + 1, "layer": layer, "position": position}
+        for name in ("tokens", "logits"):
+            differs = (getattr(self, name) != getattr(other, name)).reshape(len(getattr(self, name)), -1).any(-1)
+            if differs.any():
+                return {"what": name, "token": int(differs.nonzero()[0])}
+        return None
+
+
+def write(model: Any, ids: Tensor, config: ExitConfig, new_tokens: int, copies: int = 0) -> Written:
+    """What a run writes for the first of its sequences `[B, S]`, or of copies of one whose prompt is read by itself."""
+    # whoever keeps logits has every step looked at by Python, which no graph is
+    logits = model.runner == "eager"
+    cache = model.new_cache()
+    if copies:
+        with torch.no_grad():
+            model(ids[:, :-1], past_key_values=cache, exit_config=ExitConfig(mode="full"), logits_to_keep=1)
+        cache.batch_repeat_interleave(copies)
+        ids = ids.expand(copies, -1)
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        past_key_values=cache,
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        exit_config=config,
+        return_dict_in_generate=True,
+        output_logits=logits,
+    )
+    with torch.no_grad():
+        catch_up(model, cache)
+    # the last new token is not fed
+    kept = slice(0, ids.shape[1] + new_tokens - 1)
+    keys, values = (
+        torch.stack([getattr(layer, name)[:, 0, :, kept].transpose(1, 2) for layer in cache.planes], 1)
+        for name in ("keys", "values")
+    )
+    tokens = out.sequences[0, ids.shape[1] :]
+    told = torch.stack([each[0] for each in out.logits]) if logits else tokens[:, None]
+    return Written(tokens, told, keys, values, out.runner.name)
+
+
+def compare(
+    device: str | torch.device, shapes: Sequence[str] = ("tiny",), passes: int = PASSES, new_tokens: int = NEW_TOKENS
+) -> list[dict[str, Any]]:
+    """Compares every rule with full depth, alone and among 16 rows, one row with its likes; dependent launch with none.
+
+    Args:
+        device: Where; kernels run on CUDA, plain torch elsewhere.
+        shapes: Of random weights in bfloat16, which have four loops.
+        passes: Of one text with dependent launch and without.
+        new_tokens: Of the other texts.
+
+    Returns:
+        For each pair: `shape`, the runner that was `asked` for, the `runner` that ran, `pair`, `rows`, `passes`,
+        `equal` and `first`, where bits differ first.
+    """
+    place = torch.device(device)
+    found = []
+    for shape in shapes:
+        model = random_model(shape, str(place), "bfloat16")
+        generator = torch.Generator().manual_seed(SEED)
+        ids = torch.randint(3, model.config.vocab_size, (ROWS, PROMPT), generator=generator).to(place)
+        for runner in ("cudagraph", "eager") if place.type == "cuda" else ("eager",):
+            model.runner = runner
+            ran = model.num_loops * (new_tokens - 1)
+            full = rules(model.num_loops)["full"]
+            alone, among = (write(model, ids[:rows], full, new_tokens) for rows in (1, ROWS))
+            told = {"shape": shape, "asked": runner, "runner": alone.runner}
+            for rows, expected in ((1, alone), (ROWS, among)):
+                for name, config in rules(model.num_loops).items():
+                    first = write(model, ids[:rows], config, new_tokens).first_difference(expected)
+                    found.append({**told, **_pair(f"{name} and full", rows, ran, first)})
+            one, many = (write(model, ids[:1], full, new_tokens, copies=copies) for copies in (1, ROWS))
+            for pair, ours, theirs in (
+                ("copies and alone", many, one),
+                ("prompts read together and alone", among, alone),
+            ):
+                found.append({**told, **_pair(pair, ROWS, ran, ours.first_difference(theirs))})
+            if runner != "eager" and torch.cuda.get_device_capability(place) >= PDL_CAPABILITY:
+                long = passes // model.num_loops + 1
+                for rows in (1, ROWS):
+                    texts = [_dependent(model, ids[:rows], long, switch) for switch in ("0", "1")]
+                    first = texts[1].first_difference(texts[0])
+                    found.append({**told, **_pair("SIGMA0_PDL=1 and 0", rows, model.num_loops * (long - 1), first)})
+    return found
+
+
+def _pair(pair: str, rows: int, passes: int, first: dict[str, Any] | None) -> dict[str, Any]:
+    return {"pair": pair, "rows": rows, "passes": passes, "equal": first is None, "first": first}
+
+
+def _dependent(model: Any, ids: Tensor, new_tokens: int, switch: str) -> Written:
+    with _switched("SIGMA0_PDL", switch):
+        return write(model, ids, ExitConfig(mode="full"), new_tokens)
+
+
+@contextmanager
+def _switched(name: str, value: str) -> Iterator[None]:
+    """Sets a switch of the environment that launches read once."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    launch_options.cache_clear()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+        launch_options.cache_clear()
+
+
+def equality(device: str, shapes: Sequence[str], passes: int, out: Path) -> None:
+    """Writes what `compare` finds as JSON.
+
+    Raises:
+        AssertionError: Naming the pairs whose bits differ.
+    """
+    found = compare(device, shapes, passes)
+    out.write_text(json.dumps(found, indent=1) + "\n")
+    differ = [
+        f"{row['shape']}, {row['runner']}, {row['rows']} rows: {row['pair']}" for row in found if not row["equal"]
+    ]
+    if differ:
+        raise AssertionError(f"{len(differ)} of {len(found)} pairs differ, {out} says where: {'; '.join(differ)}")

@@ -1,0 +1,98 @@
+"""Where a decode pass goes on a device: its kernels, how often each is launched, what each takes, and the gaps."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from sigma0.bench.core.bandwidth import copy_bandwidth
+from sigma0.bench.core.conditions import device_name, git_commit
+from sigma0.bench.speed.courses import STATED
+from sigma0.bench.speed.decoders import FULL, Ours, PromptedCache
+from sigma0.bench.speed.opened import open_model, prompt_ids
+from sigma0.bench.speed.roofline import block_bytes
+from sigma0.config import ExitConfig
+from sigma0.decode.runners import choose_runner
+
+_WARM = 3
+
+
+def passes(
+    device: str, dtype: str, shape: str, runner: str, context: int, new_tokens: int, ways: tuple[str, ...], out: Path
+) -> None:
+    """Writes a profile of one run of each way as JSON: what `pass_profile` tells, under the name of the way."""
+    model, _ = open_model("", shape, device, dtype)
+    chosen = choose_runner(runner, model)
+    model.runner = chosen.name
+    ids, _ = prompt_ids(model, None, "", 1, context, new_tokens)
+    trace, rule = STATED.scaled(model.num_loops), model.resolve_exit_config(ExitConfig().filled())
+    prompted = PromptedCache(model, ids, new_tokens)
+    report: dict[str, Any] = {
+        "shape": shape,
+        "dtype": dtype,
+        "device": device_name(model.device),
+        "torch": torch.__version__,
+        "commit": git_commit(),
+        "runner": chosen.name,
+        "context": context,
+        "new_tokens": new_tokens,
+        "block_bytes": block_bytes(model),
+        "copy_bandwidth": copy_bandwidth(model.device),
+        "ways": {},
+    }
+    for way in ways:
+        config = FULL if way == "full" else replace(rule, after_exit=way)
+        decoder = Ours(prompted, config, None if way == "full" else trace)
+        report["ways"][way] = pass_profile(decoder)
+        out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def pass_profile(decoder: Ours) -> dict[str, Any]:
+    """Of one run, on the device, or on the CPU where there is none.
+
+    Returns:
+        `passes`; of one pass `microseconds` by the clock of a run that nobody watched, `launches`, `busy` (microseconds
+        in which any of them ran) and `gaps` (microseconds between the first and the last in which none ran); and of
+        every kernel, the longest first, its name, launches a pass, microseconds each and a pass.
+    """
+    for _ in range(_WARM):
+        run = decoder.decode()
+    on_gpu = torch.cuda.is_available()
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as watched:
+        decoder.decode()
+    spans = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in watched.events() or []
+        if (event.device_type.name == "CUDA" if on_gpu else event.cpu_parent is None)
+    )
+    return {"passes": run.passes, "microseconds": 1e6 * run.seconds / run.passes, **kernels_of(spans, run.passes)}
+
+
+def kernels_of(spans: list[tuple[float, float, str]], passes: int) -> dict[str, Any]:
+    """What `pass_profile` tells of kernels.
+
+    Args:
+        spans: Start, end (microseconds) and name of each, by their start; those of the prompt's last token count too.
+        passes: Over which they are spread.
+    """
+    took: dict[str, list[float]] = {}
+    busy, until = 0.0, float("-inf")
+    for start, end, name in spans:
+        took.setdefault(name, []).append(end - start)
+        # those that overlap, as with dependent launch, are counted once
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    whole = until - spans[0][0] if spans else 0.0
+    kernels = [
+        {"name": name, "launches": len(each) / passes, "each": sum(each) / len(each), "a_pass": sum(each) / passes}
+        for name, each in sorted(took.items(), key=lambda item: -sum(item[1]))
+    ]
+    return {
+        "launches": len(spans) / passes,
+        "busy": busy / passes,
+        "gaps": (whole - busy) / passes,
+        "kernels": kernels,
+    }

@@ -1,0 +1,263 @@
+"""How the products of a model are divided best on a device: every tiling tried, in rows of `kernels/products.json`.
+
+Each is timed in a CUDA graph over so many different weights that the L2 cache holds none of them, and what it computes
+is compared with float64. Tilings are tried in a drawn order behind the one in force, until a product's share of the
+time is up.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import product as every
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sigma0.bench.speed.shapes import settings_of
+from sigma0.kernels.row_gated import row_gated, row_gated_reference
+from sigma0.kernels.row_linear import row_linear, row_parts
+from sigma0.kernels.row_product import TABLE, Tiling, compiled_together, preferring, read_table, tiling_of
+from sigma0.kernels.row_qkv import row_qkv, row_qkv_reference
+
+ROWS, REPLAYS = 4, 6
+# Bytes of weights that one graph reads; numbers that a program holds of them in a step; its shared memory at most.
+_WEIGHT_BYTES, _MOST_NUMBERS, _SHARED_BYTES = 220e6, 16384, 200_000
+# Tilings that are compiled side by side, and a relative error that no rounding makes.
+_CHUNK, _MOST_ERROR = 16, 1e-2
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of a layer, or of the head.
+
+    Attributes:
+        name: "qkv", "output", "gate-up", "down" or "head".
+        outputs: N.
+        inner: K.
+        split: Whether its rows may be split.
+        head_width: d, for qkv.
+        kv_heads: H_kv, for qkv.
+    """
+
+    name: str
+    outputs: int
+    inner: int
+    split: bool
+    head_width: int = 0
+    kv_heads: int = 0
+
+    def row(self, capability: int, dtype: torch.dtype, tiling: Tiling, us: float) -> dict[str, Any]:
+        """A row of the table."""
+        name = str(dtype).removeprefix("torch.")
+        size = {"outputs": self.outputs, "inner": self.inner, "split": self.split}
+        return {"capability": capability, "dtype": name, **size, "tiling": asdict(tiling), "us": round(us, 2)}
+
+
+def products_of(shape: str) -> list[Product]:
+    """The products of a named shape."""
+    sizes = settings_of(shape)
+    width, inner, heads = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_attention_heads"]
+    kv_heads, head_width = sizes.get("num_key_value_heads", heads), width // heads
+    return [
+        Product("qkv", (heads + 2 * kv_heads) * head_width, width, False, head_width, kv_heads),
+        Product("output", width, width, True),
+        Product("gate-up", 2 * inner, width, False),
+        Product("down", width, inner, True),
+        Product("head", sizes["vocab_size"], width, False),
+    ]
+
+
+def candidates(product: Product, dtype: torch.dtype, first: Tiling) -> list[Tiling]:
+    """Tilings of a product that a device has room for, the one in force first, then in a drawn order."""
+    found = [
+        Tiling(*sizes)
+        for sizes in every((16, 32, 64), (64, 128, 256), (2, 4, 8), (3, 4, 5), (1, 2, 4) if product.split else (1,))
+        if _fits(product, dtype, *sizes)
+    ]
+    random.Random(_SEED).shuffle(found)
+    return list(dict.fromkeys([first, *found]))
+
+
+def _fits(product: Product, dtype: torch.dtype, outputs: int, step: int, warps: int, stages: int, splits: int) -> bool:
+    shared = (outputs + 16) * step * stages * dtype.itemsize
+    whole = product.inner // splits >= step and outputs <= (product.head_width or outputs)
+    return whole and outputs * step <= _MOST_NUMBERS and shared <= _SHARED_BYTES
+
+
+def search(
+    found: Sequence[Tiling],
+    time_of: Callable[[Tiling], float | None],
+    until: float,
+    prepare: Callable[[Sequence[Tiling]], None] = lambda some: None,
+    now: Callable[[], float] = time.monotonic,
+) -> dict[Tiling, float]:
+    """Times tilings until the time is up, at least the first of them.
+
+    Args:
+        found: Tilings, the first ones first.
+        time_of: Microseconds of one; None where it cannot run, or is wrong.
+        until: When to stop, as `now` tells it.
+        prepare: Told of the tilings that are timed next, some at once.
+        now: The clock.
+
+    Raises:
+        ValueError: If none of them runs.
+    """
+    timed: dict[Tiling, float] = {}
+    for place in range(0, len(found), _CHUNK):
+        if timed and now() >= until:
+            break
+        some = found[place : place + _CHUNK]
+        prepare(some)
+        took = {tiling: time_of(tiling) for tiling in some}
+        timed |= {tiling: us for tiling, us in took.items() if us is not None}
+    if not timed:
+        raise ValueError(f"none of {len(found)} tilings runs on this device")
+    return timed
+
+
+def tune(
+    shape: str, device: torch.device, dtype: torch.dtype, seconds: float, on_product: Callable[[int], None]
+) -> list[dict[str, Any]]:
+    """The best tiling of every product of a shape.
+
+    Args:
+        shape: Its name.
+        device: Which; CUDA.
+        dtype: Of rows and weights.
+        seconds: Time for all of them.
+        on_product: Told how many are done.
+
+    Returns:
+        Rows of the table.
+    """
+    major, minor = torch.cuda.get_device_capability(device)
+    rows, start = [], time.monotonic()
+    wanted = products_of(shape)
+    for number, product in enumerate(wanted, start=1):
+        trial = Trial(product, device, dtype, 10 * major + minor)
+        found = candidates(product, dtype, tiling_of(trial.hidden, trial.weights[0], product.split))
+        timed = search(found, trial.time_of, start + seconds * number / len(wanted), trial.compile)
+        best = min(timed, key=lambda tiling: timed[tiling])
+        rows.append(trial.row(best, timed[best]))
+        on_product(number)
+    return rows
+
+
+class Trial:
+    """A product on a device, with different weights.
+
+    Args:
+        product: Which.
+        device: Where.
+        dtype: Of rows and weights.
+        capability: Of the device, 90 for 9.0.
+        weight_bytes: Of all weights.
+    """
+
+    def __init__(
+        self,
+        product: Product,
+        device: torch.device,
+        dtype: torch.dtype,
+        capability: int,
+        weight_bytes: float = _WEIGHT_BYTES,
+    ) -> None:
+        self._product, self._capability = product, capability
+        generator = torch.Generator(device).manual_seed(_SEED)
+
+        def drawn(*size: int) -> Tensor:
+            return torch.randn(size, generator=generator, device=device, dtype=dtype)
+
+        self.hidden = drawn(ROWS, product.inner)
+        count = max(4, int(weight_bytes / (product.outputs * product.inner * dtype.itemsize)) + 1)
+        self.weights = [drawn(product.outputs, product.inner) / product.inner**0.5 for _ in range(count)]
+        if product.name == "qkv":
+            index = torch.arange(ROWS, device=device)
+            cos, sin = (drawn(ROWS, product.head_width) for _ in range(2))
+            keys, values = (drawn(1, ROWS, product.kv_heads, product.head_width) for _ in range(2))
+            self._more: tuple[Tensor, ...] = (cos, sin, index, keys, values, index)
+        else:
+            self._more = ()
+
+    def row(self, tiling: Tiling, us: float) -> dict[str, Any]:
+        """A row of the table."""
+        return self._product.row(self._capability, self.hidden.dtype, tiling, us)
+
+    def call(self, weight: Tensor) -> Tensor:
+        """The product with a weight, by the kernel that a pass calls; parts are not added up."""
+        kernels: dict[str, Callable[..., Tensor]] = {"qkv": row_qkv, "gate-up": row_gated, "head": row_linear}
+        return kernels.get(self._product.name, row_parts)(self.hidden, weight, *self._more)
+
+    def exact(self, weight: Tensor) -> Tensor:
+        """The same in float64."""
+        hidden, weight = self.hidden.double(), weight.double()
+        if self._product.name == "qkv":
+            more = [each.double() if each.is_floating_point() else each for each in self._more]
+            return row_qkv_reference(hidden, weight, *more)
+        if self._product.name == "gate-up":
+            return row_gated_reference(hidden, weight)
+        return torch.nn.functional.linear(hidden, weight)
+
+    def is_right(self) -> bool:
+        """Whether the product is that of float64 but for rounding."""
+        found, exact = self.call(self.weights[-1]).double(), self.exact(self.weights[-1])
+        found = found.sum(0) if found.ndim > exact.ndim else found
+        return bool((found - exact).norm() <= _MOST_ERROR * exact.norm())
+
+    def compile(self, some: Iterable[Tiling]) -> None:
+        """Compiles the kernel for some tilings side by side."""
+        # one that does not compile is found where it is timed
+        with suppress(*_refusals()), compiled_together():
+            for tiling in some:
+                with preferring(self.row(tiling, 0)):
+                    self.call(self.weights[0])
+
+    def time_of(self, tiling: Tiling) -> float | None:
+        """Microseconds of a product, the best of several replays; None where it cannot run or is wrong."""
+        with suppress(*_refusals()), preferring(self.row(tiling, 0)):
+            return self._replayed() if self.is_right() else None
+        return None
+
+    def _replayed(self) -> float:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for weight in self.weights:
+                self.call(weight)
+        graph.replay()
+        best = float("inf")
+        for _ in range(REPLAYS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            best = min(best, start.elapsed_time(end))
+        return 1e3 * best / len(self.weights)
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """Of a tiling that a device has no room for: of the compiler, of its passes and of the driver."""
+    from triton.errors import TritonError
+
+    return TritonError, RuntimeError
+
+
+def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes rows into a table in place of those for the same products; a file that is not there begins as ours."""
+    known = json.loads(path.read_text()) if path.exists() else read_table()
+    merged = {_place(row): row for row in (*known, *rows)}
+    lines = ",\n".join(f"  {json.dumps(merged[place])}" for place in sorted(merged))
+    path.write_text(f"[\n{lines}\n]\n")
+    if path == TABLE:
+        read_table.cache_clear()
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["capability"], row["dtype"], row["outputs"], row["inner"], row["split"]
