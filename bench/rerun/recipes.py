@@ -173,7 +173,7 @@ def recipes() -> dict[str, Recipe]:
         *(each for model in WORLDS for each in _of_a_world(model)),
         Recipe("grounding", f"{_BENCH} grounding {{train.json}} --json", inputs=("train.json",)),
         Recipe("proximity", f"{_BENCH} proximity {{smollm2}} {_TEXTS} --json", inputs=_TEXT_FILES),
-        Recipe("kernels-compiled", "sigma0.kernels --json", timed=True),
+        Recipe("kernels-compiled", "sigma0.kernels --targets sm_80,sm_90 --json", timed=True),
         Recipe("kernels-cpu", f"{_BENCH} kernels --json", timed=True),
         Recipe("soak-pocket", f"{_BENCH} soak pocket --json", ("pocket",), timed=True),
     ]  # fmt: skip
