@@ -24,7 +24,7 @@ from sigma0.kernels.depth_attention import MAXIMUM, SMALLEST_TILE, SUMS, TOTAL
 from sigma0.kernels.plane_codec import WIDTHS, CodedPlanes
 from sigma0.presence import wants_triton
 
-PART_WARPS, JOIN_WARPS = 4, 4
+JOIN_WARPS = 4
 # Of a part: a code is read in few bytes.
 PART_TILES = 4
 
@@ -107,7 +107,7 @@ def coded_attention(
         MOST_PARTS=depth_attention.MOST_PARTS,
         # Triton's interpreter multiplies bfloat16 matrices wrongly
         UPCAST=query.dtype == torch.bfloat16 and not isinstance(_coded_part_kernel, triton.JITFunction),
-        num_warps=PART_WARPS,
+        num_warps=warps_for(query.dtype),
         **stages_for(query.dtype),
     )
     _join_parts(parts, sums, output)
@@ -142,9 +142,14 @@ def tile_for(width: int, dtype: torch.dtype) -> int:
     return max(depth_attention.SMALLEST_TILE, tile // 4) if dtype.itemsize == 2 else tile
 
 
+def warps_for(dtype: torch.dtype) -> int:
+    """Warps of a part: in float32 a thread has no registers for more of it."""
+    return 8 if dtype == torch.float32 else 4
+
+
 def stages_for(dtype: torch.dtype) -> dict[str, int]:
-    """Option for the depth of the pipeline."""
-    return depth_attention.stages_for(dtype, indirect=True)
+    """Option for the depth of the pipeline: a deeper one spills."""
+    return {"num_stages": 1 if dtype == torch.float32 else 2}
 
 
 def _check(query: Tensor, tails: Sequence[Tensor], coded: Sequence[CodedPlanes], rows: CodedRows) -> None:

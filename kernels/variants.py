@@ -221,7 +221,7 @@ def _coded_attentions(dtype: torch.dtype) -> Iterator[Variant]:
                 "UPCAST": False,
             },
             frozenset({"query_row_stride"} if width % 16 else {"query_row_stride", "query_head_stride"}),
-            coded_attention_kernel.PART_WARPS,
+            coded_attention_kernel.warps_for(dtype),
             coded_attention_kernel.stages_for(dtype),
         )
 
