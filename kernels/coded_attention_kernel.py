@@ -149,7 +149,7 @@ def warps_for(dtype: torch.dtype) -> int:
 
 def stages_for(dtype: torch.dtype) -> dict[str, int]:
     """Option for the depth of the pipeline: a deeper one spills."""
-    return {"num_stages": 1 if dtype == torch.float32 else 2}
+    return {"num_stages": 2}
 
 
 def _check(query: Tensor, tails: Sequence[Tensor], coded: Sequence[CodedPlanes], rows: CodedRows) -> None:
