@@ -34,6 +34,7 @@ def ledger(tmp_path_factory):
     return path
 
 
+@pytest.mark.exhaustive
 def test_a_run_leaves_one_row_for_each_setting(ledger):
     rows = rows_of(ledger)
     assert [(row.mode, row.after_exit) for row in rows] == [

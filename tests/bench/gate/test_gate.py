@@ -103,6 +103,7 @@ def test_one_question_is_too_few(pocket):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_prints_tables_and_json(monkeypatch):
     reports = []
 

@@ -64,6 +64,7 @@ def file(tmp_path):
     return path
 
 
+@pytest.mark.exhaustive
 def test_a_row_for_each_fleet_rate_and_routing(file, tmp_path):
     out = tmp_path / "ledger.jsonl"
     result = run("simulate", "--inputs", file, *QUICK, "--rates", "5,40", "--out", out)
@@ -166,6 +167,7 @@ def test_groups_stand_for_a_fleet_of_any_size(file):
     assert cut.latency_ms.p95 == pytest.approx(whole.latency_ms.p95, rel=0.2)
 
 
+@pytest.mark.exhaustive
 def test_the_report_has_page_and_pictures(file, tmp_path):
     out, folder = tmp_path / "ledger.jsonl", tmp_path / "report"
     picture = tmp_path / "one.svg"

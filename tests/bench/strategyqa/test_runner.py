@@ -232,6 +232,7 @@ def test_scores_are_paired_with_the_baseline():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_runs_every_level_on_the_shipped_model_and_repeats_itself(tmp_path):
     out, cache = tmp_path / "ledger.jsonl", tmp_path / "cache.jsonl"
     options = ["strategyqa", "-e", "all", "-n", "2", "--max-new-tokens", "12", "--cache", str(cache), "--out", str(out)]

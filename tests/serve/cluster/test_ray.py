@@ -296,6 +296,7 @@ def test_full_engines_ask_to_come_back(replicas, proxied):
         hear_of(replicas)
 
 
+@pytest.mark.exhaustive
 def test_a_replica_that_is_killed_under_load(proxied, replicas):
     """Whole answers come from the other one, streams break off in an error or are whole, and the replica comes back."""
     replicas.make_anew()
