@@ -181,7 +181,15 @@ _COMPILES_ONLY: ContextVar[bool] = ContextVar("compiles_only", default=False)
 
 
 def start(kernel: Any, grid: tuple[int, ...], like: Tensor, *arguments: object, **options: object) -> None:
-    """Launches a kernel on the device of a tensor; within `compiled_together` has it compiled for that."""
+    """Launches a kernel; within `compiled_together` has it compiled for these arguments instead.
+
+    Args:
+        kernel: Jitted.
+        grid: Programs along each axis.
+        like: Any tensor of its device.
+        *arguments: Of the kernel.
+        **options: Its constants, warps and stages; those of `launch_options` are added.
+    """
     options = options | launch_options(like.device)
     if _COMPILES_ONLY.get():
         kernel.warmup(*arguments, grid=grid, **options)

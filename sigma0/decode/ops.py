@@ -134,10 +134,10 @@ __all__ = [
     "gumbel",
     "leads_reference",
     "no_broadcast",
-    "normed_rows",
     "observe",
     "observe_paths",
     "operations",
+    "row_norm",
     "runs_triton",
     "solve",
     "span_attention",
@@ -324,11 +324,6 @@ def operations(backend: Backend, device: torch.device, deterministic: bool = Tru
     chosen = TRITON if deterministic else _LIBRARY_PRODUCTS
     # of ids on the host
     return replace(chosen, collapse_rows=collapse_rows) if device.type == "cuda" and is_available() else chosen
-
-
-def normed_rows(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """RMS norm of rows `[N, D]` in one launch of a Triton kernel, as `sigma0.kernels.row_norm_kernel` has it."""
-    return row_norm(hidden, weight, epsilon)
 
 
 def runs_triton(device: torch.device) -> bool:

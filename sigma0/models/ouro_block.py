@@ -17,7 +17,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
-from sigma0.decode.ops import ROW_DTYPES, Operations, normed_rows, runs_triton
+from sigma0.decode.ops import ROW_DTYPES, Operations, row_norm, runs_triton
 from sigma0.models.row_linear import Modules, PackedLinear, is_plain
 
 # Where a norm in half precision is one kernel, without the copies in float32 that transformers' module makes.
@@ -35,7 +35,7 @@ class OuroRMSNorm(Qwen3RMSNorm):  # type: ignore[misc]
         plain = self.weight.dtype is hidden_states.dtype in ROW_DTYPES and self.weight.is_contiguous()
         if device.type in _ONE_KERNEL and plain and not traced and runs_triton(device):
             rows = hidden_states.contiguous().view(-1, hidden_states.shape[-1])
-            return normed_rows(rows, self.weight, self.variance_epsilon).view_as(hidden_states)
+            return row_norm(rows, self.weight, self.variance_epsilon).view_as(hidden_states)
         normed: Tensor = super().forward(hidden_states)
         return normed
 

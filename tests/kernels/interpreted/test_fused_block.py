@@ -161,7 +161,7 @@ def test_a_prompt_in_half_precision_is_normed_by_one_kernel(monkeypatch):
         expected = norm(states)
         monkeypatch.setattr("sigma0.models.ouro_block._ONE_KERNEL", {"cpu"})
         ran = []
-        monkeypatch.setattr("sigma0.models.ouro_block.normed_rows", lambda *given: ran.append(True) or row_norm(*given))
+        monkeypatch.setattr("sigma0.models.ouro_block.row_norm", lambda *given: ran.append(True) or row_norm(*given))
         found = norm(states)
     # the interpreter cuts bfloat16 off where others round
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
