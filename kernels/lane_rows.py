@@ -1,9 +1,9 @@
 """The bookkeeping of a step on a CPU in few calls: which lanes run, how a loop ends, what stops, and what is fed back.
 
-These are parts 1, 3, 6, 7 and 8 of a step, and 5 where argmaxes are taken. The reference is `sigma0.decode.step`, which
-every other device runs and every compiled program: a hundred operations over a few numbers each, of which a call costs
-more than the work. All memory is handed over once, and again where it was replaced, so that a call takes a pointer, and
-what it returns lies in memory that the next pass writes again.
+The reference is `sigma0.decode.step`, which every other device runs and every compiled program: a hundred operations
+over a few numbers each, of which a call costs more than the work. With the layers of the block (`row_block.py`) it is
+two calls a step, with the output head between them. All memory is handed over once, and again where it was replaced, so
+that a call takes a pointer, and what it returns lies in memory that the next pass writes again.
 
 The tables are the caller's, whose columns and values `cpu/constants.h` repeats.
 """
@@ -16,16 +16,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sigma0.kernels.native import constants, function, said
+from sigma0.kernels.native import constants, function, structure
+from sigma0.kernels.row_block import Block
+from sigma0.kernels.row_dot import MOST_ROWS
 
 # A letter for each argument, as `native.function` has them.
 _CALLS = {
     "start_rows": "p",
-    "end_rows": "ppnfffff",
-    "stop_rows": "ppppff",
-    "lead_rows": "ppnnfff",
-    "best_of_rows": "ppnnfnn",
-    "settle_rows": "pppppnf",
+    "end_rows": "ppnf",
+    "loop_rows": "pf",
+    "lead_rows": "ppnn",
+    "settle_rows": "pppppn",
+    "settle_best": "ppnnfnn",
     "live_lanes": "pnn",
     "count_rows": "pnnppppp",
 }
@@ -62,6 +64,8 @@ class LaneTables(NamedTuple):
         settings: Of every sequence, int64 `[S, n]`.
         thresholds: Of every sequence, float32 `[S, 3]`.
         eos: Ids that end a sequence, int64 `[S, E]`.
+        given: Loops at which tokens stop, of the token at each cache position behind a prompt, in a ring, int64
+            `[S, n]`; None where rules say it.
     """
 
     table: Tensor
@@ -72,6 +76,7 @@ class LaneTables(NamedTuple):
     settings: Tensor
     thresholds: Tensor
     eos: Tensor
+    given: Tensor | None = None
 
 
 class LiveRows(NamedTuple):
@@ -123,8 +128,8 @@ class LaneBooks:
 
     Attributes:
         norms: Whether the norm after a loop is known here.
+        has_block: Whether `loop` can run the layers.
         gates: Whether the exit gate is.
-        tables: The lanes as they were taken last.
         decoding: Rows of the pass that wait for their reading; they come first.
     """
 
@@ -155,11 +160,11 @@ class LaneBooks:
         self._lines, self._kept = self._own["emitted"].numpy(), self._own["kept"].numpy()
         self._rows: dict[int, LiveRows] = {}
         self._parts: dict[tuple[str, int], Tensor] = {}
-        self.tables: LaneTables | None = None
-        self._stamp: tuple[object, ...] = ()
+        self._tables: LaneTables | None = None
+        self._block: Block | None = None
         self._held: list[Tensor | None] = []
         self._reads = 0
-        self.norms = self.gates = False
+        self.norms = self.gates = self.has_block = False
         self.decoding = 0
 
     def take_tables(self, tables: LaneTables, window: int) -> None:
@@ -185,6 +190,7 @@ class LaneBooks:
             "settings": (whole, (sequences, settings_width)),
             "thresholds": (real, (sequences, thresholds)),
             "eos": (whole, (sequences, None)),
+            "given": (whole, (sequences, None)),
         }
         for name, (dtype, shape) in expected.items():
             _check(name, getattr(tables, name), dtype, shape)
@@ -195,22 +201,16 @@ class LaneBooks:
         books.bytes, books.window, books.eos_count = width * size, window, tables.eos.shape[1]
         books.path_bytes = 0 if tables.paths is None else tables.paths.shape[2] * size
         books.counts_width = 0 if tables.counts is None else tables.counts.shape[1]
-        self.tables = tables
+        books.given_count = 0 if tables.given is None else tables.given.shape[1]
+        # held, so that no other tensor can come to lie where one of them lay
+        self._tables = tables
 
     def take_weights(self, weights: EndWeights) -> None:
-        """Takes the weights of a model, in every pass; those that the functions cannot take are left out."""
-        norm, epsilon, gate, bias, embedding = weights
-        stamp = _address(norm), epsilon, _address(gate), _address(bias), _address(embedding)
-        if stamp != self._stamp:
-            self._stamp = stamp
-            self._take_weights(weights)
-
-    def _take_weights(self, weights: EndWeights) -> None:
+        """Takes the weights of a model; those that the functions cannot take are left out."""
         books, width = self._books, self._books.width
         shapes = ((width,), (1, width), (1,), (None, width))
         given = (weights.norm, weights.gate, weights.bias, weights.embedding)
         single = self._own["previous"].dtype is torch.float32
-        # held, so that no other tensor can come to lie where one of them lay
         self._held = [
             part.detach() if part is not None and single and _fits(part, torch.float32, shape) else None
             for part, shape in zip(given, shapes, strict=True)
@@ -220,6 +220,25 @@ class LaneBooks:
         books.gate_weight, books.gate_bias, books.embedding = _address(gate), _address(bias), _address(embedding)
         books.embeddings = 0 if embedding is None else embedding.shape[0]
         self.norms, self.gates = norm is not None, gate is not None and bias is not None
+
+    def take_program(self, verify: bool, prompts: bool, gates: bool, block: Block | None) -> None:
+        """Takes what the passes to come compute.
+
+        Args:
+            verify: Whether some sequence checks drafts.
+            prompts: Whether the last token of some prompt runs in a lane.
+            gates: Whether some sequence stops by its gate.
+            block: The layers, where `loop` is to run them.
+
+        Raises:
+            ValueError: If the gate, or the norm behind a block, is not known.
+        """
+        books = self._books
+        if (gates and not self.gates) or (block is not None and not self.norms):
+            raise ValueError("what ends a loop is not known here")
+        books.verify, books.prompts, books.asks_gate = verify, prompts, gates
+        books.block, books.most_rows = (None, 0) if block is None else (block.address, MOST_ROWS[torch.float32])
+        self._block, self.has_block = block, block is not None
 
     def start(self) -> int:
         """Takes the live lanes; how many there are."""
@@ -239,16 +258,25 @@ class LaneBooks:
             self._rows[count] = rows
         return rows
 
-    def end(self, raw: Tensor, norms: bool, gates: bool, stops: bool, verify: bool, prompts: bool) -> Tensor:
-        """Puts states after a loop into their lanes.
+    def loop(self, stops: bool) -> bool:
+        """Takes the live lanes and runs a loop of them, with the layers of the block that were taken.
+
+        Args:
+            stops: Whether no rule reads logits: then rows stop, and are a loop further.
+
+        Returns:
+            False where the lanes are taken and no more: of too many rows, or where a position is not in the tables.
+        """
+        reads = self._calls.loop_rows(self._pointer, stops)
+        self.decoding, self._reads = self._books.decoding, max(reads, 0)
+        return bool(reads >= 0)
+
+    def end(self, raw: Tensor, stops: bool) -> Tensor:
+        """Puts states after a loop into their lanes, normed where the norm is known.
 
         Args:
             raw: `[R, W]`.
-            norms: Whether the norm is taken here.
-            gates: Whether the gate is asked here.
-            stops: Whether no other rule is: then rows stop, and are a loop further.
-            verify: Whether some sequence checks drafts.
-            prompts: Whether the last token of some prompt is among the rows.
+            stops: As `loop` has it.
 
         Returns:
             The states, `[R, W]`.
@@ -256,45 +284,25 @@ class LaneBooks:
         rows = self.rows(self._books.count)
         if raw.shape != rows.previous.shape or raw.dtype is not rows.previous.dtype:
             raise ValueError(f"a loop leaves {raw.dtype} {list(raw.shape)} of {list(rows.previous.shape)}")
-        norms, gates = norms and self.norms, gates and self.gates
-        if not raw.is_contiguous() and (norms or gates or raw.stride(1) != 1):
-            raw = raw.contiguous()
+        raw = raw.contiguous()
         stride = raw.stride(0) * raw.element_size()
-        self._reads = self._calls.end_rows(self._pointer, raw.data_ptr(), stride, norms, gates, stops, verify, prompts)
-        return rows.states if norms else raw
+        self._reads = self._calls.end_rows(self._pointer, raw.data_ptr(), stride, stops)
+        return rows.states if self.norms else raw
 
-    def stop(
-        self, met: Tensor | None, decisions: Tensor | None, given: Tensor | None, verify: bool, prompts: bool
-    ) -> None:
-        """Rows stop, and are a loop further.
-
-        Args:
-            met: Whether a rule holds, from its first loop on, bool `[L]`; None for none.
-            decisions: `MET` or `DIVERGED` of rules over differences, int64 `[L]`; None for none.
-            given: Whether an exit that was given has come, bool `[L]`; None for none.
-            verify: As `end` has it; likewise
-            prompts: this.
-        """
-        told = []
-        for part, dtype in ((met, torch.bool), (decisions, torch.int64), (given, torch.bool)):
-            part = None if part is None else part.contiguous()
-            _check("what a rule says", part, dtype, (self.decoding,))
-            told.append(part)
-        self._reads = self._calls.stop_rows(self._pointer, *map(_address, told), verify, prompts)
-
-    def lead(self, logits: Tensor, gates: bool, verify: bool, prompts: bool) -> None:
-        """Rows stop by `margin`, or by what `end` has seen of the gate.
+    def lead(self, logits: Tensor) -> None:
+        """Rows stop by `margin`, or by what was seen of the gate.
 
         Args:
             logits: float32, of decoding rows at least, `[>= L, V]`.
-            gates: Whether the gate was asked.
-            verify: As `end` has it; likewise
-            prompts: this.
         """
         logits = self._readable(logits, self.decoding)
-        self._reads = self._calls.lead_rows(
-            self._pointer, logits.data_ptr(), logits.shape[1], logits.stride(0), gates, verify, prompts
-        )
+        self._reads = self._calls.lead_rows(self._pointer, logits.data_ptr(), logits.shape[1], logits.stride(0))
+
+    @property
+    def count(self) -> int:
+        """Rows of the pass."""
+        count: int = self._books.count
+        return count
 
     @property
     def codes(self) -> Tensor:
@@ -306,46 +314,40 @@ class LaneBooks:
         """Which rows are to be read, int64 `[K]`."""
         return self._part("which", self._reads)
 
-    def settle_best(self, logits: Tensor, of_all: bool, broken: int, verify: bool) -> Settled:
+    def settle_best(self, logits: Tensor, of_all: bool, broken: int) -> Settled:
         """Takes the likeliest ids of the rows that were to be read, and settles them.
 
         Args:
             logits: float32, of these rows `[K, V]`, or of all that there are.
             of_all: Which of the two.
             broken: What stands in the place of an id where the largest logit is not finite.
-            verify: As `end` has it.
         """
         books, count = self._books, self._reads
-        rows = books.count if verify else self.decoding
+        rows = books.count if books.verify else self.decoding
         logits = self._readable(logits, rows if of_all else count)
-        self._calls.best_of_rows(
-            self._pointer, logits.data_ptr(), logits.shape[1], logits.stride(0), of_all, count, broken
-        )
-        return self._settled(
-            self._calls.settle_rows(self._pointer, books.which, books.token_ids, books.stands, None, count, verify)
-        )
+        memory = logits.data_ptr(), logits.shape[1], logits.stride(0)
+        return self._settled(self._calls.settle_best(self._pointer, *memory, of_all, count, broken))
 
-    def settle(self, which: Tensor, token_ids: Tensor, stands: Tensor, ends: Tensor | None, verify: bool) -> Settled:
+    def settle(self, which: Tensor, token_ids: Tensor, stands: Tensor, ends: Tensor | None) -> Settled:
         """Which drafts stand, what is fed back, and what is emitted.
 
         Args:
             which: Rows that were read, int64 `[K]`.
             token_ids: What holds for each now, int64 `[K]`.
-            stands: Whether a draft stands, bool `[K]`; read under `verify`.
+            stands: Whether a draft stands, bool `[K]`; read where some sequence checks drafts.
             ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
-            verify: As `end` has it.
         """
         # bound to names, since the compiled function sees their memory only
         parts = [None if part is None else part.contiguous() for part in (which, token_ids, stands, ends)]
-        if not verify:
-            parts[2] = parts[2] if parts[2] is not None and parts[2].dtype is torch.bool else None
+        if not self._books.verify and stands.dtype is not torch.bool:
+            parts[2] = None
         kinds = (torch.int64, torch.int64, torch.bool, torch.bool)
         count = which.shape[0]
         if count > self._books.lanes:
             raise ValueError(f"{count} rows of {self._books.lanes} lanes are settled")
         for part, dtype in zip(parts, kinds, strict=True):
             _check("what was chosen", part, dtype, (count,))
-        return self._settled(self._calls.settle_rows(self._pointer, *map(_address, parts), count, verify))
+        return self._settled(self._calls.settle_rows(self._pointer, *map(_address, parts), count))
 
     def _settled(self, said: int) -> Settled:
         if said < 0:
@@ -417,14 +419,8 @@ class RowCount:
 @lru_cache
 def _calls() -> SimpleNamespace:
     """The functions, which are too short to let go of Python's lock, and the memory that they read."""
-    fields = [line.rsplit(" ", 1) for line in said("books_fields").splitlines()]
-    kinds = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
-    layout = [(name, kinds.get(kind, ctypes.c_void_p)) for kind, name in fields]
-    calls = {
-        name: function(name, arguments, "" if name == "best_of_rows" else "n", keeps_lock=True)
-        for name, arguments in _CALLS.items()
-    }
-    return SimpleNamespace(Books=type("Books", (ctypes.Structure,), {"_fields_": layout}), **calls)
+    calls = {name: function(name, arguments, "n", keeps_lock=name != "loop_rows") for name, arguments in _CALLS.items()}
+    return SimpleNamespace(Books=structure("books"), **calls)
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -53,11 +53,20 @@ def level() -> str:
 
 
 def said(name: str) -> str:
-    """What the library says of itself: `best_level`, `constants` or `books_fields`, a line each."""
+    """What the library says of itself: `best_level`, `constants`, or the fields of a structure, a line each."""
     call: Any = getattr(_library(), name)
     call.argtypes, call.restype = [], ctypes.c_char_p
     text: bytes = call()
     return text.decode()
+
+
+@lru_cache
+def structure(name: str) -> type[ctypes.Structure]:
+    """Memory as the functions see it: `books` or `block`."""
+    fields = [line.rsplit(" ", 1) for line in said(f"{name}_fields").splitlines()]
+    kinds = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
+    layout = [(own, kinds.get(kind, ctypes.c_void_p)) for kind, own in fields]
+    return type(name, (ctypes.Structure,), {"_fields_": layout})
 
 
 @lru_cache

@@ -11,6 +11,7 @@ n' is a norm or nothing. Norm, attention and products are those of `row_norm.py`
 (`sigma0.models.ouro_block`), some thirty calls a layer.
 """
 
+import ctypes
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigma0.kernels.native import function
+from sigma0.kernels.native import function, structure
 from sigma0.kernels.row_attention import RowPlaces, check_head_dim, check_planes
 
 
@@ -64,6 +65,48 @@ class BlockShape:
     scaling: float
 
 
+class Block:
+    """The layers over planes, as the functions in C++ see them; it keeps alive what it points to.
+
+    Args:
+        layers: The layers.
+        shape: What they share.
+        planes: Keys and values of each layer, `[planes, positions, H_kv, d]`, contiguous.
+        tables: cos and sines of all positions, the first half of the sines with its sign turned, `[P, d]`.
+        places: Where cache positions lie; its rows are not looked at.
+
+    Attributes:
+        address: Of the structure.
+
+    Raises:
+        ValueError: For K/V of another dtype, or heads that are too wide.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[BlockLayer],
+        shape: BlockShape,
+        planes: Sequence[tuple[Tensor, Tensor]],
+        tables: tuple[Tensor, Tensor],
+        places: RowPlaces,
+    ) -> None:
+        for kept in planes:
+            check_planes(torch.float32, *kept)
+        # a weight may be given other memory; what it is now stays
+        weights = [
+            part.detach()
+            for own in layers
+            for part in (own.norm, own.qkv, own.out, own.mlp_norm, own.gate_up, own.down)
+        ]
+        behind = [norm.detach() for own in layers for norm in own.norms_behind]
+        keys, values = ([kept[side] for kept in planes] for side in range(2))
+        call = (keys, values, weights, behind, *tables, places.count)
+        parts = places.blocks, places.starts, places.seen, places.exits
+        self._held = call, parts
+        self._structure, self._layers = _filled(*call, *parts, *vars(shape).values())
+        self.address = ctypes.addressof(self._structure)
+
+
 def run_block(
     layers: Sequence[BlockLayer],
     shape: BlockShape,
@@ -76,11 +119,11 @@ def run_block(
     """Runs the layers over rows, whose K/V they write, by the operator `sigma0::run_block`.
 
     Args:
-        layers: The layers.
-        shape: What they share.
-        planes: Keys and values of each layer, `[planes, positions, H_kv, d]`, contiguous; written.
+        layers: As `Block` has it; likewise
+        shape: this, and
+        planes: these, which are written.
         hidden: float32 `[R, D]`.
-        tables: cos and sines of all positions, the first half of the sines with its sign turned, `[P, d]`.
+        tables: As `Block` has it.
         positions: Position of each row for the tables, int64 `[R]`, contiguous.
         rows: Where the rows are.
 
@@ -130,6 +173,25 @@ def _run_block(
     sequences: Tensor,
     cache_positions: Tensor,
     planes: Tensor,
+    *shared: Any,
+) -> Tensor:
+    # bound to a name, since the compiled function sees their memory only
+    numbers = [part.contiguous() for part in (positions, sequences, cache_positions, planes)]
+    output = torch.empty_like(hidden, memory_format=torch.contiguous_format).copy_(hidden)
+    block, _layers = _filled(keys, values, weights, norms_behind, cos, sin, *shared)
+    memory = ctypes.addressof(block), output.data_ptr(), *(part.data_ptr() for part in numbers)
+    if not _block()(*memory, len(hidden)):
+        raise RuntimeError(f"a position is not in a rotary table of {cos.shape[0]}")
+    return output
+
+
+def _filled(
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    norms_behind: Sequence[Tensor],
+    cos: Tensor,
+    sin: Tensor,
     count: int,
     blocks: Tensor | None,
     starts: Tensor | None,
@@ -139,56 +201,42 @@ def _run_block(
     kv_heads: int,
     epsilon: float,
     scaling: float,
-) -> Tensor:
+) -> tuple[Any, "array[int]"]:
+    """The structure, and the pointers that it points to."""
     check_head_dim(head_dim)
-    # bound to names, since the compiled function sees their memory only
-    positions, sequences = positions.contiguous(), sequences.contiguous()
-    cache_positions, planes = cache_positions.contiguous(), planes.contiguous()
-    output = torch.empty_like(hidden, memory_format=torch.contiguous_format).copy_(hidden)
     layers, total = array("q"), keys[0].shape[1]
     for index in range(len(keys)):
         parts = *weights[6 * index : 6 * index + 6], keys[index], values[index]
         layers.extend([part.data_ptr() for part in parts + tuple(norms_behind[2 * index : 2 * index + 2])])
         layers.extend([0, 0] if not norms_behind else [])
-    rows, width = hidden.shape
-    ran = _block()(
-        layers.buffer_info()[0],
-        len(keys),
-        output.data_ptr(),
-        cos.data_ptr(),
-        sin.data_ptr(),
-        positions.data_ptr(),
-        sequences.data_ptr(),
-        cache_positions.data_ptr(),
-        planes.data_ptr(),
-        None if blocks is None else blocks.data_ptr(),
-        None if starts is None else starts.data_ptr(),
-        None if seen is None else seen.data_ptr(),
-        None if exits is None else exits.data_ptr(),
-        rows,
-        width,
-        head_dim,
-        weights[2].shape[1] // head_dim,
-        kv_heads,
-        weights[5].shape[1],
-        (total - 1) // count,
-        total,
-        0 if blocks is None else blocks.shape[1],
-        0 if seen is None else seen.shape[1],
-        0 if exits is None else exits.shape[1],
-        epsilon,
-        scaling,
-        torch.get_num_threads(),
-        cos.shape[0],
+    tables = {"blocks": blocks, "starts": starts, "seen": seen, "exits": exits}
+    block = structure("block")(
+        count=len(keys),
+        width=weights[0].shape[0],
+        head_dim=head_dim,
+        heads=weights[2].shape[1] // head_dim,
+        kv_heads=kv_heads,
+        inner=weights[5].shape[1],
+        size=(total - 1) // count,
+        total=total,
+        table_width=0 if blocks is None else blocks.shape[1],
+        seen_width=0 if seen is None else seen.shape[1],
+        exits_width=0 if exits is None else exits.shape[1],
+        turns=cos.shape[0],
+        threads=torch.get_num_threads(),
+        epsilon=epsilon,
+        scaling=scaling,
+        layers=layers.buffer_info()[0],
+        cos=cos.data_ptr(),
+        sin=sin.data_ptr(),
+        **{name: None if part is None else part.data_ptr() for name, part in tables.items()},
     )
-    if not ran:
-        raise RuntimeError(f"a position is not in a rotary table of {cos.shape[0]}")
-    return output
+    return block, layers
 
 
 @lru_cache
 def _block() -> Callable[..., bool]:
-    return function("run_block", "pn" + 11 * "p" + 11 * "n" + "ddnn", "f")
+    return function("run_block", "ppppppn", "f")
 
 
 def _output_shape(

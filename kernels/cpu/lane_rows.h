@@ -2,6 +2,7 @@
 // lane_rows.py.
 #pragma once
 #include "constants.h"
+#include "row_block.h"
 #include "row_choice.h"
 #include "row_norm.h"
 
@@ -21,7 +22,7 @@ static int64_t column_of(const Books* books, int64_t column, int64_t row) {
 }
 
 // Live lanes by stage, those of one stage in their order, with their lines of the table and their states; how many.
-EXPORTED(int64_t, start_rows)(Books* books) {
+static int64_t start(Books* books) {
   const int64_t depth = books->depth, idle = 2 * depth;
   thread_local Scratch<int64_t> scratch;
   int64_t* starts = scratch.of(idle + 1);
@@ -53,6 +54,10 @@ EXPORTED(int64_t, start_rows)(Books* books) {
   return books->count;
 }
 
+EXPORTED(int64_t, start_rows)(Books* books) {
+  return start(books);
+}
+
 // Puts states behind a loop, `stride` bytes apart, into their lanes, and keeps them for statistics where paths are kept.
 static void keep_states(Books* books, const char* states, int64_t stride) {
   for (int64_t row = 0; row < books->count; ++row) {
@@ -67,10 +72,16 @@ static void keep_states(Books* books, const char* states, int64_t stride) {
   }
 }
 
+// Whether an exit that was given has come, of a token at a cache position of a sequence.
+static bool has_come(const Books* books, int64_t sequence, int64_t position, int64_t prompt, int64_t loops) {
+  const int64_t count = books->given_count, at = (position - prompt) % count;
+  return loops >= books->given[sequence * count + (at < 0 ? at + count : at)];
+}
+
 // Why decoding rows stop, and the next stage of all; how many rows are to be read, in `which`.
-static int64_t stop(
-    Books* books, const bool* met, const int64_t* decisions, const bool* given, bool verify, bool prompts) {
+static int64_t stop(Books* books, const bool* met) {
   const int64_t depth = books->depth;
+  const bool verify = books->verify, prompts = books->prompts;
   int64_t reads = 0;
   for (int64_t row = 0; row < books->count; ++row) {
     const int64_t* line = books->lines + row * TABLE_WIDTH;
@@ -82,14 +93,12 @@ static int64_t stop(
     if (row < books->decoding) {
       const bool last = loops >= own[LAST];
       int64_t code = last ? LAST_LOOP : 0;
-      if (decisions != nullptr && (decisions[row] == MET || (decisions[row] == DIVERGED && !last))) {
-        code = decisions[row];
-      }
       if (met != nullptr && met[row] && loops >= own[MIN_LOOPS]) {
         code = MET;
       }
-      if (given != nullptr) {
-        code = given[row] ? MET : last ? LAST_LOOP : 0;
+      if (books->given != nullptr) {
+        const bool come = has_come(books, column_of(books, SEQUENCE, row), line[CACHE_POSITION], own[PROMPT], loops);
+        code = come ? MET : last ? LAST_LOOP : 0;
       }
       if (verify && prompts && own[VERIFY] > 0 && line[CACHE_POSITION] < own[PROMPT]) {
         // read at loop T; before that it is only noted how the rule stood first
@@ -113,11 +122,6 @@ static int64_t stop(
     }
   }
   return reads;
-}
-
-EXPORTED(int64_t, stop_rows)(
-    Books* books, const bool* met, const int64_t* decisions, const bool* given, bool verify, bool prompts) {
-  return stop(books, met, decisions, given, verify, prompts);
 }
 
 // `qexit` of decoding rows, given their normed states, `width` numbers each.
@@ -148,26 +152,49 @@ static void ask_gate(Books* books, const float* states) {
   }
 }
 
-// The end of a loop. Where `stops`, no rule but the gate's is asked, and rows stop; how many are to be read then.
-EXPORTED(int64_t, end_rows)(
-    Books* books, const void* raw, int64_t stride, bool norms, bool asks_gate, bool stops, bool verify, bool prompts) {
+// The end of a loop, given normed states. Where `stops`, `margin` is no rule, and rows stop; how many are to be read.
+static int64_t end(Books* books, const char* states, int64_t stride, bool stops) {
+  keep_states(books, states, stride);
+  if (books->asks_gate) {
+    ask_gate(books, reinterpret_cast<const float*>(states));
+  }
+  return stops ? stop(books, books->asks_gate ? books->met : nullptr) : 0;
+}
+
+// The end of a loop of the rows that `start_rows` took, given states behind the block; normed here where it is known how.
+EXPORTED(int64_t, end_rows)(Books* books, const void* raw, int64_t stride, bool stops) {
   const char* states = static_cast<const char*>(raw);
-  if (norms) {
+  if (books->norm != nullptr) {
     norm_rows(
         static_cast<const float*>(raw), books->norm, nullptr, reinterpret_cast<float*>(books->states), books->count,
         books->width, books->epsilon);
     states = books->states;
   }
-  keep_states(books, states, stride);
-  if (asks_gate) {
-    ask_gate(books, reinterpret_cast<const float*>(states));
+  return end(books, states, stride, stops);
+}
+
+// `start_rows`, the block and `end_rows` in one. -1 where nothing but the first of them is done: too many rows, or a
+// position that is not in the tables.
+EXPORTED(int64_t, loop_rows)(Books* books, bool stops) {
+  start(books);
+  float* states = reinterpret_cast<float*>(books->states);
+  const int64_t *columns = books->columns, lanes = books->lanes;
+  if (books->count > books->most_rows) {
+    return -1;
   }
-  return stops ? stop(books, asks_gate ? books->met : nullptr, nullptr, nullptr, verify, prompts) : 0;
+  std::memcpy(states, books->previous, books->count * books->bytes);
+  const bool ran = run_layers(
+      *static_cast<const Block*>(books->block), states, columns + POSITION_OF * lanes, columns + SEQUENCE * lanes,
+      columns + AT * lanes, columns + PLANE * lanes, books->count);
+  if (!ran) {
+    return -1;
+  }
+  norm_rows(states, books->norm, nullptr, states, books->count, books->width, books->epsilon);
+  return end(books, books->states, books->bytes, stops);
 }
 
 // `margin` of decoding rows, given their logits, beside what the gate has said; then rows stop. How many are to be read.
-EXPORTED(int64_t, lead_rows)(
-    Books* books, const float* logits, int64_t vocabulary, int64_t stride, bool asked_gate, bool verify, bool prompts) {
+EXPORTED(int64_t, lead_rows)(Books* books, const float* logits, int64_t vocabulary, int64_t stride) {
   for (int64_t row = 0; row < books->decoding; ++row) {
     const float* theta = books->thresholds + column_of(books, SEQUENCE, row) * THRESHOLDS + THETA;
     bool leads = false;
@@ -175,29 +202,19 @@ EXPORTED(int64_t, lead_rows)(
     if (std::isfinite(*theta)) {
       leads_rows(logits + row * stride, theta, &leads, 1, vocabulary, 0, 0);
     }
-    books->met[row] = leads || (asked_gate && books->met[row]);
+    books->met[row] = leads || (books->asks_gate && books->met[row]);
   }
-  return stop(books, books->met, nullptr, nullptr, verify, prompts);
-}
-
-// The likeliest ids of rows that were read, and which drafts stand; logits are those of these rows, or of all.
-EXPORTED(void, best_of_rows)(
-    Books* books, const float* logits, int64_t vocabulary, int64_t stride, bool of_all, int64_t count, int64_t broken) {
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t row = books->which[i];
-    best_rows(logits + (of_all ? row : i) * stride, books->token_ids + i, 1, vocabulary, 0, broken);
-    books->stands[i] = books->token_ids[i] == books->lines[row * TABLE_WIDTH + DRAFT];
-  }
+  return stop(books, books->met);
 }
 
 // Which drafts stand, what is fed back and what is emitted, of `count` rows that were read. Writes lines that say
 // anything, and which of the rows they are about; a line `fed` for each token that enters, and their embeddings where
 // their weight is known. How many lines; nothing is done and -1 is told where there is no such row, and -2 where an id
 // has no embedding.
-EXPORTED(int64_t, settle_rows)(
-    Books* books, const int64_t* which, const int64_t* token_ids, const bool* stands, const bool* ends, int64_t count,
-    bool verify) {
+static int64_t settle(
+    Books* books, const int64_t* which, const int64_t* token_ids, const bool* stands, const bool* ends, int64_t count) {
   const int64_t depth = books->depth, idle = 2 * depth;
+  const bool verify = books->verify;
   for (int64_t i = 0; i < count; ++i) {
     if (which[i] < 0 || which[i] >= books->count) {
       return -1;
@@ -287,6 +304,22 @@ EXPORTED(int64_t, settle_rows)(
   }
   books->entering = entering;
   return said;
+}
+
+EXPORTED(int64_t, settle_rows)(
+    Books* books, const int64_t* which, const int64_t* token_ids, const bool* stands, const bool* ends, int64_t count) {
+  return settle(books, which, token_ids, stands, ends, count);
+}
+
+// Takes the likeliest ids of the rows that were to be read, and settles them; logits are those of these, or of all.
+EXPORTED(int64_t, settle_best)(
+    Books* books, const float* logits, int64_t vocabulary, int64_t stride, bool of_all, int64_t count, int64_t broken) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = books->which[i];
+    best_rows(logits + (of_all ? row : i) * stride, books->token_ids + i, 1, vocabulary, 0, broken);
+    books->stands[i] = books->token_ids[i] == books->lines[row * TABLE_WIDTH + DRAFT];
+  }
+  return settle(books, books->which, books->token_ids, books->stands, nullptr, count);
 }
 
 // How many lanes are live.

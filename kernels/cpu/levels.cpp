@@ -30,10 +30,14 @@ EXPORTED const char* constants() {
   return ALL_CONSTANTS(LINE);
 }
 
-// A line for each field of the books: its type and its name.
-EXPORTED const char* books_fields() {
+// A line for each field of the books, or of a block: its type and its name.
 #define FIELD(type, name) #type " " #name "\n"
+EXPORTED const char* books_fields() {
   return BOOKS(FIELD);
+}
+
+EXPORTED const char* block_fields() {
+  return BLOCK(FIELD);
 }
 
 // A hash of the sources.

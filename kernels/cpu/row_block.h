@@ -1,10 +1,17 @@
 // The layers of a block over few rows of a pass, in float32; see row_block.py.
 #pragma once
+#include "constants.h"
 #include "row_attention.h"
 #include "row_dot.h"
 #include "row_norm.h"
 
 namespace {
+
+struct Block {
+#define FIELD(type, name) type name;
+  BLOCK(FIELD)
+#undef FIELD
+};
 
 // What a layer is made of, and the planes of its K/V. There is no norm behind attention and MLP where that is null.
 struct Layer {
@@ -56,42 +63,49 @@ inline void add(float* hidden, const float* given, const float* norm, int64_t ro
 }  // namespace
 
 // False, and nothing is done, where a position is not in the `turns` lines of the tables.
-EXPORTED(bool, run_block)(
-    const Layer* layers, int64_t count, float* hidden, const float* cos, const float* sin,
-    const int64_t* rotary_positions, const int64_t* sequences, const int64_t* positions, const int64_t* planes,
-    const int64_t* blocks, const int64_t* starts, const bool* seen, const int32_t* exits, int64_t rows, int64_t width,
-    int64_t head_dim, int64_t heads, int64_t kv_heads, int64_t inner, int64_t size, int64_t total, int64_t table_width,
-    int64_t seen_width, int64_t exits_width, double epsilon, double scaling, int64_t threads, int64_t turns) {
+static bool run_layers(
+    const Block& block, float* hidden, const int64_t* rotary_positions, const int64_t* sequences,
+    const int64_t* positions, const int64_t* planes, int64_t rows) {
   for (int64_t row = 0; row < rows; ++row) {
-    if (rotary_positions[row] < 0 || rotary_positions[row] >= turns) {
+    if (rotary_positions[row] < 0 || rotary_positions[row] >= block.turns) {
       return false;
     }
   }
-  const int64_t turned = heads + kv_heads, attended = heads * head_dim, packed = (turned + kv_heads) * head_dim;
-  const int64_t narrow_width = most(width, attended);
+  const int64_t head_dim = block.head_dim, width = block.width, inner = block.inner, threads = block.threads;
+  const int64_t turned = block.heads + block.kv_heads, attended = block.heads * head_dim;
+  const int64_t packed = (turned + block.kv_heads) * head_dim, narrow_width = most(width, attended);
   thread_local Scratch<float> scratch;
   float* normed = scratch.of(rows * (narrow_width + most(packed + attended, 2 * inner)));
   float *wide_rows = normed + rows * narrow_width, *heads_out = wide_rows + rows * packed;
-  const Places places{blocks, starts, seen, exits, size, total, table_width, seen_width, exits_width};
-  Attention attention{nullptr, nullptr, wide_rows, wide_rows + attended, wide_rows + turned * head_dim, heads_out,
-                      sequences, positions, planes, places, rows, heads, kv_heads, head_dim, packed, packed, scaling,
-                      threads};
-  for (const Layer* layer = layers; layer < layers + count; ++layer) {
-    norm_rows(hidden, layer->norm, nullptr, normed, rows, width, epsilon);
+  const Places places{block.blocks, block.starts,      block.seen,       block.exits,      block.size,
+                      block.total,  block.table_width, block.seen_width, block.exits_width};
+  Attention attention{nullptr,   nullptr,   wide_rows, wide_rows + attended, wide_rows + turned * head_dim,
+                      heads_out, sequences, positions, planes,               places,
+                      rows,      block.heads, block.kv_heads, head_dim,      packed,
+                      packed,    block.scaling, threads};
+  const Layer* layers = static_cast<const Layer*>(block.layers);
+  for (const Layer* layer = layers; layer < layers + block.count; ++layer) {
+    norm_rows(hidden, layer->norm, nullptr, normed, rows, width, block.epsilon);
     row_dot(normed, layer->qkv, wide_rows, rows, width, packed, threads);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t at = rotary_positions[row] * head_dim;
-      rotate(wide_rows + row * packed, turned, head_dim, cos + at, sin + at);
+      rotate(wide_rows + row * packed, turned, head_dim, block.cos + at, block.sin + at);
     }
     attention.keys = layer->keys, attention.values = layer->values;
     attend_of<float>(attention);
     row_dot(heads_out, layer->out, normed, rows, attended, width, threads);
-    add(hidden, normed, layer->norm_behind, rows, width, epsilon);
-    norm_rows(hidden, layer->mlp_norm, nullptr, normed, rows, width, epsilon);
+    add(hidden, normed, layer->norm_behind, rows, width, block.epsilon);
+    norm_rows(hidden, layer->mlp_norm, nullptr, normed, rows, width, block.epsilon);
     row_dot(normed, layer->gate_up, wide_rows, rows, width, 2 * inner, threads);
     gate(wide_rows, rows, inner);
     row_dot(wide_rows, layer->down, normed, rows, inner, width, threads);
-    add(hidden, normed, layer->mlp_norm_behind, rows, width, epsilon);
+    add(hidden, normed, layer->mlp_norm_behind, rows, width, block.epsilon);
   }
   return true;
+}
+
+EXPORTED(bool, run_block)(
+    const Block* block, float* hidden, const int64_t* rotary_positions, const int64_t* sequences,
+    const int64_t* positions, const int64_t* planes, int64_t rows) {
+  return run_layers(*block, hidden, rotary_positions, sequences, positions, planes, rows);
 }

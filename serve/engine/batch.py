@@ -11,12 +11,11 @@ from torch import Tensor
 from sigma0.decode.batch import Bools, Ints, PassCounts
 from sigma0.decode.finite import BROKEN
 from sigma0.decode.grammar.rows import GrammarRows
-from sigma0.decode.host_rows import row_count
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
-from sigma0.decode.late import LateRunner
+from sigma0.decode.native_runner import row_count
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.prefill import Chunk, Prefill
-from sigma0.decode.runner import RunnerChoice, Step, silently
+from sigma0.decode.runner import LateRunner, RunnerChoice, Step, silently
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling_params import logprobs_of
 from sigma0.decode.settings import SequenceSettings

@@ -26,19 +26,29 @@ from sigma0.decode.programs import (
     tensors_of,
     weights_of,
 )
-from sigma0.decode.runner import Announce, Choice, EagerRunner, RunnerChoice, Step, Storage, replaceable, silently
-from sigma0.decode.settings import REDRAFT, VERIFY, Program, SequenceSettings
-from sigma0.decode.step import EMITTED, FRESH, Looped, run_loop, run_prefill, settle, settle_verified
+from sigma0.decode.runner import Announce, EagerRunner, RunnerChoice, Step, Storage, replaceable, silently
+from sigma0.decode.settings import Program, SequenceSettings
+from sigma0.decode.step import (
+    EMITTED,
+    FRESH,
+    Choice,
+    Looped,
+    run_loop,
+    run_prefill,
+    settle,
+    take_lines,
+    whole_step,
+)
 from sigma0.decode.step_batch import Batch
-from sigma0.decode.whole_step import take_lines, whole_step
 from sigma0.errors import first_line
 
 # Positions that a program is compiled for at least; more take another one for each power of two.
 _SHORTEST = 1024
 # Which program: its part of a step, and whether each of its arguments is of more than one row.
 Name = tuple[str, tuple[bool, ...]]
-# Columns of a row between the two programs: its lane, its line of the table, sequence, loops finished, decision.
-_LANE, _TABLE, _SEQUENCE, _LOOPS, _CODE, _WIDTH = 0, slice(1, 7), 7, 8, 9, 10
+# Columns of a row between the two programs: its lane, its line of the table, sequence, loops finished, decision, and
+# whether it is to be read.
+_LANE, _TABLE, _SEQUENCE, _LOOPS, _CODE, _READ = 0, slice(1, 7), 7, 8, 9, 10
 
 
 class CompiledRunner(EagerRunner):
@@ -108,7 +118,7 @@ class CompiledRunner(EagerRunner):
             return super().step(longest, choice)
         lines, _ = take_lines(results[0].numpy(), self.program, self.counts)
         rows = np.flatnonzero(lines[:, EMITTED] | lines[:, FRESH])
-        return Step(lines[rows], waiting, None, results[1], rows)
+        return Step(lines[rows], results[1], waiting, None, rows)
 
     def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
         """See `EagerRunner.loop`; prefill, which is of another shape every time, runs eagerly before the lanes."""
@@ -130,8 +140,9 @@ class CompiledRunner(EagerRunner):
         # rows behind those that decode have no decision, as in the eager step
         parts[5] = parts[5][:waiting]
         self._lines = lines.numpy()
+        reads = lines[:, _READ] > 0
         rows, table, sequences, loops, hidden, codes, *read = parts
-        looped = Looped(rows, table, sequences, loops, hidden, codes, read[0] if read else None, None, None)
+        looped = Looped(rows, table, sequences, loops, hidden, codes, reads, read[0] if read else None)
         self._count_loop(looped, live, waiting)
         return batch, looped
 
@@ -139,23 +150,7 @@ class CompiledRunner(EagerRunner):
         self.counts.prompt_rows += len(beside)
         run_prefill(batch, beside)
 
-    def to_read(self, looped: Looped) -> Tensor:
-        """See `EagerRunner.to_read`."""
-        lines = self._lines
-        if lines is None:
-            return super().to_read(looped)
-        reads = lines[:, _CODE] != 0
-        if self.program.verify:
-            own = self.settings.table.numpy()[lines[:, _SEQUENCE]]
-            at_this_loop = (own[:, REDRAFT] > 0) | (lines[:, _LOOPS] == self.lanes.depth)
-            trails = (lines[:, 1] >= self.lanes.depth) & (lines[:, _LANE] < self.lanes.count)
-            reads |= trails & at_this_loop & (own[:, VERIFY] > 0)
-        which = np.flatnonzero(reads)
-        if not self.program.reads_logits or self.program.verify:
-            self.counts.head_rows += len(which)
-        return torch.from_numpy(which)
-
-    def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Ints, Tensor, Ints | None]:
+    def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Ints, Tensor]:
         """See `EagerRunner.settle`."""
         if self._lines is None or not self._can_settle(choice):
             return super().settle(batch, looped, which, choice)
@@ -169,7 +164,7 @@ class CompiledRunner(EagerRunner):
         results = self._compile_settle(name, batch, choice, given) if program is None else program(*given)
         if results is None:
             return super().settle(batch, looped, which, choice)
-        return results[0].numpy(), results[1], None
+        return results[0].numpy(), results[1]
 
     def _can_settle(self, choice: Choice) -> bool:
         """Whether ids are chosen in a program: the first draft that is drawn makes room for distributions first."""
@@ -215,9 +210,10 @@ class CompiledRunner(EagerRunner):
 
         def loop(live: Tensor, waiting: Tensor) -> list[Tensor]:
             looped = run_loop(fixed, len(live), len(waiting), bounded=True, entering=len(waiting) if enters else 0)
-            codes = torch.zeros_like(looped.loops)
+            codes, reads = torch.zeros_like(looped.loops), torch.zeros_like(looped.loops)
             codes[: len(waiting)] = looped.codes
-            columns = [part[:, None] for part in (looped.sequences, looped.loops, codes)]
+            reads[: len(looped.reads)] = looped.reads
+            columns = [part[:, None] for part in (looped.sequences, looped.loops, codes, reads)]
             lines = torch.cat([looped.lanes[:, None], looped.table, *columns], dim=1)
             parts = [looped.lanes, looped.table, looped.sequences, looped.loops, looped.hidden, codes]
             return [lines, *parts, *([] if looped.logits is None else [looped.logits])]
@@ -231,14 +227,11 @@ class CompiledRunner(EagerRunner):
             lanes, table = lines[:, _LANE], lines[:, _TABLE]
             hidden = fixed.lanes.hidden.index_select(0, lanes)
             logits = read[0] if read else None
-            looped = Looped(
-                lanes, table, lines[:, _SEQUENCE], lines[:, _LOOPS], hidden, lines[:, _CODE], logits, None, None
-            )
+            codes = lines[:, _CODE]
+            looped = Looped(lanes, table, lines[:, _SEQUENCE], lines[:, _LOOPS], hidden, codes, codes > 0, logits)
             which = torch.arange(len(lines))
             token_ids, stands, ends, logits = choice.choose(fixed, looped, which)
-            if fixed.program.verify:
-                return [settle_verified(fixed, looped, which, token_ids, stands, ends), logits]
-            return [settle(fixed, looped, which, token_ids, ends), logits]
+            return [settle(fixed, looped, which, token_ids, stands, ends), logits]
 
         return self._ready(name, end, given, batch, choice, "the reading of rows")
 

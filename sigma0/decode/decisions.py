@@ -118,17 +118,29 @@ def stop_codes(batch: Batch, rows: Rows, own: Tensor, ruled: Ruled) -> Tensor:
     return codes
 
 
+def checked(batch: Batch, table: Tensor, sequences: Tensor, loops: Tensor) -> Tensor:
+    """Which rows are drafts that are read at the loop that they have just finished, bool `[N]`."""
+    stage, depth = table[:, STAGE], batch.lanes.depth
+    own = batch.settings.table.index_select(0, sequences)
+    at_this_loop = (own[:, columns.REDRAFT] > 0) | (loops == depth)
+    return (stage >= depth) & (stage < batch.lanes.idle) & at_this_loop & (own[:, columns.VERIFY] > 0)
+
+
+def leaves(own: Tensor, table: Tensor, loops: Tensor, codes: Tensor) -> Tensor:
+    """Which decoding rows run no loop behind the one at which they stop, bool `[L]`; a prompt's run all that it has."""
+    in_answer = table[: len(codes), CACHE_POSITION] >= own[:, columns.PROMPT]
+    at_last = loops[: len(codes)] >= own[:, columns.LAST]
+    return (codes > 0) & (own[:, columns.LEAVES] > 0) & (in_answer | at_last)
+
+
 def read_first(batch: Batch, rows: Rows, count: int) -> Tensor:
     """Logits `[count, V]` of the first rows of a pass: those that decode, and drafts that are checked in it."""
     if not batch.model.stages[1]:
         return masked(batch, batch.model.read(rows.hidden[:count]), rows.lanes[:count])
     table, sequences, loops = rows.table[:count], rows.sequences[:count], rows.loops[:count]
-    stage, depth = table[:, STAGE], batch.lanes.depth
-    reads = stage < depth
+    reads = table[:, STAGE] < batch.lanes.depth
     if batch.program.verify:
-        own = batch.settings.table.index_select(0, sequences)
-        at_this_loop = (own[:, columns.REDRAFT] > 0) | (loops == depth)
-        reads = reads | ((stage < batch.lanes.idle) & at_this_loop & (own[:, columns.VERIFY] > 0))
+        reads = reads | checked(batch, table, sequences, loops)
     indices = RowIndices(sequences, table[:, CACHE_POSITION], table[:, POSITION], loops)
     return masked(batch, read_rows(batch, rows.hidden[:count], indices, reads), rows.lanes[:count])
 
@@ -185,13 +197,9 @@ def advance_stages(batch: Batch, rows: Tensor, table: Tensor, loops: Tensor, own
     lanes, decoding = batch.lanes, codes.shape[0]
     stage = table[:, STAGE] + 1
     if decoding:
-        stops = codes > 0
-        trailing = torch.add(stage[:decoding], stops, alpha=lanes.depth)
+        trailing = torch.add(stage[:decoding], codes > 0, alpha=lanes.depth)
         if batch.program.leaves:
-            in_answer = table[:decoding, CACHE_POSITION] >= own[:, columns.PROMPT]
-            at_last = loops[:decoding] >= own[:, columns.LAST]
-            leaves = stops & (own[:, columns.LEAVES] > 0) & (in_answer | at_last)
-            trailing = trailing.masked_fill(leaves, lanes.idle)
+            trailing = trailing.masked_fill(leaves(own, table, loops, codes), lanes.idle)
         # which of the two is smaller must not become part of a compiled pass
         if torch.compiler.is_compiling() or decoding < stage.shape[0]:
             stage[:decoding] = trailing

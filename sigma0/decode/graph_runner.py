@@ -14,7 +14,6 @@ from sigma0.decode.attention import PassRows, RowIndices
 from sigma0.decode.batch import PassCounts
 from sigma0.decode.graphs import Captured, Function
 from sigma0.decode.lanes import STAGE, Lanes
-from sigma0.decode.late import LateRunner
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import compiled_together
 from sigma0.decode.programs import (
@@ -25,11 +24,11 @@ from sigma0.decode.programs import (
     tensors_of,
 )
 from sigma0.decode.run_buffers import StepGraph, StepGraphs
-from sigma0.decode.runner import Announce, Choice, RunnerChoice, Storage, replaceable, silently
+from sigma0.decode.runner import Announce, LateRunner, RunnerChoice, Storage, replaceable, silently
 from sigma0.decode.settings import SequenceSettings
+from sigma0.decode.step import Choice, whole_step
 from sigma0.decode.step_batch import Batch
 from sigma0.decode.transfer import Landing
-from sigma0.decode.whole_step import whole_step
 
 # Positions that a graph is captured for at least; more take another one for each power of two.
 _SHORTEST = 1024

@@ -9,6 +9,8 @@ from transformers import PreTrainedConfig
 
 from sigma0.decode.ops import BlockLayer, BlockShape, EndWeights, LoopEndWeights, Operations
 
+PlainBlock = tuple[Sequence[BlockLayer], BlockShape, tuple[Tensor, Tensor]]
+
 
 class BatchRows(Protocol):
     """The rows of one pass, as the layers of a block see them.
@@ -139,6 +141,17 @@ class LoopedModel(Protocol):
 
     def plain_weights(self) -> EndWeights:
         """Weights of `norm`, `gate` and `enter`, of which each does what its formula says and nothing else."""
+
+    def plain_block(self, longest: int, like: Tensor) -> PlainBlock | None:
+        """The layers of `loop`, where they do what their formulas say and nothing else, and what they share.
+
+        Args:
+            longest: Positions that there are.
+            like: A state, for device and dtype.
+
+        Returns:
+            Also cos and signed sin of all positions, `[P, d]`; None where a layer does anything else.
+        """
 
     def read(self, hidden: Tensor, rows: BatchRows | None = None) -> Tensor:
         """Logits `[R, V]` of rows `[R, W]` after a loop: the output head, or a coda and a head.

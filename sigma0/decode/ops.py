@@ -58,7 +58,7 @@ from sigma0.kernels.path_fates import path_fates
 from sigma0.kernels.plane_codec import CodedPlanes, PlaneCodec
 from sigma0.kernels.plane_copy import copy_past_exits, copy_plane
 from sigma0.kernels.row_attention import RowPlaces, attend_rows
-from sigma0.kernels.row_block import BlockLayer, BlockShape, run_block
+from sigma0.kernels.row_block import Block, BlockLayer, BlockShape, run_block
 from sigma0.kernels.row_choice import best_rows, leads_rows
 from sigma0.kernels.row_dot import MOST_ROWS, row_dot
 from sigma0.kernels.row_gated import row_gated
@@ -95,6 +95,7 @@ __all__ = [
     "WARM_UP",
     "WINDOW",
     "Backend",
+    "Block",
     "BlockLayer",
     "BlockShape",
     "CodedPlanes",
@@ -176,7 +177,7 @@ class Operations:
         leads: Whether the top-1 probability leads by a margin, for logits `[B, V]`; bool `[B]`.
         depth_attention: Attention of rows each at its own plane; None where `attend_rows` or `span_attention` is used.
         attend_rows: The same on a CPU where the functions in C++ were built, which writes the rows' K/V too; else None.
-        host_rows: Whether a step keeps its books there by `sigma0.kernels.lane_rows`.
+        host_rows: Whether steps run there by `sigma0.kernels.lane_rows`.
         best_rows: The argmax of rows of float32 logits there (`sigma0.kernels.row_choice`); else None.
         run_block: All layers of a block over few rows there, in float32 (`sigma0.kernels.row_block`); else None.
         norm_rows: RMS norm of rows, with what it is added to: there of float32, in Triton of `ROW_DTYPES`; else None.

@@ -1,6 +1,7 @@
-"""The eager runner: calls the parts of a step one after the other."""
+"""What calls a step: its parts one after the other, or all of it as one call that is read late."""
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -10,27 +11,32 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import Placement
-from sigma0.decode.batch import Bools, Ints, PassCounts
-from sigma0.decode.host_rows import hand_over
+from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.ops import LaneBooks, no_broadcast
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Prefill
-from sigma0.decode.settings import LEAVES, PROMPT, REDRAFT, VERIFY, Program, SequenceSettings
+from sigma0.decode.settings import Program, SequenceSettings
 from sigma0.decode.step import (
+    DECODING,
+    EMITTED,
+    FRESH,
     LINE_WIDTH,
+    LIVE,
+    SEQUENCES,
+    Choice,
     Looped,
+    exits_of,
     run_loop,
+    run_prefill,
     settle,
-    settle_best_in_books,
-    settle_in_books,
-    settle_verified,
+    take_lines,
+    whole_step,
 )
 from sigma0.decode.step_batch import Batch
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import Landing, to_device, to_host
 
-_NOTHING: Ints = np.zeros((0, LINE_WIDTH), dtype=np.int64)
+NOTHING: Ints = np.zeros((0, LINE_WIDTH), dtype=np.int64)
 # The bound on positions grows in steps of so many.
 _BOUND = 256
 Announce = Callable[[str], AbstractContextManager[object]]
@@ -63,55 +69,6 @@ class Storage(Protocol):
         """
 
 
-# Ids, which drafts stand, which sequences end, and logits, as `Choice.choose` returns them.
-Chosen = tuple[Tensor, Tensor, Tensor | None, Tensor]
-
-
-class Choice(Protocol):
-    """Chooses ids for the rows of a step.
-
-    Attributes:
-        on_device: Whether nothing but tensors takes part.
-        takes_best: Whether the likeliest id of each row is taken, and nothing is looked at but logits.
-        draws: Whether ids are drawn.
-        fixed: What a compiled choice takes for constant.
-        tensors: Those that it reads and writes.
-    """
-
-    @property
-    def on_device(self) -> bool:
-        """See above."""
-
-    @property
-    def takes_best(self) -> bool:
-        """See above."""
-
-    @property
-    def draws(self) -> bool:
-        """See above."""
-
-    @property
-    def fixed(self) -> Hashable:
-        """See above."""
-
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """See above."""
-
-    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
-        """What is read from rows.
-
-        Args:
-            batch: Model, lanes and settings.
-            looped: The rows of a pass.
-            which: Those that are read, int64 `[K]`.
-
-        Returns:
-            Ids int64 `[K]`; which drafts stand, bool `[K]`; which sequences end by criteria, bool `[K]`, None where the
-            settings alone say it; and the logits `[K, V]`.
-        """
-
-
 @dataclass(frozen=True)
 class RunnerChoice:
     """What calls the step.
@@ -135,17 +92,17 @@ class Step:
 
     Attributes:
         lines: What it has emitted and fed, in the columns of `sigma0.decode.step`, `[K, 9]`.
-        decoding: Rows of it that waited for their reading.
-        looped: The rows; None where the whole step was one call.
         read: Logits that were read, `[K, V]`, or of more rows than there are lines; None for none.
+        decoding: Rows of it that waited for their reading.
+        looped: The rows; None where nothing but their states in the lanes is left of them.
         rows: Which of them the lines are about; None for all.
         table: Lanes behind the step, `[S T, 6]`; None where it was not wanted.
     """
 
     lines: Ints
+    read: Tensor | None
     decoding: int
     looped: Looped | None = None
-    read: Tensor | None = None
     rows: Ints | None = None
     table: Ints | None = None
 
@@ -217,7 +174,6 @@ class EagerRunner:
         self._stages = lanes.stages()
         self._batch: Batch | None = None
         self._first_keys: Tensor | None = None
-        self._books: LaneBooks | None = None
 
     def use(self, program: Program) -> None:
         """Runs this program from now on; tokens that decode keep what `qexit` knows of them.
@@ -267,18 +223,9 @@ class EagerRunner:
             bound = self.bound_on(longest)
             place = self.storage.placement(bound)
             bound = min(bound, max(place.room, longest))
-            known = Batch(
-                self.model, self.lanes, self.settings, self.program, planes, place, bound, self.ops, self._handed_over()
-            )
+            known = Batch(self.model, self.lanes, self.settings, self.program, planes, place, bound, self.ops)
             self._batch, self._first_keys = known, first
         return known
-
-    def _handed_over(self) -> LaneBooks | None:
-        """The books of the lanes as they are now; None where torch keeps them, as it does where tokens are masked."""
-        if not self.ops.host_rows or self.program.masked:
-            return None
-        self._books = hand_over(self._books, self.lanes, self.settings, self.program, self.model)
-        return self._books
 
     def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
         """Runs a loop of every row, then reads those that stop, samples, judges and feeds back.
@@ -297,9 +244,8 @@ class EagerRunner:
         batch, rows = looped
         decoding, which = rows.codes.shape[0], self.to_read(rows)
         if not which.shape[0]:
-            return Step(_NOTHING, decoding, rows)
-        lines, logits, told = self.settle(batch, rows, which, choice)
-        return Step(lines, decoding, rows, logits, told)
+            return Step(NOTHING, None, decoding, rows)
+        return Step(*self.settle(batch, rows, which, choice), decoding, rows)
 
     def hold(self, busy: Collection[int] = ()) -> None:
         """Between steps: `Storage.hold`, where K/V are encoded."""
@@ -310,8 +256,7 @@ class EagerRunner:
         """Runs a loop of every live lane, and of the prefill beside them; None where there is neither."""
         if not beside:
             beside = None
-        books = self._handed_over()
-        live, decoding = self.live() if books is None else (books.start(), books.decoding)
+        live, decoding = self.live()
         if not live and beside is None:
             return None
         batch = self.batch(longest)
@@ -333,27 +278,15 @@ class EagerRunner:
         stopped = np.flatnonzero(to_host(looped.codes))
         if len(stopped):
             which = to_device(stopped, looped.loops.device)
-            sequences, table = looped.sequences.index_select(0, which), looped.table.index_select(0, which)
-            own = self.settings.table.index_select(0, sequences)
-            leaves = (own[:, LEAVES] > 0) & (table[:, CACHE_POSITION] >= own[:, PROMPT])
-            planes = torch.where(leaves, looped.loops.index_select(0, which), self.lanes.depth) - 1
-            copies = self.ops.copies_exits
-            self.storage.note_exits(sequences, table[:, CACHE_POSITION], planes, copies)
+            sequences = looped.sequences.index_select(0, which)
+            at = looped.table[:, CACHE_POSITION].index_select(0, which)
+            planes = exits_of(self.lanes, self.settings, looped)[1].index_select(0, which)
+            self.storage.note_exits(sequences, at, planes, self.ops.copies_exits)
             self._batch = None
 
     def to_read(self, looped: Looped) -> Tensor:
         """Rows that are read, int64 `[K]`: those that stop, and drafts that are checked."""
-        reads = looped.reads
-        if reads is None:
-            codes, loops = to_host(looped.codes), to_host(looped.loops)
-            stops: Bools = np.zeros(len(loops), dtype=np.bool_)
-            stops[: len(codes)] = codes != 0
-            if self.program.verify:
-                own = to_host(self.settings.table)[to_host(looped.sequences)]
-                checked = (own[:, VERIFY] > 0) & ((own[:, REDRAFT] > 0) | (loops == self.lanes.depth))
-                checked[: len(codes)] = False
-                stops |= checked
-            reads = to_device(np.flatnonzero(stops), looped.loops.device)
+        reads = to_device(np.flatnonzero(to_host(looped.reads)), looped.loops.device)
         if not self.program.reads_logits or self.program.verify:
             self.counts.head_rows += reads.shape[0] - self._forced(looped, reads)
         return reads
@@ -365,7 +298,7 @@ class EagerRunner:
             return 0
         return int((to_host(only)[to_host(looped.lanes)[to_host(which)]] >= 0).sum())
 
-    def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Ints, Tensor, Ints | None]:
+    def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Ints, Tensor]:
         """Reads rows, samples, judges and feeds back.
 
         Args:
@@ -375,16 +308,114 @@ class EagerRunner:
             choice: How ids are chosen.
 
         Returns:
-            What the step emits, `[K, 9]`, logits `[N, V]`, and which of these the lines are about; None for all.
+            What the step emits, `[K, 9]`, and logits `[K, V]`.
         """
-        in_books = looped.reads is not None
-        if in_books and choice.takes_best and not batch.program.forced and batch.ops.broadcast is no_broadcast:
-            lines, rows, logits = settle_best_in_books(batch, looped)
-            return lines, logits, None if len(rows) == len(logits) else rows
         token_ids, stands, ends, logits = choice.choose(batch, looped, which)
-        if in_books:
-            lines, rows = settle_in_books(batch, which, token_ids, stands, ends)
-            return lines, logits, None if len(rows) == len(logits) else rows
-        if not batch.program.verify:
-            return to_host(settle(batch, looped, which, token_ids, ends)), logits, None
-        return to_host(settle_verified(batch, looped, which, token_ids, stands, ends)), logits, None
+        return to_host(settle(batch, looped, which, token_ids, stands, ends)), logits
+
+
+class LateRunner(EagerRunner):
+    """Runs whole steps, and reads each one while the next runs, or at once where the host has to see it first.
+
+    The host launches step k + 1 before it waits for step k, so a device always has work. It knows the rows of a step
+    only up to a bound: those that were live after the last step it has read, and one entrant for each live sequence and
+    step under way. Ends by ids and lengths are taken on the device; what the host alone decides comes a step late.
+
+    Args:
+        model: The looped model.
+        lanes: Tokens in flight.
+        settings: Of every sequence.
+        storage: K/V.
+        counts: What was computed, of the steps that were read; updated.
+        chosen: What was chosen, and why.
+
+    Attributes:
+        shows_lanes: Whether the table of lanes comes to the host with what a step emits, as `Step.table`.
+    """
+
+    def __init__(
+        self,
+        model: LoopedModel,
+        lanes: Lanes,
+        settings: SequenceSettings,
+        storage: Storage,
+        counts: PassCounts,
+        chosen: RunnerChoice,
+    ) -> None:
+        super().__init__(model, lanes, settings, storage, counts, chosen)
+        self.lag = int(chosen.late)
+        self.shows_lanes = False
+        self._under_way: deque[tuple[Landing, Tensor]] = deque()
+        # lanes and sequences that were live after the last step that was read; None before the first
+        self._seen: tuple[int, int] | None = None
+
+    def expect(self, live: int, sequences: int) -> None:
+        """Takes it from the host how many lanes are live before the next step, and of how many sequences."""
+        self._seen = live, sequences
+
+    def forget(self) -> None:
+        """Drops what is under way: nobody reads it."""
+        self._under_way.clear()
+        self._seen = None
+
+    def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
+        """Launches a step, the first time `lag` more, and then reads the oldest that is under way.
+
+        Args:
+            longest: Bound on the cache positions of the step, plus one: what is known of, and `lag` more.
+            choice: How ids are chosen; on the device, where there is a lag.
+            beside: Prefill that runs a loop before the lanes; nothing, where there is a lag.
+
+        Returns:
+            What was read; None where nothing is in flight, or under way, any more.
+        """
+        assert not self.lag or (choice.on_device and not beside), "what the host has to see runs without a lag"
+        if not choice.on_device:
+            return super().step(longest, choice, beside)
+        if beside:
+            self.counts.prompt_rows += len(beside)
+            run_prefill(self.batch(longest), beside)
+        while len(self._under_way) <= self.lag and (bound := self._bound()):
+            self._under_way.append(self._launch(longest, choice, bound))
+        if self._under_way:
+            return self._read()
+        if not beside:
+            return None
+        self.counts.passes += 1
+        return Step(NOTHING, None, 0)
+
+    def _bound(self) -> int:
+        """Rows of the coming step at most, in powers of two; 0 where there are none."""
+        if self._seen is None:
+            stages = self.lanes.stages().reshape(self.lanes.sequences, self.lanes.depth)
+            live = stages < self.lanes.idle
+            self._seen = int(live.sum()), int(live.any(axis=1).sum())
+        live_lanes, sequences = self._seen
+        if not live_lanes:
+            return 0
+        rows = live_lanes + sequences * len(self._under_way)
+        return min(1 << (rows - 1).bit_length(), self.lanes.count)
+
+    def _launch(self, longest: int, choice: Choice, count: int) -> tuple[Landing, Tensor]:
+        """Lines on their way to the host, and the logits, which the next launch may change."""
+        lines, logits = whole_step(self.batch(longest), count, choice, suspends=self.chosen.late)
+        return self._land(lines), logits
+
+    def _land(self, lines: Tensor) -> Landing:
+        """Sends what a step has emitted to the host, and the table as it is behind the step."""
+        if not self.shows_lanes:
+            return Landing(lines)
+        return Landing(torch.cat([lines.flatten(), self.lanes.table[:-1].flatten()]))
+
+    def _read(self) -> Step:
+        landing, logits = self._under_way.popleft()
+        landed, table = landing.array(), None
+        if self.shows_lanes:
+            width = self.lanes.table.shape[1]
+            behind = landed.size - self.lanes.count * width
+            landed, table = landed[:behind].reshape(-1, LINE_WIDTH), landed[behind:].reshape(-1, width)
+        lines, counted = take_lines(landed, self.program, self.counts)
+        # without a lag the host may change the lanes before the next step
+        self._seen = (int(counted[LIVE]), int(counted[SEQUENCES])) if self.lag else None
+        rows = np.flatnonzero(lines[:, EMITTED] | lines[:, FRESH])
+        return Step(lines[rows], None if self.lag else logits, int(counted[DECODING]), None, rows, table)

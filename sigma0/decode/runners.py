@@ -12,11 +12,11 @@ from sigma0.decode.compiled import CompiledRunner
 from sigma0.decode.graph_runner import GraphRunner
 from sigma0.decode.graphs import Capture, CudaCapture
 from sigma0.decode.lanes import Lanes
-from sigma0.decode.late import LateRunner
 from sigma0.decode.model import LoopedModel
+from sigma0.decode.native_runner import NativeRunner
 from sigma0.decode.ops import no_broadcast
 from sigma0.decode.run_buffers import StepGraphs
-from sigma0.decode.runner import Announce, EagerRunner, RunnerChoice, Storage, silently
+from sigma0.decode.runner import Announce, EagerRunner, LateRunner, RunnerChoice, Storage, silently
 from sigma0.decode.settings import SequenceSettings
 
 RunnerName = Literal["auto", "eager", "compile", "cudagraph"]
@@ -125,5 +125,6 @@ def open_runner(
         return GraphRunner(model, lanes, settings, storage, counts, choice, graphs, announce)
     if choice.name == "compile":
         return CompiledRunner(model, lanes, settings, storage, counts, choice, announce)
-    kind = LateRunner if choice.late else EagerRunner
+    native = model.operations.host_rows and model.operations.broadcast is no_broadcast
+    kind = LateRunner if choice.late else NativeRunner if native else EagerRunner
     return kind(model, lanes, settings, storage, counts, choice)

@@ -18,13 +18,12 @@ from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, STAGE
 from sigma0.decode.logits_processors import sampling_of
 from sigma0.decode.random_numbers import OWN_DRAW, request_seeds
 from sigma0.decode.row_sampling import sample_rows
-from sigma0.decode.runner import Choice as StepChoice
-from sigma0.decode.runner import Chosen
 from sigma0.decode.sampler import draw, process
 from sigma0.decode.sampling_settings import SamplingSettings, SequenceSampling
 from sigma0.decode.settings import PROMPT
 from sigma0.decode.state_guard import StateGuard
-from sigma0.decode.step import Looped, read, sample_greedy
+from sigma0.decode.step import Choice as StepChoice
+from sigma0.decode.step import Chosen, Looped, read, sample_greedy
 from sigma0.decode.step_batch import Batch
 from sigma0.decode.transfer import to_device, to_host
 

@@ -13,18 +13,31 @@ No part of it reads a value of a tensor on the host. Which parts a step has is s
 the caller, so that a step has one fixed shape for each of both.
 """
 
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, RowIndices
-from sigma0.decode.batch import Ints
-from sigma0.decode.decisions import FORCED, Rows, Ruled, advance_stages, ask_rules, masked, read_first, stop_codes
+from sigma0.decode.batch import Ints, PassCounts
+from sigma0.decode.decisions import (
+    FORCED,
+    Rows,
+    Ruled,
+    advance_stages,
+    ask_rules,
+    checked,
+    leaves,
+    masked,
+    stop_codes,
+)
 from sigma0.decode.finite import BROKEN
 from sigma0.decode.lanes import (
     CACHE_POSITION,
+    DEPTH,
     DIVERGED_FLAG,
     DRAFT,
     FLAGS,
@@ -32,16 +45,21 @@ from sigma0.decode.lanes import (
     MET_FLAG,
     POSITION,
     STAGE,
+    Lanes,
 )
 from sigma0.decode.masks import forbidden
-from sigma0.decode.ops import DIVERGED, MET, LaneBooks, LiveRows, LoopEndOutput, Settled, no_broadcast
+from sigma0.decode.ops import DIVERGED, MET, LoopEndOutput
+from sigma0.decode.planes import propagate_past_exits
 from sigma0.decode.prefill import Prefill
-from sigma0.decode.settings import NO_LIMIT
+from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 from sigma0.decode.stages import prefill_coda, prefill_prelude, read_rows, run_prelude
 from sigma0.decode.step_batch import Batch
 
 # Columns of what a step emits.
 EMITTED, SEQUENCE, TOKEN, READ_AT, FED_AT, WHY, ENDS, STANDS, FRESH, LINE_WIDTH = range(10)
+# Columns of the last line of a whole step: rows of the loop, those of them that decoded, rows that had to be read; and
+# after the step lanes that are live, and sequences that have some.
+ROWS, DECODING, READ_ROWS, LIVE, SEQUENCES, _COUNTS = range(6)
 
 
 @dataclass(frozen=True)
@@ -51,18 +69,19 @@ class Looped(Rows):
     Attributes:
         codes: Of the decoding rows: 0 where one goes on, else why it stops (`MET`, `LAST_LOOP`, `DIVERGED`,
             `FORCED`), `[L]`.
+        reads: Which rows are to be read, those that stop and drafts that are checked: bool `[L]`, or `[R]` where
+            some sequence checks drafts.
         logits: Of the decoding rows `[L, V]`, or of all `[R, V]`; None where the head has not read them.
         statistics: Of the loop, float32 `[R, 8]`, where a kernel has computed them; else None.
         fates: Index into `FATES` of the loop, int32 `[R]`, as `statistics`.
-        reads: Rows that are to be read, int64 `[K]`, where the books of the lanes have told; else None.
         seen: Whether the host may look at values of this step, and waits for none of them.
     """
 
     codes: Tensor
+    reads: Tensor
     logits: Tensor | None
-    statistics: Tensor | None
-    fates: Tensor | None
-    reads: Tensor | None = None
+    statistics: Tensor | None = None
+    fates: Tensor | None = None
     seen: bool = False
 
 
@@ -89,34 +108,17 @@ def run_loop(
             is a prelude.
     """
     lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
-    books = None if padded or bounded or torch.compiler.is_compiling() else batch.books
-    owned = enters = None
-    live = None
-    if books is not None:
-        live = books.rows(count)
-        table, rows, sequences, cache_positions, positions, planes, loops, previous, _ = live
-    else:
-        # nobody's lane is left out: it has no sequence, and padding writes any stage and position into it
-        rows = lanes.table[:-1, STAGE].sort(stable=True).indices[:count]
-        table = lanes.table.index_select(0, rows)  # [R, 6]
-        stage, cache_positions, positions = table[:, STAGE], table[:, CACHE_POSITION], table[:, POSITION]
-        sequences, planes = rows // depth, stage % depth
-        loops = planes + 1
-        owned = stage < lanes.idle if padded else None
-        enters = stage[:entering] == 0 if padded or bounded else None
-        previous = lanes.hidden.index_select(0, rows)  # [R, D]
+    # nobody's lane is left out: it has no sequence, and padding writes any stage and position into it
+    rows = lanes.table[:-1, STAGE].sort(stable=True).indices[:count]
+    table = lanes.table.index_select(0, rows)  # [R, 6]
+    stage, cache_positions, positions = table[:, STAGE], table[:, CACHE_POSITION], table[:, POSITION]
+    sequences, planes = rows // depth, stage % depth
+    loops = planes + 1
+    owned = stage < lanes.idle if padded else None
+    enters = stage[:entering] == 0 if padded or bounded else None
+    previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, positions, planes)
-    if batch.model.stages[0] and beside is not None:
-        prefill_prelude(batch, beside)
-    if batch.model.stages[0] and entering:
-        previous = run_prelude(batch, previous, indices, entering, enters)
-    everything = indices if beside is None else beside.behind(indices)
-    view = PassRows(batch.layers, batch.placement, everything, batch.ops, batch.longest, owned)
-    raw = batch.model.loop(previous, view) if beside is None else beside.loop(batch.model, view, previous)
-    if batch.model.stages[1] and beside is not None:
-        prefill_coda(batch, beside)
-    if books is not None and live is not None:
-        return _end_in_books(batch, books, live, raw, previous, decoding)
+    previous, raw = run_block(batch, previous, indices, beside, owned, entering, enters)
     if owned is not None:
         # from here on lanes are only written to
         rows = torch.where(owned, rows, lanes.count)
@@ -132,39 +134,46 @@ def run_loop(
     if padded or bounded:
         codes = codes.masked_fill(table[:decoding, STAGE] >= depth, 0)
     advance_stages(batch, rows, table, loops, own, codes)
+    reads = codes > 0
+    if program.verify:
+        reads = checked(batch, table, sequences, loops)
+        reads[:decoding] |= codes > 0
     seen = not padded and not bounded and lanes.device.type == "cpu"
     statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
-    return Looped(rows, table, sequences, loops, hidden, codes, ruled.logits, statistics, fates, None, seen)
+    return Looped(rows, table, sequences, loops, hidden, codes, reads, ruled.logits, statistics, fates, seen)
 
 
-def _end_in_books(
-    batch: Batch, books: LaneBooks, own: LiveRows, raw: Tensor, previous: Tensor, decoding: int
-) -> Looped:
-    """The loop's end on a CPU, given states behind the block and before it, `[R, D]`."""
-    program, end, logits = batch.program, None, None
-    checks = program.verify, program.prompts
-    alone = batch.ops.broadcast is no_broadcast
-    by_gate = program.gate and books.gates and alone and (program.stops_by_gate or program.stops_by_margin)
-    asks = decoding > 0 and not (program.known or (by_gate and program.stops_by_gate))
-    norms = books.norms and not program.watch
-    if not norms:
-        raw, end = _loop_end(batch, raw, previous, own.lanes, own.sequences)
-    hidden = books.end(raw, norms, by_gate, not asks, *checks)
-    if asks:
-        rows = Rows(own.lanes, own.lines, own.sequences, own.loops, hidden)
-        if alone and program.stops_by_margin and (by_gate or not program.gate):
-            logits = read_first(batch, rows, hidden.shape[0] if program.redrafts else decoding)
-        if logits is not None and logits.dtype is torch.float32:
-            books.lead(logits, by_gate, *checks)
-        else:
-            ruled = ask_rules(batch, rows, previous, decoding, end, program.redrafts)
-            logits = ruled.logits
-            books.stop(ruled.met, ruled.decisions, ruled.given, *checks)
-    statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
-    return Looped(
-        own.lanes, own.lines, own.sequences, own.loops, hidden, books.codes, logits, statistics, fates, books.reads,
-        True,
-    )  # fmt: skip
+def run_block(
+    batch: Batch,
+    hidden: Tensor,
+    indices: RowIndices,
+    beside: Prefill | None = None,
+    owned: Tensor | None = None,
+    entering: int = 0,
+    enters: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """States `[R, W]` ahead of the shared block, behind a prelude, and behind it, before the loop's norm.
+
+    Args:
+        batch: Model and planes.
+        hidden: `[R, W]`.
+        indices: Where the rows are.
+        beside: Prefill that runs a loop in the same pass; None for none.
+        owned: Which rows are somebody's, bool `[R]`; None where all are.
+        entering: How many of the first rows may run their first loop.
+        enters: Which of those do, bool `[entering]`; None where all do.
+    """
+    prelude, coda = batch.model.stages
+    if prelude and beside is not None:
+        prefill_prelude(batch, beside)
+    if prelude and entering:
+        hidden = run_prelude(batch, hidden, indices, entering, enters)
+    rows = indices if beside is None else beside.behind(indices)
+    view = PassRows(batch.layers, batch.placement, rows, batch.ops, batch.longest, owned)
+    raw = batch.model.loop(hidden, view) if beside is None else beside.loop(batch.model, view, hidden)
+    if coda and beside is not None:
+        prefill_coda(batch, beside)
+    return hidden, raw
 
 
 def _keep_paths(batch: Batch, hidden: Tensor, indices: RowIndices, owned: Tensor | None) -> None:
@@ -180,13 +189,7 @@ def _keep_paths(batch: Batch, hidden: Tensor, indices: RowIndices, owned: Tensor
 def run_prefill(batch: Batch, beside: Prefill) -> None:
     """One loop of prefill by itself; before that of the lanes, which read what it writes."""
     none = torch.zeros(0, dtype=torch.int64, device=batch.lanes.device)
-    if batch.model.stages[0]:
-        prefill_prelude(batch, beside)
-    rows = beside.behind(RowIndices(none, none, none, none))
-    view = PassRows(batch.layers, batch.placement, rows, batch.ops, batch.longest)
-    beside.loop(batch.model, view, batch.lanes.hidden[:0])
-    if batch.model.stages[1]:
-        prefill_coda(batch, beside)
+    run_block(batch, batch.lanes.hidden[:0], RowIndices(none, none, none, none), beside)
 
 
 def _loop_end(
@@ -203,12 +206,158 @@ def _loop_end(
     return end.hidden if whole else raw, end
 
 
+# Ids, which drafts stand, which sequences end, and logits, as `Choice.choose` returns them.
+Chosen = tuple[Tensor, Tensor, Tensor | None, Tensor]
+
+
+class Choice(Protocol):
+    """Chooses ids for the rows of a step.
+
+    Attributes:
+        on_device: Whether nothing but tensors takes part.
+        takes_best: Whether the likeliest id of each row is taken, and nothing is looked at but logits.
+        draws: Whether ids are drawn.
+        fixed: What a compiled choice takes for constant.
+        tensors: Those that it reads and writes.
+    """
+
+    @property
+    def on_device(self) -> bool:
+        """See above."""
+
+    @property
+    def takes_best(self) -> bool:
+        """See above."""
+
+    @property
+    def draws(self) -> bool:
+        """See above."""
+
+    @property
+    def fixed(self) -> Hashable:
+        """See above."""
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """See above."""
+
+    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
+        """What is read from rows.
+
+        Args:
+            batch: Model, lanes and settings.
+            looped: The rows of a pass.
+            which: Those that are read, int64 `[K]`.
+
+        Returns:
+            Ids int64 `[K]`; which drafts stand, bool `[K]`; which sequences end by criteria, bool `[K]`, None where the
+            settings alone say it; and the logits `[K, V]`.
+        """
+
+
+def whole_step(
+    batch: Batch,
+    count: int,
+    choice: Choice,
+    decoding: int | None = None,
+    suspends: bool = False,
+    entering: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A step as one call of fixed shapes: which rows are read is a mask, and nothing is looked at on the host.
+
+    A CPU looks at the decisions of a loop for nothing, and then reads the head of the few rows that stop. A device
+    would be waited for; it reads a fixed number of rows instead, and what was read from the others is written to
+    nobody's lane.
+
+    Args:
+        batch: What the step works on. Under `drop` readers pick planes by `placement.exits`; where there are none, K/V
+            are copied.
+        count: Live lanes, or a bound on them, at most S T.
+        choice: How ids are chosen, on the device.
+        decoding: Bound on the rows that are to be read, where `count` is no bound; None where it is.
+        entering: Bound on the rows that run their first loop; None where `decoding` says nothing else.
+        suspends: Whether sequences that end are suspended: the next step may be launched before the host has seen it.
+
+    Returns:
+        int64 `[K + 1, 9]`: what the step emits of every row that may have been read, EMITTED and FRESH 0 where it was
+        not, and a last line of counts; and the logits of those rows, `[K, V]`.
+    """
+    lanes, program = batch.lanes, batch.program
+    padded = decoding is None
+    if entering is None:
+        # a sequence has one token that decodes at most
+        entering = min(count, lanes.sequences) if decoding is None else decoding
+    if program.reads_logits and program.verify:
+        # the head reads all rows once where both the rule and the drafts need it
+        decoding = count
+    elif decoding is None:
+        decoding = min(count, lanes.sequences)
+    looped = run_loop(batch, count, decoding, padded=padded, bounded=not padded, entering=entering)
+    if program.drops:
+        _leave(batch, looped)
+    reads = looped.reads  # [K]
+    which = torch.arange(len(reads), device=lanes.device)
+    own = replace(looped, lanes=torch.where(reads, looped.lanes[: len(reads)], lanes.count))
+    token_ids, stands, ends, logits = choice.choose(batch, own, which)
+    lines = settle(batch, own, which, token_ids, stands, ends, reads)
+    if suspends:
+        over = torch.zeros(lanes.sequences, dtype=torch.int64, device=lanes.device)
+        over.scatter_reduce_(0, lines[:, SEQUENCE], lines[:, EMITTED] * lines[:, ENDS], "amax")
+        lanes.suspend_where(over > 0)
+    return torch.cat([lines, _counted(batch, looped)[None]]), logits
+
+
+def take_lines(lines: Ints, program: Program, counts: PassCounts) -> tuple[Ints, Ints]:
+    """What a step has emitted and fed, `[N, 9]`, and its line of counts, which are added up."""
+    lines, counted = lines[:-1], lines[-1]
+    rows = int(counted[ROWS])
+    counts.passes += rows > 0
+    counts.rows += rows
+    if program.reads_logits:
+        counts.head_rows += int(counted[DECODING])
+    if not program.reads_logits or program.verify:
+        counts.head_rows += int(counted[READ_ROWS])
+    return lines, counted
+
+
+def exits_of(lanes: Lanes, settings: SequenceSettings, looped: Looped) -> tuple[Tensor, Tensor]:
+    """Which decoding rows run no further, bool `[L]`, and the last plane that each writes, int64 `[L]`."""
+    decoding = looped.codes.shape[0]
+    own = settings.table.index_select(0, looped.sequences[:decoding])
+    gone = leaves(own, looped.table, looped.loops, looped.codes)
+    return gone, torch.where(gone, looped.loops[:decoding], lanes.depth) - 1
+
+
+def _leave(batch: Batch, looped: Looped) -> None:
+    """Lets readers at loop t take plane min(t, exit) of tokens that run no further (`drop`).
+
+    The exit of every other row is its last plane, which changes nothing.
+    """
+    place, (gone, planes) = batch.placement, exits_of(batch.lanes, batch.settings, looped)
+    sequences, cache_positions = looped.sequences[: len(gone)], looped.table[: len(gone), CACHE_POSITION]
+    if batch.ops.copies_exits or place.exits is None:
+        positions = torch.where(gone, place.flat(sequences, cache_positions), place.total - 1)
+        propagate_past_exits(batch.layers, positions, planes)
+        return
+    exits = place.exits
+    # rows that are idle may stand at any position, also at one where another token has left
+    at = cache_positions.clamp_max(exits.shape[1] - 1).add(sequences, alpha=exits.shape[1])
+    exits.view(-1).scatter_reduce_(0, at, planes.to(exits.dtype), "amin")
+
+
+def _counted(batch: Batch, looped: Looped) -> Tensor:
+    lanes, stage = batch.lanes, looped.table[:, STAGE]
+    live = lanes.table[:-1, STAGE].view(lanes.sequences, lanes.depth) < lanes.idle
+    counts = [stage < lanes.idle, stage < lanes.depth, looped.reads, live, live.any(dim=1)]
+    return torch.nn.functional.pad(torch.stack([part.sum() for part in counts]), (0, LINE_WIDTH - _COUNTS))
+
+
 def read(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
-    """Logits `[K, V]` of rows, int64 `[K]`."""
+    """Logits `[K, V]` of distinct rows in their order, int64 `[K]`."""
     if looped.logits is not None and (not batch.program.verify or looped.logits.shape[0] == looped.loops.shape[0]):
         return looped.logits.index_select(0, which)
     hidden = looped.hidden
-    if which is not looped.reads or which.shape[0] < hidden.shape[0]:
+    if which.shape[0] < hidden.shape[0]:
         hidden = hidden.index_select(0, which)
     if not (batch.program.masked or batch.model.stages[1]):
         return batch.model.read(hidden)
@@ -251,132 +400,56 @@ def settle(
     looped: Looped,
     which: Tensor,
     token_ids: Tensor,
-    ends: Tensor | None = None,
-    live: Tensor | None = None,
-) -> Tensor:
-    """Advance and emit, where no sequence checks drafts: every row that was read stops.
-
-    Args:
-        batch: Lanes and settings.
-        looped: The rows.
-        which: Rows that were read, int64 `[K]`.
-        token_ids: What was sampled from each, `[K]`.
-        ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
-        live: Which of the K count, bool `[K]`; None where all do.
-
-    Returns:
-        int64 `[K, 9]`.
-    """
-    table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
-    if ends is None:
-        ends = _ends(batch, sequences, table[:, CACHE_POSITION], token_ids)
-    flags = _flags_of(batch, looped, which)
-    rows = looped.lanes.index_select(0, which)
-    ones = torch.ones_like(flags)
-    emitted = ones if live is None else live.long()
-    if live is not None:
-        rows = torch.where(live, rows, batch.lanes.count)
-    _enter(batch, rows, table, token_ids, ends, live)
-    loops, fed_at = looped.loops.index_select(0, which), table[:, CACHE_POSITION] + 1
-    return torch.stack([emitted, sequences, token_ids, loops, fed_at, flags, ends.long(), ones, emitted], dim=1)
-
-
-def settle_in_books(
-    batch: Batch, which: Tensor, token_ids: Tensor, stands: Tensor, ends: Tensor | None
-) -> tuple[Ints, Ints]:
-    """`settle` or `settle_verified` on a CPU, without the lines of drafts that stand before loop T.
-
-    Args:
-        batch: Lanes, settings and books.
-        which: As `settle_verified` has it; likewise
-        token_ids: these,
-        stands: these, and
-        ends: these.
-
-    Returns:
-        The lines, `[K', 9]`, and which of the rows they are about, `[K']`.
-    """
-    assert batch.books is not None
-    return _entered(batch, batch.books.settle(which, token_ids, stands, ends, batch.program.verify))
-
-
-def settle_best_in_books(batch: Batch, looped: Looped) -> tuple[Ints, Ints, Tensor]:
-    """Reads, samples and settles the rows that are to be read, where the likeliest id of each is taken.
-
-    Args:
-        batch: Lanes, settings and books.
-        looped: The rows.
-
-    Returns:
-        The lines, `[K, 9]`, float32 logits `[N, V]`, and which of these the lines are about, `[K]`.
-    """
-    books, verify, logits = batch.books, batch.program.verify, looped.logits
-    assert books is not None and looped.reads is not None
-    of_all = logits is not None and (not verify or logits.shape[0] == looped.loops.shape[0])
-    if logits is None or not of_all:
-        logits = read(batch, looped, looped.reads)
-    logits = logits.float()
-    lines, kept = _entered(batch, books.settle_best(logits, of_all, BROKEN, verify))
-    return lines, looped.reads.numpy()[kept] if of_all else kept, logits
-
-
-def _entered(batch: Batch, settled: Settled) -> tuple[Ints, Ints]:
-    """Embeds what the books have only noted."""
-    if settled.fed is not None:
-        lanes, token_ids, positions = settled.fed
-        batch.lanes.hidden.index_copy_(0, lanes, batch.model.enter(token_ids, positions))
-    return settled.lines, settled.kept
-
-
-def settle_verified(
-    batch: Batch,
-    looped: Looped,
-    which: Tensor,
-    token_ids: Tensor,
     stands: Tensor,
     ends: Tensor | None = None,
     live: Tensor | None = None,
 ) -> Tensor:
-    """Accept, advance and emit, where some sequence checks drafts.
+    """Accept, advance and emit. Where no sequence checks drafts, every row that was read stops, and nothing falls.
 
     Args:
         batch: Lanes and settings.
         looped: The rows.
         which: Rows that were read: those that stop, and drafts that are checked, int64 `[K]`.
         token_ids: What holds for each now: a new id, or the draft where it stands, `[K]`.
-        stands: Whether a draft stands, bool `[K]`.
+        stands: Whether a draft stands, bool `[K]`; of any dtype where none is checked.
         ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
         live: Which of the K count, bool `[K]`; None where all do.
 
     Returns:
         int64 `[K, 9]`.
     """
-    lanes, depth = batch.lanes, batch.lanes.depth
+    lanes, depth, own = batch.lanes, batch.lanes.depth, looped.lanes.index_select(0, which)
     table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
-    stage, cache_positions, _, _, depths, flags = table.unbind(1)
-    loops = looped.loops.index_select(0, which)
-    decodes, final = stage < depth, loops >= depth
-    falls = ~(decodes | stands) if live is None else ~(decodes | stands) & live
-    survives = _survives(batch, sequences, cache_positions, falls)
-    if live is not None:
-        survives = survives & live
+    cache_positions, depths = table[:, CACHE_POSITION], looped.loops.index_select(0, which)
+    flags = _flags_of(batch, looped, which)
     if ends is None:
         ends = _ends(batch, sequences, cache_positions, token_ids)
-    flags = torch.where(decodes, _flags_of(batch, looped, which), flags)
-    depths = torch.where(decodes | falls, loops, depths)
-    fed = (decodes | falls) & survives
-    rows = torch.where(fed, looped.lanes.index_select(0, which), lanes.count)
-    # a new draft is noted with the token that it was read from
-    drafts = torch.stack([token_ids, depths, flags], dim=1)
-    lanes.table[:, DRAFT : FLAGS + 1].index_copy_(0, torch.where(final, lanes.count, rows), drafts)
+    if not batch.program.verify:
+        fed, kept = live, torch.ones_like(flags)
+        emitted = kept if live is None else live.long()
+        entered = emitted
+        rows = own if live is None else torch.where(live, own, lanes.count)
+    else:
+        decodes, final = table[:, STAGE] < depth, depths >= depth
+        falls = ~(decodes | stands) if live is None else ~(decodes | stands) & live
+        survives = _survives(batch, sequences, cache_positions, falls)
+        if live is not None:
+            survives = survives & live
+        fed = (decodes | falls) & survives
+        rows = torch.where(fed, own, lanes.count)
+        flags = torch.where(decodes, flags, table[:, FLAGS])
+        depths = torch.where(decodes | falls, depths, table[:, DEPTH])
+        # a new draft is noted with the token that it was read from
+        drafts = torch.stack([token_ids, depths, flags], dim=1)
+        lanes.table[:, DRAFT : FLAGS + 1].index_copy_(0, torch.where(final, lanes.count, rows), drafts)
+        flags = torch.where(falls, 0, flags)
+        if batch.program.mixed:
+            checks = batch.settings.table[:, columns.VERIFY].index_select(0, sequences) > 0
+            final = final | (decodes & ~checks)
+        emitted, kept, entered = (part.long() for part in (survives & final, ~falls, fed))
     _enter(batch, rows, table, token_ids, ends, fed)
-    emits = final
-    if batch.program.mixed:
-        checked = batch.settings.table[:, columns.VERIFY].index_select(0, sequences) > 0
-        emits = final | (decodes & ~checked)
-    why = torch.where(falls, 0, flags)
-    line = [survives & emits, sequences, token_ids, depths, cache_positions + 1, why, ends, ~falls, fed]
-    return torch.stack([column.long() for column in line], dim=1)
+    lines = [emitted, sequences, token_ids, depths, cache_positions + 1, flags, ends.long(), kept, entered]
+    return torch.stack(lines, dim=1)
 
 
 def _survives(batch: Batch, sequences: Tensor, cache_positions: Tensor, falls: Tensor) -> Tensor:

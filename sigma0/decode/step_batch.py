@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sigma0.decode.attention import Placement
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.ops import LaneBooks, Operations
+from sigma0.decode.ops import Operations
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.settings import Program, SequenceSettings
 
@@ -24,7 +24,6 @@ class Batch:
         placement: Where cache positions lie.
         longest: Bound on the cache positions of a pass, plus one.
         ops: Operations of a pass.
-        books: Of the lanes, as functions on a CPU keep them (`sigma0.decode.host_rows`); None elsewhere.
     """
 
     model: LoopedModel
@@ -35,4 +34,3 @@ class Batch:
     placement: Placement
     longest: int
     ops: Operations
-    books: LaneBooks | None = None

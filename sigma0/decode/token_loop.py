@@ -269,7 +269,7 @@ class TokenLoop:
             positions = where + to_device(self.offsets[going], lanes.device)
             own = token_ids.index_select(0, index).clamp_min(0)
             lanes.enter(lanes.lane_of(index, where), self.model.enter(own, positions), where, positions)
-        return self._take(Step(np.array(lines, dtype=np.int64), batch, read=first.logits))
+        return self._take(Step(np.array(lines, dtype=np.int64), first.logits, batch))
 
     @torch.no_grad()
     def _step(self) -> tuple[Emission, ...] | None:

@@ -48,10 +48,8 @@ def _is_as_made(layer: Any, dtype: torch.dtype) -> bool:
     return silu
 
 
-def run_in_one_call(
-    layers: Sequence[Any], hidden: Tensor, rows: BatchRows, tables: tuple[Tensor, Tensor]
-) -> Tensor | None:
-    """As `run_fused`, on a CPU; None where norms differ in their epsilon."""
+def block_of(layers: Sequence[Any]) -> tuple[list[BlockLayer], BlockShape] | None:
+    """Weights of layers for which `can_fuse`, for one call on a CPU; None where norms differ in their epsilon."""
     parts, epsilons = [], set()
     for layer in layers:
         own = layer._modules
@@ -76,7 +74,7 @@ def run_in_one_call(
     head_dim = attention.head_dim
     # counted from what there is, since a rank of several has a part of the heads
     kv_heads = attention.qkv.weight.shape[0] // head_dim // (attention.num_key_value_groups + 2)
-    return rows.run_block(parts, BlockShape(head_dim, kv_heads, epsilons.pop(), attention.scaling), hidden, tables)
+    return parts, BlockShape(head_dim, kv_heads, epsilons.pop(), attention.scaling)
 
 
 def run_fused(layers: Iterable[Any], hidden: Tensor, rows: BatchRows, cos: Tensor, signed_sin: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from sigma0.decode.catch_up import catch_up, enter_pending
 from sigma0.decode.exits import ExitRule, Selection, select_exits
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.masks import mask_logits
-from sigma0.decode.model import BatchRows
+from sigma0.decode.model import BatchRows, PlainBlock
 from sigma0.decode.ops import EndWeights, Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_size
 from sigma0.decode.stats import PathReader
@@ -97,6 +97,10 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
     def plain_weights(self) -> EndWeights:
         """See `decode.model.LoopedModel.plain_weights`: none, unless a family says otherwise."""
         return EndWeights()
+
+    def plain_block(self, longest: int, like: Tensor) -> PlainBlock | None:
+        """See `decode.model.LoopedModel.plain_block`: none, unless a family says otherwise."""
+        return None
 
     def prelude(self, hidden: Tensor, rows: BatchRows) -> Tensor:
         """What loop 1 starts from, `[R, W]`: what has entered, where there is no prelude."""

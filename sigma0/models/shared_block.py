@@ -11,11 +11,11 @@ from transformers.utils.output_capturing import capture_outputs
 
 from sigma0.decode.exits import no_gate_logits
 from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.model import BatchRows
+from sigma0.decode.model import BatchRows, PlainBlock
 from sigma0.decode.ops import MOST_ROWS, TORCH, EndWeights, LoopEndWeights
 from sigma0.decode.parallel import check_heads
 from sigma0.models.cache_name import given_cache, named_cache
-from sigma0.models.fused_rows import can_fuse, run_fused, run_in_one_call
+from sigma0.models.fused_rows import block_of, can_fuse, run_fused
 from sigma0.models.looped import LoopedPreTrainedModel
 from sigma0.models.looped_causal import LoopedForCausalLM
 from sigma0.models.ouro_block import OuroRMSNorm, PreNormDecoderLayer, rms_norm
@@ -132,6 +132,13 @@ class SharedBlockModel(LoopedPreTrainedModel):
             start_states=start,
         )
 
+    def plain_block(self, longest: int, like: Tensor) -> PlainBlock | None:
+        """See `decode.model.LoopedModel.plain_block`."""
+        if like.dtype is not torch.float32 or not can_fuse(self.layers, like):
+            return None
+        parts = block_of(list(self.layers))
+        return None if parts is None else (*parts, self._rotary_table.reserve(longest, like))
+
     def run_rows(self, hidden_states: Tensor, rows: BatchRows) -> Tensor:
         """One loop of the layers over the rows of a pass, `[R, D]`, before the norm."""
         fuses = rows.ops.project_rows is not None or (
@@ -144,9 +151,9 @@ class SharedBlockModel(LoopedPreTrainedModel):
             tables = self._rotary_table.reserve(rows.longest, hidden_states)
             if rows.ops.project_rows is not None:
                 return run_fused(self.layers, hidden_states, rows, *tables)
-            output = run_in_one_call(list(self.layers), hidden_states, rows, tables)
-            if output is not None:
-                return output
+            parts = block_of(list(self.layers))
+            if parts is not None:
+                return rows.run_block(*parts, hidden_states, tables)
         positions = rows.positions(hidden_states.device)
         position_embeddings = self._rotary_table.rows(positions, rows.longest, hidden_states)
         for layer in self.layers:
@@ -197,6 +204,11 @@ class SharedBlockForCausalLM(LoopedForCausalLM):
             norm.__dict__.get("variance_epsilon", 0.0),
             embedding=plain_weight(embedding, nn.Embedding),
         )
+
+    def plain_block(self, longest: int, like: Tensor) -> PlainBlock | None:
+        """See `decode.model.LoopedModel.plain_block`."""
+        block: PlainBlock | None = self.model.plain_block(longest, like)
+        return block
 
     def loop_end_weights(self) -> LoopEndWeights:
         """Weights of the norm; a family with a gate adds it."""

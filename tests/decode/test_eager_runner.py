@@ -122,6 +122,6 @@ def test_tokens_are_held_where_planes_are_encoded():
 
 def test_logits_of_the_lines_of_a_step():
     lines, read = np.zeros((2, 9), dtype=np.int64), torch.arange(6.0).view(3, 2)
-    assert Step(lines, 1).logits is None and Step(lines, 1, read=read).logits is read
-    assert Step(lines, 1, read=read, rows=np.array([2, 0])).logits.tolist() == [[4.0, 5.0], [0.0, 1.0]]
-    assert Step(lines, 1, rows=np.array([0])).logits is None
+    assert Step(lines, None, 1).logits is None and Step(lines, read, 1).logits is read
+    assert Step(lines, read, 1, rows=np.array([2, 0])).logits.tolist() == [[4.0, 5.0], [0.0, 1.0]]
+    assert Step(lines, None, 1, rows=np.array([0])).logits is None

@@ -17,7 +17,7 @@ from sigma0.decode.lanes import STAGE
 from sigma0.decode.ops import TORCH, depth_attention_reference
 from sigma0.decode.programs import tensors_of
 from sigma0.decode.runners import choose_runner
-from sigma0.decode.whole_step import whole_step
+from sigma0.decode.step import whole_step
 from sigma0.models.row_linear import PackedLinear
 from tests.decode.captures import Outside, RepeatedCapture
 from tests.decode.test_wave_against_reference import generate, random_config, random_model, random_prompts

@@ -13,8 +13,9 @@ from sigma0.decode import step
 from sigma0.decode.lanes import STAGE
 from sigma0.decode.ops import TORCH
 from sigma0.decode.prefill import Prefill
-from sigma0.decode.step import Looped, run_prefill, settle, settle_verified
-from tests.decode.test_host_rows import VOCABULARY, drawn, table_of
+from sigma0.decode.step import Looped, run_prefill, settle
+from sigma0.decode.step_batch import Batch
+from tests.decode.test_native_runner import VOCABULARY, Model, drawn, table_of
 from tests.marks import needs_library
 
 pytestmark = needs_library
@@ -27,14 +28,15 @@ def looped(batch, codes):
     rows = rows[lanes.table[rows, STAGE] < lanes.idle]
     table = lanes.table[rows].clone()
     loops = table[:, STAGE] % lanes.depth + 1
-    return Looped(rows, table, rows // lanes.depth, loops, lanes.hidden[rows], codes[: len(rows)], None, None, None)
+    own = codes[: len(rows)]
+    return Looped(rows, table, rows // lanes.depth, loops, lanes.hidden[rows], own, own > 0, None)
 
 
 @settings(max_examples=150)
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 6), st.booleans())
 def test_rows_that_only_fill_up_are_as_if_they_were_not_there(seed, sequences, depth, verify):
-    generator, (filled, _) = drawn(seed, sequences, depth, verify)
-    _, (plain, _) = drawn(seed, sequences, depth, verify)
+    generator, twice, wanted, program = drawn(seed, sequences, depth, verify)
+    filled, plain = (Batch(Model(), lanes, wanted, program, (), None, 0, TORCH) for lanes in twice)
     own, count = [], sequences * depth
     codes = torch.from_numpy(generator.integers(0, 4, count))
     for batch in (filled, plain):
@@ -46,20 +48,17 @@ def test_rows_that_only_fill_up_are_as_if_they_were_not_there(seed, sequences, d
     stands = torch.from_numpy(generator.random(read) < 0.5)
     ends = torch.from_numpy(generator.random(read) < 0.2) if generator.random() < 0.5 else None
     some = None if ends is None else ends[live]
-    if filled.program.verify:
-        lines = settle_verified(filled, own[0], which, token_ids, stands, ends, live)
-        expected = settle_verified(plain, own[1], which[live], token_ids[live], stands[live], some)
-    else:
-        lines = settle(filled, own[0], which, token_ids, ends, live)
-        expected = settle(plain, own[1], which[live], token_ids[live], some)
+    lines = settle(filled, own[0], which, token_ids, stands, ends, live)
+    expected = settle(plain, own[1], which[live], token_ids[live], stands[live], some)
     np.testing.assert_array_equal(lines[live], expected)
     assert not lines[~live][:, 0].any()
-    assert torch.equal(table_of(filled), table_of(plain))
+    assert torch.equal(*map(table_of, twice))
     assert torch.equal(filled.lanes.hidden[:-1], plain.lanes.hidden[:-1])
 
 
 def test_prefill_by_itself_runs_no_lane():
-    _, (batch, _) = drawn(3, 2, 3, False)
+    _, (lanes, _), wanted, program = drawn(3, 2, 3, False)
+    batch = Batch(Model(), lanes, wanted, program, (), None, 0, TORCH)
     seen = []
 
     def loop(hidden, view):

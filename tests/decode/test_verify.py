@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.lossless.drafts import full_texts, record, simulate
-from sigma0.decode import runner
+from sigma0.decode.native_runner import NativeRunner
 from sigma0.decode.step import EMITTED, ENDS, FRESH, TOKEN
 from tests.reference import gap, settled_model, tiny_model
 
@@ -164,18 +164,18 @@ def test_after_a_drafted_end_nothing_is_fed_until_it_is_verified():
     model, ids = MODELS[1], torch.tensor([[12, 20, 33]])
     plain = run(model, ids, FULL, 16, eos_token_id=None).sequences[0, 3:].tolist()
     drafts = []
-    settle = runner.EagerRunner.settle
+    step = NativeRunner.step
 
     def spied(*args):
-        settled = settle(*args)
-        lines = settled[0]
+        stepped = step(*args)
+        lines = stepped.lines
         fresh = (lines[:, FRESH] > 0) & (lines[:, EMITTED] == 0)
         drafts.extend((token, bool(ends)) for token, ends in lines[fresh][:, [TOKEN, ENDS]].tolist())
-        return settled
+        return stepped
 
     config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner.EagerRunner, "settle", spied)
+        patch.setattr(NativeRunner, "step", spied)
         run(model, ids, config, 16, eos_token_id=None)
         wrong = [token for token, _ in drafts if token not in plain]
         assert wrong, "every draft was right: choose another seed"

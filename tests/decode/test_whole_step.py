@@ -9,20 +9,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList
 
 from sigma0 import ExitConfig
-from sigma0.decode import late, runners
 from sigma0.decode import runner as runner_module
+from sigma0.decode import runners
 from sigma0.decode.lanes import STAGE
-from sigma0.decode.late import LateRunner
 from sigma0.decode.ops import depth_attention_reference
 from sigma0.decode.programs import tensors_of
 from sigma0.decode.repetition import CollapseStop
+from sigma0.decode.runner import LateRunner
 from sigma0.decode.runners import choose_runner
 from sigma0.decode.sampling import Device
 from sigma0.decode.sampling_settings import SamplingSettings, SequenceSampling
 from sigma0.decode.settings import SequenceExit
-from sigma0.decode.step import EMITTED, ENDS, FRESH, SEQUENCE
+from sigma0.decode.step import EMITTED, ENDS, FRESH, SEQUENCE, whole_step
 from sigma0.decode.transfer import Landing
-from sigma0.decode.whole_step import whole_step
 from tests.decode.test_wave_against_reference import generate, padded, random_config, random_model, random_prompts
 from tests.marks import needs_compiler
 from tests.reference import tiny_model
@@ -370,7 +369,7 @@ def test_one_copy_a_pass_and_state_that_stays_in_place(after_exit, late_on_cpu, 
             copies.append(tensor.shape)
             super().__init__(tensor)
 
-    monkeypatch.setattr(late, "Landing", Seen)
+    monkeypatch.setattr(runner_module, "Landing", Seen)
     model = tiny_model(seed=1, total_ut_steps=4)
     loop, first = opened(model, [[5, 6, 7], [8, 9]], ExitConfig(q=0.4, after_exit=after_exit), new=120)
     assert isinstance(loop.runner, LateRunner)
@@ -407,7 +406,7 @@ def test_a_step_is_launched_before_the_last_one_is_read(late_on_cpu, monkeypatch
             order.append(("read", self.number))
             return super().array()
 
-    monkeypatch.setattr(late, "Landing", Seen)
+    monkeypatch.setattr(runner_module, "Landing", Seen)
     outputs = generate(tiny_model(seed=1), [[5, 6, 7]], ExitConfig(q=0.4))
     assert outputs.loop_passes > 3
     at = {event: place for place, event in enumerate(order)}

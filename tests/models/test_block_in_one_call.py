@@ -46,11 +46,11 @@ def calls(monkeypatch):
     ran = []
 
     def counted(*arguments):
-        output = fused_rows.run_in_one_call(*arguments)
+        output = fused_rows.block_of(*arguments)
         ran.append(output is not None)
         return output
 
-    monkeypatch.setattr("sigma0.models.shared_block.run_in_one_call", counted)
+    monkeypatch.setattr("sigma0.models.shared_block.block_of", counted)
     return ran
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sigma0 import ExitConfig
-from sigma0.decode import graph_runner, late, runners
+from sigma0.decode import graph_runner, runners
 from sigma0.decode.ops import TORCH, depth_attention_reference
 from sigma0.decode.programs import tensors_of
 from sigma0.decode.transfer import Landing
@@ -134,7 +134,7 @@ def device(monkeypatch):
         return tensor.numpy().copy()
 
     monkeypatch.setattr(CountedLanding, "made", 0)
-    monkeypatch.setattr(late, "Landing", CountedLanding)
+    monkeypatch.setattr("sigma0.decode.runner.Landing", CountedLanding)
     monkeypatch.setattr(batch, "to_host", copied)
     opened = batch.RunningBatch.__init__
 

@@ -1,0 +1,253 @@
+"""Steps in two calls on a CPU, against those in torch, whose operations other devices run."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigma0.decode import settings as columns
+from sigma0.decode.accept import accept_greedy
+from sigma0.decode.attention import Placement
+from sigma0.decode.batch import PassCounts
+from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, FLAGS, POSITION, STAGE, Lanes
+from sigma0.decode.native_runner import NativeRunner
+from sigma0.decode.ops import EndWeights, LaneBooks, LaneTables, operations
+from sigma0.decode.runner import EagerRunner
+from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
+from sigma0.decode.step import EMITTED, FRESH, read, sample_greedy
+from tests.marks import needs_library
+
+pytestmark = needs_library
+WIDTH, WINDOW, VOCABULARY, LONGEST = 3, 24, 5, 64
+
+
+class Model:
+    """Embeds an id as a row that tells id and position; a loop turns states, and the head reads three of their sums."""
+
+    stages = (0, 0)
+    config = SimpleNamespace(vocab_size=VOCABULARY)
+    operations = operations("auto", torch.device("cpu"))
+    head = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(7))
+    gate_weight = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(8))
+    gate_bias = torch.full((1,), -1.0)
+
+    def enter(self, token_ids, positions):
+        return torch.stack([token_ids, positions, token_ids - positions], dim=1).float()
+
+    def loop(self, hidden, rows):
+        return hidden.roll(1, -1)
+
+    def norm(self, hidden):
+        return hidden
+
+    def gate(self, hidden):
+        return (hidden @ self.gate_weight.T + self.gate_bias)[:, 0]
+
+    def read(self, hidden, rows=None):
+        return hidden @ self.head.T
+
+    def plain_weights(self):
+        return EndWeights(gate=self.gate_weight, bias=self.gate_bias)
+
+    def plain_block(self, longest, like):
+        return None
+
+
+class Storage:
+    """One plane that nobody reads."""
+
+    def __init__(self, sequences):
+        self.planes = [SimpleNamespace(flat_keys=torch.zeros(1))]
+        self.place, self.noted = Placement(LONGEST, sequences * LONGEST + 1), []
+
+    def placement(self, longest):
+        return self.place
+
+    def note_exits(self, sequences, cache_positions, planes, copy):
+        self.noted.append((sequences.tolist(), cache_positions.tolist(), planes.tolist()))
+
+
+class Choice:
+    """The likeliest ids, or ids and judgements that were drawn for each token."""
+
+    def __init__(self, seed, takes_best):
+        self.seed, self.takes_best, self.on_device = seed, takes_best, True
+
+    def choose(self, batch, looped, which):
+        logits = read(batch, looped, which)
+        if self.takes_best:
+            token_ids = sample_greedy(batch, logits)
+            stands, token_ids = accept_greedy(looped.table[which, DRAFT], token_ids)
+            return token_ids, stands, None, logits
+        told = [
+            np.random.default_rng([self.seed, *row]).random(3)
+            for row in torch.stack([looped.lanes, looped.loops], 1)[which].tolist()
+        ]
+        own = torch.tensor(np.array(told))
+        return (own[:, 0] * (VOCABULARY + 1)).long() - 1, own[:, 1] < 0.6, own[:, 2] < 0.3, logits
+
+
+def sequence_tokens(generator, depth):
+    """Cache positions and stages of the tokens in flight of one sequence, the newest first: at most one decodes."""
+    stages = []
+    loops = int(generator.integers(0, depth))
+    newest = int(generator.integers(depth, 3 * depth))
+    while loops < depth and len(stages) < depth:
+        decodes = not stages and generator.random() < 0.7
+        stages.append(loops if decodes else depth + loops)
+        loops += int(generator.integers(1, 3))
+    return [(newest - behind, stage) for behind, stage in enumerate(stages)]
+
+
+def drawn(seed, sequences, depth, verify):
+    """Twice the same lanes, with settings and a program."""
+    generator = np.random.default_rng(seed)
+    lanes = Lanes(sequences, depth, torch.zeros(1, WIDTH))
+    wanted = SequenceSettings(sequences, depth, torch.device("cpu"))
+    wanted.eos = torch.tensor(generator.integers(-1, VOCABULARY, (sequences, 2)))
+    for sequence in range(sequences):
+        checked = verify and generator.random() < 0.8
+        own = wanted.table[sequence]
+        own[columns.LAST] = depth if checked else int(generator.integers(1, depth + 1))
+        own[columns.MIN_LOOPS] = int(generator.integers(1, depth + 1))
+        own[columns.LEAVES] = int(not checked and generator.random() < 0.5)
+        own[columns.VERIFY], own[columns.REDRAFT] = int(checked), int(generator.random() < 0.5)
+        own[columns.LIMIT] = NO_LIMIT if generator.random() < 0.5 else int(generator.integers(depth, 3 * depth))
+        own[columns.PROMPT] = int(generator.integers(0, 3 * depth))
+        tokens = [] if generator.random() < 0.2 else sequence_tokens(generator, depth)
+        for position, stage in tokens:
+            line = lanes.table[sequence * depth + position % depth]
+            line[STAGE], line[CACHE_POSITION], line[POSITION] = stage, position, position - int(sequence > 1)
+            line[DRAFT] = int(generator.integers(0, VOCABULARY)) if stage >= depth else -1
+            line[DEPTH], line[FLAGS] = int(generator.integers(1, depth + 1)), int(generator.integers(0, 3))
+    checked = wanted.table[:, columns.VERIFY] > 0
+    verify = bool(checked.any())
+    program = Program(
+        verify=verify,
+        mixed=verify and not bool(checked.all()),
+        redrafts=bool((checked & (wanted.table[:, columns.REDRAFT] > 0)).any()),
+        prompts=verify,
+        leaves=True,
+        paths=True,
+    )
+    lanes.hidden.copy_(torch.randn(lanes.hidden.shape, generator=torch.Generator().manual_seed(seed)))
+    twice = []
+    for _ in range(2):
+        own = Lanes(sequences, depth, torch.zeros(1, WIDTH))
+        own.table.copy_(lanes.table)
+        own.hidden.copy_(lanes.hidden)
+        own.remember_paths(WINDOW)
+        twice.append(own)
+    return generator, twice, wanted, program
+
+
+def table_of(lanes):
+    """The table of lanes but for nobody's; of idle lanes nothing but that they are."""
+    table = lanes.table[:-1].clone()
+    table[table[:, STAGE] == lanes.idle, 1:] = 0
+    return table
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 6), st.booleans())
+def test_steps_are_those_in_torch(seed, sequences, depth, verify):
+    generator, twice, wanted, program = drawn(seed, sequences, depth, verify)
+    rules = {name: bool(generator.random() < 0.4) for name in ("gate", "margin", "forced", "drops")}
+    if rules["forced"]:
+        wanted.exits = torch.tensor(generator.integers(1, depth + 1, (sequences, 4)))
+    ruled = {"gate": columns.Q, "margin": columns.THETA}
+    for name, column in ruled.items():
+        wanted.thresholds[:, column] = torch.tensor(generator.random(sequences)).float()
+        wanted.thresholds[:, column] *= 1.0 if rules[name] else torch.inf
+    program = replace(program, reads_logits=rules["margin"], **rules)
+    choice = Choice(seed, bool(generator.random() < 0.5) and not rules["forced"])
+    steps, found = [], []
+    for kind, lanes in zip((EagerRunner, NativeRunner), twice, strict=True):
+        storage, counts = Storage(sequences), PassCounts()
+        runner = kind(Model(), lanes, wanted, storage, counts)
+        runner.use(program)
+        own = (runner.step(LONGEST, choice) for _ in range(3))
+        # which rows logits are of is written again by the next step
+        steps.append([(step.decoding, step.lines, step.logits) for step in own if step is not None])
+        found.append((counts, storage.noted, table_of(lanes)))
+    (counts, noted, table), (own_counts, own_noted, own_table) = found
+    assert (counts, noted) == (own_counts, own_noted) and torch.equal(table, own_table)
+    live = twice[0].table[:-1, STAGE] < twice[0].idle
+    for part in ("hidden", "gate"):
+        torch.testing.assert_close(*(getattr(lanes, part)[:-1][live] for lanes in twice), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(twice[0].paths[:-1], twice[1].paths[:-1], rtol=0, atol=0)
+    for in_torch, in_calls in zip(*steps, strict=True):
+        assert in_torch[0] == in_calls[0]
+        told = [(lines[:, EMITTED] | lines[:, FRESH]) > 0 for _, lines, _ in (in_torch, in_calls)]
+        np.testing.assert_array_equal(in_torch[1][told[0]], in_calls[1][told[1]])
+        if told[0].any():
+            torch.testing.assert_close(in_torch[2][told[0]], in_calls[2][told[1]])
+
+
+def books_of(lanes):
+    wanted = SequenceSettings(2, 3, torch.device("cpu"))
+    fixed = lanes.table, lanes.hidden, lanes.gate, None, None
+    tables = LaneTables(*fixed, wanted.table, wanted.thresholds, wanted.eos)
+    books = LaneBooks(tables, lanes.depth)
+    books.take_tables(tables, 1)
+    return books, tables
+
+
+def test_suspended_lanes_are_no_rows():
+    lanes = Lanes(2, 3, torch.zeros(1, WIDTH))
+    lanes.table[:, STAGE] = torch.tensor([4, 6, 0, 1, 5, 6, 6])
+    lanes.suspend([0])
+    books, _ = books_of(lanes)
+    assert (books.start(), books.decoding) == (2, 1)
+    rows = books.rows(2)
+    assert rows.lines[:, STAGE].tolist() == [1, 5]
+    assert rows.lanes.tolist() == [3, 4]
+    assert (rows.planes.tolist(), rows.loops.tolist()) == ([1, 2], [2, 3])
+
+
+@pytest.mark.parametrize(
+    "replaced",
+    [
+        {"eos": torch.zeros((2, 1), dtype=torch.int32)},
+        {"eos": torch.zeros((1, 1), dtype=torch.int64)},
+        {"gate": torch.zeros((7, 2), dtype=torch.float64)},
+        {"hidden": torch.zeros((6, WIDTH))},
+        {"table": torch.zeros((6, 7), dtype=torch.int64).T},
+        {"settings": torch.zeros((2, 3), dtype=torch.int64)},
+        {"given": torch.zeros((1, 4), dtype=torch.int64)},
+        {"paths": torch.zeros((12, 3, WIDTH))},
+        {"paths": torch.zeros((25, 3, WIDTH + 1))},
+    ],
+)
+def test_memory_of_another_kind_is_refused(replaced):
+    books, tables = books_of(Lanes(2, 3, torch.zeros(1, WIDTH)))
+    with pytest.raises(ValueError, match=r"not torch\.|paths are kept"):
+        books.take_tables(tables._replace(**replaced), 12)
+
+
+def test_what_a_pass_is_given_is_checked():
+    lanes = Lanes(2, 3, torch.zeros(1, WIDTH))
+    lanes.table[:, STAGE] = torch.tensor([1, 6, 6, 5, 6, 6, 6])
+    books, _ = books_of(lanes)
+    with pytest.raises(ValueError, match="is not known here"):
+        books.take_program(False, False, True, None)
+    assert books.start() == 2
+    for raw in (torch.zeros(3, WIDTH), torch.zeros(2, WIDTH + 1), torch.zeros(2, WIDTH).double()):
+        with pytest.raises(ValueError, match="a loop leaves"):
+            books.end(raw, True)
+    books.end(torch.zeros(2, WIDTH), False)
+    with pytest.raises(ValueError, match="float32 logits"):
+        books.lead(torch.zeros(0, VOCABULARY))
+    books.lead(torch.ones(1, VOCABULARY))
+    with pytest.raises(ValueError, match="float32 logits"):
+        books.settle_best(torch.zeros(0, VOCABULARY), True, -1)
+    one = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="what was chosen"):
+        books.settle(one, torch.zeros(2, dtype=torch.int64), one.bool(), None)
+    with pytest.raises(IndexError, match="no such row"):
+        books.settle(one + 2, one, one.bool(), None)
