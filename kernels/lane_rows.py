@@ -20,17 +20,20 @@ from sigma0.kernels.native import constants, function, structure
 from sigma0.kernels.row_block import Block
 from sigma0.kernels.row_dot import MOST_ROWS
 
-# A letter for each argument, as `native.function` has them.
+# A letter for each argument, and for the result, as `native.function` has them.
 _CALLS = {
-    "start_rows": "p",
-    "end_rows": "ppnf",
-    "loop_rows": "pf",
-    "lead_rows": "ppnn",
-    "settle_rows": "pppppn",
-    "settle_best": "ppnnfnn",
-    "live_lanes": "pnn",
-    "count_rows": "pnnppppp",
+    "start_rows": ("p", "n"),
+    "end_rows": ("ppn", ""),
+    "loop_rows": ("p", "f"),
+    "lead_rows": ("ppnn", ""),
+    "settle_rows": ("pppppn", "n"),
+    "settle_best": ("ppnnfn", "n"),
+    "step_rows": ("pnn", "n"),
+    "live_lanes": ("pnn", "n"),
+    "count_rows": ("pnnppppp", "n"),
 }
+# They run the layers; all others are too short to let go of Python's lock.
+_LONG = ("loop_rows", "step_rows")
 
 
 class EndWeights(NamedTuple):
@@ -42,6 +45,7 @@ class EndWeights(NamedTuple):
         gate: Of the exit gate, float32 `[1, D]`.
         bias: Of the exit gate, float32 `[1]`.
         embedding: Of the ids, float32 `[V, D]`.
+        head: Of the output head, float32 `[V, D]`.
     """
 
     norm: Tensor | None = None
@@ -49,6 +53,7 @@ class EndWeights(NamedTuple):
     gate: Tensor | None = None
     bias: Tensor | None = None
     embedding: Tensor | None = None
+    head: Tensor | None = None
 
 
 class LaneTables(NamedTuple):
@@ -129,6 +134,7 @@ class LaneBooks:
     Attributes:
         norms: Whether the norm after a loop is known here.
         has_block: Whether `loop` can run the layers.
+        has_head: Whether `step` can run.
         gates: Whether the exit gate is.
         decoding: Rows of the pass that wait for their reading; they come first.
     """
@@ -163,8 +169,8 @@ class LaneBooks:
         self._tables: LaneTables | None = None
         self._block: Block | None = None
         self._held: list[Tensor | None] = []
-        self._reads = 0
-        self.norms = self.gates = self.has_block = False
+        self._logits = torch.empty(0)
+        self.norms = self.gates = self.has_block = self.has_head = False
         self.decoding = 0
 
     def take_tables(self, tables: LaneTables, window: int) -> None:
@@ -208,26 +214,31 @@ class LaneBooks:
     def take_weights(self, weights: EndWeights) -> None:
         """Takes the weights of a model; those that the functions cannot take are left out."""
         books, width = self._books, self._books.width
-        shapes = ((width,), (1, width), (1,), (None, width))
-        given = (weights.norm, weights.gate, weights.bias, weights.embedding)
+        shapes = ((width,), (1, width), (1,), (None, width), (None, width))
+        given = (weights.norm, weights.gate, weights.bias, weights.embedding, weights.head)
         single = self._own["previous"].dtype is torch.float32
         self._held = [
             part.detach() if part is not None and single and _fits(part, torch.float32, shape) else None
             for part, shape in zip(given, shapes, strict=True)
         ]
-        norm, gate, bias, embedding = self._held
+        norm, gate, bias, embedding, head = self._held
         books.norm, books.epsilon = _address(norm), weights.epsilon
         books.gate_weight, books.gate_bias, books.embedding = _address(gate), _address(bias), _address(embedding)
         books.embeddings = 0 if embedding is None else embedding.shape[0]
+        books.head, books.vocabulary = _address(head), 0 if head is None else head.shape[0]
         self.norms, self.gates = norm is not None, gate is not None and bias is not None
 
-    def take_program(self, verify: bool, prompts: bool, gates: bool, block: Block | None) -> None:
+    def take_program(
+        self, verify: bool, prompts: bool, gates: bool, leads: bool, whole: bool, block: Block | None
+    ) -> None:
         """Takes what the passes to come compute.
 
         Args:
             verify: Whether some sequence checks drafts.
             prompts: Whether the last token of some prompt runs in a lane.
             gates: Whether some sequence stops by its gate.
+            leads: Whether some sequence stops by `margin`: then rows stop behind `lead`, else at the end of the loop.
+            whole: Whether the head then reads all rows, since drafts are checked at every loop too.
             block: The layers, where `loop` is to run them.
 
         Raises:
@@ -236,9 +247,14 @@ class LaneBooks:
         books = self._books
         if (gates and not self.gates) or (block is not None and not self.norms):
             raise ValueError("what ends a loop is not known here")
-        books.verify, books.prompts, books.asks_gate = verify, prompts, gates
+        books.verify, books.prompts, books.asks_gate, books.leads, books.whole = verify, prompts, gates, leads, whole
         books.block, books.most_rows = (None, 0) if block is None else (block.address, MOST_ROWS[torch.float32])
         self._block, self.has_block = block, block is not None
+        self.has_head = self.has_block and self._held[-1] is not None
+        if self.has_head and self._logits.shape[-1] != books.vocabulary:
+            with torch.inference_mode(False):
+                self._logits = torch.empty(min(books.lanes, books.most_rows), books.vocabulary)
+            books.logits = self._logits.data_ptr()
 
     def start(self) -> int:
         """Takes the live lanes; how many there are."""
@@ -258,25 +274,38 @@ class LaneBooks:
             self._rows[count] = rows
         return rows
 
-    def loop(self, stops: bool) -> bool:
+    def loop(self) -> bool:
         """Takes the live lanes and runs a loop of them, with the layers of the block that were taken.
-
-        Args:
-            stops: Whether no rule reads logits: then rows stop, and are a loop further.
 
         Returns:
             False where the lanes are taken and no more: of too many rows, or where a position is not in the tables.
         """
-        reads = self._calls.loop_rows(self._pointer, stops)
-        self.decoding, self._reads = self._books.decoding, max(reads, 0)
-        return bool(reads >= 0)
+        ran: bool = self._calls.loop_rows(self._pointer)
+        self.decoding = self._books.decoding
+        return ran
 
-    def end(self, raw: Tensor, stops: bool) -> Tensor:
+    def step(self, broken: int) -> Settled | None:
+        """As `loop`, and then a step to its end, with the likeliest ids; None where the lanes are taken and no more.
+
+        Args:
+            broken: What stands in the place of an id where the largest logit is not finite.
+        """
+        said = self._calls.step_rows(self._pointer, torch.get_num_threads(), broken)
+        self.decoding = self._books.decoding
+        return None if said == -3 else self._settled(said)
+
+    def logits(self, rows: Any) -> Tensor:
+        """Logits `[K, V]` that the last `step` read, of rows that `kept` tells."""
+        books = self._books
+        if books.leads and (books.whole or not books.verify):
+            rows = self._own["which"].numpy()[rows]
+        return self._logits.index_select(0, torch.from_numpy(rows))
+
+    def end(self, raw: Tensor) -> Tensor:
         """Puts states after a loop into their lanes, normed where the norm is known.
 
         Args:
             raw: `[R, W]`.
-            stops: As `loop` has it.
 
         Returns:
             The states, `[R, W]`.
@@ -285,8 +314,7 @@ class LaneBooks:
         if raw.shape != rows.previous.shape or raw.dtype is not rows.previous.dtype:
             raise ValueError(f"a loop leaves {raw.dtype} {list(raw.shape)} of {list(rows.previous.shape)}")
         raw = raw.contiguous()
-        stride = raw.stride(0) * raw.element_size()
-        self._reads = self._calls.end_rows(self._pointer, raw.data_ptr(), stride, stops)
+        self._calls.end_rows(self._pointer, raw.data_ptr(), raw.stride(0) * raw.element_size())
         return rows.states if self.norms else raw
 
     def lead(self, logits: Tensor) -> None:
@@ -296,13 +324,19 @@ class LaneBooks:
             logits: float32, of decoding rows at least, `[>= L, V]`.
         """
         logits = self._readable(logits, self.decoding)
-        self._reads = self._calls.lead_rows(self._pointer, logits.data_ptr(), logits.shape[1], logits.stride(0))
+        self._calls.lead_rows(self._pointer, logits.data_ptr(), logits.shape[1], logits.stride(0))
 
     @property
     def count(self) -> int:
         """Rows of the pass."""
         count: int = self._books.count
         return count
+
+    @property
+    def read_rows(self) -> int:
+        """How many of them are to be read."""
+        reads: int = self._books.reads
+        return reads
 
     @property
     def codes(self) -> Tensor:
@@ -312,7 +346,7 @@ class LaneBooks:
     @property
     def reads(self) -> Tensor:
         """Which rows are to be read, int64 `[K]`."""
-        return self._part("which", self._reads)
+        return self._part("which", self._books.reads)
 
     def settle_best(self, logits: Tensor, of_all: bool, broken: int) -> Settled:
         """Takes the likeliest ids of the rows that were to be read, and settles them.
@@ -322,11 +356,11 @@ class LaneBooks:
             of_all: Which of the two.
             broken: What stands in the place of an id where the largest logit is not finite.
         """
-        books, count = self._books, self._reads
+        books, count = self._books, self._books.reads
         rows = books.count if books.verify else self.decoding
         logits = self._readable(logits, rows if of_all else count)
         memory = logits.data_ptr(), logits.shape[1], logits.stride(0)
-        return self._settled(self._calls.settle_best(self._pointer, *memory, of_all, count, broken))
+        return self._settled(self._calls.settle_best(self._pointer, *memory, of_all, broken))
 
     def settle(self, which: Tensor, token_ids: Tensor, stands: Tensor, ends: Tensor | None) -> Settled:
         """Which drafts stand, what is fed back, and what is emitted.
@@ -418,8 +452,8 @@ class RowCount:
 
 @lru_cache
 def _calls() -> SimpleNamespace:
-    """The functions, which are too short to let go of Python's lock, and the memory that they read."""
-    calls = {name: function(name, arguments, "n", keeps_lock=name != "loop_rows") for name, arguments in _CALLS.items()}
+    """The functions, and the memory that they read."""
+    calls = {name: function(name, *types, keeps_lock=name not in _LONG) for name, types in _CALLS.items()}
     return SimpleNamespace(Books=structure("books"), **calls)
 
 

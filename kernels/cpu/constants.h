@@ -32,7 +32,8 @@
   X(int64_t, lanes) X(int64_t, depth) X(int64_t, bytes) X(int64_t, width) X(int64_t, path_bytes) X(int64_t, window) \
   X(int64_t, eos_count) X(int64_t, embeddings) X(int64_t, counts_width) X(int64_t, count) X(int64_t, decoding) \
   X(int64_t, entering) X(int64_t, verify) X(int64_t, prompts) X(int64_t, asks_gate) X(int64_t, given_count) \
-  X(int64_t, most_rows) X(double, epsilon) X(void*, block) X(int64_t*, given) \
+  X(int64_t, most_rows) X(int64_t, leads) X(int64_t, whole) X(int64_t, reads) X(int64_t, vocabulary) \
+  X(double, epsilon) X(void*, block) X(int64_t*, given) X(float*, head) X(float*, logits) \
   X(int64_t*, table) X(int64_t*, settings) X(int64_t*, eos) X(int64_t*, lines) X(int64_t*, columns) \
   X(int64_t*, codes) X(int64_t*, which) X(int64_t*, token_ids) X(int64_t*, emitted) X(int64_t*, kept) \
   X(int64_t*, fed) X(float*, thresholds) X(float*, gate) X(float*, norm) X(float*, gate_weight) \

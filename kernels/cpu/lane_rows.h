@@ -78,8 +78,8 @@ static bool has_come(const Books* books, int64_t sequence, int64_t position, int
   return loops >= books->given[sequence * count + (at < 0 ? at + count : at)];
 }
 
-// Why decoding rows stop, and the next stage of all; how many rows are to be read, in `which`.
-static int64_t stop(Books* books, const bool* met) {
+// Why decoding rows stop, and the next stage of all; which rows are to be read.
+static void stop(Books* books, const bool* met) {
   const int64_t depth = books->depth;
   const bool verify = books->verify, prompts = books->prompts;
   int64_t reads = 0;
@@ -121,7 +121,7 @@ static int64_t stop(Books* books, const bool* met) {
       books->which[reads++] = row;
     }
   }
-  return reads;
+  books->reads = reads;
 }
 
 // `qexit` of decoding rows, given their normed states, `width` numbers each.
@@ -152,17 +152,19 @@ static void ask_gate(Books* books, const float* states) {
   }
 }
 
-// The end of a loop, given normed states. Where `stops`, `margin` is no rule, and rows stop; how many are to be read.
-static int64_t end(Books* books, const char* states, int64_t stride, bool stops) {
+// The end of a loop, given normed states; rows stop, unless `margin` is a rule.
+static void end(Books* books, const char* states, int64_t stride) {
   keep_states(books, states, stride);
   if (books->asks_gate) {
     ask_gate(books, reinterpret_cast<const float*>(states));
   }
-  return stops ? stop(books, books->asks_gate ? books->met : nullptr) : 0;
+  if (!books->leads) {
+    stop(books, books->asks_gate ? books->met : nullptr);
+  }
 }
 
 // The end of a loop of the rows that `start_rows` took, given states behind the block; normed here where it is known how.
-EXPORTED(int64_t, end_rows)(Books* books, const void* raw, int64_t stride, bool stops) {
+EXPORTED(void, end_rows)(Books* books, const void* raw, int64_t stride) {
   const char* states = static_cast<const char*>(raw);
   if (books->norm != nullptr) {
     norm_rows(
@@ -170,31 +172,35 @@ EXPORTED(int64_t, end_rows)(Books* books, const void* raw, int64_t stride, bool 
         books->width, books->epsilon);
     states = books->states;
   }
-  return end(books, states, stride, stops);
+  end(books, states, stride);
 }
 
-// `start_rows`, the block and `end_rows` in one. -1 where nothing but the first of them is done: too many rows, or a
+// `start_rows`, the block and `end_rows` in one. False where nothing but the first of them is done: too many rows, or a
 // position that is not in the tables.
-EXPORTED(int64_t, loop_rows)(Books* books, bool stops) {
+static bool loop(Books* books) {
   start(books);
   float* states = reinterpret_cast<float*>(books->states);
   const int64_t *columns = books->columns, lanes = books->lanes;
   if (books->count > books->most_rows) {
-    return -1;
+    return false;
   }
   std::memcpy(states, books->previous, books->count * books->bytes);
   const bool ran = run_layers(
       *static_cast<const Block*>(books->block), states, columns + POSITION_OF * lanes, columns + SEQUENCE * lanes,
       columns + AT * lanes, columns + PLANE * lanes, books->count);
-  if (!ran) {
-    return -1;
+  if (ran) {
+    norm_rows(states, books->norm, nullptr, states, books->count, books->width, books->epsilon);
+    end(books, books->states, books->bytes);
   }
-  norm_rows(states, books->norm, nullptr, states, books->count, books->width, books->epsilon);
-  return end(books, books->states, books->bytes, stops);
+  return ran;
 }
 
-// `margin` of decoding rows, given their logits, beside what the gate has said; then rows stop. How many are to be read.
-EXPORTED(int64_t, lead_rows)(Books* books, const float* logits, int64_t vocabulary, int64_t stride) {
+EXPORTED(bool, loop_rows)(Books* books) {
+  return loop(books);
+}
+
+// `margin` of decoding rows, given their logits, beside what the gate has said; then rows stop.
+static void lead(Books* books, const float* logits, int64_t vocabulary, int64_t stride) {
   for (int64_t row = 0; row < books->decoding; ++row) {
     const float* theta = books->thresholds + column_of(books, SEQUENCE, row) * THRESHOLDS + THETA;
     bool leads = false;
@@ -204,7 +210,11 @@ EXPORTED(int64_t, lead_rows)(Books* books, const float* logits, int64_t vocabula
     }
     books->met[row] = leads || (books->asks_gate && books->met[row]);
   }
-  return stop(books, books->met);
+  stop(books, books->met);
+}
+
+EXPORTED(void, lead_rows)(Books* books, const float* logits, int64_t vocabulary, int64_t stride) {
+  lead(books, logits, vocabulary, stride);
 }
 
 // Which drafts stand, what is fed back and what is emitted, of `count` rows that were read. Writes lines that say
@@ -312,14 +322,45 @@ EXPORTED(int64_t, settle_rows)(
 }
 
 // Takes the likeliest ids of the rows that were to be read, and settles them; logits are those of these, or of all.
-EXPORTED(int64_t, settle_best)(
-    Books* books, const float* logits, int64_t vocabulary, int64_t stride, bool of_all, int64_t count, int64_t broken) {
-  for (int64_t i = 0; i < count; ++i) {
+static int64_t settle_best(
+    Books* books, const float* logits, int64_t vocabulary, int64_t stride, bool of_all, int64_t broken) {
+  for (int64_t i = 0; i < books->reads; ++i) {
     const int64_t row = books->which[i];
     best_rows(logits + (of_all ? row : i) * stride, books->token_ids + i, 1, vocabulary, 0, broken);
     books->stands[i] = books->token_ids[i] == books->lines[row * TABLE_WIDTH + DRAFT];
   }
-  return settle(books, books->which, books->token_ids, books->stands, nullptr, count);
+  return settle(books, books->which, books->token_ids, books->stands, nullptr, books->reads);
+}
+
+EXPORTED(int64_t, settle_best)(
+    Books* books, const float* logits, int64_t vocabulary, int64_t stride, bool of_all, int64_t broken) {
+  return settle_best(books, logits, vocabulary, stride, of_all, broken);
+}
+
+// A whole step, with the likeliest ids: `loop_rows`, the head of the rows that a rule or a reading needs, `lead_rows` and
+// `settle_best`. -3 where nothing but `start_rows` is done, as `loop_rows` has it.
+EXPORTED(int64_t, step_rows)(Books* books, int64_t threads, int64_t broken) {
+  if (!loop(books)) {
+    return -3;
+  }
+  const int64_t width = books->width, vocabulary = books->vocabulary;
+  const float* states = reinterpret_cast<const float*>(books->states);
+  bool of_all = false;
+  if (books->leads) {
+    const int64_t count = books->whole ? books->count : books->decoding;
+    row_dot(states, books->head, books->logits, count, width, vocabulary, threads);
+    lead(books, books->logits, vocabulary, vocabulary);
+    of_all = books->whole || !books->verify;
+  }
+  if (!of_all && books->reads > 0) {
+    thread_local Scratch<float> scratch;
+    float* some = scratch.of(books->reads * width);
+    for (int64_t i = 0; i < books->reads; ++i) {
+      copy(states + books->which[i] * width, width, some + i * width);
+    }
+    row_dot(some, books->head, books->logits, books->reads, width, vocabulary, threads);
+  }
+  return books->reads > 0 ? settle_best(books, books->logits, vocabulary, vocabulary, of_all, broken) : 0;
 }
 
 // How many lanes are live.

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import Placement
-from sigma0.decode.batch import Ints, PassCounts
-from sigma0.decode.lanes import Lanes
-from sigma0.decode.model import LoopedModel
+from sigma0.decode.batch import Ints
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.programs import (
     BoundProgram,
@@ -26,8 +24,8 @@ from sigma0.decode.programs import (
     tensors_of,
     weights_of,
 )
-from sigma0.decode.runner import Announce, EagerRunner, RunnerChoice, Step, Storage, replaceable, silently
-from sigma0.decode.settings import Program, SequenceSettings
+from sigma0.decode.runner import EagerRunner, RunnerChoice, Step, replaceable
+from sigma0.decode.settings import Program
 from sigma0.decode.step import (
     EMITTED,
     FRESH,
@@ -52,32 +50,11 @@ _LANE, _TABLE, _SEQUENCE, _LOOPS, _CODE, _READ = 0, slice(1, 7), 7, 8, 9, 10
 
 
 class CompiledRunner(EagerRunner):
-    """Runs compiled steps; what is chosen by Python is read, sampled and fed back eagerly.
+    """Runs compiled steps; what is chosen by Python is read, sampled and fed back eagerly."""
 
-    Args:
-        model: The looped model.
-        lanes: Tokens in flight.
-        settings: Of every sequence.
-        storage: K/V.
-        counts: What was computed; updated.
-        chosen: What was chosen, and why.
-        announce: Called with what is about to be compiled; the context lasts until it is.
-    """
-
-    def __init__(
-        self,
-        model: LoopedModel,
-        lanes: Lanes,
-        settings: SequenceSettings,
-        storage: Storage,
-        counts: PassCounts,
-        chosen: RunnerChoice = RunnerChoice("compile", "asked for"),  # noqa: B008  it is frozen
-        announce: Announce = silently,
-    ) -> None:
-        super().__init__(model, lanes, settings, storage, counts, chosen)
-        self._announce = announce
-        self._programs = programs_of(model)
-        self._weights = weights_of(model)
+    def _open(self) -> None:
+        self._programs = programs_of(self.model)
+        self._weights = weights_of(self.model)
         self._bound: dict[Name, BoundProgram] = {}
         self._choice: tuple[object, ...] = ()
         self._stamp: tuple[object, ...] = ()
@@ -86,10 +63,10 @@ class CompiledRunner(EagerRunner):
         self._lines: Ints | None = None
         self._most = 0
         with torch.inference_mode(False):
-            self._no_starts = torch.zeros(lanes.sequences, dtype=torch.int64)
-            numbers = torch.arange(lanes.count)
+            self._no_starts = torch.zeros(self.lanes.sequences, dtype=torch.int64)
+            numbers = torch.arange(self.lanes.count)
         # two of each, since a program that is traced with the same tensor twice takes the two for one
-        self._first = [(numbers[:count], numbers[:count]) for count in range(lanes.count + 1)]
+        self._first = [(numbers[:count], numbers[:count]) for count in range(self.lanes.count + 1)]
 
     def use(self, program: Program) -> None:
         """See `EagerRunner.use`."""

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import PassRows, RowIndices
-from sigma0.decode.batch import PassCounts
 from sigma0.decode.graphs import Captured, Function
-from sigma0.decode.lanes import STAGE, Lanes
-from sigma0.decode.model import LoopedModel
+from sigma0.decode.lanes import STAGE
 from sigma0.decode.ops import compiled_together
 from sigma0.decode.programs import (
     compile_program,
@@ -24,8 +22,7 @@ from sigma0.decode.programs import (
     tensors_of,
 )
 from sigma0.decode.run_buffers import StepGraph, StepGraphs
-from sigma0.decode.runner import Announce, LateRunner, RunnerChoice, Storage, replaceable, silently
-from sigma0.decode.settings import SequenceSettings
+from sigma0.decode.runner import LateRunner, replaceable
 from sigma0.decode.step import Choice, whole_step
 from sigma0.decode.step_batch import Batch
 from sigma0.decode.transfer import Landing
@@ -35,38 +32,10 @@ _SHORTEST = 1024
 
 
 class GraphRunner(LateRunner):
-    """Launches captured steps.
+    """Launches captured steps, which `graphs` keep; compiled before that, where `chosen` is "compile"."""
 
-    Args:
-        model: The looped model.
-        lanes: Tokens in flight.
-        settings: Of every sequence.
-        storage: K/V.
-        counts: What was computed, of the steps that were read; updated.
-        chosen: What was chosen, and why.
-        graphs: Steps that were captured over these tensors before; more are added.
-        announce: Called with what is about to be captured; the context lasts until it is.
-
-    Attributes:
-        compiles: Whether steps are compiled before that.
-        graphs: As given.
-    """
-
-    def __init__(
-        self,
-        model: LoopedModel,
-        lanes: Lanes,
-        settings: SequenceSettings,
-        storage: Storage,
-        counts: PassCounts,
-        chosen: RunnerChoice,
-        graphs: StepGraphs,
-        announce: Announce = silently,
-    ) -> None:
-        super().__init__(model, lanes, settings, storage, counts, chosen)
-        self.compiles = chosen.name == "compile"
-        self._announce = announce
-        self.graphs = graphs
+    def _open(self) -> None:
+        super()._open()
         self._constants: list[Tensor] = []
 
     def bound_on(self, longest: int) -> int:
@@ -82,12 +51,12 @@ class GraphRunner(LateRunner):
             self._constants = model_tensors(self.model)
             # a parameter may have been given other memory
             self._weights = tuple((id(tensor), _address(tensor)) for tensor in self._constants)
-            self.graphs.keep_over(batch.layers[0].flat_keys)
+            self._kept().keep_over(batch.layers[0].flat_keys)
         return batch
 
     def _launch(self, longest: int, choice: Choice, count: int) -> tuple[Landing, Tensor]:
         batch = self.batch(longest)
-        steps = self.graphs.steps
+        steps = self._kept().steps
         rules = self.settings.growth, self.settings.spiral
         key = (count, batch.program, batch.longest, choice.fixed, self.chosen, *rules, self._weights)
         step = steps.get(key)
@@ -98,6 +67,10 @@ class GraphRunner(LateRunner):
         step.captured.replay()
         lines, logits = step.captured.outputs
         return self._land(lines), logits
+
+    def _kept(self) -> StepGraphs:
+        assert self.graphs is not None, "a graph runner keeps graphs"
+        return self.graphs
 
     def _parts(self, batch: Batch, choice: Choice) -> tuple[object, ...]:
         return (*choice.tensors, *replaceable(batch))
@@ -110,11 +83,13 @@ class GraphRunner(LateRunner):
         def step() -> tuple[Tensor, ...]:
             return whole_step(batch, count, choice, suspends=self.chosen.late)
 
+        graphs = self._kept()
         try:
             with self._announce(f"a step of {count} rows"):
-                if not self.graphs.steps and self.lanes.device.type == "cuda" and batch.ops.project_rows is not None:
+                if not graphs.steps and self.lanes.device.type == "cuda" and batch.ops.project_rows is not None:
                     self._compile_kernels(batch, count)
-                return self.graphs.capture(self._compiled(step, batch, choice, key) if self.compiles else step)
+                compiles = self.chosen.name == "compile"
+                return graphs.capture(self._compiled(step, batch, choice, key) if compiles else step)
         finally:
             stages.copy_(before)
 

@@ -140,7 +140,7 @@ class LoopedModel(Protocol):
         """Weights of norm and gate, for the kernel that applies both."""
 
     def plain_weights(self) -> EndWeights:
-        """Weights of `norm`, `gate` and `enter`, of which each does what its formula says and nothing else."""
+        """Weights of `norm`, `gate`, `enter` and `read`, of which each does what its formula says and nothing else."""
 
     def plain_block(self, longest: int, like: Tensor) -> PlainBlock | None:
         """The layers of `loop`, where they do what their formulas say and nothing else, and what they share.

@@ -30,7 +30,6 @@ class NativeRunner(EagerRunner):
         self._over: Batch | None = None
         self._held: tuple[object, ...] = ()
         # every pass reads the head of tokens that decode, and of drafts with them
-        self._leads = program.margin
         self._whole = program.verify and program.redrafts
         self._knows = self.model.stages == (0, 0) and not (
             program.modes or program.watch or program.criteria or program.breaks or program.masked
@@ -53,42 +52,57 @@ class NativeRunner(EagerRunner):
                 return super().step(longest, choice, beside)
         books = self._books
         assert books is not None
-        if not beside and books.has_block and books.loop(not self._leads):
-            if not books.count:
-                return None
-            states = books.rows(books.count).states
-        else:
-            live = books.start() if beside or not books.has_block else books.count
-            if not live and not beside:
-                return None
-            states = self._looped(batch, books, beside or None)
-        return self._settled(batch, books, states, choice)
+        took = not beside and books.has_block
+        if took and books.has_head and choice.takes_best and not self.program.forced:
+            settled = books.step(BROKEN)
+            if settled is not None:
+                return self._told(batch, books, settled)
+        elif took and books.loop():
+            return self._settled(batch, books, books.rows(books.count).states, choice) if books.count else None
+        live = books.count if took else books.start()
+        return self._settled(batch, books, self._looped(batch, books, beside), choice) if live or beside else None
+
+    def _told(self, batch: Batch, books: LaneBooks, settled: Settled) -> Step | None:
+        """A step that has run to its end."""
+        if not books.count:
+            return None
+        self._count(books)
+        if batch.program.drops:
+            self._note_exits(self._rows_of(books, books.rows(books.count).states, None))
+        self._embed(batch, settled)
+        lines = settled.lines
+        return Step(lines, books.logits(settled.kept) if len(lines) else None, books.decoding)
+
+    def _count(self, books: LaneBooks) -> None:
+        program, counts = self.program, self.counts
+        counts.passes += 1
+        counts.rows += books.count
+        if program.margin:
+            counts.head_rows += books.decoding
+        if not program.margin or program.verify:
+            counts.head_rows += books.read_rows
 
     def _looped(self, batch: Batch, books: LaneBooks, beside: Prefill | None) -> Tensor:
         """States `[R, W]` of the rows that were taken, after a loop in torch of them and of the prefill beside them."""
         rows = books.rows(books.count)
         at = RowIndices(rows.sequences, rows.cache_positions, rows.positions, rows.planes)
-        if beside is not None:
+        if beside:
             self.counts.prompt_rows += len(beside)
-        _, raw = run_block(batch, rows.previous, at, beside)
-        return books.end(raw if books.norms else batch.model.norm(raw), not self._leads)
+        _, raw = run_block(batch, rows.previous, at, beside or None)
+        return books.end(raw if books.norms else batch.model.norm(raw))
 
     def _settled(self, batch: Batch, books: LaneBooks, states: Tensor, choice: Choice) -> Step:
         """What follows from a loop."""
-        program, counts, decoding, logits = batch.program, self.counts, books.decoding, None
-        counts.passes += 1
-        counts.rows += books.count
-        if self._leads:
-            counts.head_rows += decoding
+        program, decoding, logits = batch.program, books.decoding, None
+        if program.margin:
             logits = batch.model.read(states if self._whole else states[:decoding]).float()
             books.lead(logits)
+        self._count(books)
         if program.drops:
             self._note_exits(self._rows_of(books, states, logits))
         reads = books.reads
         if not len(reads):
             return Step(NOTHING, None, decoding)
-        if not self._leads or program.verify:
-            counts.head_rows += len(reads)
         if choice.takes_best and not program.forced:
             of_all = logits is not None and (self._whole or not program.verify)
             if logits is None or not of_all:
@@ -129,7 +143,9 @@ class NativeRunner(EagerRunner):
         books.take_weights(model.plain_weights())
         self._knows = books.gates or not program.gate
         if self._knows:
-            books.take_program(program.verify, program.prompts, program.gate, self._block(batch, books))
+            books.take_program(
+                program.verify, program.prompts, program.gate, program.margin, self._whole, self._block(batch, books)
+            )
             self._books = books
 
     def _block(self, batch: Batch, books: LaneBooks) -> Block | None:

@@ -16,6 +16,7 @@ from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Prefill
+from sigma0.decode.run_buffers import StepGraphs
 from sigma0.decode.settings import Program, SequenceSettings
 from sigma0.decode.step import (
     DECODING,
@@ -143,8 +144,10 @@ class EagerRunner:
         lanes: Tokens in flight.
         settings: Of every sequence.
         storage: K/V.
-        counts: What was computed; updated.
+        counts: What was computed, of the steps that were seen; updated.
         chosen: What was chosen, and why.
+        announce: Called with what is about to be compiled or captured; the context lasts until it is.
+        graphs: Steps that were captured over these tensors before; more are added. None for none.
 
     Attributes:
         lag: Steps that are under way while one is seen.
@@ -160,6 +163,8 @@ class EagerRunner:
         storage: Storage,
         counts: PassCounts,
         chosen: RunnerChoice = RunnerChoice("eager", "what auto takes"),
+        announce: Announce = silently,
+        graphs: StepGraphs | None = None,
     ) -> None:
         self.model = model
         self.lanes = lanes
@@ -167,6 +172,8 @@ class EagerRunner:
         self.storage = storage
         self.counts = counts
         self.chosen = chosen
+        self.graphs = graphs
+        self._announce = announce
         coded = storage.placement(0).coded is not None
         self.ops = model.operations.over_coded_planes() if coded else model.operations
         self.holds = coded
@@ -174,6 +181,10 @@ class EagerRunner:
         self._stages = lanes.stages()
         self._batch: Batch | None = None
         self._first_keys: Tensor | None = None
+        self._open()
+
+    def _open(self) -> None:
+        """Makes ready what a kind of runner has of its own."""
 
     def use(self, program: Program) -> None:
         """Runs this program from now on; tokens that decode keep what `qexit` knows of them.
@@ -282,7 +293,6 @@ class EagerRunner:
             at = looped.table[:, CACHE_POSITION].index_select(0, which)
             planes = exits_of(self.lanes, self.settings, looped)[1].index_select(0, which)
             self.storage.note_exits(sequences, at, planes, self.ops.copies_exits)
-            self._batch = None
 
     def to_read(self, looped: Looped) -> Tensor:
         """Rows that are read, int64 `[K]`: those that stop, and drafts that are checked."""
@@ -321,29 +331,12 @@ class LateRunner(EagerRunner):
     only up to a bound: those that were live after the last step it has read, and one entrant for each live sequence and
     step under way. Ends by ids and lengths are taken on the device; what the host alone decides comes a step late.
 
-    Args:
-        model: The looped model.
-        lanes: Tokens in flight.
-        settings: Of every sequence.
-        storage: K/V.
-        counts: What was computed, of the steps that were read; updated.
-        chosen: What was chosen, and why.
-
     Attributes:
         shows_lanes: Whether the table of lanes comes to the host with what a step emits, as `Step.table`.
     """
 
-    def __init__(
-        self,
-        model: LoopedModel,
-        lanes: Lanes,
-        settings: SequenceSettings,
-        storage: Storage,
-        counts: PassCounts,
-        chosen: RunnerChoice,
-    ) -> None:
-        super().__init__(model, lanes, settings, storage, counts, chosen)
-        self.lag = int(chosen.late)
+    def _open(self) -> None:
+        self.lag = int(self.chosen.late)
         self.shows_lanes = False
         self._under_way: deque[tuple[Landing, Tensor]] = deque()
         # lanes and sequences that were live after the last step that was read; None before the first

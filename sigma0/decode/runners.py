@@ -111,7 +111,7 @@ def open_runner(
     announce: Announce = silently,
     graphs: StepGraphs | None = None,
 ) -> EagerRunner:
-    """The runner that was chosen; arguments as `CompiledRunner` and `GraphRunner` take them."""
+    """The runner that was chosen; arguments as `EagerRunner` takes them."""
     place = storage.placement(0)
     if place.coded is not None and (choice.name != "eager" or choice.late):
         choice = RunnerChoice("eager", "K/V in few bits are encoded between steps")
@@ -122,9 +122,12 @@ def open_runner(
         choice = RunnerChoice("eager", f"{choice.reason}; pads do not all come first")
     if choice.captured:
         graphs = StepGraphs(CAPTURES[model.device.type](model.device)) if graphs is None else graphs
-        return GraphRunner(model, lanes, settings, storage, counts, choice, graphs, announce)
-    if choice.name == "compile":
-        return CompiledRunner(model, lanes, settings, storage, counts, choice, announce)
-    native = model.operations.host_rows and model.operations.broadcast is no_broadcast
-    kind = LateRunner if choice.late else NativeRunner if native else EagerRunner
-    return kind(model, lanes, settings, storage, counts, choice)
+        kind: type[EagerRunner] = GraphRunner
+    elif choice.name == "compile":
+        kind = CompiledRunner
+    elif choice.late:
+        kind = LateRunner
+    else:
+        native = model.operations.host_rows and model.operations.broadcast is no_broadcast
+        kind = NativeRunner if native else EagerRunner
+    return kind(model, lanes, settings, storage, counts, choice, announce, graphs)

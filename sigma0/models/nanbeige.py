@@ -71,9 +71,9 @@ class NanbeigeForCausalLM(NanbeigePreTrainedModel, SharedBlockForCausalLM):
         return hidden if self.model.norms_for_head else super().norm(hidden)
 
     def plain_weights(self) -> EndWeights:
-        """See `SharedBlockForCausalLM.plain_weights`; no norm stands after a loop where only the head takes one."""
+        """See `SharedBlockForCausalLM.plain_weights`; none of a norm that the head alone takes, nor of that."""
         weights = super().plain_weights()
-        return weights._replace(norm=None) if self.model.norms_for_head else weights
+        return weights._replace(norm=None, head=None) if self.model.norms_for_head else weights
 
     def loop_end_weights(self) -> LoopEndWeights:
         """Weights of the norm after a loop, where there is one."""

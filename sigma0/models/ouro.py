@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 from sigma0.decode.exits import exit_probabilities
 from sigma0.decode.ops import EndWeights, LoopEndWeights
 from sigma0.models.looped import LoopedPreTrainedModel
-from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer, OuroRMSNorm
+from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.outputs import LoopedModelOutput
 from sigma0.models.row_linear import plain_weight
@@ -82,13 +82,9 @@ class OuroForCausalLM(OuroPreTrainedModel, SharedBlockForCausalLM):
     def plain_weights(self) -> EndWeights:
         """See `SharedBlockForCausalLM.plain_weights`; of the gate too."""
         own: Any = self.model._modules
-        norm, gate = own["norm"], own["early_exit_gate"]
-        weights = (
-            plain_weight(norm, OuroRMSNorm),
-            norm.__dict__.get("variance_epsilon", 0.0),
-            plain_weight(gate, nn.Linear),
-        )
-        return EndWeights(*weights, gate._parameters.get("bias"), plain_weight(own["embed_tokens"], nn.Embedding))
+        gate = own["early_exit_gate"]
+        weight, bias = plain_weight(gate, nn.Linear), gate._parameters.get("bias")
+        return super().plain_weights()._replace(gate=weight, bias=bias)
 
     def loop_end_weights(self) -> LoopEndWeights:
         """Weights of norm and gate."""

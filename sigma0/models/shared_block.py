@@ -196,13 +196,14 @@ class SharedBlockForCausalLM(LoopedForCausalLM):
         return no_gate_logits(hidden) if logits is None else logits
 
     def plain_weights(self) -> EndWeights:
-        """See `decode.model.LoopedModel.plain_weights`; of norm and embedding."""
+        """See `decode.model.LoopedModel.plain_weights`; of norm, embedding and head."""
         own = self.model._modules
         norm, embedding = own["norm"], own["embed_tokens"]
         return EndWeights(
             plain_weight(norm, OuroRMSNorm),
             norm.__dict__.get("variance_epsilon", 0.0),
             embedding=plain_weight(embedding, nn.Embedding),
+            head=self._head.matrix(self._modules),
         )
 
     def plain_block(self, longest: int, like: Tensor) -> PlainBlock | None:

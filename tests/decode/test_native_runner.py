@@ -235,12 +235,12 @@ def test_what_a_pass_is_given_is_checked():
     lanes.table[:, STAGE] = torch.tensor([1, 6, 6, 5, 6, 6, 6])
     books, _ = books_of(lanes)
     with pytest.raises(ValueError, match="is not known here"):
-        books.take_program(False, False, True, None)
+        books.take_program(False, False, True, False, False, None)
     assert books.start() == 2
     for raw in (torch.zeros(3, WIDTH), torch.zeros(2, WIDTH + 1), torch.zeros(2, WIDTH).double()):
         with pytest.raises(ValueError, match="a loop leaves"):
-            books.end(raw, True)
-    books.end(torch.zeros(2, WIDTH), False)
+            books.end(raw)
+    books.end(torch.zeros(2, WIDTH))
     with pytest.raises(ValueError, match="float32 logits"):
         books.lead(torch.zeros(0, VOCABULARY))
     books.lead(torch.ones(1, VOCABULARY))
