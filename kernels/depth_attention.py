@@ -47,8 +47,6 @@ class DepthRows:
         planes: t counted from 0, int64 `[R]`.
         starts: First cache position of each sequence that is no pad, int64 `[B]`; None where there are no pads.
         seen: Which cache positions are no pads, bool `[B, >= longest]`, if pads lie after a start too; else None.
-        exits: Last plane written at each cache position, counted from 0, int32 `[B, C]`; None where all are written, as
-            the kernel wants it.
         block_tables: Block numbers of each sequence in order, int32 `[B, n]`; None where block b is sequence b.
         longest: One more than the largest cache position.
         arrived: Zeros, int32 `[R * H_kv]`, which are zeros again behind a launch; None for others in every launch.
@@ -59,7 +57,6 @@ class DepthRows:
     planes: Tensor
     starts: Tensor | None
     seen: Tensor | None
-    exits: Tensor | None
     block_tables: Tensor | None
     longest: int
     arrived: Tensor | None = None
@@ -83,8 +80,6 @@ def depth_attention_reference(query: Tensor, keys: Tensor, values: Tensor, rows:
     cache_positions = torch.arange(rows.longest, device=query.device)  # [C]
     sequences = rows.sequences[:, None]
     planes = rows.planes[:, None].expand(-1, rows.longest)  # [R, C]
-    if rows.exits is not None:
-        planes = torch.minimum(planes, rows.exits[rows.sequences, : rows.longest].long())
     blocks = (
         sequences if rows.block_tables is None else rows.block_tables[sequences, cache_positions // block_size].long()
     )
@@ -224,8 +219,6 @@ def _check(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows) -> None
         index = getattr(rows, name)
         if index is not None and not index.is_contiguous():
             raise ValueError(f"{name} must lie side by side, got strides {index.stride()}")
-    if rows.exits is not None:
-        raise ValueError("the kernel reads whole planes: K/V of what has left must be copied to the deeper ones")
     for name in ("seen", "block_tables"):
         table = getattr(rows, name)
         if table is not None and table.stride(1) != 1:

@@ -229,7 +229,7 @@ class LaneBooks:
         self.norms, self.gates = norm is not None, gate is not None and bias is not None
 
     def take_program(
-        self, verify: bool, prompts: bool, gates: bool, leads: bool, whole: bool, block: Block | None
+        self, verify: bool, prompts: bool, gates: bool, leads: bool, whole: bool, drops: bool, block: Block | None
     ) -> None:
         """Takes what the passes to come compute.
 
@@ -239,6 +239,7 @@ class LaneBooks:
             gates: Whether some sequence stops by its gate.
             leads: Whether some sequence stops by `margin`: then rows stop behind `lead`, else at the end of the loop.
             whole: Whether the head then reads all rows, since drafts are checked at every loop too.
+            drops: Whether K/V of tokens that run no further are copied to deeper planes, where there is a block.
             block: The layers, where `loop` is to run them.
 
         Raises:
@@ -247,7 +248,8 @@ class LaneBooks:
         books = self._books
         if (gates and not self.gates) or (block is not None and not self.norms):
             raise ValueError("what ends a loop is not known here")
-        books.verify, books.prompts, books.asks_gate, books.leads, books.whole = verify, prompts, gates, leads, whole
+        books.verify, books.prompts, books.asks_gate = verify, prompts, gates
+        books.leads, books.whole, books.drops = leads, whole, drops
         books.block, books.most_rows = (None, 0) if block is None else (block.address, MOST_ROWS[torch.float32])
         self._block, self.has_block = block, block is not None
         self.has_head = self.has_block and self._held[-1] is not None

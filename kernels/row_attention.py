@@ -33,7 +33,6 @@ class RowPlaces:
         blocks: Block table, int64 `[S, n]`; None where block s is all of sequence s.
         starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
         seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
-        exits: Last plane of each cache position, counted from 0, int32 `[S, C]`; None where all are written.
     """
 
     sequences: Tensor
@@ -43,7 +42,6 @@ class RowPlaces:
     blocks: Tensor | None = None
     starts: Tensor | None = None
     seen: Tensor | None = None
-    exits: Tensor | None = None
 
 
 def attend_rows(
@@ -80,7 +78,6 @@ def attend_rows(
         rows.blocks,
         rows.starts,
         rows.seen,
-        rows.exits,
         scaling,
     )
     return attended
@@ -99,7 +96,6 @@ def _attend_rows(
     blocks: Tensor | None,
     starts: Tensor | None,
     seen: Tensor | None,
-    exits: Tensor | None,
     scaling: float,
 ) -> Tensor:
     check_planes(query.dtype, keys, values)
@@ -124,7 +120,6 @@ def _attend_rows(
         None if blocks is None else blocks.data_ptr(),
         None if starts is None else starts.data_ptr(),
         None if seen is None else seen.data_ptr(),
-        None if exits is None else exits.data_ptr(),
         rows,
         heads,
         keys.shape[2],
@@ -133,7 +128,6 @@ def _attend_rows(
         positions,
         0 if blocks is None else blocks.shape[1],
         0 if seen is None else seen.shape[1],
-        0 if exits is None else exits.shape[1],
         query.stride(0),
         new_keys.stride(0),
         scaling,
@@ -164,7 +158,7 @@ def check_planes(dtype: torch.dtype, keys: Tensor, values: Tensor) -> None:
 
 @lru_cache
 def _attend_in_place() -> Callable[..., None]:
-    return function("attend_rows", "n" + 13 * "p" + 11 * "n" + "dn")
+    return function("attend_rows", "n" + 12 * "p" + 10 * "n" + "dn")
 
 
 def _attended_shape(keys: Tensor, values: Tensor, query: Tensor, *rest: object) -> Tensor:
@@ -176,7 +170,7 @@ _LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untype
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "attend_rows(Tensor(a!) keys, Tensor(b!) values, Tensor query, Tensor new_keys, Tensor new_values, "
     "Tensor sequences, Tensor cache_positions, Tensor planes, int count, Tensor? blocks, Tensor? starts, "
-    "Tensor? seen, Tensor? exits, float scaling) -> Tensor"
+    "Tensor? seen, float scaling) -> Tensor"
 )
 _LIBRARY.impl("attend_rows", _attend_rows, "CPU")  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::attend_rows", _attended_shape, lib=_LIBRARY)

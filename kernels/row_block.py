@@ -101,7 +101,7 @@ class Block:
         behind = [norm.detach() for own in layers for norm in own.norms_behind]
         keys, values = ([kept[side] for kept in planes] for side in range(2))
         call = (keys, values, weights, behind, *tables, places.count)
-        parts = places.blocks, places.starts, places.seen, places.exits
+        parts = places.blocks, places.starts, places.seen
         self._held = call, parts
         self._structure, self._layers = _filled(*call, *parts, *vars(shape).values())
         self.address = ctypes.addressof(self._structure)
@@ -152,7 +152,6 @@ def run_block(
         rows.blocks,
         rows.starts,
         rows.seen,
-        rows.exits,
         shape.head_dim,
         shape.kv_heads,
         shape.epsilon,
@@ -196,7 +195,6 @@ def _filled(
     blocks: Tensor | None,
     starts: Tensor | None,
     seen: Tensor | None,
-    exits: Tensor | None,
     head_dim: int,
     kv_heads: int,
     epsilon: float,
@@ -209,7 +207,7 @@ def _filled(
         parts = *weights[6 * index : 6 * index + 6], keys[index], values[index]
         layers.extend([part.data_ptr() for part in parts + tuple(norms_behind[2 * index : 2 * index + 2])])
         layers.extend([0, 0] if not norms_behind else [])
-    tables = {"blocks": blocks, "starts": starts, "seen": seen, "exits": exits}
+    tables = {"blocks": blocks, "starts": starts, "seen": seen}
     block = structure("block")(
         count=len(keys),
         width=weights[0].shape[0],
@@ -221,7 +219,6 @@ def _filled(
         total=total,
         table_width=0 if blocks is None else blocks.shape[1],
         seen_width=0 if seen is None else seen.shape[1],
-        exits_width=0 if exits is None else exits.shape[1],
         turns=cos.shape[0],
         threads=torch.get_num_threads(),
         epsilon=epsilon,
@@ -254,7 +251,7 @@ _LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untype
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "run_block(Tensor(a!)[] keys, Tensor(b!)[] values, Tensor[] weights, Tensor[] norms_behind, Tensor hidden, "
     "Tensor cos, Tensor sin, Tensor positions, Tensor sequences, Tensor cache_positions, Tensor planes, int count, "
-    "Tensor? blocks, Tensor? starts, Tensor? seen, Tensor? exits, int head_dim, int kv_heads, float epsilon, "
+    "Tensor? blocks, Tensor? starts, Tensor? seen, int head_dim, int kv_heads, float epsilon, "
     "float scaling) -> Tensor"
 )
 _LIBRARY.impl("run_block", _run_block, "CPU")  # type: ignore[no-untyped-call]

@@ -147,7 +147,7 @@ def _attention(device: torch.device, dtype: torch.dtype, rows: int, context: int
     sequences = torch.arange(rows, device=device)
     planes = (torch.arange(rows, device=device) * LOOPS).div(rows, rounding_mode="floor")
     columns = torch.full_like(sequences, context - 1)
-    at = DepthRows(sequences, columns, planes, None, None, None, None, context)
+    at = DepthRows(sequences, columns, planes, None, None, None, context)
     firsts, lengths = [context * row for row in range(rows)], [context] * rows
     spans = spans_of(planes.tolist(), firsts, lengths, lengths)
     scaling = width**-0.5

@@ -212,7 +212,7 @@ EXPORTED(void, attend_coded_rows)(
     const int64_t* blocks, const int64_t* starts, const bool* seen, int64_t anchor, int64_t group, int64_t coded,
     int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t segment, int64_t size, int64_t tail_total,
     int64_t table_width, int64_t seen_width, double scaling, int64_t threads) {
-  const Places places{blocks, starts, seen, nullptr, size, 0, table_width, seen_width, 0};
+  const Places places{blocks, starts, seen, size, 0, table_width, seen_width};
   const CodedAttention all{
       tail_keys, tail_values, key_codes, value_codes, static_cast<const BFloat16*>(key_scales),
       static_cast<const BFloat16*>(value_scales), query, output, sequences, positions, planes, places,

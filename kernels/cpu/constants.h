@@ -24,15 +24,15 @@
 // The layers of a block, their K/V and where it lies, in this order.
 #define BLOCK(X) \
   X(int64_t, count) X(int64_t, width) X(int64_t, head_dim) X(int64_t, heads) X(int64_t, kv_heads) X(int64_t, inner) \
-  X(int64_t, size) X(int64_t, total) X(int64_t, table_width) X(int64_t, seen_width) X(int64_t, exits_width) \
+  X(int64_t, size) X(int64_t, total) X(int64_t, table_width) X(int64_t, seen_width) \
   X(int64_t, turns) X(int64_t, threads) X(double, epsilon) X(double, scaling) X(void*, layers) X(float*, cos) \
-  X(float*, sin) X(int64_t*, blocks) X(int64_t*, starts) X(bool*, seen) X(int32_t*, exits)
+  X(float*, sin) X(int64_t*, blocks) X(int64_t*, starts) X(bool*, seen)
 // The memory that a step's books are in, in this order.
 #define BOOKS(X) \
   X(int64_t, lanes) X(int64_t, depth) X(int64_t, bytes) X(int64_t, width) X(int64_t, path_bytes) X(int64_t, window) \
   X(int64_t, eos_count) X(int64_t, embeddings) X(int64_t, counts_width) X(int64_t, count) X(int64_t, decoding) \
   X(int64_t, entering) X(int64_t, verify) X(int64_t, prompts) X(int64_t, asks_gate) X(int64_t, given_count) \
-  X(int64_t, most_rows) X(int64_t, leads) X(int64_t, whole) X(int64_t, reads) X(int64_t, vocabulary) \
+  X(int64_t, most_rows) X(int64_t, leads) X(int64_t, whole) X(int64_t, drops) X(int64_t, reads) X(int64_t, vocabulary) \
   X(double, epsilon) X(void*, block) X(int64_t*, given) X(float*, head) X(float*, logits) \
   X(int64_t*, table) X(int64_t*, settings) X(int64_t*, eos) X(int64_t*, lines) X(int64_t*, columns) \
   X(int64_t*, codes) X(int64_t*, which) X(int64_t*, token_ids) X(int64_t*, emitted) X(int64_t*, kept) \

@@ -112,8 +112,12 @@ static void stop(Books* books, const bool* met) {
       books->codes[row] = code;
       is_read = code > 0;
       if (is_read) {
-        const bool in_answer = line[CACHE_POSITION] >= own[PROMPT];
-        stage = own[LEAVES] > 0 && (in_answer || last) ? 2 * depth : stage + depth;
+        const bool leaves = own[LEAVES] > 0 && (line[CACHE_POSITION] >= own[PROMPT] || last);
+        stage = leaves ? 2 * depth : stage + depth;
+        if (leaves && books->drops && books->block != nullptr) {
+          const Block& block = *static_cast<const Block*>(books->block);
+          propagate(block, column_of(books, SEQUENCE, row), line[CACHE_POSITION], loops - 1, depth);
+        }
       }
     }
     lane[STAGE] = stage;

@@ -132,8 +132,7 @@ struct Places {
   const int64_t* blocks;  // [S, table_width], or null: block s is all of sequence s
   const int64_t* starts;  // [S], or null
   const bool* seen;       // [S, seen_width], or null
-  const int32_t* exits;   // [S, exits_width], or null
-  int64_t size, total, table_width, seen_width, exits_width;
+  int64_t size, total, table_width, seen_width;
 
   int64_t flat(int64_t sequence, int64_t position) const {
     if (blocks == nullptr) {
@@ -152,9 +151,7 @@ struct Places {
         if (seen != nullptr && !seen[sequence * seen_width + position]) {
           continue;
         }
-        const int64_t own =
-            exits == nullptr ? plane : least<int64_t>(plane, exits[sequence * exits_width + position]);
-        found[count++] = own * total + shift + position;
+        found[count++] = plane * total + shift + position;
       }
     }
     return count;
@@ -265,10 +262,10 @@ void attend_of(const Attention& all) {
 EXPORTED(void, attend_rows)(
     int64_t dtype, void* keys, void* values, const void* query, const void* new_keys, const void* new_values,
     void* output, const int64_t* sequences, const int64_t* positions, const int64_t* planes, const int64_t* blocks,
-    const int64_t* starts, const bool* seen, const int32_t* exits, int64_t rows, int64_t heads, int64_t kv_heads,
-    int64_t head_dim, int64_t size, int64_t total, int64_t table_width, int64_t seen_width, int64_t exits_width,
-    int64_t query_stride, int64_t new_stride, double scaling, int64_t threads) {
-  const Places places{blocks, starts, seen, exits, size, total, table_width, seen_width, exits_width};
+    const int64_t* starts, const bool* seen, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim,
+    int64_t size, int64_t total, int64_t table_width, int64_t seen_width, int64_t query_stride, int64_t new_stride,
+    double scaling, int64_t threads) {
+  const Places places{blocks, starts, seen, size, total, table_width, seen_width};
   const Attention all{keys, values, query, new_keys, new_values, output, sequences, positions, planes, places,
                       rows, heads, kv_heads, head_dim, query_stride, new_stride, scaling, threads};
   switch (dtype) {

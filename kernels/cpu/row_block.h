@@ -60,6 +60,23 @@ inline void add(float* hidden, const float* given, const float* norm, int64_t ro
   }
 }
 
+inline Places places_of(const Block& block) {
+  return {block.blocks, block.starts, block.seen, block.size, block.total, block.table_width, block.seen_width};
+}
+
+// Copies the K/V of a cache position from a plane to all deeper ones: readers there take its token's last.
+inline void propagate(const Block& block, int64_t sequence, int64_t position, int64_t plane, int64_t planes) {
+  const int64_t numbers = block.kv_heads * block.head_dim, at = places_of(block).flat(sequence, position);
+  const Layer* layers = static_cast<const Layer*>(block.layers);
+  for (const Layer* layer = layers; layer < layers + block.count; ++layer) {
+    for (int64_t deeper = plane + 1; deeper < planes; ++deeper) {
+      const int64_t from = (plane * block.total + at) * numbers, to = (deeper * block.total + at) * numbers;
+      copy(layer->keys + from, numbers, layer->keys + to);
+      copy(layer->values + from, numbers, layer->values + to);
+    }
+  }
+}
+
 }  // namespace
 
 // False, and nothing is done, where a position is not in the `turns` lines of the tables.
@@ -77,8 +94,7 @@ static bool run_layers(
   thread_local Scratch<float> scratch;
   float* normed = scratch.of(rows * (narrow_width + most(packed + attended, 2 * inner)));
   float *wide_rows = normed + rows * narrow_width, *heads_out = wide_rows + rows * packed;
-  const Places places{block.blocks, block.starts,      block.seen,       block.exits,      block.size,
-                      block.total,  block.table_width, block.seen_width, block.exits_width};
+  const Places places = places_of(block);
   Attention attention{nullptr,   nullptr,   wide_rows, wide_rows + attended, wide_rows + turned * head_dim,
                       heads_out, sequences, positions, planes,               places,
                       rows,      block.heads, block.kv_heads, head_dim,      packed,

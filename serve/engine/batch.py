@@ -389,7 +389,7 @@ class RunningBatch:
             if self._drops[slot] and len(early):
                 slots = np.full(len(early), slot)
                 rows = to_device(np.stack([slots, early, np.full_like(slots, chunk.loops - 1)]), self._model.device)
-                self._planes.note_exits(rows[0], rows[1], rows[2])
+                self._planes.leave(rows[0], rows[1], rows[2])
             whole = chunk.positions[chunk.targets == self.lanes.depth]
             whole = whole[whole < self._exact[slot]]
             if len(whole):

@@ -49,7 +49,6 @@ class Placement:
         rooms: Positions that the blocks of each sequence hold, on the host; None where block s is all of sequence s.
         starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
         seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
-        exits: Last plane of each cache position, counted from 0, int32 `[S, C]`; None where all are written.
         coded: Where earlier segments lie in few bits; None where planes are stored as computed. Block s is then what
             sequence s has of the segment under way, and the block table is of coded positions.
     """
@@ -61,7 +60,6 @@ class Placement:
     rooms: Sequence[int] | None = None
     starts: Tensor | None = None
     seen: Tensor | None = None
-    exits: Tensor | None = None
     coded: CodedPlacement | None = None
 
     @property
@@ -202,9 +200,7 @@ class PassRows:
         at, place = self._indices, self._placement
         cache_positions = self._owned()
         count = (place.total - 1) // place.size
-        return RowPlaces(
-            at.sequences, cache_positions, at.loops, count, place.blocks, place.starts, place.seen, place.exits
-        )
+        return RowPlaces(at.sequences, cache_positions, at.loops, count, place.blocks, place.starts, place.seen)
 
     def _on(self, device: torch.device) -> RowIndices:
         if device not in self._by_device:
@@ -228,8 +224,8 @@ class PassRows:
 
     def _made_rows(self, indices: RowIndices) -> DepthRows:
         place, device = self._placement, indices.loops.device
-        parts = (place.starts, place.seen, place.exits, None if place.blocks is None else place.blocks.int())
-        starts, seen, exits, blocks = (None if part is None else part.to(device) for part in parts)
+        parts = (place.starts, place.seen, None if place.blocks is None else place.blocks.int())
+        starts, seen, blocks = (None if part is None else part.to(device) for part in parts)
         arrived = None
         if self.ops.depth_attention is not None:
             heads = self._layers[0].keys.shape[2]
@@ -240,7 +236,6 @@ class PassRows:
             indices.loops,
             starts,
             seen,
-            exits,
             blocks,
             self.longest,
             arrived,

@@ -12,7 +12,7 @@ from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.lanes import STAGE
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import READ
-from sigma0.decode.stages import stage_rows, write_coda
+from sigma0.decode.stages import write_coda
 
 
 @torch.no_grad()
@@ -59,7 +59,6 @@ def catch_up(model: LoopedModel, cache: DepthCache) -> None:
         model: The looped model.
         cache: Planes, lanes and pending tokens; none is in flight or pending afterwards, and every plane is written.
     """
-    cache.materialize_exits()
     cache.fill_final()
     if cache.lanes is not None:
         cache.lanes.resume()
@@ -114,7 +113,7 @@ def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, ro
     first = (rows.loops == 0).nonzero()[:, 0]
     if model.stages[0] and len(first):
         own = RowIndices(*(column.index_select(0, first) for column in vars(rows).values()))
-        entered = model.prelude(hidden.index_select(0, first), stage_rows(layers, placement, own, ops, cache.length))
+        entered = model.prelude(hidden.index_select(0, first), PassRows(layers, placement, own, ops, cache.length))
         hidden = hidden.index_copy(0, first, entered)
     while len(rows.loops):
         view = PassRows(layers, placement, rows, ops, cache.length)
@@ -128,7 +127,7 @@ def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, ro
             if cache.lacks_final:
                 # tokens before them left nothing in the plane of full depth
                 own = replace(own, loops=torch.full_like(own.loops, READ))
-                model.read(states, stage_rows(layers, placement, own, ops, cache.length))
+                model.read(states, PassRows(layers, placement, own, ops, cache.length))
             else:
                 write_coda(model, layers, placement, states, own, cache.length)
         left = goes_on.nonzero()[:, 0]

@@ -75,14 +75,13 @@ class CompiledRunner(EagerRunner):
 
     def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
         """See `EagerRunner.step`; as one program where the head is read in every pass anyway."""
-        in_one = self.program.reads_logits and self.chosen.name == "compile" and self._can_settle(choice)
+        wanted = self.program
+        # K/V of what leaves are copied by the host, between two programs
+        in_one = wanted.reads_logits and not wanted.drops and self._can_settle(choice)
         live, waiting = self.live()
-        if not in_one or not live:
+        if not in_one or not live or self.chosen.name == "eager":
             return super().step(longest, choice, beside)
         batch = self._current(longest)
-        if self.program.drops and batch.placement.exits is None:
-            # copies K/V of what leaves, which is for the host between two programs
-            return super().step(longest, choice, beside)
         if beside:
             self._run_prefill(batch, beside)
         self._bind_choice(choice)
@@ -226,7 +225,7 @@ class CompiledRunner(EagerRunner):
         Returns:
             What it returns; None where it cannot be compiled, from where on every step is eager.
         """
-        planes, exits = tensors_of(batch.layers), tensors_of(batch.placement.exits)
+        planes = tensors_of(batch.layers)
         parts = [self.lanes, self.settings, batch.placement, None if choice is None else choice.tensors]
         state = [*planes, *tensors_of(parts), self._no_starts]
         key = (
@@ -238,7 +237,7 @@ class CompiledRunner(EagerRunner):
             self.settings.spiral,
             self._weights,
             torch.get_num_threads(),
-            state_key(state, planes + exits),
+            state_key(state, planes),
         )
         known = self._programs.programs.get(key)
         results = None
@@ -246,7 +245,7 @@ class CompiledRunner(EagerRunner):
             some = "one row" if len(given[0]) == 1 else "some rows"
             try:
                 with self._announce(f"{what}, {some}"):
-                    known, results = compile_program(function, given, state, planes, exits, model_tensors(self.model))
+                    known, results = compile_program(function, given, state, planes, model_tensors(self.model))
             except Exception as error:  # whatever dynamo, inductor or a compiler may raise
                 self.chosen = RunnerChoice("eager", f"{what} could not be compiled: {first_line(_cause(error))}")
                 warnings.warn(self.chosen.reason, stacklevel=2)
@@ -259,7 +258,7 @@ class CompiledRunner(EagerRunner):
         """The batch that a program is made from: with a bound on positions that lasts, and with starts in any case."""
         place = batch.placement
         starts = self._no_starts if place.starts is None else place.starts
-        place = Placement(place.size, place.total, place.blocks, starts=starts, exits=place.exits)
+        place = Placement(place.size, place.total, place.blocks, starts=starts)
         return Batch(
             batch.model, batch.lanes, batch.settings, batch.program, batch.layers, place, self._most, batch.ops
         )

@@ -111,7 +111,7 @@ class GraphRunner(LateRunner):
         programs = programs_of(self.model).programs
         whole = ("graph", key, state_key(state, ()))
         if whole not in programs:
-            programs[whole], _ = compile_program(step, (), state, (), (), model_tensors(self.model))
+            programs[whole], _ = compile_program(step, (), state, (), model_tensors(self.model))
         bound = programs[whole].bind(state)
         return lambda: tuple(bound())
 

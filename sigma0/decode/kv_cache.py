@@ -9,14 +9,14 @@ from transformers.cache_utils import Cache
 
 from sigma0.config import FULL_KV, KVConfig
 from sigma0.decode.attention import CodedPlacement, Placement
-from sigma0.decode.batch import Bools, Ints, PassCounts, PendingTokens
+from sigma0.decode.batch import Bools, PassCounts, PendingTokens
 from sigma0.decode.lanes import LaneRows, Lanes
 from sigma0.decode.plane_store import Plane, PlaneStore
 from sigma0.decode.planes import FINAL, READ, LayerPlanes, propagate_past_exits
 from sigma0.decode.run_buffers import RunBuffers
 from sigma0.decode.sizes import CODA_PLANES
 from sigma0.decode.stats import RunRecord
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import to_host
 
 
 class DepthCache(Cache):  # type: ignore[misc]
@@ -40,8 +40,6 @@ class DepthCache(Cache):  # type: ignore[misc]
         ended: Sequences that have ended though a lockstep loop still feeds them, bool `[B]`; None if unknown.
         counts: What was computed through this cache.
         trace: Depth, met and diverged `[B]` of each forward's last position, while a list; None otherwise.
-        exits: Last plane of each token that exited under `drop`, int32 `[B, >= length]`, T - 1 elsewhere; None where
-            every plane is written (`sigma0.decode.catch_up`).
         record: Statistics of a prompt, or of tokens that transformers' own loop feeds; None for none.
         lacks_final: Whether the coda of some token was read at its exit alone, so that `verify` cannot go on here.
         read_early: Whether the coda of some token of a prompt was read at its exit; `verify` may go on there.
@@ -73,7 +71,6 @@ class DepthCache(Cache):  # type: ignore[misc]
         self.ended: Bools | None = None
         self.counts = PassCounts()
         self.trace: list[tuple[Tensor, Tensor, Tensor]] | None = None
-        self.exits: Tensor | None = None
         self.record: RunRecord | None = None
         self.lacks_final = self.final_in_read = self.read_early = False
         self.start_masks: Tensor | None = None
@@ -208,10 +205,9 @@ class DepthCache(Cache):  # type: ignore[misc]
         """Where the cache positions lie, for rows that read `longest` of them at most."""
         planes = self.planes[0]
         starts, seen = self.padding(longest)
-        self.reserve_exits(longest)
         total = planes.blocks * planes.size + 1
         coded = CodedPlacement(planes.room) if self.segment else None
-        return Placement(planes.size, total, starts=starts, seen=seen, exits=self.exits, coded=coded)
+        return Placement(planes.size, total, starts=starts, seen=seen, coded=coded)
 
     def extend(self, cache_positions: int) -> None:
         """Counts cache positions up to `cache_positions` as in use."""
@@ -234,9 +230,6 @@ class DepthCache(Cache):  # type: ignore[misc]
         if self._seen is not None:
             self._seen = self._seen[:, : self.length]
             self._find_starts()
-        if self.exits is not None:
-            assert self.depth is not None
-            self.exits[:, self.length :] = self.depth - 1
 
     def add_pending(self, tokens: "PendingTokens") -> None:
         """Remembers tokens that have a cache position and are not run."""
@@ -282,57 +275,10 @@ class DepthCache(Cache):  # type: ignore[misc]
             self._starts = first
             self._has_holes = bool(to_host(((cache_positions >= first[:, None]) != self._seen).any()))
 
-    def note_exits(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor, copy: bool) -> None:
-        """Lets readers at loop t take plane min(t, exit) of tokens that run no further (`drop`).
-
-        Args:
-            sequences: Batch index, int64 `[N]`.
-            cache_positions: `[N]`.
-            planes: Plane of the loop at which each exited, counted from 0, int64 `[N]`.
-            copy: Copy their K/V to all deeper planes; else only note the exits, for attention that picks a plane for
-                each cache position.
-        """
-        if copy:
-            self._propagate_past_exit(sequences, cache_positions, planes)
-            return
-        assert self.depth is not None
-        if self.exits is None:
-            # never an inference tensor: a cache may be continued outside of torch.inference_mode
-            with torch.inference_mode(False):
-                shape = (self.batch, max(self.store.capacity, self.length))
-                self.exits = torch.full(shape, self.depth - 1, dtype=torch.int32, device=sequences.device)
-        self.reserve_exits(self.length)
-        self.exits[sequences, cache_positions] = planes.int()
-
-    def forget_exits(self, sequences: Ints, cache_positions: Ints) -> None:
-        """Takes back what was noted of tokens, both `[N]`, that have been taken back."""
-        if self.exits is not None:
-            assert self.depth is not None
-            at = to_device(np.stack([sequences, cache_positions]), self.exits.device)
-            self.exits[at[0], at[1]] = self.depth - 1
-
-    def materialize_exits(self) -> None:
-        """Copies K/V to the planes behind the exits that were noted, for attention that reads whole planes."""
-        exits, depth = self.exits, self.depth
-        if exits is None or depth is None:
-            return
-        self.exits = None
-        sequences, cache_positions = (exits[:, : self.length] < depth - 1).nonzero(as_tuple=True)
-        if len(sequences):
-            self._propagate_past_exit(sequences, cache_positions, exits[sequences, cache_positions].long())
-
-    def _propagate_past_exit(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
+    def leave(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
+        """As `sigma0.decode.runner.Storage` has it."""
         positions = self.placement(self.length).flat(sequences, cache_positions)
         propagate_past_exits(self.planes[: self.store.num_layers], positions, planes)
-
-    def reserve_exits(self, cache_positions: int) -> None:
-        """Makes room in `exits`, if there are any, for `cache_positions`; new ones have every plane."""
-        if self.exits is not None and self.exits.shape[1] < cache_positions:
-            assert self.depth is not None
-            more = max(cache_positions, 2 * self.exits.shape[1]) - self.exits.shape[1]
-            with torch.inference_mode(False):
-                blank = torch.full((len(self.exits), more), self.depth - 1, dtype=torch.int32, device=self.exits.device)
-                self.exits = torch.cat([self.exits, blank], dim=1)
 
     def padding(self, length: int) -> tuple[Tensor | None, Tensor | None]:
         """First seen cache position of each sequence, int64 `[B]`; and, where pads lie after it, `seen(length)`."""
@@ -408,5 +354,3 @@ class DepthCache(Cache):  # type: ignore[misc]
         if self._seen is not None:
             self._seen = self._seen.index_select(0, indices.to(self._seen.device))
             self._find_starts()
-        if self.exits is not None:
-            self.exits = self.exits.index_select(0, indices.to(self.exits.device))

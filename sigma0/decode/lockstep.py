@@ -68,8 +68,6 @@ def _runner(model: LoopedModel, cache: DepthCache, rule: ExitRule, drop: bool, b
     settings = SequenceSettings(batch, cache.depth, lanes.device)
     settings.set_exit(range(batch), SequenceExit(rule, drop))
     runner = EagerRunner(model, lanes, settings, cache, cache.counts)
-    if runner.ops.copies_exits:
-        cache.materialize_exits()
     record = cache.record
     kernel = runner.ops.backend == "triton"
     paths = record is not None and (record.of_deepest is not None or not kernel)

@@ -67,8 +67,6 @@ class NativeRunner(EagerRunner):
         if not books.count:
             return None
         self._count(books)
-        if batch.program.drops:
-            self._note_exits(self._rows_of(books, books.rows(books.count).states, None))
         self._embed(batch, settled)
         lines = settled.lines
         return Step(lines, books.logits(settled.kept) if len(lines) else None, books.decoding)
@@ -98,8 +96,8 @@ class NativeRunner(EagerRunner):
             logits = batch.model.read(states if self._whole else states[:decoding]).float()
             books.lead(logits)
         self._count(books)
-        if program.drops:
-            self._note_exits(self._rows_of(books, states, logits))
+        if program.drops and not books.has_block:
+            self._leave(self._rows_of(books, states, logits))
         reads = books.reads
         if not len(reads):
             return Step(NOTHING, None, decoding)
@@ -143,9 +141,8 @@ class NativeRunner(EagerRunner):
         books.take_weights(model.plain_weights())
         self._knows = books.gates or not program.gate
         if self._knows:
-            books.take_program(
-                program.verify, program.prompts, program.gate, program.margin, self._whole, self._block(batch, books)
-            )
+            asked = program.verify, program.prompts, program.gate, program.margin, self._whole, program.drops
+            books.take_program(*asked, self._block(batch, books))
             self._books = books
 
     def _block(self, batch: Batch, books: LaneBooks) -> Block | None:
@@ -160,7 +157,7 @@ class NativeRunner(EagerRunner):
         planes = [(own.flat_keys, own.flat_values) for own in batch.layers[: len(layers)]]
         count = (place.total - 1) // place.size
         none = lanes.table[:0, 0]
-        places = RowPlaces(none, none, none, count, place.blocks, place.starts, place.seen, place.exits)
+        places = RowPlaces(none, none, none, count, place.blocks, place.starts, place.seen)
         return Block(layers, shape, planes, tables, places)
 
 

@@ -237,11 +237,6 @@ class Operations:
             return dtype in ROW_DTYPES
         return dtype is torch.float32 and not torch.compiler.is_compiling()
 
-    @property
-    def copies_exits(self) -> bool:
-        """Whether K/V of a token that runs no further have to be copied to deeper planes: attention picks none."""
-        return self.attend_rows is None
-
 
 def _loop_end_in_torch(
     end: LoopEndModules, raw: Tensor, previous: Tensor, state: ExitState, slots: Tensor, rule: ExitParams | RuleRows

@@ -128,15 +128,8 @@ class PagedPlanes:
         total = self.blocks * self.shape.size + 1
         return Placement(self.shape.size, total, self.table, self.first, self.rooms)
 
-    def note_exits(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor, copy: bool = True) -> None:
-        """Lets readers at loop t take plane min(t, exit) of tokens that run no further (`drop`).
-
-        Args:
-            sequences: int64 `[N]`.
-            cache_positions: `[N]`.
-            planes: Plane of the loop at which each exited, counted from 0, int64 `[N]`.
-            copy: Unused: their K/V are copied to all deeper planes in any case.
-        """
+    def leave(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
+        """As `sigma0.decode.runner.Storage` has it."""
         flat = self.placement(0).flat(sequences, cache_positions)
         propagate_past_exits(self.planes[: self.shape.layers], flat, planes)
 

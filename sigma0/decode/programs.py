@@ -144,7 +144,6 @@ def compile_program(
     given: Sequence[Tensor],
     state: Sequence[Tensor],
     opaque: Sequence[Tensor],
-    flexible: Sequence[Tensor],
     constants: Sequence[Tensor],
 ) -> tuple[StateProgram, list[Tensor]]:
     """Compiles a function as one graph, whose shapes are fixed but for those named here, and runs it.
@@ -153,8 +152,8 @@ def compile_program(
         function: Of the given tensors, and of a state that it knows; it changes that in place, and returns none of it.
         given: Arguments, of one row each, or of any number from two on.
         state: Tensors of the state.
-        opaque: Those of them that are only handed to operations which look at their sizes themselves.
-        flexible: Those of them whose second size may be any.
+        opaque: Those of them that are only handed to operations which look at their sizes themselves; their second
+            size may be any.
         constants: Tensors that are the same for every state: the model's.
 
     Returns:
@@ -178,7 +177,7 @@ def compile_program(
 
         return run
 
-    for tensor in flexible:
+    for tensor in opaque:
         torch._dynamo.mark_dynamic(tensor, 1)
     for tensor in given:
         if len(tensor) > 1:

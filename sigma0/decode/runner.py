@@ -58,8 +58,8 @@ class Storage(Protocol):
     def placement(self, longest: int) -> Placement:
         """Where cache positions lie, for rows that read `longest` of them at most."""
 
-    def note_exits(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor, copy: bool) -> None:
-        """Lets readers at loop t take plane min(t, exit) of tokens that run no further, all `[N]`."""
+    def leave(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
+        """Copies K/V of tokens that run no further from their last plane to the deeper ones, all int64 `[N]`."""
 
     def hold(self, lanes: Lanes, busy: Collection[int] = ()) -> None:
         """Takes tokens out of the passes that may not run yet, and puts them back once they may.
@@ -132,7 +132,6 @@ def replaceable(batch: Batch) -> tuple[object, ...]:
         lanes.probs,
         lanes.paths,
         lanes.masks,
-        place.exits,
     )
 
 
@@ -205,10 +204,6 @@ class EagerRunner:
             lanes.remember_criteria(int(self.model.config.vocab_size) if kept else 0)
         if program.masked:
             lanes.remember_masks(int(self.model.config.vocab_size))
-        if program.drops and not self.ops.copies_exits:
-            # so that there is something to note exits in
-            none = torch.zeros(0, dtype=torch.int64, device=lanes.device)
-            self.storage.note_exits(none, none, none, False)
 
     def live(self) -> tuple[int, int]:
         """Lanes that are live, and those of them that wait for their reading."""
@@ -283,16 +278,16 @@ class EagerRunner:
         if self.program.reads_logits:
             self.counts.head_rows += decoding
         if self.program.drops:
-            self._note_exits(looped)
+            self._leave(looped)
 
-    def _note_exits(self, looped: Looped) -> None:
+    def _leave(self, looped: Looped) -> None:
         stopped = np.flatnonzero(to_host(looped.codes))
         if len(stopped):
             which = to_device(stopped, looped.loops.device)
             sequences = looped.sequences.index_select(0, which)
             at = looped.table[:, CACHE_POSITION].index_select(0, which)
             planes = exits_of(self.lanes, self.settings, looped)[1].index_select(0, which)
-            self.storage.note_exits(sequences, at, planes, self.ops.copies_exits)
+            self.storage.leave(sequences, at, planes)
 
     def to_read(self, looped: Looped) -> Tensor:
         """Rows that are read, int64 `[K]`: those that stop, and drafts that are checked."""

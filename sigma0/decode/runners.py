@@ -118,7 +118,7 @@ def open_runner(
     unordered = place.seen is not None
     if unordered and choice.name == "compile" and not choice.captured:
         choice = RunnerChoice("eager", "compile is for prompts whose pads all come first")
-    if unordered and model.operations.copies_exits and (choice.late or choice.captured):
+    if unordered and model.operations.attend_rows is None and (choice.late or choice.captured):
         choice = RunnerChoice("eager", f"{choice.reason}; pads do not all come first")
     if choice.captured:
         graphs = StepGraphs(CAPTURES[model.device.type](model.device)) if graphs is None else graphs

@@ -16,24 +16,10 @@ from torch import Tensor
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, Placement, RowIndices
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.ops import Operations, copy_plane
+from sigma0.decode.ops import copy_plane
 from sigma0.decode.planes import FINAL, READ, LayerPlanes
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.step_batch import Batch
-
-
-def stage_rows(
-    layers: Sequence[LayerPlanes],
-    placement: Placement,
-    indices: RowIndices,
-    ops: Operations,
-    longest: int,
-    live: Tensor | None = None,
-) -> PassRows:
-    """Rows of a prelude or a coda; no token has left a plane of theirs unwritten."""
-    if placement.exits is not None:
-        placement = replace(placement, exits=None)
-    return PassRows(layers, placement, indices, ops, longest, live)
 
 
 def run_prelude(batch: Batch, hidden: Tensor, rows: RowIndices, count: int, live: Tensor | None) -> Tensor:
@@ -51,7 +37,7 @@ def run_prelude(batch: Batch, hidden: Tensor, rows: RowIndices, count: int, live
         part[:count] for part in (rows.sequences, rows.cache_positions, rows.positions)
     )
     indices = RowIndices(sequences, cache_positions, positions, torch.zeros_like(sequences))
-    view = stage_rows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live)
+    view = PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live)
     entered = batch.model.prelude(first, view)
     if live is not None:
         entered = torch.where(live[:, None], entered, first)
@@ -62,7 +48,7 @@ def prefill_prelude(batch: Batch, beside: Prefill) -> None:
     """Runs the prelude of chunks that are about to run their first loop; before that of lanes, which read its K/V."""
     for place, chunk in enumerate(beside.chunks):
         if chunk.loops == 0:
-            view = stage_rows(batch.layers, batch.placement, chunk.rows(batch.lanes.device), batch.ops, batch.longest)
+            view = PassRows(batch.layers, batch.placement, chunk.rows(batch.lanes.device), batch.ops, batch.longest)
             beside.chunks[place] = replace(chunk, hidden=batch.model.prelude(chunk.hidden, view))
 
 
@@ -83,7 +69,7 @@ def prefill_coda(batch: Batch, beside: Prefill) -> None:
             own = read.select(early)
             rows = own.rows(batch.lanes.device)
             at_exit = replace(rows, loops=torch.full_like(rows.loops, READ))
-            model.read(own.hidden, stage_rows(layers, place, at_exit, batch.ops, longest))
+            model.read(own.hidden, PassRows(layers, place, at_exit, batch.ops, longest))
 
 
 def read_rows(batch: Batch, hidden: Tensor, rows: RowIndices, live: Tensor | None) -> Tensor:
@@ -103,7 +89,7 @@ def read_rows(batch: Batch, hidden: Tensor, rows: RowIndices, live: Tensor | Non
         checked = batch.settings.table[:, columns.VERIFY].index_select(0, rows.sequences) > 0
         planes = ((rows.loops >= batch.lanes.depth) & checked).long() * FINAL
     indices = RowIndices(rows.sequences, rows.cache_positions, rows.positions, planes)
-    logits = model.read(hidden, stage_rows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live))
+    logits = model.read(hidden, PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live))
     if batch.program.verify:
         written = planes == FINAL if live is None else (planes == FINAL) & live
         place = batch.placement
@@ -133,7 +119,7 @@ def write_coda(
     """
     final = torch.full_like(rows.loops, FINAL)
     indices = RowIndices(rows.sequences, rows.cache_positions, rows.positions, final)
-    model.read(hidden, stage_rows(layers, placement, indices, model.operations, longest))
+    model.read(hidden, PassRows(layers, placement, indices, model.operations, longest))
     publish(model, layers, placement.flat(rows.sequences, rows.cache_positions))
 
 

@@ -270,8 +270,7 @@ def whole_step(
     nobody's lane.
 
     Args:
-        batch: What the step works on. Under `drop` readers pick planes by `placement.exits`; where there are none, K/V
-            are copied.
+        batch: What the step works on.
         count: Live lanes, or a bound on them, at most S T.
         choice: How ids are chosen, on the device.
         decoding: Bound on the rows that are to be read, where `count` is no bound; None where it is.
@@ -329,20 +328,11 @@ def exits_of(lanes: Lanes, settings: SequenceSettings, looped: Looped) -> tuple[
 
 
 def _leave(batch: Batch, looped: Looped) -> None:
-    """Lets readers at loop t take plane min(t, exit) of tokens that run no further (`drop`).
-
-    The exit of every other row is its last plane, which changes nothing.
-    """
+    """Copies K/V of tokens that run no further to the deeper planes (`drop`); of other rows nobody's, to its own."""
     place, (gone, planes) = batch.placement, exits_of(batch.lanes, batch.settings, looped)
     sequences, cache_positions = looped.sequences[: len(gone)], looped.table[: len(gone), CACHE_POSITION]
-    if batch.ops.copies_exits or place.exits is None:
-        positions = torch.where(gone, place.flat(sequences, cache_positions), place.total - 1)
-        propagate_past_exits(batch.layers, positions, planes)
-        return
-    exits = place.exits
-    # rows that are idle may stand at any position, also at one where another token has left
-    at = cache_positions.clamp_max(exits.shape[1] - 1).add(sequences, alpha=exits.shape[1])
-    exits.view(-1).scatter_reduce_(0, at, planes.to(exits.dtype), "amin")
+    positions = torch.where(gone, place.flat(sequences, cache_positions), place.total - 1)
+    propagate_past_exits(batch.layers, positions, planes)
 
 
 def _counted(batch: Batch, looped: Looped) -> Tensor:

@@ -382,7 +382,6 @@ class TokenLoop:
         if missing.any():
             sequences = np.repeat(np.arange(len(missing)), missing)
             cache_positions = np.concatenate([np.arange(start, end) for start in self.cache_positions.tolist()])
-            cache.forget_exits(sequences, cache_positions)
             ids = self.ids_up_to(end + self.shift + 1).cpu().numpy()
             cache.add_pending(
                 PendingTokens(

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigma0.decode.attention import RowIndices
+from sigma0.decode.attention import PassRows, RowIndices
 from sigma0.decode.exits import ExitRule, Selection, no_gate_logits, select_exits
 from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import LoopEndWeights
 from sigma0.decode.parallel import broadcaster
-from sigma0.decode.stages import stage_rows
 from sigma0.models.looped_causal import LoopedForCausalLM, masked_reader
 from sigma0.models.ouro_block import rms_norm
 from sigma0.models.outputs import LoopedModelOutput
@@ -214,7 +213,7 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
         sequences = torch.arange(batch, device=device)
         where = torch.full_like(sequences, place)
         positions = where if seen is None else (seen[:, : place + 1].sum(1) - 1).clamp_min(0)
-        rows = stage_rows(
+        rows = PassRows(
             cache.planes,
             cache.placement(cache.length),
             RowIndices(sequences, where, positions, torch.zeros_like(where)),

@@ -49,7 +49,7 @@ def test_scattered_blocks_are_read_like_others(seed, chunk):
     query, (keys, values) = torch.randn(len(lines), 2 * HEADS, WIDTH), torch.randn(2, len(lines), HEADS, WIDTH)
     view = PassRows([planes], placement, rows, operations("torch", torch.device("cpu")), longest)
     found = view.attend(0, query, keys, values, 0.4)
-    at = DepthRows(rows.sequences, rows.cache_positions, rows.loops, None, None, None, placement.blocks.int(), longest)
+    at = DepthRows(rows.sequences, rows.cache_positions, rows.loops, None, None, placement.blocks.int(), longest)
     expected = depth_attention_reference(query, planes.keys, planes.values, at, 0.4)
     torch.testing.assert_close(found, expected)
     assert found.isfinite().all()

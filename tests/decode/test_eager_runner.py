@@ -29,8 +29,8 @@ class Storage:
     def hold(self, lanes, busy=()):
         self.held.append(busy)
 
-    def note_exits(self, sequences, cache_positions, planes, copy):
-        self.noted.append((len(sequences), copy))
+    def leave(self, sequences, cache_positions, planes):
+        self.noted.append(len(sequences))
 
 
 def runner_over(storage=None, ops=TORCH, stages=(0, 0)):
@@ -105,11 +105,6 @@ def test_room_is_made_for_what_a_program_keeps():
     assert runner.lanes.criteria.log_probs.shape[1] == 0 and runner.lanes.masks is None
     runner.use(Program(criteria=frozenset({"minp-kl"}), masked=True))
     assert runner.lanes.criteria.log_probs.shape[1] == 40 and runner.lanes.masks.shape[1] == 2
-    picks = replace(TORCH, attend_rows=lambda *given: None)
-    for ops, drops, noted in ((TORCH, True, []), (picks, False, []), (picks, True, [(0, False)])):
-        storage = Storage()
-        runner_over(storage, ops).use(Program(drops=drops))
-        assert storage.noted == noted
 
 
 def test_tokens_are_held_where_planes_are_encoded():

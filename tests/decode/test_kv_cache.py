@@ -202,8 +202,6 @@ def test_drop_copies_the_exit_plane_down():
     outputs = model.generate(IDS, max_new_tokens=6, do_sample=False, exit_config=config, return_dict_in_generate=True)
     cache, depths = outputs.past_key_values, outputs.exit_depths
     assert (depths[:, 1:] < 5).any()
-    # where attention picks planes by exits, nothing has been copied yet
-    cache.materialize_exits()
     for row in range(2):
         for index in range(1, 6):
             column, depth = 3 + index, int(depths[row, index])
@@ -256,34 +254,6 @@ def test_trajectories_that_were_not_kept_begin_anew():
     assert max(remembered) == 3 + passes, "what was kept is gone"
 
 
-def test_crop_forgets_where_dropped_tokens_stopped():
-    """A column that is written again has every plane, whatever the token before it had."""
-    model = tiny_model(seed=0, total_ut_steps=5)
-    cache = filled(model)
-    with torch.no_grad():
-        for token in (3, 4, 5):
-            model(torch.full((2, 1), token), past_key_values=cache, exit_config=ExitConfig(mode="full"))
-    sequences, columns = torch.tensor([0, 1, 0]), torch.tensor([5, 6, 4])
-    cache.note_exits(sequences, columns, torch.tensor([1, 2, 0]), copy=False)
-    cache.crop(-2)
-    assert cache.exits[:, :5].tolist() == [[4, 4, 4, 4, 0], [4] * 5]
-    assert cache.exits[:, 5:].eq(4).all()
-    cache.crop(-1)
-    assert cache.exits.eq(4).all()
-
-
-def test_exits_go_with_their_sequences():
-    model = tiny_model(seed=0, total_ut_steps=5)
-    cache = filled(model)
-    with torch.no_grad():
-        model(torch.full((2, 1), 3), past_key_values=cache, exit_config=ExitConfig(mode="full"))
-    cache.note_exits(torch.tensor([0, 1]), torch.tensor([4, 4]), torch.tensor([1, 2]), copy=False)
-    cache.batch_repeat_interleave(2)
-    assert cache.exits[:, 4].tolist() == [1, 1, 2, 2]
-    cache.batch_select_indices(torch.tensor([3, 0]))
-    assert cache.exits[:, 4].tolist() == [2, 1] and cache.exits[:, :4].eq(4).all()
-
-
 def test_crop_forgets_a_token_that_was_never_run():
     """Right at the crop, and not one further: what comes after reads as if it had never been there."""
     model = tiny_model(seed=0, total_ut_steps=4)
@@ -318,16 +288,6 @@ def test_a_mask_is_of_all_positions(tiny, shape):
     assert cache.join_mask(torch.ones(2, 6), 2, 2) is None
     with pytest.raises(ValueError, match="4 cached and 2 new tokens of 2 sequences need"):
         cache.join_mask(torch.ones(shape), 2, 2)
-
-
-@pytest.mark.parametrize("wanted, width", [(7, 8), (8, 8), (9, 16), (16, 16), (17, 17), (40, 40)])
-def test_room_for_exits_doubles_or_is_what_is_asked(tiny, wanted, width):
-    cache = filled(tiny)
-    cache.exits = torch.arange(16, dtype=torch.int32).view(2, 8) % 2
-    before = cache.exits.clone()
-    cache.reserve_exits(wanted)
-    assert cache.exits.shape == (2, width) and cache.exits.dtype == torch.int32
-    assert torch.equal(cache.exits[:, :8], before) and (cache.exits[:, 8:] == cache.depth - 1).all()
 
 
 @pytest.mark.parametrize(

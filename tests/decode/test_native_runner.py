@@ -67,7 +67,7 @@ class Storage:
     def placement(self, longest):
         return self.place
 
-    def note_exits(self, sequences, cache_positions, planes, copy):
+    def leave(self, sequences, cache_positions, planes):
         self.noted.append((sequences.tolist(), cache_positions.tolist(), planes.tolist()))
 
 
@@ -235,7 +235,7 @@ def test_what_a_pass_is_given_is_checked():
     lanes.table[:, STAGE] = torch.tensor([1, 6, 6, 5, 6, 6, 6])
     books, _ = books_of(lanes)
     with pytest.raises(ValueError, match="is not known here"):
-        books.take_program(False, False, True, False, False, None)
+        books.take_program(False, False, True, False, False, False, None)
     assert books.start() == 2
     for raw in (torch.zeros(3, WIDTH), torch.zeros(2, WIDTH + 1), torch.zeros(2, WIDTH).double()):
         with pytest.raises(ValueError, match="a loop leaves"):

@@ -154,7 +154,7 @@ def test_exits_of_an_engine_s_tokens_reach_the_layers_that_loop():
     for layer in planes.planes:
         layer.flat_keys.copy_(numbered(layer.flat_keys.shape))
     before = [layer.flat_keys.clone() for layer in planes.planes]
-    planes.note_exits(torch.tensor([0]), torch.tensor([2]), torch.tensor([1]))
+    planes.leave(torch.tensor([0]), torch.tensor([2]), torch.tensor([1]))
     for place, (layer, old) in enumerate(zip(planes.planes, before, strict=True)):
         expected = old.clone()
         if place < 3:

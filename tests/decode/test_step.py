@@ -66,7 +66,7 @@ def test_prefill_by_itself_runs_no_lane():
         return hidden + 1
 
     model = SimpleNamespace(stages=(0, 0), loop=loop, norm=lambda hidden: hidden * 10)
-    place = SimpleNamespace(starts=None, exits=None)
+    place = SimpleNamespace(starts=None)
     prefill = Prefill()
     prefill.enter(1, np.arange(2), np.full(2, 3), torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
     before = batch.lanes.hidden.clone()

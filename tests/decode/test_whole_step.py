@@ -48,19 +48,13 @@ def opened(model, prompts, config, new=LONGEST, **settings):
     )
 
 
-def mixed(rng, model, batch, draws, noted=False, afters=("finish", "verify", "drop")):
-    """A token loop of sequences that share no setting, before its first pass.
-
-    Args:
-        noted: Whether exits are noted for an attention that picks planes.
-    """
+def mixed(rng, model, batch, draws, afters=("finish", "verify", "drop")):
+    """A token loop of sequences that share no setting, before its first pass."""
     total = model.num_loops
     prompts = [[rng.randrange(1, model.config.vocab_size) for _ in range(rng.randrange(1, 6))] for _ in range(batch)]
     loop, first = opened(model, prompts, ExitConfig(mode="full"))
     loop._begin(first)
     runner = loop.runner
-    if noted:
-        runner.ops = replace(runner.ops, depth_attention=depth_attention_reference)
     for sequence in range(batch):
         after = rng.choice(afters)
         config = random_config(rng, after, total)
@@ -79,9 +73,6 @@ def mixed(rng, model, batch, draws, noted=False, afters=("finish", "verify", "dr
         loop.choice = Device(loop, settings)
         runner.lanes.remember_probs(model.config.vocab_size)
     runner.use(runner.settings.program())
-    if noted:
-        none = torch.zeros(0, dtype=torch.int64)
-        loop.cache.note_exits(none, none, none, copy=False)
     loop.cache.reserve_positions(LONGEST)
     loop.cache.extend(LONGEST)
     return loop
@@ -121,23 +112,19 @@ def assert_same_state(ours, theirs):
     for layer, other_layer in zip(ours.cache.planes, theirs.cache.planes, strict=True):
         for left, right in ((layer.flat_keys, other_layer.flat_keys), (layer.flat_values, other_layer.flat_values)):
             torch.testing.assert_close(left[:, :-1], right[:, :-1], **close)
-    exits = ours.cache.exits, theirs.cache.exits
-    assert (exits[0] is None) == (exits[1] is None)
-    assert exits[0] is None or torch.equal(*exits)
 
 
 @pytest.mark.grid(fast=2, slow=2)
-@pytest.mark.parametrize("noted", [False, True])
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("batch", [1, 4, 16])
-def test_lines_and_state_are_the_eager_runners(batch, draws, noted, monkeypatch):
-    rng = random.Random(f"{batch} {draws} {noted}")
+def test_lines_and_state_are_the_eager_runners(batch, draws, monkeypatch):
+    rng = random.Random(f"{batch} {draws} False")
     emitted = 0
     for case in range(4 if batch == 1 else 2):
         model = random_model(rng).double()
         monkeypatch.setenv("SIGMA0_INNER_BREAK", str(case % 2))
         seed = rng.random()
-        eager, whole = (mixed(random.Random(seed), model, batch, draws, noted) for _ in range(2))
+        eager, whole = (mixed(random.Random(seed), model, batch, draws) for _ in range(2))
         while (live := eager.runner.live()[0]) and emitted < 10**4:
             expected = eager_lines(eager)
             count = rng.randrange(live, whole.runner.lanes.count + 1)
@@ -207,16 +194,11 @@ def test_a_later_turn_continues_what_the_late_runner_left(after_exit, monkeypatc
         assert outcome(found[1]) == outcome(found[0]), config
 
 
-@pytest.mark.parametrize(
-    ("after_exit", "noted"), [("finish", False), ("verify", False), ("drop", False), ("drop", True)]
-)
-def test_what_the_host_alone_decides_comes_late_and_leaves_nothing_behind(after_exit, noted, monkeypatch):
+@pytest.mark.parametrize("after_exit", ["finish", "verify", "drop"])
+def test_what_the_host_alone_decides_comes_late_and_leaves_nothing_behind(after_exit, monkeypatch):
     """A run that is closed early, with a step under way, leaves the cache as if that had never been launched."""
     for seed in range(8):
         model = tiny_model(seed=seed, total_ut_steps=4).double()
-        if noted:
-            ops = replace(model.operations, depth_attention=depth_attention_reference)
-            monkeypatch.setattr(type(model), "operations", property(lambda self, ops=ops: ops))
         config = ExitConfig(q=0.4, after_exit=after_exit)
         prompts = [[5, 6, 7], [8, 9]]
         left = []
@@ -279,7 +261,7 @@ def test_with_an_attention_that_picks_planes_up_to_a_bound(after_exit, monkeypat
             first = generate(model, prompts, config)
             found.append(outcome(first))
             if after_exit != "verify":
-                # exits that were noted are read by what comes later
+                # what left is read by what comes later
                 _, mask = padded(prompts)
                 mask = torch.cat([mask, torch.ones(len(prompts), 10, dtype=mask.dtype)], 1)
                 whole = torch.cat([first.sequences, first.sequences[:, -2:]], 1)
@@ -321,15 +303,13 @@ def refuse(*_):
 
 @needs_compiler
 @pytest.mark.parametrize("draws", [False, True])
-@pytest.mark.parametrize("noted", [False, True])
-def test_nothing_is_looked_at_in_a_step(draws, noted, monkeypatch):
+def test_nothing_is_looked_at_in_a_step(draws, monkeypatch):
     rng = random.Random(5)
     for _ in range(4):
-        loop = mixed(rng, random_model(rng), 4, draws, noted)
+        loop = mixed(rng, random_model(rng), 4, draws)
         batch = loop.runner.batch(LONGEST)
-        if not noted:
-            # what the operator does inside on a CPU is its own business
-            monkeypatch.setattr(torch.ops.sigma0, "attend_rows", lambda k, v, f, query, *rest: torch.zeros_like(query))
+        # what the operator does inside on a CPU is its own business
+        monkeypatch.setattr(torch.ops.sigma0, "attend_rows", lambda k, v, f, query, *rest: torch.zeros_like(query))
         for _ in range(6):
             with Counted() as counted, monkeypatch.context() as patch, torch.no_grad():
                 for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):

@@ -19,7 +19,7 @@ def by_block(flat, blocks):
     return flat[:, :-1].view(PLANES, blocks, -1, *flat.shape[2:]).transpose(2, 3)
 
 
-def case(seed, dtype=torch.float32, heads=4, kv_heads=2, width=24, paged=True, exits=True, holes=True, rows=7):
+def case(seed, dtype=torch.float32, heads=4, kv_heads=2, width=24, paged=True, holes=True, rows=7):
     """Planes, new K/V, queries and the places of rows; everything that no row may see is NaN."""
     generator = torch.Generator().manual_seed(seed)
     sequences, positions = 3, SIZE * PER_SEQUENCE
@@ -49,7 +49,6 @@ def case(seed, dtype=torch.float32, heads=4, kv_heads=2, width=24, paged=True, e
         table,
         starts,
         seen if holes else None,
-        torch.randint(0, PLANES, (sequences, positions), generator=generator).int() if exits else None,
     )
     query = torch.randn(rows, heads, width, generator=generator).to(dtype)
     new = [torch.randn(rows, kv_heads, width, generator=generator).to(dtype) for _ in range(2)]
@@ -70,7 +69,6 @@ def expected(keys, values, query, new_keys, new_values, places, scaling):
         places.planes,
         places.starts,
         places.seen,
-        places.exits,
         None if places.blocks is None else places.blocks.int(),
         int(positions.max()) + 1,
     )
@@ -82,8 +80,8 @@ def expected(keys, values, query, new_keys, new_values, places, scaling):
 @pytest.mark.parametrize("width", [8, 24, 32, 128])
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (3, 3), (4, 1)])
 def test_rows_attend_as_the_formula_says(dtype, width, heads, kv_heads):
-    for paged, exits, holes in ((True, True, True), (False, False, False), (True, False, False)):
-        parts = case(1, dtype, heads, kv_heads, width, paged, exits, holes)
+    for paged, holes in ((True, True), (False, False), (True, False)):
+        parts = case(1, dtype, heads, kv_heads, width, paged, holes)
         keys, values, wanted = expected(*parts, 0.3)
         attended = attend_rows(*parts, 0.3)
         assert torch.equal(parts[0], keys)
@@ -92,9 +90,9 @@ def test_rows_attend_as_the_formula_says(dtype, width, heads, kv_heads):
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 10**6), st.booleans(), st.booleans(), st.booleans(), st.integers(1, 30))
-def test_any_rows_attend_as_the_formula_says(seed, paged, exits, holes, rows):
-    parts = case(seed, paged=paged, exits=exits, holes=holes, rows=rows)
+@given(st.integers(0, 10**6), st.booleans(), st.booleans(), st.integers(1, 30))
+def test_any_rows_attend_as_the_formula_says(seed, paged, holes, rows):
+    parts = case(seed, paged=paged, holes=holes, rows=rows)
     _, _, wanted = expected(*parts, 0.3)
     torch.testing.assert_close(attend_rows(*parts, 0.3).double(), wanted, atol=1e-5, rtol=1e-5)
 
@@ -110,7 +108,7 @@ def test_a_row_reads_nothing_that_it_does_not_see():
         for position in range(min(int(places.starts[sequence]), last), last + 1):
             if places.seen[sequence, position]:
                 block = int(places.blocks[sequence, position // SIZE])
-                visible[min(plane, int(places.exits[sequence, position])), block * SIZE + position % SIZE] = True
+                visible[plane, block * SIZE + position % SIZE] = True
     for part in (keys, values):
         part[~visible] = torch.nan
     attended = attend_rows(keys, values, query, new_keys, new_values, places, 0.3)
@@ -129,7 +127,6 @@ def test_rows_of_nobody_write_nothing_and_are_zero():
         places.blocks,
         places.starts,
         places.seen,
-        places.exits,
     )
     attended = attend_rows(keys, values, query, new_keys, new_values, some, 0.3)
     kept = RowPlaces(

@@ -16,7 +16,7 @@ from tests.kernels.interpreted.conftest import DEVICE
 pytestmark = pytest.mark.usefixtures("on_device")
 
 
-def drawn(seed, planes, batch, kv_heads, group, width, context, paged, drop, padded, dtype, rows=5, holes=False):
+def drawn(seed, planes, batch, kv_heads, group, width, context, paged, padded, dtype, rows=5, holes=False):
     generator = torch.Generator(DEVICE).manual_seed(seed)
     page = 16 if paged else context
     stretches = -(-context // page)
@@ -36,7 +36,6 @@ def drawn(seed, planes, batch, kv_heads, group, width, context, paged, drop, pad
         torch.randint(0, planes, (rows,), generator=generator),
         starts,
         seen,
-        torch.randint(0, planes, (batch, context), generator=generator).int() if drop else None,
         torch.randperm(batch * stretches, generator=generator).view(batch, stretches).int() if paged else None,
         int(cache_positions.max()) + 1,
     )
@@ -61,7 +60,7 @@ def drawn(seed, planes, batch, kv_heads, group, width, context, paged, drop, pad
 )
 def test_any_rows(seed, planes, batch, kv_heads, group, width, context, paged, padded, dtype, parts, holes):
     query, keys, values, at = drawn(
-        seed, planes, batch, kv_heads, group, width, context, paged, False, padded, dtype, holes=holes
+        seed, planes, batch, kv_heads, group, width, context, paged, padded, dtype, holes=holes
     )
     expected = depth_attention_reference(query.double(), keys.double(), values.double(), at, 0.3)
     with pytest.MonkeyPatch.context() as patch:
@@ -80,7 +79,7 @@ def test_any_rows(seed, planes, batch, kv_heads, group, width, context, paged, p
 def test_the_bits_of_a_row_depend_on_no_other_row_and_no_bound(dtype, monkeypatch):
     monkeypatch.setattr(module, "PART_TILES", 1)
     monkeypatch.setattr(module, "MOST_PARTS", 2)
-    query, keys, values, at = drawn(5, 3, 3, 2, 2, 64, 300, True, False, True, dtype)
+    query, keys, values, at = drawn(5, 3, 3, 2, 2, 64, 300, True, True, dtype)
     whole = depth_attention(query, keys, values, at, 0.3)
     for row in range(len(query)):
         alone = replace(
@@ -93,17 +92,15 @@ def test_the_bits_of_a_row_depend_on_no_other_row_and_no_bound(dtype, monkeypatc
         assert depth_attention(query[row : row + 1], keys, values, alone, 0.3).equal(whole[row : row + 1])
 
 
-@pytest.mark.parametrize("drop", [False, True])
-def test_the_reference_is_the_formula(drop):
-    query, keys, values, at = drawn(3, 3, 2, 2, 2, 8, 20, True, drop, True, torch.float32)
+def test_the_reference_is_the_formula():
+    query, keys, values, at = drawn(3, 3, 2, 2, 2, 8, 20, True, True, torch.float32)
     found = depth_attention_reference(query, keys, values, at, 0.3)
     for row in range(5):
         sequence, column, plane = int(at.sequences[row]), int(at.cache_positions[row]), int(at.planes[row])
         for head in range(4):
             scores, seen = [], []
             for each in range(int(at.starts[sequence]), column + 1):
-                source = min(plane, int(at.exits[sequence, each])) if drop else plane
-                place = (source, int(at.block_tables[sequence, each // 16]), head // 2, each % 16)
+                place = (plane, int(at.block_tables[sequence, each // 16]), head // 2, each % 16)
                 scores.append(float(query[row, head].double() @ keys[place].double()) * 0.3)
                 seen.append(values[place].double())
             expected = torch.softmax(torch.tensor(scores, dtype=torch.float64), 0) @ torch.stack(seen)
@@ -111,7 +108,7 @@ def test_the_reference_is_the_formula(drop):
 
 
 def test_what_nobody_wrote_is_not_read():
-    query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 40, False, False, True, torch.float32)
+    query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 40, False, True, torch.float32)
     # rows before the start of their sequence, as nobody's may be, see nothing
     at.starts.clamp_(min=1)
     at.cache_positions[1::2] = 0
@@ -128,7 +125,7 @@ def test_what_nobody_wrote_is_not_read():
 
 
 def test_what_does_not_fit_is_refused():
-    query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 4, False, False, False, torch.float32)
+    query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 4, False, False, torch.float32)
     for bad, message in (
         ((query, keys, values[:1]), "values"),
         ((query, keys.half(), values), "one dtype"),
@@ -139,13 +136,12 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_tables_that_are_too_short_or_strided_are_refused():
-    query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 40, False, False, True, torch.float32, holes=True)
+    query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 40, False, True, torch.float32, holes=True)
     strided = torch.stack([at.planes, at.planes], dim=1)[:, 0]
     for name, bad, message in (
         ("seen", at.seen[:, :3], "seen knows 3 cache positions"),
         ("seen", at.seen.t().contiguous().t(), "side by side"),
         ("planes", strided, "planes must lie side by side"),
-        ("exits", torch.zeros(2, 40, dtype=torch.int32), "reads whole planes"),
     ):
         with pytest.raises(ValueError, match=message):
             depth_attention(query, keys, values, replace(at, **{name: bad}), 0.3)
@@ -183,7 +179,7 @@ def test_what_left_at_an_exit_is_copied_in_all_layers(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_cache_by_position_is_read_as_it_lies(dtype, paged):
     """Views of `[planes, positions + 1, H_kv, d]`, block by block, tell what contiguous blocks do; the last is NaN."""
-    query, keys, values, at = drawn(7, 3, 3, 2, 2, 24, 45, paged, False, True, dtype, rows=6)
+    query, keys, values, at = drawn(7, 3, 3, 2, 2, 24, 45, paged, True, dtype, rows=6)
     expected = depth_attention(query, keys, values, at, 0.3)
     planes, blocks, heads, size, width = keys.shape
     views = []
