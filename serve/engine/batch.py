@@ -14,18 +14,19 @@ from sigma0.decode.grammar.rows import GrammarRows
 from sigma0.decode.host_rows import row_count
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.late import LateRunner
+from sigma0.decode.masks import logprobs_of
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.prefill import Chunk, Prefill
 from sigma0.decode.runner import RunnerChoice, Step, silently
 from sigma0.decode.runners import choose_runner, open_runner
-from sigma0.decode.sampling_params import logprobs_of
+from sigma0.decode.sampling import Sampler
+from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.step import SEQUENCE, TOKEN
 from sigma0.decode.transfer import to_device, to_host
 from sigma0.serve.engine.loop_notes import LoopNotes
 from sigma0.serve.engine.messages import PromptToken, ServedModel
 from sigma0.serve.engine.request import RequestState
-from sigma0.serve.engine.sampling import EngineSampler
 from sigma0.serve.engine.saved_lanes import SavedLanes
 from sigma0.serve.engine.scheduler import ScheduledStep
 from sigma0.signals.canary import Tighten
@@ -79,7 +80,10 @@ class RunningBatch:
         self.states: list[RequestState | None] = [None] * slots
         self.counts = PassCounts()
         self._settings = SequenceSettings(slots, model.num_loops, model.device)
-        self._sampler = EngineSampler(slots, longest, model.device)
+        with torch.inference_mode(False):
+            # one more than the longest: what is sampled behind it is written there
+            ids = torch.zeros((slots, longest + 2), dtype=torch.int64, device=model.device)
+        self._sampler = Sampler(SamplingSettings(slots, model.device), ids)
         self._grammars = GrammarRows(self.lanes, int(model.config.vocab_size))
         self._errors: dict[int, Exception] = {}
         waits = "the scheduler sees every step before the next"

@@ -13,9 +13,8 @@ from sigma0.decode.exits import ExitRule
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.decode.grammar.rows import may_force
 from sigma0.decode.prefill import ALL_FINAL
-from sigma0.decode.random_numbers import request_seed
 from sigma0.decode.repetition import CollapseStop
-from sigma0.decode.sampling_settings import SequenceSampling
+from sigma0.decode.sampling_params import SequenceSampling, request_seed
 from sigma0.decode.settings import SequenceExit
 from sigma0.decode.text_stats import Text
 from sigma0.serve.engine.messages import EngineRequest, PromptToken, ServedModel, SlotView, Times, TokenOutput
