@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.batch import Bools, Ints, PassCounts
 from sigma0.decode.finite import BROKEN
 from sigma0.decode.grammar.rows import GrammarRows
 from sigma0.decode.host_rows import row_count
@@ -23,7 +22,7 @@ from sigma0.decode.sampling import Sampler
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.step import SEQUENCE, TOKEN
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import Bools, Ints, PassCounts, to_device, to_host
 from sigma0.serve.engine.loop_notes import LoopNotes
 from sigma0.serve.engine.messages import PromptToken, ServedModel
 from sigma0.serve.engine.request import RequestState

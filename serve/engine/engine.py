@@ -21,7 +21,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.config import ExitConfig, switches
-from sigma0.decode.batch import PassCounts
 from sigma0.decode.coded_planes import plane_codec
 from sigma0.decode.detokenizer import IncrementalDetokenizer, eos_ids
 from sigma0.decode.finite import BROKEN
@@ -32,7 +31,7 @@ from sigma0.decode.parallel import tp_group
 from sigma0.decode.planes import BlockShape
 from sigma0.decode.runner import RunnerChoice
 from sigma0.decode.step import ENDS, SEQUENCE, TOKEN
-from sigma0.decode.transfer import to_device
+from sigma0.decode.transfer import PassCounts, to_device
 from sigma0.serve.engine.batch import PassOutput, RunningBatch
 from sigma0.serve.engine.block_pool import BlockPool, root_hash
 from sigma0.serve.engine.grounding import is_short

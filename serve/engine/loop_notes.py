@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from sigma0.config import ExitConfig
-from sigma0.decode.batch import Ints
 from sigma0.decode.deepest import Deepest, DeepestQueue, deepest_reader
 from sigma0.decode.lanes import CACHE_POSITION, Lanes
 from sigma0.decode.ops import KEPT, STATISTICS
 from sigma0.decode.sizes import DEEPEST_ROWS
 from sigma0.decode.stats import Floats, PathReader
 from sigma0.decode.step import Looped
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import Ints, to_device, to_host
 from sigma0.serve.engine.messages import ServedModel
 from sigma0.serve.engine.request import RequestState
 

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sigma0.decode.batch import Ints
 from sigma0.decode.deepest import Deepest
 from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule
@@ -17,6 +16,7 @@ from sigma0.decode.repetition import CollapseStop
 from sigma0.decode.sampling_params import SequenceSampling, request_seed
 from sigma0.decode.settings import SequenceExit
 from sigma0.decode.text_stats import Text
+from sigma0.decode.transfer import Ints
 from sigma0.serve.engine.messages import EngineRequest, PromptToken, ServedModel, SlotView, Times, TokenOutput
 from sigma0.serve.engine.saved_lanes import SavedLanes
 from sigma0.serve.engine.scheduler import SequenceEntry

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from sigma0.decode.batch import Ints
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, STAGE, Lanes
+from sigma0.decode.transfer import Ints
 
 
 @dataclass(frozen=True)

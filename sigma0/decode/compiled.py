@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import Placement
-from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.prefill import Prefill
@@ -30,6 +29,7 @@ from sigma0.decode.runner import Announce, Choice, EagerRunner, RunnerChoice, St
 from sigma0.decode.settings import REDRAFT, VERIFY, Program, SequenceSettings
 from sigma0.decode.step import EMITTED, FRESH, Looped, run_loop, run_prefill, settle, settle_verified
 from sigma0.decode.step_batch import Batch
+from sigma0.decode.transfer import Ints, PassCounts
 from sigma0.decode.whole_step import take_lines, whole_step
 from sigma0.errors import first_line
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import PassRows, RowIndices
-from sigma0.decode.batch import PassCounts
 from sigma0.decode.graphs import Captured, Function
 from sigma0.decode.lanes import STAGE, Lanes
 from sigma0.decode.late import LateRunner
@@ -28,7 +27,7 @@ from sigma0.decode.run_buffers import StepGraph, StepGraphs
 from sigma0.decode.runner import Announce, Choice, RunnerChoice, Storage, replaceable, silently
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.step_batch import Batch
-from sigma0.decode.transfer import Landing
+from sigma0.decode.transfer import Landing, PassCounts
 from sigma0.decode.whole_step import whole_step
 
 # Positions that a graph is captured for at least; more take another one for each power of two.

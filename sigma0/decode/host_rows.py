@@ -2,11 +2,11 @@
 
 import torch
 
-from sigma0.decode.batch import Ints
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import LaneBooks, LaneTables, RowCount
 from sigma0.decode.settings import Program, SequenceSettings
+from sigma0.decode.transfer import Ints
 
 
 def hand_over(

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.batch import PassCounts
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.runner import Choice, EagerRunner, RunnerChoice, Step, Storage
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.step import EMITTED, FRESH, LINE_WIDTH, run_prefill
-from sigma0.decode.transfer import Landing
+from sigma0.decode.transfer import Landing, PassCounts
 from sigma0.decode.whole_step import DECODING, LIVE, SEQUENCES, take_lines, whole_step
 
 

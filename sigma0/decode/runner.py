@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import Placement
-from sigma0.decode.batch import Bools, Ints, PassCounts
 from sigma0.decode.host_rows import hand_over
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
@@ -28,7 +27,7 @@ from sigma0.decode.step import (
     settle_verified,
 )
 from sigma0.decode.step_batch import Batch
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import Bools, Ints, PassCounts, to_device, to_host
 
 _NOTHING: Ints = np.zeros((0, LINE_WIDTH), dtype=np.int64)
 # The bound on positions grows in steps of so many.

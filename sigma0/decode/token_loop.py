@@ -22,7 +22,6 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from sigma0.config import ExitConfig
-from sigma0.decode.batch import Bools, Ints, PendingTokens
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.finite import BROKEN, NOT_FINITE
 from sigma0.decode.grammar.compiled import Grammars
@@ -38,7 +37,7 @@ from sigma0.decode.sampling import Sampler
 from sigma0.decode.settings import NO_LIMIT, SequenceExit
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.step import SEQUENCE
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import Bools, Ints, PendingTokens, to_device, to_host
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from sigma0.decode import settings as columns
-from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import CACHE_POSITION, STAGE
 from sigma0.decode.planes import propagate_past_exits
 from sigma0.decode.runner import Choice
 from sigma0.decode.settings import Program
 from sigma0.decode.step import EMITTED, ENDS, LINE_WIDTH, SEQUENCE, Looped, run_loop, settle, settle_verified
 from sigma0.decode.step_batch import Batch
+from sigma0.decode.transfer import Ints, PassCounts
 
 # Columns of the last line: rows of the loop, those of them that decoded, rows that had to be read; and after the step
 # lanes that are live, and sequences that have some.
