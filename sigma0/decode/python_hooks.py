@@ -282,18 +282,7 @@ def _of_sequence(allowed: Callable[[int, Tensor], list[int]], sequence: int, _ro
 
 
 class Ids(Protocol):
-    """The ids of a token loop, as a choice sees them.
-
-    Attributes:
-        device: Where they are.
-        lengths: Ids of each sequence, `[B]`, on the host.
-        shift: From cache positions to ids.
-        max_length: Ids of a sequence at most; None for no limit.
-        eos: Ids that end a sequence.
-        criteria: Stopping criteria that must be called.
-        verifies: Whether drafts are checked.
-        vocabulary: V of the head.
-    """
+    """The ids of a token loop, as a choice sees them; attributes as `sigma0.decode.token_loop.TokenLoop` has them."""
 
     device: torch.device
     lengths: Ints
@@ -371,7 +360,8 @@ class Host:
         scores = self._process(sequences, lengths, logits)
         self._keep(sequences, logits, scores)
         token_ids = self._chosen(batch, looped, which, scores)[0]
-        token_ids = self._flag(token_ids, logits)
+        # flagged on every rank where logits are broken
+        token_ids = self._loop.broadcast(flag_broken(token_ids, logits))
         over = self._over(sequences, lengths, token_ids)
         return token_ids, token_ids, self._ends(sequences, lengths, token_ids, over), logits
 
@@ -382,10 +372,6 @@ class Host:
         # nothing can be drawn from NaN: such rows are flagged
         broken = ~scores.amax(dim=-1, keepdim=True).isfinite()
         return self._sampler.draw(batch, looped, which, scores.masked_fill(broken, 0.0))
-
-    def _flag(self, token_ids: Tensor, logits: Tensor) -> Tensor:
-        """The ids, flagged on every rank where logits are broken."""
-        return self._loop.broadcast(flag_broken(token_ids, logits))
 
     def _choose_verified(
         self, batch: Batch, looped: Looped, which: Tensor, logits: Tensor, sequences: Any, lengths: Any
@@ -408,7 +394,7 @@ class Host:
             token_id, keeps = self._chosen(batch, looped, which.index_select(0, index), scores)
             if batch.program.forced:
                 token_id, keeps = judged(batch, looped, which.index_select(0, index), token_id, keeps)
-            token_id = self._flag(token_id, logits[here])
+            token_id = self._loop.broadcast(flag_broken(token_id, logits[here]))
             over = self._over(sequences[here], lengths[here], token_id)
             ended = bool(self._ends(sequences[here], lengths[here], token_id, over)[0])
             draft_ends = self._draft_ends.get((sequence, length))
@@ -419,9 +405,8 @@ class Host:
                 fallen.add(sequence)
             if decodes[row] or not keeps_end:
                 self._draft_ends[sequence, length] = ended
-        chosen = (to_device(part, which.device) for part in (token_ids, stands.astype(np.bool_), ends.astype(np.bool_)))
-        told = tuple(chosen)
-        return told[0], told[1], told[2], logits
+        told = [to_device(part, which.device) for part in (token_ids, stands, ends)]
+        return told[0], told[1].bool(), told[2].bool(), logits
 
     def _process(self, sequences: Any, lengths: Any, logits: Tensor) -> Tensor:
         wide = logits.to(torch.float32, copy=True).to(self._loop.device)

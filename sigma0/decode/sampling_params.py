@@ -1,7 +1,7 @@
 """What a sequence asks of sampling, by a request or by transformers' processors; that of all sequences as tensors."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,8 @@ class SequenceSampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
+        biases = dict(self.logit_bias)
+        are_biases = len(biases) == len(self.logit_bias) and min(biases, default=0) >= 0
         for name, holds, wanted in (
             ("temperature", self.temperature > 0, "above 0"),
             ("top_k", self.top_k >= 0, "at least 0"),
@@ -117,7 +119,11 @@ class SequenceSampling:
             ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
             ("bad_words", all(word and min(word) >= 0 for word in self.bad_words), "runs of ids, none empty"),
-            ("logit_bias", _are_biases(self.logit_bias), "ids, each once, with finite numbers"),
+            (
+                "logit_bias",
+                are_biases and all(map(math.isfinite, biases.values())),
+                "ids, each once, with finite numbers",
+            ),
         ):
             if not holds:
                 raise ValueError(f"{name} has to be {wanted}, got {getattr(self, name)!r}")
@@ -134,35 +140,19 @@ class SequenceSampling:
         Raises:
             ValueError: For a value that transformers refuses.
         """
-        own = {name: value for name, value in vars(params).items() if name != "seed"} | {"prompt": prompt}
+        left = {"seed", "temperature", "top_p", "top_k", "min_p"} if params.temperature == 0.0 else {"seed"}
+        own = {name: value for name, value in vars(params).items() if name not in left} | {"prompt": prompt}
         if params.temperature == 0.0:
-            for name in ("temperature", "top_p", "top_k", "min_p"):
-                del own[name]
             return cls(**own)
-        own["top_p"] = None if params.top_p == 1.0 else params.top_p
-        return cls(draws=True, seed=seed, **own)
-
-
-def _are_biases(biases: Sequence[tuple[int, float]]) -> bool:
-    ids = {token_id for token_id, _ in biases}
-    return len(ids) == len(biases) and all(token_id >= 0 and math.isfinite(bias) for token_id, bias in biases)
+        return cls(draws=True, seed=seed, **own | {"top_p": None if params.top_p == 1.0 else params.top_p})
 
 
 @dataclass(frozen=True)
 class SamplingProgram:
     """What sampling has to compute for a set of sequences; everything else costs nothing.
 
-    Attributes:
-        draws: Some sequence draws its ids.
-        output_penalties: Some sequence has a presence or frequency penalty.
-        repetition: Some sequence has a repetition penalty.
-        bad_words: Some sequence has bad words.
-        bias: Some sequence has a bias of logits.
-        min_length: Some sequence has a minimal length.
-        temperature: Some sequence has a temperature other than 1.
-        top_k: Bound on the sequences' top_k, a power of two; 0 where none has one.
-        top_p: Some sequence has one.
-        min_p: Some sequence has one.
+    Attributes say whether some sequence has what `SequenceSampling` calls so; `output_penalties` stands for two, and
+    `top_k` is a bound on all, a power of two, 0 where none has one.
     """
 
     draws: bool = False
@@ -369,19 +359,48 @@ class OutputPenalty(LogitsProcessor):  # type: ignore[misc]
         return scores - self.frequency * counts - self.presence * (counts > 0)
 
 
-# In the order in which `decode.sampling.process` applies them, which is transformers' own.
-_ORDER: tuple[type, ...] = (
-    processors.SequenceBiasLogitsProcessor,
-    OutputPenalty,
-    processors.RepetitionPenaltyLogitsProcessor,
-    processors.NoBadWordsLogitsProcessor,
-    processors.MinLengthLogitsProcessor,
-    processors.MinNewTokensLengthLogitsProcessor,
-    processors.TemperatureLogitsWarper,
-    processors.TopKLogitsWarper,
-    processors.TopPLogitsWarper,
-    processors.MinPLogitsWarper,
-)
+def _biases_of(item: Any, vocabulary: float) -> dict[str, Any] | None:
+    biases = tuple((ids, float(bias)) for ids, bias in item.sequence_bias.items())
+    if any(len(ids) > 1 or ids[0] >= vocabulary or not math.isfinite(bias) for ids, bias in biases):
+        return None
+    return {"logit_bias": tuple((int(ids[0]), bias) for ids, bias in biases)}
+
+
+def _words_of(item: Any, vocabulary: float) -> dict[str, Any] | None:
+    words = tuple(tuple(map(int, word)) for word in item.sequence_bias)
+    return {"bad_words": words} if all(max(word) < vocabulary for word in words) else None
+
+
+def _no_end(item: Any, length: int) -> dict[str, Any]:
+    return {"min_length": length, "eos": tuple(item.eos_token_id.tolist())}
+
+
+def _cut(name: str) -> Callable[[Any, float], dict[str, Any] | None]:
+    def read(item: Any, _: float) -> dict[str, Any] | None:
+        plain = item.filter_value == -math.inf and item.min_tokens_to_keep == 1
+        return {name: getattr(item, name)} if plain else None
+
+    return read
+
+
+# What each does to every sequence alike, given V, and None where settings cannot say it; in the order in which
+# `decode.sampling.process` applies them, which is transformers' own.
+_READERS: dict[type, Callable[[Any, float], dict[str, Any] | None]] = {
+    processors.SequenceBiasLogitsProcessor: _biases_of,
+    OutputPenalty: lambda item, _: {
+        "presence_penalty": item.presence, "frequency_penalty": item.frequency, "prompt": item.prompt,
+    },
+    processors.RepetitionPenaltyLogitsProcessor: lambda item, _: {"repetition_penalty": item.penalty},
+    processors.NoBadWordsLogitsProcessor: _words_of,
+    processors.MinLengthLogitsProcessor: lambda item, _: _no_end(item, item.min_length),
+    processors.MinNewTokensLengthLogitsProcessor: lambda item, _: _no_end(
+        item, item.prompt_length_to_skip + item.min_new_tokens
+    ),
+    processors.TemperatureLogitsWarper: lambda item, _: {"temperature": item.temperature},
+    processors.TopKLogitsWarper: _cut("top_k"),
+    processors.TopPLogitsWarper: _cut("top_p"),
+    processors.MinPLogitsWarper: _cut("min_p"),
+}  # fmt: skip
 
 
 def sampling_of(
@@ -400,22 +419,20 @@ def sampling_of(
         one, which may do anything, for another order than transformers', for other `filter_value` or
         `min_tokens_to_keep` than its defaults, and for what transformers itself refuses at the first call.
     """
-    types = [type(item) for item in logits_processor]
-    if types != sorted(set(types) & set(_ORDER), key=_ORDER.index):
+    types, order = [type(item) for item in logits_processor], list(_READERS)
+    if types != sorted(set(types) & set(order), key=order.index):
         return None
     shared: dict[str, Any] = {}
     paddings: Sequence[int] = [0] * batch
     for item in logits_processor:
-        if isinstance(item, processors.RepetitionPenaltyLogitsProcessor):
-            found = _paddings(item.prompt_ignore_length, batch)
-            if found is None:
+        told = _READERS[type(item)](item, math.inf if vocabulary is None else vocabulary)
+        if told is None:
+            return None
+        if "repetition_penalty" in told:
+            ignored = item.prompt_ignore_length
+            paddings = ignored.tolist() if isinstance(ignored, Tensor) else [ignored or 0] * batch
+            if len(paddings) != batch:
                 return None
-            paddings, told = found, {"repetition_penalty": item.penalty}
-        else:
-            read = _settings_of(item, vocabulary)
-            if read is None:
-                return None
-            told = read
         if "eos" in told and "eos" in shared:
             if told["eos"] != shared["eos"]:
                 return None
@@ -425,44 +442,3 @@ def sampling_of(
         SequenceSampling(draws=seeds is not None, seed=0 if seeds is None else seeds[row], padding=padding, **shared)
         for row, padding in enumerate(paddings)
     ]
-
-
-def _paddings(ignored: Tensor | int | None, batch: int) -> Sequence[int] | None:
-    """First ids of each sequence that a repetition penalty leaves out; None for another number of sequences."""
-    if isinstance(ignored, Tensor):
-        return ignored.tolist() if len(ignored) == batch else None
-    return [ignored or 0] * batch
-
-
-def _settings_of(item: LogitsProcessor, vocabulary: int | None) -> dict[str, Any] | None:
-    """What one processor does to every sequence alike."""
-    match item:
-        case OutputPenalty():
-            return {
-                "presence_penalty": item.presence, "frequency_penalty": item.frequency, "prompt": item.prompt,
-            }  # fmt: skip
-        case processors.SequenceBiasLogitsProcessor() if type(item) is processors.SequenceBiasLogitsProcessor:
-            single = all(len(ids) == 1 for ids in item.sequence_bias)
-            biases = tuple((int(ids[0]), float(bias)) for ids, bias in item.sequence_bias.items())
-            known = vocabulary is None or all(token_id < vocabulary for token_id, _ in biases)
-            finite = all(math.isfinite(bias) for _, bias in biases)
-            return {"logit_bias": biases} if single and known and finite else None
-        case processors.NoBadWordsLogitsProcessor():
-            words = tuple(tuple(map(int, word)) for word in item.sequence_bias)
-            known = vocabulary is None or all(max(word) < vocabulary for word in words)
-            return {"bad_words": words} if known else None
-        case processors.MinLengthLogitsProcessor():
-            return {"min_length": item.min_length, "eos": tuple(item.eos_token_id.tolist())}
-        case processors.MinNewTokensLengthLogitsProcessor():
-            length = item.prompt_length_to_skip + item.min_new_tokens
-            return {"min_length": length, "eos": tuple(item.eos_token_id.tolist())}
-        case processors.TemperatureLogitsWarper():
-            return {"temperature": item.temperature}
-    if item.filter_value != -math.inf or item.min_tokens_to_keep != 1:
-        return None
-    match item:
-        case processors.TopKLogitsWarper():
-            return {"top_k": item.top_k}
-        case processors.TopPLogitsWarper():
-            return {"top_p": item.top_p}
-    return {"min_p": item.min_p}
