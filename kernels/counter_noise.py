@@ -1,4 +1,4 @@
-"""Gumbel noise without a state: each number is a hash of what it is for (`decode.random_numbers`), in integers.
+"""Gumbel noise without a state: each number is a hash of what it is for (`decode.sampling`), in integers.
 
 Torch and Triton compute the same bits; the logarithms that follow may differ in the last ones.
 """

@@ -12,9 +12,9 @@ from sigma0.api import generate
 from sigma0.bench.pocket.world import draw
 from sigma0.calibrate.bootstrap import Estimate, bootstrap
 from sigma0.calibrate.prompts import Prompt
-from sigma0.decode.batch import Ints
 from sigma0.decode.ops import CollapseRule
 from sigma0.decode.repetition import CollapseStop, Repetition
+from sigma0.decode.transfer import Ints
 
 # Of a stored text, read as a text of its own.
 STRETCH = 256

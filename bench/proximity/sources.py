@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sigma0.decode.batch import Ints
+from sigma0.decode.transfer import Ints
 
 PERIODS = tuple(range(1, 65))
 SHORTEST_CHANGED, LARGEST_BABBLE = 8, 16

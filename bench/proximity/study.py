@@ -9,7 +9,7 @@ import torch
 
 from sigma0.bench.proximity.sources import LONGEST, Loop, Text
 from sigma0.bench.proximity.traits import Floats, certainty, repetition
-from sigma0.decode.batch import Ints
+from sigma0.decode.transfer import Ints
 from sigma0.kernels.collapse import WINDOW, CollapseRule, Part
 
 ALARM = 0.5

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sigma0.decode.batch import Ints
+from sigma0.decode.transfer import Ints
 from sigma0.kernels.collapse import ALPHA, FLOOR, WARM_UP, WINDOW, repetition_of
 
 Floats = npt.NDArray[np.float64]

@@ -1,6 +1,6 @@
 """What a simulated engine has in flight: rows between their first loop and T, and the tokens that are read of them.
 
-As `sigma0.serve.engine.batch` has it under `finish`: every row runs a loop in each pass. A token is told at its exit
+As `sigma0.decode.batch` has it under `finish`: every row runs a loop in each pass. A token is told at its exit
 depth, and its row goes on to loop T.
 """
 

@@ -5,10 +5,6 @@ request; the positions of prompts before the last one run beside them. Requests 
 finish between passes. A row of cache position p at loop t attends to plane t of the positions up to p, all of which are
 at least as deep by then, so that it sees what it would see alone. The first token is sampled at its exit while the last
 prompt positions still run on to T.
-
-Preemption is by recomputation. The lanes of the request are kept; on resume the K/V of every position are recomputed,
-of those in flight as far as they had been (under `drop` to the loop where a token had stopped), and the lanes are put
-back once all of them are. So the output does not depend on being preempted.
 """
 
 import secrets
@@ -21,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.config import ExitConfig, switches
-from sigma0.decode.batch import PassCounts
+from sigma0.decode.batch import PassOutput, RunningBatch
 from sigma0.decode.coded_planes import plane_codec
 from sigma0.decode.detokenizer import IncrementalDetokenizer, eos_ids
 from sigma0.decode.finite import BROKEN
@@ -32,8 +28,7 @@ from sigma0.decode.parallel import tp_group
 from sigma0.decode.planes import BlockShape
 from sigma0.decode.runner import RunnerChoice
 from sigma0.decode.step import ENDS, SEQUENCE, TOKEN
-from sigma0.decode.transfer import to_device
-from sigma0.serve.engine.batch import PassOutput, RunningBatch
+from sigma0.decode.transfer import PassCounts, to_device
 from sigma0.serve.engine.block_pool import BlockPool, root_hash
 from sigma0.serve.engine.grounding import is_short
 from sigma0.serve.engine.messages import (
@@ -51,7 +46,7 @@ from sigma0.serve.engine.messages import (
 )
 from sigma0.serve.engine.outputs import UNKNOWN, OutputProcessor, UnjudgedOutput
 from sigma0.serve.engine.request import RequestState
-from sigma0.serve.engine.scheduler import Scheduler, SequenceEntry, StepOutput
+from sigma0.serve.engine.scheduler import ScheduledStep, Scheduler, SequenceEntry, StepOutput
 from sigma0.signals.grounding.check import check
 
 KeyedEvent = tuple[int, TokenOutput | RequestOutput | UnjudgedOutput | RequestFailed]
@@ -98,7 +93,9 @@ class Engine:
         longest = min(model.config.max_position_embeddings, blocks * shape.size)
         planes = PagedPlanes(shape, blocks, model.dtype, model.device, slots, longest, kv)
         watching = switches().verdict if watch is None else watch
-        self._batch = RunningBatch(model, planes, slots, longest, watching)
+        # what diverges is the same under every rule
+        fates = model.exit_rule(ExitConfig(mode="full")).params(watch=True)
+        self._batch = RunningBatch(model, planes, slots, longest, fates if watching else None)
         self._outputs = OutputProcessor(model, name, self._batch.lanes, self._batch.notes)
         self._states: dict[int, RequestState] = {}
         self.defers_long = False
@@ -243,9 +240,33 @@ class Engine:
                 # on resume it also finds the blocks that it wrote itself
                 self._states[entry.key].cached = entry.cached
                 self._states[entry.key].clock.admit()
-        batch = self._batch
-        batch.apply(step, self._states)
-        return [self._fail(batch.state_of(slot), batch.error_of(slot)) for slot in batch.broken]
+        self._apply(step)
+        return [self._fail(self._state_of(slot), self._batch.error_of(slot)) for slot in self._batch.broken]
+
+    def _apply(self, step: ScheduledStep) -> None:
+        """Makes the batch what the scheduler wants it to be before a pass."""
+        batch, states = self._batch, self._states
+        for entry, slot in step.preempted:
+            state = states[entry.key]
+            state.suspended = batch.preempt(slot, [token.depth for token in state.outputs])
+            if state.suspended is not None:
+                entry.prefill_end = state.suspended.end
+        for entry in step.admitted:
+            state = states[entry.key]
+            batch.admit(entry.slot, state.asked, entry.token_ids, entry.cached, entry.exact, state.suspended)
+            state.suspended = None
+        for slot, blocks in step.tables.items():
+            batch.planes.place(slot, blocks)
+        if step.wiped:
+            # a NaN that an earlier request left must not reach the next one, not even with weight 0
+            batch.planes.wipe(step.wiped)
+        chunks = [(chunk.entry, chunk.start, chunk.stop) for chunk in step.prefill]
+        batch.enter([(entry.slot, start, entry.token_ids[start:stop]) for entry, start, stop in chunks])
+        batch.resume()
+
+    def _state_of(self, slot: int) -> RequestState:
+        """The request in a slot."""
+        return self._states[self._batch.asked_of(slot).key]
 
     def _remove(self, state: RequestState) -> None:
         """Ends a request, waiting or running."""
@@ -269,7 +290,7 @@ class Engine:
         for row, (emitted, slot, token_id, _, fed_at, _, ends, _, fresh) in enumerate(lines):
             if slot in broken:
                 continue
-            state = batch.state_of(slot)
+            state = self._state_of(slot)
             if fresh and not ends:
                 feed(state.entry, fed_at, token_id)
             if emitted:
@@ -277,12 +298,16 @@ class Engine:
                 states.append(state)
                 counts = counts or state.stops
                 reads = reads or state.request.logprobs is not None
+        for slot, read, prompt_logits in passed.prompts:
+            self._state_of(slot).note_prompt(read, prompt_logits)
+        for slot, ready in passed.ready.items():
+            self._state_of(slot).entry.ready = ready
         for slot, positions in passed.complete.items():
             if slot not in broken:
-                self.scheduler.register(batch.state_of(slot).entry, positions)
-        left = [(batch.state_of(slot), slot, position) for slot, position in passed.left] if watch else []
+                self.scheduler.register(self._state_of(slot).entry, positions)
+        left = [(self._state_of(slot), slot, position) for slot, position in passed.left] if watch else []
         for slot in broken:
-            state = batch.state_of(slot)
+            state = self._state_of(slot)
             events.append(self._fail(state, batch.error_of(slot)))
         own = lines if len(rows) == len(lines) else [lines[row] for row in rows]
         logits = passed.step.logits if rows and reads else None

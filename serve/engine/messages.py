@@ -10,9 +10,10 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 from sigma0.config import ExitConfig, KVConfig, OnCollapse
 from sigma0.decode.exits import ExitRule, Reason
 from sigma0.decode.grammar.spec import Spec
+from sigma0.decode.masks import Alternative
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import Fate
-from sigma0.decode.sampling_params import Alternative, SamplingParams
+from sigma0.decode.sampling_params import SamplingParams
 from sigma0.signals.confidence import ConfidenceModel
 from sigma0.signals.savings import Savings
 from sigma0.signals.verdict import Door, DoorPolicy, ReasonVerdict

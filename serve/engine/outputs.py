@@ -14,12 +14,11 @@ from sigma0.config import ExitMode
 from sigma0.decode.deepest import Deepest
 from sigma0.decode.exits import Reason, exit_reason
 from sigma0.decode.lanes import CACHE_POSITION, DIVERGED_FLAG, FORCED_FLAG, MET_FLAG, STAGE, Lanes
+from sigma0.decode.masks import Alternative, logprobs_of
 from sigma0.decode.ops import FATES, LOGIT_STATS, Fate
-from sigma0.decode.sampling_params import Alternative, logprobs_of
 from sigma0.decode.step import FED_AT, READ_AT, SEQUENCE, TOKEN, WHY
-from sigma0.decode.text_stats import TextStats
+from sigma0.decode.text_stats import LoopNotes, TextStats
 from sigma0.decode.transfer import to_host
-from sigma0.serve.engine.loop_notes import LoopNotes
 from sigma0.serve.engine.messages import EngineRequest, RequestOutput, ServedModel, TokenOutput
 from sigma0.serve.engine.request import RequestState
 from sigma0.signals.answer import judge_answer
@@ -31,6 +30,8 @@ _ENTROPY, _MARGIN, _PROXIMITY = (LOGIT_STATS.index(name) for name in ("entropy",
 _NO_FATE = 2
 # What a step emits of a row, as `sigma0.decode.step` names its columns.
 Line = Sequence[int]
+# A new token: its request and its index among the outputs.
+Token = tuple[RequestState, int]
 # A token that has left its lane: request, slot, cache position, and the loops that it had finished.
 Left = tuple[RequestState, int, int, int]
 
@@ -109,7 +110,7 @@ class OutputProcessor:
         texts: Statistics of the ids of texts.
     """
 
-    def __init__(self, model: ServedModel, name: str, lanes: Lanes, notes: LoopNotes | None) -> None:
+    def __init__(self, model: ServedModel, name: str, lanes: Lanes, notes: LoopNotes[Token] | None) -> None:
         self._lanes, self._notes, self._name = lanes, notes, name
         self._total_loops = model.num_loops
         self._policy: DoorPolicy = model.door_policy
@@ -242,8 +243,9 @@ class OutputProcessor:
         self._note_fates(tokens)
         assert self._notes is not None
         whose = [(state, _index(state, position)) for state, _, position, _ in tokens]
+        named = [(token, token[0].id_of(token[1])) for token in whose]
         at = [(slot, position) for _, slot, position, _ in tokens]
-        self._notes.add_deepest(whose, at, [loops for _, _, _, loops in tokens])
+        _tell(self._notes.add_deepest(named, at, [loops for _, _, _, loops in tokens]))
 
     def finish(self, state: RequestState, work: tuple[int, int]) -> "UnjudgedOutput":
         """The output of a finished request that still has its slot, without its verdict.
@@ -296,7 +298,7 @@ class OutputProcessor:
         own = (table[:, STAGE] < lanes.idle) & (table[:, CACHE_POSITION] <= newest)
         in_flight = zip(table[own, CACHE_POSITION].tolist(), loops[own].tolist(), strict=True)
         self.flush([(state, slot, position, ran) for position, ran in in_flight])
-        self._notes.read_deepest()
+        _tell(self._notes.read_deepest())
         unknown, final = Deepest(), []
         for index, (token, code) in enumerate(zip(state.outputs, state.fates.tolist(), strict=False)):
             read = state.deepest.get(index, unknown)
@@ -315,3 +317,8 @@ class OutputProcessor:
 def _index(state: RequestState, position: int) -> int:
     """Output index of the token that is read from a cache position."""
     return position - state.prompt_length + 1
+
+
+def _tell(read: Iterable[tuple[Token, Deepest]]) -> None:
+    for (state, index), known in read:
+        state.deepest[index] = known

@@ -1,26 +1,26 @@
 """State of a request from the queue to its last token."""
 
+from collections.abc import Sequence
 from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sigma0.decode.batch import Ints
 from sigma0.decode.deepest import Deepest
 from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.decode.grammar.rows import may_force
-from sigma0.decode.prefill import ALL_FINAL
-from sigma0.decode.random_numbers import request_seed
+from sigma0.decode.masks import logprobs_of
 from sigma0.decode.repetition import CollapseStop
-from sigma0.decode.sampling_settings import SequenceSampling
+from sigma0.decode.sampling_params import SequenceSampling, request_seed
+from sigma0.decode.sequences import Asked, Suspended
 from sigma0.decode.settings import SequenceExit
 from sigma0.decode.text_stats import Text
 from sigma0.serve.engine.messages import EngineRequest, PromptToken, ServedModel, SlotView, Times, TokenOutput
-from sigma0.serve.engine.saved_lanes import SavedLanes
 from sigma0.serve.engine.scheduler import SequenceEntry
+from sigma0.signals.canary import Tighten
 
 _STOP = CollapseStop()
 
@@ -70,28 +70,22 @@ class RequestState:
     Attributes:
         rule: Its exit rule.
         prompt_length: Ids of the prompt.
-        drops: Whether tokens leave at their exits (`drop`).
-        verifies: Whether drafts are checked at loop T (`verify`).
+        asked: What it asks of the batch.
         eos: Ids that end the text.
-        sampling: How its ids are sampled.
         shadow_rule: Under `full` and `fixed`, the model's own exit rule, which is evaluated without stopping tokens;
             None under any other mode, or without statistics.
         outputs: Tokens so far.
         fates: Of each token so far, index into `sigma0.decode.ops.FATES`, int8 `[new]`.
         deepest: What the head says of tokens after their last loops, by index; without those that wait for it.
         newest_id: Of the token that comes next among the outputs, where its pass has emitted it.
-        saved: Tokens that were in flight at preemption; None once they are resumed.
+        suspended: What was in flight at preemption; None of nothing.
         prompt: Log-probabilities of the prompt's ids, by position, where they are requested.
-        saved_notes: Notes on the loops of its last tokens at preemption.
-        passes: Passes with a row of a new token.
-        rows: Rows of new tokens.
         cached: Cache positions of the prompt that were found in the prefix cache.
         text: What is kept of its new ids for statistics.
         stops: Whether it is ended where it repeats itself.
         collapsed: Whether it was ended because it repeats itself.
         grammar: As given.
         clock: When it was queued, admitted, and wrote its first token.
-        forces: Whether ids that are the only ones allowed are fed without a reading.
         is_over: Whether it was removed: finished, failed or cancelled.
     """
 
@@ -111,28 +105,33 @@ class RequestState:
         self.rule: ExitRule = model.exit_rule(request.exit_config)
         self.detokenizer = detokenizer
         self.prompt_length = len(request.prompt_ids)
-        self.drops = request.exit_config.after_exit == "drop"
-        self.verifies = request.exit_config.after_exit == "verify"
         self.shadow_rule: ExitRule | None = model.counterfactual_rule(request.exit_config) if watch else None
         self.outputs: list[TokenOutput] = []
         self.fates: npt.NDArray[np.int8] = np.zeros(request.max_new_tokens, dtype=np.int8)
         self.deepest: dict[int, Deepest] = {}
         self.newest_id = -1
         self.prompt: dict[int, PromptToken] = {}
-        self.saved: SavedLanes | None = None
-        self.saved_notes: Tensor | None = None
-        self.passes = 0
-        self.rows = 0
+        self.suspended: Suspended | None = None
         self.cached = 0
         self.eos = eos
-        sampling = request.sampling
+        sampling, after = request.sampling, request.exit_config.after_exit
         seed = 0 if sampling.temperature == 0 else request_seed(sampling.seed)
-        self.sampling = SequenceSampling.of(sampling, seed, self.prompt_length)
+        length = self.prompt_length
+        self.asked = Asked(
+            entry.key,
+            SequenceExit(self.rule, after == "drop", after == "verify", length, prompt_in_lanes=True),
+            request.max_new_tokens,
+            sorted(eos),
+            SequenceSampling.of(sampling, seed, length),
+            Tighten(length) if request.on_collapse == "tighten" else None,
+            grammar,
+            grammar is not None and may_force(model, self.rule, request.exit_config),
+            request.prompt_logprobs is not None,
+        )
         self.text = text
         self.stops = request.on_collapse == "stop"
         self.collapsed = False
         self.grammar = grammar
-        self.forces = grammar is not None and may_force(model, self.rule, request.exit_config)
         self.clock = RequestClock()
         self.is_over = False
         # newest ids after each of which the text was near to collapse
@@ -157,61 +156,23 @@ class RequestState:
             seconds=self.clock.age,
         )
 
-    @property
-    def exit(self) -> SequenceExit:
-        """When its tokens stop."""
-        return SequenceExit(self.rule, self.drops, self.verifies, self.prompt_length, prompt_in_lanes=True)
-
     def leaves_at_exit(self, index: int, depth: int) -> bool:
         """Whether the token of an output index runs no loop after its exit at a depth."""
-        if self.verifies:
+        if self.asked.exit.verify:
             return False
-        return depth >= self.rule.last_loop or (self.drops and index > 0)
+        return depth >= self.rule.last_loop or (self.asked.exit.drop and index > 0)
 
     def id_of(self, index: int) -> int:
         """The token of an output index, whose pass has emitted it."""
         return self.outputs[index].id if index < len(self.outputs) else self.newest_id
 
-    @property
-    def last_position(self) -> int:
-        """Cache position of the last token that it may have."""
-        return self.prompt_length + self.request.max_new_tokens - 1
-
-    @property
-    def last_loop(self) -> int:
-        """Loop after which its tokens leave, but under `drop`."""
-        return self.rule.total_loops if self.verifies else self.rule.last_loop
-
-    def target_loops(self, positions: Ints) -> Ints:
-        """Loops that each cache position is to run beside the lanes; 0 for those that have run none."""
-        whole = self.last_loop
-        targets = np.full(len(positions), whole, dtype=np.int64)
-        if self.drops:
-            # under `drop` a token that has left its lane has none of the loops behind its exit
-            for row, position in enumerate(positions.tolist()):
-                if self.prompt_length <= position < self.prompt_length - 1 + len(self.outputs):
-                    targets[row] = self.outputs[position - self.prompt_length + 1].depth
-        if self.saved is not None:
-            for row, position in enumerate(positions.tolist()):
-                targets[row] = self.saved.loops.get(position, targets[row])
-        return targets
-
-    @property
-    def final(self) -> int:
-        """Cache position from which on tokens were read at exits; under `verify` above all of them."""
-        return ALL_FINAL if self.verifies else self.prompt_length - 1
-
-    def read_loops(self, positions: Ints) -> Ints:
-        """Loop whose reading a coda's K/V of each cache position are of; of one that is not read yet some loop."""
-        whole = self.last_loop
-        reads = np.full(len(positions), whole, dtype=np.int64)
-        first, saved = self.prompt_length - 1, self.saved
-        for row, position in enumerate(positions.tolist()):
-            if not self.verifies and first <= position < first + len(self.outputs):
-                reads[row] = self.outputs[position - first].depth
-            elif self.verifies and saved is not None and position in saved.loops:
-                reads[row] = saved.loops[position] if self.rule.config.redraft else saved.depths[position]
-        return reads
+    def note_prompt(self, positions: Sequence[int], logits: Tensor) -> None:
+        """Keeps the log-probabilities of the ids behind positions of the prompt, of which the logits `[N, V]` are."""
+        wanted = self.request.prompt_logprobs
+        assert wanted is not None
+        for position, row in zip(positions, logits, strict=True):
+            token_id = self.request.prompt_ids[position + 1]
+            self.prompt[position + 1] = PromptToken(token_id, *logprobs_of(row, token_id, wanted))
 
     def collapses(self, proximity: float) -> bool:
         """Whether the text ends with the newest id, which is not among the outputs yet, because it repeats itself.

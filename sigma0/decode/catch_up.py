@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import PassRows, RowIndices
-from sigma0.decode.batch import PendingTokens
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.lanes import STAGE
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import READ
 from sigma0.decode.stages import write_coda
+from sigma0.decode.transfer import PendingTokens
 
 
 @torch.no_grad()

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from sigma0.config import KVConfig
-from sigma0.decode.batch import Ints
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, TABLE_WIDTH, Lanes
 from sigma0.decode.ops import CodedPlanes, PlaneCodec
 from sigma0.decode.planes import LayerPlanes
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import Ints, to_device, to_host
 
 # Encodes a segment: sequence, and its first cache position.
 EncodeSegment = Callable[[int, int], None]

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import Placement
-from sigma0.decode.batch import Ints
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.programs import (
     BoundProgram,
@@ -38,6 +37,7 @@ from sigma0.decode.step import (
     whole_step,
 )
 from sigma0.decode.step_batch import Batch
+from sigma0.decode.transfer import Ints
 from sigma0.errors import first_line
 
 # Positions that a program is compiled for at least; more take another one for each power of two.

@@ -23,11 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.batch import Ints
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import certainty, no_broadcast
 from sigma0.decode.sizes import DEEPEST_ROWS
-from sigma0.decode.transfer import to_device
+from sigma0.decode.transfer import Ints, to_device
 
 DEEPEST = ("surprise", "entropy", "margin", "agrees")
 

@@ -9,14 +9,13 @@ from transformers.cache_utils import Cache
 
 from sigma0.config import FULL_KV, KVConfig
 from sigma0.decode.attention import CodedPlacement, Placement
-from sigma0.decode.batch import Bools, PassCounts, PendingTokens
 from sigma0.decode.lanes import LaneRows, Lanes
 from sigma0.decode.plane_store import Plane, PlaneStore
 from sigma0.decode.planes import FINAL, READ, LayerPlanes, propagate_past_exits
 from sigma0.decode.run_buffers import RunBuffers
 from sigma0.decode.sizes import CODA_PLANES
 from sigma0.decode.stats import RunRecord
-from sigma0.decode.transfer import to_host
+from sigma0.decode.transfer import Bools, PassCounts, PendingTokens, to_host
 
 
 class DepthCache(Cache):  # type: ignore[misc]

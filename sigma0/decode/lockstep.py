@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.batch import Ints, PendingTokens
 from sigma0.decode.catch_up import catch_up
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.kv_cache import DepthCache
@@ -13,7 +12,7 @@ from sigma0.decode.ops import DIVERGED, MET
 from sigma0.decode.runner import EagerRunner
 from sigma0.decode.settings import SequenceExit, SequenceSettings
 from sigma0.decode.step import read
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import Ints, PendingTokens, to_device, to_host
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import RowIndices
-from sigma0.decode.batch import Ints
 from sigma0.decode.finite import BROKEN
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.ops import Block, LaneBooks, LaneTables, RowCount, RowPlaces, Settled
@@ -17,7 +16,7 @@ from sigma0.decode.runner import NOTHING, EagerRunner, Step
 from sigma0.decode.settings import Program
 from sigma0.decode.step import Choice, Looped, run_block
 from sigma0.decode.step_batch import Batch
-from sigma0.decode.transfer import to_host
+from sigma0.decode.transfer import Ints, to_host
 
 
 class NativeRunner(EagerRunner):

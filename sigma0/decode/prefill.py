@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import RowIndices
-from sigma0.decode.batch import Ints
 from sigma0.decode.model import BatchRows, LoopedModel
-from sigma0.decode.transfer import to_device
+from sigma0.decode.transfer import Ints, to_device
 
 # Above every cache position.
 ALL_FINAL = 2**62

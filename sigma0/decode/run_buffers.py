@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.graphs import Capture, Captured
-from sigma0.decode.sampling_settings import SamplingSettings
+from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.settings import SequenceSettings
 
 

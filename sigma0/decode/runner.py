@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import Placement
-from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
@@ -35,7 +34,7 @@ from sigma0.decode.step import (
     whole_step,
 )
 from sigma0.decode.step_batch import Batch
-from sigma0.decode.transfer import Landing, to_device, to_host
+from sigma0.decode.transfer import Ints, Landing, PassCounts, to_device, to_host
 
 NOTHING: Ints = np.zeros((0, LINE_WIDTH), dtype=np.int64)
 # The bound on positions grows in steps of so many.

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from sigma0.cpp_compiler import compiler
-from sigma0.decode.batch import PassCounts
 from sigma0.decode.compiled import CompiledRunner
 from sigma0.decode.graph_runner import GraphRunner
 from sigma0.decode.graphs import Capture, CudaCapture
@@ -18,6 +17,7 @@ from sigma0.decode.ops import no_broadcast
 from sigma0.decode.run_buffers import StepGraphs
 from sigma0.decode.runner import Announce, EagerRunner, LateRunner, RunnerChoice, Storage, silently
 from sigma0.decode.settings import SequenceSettings
+from sigma0.decode.transfer import PassCounts
 
 RunnerName = Literal["auto", "eager", "compile", "cudagraph"]
 RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)

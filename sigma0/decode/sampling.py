@@ -1,152 +1,443 @@
-"""How a step chooses ids: the argmax, draws on the device, or with what only Python knows."""
+"""Which ids are read: parameters as tensors, scores, draws, and which drafts stand; for library, server and ladder.
 
-from collections.abc import Hashable
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+Scores are those of transformers' own processors, in transformers' order. A draw is Gumbel-max: the id with the largest
+sum of score and noise. Random numbers have no state: each is a hash of (seed of the sequence, position of the token,
+purpose, id), computed in integers on the device. So a sequence draws the same tokens alone, in any batch, after a
+preemption and from any runner. No function reads a value of a tensor on the host, and every shape is known from those
+of the arguments and from the `SamplingProgram`.
+
+Under `verify` a draft x was drawn from q at an earlier loop, and a deeper one, at last loop T, reads p:
+
+    greedy      the draft stands where it is the argmax of p, else that argmax takes its place
+    sampling    it stands with probability min(1, p(x) / q(x)), else a token is drawn from max(p - q, 0), normalised
+                (speculative sampling: arXiv 2211.17192, section 2.3)
+"""
+
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessor
 
-from sigma0.decode.accept import accept_greedy
-from sigma0.decode.batch import Ints
-from sigma0.decode.finite import flag_broken
-from sigma0.decode.host_stepped import CheckedProcessors, is_over, narrowed, process_rows
-from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, STAGE
-from sigma0.decode.logits_processors import sampling_of
-from sigma0.decode.random_numbers import OWN_DRAW, request_seeds
-from sigma0.decode.row_sampling import sample_rows
-from sigma0.decode.sampler import draw, process
-from sigma0.decode.sampling_settings import SamplingSettings, SequenceSampling
-from sigma0.decode.settings import PROMPT
-from sigma0.decode.state_guard import StateGuard
-from sigma0.decode.step import Choice as StepChoice
-from sigma0.decode.step import Chosen, Looped, read, sample_greedy
+from sigma0.decode.finite import BROKEN, flag_broken
+from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, POSITION, STAGE
+from sigma0.decode.ops import combined, counter_words, gumbel, no_broadcast
+from sigma0.decode.sampling_params import (
+    DRAWS,
+    FREQUENCY,
+    MIN_LENGTH,
+    MIN_P,
+    NO_ID,
+    PADDING,
+    PRESENCE,
+    PROMPT,
+    REPETITION,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P_CUT,
+    SamplingProgram,
+    SamplingSettings,
+    SequenceSampling,
+)
+from sigma0.decode.settings import PROMPT as FIRST_POSITION
+from sigma0.decode.step import Looped, read, sample_greedy
 from sigma0.decode.step_batch import Batch
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import to_host
+
+# What a random number is for. A token is drawn once where it is read first; under `verify` each deeper loop may test
+# it, and draw another in its place.
+OWN_DRAW = 0
 
 
-@dataclass(frozen=True)
-class First:
-    """Rows of the last prompt tokens.
-
-    Attributes:
-        sequences: int64 `[B]`.
-        positions: Position of the token that is sampled, int64 `[B]`.
-    """
-
-    sequences: Tensor
-    positions: Tensor
+def check_purpose(loop: Tensor) -> Tensor:
+    """Purpose of the test of a draft at a loop, from 1."""
+    return 2 * loop - 1
 
 
-class Ids(Protocol):
-    """The ids of a token loop, as a choice sees them.
-
-    Attributes:
-        device: Where they are.
-        lengths: Ids of each sequence, `[B]`, on the host.
-        prompt_length: Ids of the prompts.
-        shift: From cache positions to ids.
-        max_length: Ids of a sequence at most; None for no limit.
-        eos: Ids that end a sequence.
-        criteria: Stopping criteria that must be called.
-        verifies: Whether drafts are checked.
-        vocabulary: V of the head.
-    """
-
-    device: torch.device
-    lengths: Ints
-    prompt_length: int
-    shift: int
-    max_length: int | None
-    eos: frozenset[int]
-    criteria: StoppingCriteriaList
-    verifies: bool
-    vocabulary: int
-
-    @property
-    def ids(self) -> Tensor:
-        """Ids of every sequence, drafts included, int64 `[B, longest]`."""
-
-    def ids_up_to(self, length: int) -> Tensor:
-        """The first ids of every sequence, right-padded, `[B, length]`."""
-
-    def broadcast(self, decision: Tensor) -> Tensor:
-        """As `Operations` has it."""
+def redraw_purpose(loop: Tensor) -> Tensor:
+    """Purpose of the draw in place of a draft that fails its test at a loop, from 1."""
+    return 2 * loop
 
 
-class Choice(StepChoice, Protocol):
-    """Chooses ids for the rows of a step, and before it for the last prompt tokens."""
-
-    def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
-        """Ids `[B]` behind the prompts, given logits `[B, V]`, and what criteria say of them, bool `[B]` or None."""
-
-
-class Device:
-    """Chooses on the device: the argmax, or a draw, of processed scores.
+def uniform(keys: Tensor, positions: Tensor, purpose: Tensor | int) -> Tensor:
+    """Uniform draws in [0, 1), float32 `[K]`.
 
     Args:
-        loop: The token loop, for its ids.
+        keys: `key_of` each sequence's seed, int64 `[K, 2]`.
+        positions: Position of the token that each is for, int64 `[K]`.
+        purpose: What each is for: int64 `[K]`, or one for all.
+    """
+    words = counter_words(keys, positions, purpose)  # [K, 2]
+    return (combined(words[:, 0], words[:, 1]) >> 8).to(torch.float32) * 2.0**-24
+
+
+def process(
+    settings: SamplingSettings,
+    program: SamplingProgram,
+    logits: Tensor,
+    sequences: Tensor,
+    ids: Tensor | None,
+    lengths: Tensor,
+) -> Tensor:
+    """Scores that ids are sampled from.
+
+    Args:
         settings: Of every sequence.
+        program: What has to be computed, of `settings.program()`.
+        logits: `[K, V]`, unchanged.
+        sequences: Sequence of each row, int64 `[K]`.
+        ids: Ids of every sequence, prompt, left padding and drafts included, int64 `[>= S, C]`; may be None where the
+            program does not read them.
+        lengths: How many of them come before the id that is sampled from the row, int64 `[K]`.
+
+    Returns:
+        float32 `[K, V]`; the logits themselves where nothing changes them.
+    """
+    scores = logits.float()
+    numbers = settings.numbers.index_select(0, sequences)  # [K, 6]
+    table = settings.table.index_select(0, sequences)  # [K, 5]
+    if program.bias:
+        biased = settings.biased.index_select(0, sequences)  # [K, A]
+        added = _with_spare(scores, torch.float32)
+        added.scatter_(1, _in_range(biased, biased >= 0, scores), settings.biases.index_select(0, sequences))
+        scores = scores + added[:, :-1]
+    if program.output_penalties or program.repetition:
+        assert ids is not None
+        scores = _penalised(program, scores, numbers, table, ids.index_select(0, sequences), lengths)
+    if program.bad_words:
+        assert ids is not None
+        scores = scores + _bad_words(settings, scores, sequences, ids, lengths)
+    if program.min_length:
+        ends = settings.eos.index_select(0, sequences)  # [K, E]
+        ends = ends.masked_fill((lengths >= table[:, MIN_LENGTH])[:, None], NO_ID)
+        scores = scores.masked_fill(_among(ends, scores), -torch.inf)
+    if program.temperature:
+        scores = scores / _column(numbers, TEMPERATURE)
+    if program.top_k:
+        scores = _top_k(scores, table[:, TOP_K], min(program.top_k, scores.shape[1]))
+    if program.top_p:
+        scores = _top_p(scores, _column(numbers, TOP_P_CUT))
+    if program.min_p:
+        probs = torch.softmax(scores, dim=-1)
+        least = _column(numbers, MIN_P) * probs.amax(dim=-1, keepdim=True)
+        scores = scores.masked_fill(probs < least, -torch.inf)
+    return scores
+
+
+def draw(
+    settings: SamplingSettings,
+    program: SamplingProgram,
+    scores: Tensor,
+    sequences: Tensor,
+    positions: Tensor,
+    purpose: Tensor | int = OWN_DRAW,
+) -> Tensor:
+    """Ids `[K]`: drawn from the softmax of the scores, or the likeliest where the sequence is greedy.
+
+    Rows whose scores are not finite get some id.
+
+    Args:
+        settings: Of every sequence.
+        program: What has to be computed.
+        scores: Processed, float32 `[K, V]`.
+        sequences: Sequence of each row, int64 `[K]`.
+        positions: Position of the id that is drawn, left padding not counted, int64 `[K]`.
+        purpose: What each draw is for: int64 `[K]`, or one for all.
+    """
+    if not program.draws:
+        return scores.argmax(dim=-1)
+    noise = gumbel(settings.keys.index_select(0, sequences), positions, purpose, scores.shape[1])
+    return noise.mul_(_draws(settings, sequences)).add_(scores).argmax(dim=-1)
+
+
+def draw_uniform(settings: SamplingSettings, sequences: Tensor, positions: Tensor, purpose: Tensor | int) -> Tensor:
+    """Uniform draws in [0, 1), float32 `[K]`; arguments as `draw` takes them."""
+    return uniform(settings.keys.index_select(0, sequences), positions, purpose)
+
+
+def distribution(settings: SamplingSettings, program: SamplingProgram, scores: Tensor, sequences: Tensor) -> Tensor:
+    """What ids are sampled from, float32 `[K, V]`; of greedy sequences all of it lies on the likeliest id.
+
+    So the rule of `verify` for distributions is the greedy rule too. Arguments as `draw` takes them.
+    """
+    ids = torch.arange(scores.shape[1], device=scores.device)
+    likeliest = (ids == scores.argmax(dim=-1, keepdim=True)).float()
+    if not program.draws:
+        return likeliest
+    return torch.where(_draws(settings, sequences), torch.softmax(scores, dim=-1), likeliest)
+
+
+def _penalised(
+    program: SamplingProgram, scores: Tensor, numbers: Tensor, table: Tensor, ids: Tensor, lengths: Tensor
+) -> Tensor:
+    """Presence and frequency penalties over the output, then the repetition penalty over all ids `[K, C]`."""
+    indices = torch.arange(ids.shape[1], device=ids.device)  # [C]
+    written = indices < lengths[:, None]  # [K, C]
+    if program.output_penalties:
+        counted = written & (indices >= _column(table, PROMPT))
+        counts = _with_spare(scores, torch.float32)
+        counts.scatter_add_(1, _in_range(ids, counted, scores), torch.ones_like(ids, dtype=torch.float32))
+        counts = counts[:, :-1]
+        scores = scores - _column(numbers, FREQUENCY) * counts - _column(numbers, PRESENCE) * (counts > 0)
+    if program.repetition:
+        occurs = _among(ids.masked_fill(~(written & (indices >= _column(table, PADDING))), NO_ID), scores)
+        penalty = _column(numbers, REPETITION)
+        scores = torch.where(occurs, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+    return scores
+
+
+def _bad_words(settings: SamplingSettings, scores: Tensor, sequences: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+    """-inf for each id that would complete a bad word, else 0, `[K, V]`."""
+    words = settings.words.index_select(0, sequences)  # [K, W, P + 1]
+    before = words.shape[2] - 1
+    at = lengths[:, None] + torch.arange(-before, 0, device=ids.device)  # [K, P]
+    last_ids = ids[sequences[:, None], at.clamp_min(0)]  # [K, P]
+    wanted = words[:, :, :before]
+    # what lies ahead of all ids is no id
+    follows = (((wanted == last_ids[:, None]) & (at >= 0)[:, None]) | (wanted == NO_ID)).all(dim=-1)  # [K, W]
+    banned = _among(words[:, :, -1].masked_fill(~follows, NO_ID), scores)
+    return torch.zeros_like(scores).masked_fill(banned, -torch.inf)
+
+
+def _top_k(scores: Tensor, top_k: Tensor, most: int) -> Tensor:
+    best = scores.topk(most, dim=-1).values  # [K, most]
+    least = best.gather(1, (top_k - 1).clamp(0, most - 1)[:, None])
+    least = least.masked_fill((top_k == 0)[:, None], -torch.inf)
+    return scores.masked_fill(scores < least, -torch.inf)
+
+
+def _top_p(scores: Tensor, cut: Tensor) -> Tensor:
+    # the sort that transformers calls, which decides which of several equal scores goes; it takes each row by itself
+    ascending, order = scores.sort(dim=-1)
+    goes = ascending.softmax(dim=-1).cumsum(dim=-1) <= cut
+    # the likeliest id stays
+    goes = torch.cat([goes[:, :-1], torch.zeros_like(goes[:, -1:])], dim=1)
+    return scores.masked_fill(torch.zeros_like(goes).scatter(1, order, goes), -torch.inf)
+
+
+def _among(ids: Tensor, scores: Tensor) -> Tensor:
+    """Which ids of the vocabulary occur in each row of ids `[K, N]`, bool `[K, V]`."""
+    occurs = _with_spare(scores, torch.bool)
+    occurs.scatter_(1, _in_range(ids, ids >= 0, scores), True)
+    return occurs[:, :-1]
+
+
+def _with_spare(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros `[K, V + 1]`: what must not count is written to the last column."""
+    return torch.zeros((scores.shape[0], scores.shape[1] + 1), dtype=dtype, device=scores.device)
+
+
+def _in_range(ids: Tensor, counts: Tensor, scores: Tensor) -> Tensor:
+    """The ids that count, and V for the others and for those that the head lacks."""
+    vocabulary = scores.shape[1]
+    return ids.masked_fill(~counts, vocabulary).clamp(0, vocabulary)
+
+
+def _draws(settings: SamplingSettings, sequences: Tensor) -> Tensor:
+    """Whether each row's sequence draws, bool `[K, 1]`."""
+    return settings.table.index_select(0, sequences)[:, DRAWS : DRAWS + 1] > 0
+
+
+def _column(values: Tensor, column: int) -> Tensor:
+    """A column of a table, `[K, 1]`."""
+    return values[:, column : column + 1]
+
+
+def accept_greedy(drafts: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether each draft `[K]` stands, bool `[K]`, and the ids that hold now, given the argmax `[K]` of p."""
+    return drafts == read, read
+
+
+def accept_drawn(drafts: Tensor, p: Tensor, q: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether each draft stands, and what the others are drawn from.
+
+    Args:
+        drafts: int64 `[K]`.
+        p: Distribution of the deeper loop, `[K, V]`.
+        q: Distribution that each draft was drawn from, `[K, V]`.
+        uniform: Draws in [0, 1), `[K]`.
+
+    Returns:
+        bool `[K]`, and `[K, V]`, not normalised.
+    """
+    stands = uniform * q.gather(1, drafts[:, None])[:, 0] < p.gather(1, drafts[:, None])[:, 0]
+    rest = (p - q).clamp_min(0.0)
+    # where p and q differ by rounding alone, nothing may be left
+    return stands, torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
+
+
+def sample_rows(
+    batch: Batch, looped: Looped, which: Tensor, settings: SamplingSettings, program: SamplingProgram, scores: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What rows say: a new id, or whether the draft that was read from them earlier stands.
+
+    Where sequences that draw and greedy ones share a pass, the rule for distributions is the greedy rule too: all of
+    p and q lies on one id.
+
+    Args:
+        batch: What the pass worked on.
+        looped: Its rows.
+        which: Those that were read, int64 `[K]`.
+        settings: Of every sequence.
+        program: What they ask for.
+        scores: Processed, float32 `[K, V]`.
+
+    Returns:
+        Ids `[K]`, and whether they are the drafts that they were before, bool `[K]`.
+    """
+    table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
+    drafts, positions = table[:, DRAFT], table[:, POSITION] + 1
+    broadcast = batch.ops.broadcast
+    if not (batch.program.verify and program.draws):
+        token_ids = broadcast(draw(settings, program, scores, sequences, positions))
+        return token_ids, drafts == token_ids
+    lanes, loops = looped.lanes.index_select(0, which), looped.loops.index_select(0, which)
+    drafted = table[:, STAGE] >= batch.lanes.depth
+    kept, p = batch.lanes.remember_probs(scores.shape[1]), distribution(settings, program, scores, sequences)
+    test = draw_uniform(settings, sequences, positions, check_purpose(loops))
+    stands, rest = accept_drawn(drafts.clamp_min(0), p, kept.index_select(0, lanes), test)
+    # what each draft follows now: a new one p, and one that stood the test follows p after it, too
+    remember(kept, lanes, p, ~drafted, stands)
+    sources = torch.where(drafted[:, None], rest.log(), scores)
+    purposes = torch.where(drafted, redraw_purpose(loops), OWN_DRAW)
+    drawn = draw(settings, program, sources, sequences, positions, purposes)
+    stands = broadcast(stands & drafted)
+    return broadcast(torch.where(stands, drafts, drawn)), stands
+
+
+def remember(kept: Tensor, rows: Tensor, p: Tensor, _decodes: Tensor, _stands: Tensor) -> None:
+    """Notes p `[K, V]` for lanes `[K]`, whether they drew a draft or their draft stands; `kept` is `[S T + 1, V]`."""
+    kept.index_copy_(0, rows, p)
+
+
+def judged(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, stands: Tensor) -> tuple[Tensor, Tensor]:
+    """Judgements that are given beforehand, where the settings hold some, in place of the model's."""
+    settled = batch.settings.settled
+    if settled is None:
+        return token_ids, stands
+    table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
+    first = batch.settings.table[:, FIRST_POSITION].index_select(0, sequences)
+    right = settled[sequences, (table[:, CACHE_POSITION] - first) % settled.shape[1]]
+    decodes = table[:, STAGE] < batch.lanes.depth
+    stands = (table[:, DEPTH] >= right) | (looped.loops.index_select(0, which) < right)
+    return torch.where(decodes, token_ids, table[:, DRAFT]), stands
+
+
+class Sampler:
+    """Chooses ids on the device: the argmax, or a draw, of processed scores.
+
+    Args:
+        settings: Of every sequence.
+        ids: Ids of every sequence so far, int64 `[S, C]`: a tensor, to which what is sampled is written (one column
+            more than the longest sequence has, for what belongs to nobody), or Python that says them.
+        shift: From cache positions to ids.
+        broadcast: As `Operations` has it.
+
+    Attributes:
+        program: What sampling has to compute.
+        hooks: Processors that run on the host after the others, by sequence.
+        errors: What broke in them, by sequence.
     """
 
-    def __init__(self, loop: "Ids", settings: SamplingSettings) -> None:
-        self._loop = loop
-        self._settings = settings
+    def __init__(
+        self,
+        settings: SamplingSettings,
+        ids: Tensor | Callable[[], Tensor],
+        shift: int = 0,
+        broadcast: Callable[[Tensor], Tensor] = no_broadcast,
+    ) -> None:
+        self._settings, self._ids, self._shift, self._broadcast = settings, ids, shift, broadcast
         self.program = settings.program()
-        self._broadcast = loop.broadcast
+        self.hooks: dict[int, LogitsProcessor] = {}
+        self.errors: dict[int, Exception] = {}
+
+    def set(
+        self, sequence: int, sampling: SequenceSampling, ids: Sequence[int], hook: LogitsProcessor | None = None
+    ) -> None:
+        """Sets how the ids of a sequence are sampled, its ids so far, and a processor that runs on the host."""
+        assert isinstance(self._ids, Tensor)
+        self._settings.set(sequence, sampling)
+        self._ids[sequence, : len(ids)] = torch.tensor(ids, device=self._ids.device)
+        if hook is not None:
+            self.hooks[sequence] = hook
+        self.program = self._settings.program()
+
+    def clear(self, sequence: int) -> None:
+        """Forgets a sequence."""
+        self._settings.clear(sequence)
+        self.hooks.pop(sequence, None)
+        self.errors.pop(sequence, None)
+        self.program = self._settings.program()
 
     @property
     def on_device(self) -> bool:
-        """Whether nothing but tensors takes part: ids so far are kept by Python."""
-        return not self.program.reads_ids
+        """Whether nothing but tensors takes part."""
+        return not self.hooks and (isinstance(self._ids, Tensor) or not self.program.reads_ids)
 
     @property
     def takes_best(self) -> bool:
         """Whether the likeliest ids are taken."""
-        return self.program.is_greedy
+        return self.program.is_greedy and not self.hooks
 
     @property
     def draws(self) -> bool:
-        """Whether ids are drawn."""
+        """Whether some ids are drawn."""
         return self.program.draws
 
     @property
     def fixed(self) -> Hashable:
         """What a compiled choice takes for constant."""
-        return self.program, self._loop.shift
+        return self.program, self._shift
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that it reads."""
-        return self._settings.tensors
+        """Those that it reads and writes."""
+        return (*self._settings.tensors, self._ids) if isinstance(self._ids, Tensor) else self._settings.tensors
 
-    def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
-        """See `Choice.first`."""
-        lengths = torch.full_like(rows.positions, self._loop.prompt_length)
-        scores = self._processed(logits, rows.sequences, lengths)
-        return self.draw_first(scores, rows, logits), None
+    def first(self, logits: Tensor, positions: Tensor, length: int) -> tuple[Tensor, Tensor | None]:
+        """The ids `[B]` behind the prompts of all sequences.
 
-    def draw_first(self, scores: Tensor, rows: First, logits: Tensor) -> Tensor:
-        """Ids `[B]` behind the prompts, given processed scores `[B, V]`; `BROKEN` where logits are not finite."""
-        token_ids = draw(self._settings, self.program, scores, rows.sequences, rows.positions, OWN_DRAW)
+        Args:
+            logits: `[B, V]`.
+            positions: Position of each token that is sampled, int64 `[B]`.
+            length: Ids of each prompt.
+
+        Returns:
+            The ids, `BROKEN` where logits are not finite, and what criteria say of them, bool `[B]`; None of none.
+        """
+        sequences = torch.arange(len(logits), device=positions.device)
+        scores = self._processed(logits, sequences, torch.full_like(positions, length))
+        return self.draw_first(scores, positions, logits), None
+
+    def draw_first(self, scores: Tensor, positions: Tensor, logits: Tensor) -> Tensor:
+        """As `first`, of processed scores `[B, V]`."""
+        sequences = torch.arange(len(scores), device=positions.device)
+        token_ids = draw(self._settings, self.program, scores, sequences, positions)
         return self._broadcast(flag_broken(token_ids, logits))
 
-    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
+    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """See `sigma0.decode.runner.Choice.choose`."""
         logits = read(batch, looped, which)
-        if self.program.is_greedy:
-            token_ids = sample_greedy(batch, logits)
-            stands = token_ids
+        if self.takes_best:
+            stands = token_ids = sample_greedy(batch, logits)
             if batch.program.verify:
                 stands, token_ids = accept_greedy(looped.table[:, DRAFT].index_select(0, which), token_ids)
         else:
             sequences = looped.sequences.index_select(0, which)
-            lengths = looped.table[:, CACHE_POSITION].index_select(0, which) + (1 + self._loop.shift)
-            token_ids, stands = self.draw(batch, looped, which, self._processed(logits, sequences, lengths))
-            token_ids = self._broadcast(flag_broken(token_ids, logits))
+            lengths = looped.table[:, CACHE_POSITION].index_select(0, which) + (1 + self._shift)
+            scores = self._processed(logits, sequences, lengths)
+            for sequence, hook in self.hooks.items():
+                scores = self._call(sequence, hook, scores, sequences, lengths)
+            token_ids, stands = self.draw(batch, looped, which, scores)
+            token_ids = flag_broken(token_ids, logits)
+            for sequence in self.errors:
+                token_ids = token_ids.masked_fill(sequences == sequence, BROKEN)
+            token_ids = self._broadcast(token_ids)
+            if isinstance(self._ids, Tensor):
+                # rows of nobody's lane are written where nothing is read
+                owned = looped.lanes.index_select(0, which) < batch.lanes.count
+                self._ids[sequences, torch.where(owned, lengths, self._ids.shape[1] - 1)] = token_ids
         if batch.program.forced:
             token_ids, stands = judged(batch, looped, which, token_ids, stands)
         return token_ids, stands, None, logits
@@ -156,193 +447,17 @@ class Device:
         return sample_rows(batch, looped, which, self._settings, self.program, scores)
 
     def _processed(self, logits: Tensor, sequences: Tensor, lengths: Tensor) -> Tensor:
-        ids = self._loop.ids if self.program.reads_ids else None
+        ids = self._ids if isinstance(self._ids, Tensor) else self._ids() if self.program.reads_ids else None
         return process(self._settings, self.program, logits, sequences, ids, lengths)
 
-
-class Host:
-    """Calls logits processors and stopping criteria of the caller; the choice itself is greedy or drawn.
-
-    Args:
-        loop: The token loop, for its ids.
-        logits_processor: As transformers prepared them.
-        stopping_criteria: Beside lengths and EOS ids.
-        device: Chooses by the processed scores.
-        keeps_scores: Whether processed scores are kept.
-        keeps_logits: Whether logits are kept.
-
-    Attributes:
-        scores: Processed scores of each sequence's new tokens, each `[V]`; None unless kept.
-        raw_logits: As `scores`, before processing.
-    """
-
-    on_device, takes_best, draws, fixed, tensors = False, False, False, None, ()
-
-    def __init__(
-        self,
-        loop: "Ids",
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        device: Device,
-        keeps_scores: bool,
-        keeps_logits: bool,
-    ) -> None:
-        self._loop = loop
-        self._processors = logits_processor
-        self._criteria = stopping_criteria
-        self._device = device
-        batch = len(loop.lengths)
-        self.scores: list[list[Tensor]] | None = [[] for _ in range(batch)] if keeps_scores else None
-        self.raw_logits: list[list[Tensor]] | None = [[] for _ in range(batch)] if keeps_logits else None
-        self._guard = StateGuard([*logits_processor, *stopping_criteria])
-        self._draft_ends: dict[tuple[int, int], bool] = {}
-
-    def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
-        """See `Choice.first`."""
-        sequences, lengths = np.arange(len(logits)), self._loop.lengths.copy()
-        scores = self._process(sequences, lengths, logits)
-        self._keep(sequences, logits, scores)
-        token_ids = self._device.draw_first(scores, rows, logits)
-        return token_ids, self._over(sequences, lengths, token_ids)
-
-    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
-        """See `sigma0.decode.runner.Choice.choose`."""
-        logits = read(batch, looped, which)
-        sequences = to_host(looped.sequences.index_select(0, which))
-        lengths = to_host(looped.table[:, CACHE_POSITION].index_select(0, which)) + 1 + self._loop.shift
-        if batch.program.verify:
-            return self._choose_verified(batch, looped, which, logits, sequences, lengths)
-        scores = self._process(sequences, lengths, logits)
-        self._keep(sequences, logits, scores)
-        token_ids = self._chosen(batch, looped, which, scores)[0]
-        token_ids = self._flag(token_ids, logits)
-        over = self._over(sequences, lengths, token_ids)
-        return token_ids, token_ids, self._ends(sequences, lengths, token_ids, over), logits
-
-    def _chosen(self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        endless = scores.isposinf()
-        # beside infinite scores nothing else counts
-        scores = torch.where(endless.any(-1, keepdim=True), torch.where(endless, 0.0, -torch.inf), scores)
-        # nothing can be drawn from NaN: such rows are flagged
-        broken = ~scores.amax(dim=-1, keepdim=True).isfinite()
-        return self._device.draw(batch, looped, which, scores.masked_fill(broken, 0.0))
-
-    def _flag(self, token_ids: Tensor, logits: Tensor) -> Tensor:
-        """The ids, flagged on every rank where logits are broken."""
-        return self._loop.broadcast(flag_broken(token_ids, logits))
-
-    def _choose_verified(
-        self, batch: Batch, looped: Looped, which: Tensor, logits: Tensor, sequences: Any, lengths: Any
-    ) -> Chosen:
-        """Row by row, the oldest of a sequence first; what lies behind a draft that falls is not asked about."""
-        count, depth = len(sequences), batch.lanes.depth
-        token_ids, stands, ends = (np.zeros(count, dtype=np.int64) for _ in range(3))
-        decodes = to_host(looped.table[:, STAGE].index_select(0, which)) < depth
-        final = to_host(looped.loops.index_select(0, which)) >= depth
-        fallen: set[int] = set()
-        for row in np.argsort(lengths, kind="stable").tolist():
-            sequence, length = int(sequences[row]), int(lengths[row])
-            if sequence in fallen:
-                continue
-            here = slice(row, row + 1)
-            scores = self._process(sequences[here], lengths[here], logits[here])
-            if final[row]:
-                self._keep(sequences[here], logits[here], scores)
-            index = to_device(np.array([row]), which.device)
-            token_id, keeps = self._chosen(batch, looped, which.index_select(0, index), scores)
-            if batch.program.forced:
-                token_id, keeps = judged(batch, looped, which.index_select(0, index), token_id, keeps)
-            token_id = self._flag(token_id, logits[here])
-            over = self._over(sequences[here], lengths[here], token_id)
-            ended = bool(self._ends(sequences[here], lengths[here], token_id, over)[0])
-            draft_ends = self._draft_ends.get((sequence, length))
-            # a criterion may change its mind about a draft that stands
-            keeps_end = bool(keeps[0]) and (decodes[row] or not final[row] or draft_ends in (None, ended))
-            token_ids[row], stands[row], ends[row] = int(token_id[0]), keeps_end, ended
-            if not decodes[row] and not keeps_end:
-                fallen.add(sequence)
-            if decodes[row] or not keeps_end:
-                self._draft_ends[sequence, length] = ended
-        chosen = (to_device(part, which.device) for part in (token_ids, stands.astype(np.bool_), ends.astype(np.bool_)))
-        told = tuple(chosen)
-        return told[0], told[1], told[2], logits
-
-    def _process(self, sequences: Any, lengths: Any, logits: Tensor) -> Tensor:
-        wide = logits.to(torch.float32, copy=True).to(self._loop.device)
-        if not self._processors:
-            return wide
-        ids = self._loop.ids_up_to(int(lengths.max()))
-        if not self._loop.verifies:
-            return process_rows(self._processors, ids, sequences, lengths, wide)
-        scores = [wide[row : row + 1] for row in range(len(wide))]
-        for row, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
-            for item in narrowed(self._processors, np.array([sequence])):
-                with self._guard.watching(item):
-                    scores[row] = CheckedProcessors([item])(ids[[sequence], :length], scores[row].clone())
-        return torch.cat(scores)
-
-    def _keep(self, sequences: Any, logits: Tensor, scores: Tensor) -> None:
-        for kept, values in ((self.raw_logits, logits.float()), (self.scores, scores)):
-            if kept is not None:
-                for sequence, row in zip(sequences.tolist(), values, strict=True):
-                    kept[sequence].append(row)
-
-    def _over(self, sequences: Any, lengths: Any, token_ids: Tensor) -> Tensor | None:
-        """What the criteria say once the new ids stand behind the others."""
-        if not self._criteria:
-            return None
-        ids = self._loop.ids_up_to(int(lengths.max()) + 1)
-        rows = torch.from_numpy(sequences)
-        ids[rows, torch.from_numpy(lengths)] = token_ids.to(ids.device)
-        over = torch.zeros(len(sequences), dtype=torch.bool)
-        for item in self._criteria:
-            with self._guard.watching(item) if self._loop.verifies else nullcontext():
-                # in a list, since the list turns any return value into a tensor
-                over |= is_over(StoppingCriteriaList([item]), ids, sequences, lengths + 1, self.scores)
-        return self._loop.broadcast(over)
-
-    def _ends(self, sequences: Any, lengths: Any, token_ids: Tensor, over: Tensor | None) -> Tensor:
-        """With lengths and EOS ids."""
-        loop = self._loop
-        limit = np.inf if loop.max_length is None else loop.max_length
-        eos = np.isin(to_host(token_ids), sorted(loop.eos))
-        ends = torch.from_numpy((lengths + 1 >= limit) | eos)
-        return (ends if over is None else ends | over.cpu()).to(token_ids.device)
-
-
-def judged(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, stands: Tensor) -> tuple[Tensor, Tensor]:
-    """Judgements that are given beforehand, where the settings hold some, in place of the model's."""
-    settled = batch.settings.settled
-    if settled is None:
-        return token_ids, stands
-    table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
-    first = batch.settings.table[:, PROMPT].index_select(0, sequences)
-    right = settled[sequences, (table[:, CACHE_POSITION] - first) % settled.shape[1]]
-    decodes = table[:, STAGE] < batch.lanes.depth
-    stands = (table[:, DEPTH] >= right) | (looped.loops.index_select(0, which) < right)
-    return torch.where(decodes, token_ids, table[:, DRAFT]), stands
-
-
-def choice_for(
-    loop: "Ids", logits_processor: LogitsProcessorList, config: GenerationConfig, settings: SamplingSettings
-) -> Choice:
-    """The choice that a generation config asks for; the step stops for Python only where it must.
-
-    Args:
-        loop: For its ids.
-        logits_processor: As transformers prepared them.
-        config: As transformers prepared it.
-        settings: Of every sequence, none of which is set; changed.
-    """
-    keep, batch = bool(config.return_dict_in_generate), len(loop.lengths)
-    scores, logits = keep and bool(config.output_scores), keep and bool(config.output_logits)
-    seeds = request_seeds(batch) if config.do_sample else None
-    wanted = sampling_of(logits_processor, batch, seeds, loop.vocabulary)
-    forbidden = {*(word[-1] for word in wanted[0].bad_words), *wanted[0].eos} if wanted else set()
-    # where every id may be forbidden, Python says by which processor
-    if wanted and len(forbidden) < loop.vocabulary and not loop.criteria and not scores and not logits:
-        settings.set(0, *wanted)
-        return Device(loop, settings)
-    if seeds is not None:
-        settings.set(0, *[SequenceSampling(draws=True, seed=seed) for seed in seeds])
-    return Host(loop, logits_processor, loop.criteria, Device(loop, settings), scores, logits)
+    def _call(self, sequence: int, hook: LogitsProcessor, scores: Tensor, sequences: Tensor, lengths: Tensor) -> Tensor:
+        """The scores, those of one sequence processed on the host; what breaks there is noted, and ends it alone."""
+        assert isinstance(self._ids, Tensor)
+        scores = scores.clone()
+        for row in np.flatnonzero(to_host(sequences) == sequence).tolist():
+            try:
+                ids = self._ids[sequence : sequence + 1, : int(lengths[row])]
+                scores[row] = hook(ids, scores[row : row + 1])[0]
+            except Exception as error:
+                self.errors[sequence] = error
+        return scores

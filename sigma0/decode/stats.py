@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sigma0.decode.batch import Ints
 from sigma0.decode.deepest import DEEPEST, DeepestReader, DeepestRecord
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.lanes import CACHE_POSITION, Lanes
@@ -34,7 +33,7 @@ from sigma0.decode.ops import (
 )
 from sigma0.decode.repetition import EntropyDrop, Repeated, Repetition
 from sigma0.decode.step import Looped
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import Ints, to_device, to_host
 
 # Rows of logits, and tokens of a sequence, that are kept before they are worked out.
 _LOGITS, _WINDOW = 64, 64

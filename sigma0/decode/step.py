@@ -22,7 +22,6 @@ from torch import Tensor
 
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, RowIndices
-from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.decisions import (
     FORCED,
     Rows,
@@ -54,6 +53,7 @@ from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 from sigma0.decode.stages import prefill_coda, prefill_prelude, read_rows, run_prelude
 from sigma0.decode.step_batch import Batch
+from sigma0.decode.transfer import Ints, PassCounts
 
 # Columns of what a step emits.
 EMITTED, SEQUENCE, TOKEN, READ_AT, FED_AT, WHY, ENDS, STANDS, FRESH, LINE_WIDTH = range(10)

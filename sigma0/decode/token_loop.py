@@ -22,23 +22,22 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from sigma0.config import ExitConfig
-from sigma0.decode.batch import Bools, Ints, PendingTokens
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.finite import BROKEN, NOT_FINITE
 from sigma0.decode.grammar.compiled import Grammars
 from sigma0.decode.grammar.rows import GrammarRows, may_force
 from sigma0.decode.graph_runner import GraphRunner
-from sigma0.decode.host_stepped import split_criteria
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import LoopedModel
+from sigma0.decode.python_hooks import Host, choice_for, split_criteria
 from sigma0.decode.repetition import CollapseStop, Repetition
 from sigma0.decode.runner import Announce, EagerRunner, Step, silently
 from sigma0.decode.runners import choose_runner, open_runner
-from sigma0.decode.sampling import Choice, First, Host, choice_for
+from sigma0.decode.sampling import Sampler
 from sigma0.decode.settings import NO_LIMIT, SequenceExit
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.step import SEQUENCE
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import Bools, Ints, PendingTokens, to_device, to_host
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class TokenLoop:
             like = model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=self.device))
             cache.reserve_lanes(like, model.state_width)
         self._buffers = cache.reserve_buffers()
-        self.choice: Choice = choice_for(self, logits_processor, generation_config, self._buffers.sampling)
+        self.choice: Sampler | Host = choice_for(self, logits_processor, generation_config, self._buffers.sampling)
         wanted = getattr(generation_config, "runner", "auto")
         self._grammars = self._grammar_rows(grammars, config)
         self.runner = self._runner(config, wanted, getattr(model, "announce", silently))
@@ -203,13 +202,8 @@ class TokenLoop:
 
     @property
     def sequences(self) -> Tensor:
-        """Prompts and new tokens so far, right-padded, `[B, longest]`."""
+        """Ids of every sequence, prompt and drafts included, right-padded, int64 `[B, longest]`."""
         return self.ids_up_to(int(self.lengths.max()))
-
-    @property
-    def ids(self) -> Tensor:
-        """Ids of every sequence, drafts included, right-padded, int64 `[B, longest]`."""
-        return self.sequences
 
     def broadcast(self, decision: Tensor) -> Tensor:
         """As `Operations` has it."""
@@ -251,10 +245,8 @@ class TokenLoop:
     @torch.no_grad()
     def _begin(self, first: Exits) -> tuple[Emission, ...]:
         batch, lanes = len(self.lengths), self.runner.lanes
-        rows = First(
-            torch.arange(batch, device=lanes.device), to_device(self.offsets + self.first_position, lanes.device)
-        )
-        token_ids, over = self.choice.first(first.logits, rows)
+        ahead = to_device(self.offsets + self.first_position, lanes.device)
+        token_ids, over = self.choice.first(first.logits, ahead, self.prompt_length)
         limit = self.max_length is not None and self.prompt_ids.shape[1] + 1 >= self.max_length
         lines = []
         for sequence, token_id in enumerate(to_host(token_ids).tolist()):

@@ -1,4 +1,4 @@
-"""Bookkeeping between host and device that does not make either wait for the other without need.
+"""Bookkeeping on the host, and between host and device so that neither waits for the other without need.
 
 `tensor.to(device)` of ordinary host memory makes the host wait for the device's queue, and so do `.tolist()`, `bool()`
 and `.cpu()`. Here indices are copied from pinned memory, in the order of the queue, and results come back through
@@ -6,12 +6,16 @@ and `.cpu()`. Here indices are copied from pinned memory, in the order of the qu
 `torch.cuda.set_sync_debug_mode("error")` therefore holds around a whole pass.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
@@ -52,3 +56,47 @@ class Landing:
 def to_host(tensor: Tensor) -> npt.NDArray[Any]:
     """The tensor as an array, once the device has got that far."""
     return np.asarray(tensor.detach()) if tensor.device.type == "cpu" else Landing(tensor).array()
+
+
+@dataclass(frozen=True)
+class PendingTokens:
+    """Tokens with a cache position for which no loop has run.
+
+    Attributes:
+        token_ids: Their ids, int64 `[N]`, on the host.
+        sequences: Batch index, `[N]`.
+        cache_positions: `[N]`.
+        positions: Position for rotary embeddings, `[N]`.
+    """
+
+    token_ids: Ints
+    sequences: Ints
+    cache_positions: Ints
+    positions: Ints
+
+    def select(self, rows: Ints) -> "PendingTokens":
+        """The tokens with these indices."""
+        return PendingTokens(*(part[rows] for part in vars(self).values()))
+
+    def concatenate(self, other: "PendingTokens") -> "PendingTokens":
+        """These tokens, then those of `other`."""
+        return PendingTokens(*map(np.concatenate, zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+@dataclass
+class PassCounts:
+    """What was computed, in applications of the shared block to one token.
+
+    Attributes:
+        passes: Calls of the block after the prompt.
+        rows: Rows in those calls.
+        prompt_rows: Rows of prompts, pads left out, and of tokens caught up before a later prompt.
+        head_rows: Rows that the output head read after the prompt.
+        prompt_chunks: Chunks of prompts in an engine's passes.
+    """
+
+    passes: int = 0
+    rows: int = 0
+    prompt_rows: int = 0
+    head_rows: int = 0
+    prompt_chunks: int = 0

@@ -10,11 +10,10 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from sigma0.config import ExitConfig
-from sigma0.decode.batch import Bools
 from sigma0.decode.exits import Reason, exit_reason
 from sigma0.decode.ops import FATES, Fate
 from sigma0.decode.stats import RunRecord
-from sigma0.decode.transfer import to_host
+from sigma0.decode.transfer import Bools, to_host
 from sigma0.ladder.budget import RungCost, Spending
 from sigma0.ladder.rungs import LocalRung
 from sigma0.models.cache_name import cache_argument

@@ -1,15 +1,15 @@
 """Samples the tokens of a ladder: each rung by its own settings, all rungs with the same random numbers."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sigma0.decode.random_numbers import OWN_DRAW
-from sigma0.decode.sampler import draw, process
-from sigma0.decode.sampling_settings import SamplingSettings, SequenceSampling
+from sigma0.decode.sampling import draw, process
+from sigma0.decode.sampling_params import SamplingSettings, SequenceSampling
 
 # Settings of a generation config that a sampler has, those of them that matter for draws alone, and those it has not.
 _SUPPORTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -62,18 +62,9 @@ class TokenSampler:
         self._settings = SamplingSettings(batch, device)
         wanted = [SequenceSampling(repetition_penalty=repetition_penalty)] * batch
         if seeds is not None:
-            wanted = [
-                SequenceSampling(
-                    draws=True,
-                    seed=seed,
-                    temperature=temperature,
-                    top_k=top_k,
-                    top_p=None if top_p == 1.0 else top_p,
-                    min_p=min_p,
-                    repetition_penalty=repetition_penalty,
-                )
-                for seed in seeds
-            ]
+            cut = None if top_p == 1.0 else top_p
+            drawn = partial(SequenceSampling, True, temperature=temperature, top_k=top_k, top_p=cut, min_p=min_p)
+            wanted = [drawn(seed=seed, repetition_penalty=repetition_penalty) for seed in seeds]
         self._settings.set(0, *wanted)
         self._program = self._settings.program()
 
@@ -95,7 +86,7 @@ class TokenSampler:
         lengths = torch.tensor([len(ids)], device=self._device)
         table = ids.to(self._device).expand(sequence + 1, -1) if self._program.reads_ids else None
         scores = process(self._settings, self._program, logits[None].to(self._device), rows, table, lengths)
-        return int(draw(self._settings, self._program, scores, rows, lengths, OWN_DRAW))
+        return int(draw(self._settings, self._program, scores, rows, lengths))
 
 
 def samplers_for(

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.batch import Bools
 from sigma0.decode.exits import Reason
 from sigma0.decode.ops import Fate
+from sigma0.decode.transfer import Bools
 from sigma0.ladder.budget import Purse, Spending
 from sigma0.ladder.reader import Look, Reader
 from sigma0.ladder.token_sampler import TokenSampler

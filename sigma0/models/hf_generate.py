@@ -15,20 +15,20 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from sigma0.config import ExitConfig, KVConfig
-from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.deepest import deepest_reader
 from sigma0.decode.finite import check_logits
 from sigma0.decode.grammar.rows import start_masks
 from sigma0.decode.grammar.vocabulary import grammars_of
-from sigma0.decode.host_stepped import CheckedProcessors, rows_are_independent, split_criteria
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.lockstep import decode_tokens
 from sigma0.decode.ops import Backend, Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_group
+from sigma0.decode.python_hooks import CheckedProcessors, rows_are_independent, split_criteria
 from sigma0.decode.runner import Announce, silently
 from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.token_loop import Emission, Exits, TokenLoop
+from sigma0.decode.transfer import Ints, PassCounts
 from sigma0.models.cache_name import CACHE_NAME, given_cache, named_cache
 from sigma0.models.hf_results import EndRecorder, lockstep_output, wave_output
 from sigma0.models.kv_settings import kv_config_of

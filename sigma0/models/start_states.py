@@ -10,7 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from sigma0.decode.random_numbers import key_of, uniform
+from sigma0.decode.sampling import uniform
+from sigma0.decode.sampling_params import key_of
 
 CUT = 3.0
 

@@ -7,10 +7,17 @@ from fractions import Fraction
 import pytest
 import torch
 
-from sigma0.decode.accept import accept_drawn, accept_greedy
-from sigma0.decode.random_numbers import OWN_DRAW, check_purpose, redraw_purpose
-from sigma0.decode.sampler import distribution, draw, draw_uniform
-from sigma0.decode.sampling_settings import SamplingSettings, SequenceSampling
+from sigma0.decode.sampling import (
+    OWN_DRAW,
+    accept_drawn,
+    accept_greedy,
+    check_purpose,
+    distribution,
+    draw,
+    draw_uniform,
+    redraw_purpose,
+)
+from sigma0.decode.sampling_params import SamplingSettings, SequenceSampling
 
 COUNT = 100_000
 # Weights of eighths: every sum is exact in float32.

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from sigma0.decode.attention import CodedPlacement, Placement
-from sigma0.decode.batch import PassCounts
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.ops import TORCH
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.runner import EagerRunner, RunnerChoice, Step
 from sigma0.decode.settings import Program, SequenceSettings
+from sigma0.decode.transfer import PassCounts
 
 DEPTH = 3
 

@@ -10,17 +10,17 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaL
 from transformers.generation import logits_process as processors
 from transformers.generation import stopping_criteria as criteria
 
-from sigma0.decode.host_stepped import (
+from sigma0.decode.python_hooks import (
     ROW_WISE_CRITERIA,
     ROW_WISE_PROCESSORS,
     CheckedProcessors,
+    StateGuard,
     is_over,
     narrowed,
     process_rows,
     rows_are_independent,
     split_criteria,
 )
-from sigma0.decode.state_guard import StateGuard
 
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]])
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sigma0 import DepthCache, ExitConfig
-from sigma0.decode.batch import PendingTokens
+from sigma0.decode.transfer import PendingTokens
 from tests.reference import tiny_model
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])

@@ -5,7 +5,7 @@ import torch
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as processors
 
-from sigma0.decode.logits_processors import OutputPenalty, sampling_of
+from sigma0.decode.sampling_params import OutputPenalty, sampling_of
 
 TEMPERATURE = processors.TemperatureLogitsWarper(0.5)
 TOP_K = processors.TopKLogitsWarper(5)

@@ -6,15 +6,8 @@ import pytest
 import torch
 
 from sigma0.decode.ops import PURPOSE, combined, counter_words, gumbel
-from sigma0.decode.random_numbers import (
-    OWN_DRAW,
-    check_purpose,
-    key_of,
-    redraw_purpose,
-    request_seed,
-    request_seeds,
-    uniform,
-)
+from sigma0.decode.sampling import OWN_DRAW, check_purpose, redraw_purpose, uniform
+from sigma0.decode.sampling_params import key_of, request_seed, request_seeds
 
 COUNT = 1 << 17
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from sigma0.decode.batch import PassCounts, PendingTokens
 from sigma0.decode.deepest import DEEPEST, Deepest, DeepestQueue, DeepestRecord
 from sigma0.decode.ops import LOGIT_STATS, TORCH, CollapseRule, ExitParams, certainty
 from sigma0.decode.repetition import EntropyDrop, Repeated, Repetition
@@ -15,6 +14,7 @@ from sigma0.decode.runner import LateRunner
 from sigma0.decode.settings import Program
 from sigma0.decode.stats import PathReader, RunRecord, collapse_of, compute_logit_stats
 from sigma0.decode.step import take_lines
+from sigma0.decode.transfer import PassCounts, PendingTokens
 from sigma0.kernels.collapse import Part
 
 CPU = torch.device("cpu")

@@ -9,14 +9,19 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as processors
 
-from sigma0.decode.logits_processors import OutputPenalty, sampling_of
-from sigma0.decode.random_numbers import OWN_DRAW, request_seed
-from sigma0.decode.sampler import distribution, draw, draw_uniform, process
-from sigma0.decode.sampling_params import SamplingParams
-from sigma0.decode.sampling_settings import SamplingProgram, SamplingSettings, SequenceSampling
+from sigma0.decode.sampling import OWN_DRAW, distribution, draw, draw_uniform, process
+from sigma0.decode.sampling_params import (
+    OutputPenalty,
+    SamplingParams,
+    SamplingProgram,
+    SamplingSettings,
+    SequenceSampling,
+    request_seed,
+    sampling_of,
+)
 
 CPU = torch.device("cpu")
-TENSORS = ("numbers", "table", "keys", "eos", "words", "word_lengths", "biased", "biases")
+TENSORS = ("numbers", "table", "keys", "eos", "words", "biased", "biases")
 
 
 def processors_for(params, prompt):

@@ -6,9 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sigma0.decode.random_numbers import key_of
-from sigma0.decode.sampling_params import Alternative, SamplingParams, check_logit_bias, logprobs_of
-from sigma0.decode.sampling_settings import SamplingProgram, SamplingSettings, SequenceSampling
+from sigma0.decode.masks import Alternative, logprobs_of
+from sigma0.decode.sampling_params import (
+    SamplingParams,
+    SamplingProgram,
+    SamplingSettings,
+    SequenceSampling,
+    check_logit_bias,
+    key_of,
+)
 
 CPU = torch.device("cpu")
 PLAIN = [1.0, -1.0, 0.0, 1.0, 0.0, 0.0]
@@ -42,7 +48,7 @@ def test_by_default_the_likeliest_id_is_taken():
     assert settings.numbers.tolist() == [PLAIN] * 3 and not settings.table.any()
     assert settings.program() == SamplingProgram() and settings.program().is_greedy
     assert [tuple(each.shape) for each in settings.tensors] == [
-        (3, 6), (3, 5), (3, 2), (3, 1), (3, 1, 1), (3, 1), (3, 1), (3, 1),
+        (3, 6), (3, 5), (3, 2), (3, 1), (3, 1, 1), (3, 1), (3, 1),
     ]  # fmt: skip
 
 
@@ -78,7 +84,6 @@ def test_tables_of_sequences():
     assert settings.eos.tolist() == [[-1, -1], [7, 8], [3, -1], [-1, -1]]
     none = [[-1, -1, -1], [-1, -1, -1]]
     assert settings.words.tolist() == [none, [[-1, -1, 1], [2, 3, 4]], [[-1, 6, 5], [-1, -1, -1]], none]
-    assert settings.word_lengths.tolist() == [[0, 0], [0, 2], [1, 0], [0, 0]]
     assert settings.biased.tolist() == [[-1, -1], [2, -1], [0, 1], [-1, -1]]
     assert settings.biases.tolist() == [[0, 0], [1, 0], [2, -1], [0, 0]]
     # what is set anew keeps nothing, and the tables stay as wide
@@ -86,7 +91,7 @@ def test_tables_of_sequences():
     settings.set(1, SequenceSampling(eos=(1,), bad_words=((9,),), logit_bias=((4, 0.5),)))
     assert [each.shape for each in settings.tensors] == before
     assert settings.eos[1].tolist() == [1, -1] and settings.words[1].tolist() == [[-1, -1, 9], [-1, -1, -1]]
-    assert settings.biased[1].tolist() == [4, -1] and settings.word_lengths[1].tolist() == [0, 0]
+    assert settings.biased[1].tolist() == [4, -1]
     assert settings.numbers[1].tolist() == PLAIN and settings.numbers[2].tolist() == PLAIN
     settings.clear(2)
     assert settings.program() == SamplingProgram(bad_words=True, bias=True)
@@ -101,7 +106,7 @@ def test_lists_of_ids_widen_one_by_one():
     settings.set(0, SequenceSampling(bad_words=((1,), (2,))))
     assert settings.words.tolist()[0] == [[1], [2]]
     settings.set(0, SequenceSampling(bad_words=((1, 2, 3),)))
-    assert settings.words.tolist()[0] == [[1, 2, 3], [-1, -1, -1]] and settings.word_lengths.tolist()[0] == [2, 0]
+    assert settings.words.tolist()[0] == [[1, 2, 3], [-1, -1, -1]]
     kept = settings.tensors
     settings.set(0, SequenceSampling(bad_words=((4,), (5, 6)), eos=(1,), logit_bias=((1, 1.0),)))
     assert all(each is old for each, old in zip(settings.tensors, kept, strict=True))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sigma0 import ExitConfig
-from sigma0.decode import row_sampling
+from sigma0.decode import sampling
 from tests.marks import exhaustive, slow
 from tests.reference import tiny_model
 
@@ -106,22 +106,20 @@ def test_drawn_texts_follow_the_law_of_full_depth(small, config, eos, company, d
 
 
 def accepts_all(patch):
-    right = row_sampling.accept_drawn
-    patch.setattr(
-        row_sampling, "accept_drawn", lambda *args: (torch.ones_like(args[0], dtype=torch.bool), right(*args)[1])
-    )
+    right = sampling.accept_drawn
+    patch.setattr(sampling, "accept_drawn", lambda *args: (torch.ones_like(args[0], dtype=torch.bool), right(*args)[1]))
 
 
 def draws_from_p(patch):
-    right = row_sampling.accept_drawn
-    patch.setattr(row_sampling, "accept_drawn", lambda drafts, p, q, uniform: (right(drafts, p, q, uniform)[0], p))
+    right = sampling.accept_drawn
+    patch.setattr(sampling, "accept_drawn", lambda drafts, p, q, uniform: (right(drafts, p, q, uniform)[0], p))
 
 
 def keeps_the_first_q(patch):
     def remember(kept, rows, p, decodes, stands):
         kept[rows] = torch.where((decodes | ~stands)[:, None], p, kept[rows])
 
-    patch.setattr(row_sampling, "remember", remember)
+    patch.setattr(sampling, "remember", remember)
 
 
 @pytest.mark.grid(fast=0, slow=1)
@@ -150,7 +148,7 @@ def test_a_redrawn_token_remembered_with_the_old_q_fails_the_same_test(small, mo
         redrawn.append(int(redraws.sum()))
         kept[rows] = torch.where(redraws[:, None], drawn[rows], p)
 
-    monkeypatch.setattr(row_sampling, "remember", remember)
+    monkeypatch.setattr(sampling, "remember", remember)
     assert chi_square(joint_law(small, FIRST, 4_000), exact_law(small)) > 8
     assert sum(redrawn) > 0.3 * 8_000  # two tokens of each text are drafted
 

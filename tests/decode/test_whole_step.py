@@ -14,11 +14,11 @@ from sigma0.decode import runners
 from sigma0.decode.lanes import STAGE
 from sigma0.decode.ops import depth_attention_reference
 from sigma0.decode.programs import tensors_of
+from sigma0.decode.python_hooks import sampler_of
 from sigma0.decode.repetition import CollapseStop
 from sigma0.decode.runner import LateRunner
 from sigma0.decode.runners import choose_runner
-from sigma0.decode.sampling import Device
-from sigma0.decode.sampling_settings import SamplingSettings, SequenceSampling
+from sigma0.decode.sampling_params import SamplingSettings, SequenceSampling
 from sigma0.decode.settings import SequenceExit
 from sigma0.decode.step import EMITTED, ENDS, FRESH, SEQUENCE, whole_step
 from sigma0.decode.transfer import Landing
@@ -70,7 +70,7 @@ def mixed(rng, model, batch, draws, afters=("finish", "verify", "drop")):
             for _ in range(batch)
         ]
         settings.set(0, *each)
-        loop.choice = Device(loop, settings)
+        loop.choice = sampler_of(loop, settings)
         runner.lanes.remember_probs(model.config.vocab_size)
     runner.use(runner.settings.program())
     loop.cache.reserve_positions(LONGEST)

@@ -30,11 +30,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedTokenizerFast
 
 import sigma0
+from sigma0.decode.batch import RunningBatch
 from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.grammar.compiled import CompiledGrammar, Matcher
 from sigma0.decode.grammar.vocabulary import Vocabulary
 from sigma0.models.special_tokens import TextEncoder
-from sigma0.serve.engine.batch import RunningBatch
 from sigma0.serve.engine.block_pool import BlockPool
 from sigma0.serve.engine.outputs import OutputProcessor
 from sigma0.serve.engine.scheduler import Scheduler
@@ -143,7 +143,7 @@ POINTS = {
         (
             (Scheduler, "schedule"),
             (Scheduler, "update"),
-            (RunningBatch, "apply"),
+            (RunningBatch, "enter"),
             (RunningBatch, "run"),
             (RunningBatch, "remove"),
             (OutputProcessor, "known"),

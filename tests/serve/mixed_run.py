@@ -355,11 +355,11 @@ def held_by(engine: Engine, app: Any) -> dict[str, Any]:
         "references": sum(engine.pool._references),
         "slots": LIMITS.max_running - len(scheduler._free_slots),
         "free slots twice": len(scheduler._free_slots) - len(set(scheduler._free_slots)),
-        "slots of the batch": sum(state is not None for state in batch.states),
+        "slots of the batch": sum(running is not None for running in batch._running),
         "lanes": int((lanes.table[:-1, STAGE] < lanes.idle).sum()),
         "prefill": len(batch.prefill),
         "grammars": len(batch._grammars._sequences),
-        "placed": sum(batch._planes.rooms),
+        "placed": sum(batch.planes.rooms),
         "open": handler.open,
         "backlog": handler._backlog.waiting,
     }

@@ -10,7 +10,7 @@ from tests.serve.engine.test_engine import CONFIGS, POSITION_BYTES, alone, drain
 
 @pytest.mark.grid(fast=5, slow=4)
 @pytest.mark.parametrize("steps", [1, 3, 9])
-@pytest.mark.parametrize("breaks", ["apply", "run", "remove"])
+@pytest.mark.parametrize("breaks", ["admit", "run", "remove"])
 def test_what_a_broken_step_leaves_is_dropped(model, pocket, monkeypatch, steps, breaks):  # noqa: F811
     """Also where the scheduler has admitted a request that the batch never got."""
     asked = [request(seed, new=9) for seed in range(6)]

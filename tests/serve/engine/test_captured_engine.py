@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from sigma0 import ExitConfig
-from sigma0.decode import graph_runner, runners
+from sigma0.decode import batch, graph_runner, runners
 from sigma0.decode.ops import TORCH, depth_attention_reference
 from sigma0.decode.programs import tensors_of
 from sigma0.decode.transfer import Landing
-from sigma0.serve.engine import batch
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest
 from tests.decode.captures import RepeatedCapture
@@ -105,7 +104,7 @@ def test_buffers_stay_in_place_and_captures_are_few(model, pocket, captures):  #
         engine.step()
         passes += 1
         if passes > 4:
-            held = [*tensors_of([running.lanes, running._settings]), *tensors_of(running._planes)]
+            held = [*tensors_of([running.lanes, running._settings]), *tensors_of(running.planes)]
             now = [tensor.data_ptr() for tensor in held if tensor.numel()]
             assert places in (None, now)
             places = now

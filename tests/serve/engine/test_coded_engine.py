@@ -146,7 +146,7 @@ def test_memory_holds_the_segments_under_way_too(model, pocket):
     memory = kv_bytes(3, 20, 16)
     engine = Engine(model, pocket[1], "tiny", EngineLimits(3, kv_bytes=memory))
     assert engine.pool.total == 20
-    planes = engine._batch._planes.planes
+    planes = engine._batch.planes.planes
     made = sum(layer.bytes_allocated for layer in planes)
     assert made == memory
     tensors = [tensor.nbytes for layer in planes for coded in layer.coded for tensor in (coded.codes, coded.scales)]

@@ -350,7 +350,7 @@ def test_fates_outlast_a_preemption_during_recomputation(model, pocket):
     for _ in range(2):
         slot = state.entry.slot
         engine.scheduler.preempt(state.entry)
-        engine._batch.apply(ScheduledStep(preempted=((state.entry, slot),)), engine._states)
+        engine._apply(ScheduledStep(preempted=((state.entry, slot),)))
         saved.append(state.fates.copy())
         state.entry.cacheable = 0
         engine._schedule()
