@@ -106,7 +106,7 @@ class RunningBatch:
         chosen = choose_runner(getattr(model, "runner", "auto"), model, waits=waits)
         self.notes: LoopNotes[Any] | None = None
         if watch is not None:
-            self.notes = LoopNotes(model, self.lanes, watch, whole=chosen.captured)
+            self.notes = LoopNotes(model, self.lanes, watch)
         announce = getattr(model, "announce", silently)
         self._runner = open_runner(chosen, model, self.lanes, self._settings, planes, self.counts, announce)
         if isinstance(self._runner, LateRunner):
@@ -211,10 +211,9 @@ class RunningBatch:
             self._errors[slot] = error
 
     def _use_program(self, anew: bool = False) -> None:
-        kernel = self.notes is not None and self.notes.from_kernel
-        paths = self.notes is not None and self.notes.keeps_states
+        paths = self.notes is not None
         draws, masked = self._sampler.program.draws, bool(self._grammars)
-        program = self._settings.program(watch=kernel, paths=paths, draws=draws, masked=masked)
+        program = self._settings.program(paths=paths, draws=draws, masked=masked)
         if anew or program != self._runner.program:
             self._runner.use(program)
 
@@ -233,8 +232,7 @@ class RunningBatch:
             # preempted again while it recomputes, it still has what was in flight before
             suspended = self._in(slot).suspended
         else:
-            notes = None if self.notes is None else self.notes.save(slot)
-            suspended = replace(suspended, notes=notes, depths=depths, work=self.work_of(slot))
+            suspended = replace(suspended, depths=depths, work=self.work_of(slot))
         self.remove(slot)
         return suspended
 
@@ -327,8 +325,6 @@ class RunningBatch:
             self._known = None
             new = running.ids[running.asked.prompt :]
             self._follow(slot, partial(self._grammars.restore, slot, new, suspended.loops))
-            if self.notes is not None:
-                self.notes.restore(slot, suspended.notes)
             self._running[slot] = replace(running, suspended=None)
             self._recomputing.remove(slot)
 
@@ -341,8 +337,6 @@ class RunningBatch:
         self._known = step.table
         if self._grammars:
             self._advance(step.lines)
-        if self.notes is not None and step.looped is not None:
-            self.notes.note(step.looped)
         complete, prompts = self._complete(left)
         ready: dict[int, int] = {}
         if self.planes.segments is not None:

@@ -94,7 +94,7 @@ class CompiledRunner(EagerRunner):
             return super().step(longest, choice)
         lines, _ = take_lines(results[0].numpy(), self.program, self.counts)
         rows = np.flatnonzero(lines[:, EMITTED] | lines[:, FRESH])
-        return Step(lines[rows], results[1], waiting, None, rows)
+        return Step(lines[rows], results[1], waiting, rows)
 
     def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
         """See `EagerRunner.loop`; prefill, which is of another shape every time, runs eagerly before the lanes."""

@@ -254,16 +254,12 @@ class Selection:
         depths: Its loop, from 1, int64 `[B, S]`.
         met: Whether the rule was met there, bool `[B, S]`.
         diverged: Whether it was read there because its loop diverged, bool `[B, S]`.
-        statistics: Of every loop (`sigma0.decode.ops.STATISTICS`), float32 `[T, B, S, 8]`; None unless watched.
-        fates: Index into `sigma0.decode.ops.FATES`, int32 `[T, B, S]`; None unless watched.
     """
 
     hidden: Tensor
     depths: Tensor
     met: Tensor
     diverged: Tensor
-    statistics: Tensor | None = None
-    fates: Tensor | None = None
 
 
 def select_exits(
@@ -271,7 +267,6 @@ def select_exits(
     loop_states: Tensor,
     gate_logits: Tensor | None,
     head: Callable[[Tensor], Tensor],
-    watch: bool = False,
     broadcast: Callable[[Tensor], Tensor] = no_broadcast,
     at_full_depth: bool = False,
     start: Tensor | None = None,
@@ -283,7 +278,6 @@ def select_exits(
         loop_states: h_1 ... h_T, `[T, B, S, D]`.
         gate_logits: `[T, B, S]`; None where the model has no gate.
         head: Output head, called once for each loop if the rule reads logits.
-        watch: Whether statistics of the loop states are computed.
         broadcast: As `Operations` has it.
         at_full_depth: Read every position at loop T, as `verify` does; `met` still says whether the rule would have
             been met by itself. A divergence stops nothing then, and is not reported.
@@ -299,9 +293,8 @@ def select_exits(
     depths = torch.full((rows,), total, dtype=torch.int64, device=flat.device)
     met = torch.zeros(rows, dtype=torch.bool, device=flat.device)
     diverged = torch.zeros_like(met)
-    statistics, fates = [], []
-    if not rule.is_known_beforehand or watch:
-        params = rule.params(watch)
+    if not rule.is_known_beforehand:
+        params = rule.params(watch=False)
         kept = width if params.watches else 0
         state = ExitState.empty(rows, kept, flat.dtype, flat.device)
         slots = torch.arange(rows, device=flat.device)
@@ -325,16 +318,13 @@ def select_exits(
             broken = (loop_end.decisions == DIVERGED) & ~here & (loop < rule.last_loop)
             depths = torch.where((here | broken) & ~(met | diverged), loop, depths)
             met, diverged = met | (here & ~diverged), diverged | (broken & ~met)
-            statistics.append(loop_end.statistics.view(batch, length, -1))
-            fates.append(loop_end.fates.view(batch, length))
     if at_full_depth:
         depths, diverged = torch.full_like(depths, total), torch.zeros_like(diverged)
     depths, met, diverged = broadcast(depths), broadcast(met), broadcast(diverged)
     index = (depths - 1).view(1, rows, 1).expand(1, rows, width)
     selected = flat.gather(0, index).view(batch, length, width)
-    watched = (torch.stack(statistics), torch.stack(fates)) if watch else (None, None)
     flags = (flag.view(batch, length) for flag in (depths, met, diverged))
-    return Selection(selected, *flags, *watched)
+    return Selection(selected, *flags)
 
 
 def _width(logits: Tensor | None) -> tuple[int]:

@@ -68,9 +68,7 @@ def _runner(model: LoopedModel, cache: DepthCache, rule: ExitRule, drop: bool, b
     settings.set_exit(range(batch), SequenceExit(rule, drop))
     runner = EagerRunner(model, lanes, settings, cache, cache.counts)
     record = cache.record
-    kernel = runner.ops.backend == "triton"
-    paths = record is not None and (record.of_deepest is not None or not kernel)
-    runner.use(settings.program(watch=record is not None and kernel, paths=paths))
+    runner.use(settings.program(paths=record is not None))
     if record is not None and not record.follows(lanes):
         record.follow(lanes, model.gate, rule, drop)
     return runner
@@ -86,7 +84,7 @@ def _run(runner: EagerRunner, cache: DepthCache, batch: int) -> tuple[Tensor, Te
         own, looped = step
         which = runner.to_read(looped)
         if cache.record is not None:
-            cache.record.after_pass(looped, cache.length)
+            cache.record.after_pass()
         if not len(which):
             continue
         stopped = read(own, looped, which)

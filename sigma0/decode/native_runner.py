@@ -114,7 +114,7 @@ class NativeRunner(EagerRunner):
         kept: Ints = settled.kept
         if of_all:
             kept = to_host(reads)[kept]
-        return Step(settled.lines, logits, decoding, None, None if len(kept) == len(logits) else kept)
+        return Step(settled.lines, logits, decoding, None if len(kept) == len(logits) else kept)
 
     def _embed(self, batch: Batch, settled: Settled) -> None:
         """Embeds what the books have only noted."""

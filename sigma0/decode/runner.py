@@ -94,7 +94,6 @@ class Step:
         lines: What it has emitted and fed, in the columns of `sigma0.decode.step`, `[K, 9]`.
         read: Logits that were read, `[K, V]`, or of more rows than there are lines; None for none.
         decoding: Rows of it that waited for their reading.
-        looped: The rows; None where nothing but their states in the lanes is left of them.
         rows: Which of them the lines are about; None for all.
         table: Lanes behind the step, `[S T, 6]`; None where it was not wanted.
     """
@@ -102,7 +101,6 @@ class Step:
     lines: Ints
     read: Tensor | None
     decoding: int
-    looped: Looped | None = None
     rows: Ints | None = None
     table: Ints | None = None
 
@@ -249,8 +247,8 @@ class EagerRunner:
         batch, rows = looped
         decoding, which = rows.codes.shape[0], self.to_read(rows)
         if not which.shape[0]:
-            return Step(NOTHING, None, decoding, rows)
-        return Step(*self.settle(batch, rows, which, choice), decoding, rows)
+            return Step(NOTHING, None, decoding)
+        return Step(*self.settle(batch, rows, which, choice), decoding)
 
     def hold(self, busy: Collection[int] = ()) -> None:
         """Between steps: `Storage.hold`, where K/V are encoded."""
@@ -405,4 +403,4 @@ class LateRunner(EagerRunner):
         # without a lag the host may change the lanes before the next step
         self._seen = (int(counted[LIVE]), int(counted[SEQUENCES])) if self.lag else None
         rows = np.flatnonzero(lines[:, EMITTED] | lines[:, FRESH])
-        return Step(lines[rows], None if self.lag else logits, int(counted[DECODING]), None, rows, table)
+        return Step(lines[rows], None if self.lag else logits, int(counted[DECODING]), rows, table)

@@ -66,7 +66,6 @@ class Suspended:
         paths: States after every loop of its last positions, `[window, T, D]`; None where they are not kept.
         loops: Loops that the token at each cache position in flight had finished, at least one of them.
         read_at: Loop that each was read at; 0 where it was not.
-        notes: What a kernel has said of its last tokens; None for nothing.
         depths: Loop at which each of its new tokens was read.
         work: Passes with a row of a new token, and its rows in them.
     """
@@ -80,7 +79,6 @@ class Suspended:
     paths: Tensor | None
     loops: dict[int, int]
     read_at: dict[int, int]
-    notes: Tensor | None = None
     depths: Sequence[int] = ()
     work: tuple[int, int] = (0, 0)
 

@@ -28,7 +28,7 @@ class Program:
     Attributes:
         gate: Some sequence stops by `qexit`.
         modes: Rules over differences in use, as `ExitParams` names them; empty for none.
-        watch: Differences are kept: for such a rule, the inner break, or statistics that a kernel computes.
+        watch: Differences are kept: for such a rule, or the inner break.
         breaks: Some token stops where its loop diverges.
         margin: Some sequence stops by `margin`.
         reads_logits: Some sequence's rule reads the head at every loop, so all tokens that decode are read.
@@ -198,12 +198,11 @@ class SequenceSettings:
         if not any(self._exits):
             self.exits = self.settled = None
 
-    def program(self, watch: bool = False, paths: bool = False, draws: bool = False, masked: bool = False) -> Program:
+    def program(self, paths: bool = False, draws: bool = False, masked: bool = False) -> Program:
         """What a pass over the sequences that are set has to compute.
 
         Args:
-            watch: Whether differences are kept for statistics.
-            paths: Whether the states after every loop are kept for them.
+            paths: Whether the states after every loop are kept for statistics.
             draws: Whether some sequence draws its tokens.
             masked: Whether some sequence follows a grammar.
         """
@@ -214,7 +213,7 @@ class SequenceSettings:
         return Program(
             gate="qexit" in modes,
             modes=modes - {"qexit"},
-            watch=watch or breaks or bool(modes - {"qexit"}),
+            watch=breaks or bool(modes - {"qexit"}),
             breaks=breaks,
             margin=any(each.rule.config.mode == "margin" for each in wanted),
             reads_logits=any(each.rule.needs_logits for each in wanted),

@@ -1,9 +1,8 @@
 """Statistics of new tokens: of every loop, and of the logits and ids.
 
-No token depends on them. In plain torch a pass only keeps the states of its tokens (`Lanes.paths`) and the logits of
-those that are final; all are worked out at once, on access or when enough has accumulated. A kernel that computes them
-with the end of a loop writes them right away. The deepest states of tokens that run no further wait likewise until the
-head reads many of them at once (`sigma0.decode.deepest`).
+No token depends on them. A pass only keeps the states of its tokens (`Lanes.paths`) and the logits of those that are
+final; all are worked out at once, on access or when enough has accumulated. The deepest states of tokens that run no
+further wait likewise until the head reads many of them at once (`sigma0.decode.deepest`).
 """
 
 import math
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from sigma0.decode.deepest import DEEPEST, DeepestReader, DeepestRecord
 from sigma0.decode.exits import ExitRule
-from sigma0.decode.lanes import CACHE_POSITION, Lanes
+from sigma0.decode.lanes import Lanes
 from sigma0.decode.ops import (
     KEPT,
     LOGIT_STATS,
@@ -32,7 +31,6 @@ from sigma0.decode.ops import (
     observe_paths,
 )
 from sigma0.decode.repetition import EntropyDrop, Repeated, Repetition
-from sigma0.decode.step import Looped
 from sigma0.decode.transfer import Ints, to_device, to_host
 
 # Rows of logits, and tokens of a sequence, that are kept before they are worked out.
@@ -117,8 +115,6 @@ class RunRecord:
         self._open: Ints = np.ones(batch, dtype=np.int64)
         self._known = np.zeros(batch, dtype=np.int64)
         self._is_stale = self.drops_rows = False
-        # whether a kernel computes the statistics of each pass: then the lanes keep no paths to read
-        self._by_kernel = False
         self._prompt: Tensor | None = None
         self._noted_logits: list[tuple[Tensor, Ints, Ints, Sequence[Repetition]]] = []
         self._logit_rows = 0
@@ -214,54 +210,17 @@ class RunRecord:
         if self.drops_rows:
             self.note_depths(sequences, np.full(len(sequences), index), depths)
 
-    def put_prompt(self, statistics: Tensor, fates: Tensor, cache_position: int) -> None:
-        """Records the loops of the last prompt position.
-
-        Args:
-            statistics: `[T', B, 8]`.
-            fates: `[T', B]`.
-            cache_position: Its cache position.
-        """
-        self.first_position, self._prompt = cache_position, None
-        self._loops[:, 0, : len(statistics)] = statistics.transpose(0, 1)
-        self._fates[:, 0, : len(fates)] = fates.transpose(0, 1).to(torch.int8)
-
     def note_prompt(self, states: Tensor, cache_position: int, reader: PathReader) -> None:
         """Notes the states `[T', B, D]` of the last prompt position."""
         self.first_position, self._prompt, self._reader = cache_position, states.detach(), reader
 
-    def after_pass(self, looped: Looped | None, longest: int) -> None:
-        """Notes the loop that rows have just run; works it out before its place is taken by a newer token.
-
-        Args:
-            looped: The rows; None where nothing but their states after every loop is kept.
-            longest: Bound on their cache positions, plus one.
-        """
+    def after_pass(self) -> None:
+        """Notes that rows have run a loop; works it out before its place is taken by a newer token."""
         self._is_stale = True
-        if looped is not None and looped.statistics is not None and looped.fates is not None:
-            self._by_kernel = True
-            self._put(looped, longest)
-            if self.of_deepest is None:
-                return
         assert self._lanes is not None
         # drafts may be as many tokens ahead of what is final as there are lanes
         if int((self._known - self._open).max()) + self._lanes.depth + 2 >= self._lanes.window:
             self._flush_loops()
-
-    def _put(self, looped: Looped, longest: int) -> None:
-        """Statistics that a kernel has computed, without waiting for them."""
-        assert looped.statistics is not None and looped.fates is not None
-        self._reserve(longest - self.first_position)
-        # a prompt is read before its tokens are, so no token in flight is older than the first one told of
-        indices = (looped.table[:, CACHE_POSITION] - self.first_position).clamp_min(0)
-        sequences, loops = looped.sequences, looped.loops - 1
-        # what a rejected token at this position has left behind
-        fresh = loops == 0
-        stale, stale_fates = self._loops[sequences, indices], self._fates[sequences, indices]
-        self._loops[sequences, indices] = stale.masked_fill(fresh[:, None, None], torch.nan)
-        self._fates[sequences, indices] = stale_fates.masked_fill(fresh[:, None], 0)
-        self._loops[sequences, indices, loops] = looped.statistics.to(self.device)
-        self._fates[sequences, indices, loops] = looped.fates.to(self.device, torch.int8)
 
     def note_depths(self, sequences: Ints, indices: Ints, depths: Ints) -> None:
         """Notes the loop at which tokens were read: under `drop` the last that is run.
@@ -325,14 +284,14 @@ class RunRecord:
         """Works out the loops of all tokens that have run one since they were last looked at."""
         if self._prompt is not None:
             assert self._reader is not None
-            statistics, fates = self._reader.read(self._prompt.transpose(0, 1))  # [B, T', 8]
-            self.put_prompt(statistics.transpose(0, 1), fates.transpose(0, 1), self.first_position)
+            statistics, fates = self._reader.read(self._prompt.transpose(0, 1))  # [B, T', 8], [B, T']
+            loops, self._prompt = statistics.shape[1], None
+            self._loops[:, 0, :loops], self._fates[:, 0, :loops] = statistics, fates.to(torch.int8)
         lanes = self._lanes
         if lanes is None or not self._is_stale:
             return
         self._is_stale = False
-        needs_paths = not self._by_kernel or self.of_deepest is not None
-        if self._reader is not None and lanes.paths is not None and needs_paths:
+        if self._reader is not None and lanes.paths is not None:
             self._flush_paths(lanes)
         # behind the end of a sequence nothing is told, though drafts have run there
         for sequence, known in enumerate(self._known.tolist()):
@@ -356,8 +315,7 @@ class RunRecord:
             sequences = np.repeat(np.arange(len(counts)), counts)
             indices = np.concatenate([np.arange(first, first + n) for first, n in zip(self._open, counts, strict=True)])
             tokens = np.stack([sequences, indices, ran[sequences, indices]])
-            if not self._by_kernel:
-                self._work_out(lanes, *tokens)
+            self._work_out(lanes, *tokens)
             if self.of_deepest is not None:
                 is_over = indices < oldest_open[sequences]
                 self._add_deepest(lanes, tokens[:, is_over])

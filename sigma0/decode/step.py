@@ -72,16 +72,12 @@ class Looped(Rows):
         reads: Which rows are to be read, those that stop and drafts that are checked: bool `[L]`, or `[R]` where
             some sequence checks drafts.
         logits: Of the decoding rows `[L, V]`, or of all `[R, V]`; None where the head has not read them.
-        statistics: Of the loop, float32 `[R, 8]`, where a kernel has computed them; else None.
-        fates: Index into `FATES` of the loop, int32 `[R]`, as `statistics`.
         seen: Whether the host may look at values of this step, and waits for none of them.
     """
 
     codes: Tensor
     reads: Tensor
     logits: Tensor | None
-    statistics: Tensor | None = None
-    fates: Tensor | None = None
     seen: bool = False
 
 
@@ -139,8 +135,7 @@ def run_loop(
         reads = checked(batch, table, sequences, loops)
         reads[:decoding] |= codes > 0
     seen = not padded and not bounded and lanes.device.type == "cpu"
-    statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
-    return Looped(rows, table, sequences, loops, hidden, codes, reads, ruled.logits, statistics, fates, seen)
+    return Looped(rows, table, sequences, loops, hidden, codes, reads, ruled.logits, seen)
 
 
 def run_block(

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.deepest import Deepest, DeepestQueue, Where, deepest_reader
-from sigma0.decode.lanes import CACHE_POSITION, Lanes
+from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import KEPT, STATISTICS, CollapseRule, ExitParams, Operations, TextMemory, certainty
 from sigma0.decode.repetition import EntropyDrop, Repetition
 from sigma0.decode.sizes import DEEPEST_ROWS
 from sigma0.decode.stats import Floats, PathReader, collapse_of
-from sigma0.decode.step import Looped
 from sigma0.decode.transfer import Ints, to_device, to_host
 
 # Tokens that are kept of a sequence, in tokens that are in flight.
@@ -88,49 +87,29 @@ class TextStats:
 class LoopNotes(Generic[Where]):
     """Notes on the loops of the tokens at the last cache positions of S sequences.
 
-    In plain torch the states after every loop are kept (`Lanes.paths`), and looked at once for many tokens. A kernel
-    that computes statistics at the end of a loop has them already: they are kept as they are. Deepest states wait until
+    The states after every loop are kept (`Lanes.paths`), and looked at once for many tokens. Deepest states wait until
     the head reads many of them at once (`sigma0.decode.deepest`), those of all sequences together.
 
     Args:
         model: The looped model.
         lanes: Tokens in flight.
         rule: Limits of the fates.
-        whole: Whether a step is one call, of whose loops the host sees nothing: then states are kept in any case.
 
     Attributes:
         window: Cache positions that are kept.
-        from_kernel: Whether a kernel computes statistics with every loop.
-        keeps_states: Whether the lanes keep the states after every loop.
     """
 
-    def __init__(self, model: LoopedModel, lanes: Lanes, rule: ExitParams, whole: bool) -> None:
+    def __init__(self, model: LoopedModel, lanes: Lanes, rule: ExitParams) -> None:
         self._lanes, self._rule = lanes, rule
         self._reader = PathReader(model.gate, rule)
         self._path_fates = model.operations.path_fates
         self.window = _WINDOW * lanes.depth
-        self.from_kernel = model.operations.backend == "triton" and not whole
-        if self.from_kernel:
-            shape = (lanes.sequences * self.window, lanes.depth, len(STATISTICS) + 1)
-            with torch.inference_mode(False):
-                # the last number is the fate
-                self._kept = torch.zeros(shape, dtype=torch.float32, device=lanes.device)
         reader = deepest_reader(model)
         self._deepest: DeepestQueue[Where] | None = None if reader is None else DeepestQueue(reader)
-        self.keeps_states = reader is not None or not self.from_kernel
-        if self.keeps_states:
-            lanes.remember_paths(self.window)
+        lanes.remember_paths(self.window)
         if self._path_fates is not None:
             # compiled before the first token
             self.mildest_fates([], [], 1)
-
-    def note(self, looped: Looped) -> None:
-        """Keeps what a kernel has said of the rows of a pass."""
-        if not self.from_kernel:
-            return
-        assert looped.statistics is not None and looped.fates is not None
-        at = looped.sequences * self.window + looped.table[:, CACHE_POSITION] % self.window
-        self._kept[at, looped.loops - 1] = torch.cat([looped.statistics, looped.fates.float()[:, None]], dim=1)
 
     def read(self, slots: Ints, positions: Ints, by_gate: bool) -> Floats:
         """Statistics of tokens, `[N, T, 8]`; undefined past the loops that they have run.
@@ -142,8 +121,6 @@ class LoopNotes(Generic[Where]):
         """
         lanes = self._lanes
         places = to_device(slots * self.window + positions % self.window, lanes.device)
-        if self.from_kernel:
-            return to_host(self._kept.index_select(0, places)[:, :, :-1])
         assert lanes.paths is not None
         paths = lanes.paths.index_select(0, places)
         if not by_gate:
@@ -166,12 +143,8 @@ class LoopNotes(Generic[Where]):
             rows, ran = (torch.tensor(each, dtype=torch.int64) for each in (places, loops))
             fates = self._path_fates(lanes.paths, rows, ran, running, self._rule).tolist()
             return fates
-        back = np.array(loops)[:, None] - 1 - np.arange(running if self.from_kernel else running + KEPT)
+        back = np.array(loops)[:, None] - 1 - np.arange(running + KEPT)
         states_at = to_device((np.array(places)[:, None] * lanes.depth + np.maximum(back, 0)).ravel(), lanes.device)
-        if self.from_kernel:
-            kept = self._kept.flatten(0, 1)[:, -1].index_select(0, states_at)
-            fates = to_host(kept.long()).reshape(back.shape).min(axis=1).tolist()
-            return fates
         assert lanes.paths is not None
         states = lanes.paths.flatten(0, 1).index_select(0, states_at).view(*back.shape, -1)
         return [min(last) for last in self._reader.last_fates(states, loops)]
@@ -211,12 +184,3 @@ class LoopNotes(Generic[Where]):
         """Forgets what waits."""
         if self._deepest is not None:
             self._deepest.clear()
-
-    def save(self, slot: int) -> Tensor | None:
-        """A copy of what a kernel has said of a sequence; states are saved with its lanes."""
-        return self._kept[slot * self.window : (slot + 1) * self.window].clone() if self.from_kernel else None
-
-    def restore(self, slot: int, saved: Tensor | None) -> None:
-        """Puts it back."""
-        if saved is not None:
-            self._kept[slot * self.window : (slot + 1) * self.window] = saved

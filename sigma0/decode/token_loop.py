@@ -179,11 +179,7 @@ class TokenLoop:
             runner = open_runner(chosen, self.model, lanes, settings, cache, cache.counts, announce, buffers.graphs)
             if isinstance(runner, GraphRunner):
                 buffers.graphs = runner.graphs
-            # what a step in one launch computes is seen in the lanes alone
-            by_paths = runner.ops.backend != "triton" or chosen.captured
-            watch = self.record is not None and not by_paths
-            paths = self.record is not None and (by_paths or self.record.of_deepest is not None)
-            runner.use(settings.program(watch=watch, paths=paths, masked=self._grammars is not None))
+            runner.use(settings.program(paths=self.record is not None, masked=self._grammars is not None))
             if self.record is not None:
                 self.record.follow(lanes, self.model.gate, self.rule, drop)
         return runner
@@ -281,7 +277,7 @@ class TokenLoop:
         runner.hold()
         self.tail_passes = 0 if step.decoding else self.tail_passes + 1
         if self.record is not None:
-            self.record.after_pass(step.looped, cache.length)
+            self.record.after_pass()
         return self._take(step) if len(step.lines) else ()
 
     def _take(self, step: Step) -> tuple[Emission, ...]:

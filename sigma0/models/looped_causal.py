@@ -229,18 +229,13 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         states = outputs.loop_states[:, :, keep]
         gates = None if outputs.gate_logits is None else outputs.gate_logits[:, :, keep]
         record = None if cache is None else cache.record
-        # statistics that the rule does not use can wait; with kernels they come with every pass anyway
-        watch = record is not None and (self.operations.backend == "triton" or rule.params(watch=False).watches)
-        exits, logits = self.read_exits(rule, outputs, keep, watch, verified)
+        exits, logits = self.read_exits(rule, outputs, keep, verified)
         if outputs.past_key_values is not None and outputs.past_key_values.trace is not None:
             # one entry for a prompt, however many chunks it has
             outputs.past_key_values.trace[:] = [(exits.depths[:, -1], exits.met[:, -1], exits.diverged[:, -1])]
         if record is not None:
             assert cache is not None
-            if exits.statistics is not None and exits.fates is not None:
-                record.put_prompt(exits.statistics[:, :, -1], exits.fates[:, :, -1], cache.length - 1)
-            else:
-                record.note_prompt(states[:, :, -1], cache.length - 1, PathReader(self.gate, rule.params(watch=True)))
+            record.note_prompt(states[:, :, -1], cache.length - 1, PathReader(self.gate, rule.params(watch=True)))
             if record.of_deepest is not None:
                 record.of_deepest.note_prompt(states[-1, :, -1])
             record.pending_logits = logits[:, -1]
@@ -324,7 +319,7 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         return False
 
     def read_exits(
-        self, rule: ExitRule, outputs: LoopedModelOutput, keep: slice | Tensor, watch: bool, at_full_depth: bool
+        self, rule: ExitRule, outputs: LoopedModelOutput, keep: slice | Tensor, at_full_depth: bool
     ) -> tuple[Selection, Tensor]:
         """Where each position of a prefill is read, and its logits there.
 
@@ -332,7 +327,6 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             rule: When a token may stop.
             outputs: Of all loops.
             keep: The positions that are read.
-            watch: Whether statistics of the loop states are computed.
             at_full_depth: Read every position at loop T, as `verify` does.
 
         Returns:
@@ -343,7 +337,7 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         gates = None if outputs.gate_logits is None else outputs.gate_logits[:, :, keep]
         start = None if outputs.start_states is None else outputs.start_states[:, keep]
         read = masked_reader(self.read_states, outputs.past_key_values)
-        exits = select_exits(rule, states, gates, read, watch, broadcaster(self), at_full_depth, start)
+        exits = select_exits(rule, states, gates, read, broadcaster(self), at_full_depth, start)
         return exits, read(exits.hidden)
 
     def loop_logits(self, outputs: LoopedModelOutput, keep: slice | Tensor) -> Tensor:

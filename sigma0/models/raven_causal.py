@@ -174,7 +174,7 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
         return not rule.is_known_beforehand
 
     def read_exits(
-        self, rule: ExitRule, outputs: LoopedModelOutput, keep: slice | Tensor, watch: bool, at_full_depth: bool
+        self, rule: ExitRule, outputs: LoopedModelOutput, keep: slice | Tensor, at_full_depth: bool
     ) -> tuple[Selection, Tensor]:
         """See `LoopedForCausalLM.read_exits`."""
         cache, states = outputs.past_key_values, outputs.loop_states
@@ -182,18 +182,17 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
         length = states.shape[2]
         if rule.is_known_beforehand or cache is None:
             head = masked_reader(self.read_states, cache)
-            exits = select_exits(rule, states[:, :, keep], None, head, watch, broadcaster(self), at_full_depth)
+            exits = select_exits(rule, states[:, :, keep], None, head, broadcaster(self), at_full_depth)
             return exits, head(outputs.last_hidden_state[:, keep])
         cache.read_early = cache.read_early or not at_full_depth
         which = torch.arange(length)[keep].tolist()
-        found = [self._read_position(rule, outputs, index, watch, at_full_depth) for index in which]
+        found = [self._read_position(rule, outputs, index, at_full_depth) for index in which]
         parts = [torch.cat([vars(exits)[name] for exits, _ in found], dim=axis) for name, axis in _AXES.items()]
-        watched = [torch.cat([vars(exits)[name] for exits, _ in found], dim=2) if watch else None for name in _WATCHED]
-        return Selection(*parts, *watched), torch.cat([logits for _, logits in found], dim=1)
+        return Selection(*parts), torch.cat([logits for _, logits in found], dim=1)
 
     @torch.no_grad()
     def _read_position(
-        self, rule: ExitRule, outputs: LoopedModelOutput, index: int, watch: bool, at_full_depth: bool
+        self, rule: ExitRule, outputs: LoopedModelOutput, index: int, at_full_depth: bool
     ) -> tuple[Selection, Tensor]:
         """Where a position of a prompt is read, and its logits `[B, 1, V]`.
 
@@ -201,7 +200,6 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
             rule: When a token may stop.
             outputs: Of all loops; the coda's K/V of this position are those of its reading afterwards.
             index: Of the position among the S.
-            watch: As `read_exits` has it.
             at_full_depth: Likewise.
         """
         cache, states, start = outputs.past_key_values, outputs.loop_states, outputs.start_states
@@ -227,7 +225,7 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
 
         states, start = states[:, :, index : index + 1], start[:, index : index + 1]
         head = masked_reader(read, cache)
-        exits = select_exits(rule, states, None, head, watch, broadcaster(self), at_full_depth, start)
+        exits = select_exits(rule, states, None, head, broadcaster(self), at_full_depth, start)
         return exits, head(exits.hidden)[:, None]
 
     def loop_logits(self, outputs: LoopedModelOutput, keep: slice | Tensor) -> Tensor:
@@ -247,4 +245,3 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
 
 # Fields of a selection, and the axis along which positions follow each other.
 _AXES = {"hidden": 1, "depths": 1, "met": 1, "diverged": 1}
-_WATCHED = ("statistics", "fates")
