@@ -138,6 +138,19 @@ class PassRows:
         if ops.project_rows is not None and self._flat is not None and live is not None:
             self._written = torch.where(live, self._flat, -1)
 
+    @property
+    def by_row(self) -> list[Tensor]:
+        """What it holds of each row, each `[R]`."""
+        places = self._places
+        placed = [] if places is None else [places.sequences, places.cache_positions, places.planes]
+        return [*vars(self._indices).values(), *placed]
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """What there is beside the rows: block tables, starts, pads behind them."""
+        place = self._placement
+        return tuple(part is not None for part in (place.blocks, place.starts, place.seen))
+
     def positions(self, device: torch.device) -> Tensor:
         """Positions for rotary embeddings, int64 `[R]`."""
         return self._on(device).positions

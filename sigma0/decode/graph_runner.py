@@ -11,16 +11,10 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import PassRows, RowIndices
-from sigma0.decode.graphs import Captured, Function
+from sigma0.decode.compiled import model_tensors, programs_of, state_key, tensors_of
+from sigma0.decode.graphs import Captured
 from sigma0.decode.lanes import STAGE
 from sigma0.decode.ops import compiled_together
-from sigma0.decode.programs import (
-    compile_program,
-    model_tensors,
-    programs_of,
-    state_key,
-    tensors_of,
-)
 from sigma0.decode.run_buffers import StepGraph, StepGraphs
 from sigma0.decode.runner import LateRunner, replaceable
 from sigma0.decode.step import Choice, whole_step
@@ -81,6 +75,8 @@ class GraphRunner(LateRunner):
         stages.fill_(self.lanes.idle)
 
         def step() -> tuple[Tensor, ...]:
+            if self.chosen.name == "compile":
+                return self._compiled(batch, choice, count, key)
             return whole_step(batch, count, choice, suspends=self.chosen.late)
 
         graphs = self._kept()
@@ -88,8 +84,7 @@ class GraphRunner(LateRunner):
             with self._announce(f"a step of {count} rows"):
                 if not graphs.steps and self.lanes.device.type == "cuda" and batch.ops.project_rows is not None:
                     self._compile_kernels(batch, count)
-                compiles = self.chosen.name == "compile"
-                return graphs.capture(self._compiled(step, batch, choice, key) if compiles else step)
+                return graphs.capture(step)
         finally:
             stages.copy_(before)
 
@@ -105,15 +100,16 @@ class GraphRunner(LateRunner):
             if not self.model.stages[1]:
                 self.model.read(hidden)
 
-    def _compiled(self, step: Function, batch: Batch, choice: Choice, key: Hashable) -> Function:
+    def _compiled(self, batch: Batch, choice: Choice, count: int, key: Hashable) -> tuple[Tensor, ...]:
         """The step as a compiled program, which another run of the same shapes uses too."""
         state = tensors_of([batch.layers, self.lanes, self.settings, batch.placement, choice.tensors])
-        programs = programs_of(self.model).programs
-        whole = ("graph", key, state_key(state, ()))
-        if whole not in programs:
-            programs[whole], _ = compile_program(step, (), state, (), model_tensors(self.model))
-        bound = programs[whole].bind(state)
-        return lambda: tuple(bound())
+        whole, late = ("graph", key, state_key(state)), self.chosen.late
+
+        def step(batch: Batch, choice: Choice) -> tuple[Tensor, Tensor]:
+            return whole_step(batch, count, choice, suspends=late)
+
+        lines, logits = programs_of(self.model).call(whole, step, batch, choice)
+        return lines, logits
 
 
 def _address(tensor: Tensor) -> int:

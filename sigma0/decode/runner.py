@@ -1,8 +1,7 @@
 """What calls a step: its parts one after the other, or all of it as one call that is read late."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import Placement
+from sigma0.decode.compiled import Announce, CompiledLoop, silently
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
@@ -39,12 +39,6 @@ from sigma0.decode.transfer import Ints, Landing, PassCounts, to_device, to_host
 NOTHING: Ints = np.zeros((0, LINE_WIDTH), dtype=np.int64)
 # The bound on positions grows in steps of so many.
 _BOUND = 256
-Announce = Callable[[str], AbstractContextManager[object]]
-
-
-def silently(what: str) -> AbstractContextManager[object]:
-    """Announces nothing."""
-    return nullcontext()
 
 
 class Storage(Protocol):
@@ -181,6 +175,11 @@ class EagerRunner:
 
     def _open(self) -> None:
         """Makes ready what a kind of runner has of its own."""
+        compiles = self.chosen.name == "compile" and not self.chosen.captured
+        self._loop = CompiledLoop(self.model, self._announce, self._give_up) if compiles else None
+
+    def _give_up(self, reason: str) -> None:
+        self.chosen = RunnerChoice("eager", reason)
 
     def use(self, program: Program) -> None:
         """Runs this program from now on; tokens that decode keep what `qexit` knows of them.
@@ -226,7 +225,8 @@ class EagerRunner:
             bound = self.bound_on(longest)
             place = self.storage.placement(bound)
             bound = min(bound, max(place.room, longest))
-            known = Batch(self.model, self.lanes, self.settings, self.program, planes, place, bound, self.ops)
+            own = self.model, self.lanes, self.settings, self.program
+            known = Batch(*own, planes, place, bound, self.ops, self._loop)
             self._batch, self._first_keys = known, first
         return known
 
@@ -328,6 +328,7 @@ class LateRunner(EagerRunner):
     """
 
     def _open(self) -> None:
+        super()._open()
         self.lag = int(self.chosen.late)
         self.shows_lanes = False
         self._under_way: deque[tuple[Landing, Tensor]] = deque()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sigma0.cpp_compiler import compiler
-from sigma0.decode.compiled import CompiledRunner
+from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.graph_runner import GraphRunner
 from sigma0.decode.graphs import Capture, CudaCapture
 from sigma0.decode.lanes import Lanes
@@ -15,7 +15,7 @@ from sigma0.decode.model import LoopedModel
 from sigma0.decode.native_runner import NativeRunner
 from sigma0.decode.ops import no_broadcast
 from sigma0.decode.run_buffers import StepGraphs
-from sigma0.decode.runner import Announce, EagerRunner, LateRunner, RunnerChoice, Storage, silently
+from sigma0.decode.runner import EagerRunner, LateRunner, RunnerChoice, Storage
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.transfer import PassCounts
 
@@ -116,15 +116,15 @@ def open_runner(
     if place.coded is not None and (choice.name != "eager" or choice.late):
         choice = RunnerChoice("eager", "K/V in few bits are encoded between steps")
     unordered = place.seen is not None
-    if unordered and choice.name == "compile" and not choice.captured:
-        choice = RunnerChoice("eager", "compile is for prompts whose pads all come first")
+    if choice.name == "compile" and not choice.captured and model.operations.run_block is not None:
+        with torch.no_grad():
+            if model.plain_block(1, lanes.hidden) is not None:
+                choice = RunnerChoice("eager", "the layers run in C++ as they are, in one call")
     if unordered and model.operations.attend_rows is None and (choice.late or choice.captured):
         choice = RunnerChoice("eager", f"{choice.reason}; pads do not all come first")
     if choice.captured:
         graphs = StepGraphs(CAPTURES[model.device.type](model.device)) if graphs is None else graphs
         kind: type[EagerRunner] = GraphRunner
-    elif choice.name == "compile":
-        kind = CompiledRunner
     elif choice.late:
         kind = LateRunner
     else:

@@ -165,7 +165,8 @@ def run_block(
         hidden = run_prelude(batch, hidden, indices, entering, enters)
     rows = indices if beside is None else beside.behind(indices)
     view = PassRows(batch.layers, batch.placement, rows, batch.ops, batch.longest, owned)
-    raw = batch.model.loop(hidden, view) if beside is None else beside.loop(batch.model, view, hidden)
+    loop = batch.loop or batch.model.loop
+    raw = loop(hidden, view) if beside is None else beside.loop(batch.model, view, hidden)
     if coda and beside is not None:
         prefill_coda(batch, beside)
     return hidden, raw

@@ -1,9 +1,11 @@
 """What a step works on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sigma0.decode.attention import Placement
+from torch import Tensor
+
+from sigma0.decode.attention import PassRows, Placement
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import Operations
@@ -24,6 +26,7 @@ class Batch:
         placement: Where cache positions lie.
         longest: Bound on the cache positions of a pass, plus one.
         ops: Operations of a pass.
+        loop: What runs the block in place of the model's own `loop`; None for that.
     """
 
     model: LoopedModel
@@ -34,3 +37,4 @@ class Batch:
     placement: Placement
     longest: int
     ops: Operations
+    loop: Callable[[Tensor, PassRows], Tensor] | None = None

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from sigma0.config import ExitConfig
+from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.finite import BROKEN, NOT_FINITE
 from sigma0.decode.grammar.compiled import Grammars
@@ -31,7 +32,7 @@ from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.python_hooks import Host, choice_for, split_criteria
 from sigma0.decode.repetition import CollapseStop, Repetition
-from sigma0.decode.runner import Announce, EagerRunner, Step, silently
+from sigma0.decode.runner import EagerRunner, Step
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Sampler
 from sigma0.decode.settings import NO_LIMIT, SequenceExit

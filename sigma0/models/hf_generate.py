@@ -15,6 +15,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from sigma0.config import ExitConfig, KVConfig
+from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.deepest import deepest_reader
 from sigma0.decode.finite import check_logits
 from sigma0.decode.grammar.rows import start_masks
@@ -24,7 +25,6 @@ from sigma0.decode.lockstep import decode_tokens
 from sigma0.decode.ops import Backend, Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_group
 from sigma0.decode.python_hooks import CheckedProcessors, rows_are_independent, split_criteria
-from sigma0.decode.runner import Announce, silently
 from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.token_loop import Emission, Exits, TokenLoop
