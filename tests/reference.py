@@ -194,8 +194,6 @@ class VerifyingReference:
 
     def __init__(self, model64: SharedBlock, config: ExitConfig) -> None:
         self.model, self.config, self.total = model64, config, model64.config.num_loops
-        self.passes = self.rows = self.tail = 0
-        self.margin = math.inf
         self._read: dict[tuple[int, ...], tuple[Tensor, Tensor | None, Tensor]] = {}
 
     @torch.no_grad()
@@ -209,6 +207,8 @@ class VerifyingReference:
         return self._read[tuple(ids)]
 
     def generate(self, ids: list[int], new: int, ends: frozenset[int] = frozenset()) -> list[Step]:
+        self.passes = self.rows = self.tail = 0
+        self.margin = math.inf
         states, gates, logits = self.read(ids)
         met = decide(self.config, states, gates, logits, self.total).met
         token = self._best(logits[-1])
