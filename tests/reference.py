@@ -241,7 +241,9 @@ class VerifyingReference:
         """Whether a row that has ended a loop says what is fed behind it, first or anew."""
         loop = token.loops
         if token.draft is None:
-            choice = decide(self.config, states[:loop], None if gates is None else gates[:loop], logits[:loop], self.total)
+            choice = decide(
+                self.config, states[:loop], None if gates is None else gates[:loop], logits[:loop], self.total
+            )
             self.margin = min(self.margin, choice.margin)
             stops = choice.met or loop == (self.config.depth if self.config.mode == "fixed" else self.total)
             if stops:

@@ -1,7 +1,7 @@
 """Runner x family x what follows an exit x K/V x batch: every cell against references that never skip or share.
 
-A case is a random tiny model with a random rule, prompts of any lengths and ids that may end a text early. Greedy tokens,
-depths, reasons, passes, rows and readings of the head are those of the slow references of `tests/reference.py` and
+A case is a random tiny model with a random rule, prompts of any lengths and ids that may end a text early. Greedy
+tokens, depths, reasons, passes, rows and readings of the head are those of the slow references of `tests/reference.py` and
 `tests/models/raven_reference.py`, in float64, row by row.
 """
 
@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from sigma0 import ExitConfig
-from sigma0.config import KVConfig
-from sigma0.decode.exits import REASON_WHEN_MET
+from sigma0.decode.exits import REASON_WHEN_MET, Course
 from tests.decode.captures import WAYS, called_by
 from tests.marks import exhaustive, fast_if, named, needs_compiler, slow
 from tests.models.raven_reference import SHAPES, tiny_raven
@@ -185,7 +184,9 @@ class Case:
             self.ends = frozenset(rng.sample([step.token for step in self.rows[0].written[:-1]], seed % 2))
             for row in self.rows:
                 row.end(self.ends)
-            if min(row.margin for row in self.rows) > NEAR_TIE and self.is_worth_running(any_case=attempt > (4 if self.is_raven or model else 20) or seed % 4 == 3):
+            if min(row.margin for row in self.rows) > NEAR_TIE and self.is_worth_running(
+                any_case=attempt > (4 if self.is_raven or model else 20) or seed % 4 == 3
+            ):
                 break
 
     def is_worth_running(self, any_case):
@@ -318,7 +319,10 @@ def test_a_later_turn_is_its_reference(way, after):
             first = written(case.model, case.prompts, case.config, case.new, case.ends, **asked)
             longest = max(len(row.steps) for row in case.rows)
             _, mask = padded(case.prompts)
-            live = torch.tensor([[1] * len(row.steps) + [0] * (longest - len(row.steps)) for row in case.rows])
+            # a mask may hide the id that ended a text
+            hidden = [int(seed == 3 and len(row.steps) < longest) for row in case.rows]
+            lengths = [len(row.steps) - hides for row, hides in zip(case.rows, hidden, strict=True)]
+            live = torch.tensor([[1] * length + [0] * (longest - length) for length in lengths])
             more = torch.tensor([[7, 3], [5, 5], [2, 9]])
             again = case.model.generate(
                 torch.cat([first.sequences, more], 1), attention_mask=torch.cat([mask, live, torch.ones_like(more)], 1),
@@ -326,11 +330,11 @@ def test_a_later_turn_is_its_reference(way, after):
                 return_dict_in_generate=True, eos_token_id=None, **asked,
             )  # fmt: skip
             for number, row in enumerate(case.rows):
-                text = [*row.prompt, *row.tokens, *more[number].tolist()]
+                text = [*row.prompt, *row.tokens[: lengths[number]], *more[number].tolist()]
                 if after == "drop":
                     reference = DroppingReference(case.model64, case.config)
                     reference.generate(row.prompt, len(row.steps))
-                    steps = reference.generate(text[len(row.prompt) + len(row.steps) - 1 :], 5)
+                    steps = reference.generate(text[len(reference.exits) :], 5)
                 elif after == "verify":
                     steps = VerifyingReference(case.model64, case.config).generate(text, 5)
                 else:
@@ -345,9 +349,11 @@ def test_a_later_turn_is_its_reference(way, after):
 @needs_compiler
 @pytest.mark.parametrize("family", ["ouro", exhaustive("raven-pre")])
 @pytest.mark.parametrize("after", AFTER)
-@pytest.mark.parametrize("way", [fast_if(way != "compile", way) for way in WAYS if way not in ("eager", "python", "stock")])
+@pytest.mark.parametrize(
+    "way", [fast_if(way != "compile", way) for way in WAYS if way not in ("eager", "python", "stock")]
+)
 def test_draws_and_statistics_are_those_of_eager_steps(way, after, family):
-    """Draws are hashes of seed, position and purpose, so every way draws the same, and a sequence the same in company."""
+    """Draws are hashes of seed, position and purpose: a sequence draws the same in every way, alone and in company."""
     draws = {"do_sample": True, "temperature": 1.5, "top_k": 20, "output_statistics": way != "late"}
     for seed in (0, 2)[: 1 if way in TRACED else 2]:
         case, found = case_of(family, after, seed), []
@@ -396,3 +402,24 @@ def test_a_run_that_is_closed_early_leaves_nothing_that_was_not_told(way, after)
             expected = reference.logits
         assert told == [(step.token, step.depth) for step in steps]
         torch.testing.assert_close(logits.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize("after", [*AFTER, "verify-once"])
+@pytest.mark.parametrize("way", ["eager", "torch", "late", slow("captured"), exhaustive("compile")])
+def test_a_given_course_is_followed(way, after, monkeypatch):
+    """Exits that are given beforehand, and loops from which on drafts stand: the last pass of each token is known."""
+    model, exits, settled = tiny_model(3, total_ut_steps=4), (1, 3, 2, 1, 4), (2, 1, 4, 1, 1)
+    config = replace(ExitConfig(q=0.5, after_exit=after.removesuffix("-once")), redraft=after == "verify")
+    rule = model.exit_rule(config)
+    rule.course = Course(exits, settled if "verify" in after else (), stride=1)
+    monkeypatch.setattr(model, "exit_rule", lambda config: rule)
+    with called_by(way, model) as (asked, _):
+        out = written(model, [[5, 6, 7], [8, 9]], config, 10, **asked)
+    for sequence in range(2):
+        depths = []
+        for place in range(9):
+            leaves, stands = (each[(place + sequence) % 5] for each in (exits, settled))
+            fallen = "verify" in after and leaves < stands
+            depths.append((stands if after == "verify" else 4) if fallen else leaves)
+        assert out.exit_depths[sequence, 1:].tolist() == depths
