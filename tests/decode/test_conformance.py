@@ -1,8 +1,8 @@
 """Runner x family x what follows an exit x K/V x batch: every cell against references that never skip or share.
 
 A case is a random tiny model with a random rule, prompts of any lengths and ids that may end a text early. Greedy
-tokens, depths, reasons, passes, rows and readings of the head are those of the slow references of `tests/reference.py` and
-`tests/models/raven_reference.py`, in float64, row by row.
+tokens, depths, reasons, passes, rows, logits and readings of the head are those of the slow references of
+`tests/reference.py` and `tests/models/raven_reference.py`, in float64, row by row.
 """
 
 import copy

@@ -22,6 +22,7 @@ def opened(model, config, new, **asked):
     return written(model, PROMPTS, config, new, custom_generate=type(model).open_token_loop, **asked)
 
 
+@pytest.mark.cpu(3)
 @pytest.mark.grid(fast=1, slow=2)
 @pytest.mark.parametrize("after", AFTER)
 def test_a_later_run_over_a_cache_launches_the_same_graphs(after):
@@ -144,9 +145,7 @@ def without_memory(part, known):
         object.__setattr__(part, name, moved(value))
 
 
-@pytest.mark.parametrize(
-    ("after", "draws"), [("finish", False), ("verify", True), ("drop", True), slow("finish", True)]
-)
+@pytest.mark.parametrize(("after", "draws"), [("finish", False), ("verify", True), slow("drop", True)])
 def test_a_step_touches_no_other_device_and_looks_at_nothing(after, draws, monkeypatch):
     """On tensors without memory, whose values nobody can look at; what is made on the host has another device."""
     model, kept = tiny_model(seed=2, total_ut_steps=4), []

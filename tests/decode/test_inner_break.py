@@ -51,9 +51,7 @@ def wild_model():
 
 
 @pytest.mark.parametrize("way", ["eager", "torch", "late", "python", slow("captured"), slow("compile")])
-@pytest.mark.parametrize(
-    "config", [ExitConfig(q=1.0), ExitConfig(mode="margin", theta=1.0, after_exit="drop")], ids=str
-)
+@pytest.mark.parametrize("config", [ExitConfig(q=1.0), ExitConfig(mode="margin", theta=1.0, after_exit="drop")])
 def test_a_growing_map_is_broken_at_its_second_divergence(monkeypatch, config, way):
     model = linear_model()
     assert run(model, config).exit_depths.eq(8).all()

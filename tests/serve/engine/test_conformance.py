@@ -38,7 +38,7 @@ def mixed(family):
     """A model, ids that end texts, and prompts behind rules of every kind with what is written behind them."""
     model, rows = None, []
     for after in AFTER:
-        for seed in range(2):
+        for seed in range(2 if family == "ouro" else 1):
             case = Case(family, after, seed, model)
             model = case.model
             rows += case.rows
@@ -51,7 +51,7 @@ def mixed(family):
 def cell(way, family):
     if way in TRACED:
         return (slow if family == "ouro" else exhaustive)(way, family)
-    return fast_if((way, family) in (("eager", "ouro"), ("eager", "raven-pre"), ("late", "nanbeige")), way, family)
+    return fast_if((way, family) in (("eager", "ouro"), ("eager", "raven-pre")), way, family)
 
 
 @pytest.mark.cpu(4)
@@ -97,11 +97,10 @@ def test_a_request_draws_as_generate_does_alone(pocket, monkeypatch, way, blocks
     assert [[(token.id, token.depth) for token in out.tokens] for out in found] == expected
 
 
-@pytest.mark.parametrize("way", ["late", slow("captured")])
-def test_a_pass_is_waited_for_once(pocket, monkeypatch, way):
+def test_a_pass_is_waited_for_once(pocket, monkeypatch):
     model, made, opens = mixed("ouro")[0], [], Landing.__init__
     monkeypatch.setattr(Landing, "__init__", lambda landing, tensor: (made.append(landing), opens(landing, tensor))[1])
-    with called_by(way, model) as (asked, _):
+    with called_by("captured", model) as (asked, _):
         monkeypatch.setattr(model, "runner", asked["runner"])
         engine = Engine(model, pocket[1], "tiny", EngineLimits(kv_bytes=2**22), watch=False)
         for first in (5, 6, 7):
