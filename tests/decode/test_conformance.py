@@ -185,7 +185,7 @@ class Case:
             for row in self.rows:
                 row.end(self.ends)
             if min(row.margin for row in self.rows) > NEAR_TIE and self.is_worth_running(
-                any_case=attempt > (4 if self.is_raven or model else 20) or seed % 4 == 3
+                any_case=attempt > (1 if model else 4 if self.is_raven else 20) or seed % 4 == 3
             ):
                 break
 
