@@ -31,6 +31,7 @@ VLLM = HERE / "serve" / "vllm"
 LONGEST = (
     "serve/cluster/test_ray.py",
     "decode/test_compiled.py",
+    "decode/test_conformance.py",
     "kernels/test_in_interpreter.py",
     "bench/gpu/test_gpu.py",
     "bench/harness/test_commands.py",

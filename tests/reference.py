@@ -145,10 +145,14 @@ def gap(logits: Tensor) -> float:
 
 @dataclass
 class Step:
+    """A new token: the loop that it was read at, and how near the decisions about it were to a tie."""
+
     token: int
     depth: int
     met: bool
     margin: float
+    logits: Tensor | None = None
+    accepted: bool = True
 
 
 def run_all_loops(model64: SharedBlock, ids: list[int], config: ExitConfig, new: int) -> list[Step]:
@@ -163,9 +167,99 @@ def run_all_loops(model64: SharedBlock, ids: list[int], config: ExitConfig, new:
             logits = logits_of(model64, states)
         choice = decide(config, states, gates, logits, model64.config.num_loops)
         read = logits[choice.depth - 1]
-        steps.append(Step(int(read.argmax()), choice.depth, choice.met, min(choice.margin, gap(read))))
+        steps.append(Step(int(read.argmax()), choice.depth, choice.met, min(choice.margin, gap(read)), read))
         ids.append(steps[-1].token)
     return steps
+
+
+@dataclass
+class Flight:
+    """A token in flight under `verify`: the loops that it has run, and the draft that it was read as, with its loop."""
+
+    loops: int = 0
+    draft: int | None = None
+    depth: int = 0
+    met: bool = False
+    redrafted: bool = False
+
+
+class VerifyingReference:
+    """`verify` pass by pass, one row each token in flight; what a row reads is a run of all loops over the text so far.
+
+    Attributes:
+        passes: That were run.
+        rows: In them all.
+        tail: The last of them, in which no row is read for the first time.
+    """
+
+    def __init__(self, model64: SharedBlock, config: ExitConfig) -> None:
+        self.model, self.config, self.total = model64, config, model64.config.num_loops
+        self._read: dict[tuple[int, ...], tuple[Tensor, Tensor | None, Tensor]] = {}
+
+    @torch.no_grad()
+    def read(self, ids: list[int]) -> tuple[Tensor, Tensor | None, Tensor]:
+        """States [T, D], gate logits [T] and logits [T, V] of the last of these tokens."""
+        if tuple(ids) not in self._read:
+            out = self.model.model(input_ids=torch.tensor([ids]), use_cache=False)
+            gates = None if out.gate_logits is None else out.gate_logits[:, 0, -1]
+            states = out.loop_states[:, 0, -1]
+            self._read[tuple(ids)] = states, gates, logits_of(self.model, states)
+        return self._read[tuple(ids)]
+
+    def generate(self, ids: list[int], new: int, ends: frozenset[int] = frozenset()) -> list[Step]:
+        self.passes = self.rows = self.tail = 0
+        self.margin = math.inf
+        states, gates, logits = self.read(ids)
+        met = decide(self.config, states, gates, logits, self.total).met
+        token = self._best(logits[-1])
+        steps, text, flight = [Step(token, self.total, met, self.margin, logits[-1])], [*ids, token], [Flight()]
+        while len(steps) < new and steps[-1].token not in ends:
+            self.passes += 1
+            self.rows += len(flight)
+            self.tail = self.tail + 1 if all(token.draft is not None for token in flight) else 0
+            for token in flight:
+                token.loops += 1
+            first = len(text) - len(flight)
+            for place, token in enumerate(flight):
+                states, gates, logits = self.read(text[: first + place + 1])
+                if self._drafts(token, states, gates, logits):
+                    del flight[place + 1 :], text[first + place + 1 :]
+            oldest, newest = flight[0], flight[-1]
+            if oldest.loops == self.total:
+                logits = self.read(text[: first + 1])[2]
+                accepted = oldest.depth < self.total or not oldest.redrafted
+                met = oldest.met and accepted
+                steps.append(Step(oldest.draft, oldest.depth, met, self.margin, logits[-1], accepted))
+                flight.pop(0)
+            told = len(steps) + len(flight)
+            if newest.draft is not None and newest.draft not in ends and told < new:
+                text.append(newest.draft)
+                flight.append(Flight())
+        return steps
+
+    def _drafts(self, token: Flight, states: Tensor, gates: Tensor | None, logits: Tensor) -> bool:
+        """Whether a row that has ended a loop says what is fed behind it, first or anew."""
+        loop = token.loops
+        if token.draft is None:
+            choice = decide(
+                self.config, states[:loop], None if gates is None else gates[:loop], logits[:loop], self.total
+            )
+            self.margin = min(self.margin, choice.margin)
+            stops = choice.met or loop == (self.config.depth if self.config.mode == "fixed" else self.total)
+            if stops:
+                token.draft, token.depth, token.met = self._best(logits[loop - 1]), loop, choice.met
+            return stops
+        if not self.config.redraft and loop < self.total:
+            return False
+        best = self._best(logits[loop - 1])
+        redraft = best != token.draft
+        if redraft:
+            token.draft, token.depth, token.redrafted = best, loop, True
+        return redraft
+
+    def _best(self, logits: Tensor) -> int:
+        self.margin = min(self.margin, gap(logits))
+        return int(logits.argmax())
 
 
 class DroppingReference:
@@ -237,7 +331,13 @@ class DroppingReference:
         steps = []
         while True:
             steps.append(
-                Step(int(self.logits.argmax()), choice.depth, choice.met, min(choice.margin, gap(self.logits)))
+                Step(
+                    int(self.logits.argmax()),
+                    choice.depth,
+                    choice.met,
+                    min(choice.margin, gap(self.logits)),
+                    self.logits,
+                )
             )
             if len(steps) == new:
                 return steps

@@ -1,10 +1,49 @@
-"""Captures without CUDA: a function that is called again in place of a replay, and held to what a graph could do."""
+"""Every way in which a step is called, on a CPU: eager, in plain torch, late, captured, compiled, by the host.
 
+Captures are made without CUDA: a function that is called again in place of a replay, and held to what a graph could do.
+"""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers.generation import GenerationMixin
 
+from sigma0.decode import compiled, graph_runner, runners
 from sigma0.decode.graphs import Captured
+from sigma0.decode.ops import TORCH, depth_attention_reference
+
+WAYS = ("eager", "torch", "late", "captured", "compile", "python", "stock")
+
+
+@contextmanager
+def called_by(way, model):
+    """Has steps called in one of `WAYS`; yields what `generate` is to be asked for, and the captures that are made."""
+    made, asked = [], {"runner": {"captured": "cudagraph", "compile": "compile"}.get(way, "eager")}
+    with pytest.MonkeyPatch.context() as patch:
+        if way == "torch":
+            patch.setattr(model, "backend", "torch")
+        if way in ("late", "captured"):
+            # attention whose calls depend on no value, as a kernel on a device
+            ops = replace(TORCH, depth_attention=depth_attention_reference)
+            patch.setattr(type(model), "operations", property(lambda self: ops))
+            patch.setattr(runners, "LATE_DEVICES", frozenset({"cpu"}))
+        if way == "captured":
+            patch.setattr(runners, "CAPTURES", {"cpu": lambda device: made.append(RepeatedCapture(device)) or made[-1]})
+            patch.setattr(graph_runner, "_SHORTEST", 64)
+        if way == "compile":
+            # the graph is run as it was traced: no code is generated, which takes seconds
+            patch.setattr(compiled, "generate_code", lambda graph, examples: graph)
+            # layers that no function in C++ knows
+            patch.setattr(type(model), "plain_block", lambda *given: None)
+        if way == "python":
+            asked["logits_processor"] = [lambda ids, scores: scores]
+        if way == "stock":
+            patch.setattr(type(model), "_sample", GenerationMixin._sample)
+        yield asked, made
 
 
 class Outside(TorchDispatchMode):

@@ -14,6 +14,7 @@ from sigma0 import ExitConfig
 from sigma0.cli import app
 from sigma0.decode.repetition import CollapseStop
 from sigma0.signals.canary import Adaptation, Tighten
+from tests.decode.captures import called_by
 from tests.marks import exhaustive, slow
 
 CIRCLES = "hello world"
@@ -78,20 +79,24 @@ def test_a_stream_that_was_ended_leaves_nothing_under_way(pocket):
     assert next(tokens, None) is None
 
 
-@pytest.mark.parametrize("after_exit", ["finish", "verify"])
-def test_in_a_batch_it_alone_is_ended(pocket, after_exit):
+@pytest.mark.parametrize(
+    ("after_exit", "way"), [("finish", "eager"), ("verify", "eager"), slow("finish", "late"), slow("verify", "late")]
+)
+def test_in_a_batch_it_alone_is_ended(pocket, after_exit, way):
+    """Also where the host sees each step one step late."""
     model, tokenizer = pocket
     texts = [CIRCLES, ORDINARY, "The"]
     batch = tokenizer(texts, padding=True, padding_side="left", return_tensors="pt")
-    loop, first = model.generate(
-        **batch, max_new_tokens=100, do_sample=False, custom_generate=type(model).open_token_loop,
-        exit_config=ExitConfig(q=0.3, after_exit=after_exit),
-    )  # fmt: skip
-    loop.collapse = CollapseStop()
-    told = [[] for _ in texts]
-    for emissions in loop.run(first):
-        for each in emissions:
-            told[each.sequence].append(each.token_id)
+    with called_by(way, model) as (asked, _):
+        loop, first = model.generate(
+            **batch, max_new_tokens=100, do_sample=False, custom_generate=type(model).open_token_loop,
+            exit_config=ExitConfig(q=0.3, after_exit=after_exit), **asked,
+        )  # fmt: skip
+        loop.collapse = CollapseStop()
+        told = [[] for _ in texts]
+        for emissions in loop.run(first):
+            for each in emissions:
+                told[each.sequence].append(each.token_id)
     alone = [written(pocket, text, "stop", 100, exit_config=ExitConfig(q=0.3, after_exit=after_exit)) for text in texts]
     assert told == [[token.id for token in each.tokens] for each in alone]
     assert loop.collapsed == {place for place, each in enumerate(alone) if each.stop_reason == "collapse"}

@@ -1,39 +1,45 @@
 """The compiling runner: what it writes is what the eager runner writes, in the same passes."""
 
-import copy
-import shutil
 import warnings
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigma0 import ExitConfig
-from sigma0.decode import programs
-from sigma0.decode.runners import RUNNERS, choose_runner
+from sigma0.decode import compiled as programs
 from sigma0.kernels import row_dot
-from tests.marks import exhaustive, fast_if, needs_compiler, slow
+from sigma0.models.ouro import OuroForCausalLM
+from tests.marks import exhaustive, needs_compiler, slow
 from tests.reference import tiny_model
 
 # a first program, which any of them may compile
 pytestmark = [needs_compiler, pytest.mark.cpu(8)]
 MODES = {
     "full": ExitConfig(mode="full"),
-    "fixed": ExitConfig(mode="fixed", depth=2),
     "qexit": ExitConfig(q=0.6),
     "margin": ExitConfig(mode="margin", theta=0.3),
-    "converge": ExitConfig(mode="converge", eps=0.4),
     "accel": ExitConfig(mode="accel", eps=0.6, patience=1),
     "drop": ExitConfig(q=0.6, after_exit="drop"),
     "verify": ExitConfig(q=0.5, after_exit="verify"),
-    "verify-once": ExitConfig(q=0.5, after_exit="verify", redraft=False),
     "verify-margin": ExitConfig(mode="margin", theta=0.3, after_exit="verify"),
 }
+
+
+@pytest.fixture(autouse=True)
+def unknown_layers(monkeypatch):
+    """No function in C++ knows the layers, as those of other families or under adapters."""
+    monkeypatch.setattr(OuroForCausalLM, "plain_block", lambda *given: None)
 
 
 @pytest.fixture
 def model():
     return tiny_model(seed=3, num_hidden_layers=1)
+
+
+def test_what_one_call_runs_is_not_compiled(model, monkeypatch):
+    monkeypatch.undo()
+    ran = written(model, "compile", 1, MODES["full"]).runner
+    assert ran.name == "eager" and "in C++ as they are" in ran.reason
 
 
 @pytest.fixture
@@ -77,18 +83,6 @@ def both(model, batch, mode, **settings):
     return [written(model, runner, batch, MODES[mode], **settings) for runner in ("compile", "eager")]
 
 
-@pytest.mark.grid(fast=0, slow=1)
-@pytest.mark.parametrize(("mode", "batch"), [fast_if(size == 4, mode, size) for mode in MODES for size in (1, 4, 16)])
-def test_every_mode_is_one_graph_and_writes_what_the_eager_step_writes(model, traced, mode, batch):
-    assert_same(*both(model, batch, mode))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("mode", ["qexit", "verify"])
-def test_drawn_tokens_are_those_of_the_eager_step(model, traced, mode):
-    assert_same(*both(model, 2, mode, do_sample=True, temperature=0.8, top_k=9))
-
-
 # Four sequences are one row in some passes and some rows in others: every program of a mode. One sequence and many have
 # other shapes of the state, whose graphs are traced above in every mode; code is generated where the head is read in
 # every pass and where it is not.
@@ -120,26 +114,6 @@ def test_another_run_takes_the_programs_of_the_first_over_planes_of_another_size
     compiled, eager = both(model, 2, "qexit", new=5)
     assert_same(compiled, eager)
     assert model._compiled_programs.programs == known
-
-
-@pytest.mark.slow
-def test_what_pads_a_bucket_changes_no_token_that_waits(model, traced):
-    """Sequences end at different passes; their suspended tokens fill their planes when the cache is continued."""
-    texts = []
-    for runner in ("compile", "eager"):
-        first = written(model, runner, 4, MODES["qexit"], eos_token_id=list(range(1, 20)), pad_token_id=0)
-        ids = torch.cat([first.sequences, prompts(4, 5, seed=2)["input_ids"]], dim=1)
-        texts.append(
-            model.generate(
-                ids,
-                attention_mask=(ids > 0).long(),
-                past_key_values=first.past_key_values,
-                max_new_tokens=6,
-                exit_config=MODES["qexit"],
-                runner=runner,
-            )
-        )
-    assert torch.equal(*texts)
 
 
 def test_a_model_with_new_weights_is_compiled_anew(model, traced):
@@ -182,70 +156,3 @@ def test_a_step_that_cannot_be_compiled_runs_eagerly_and_says_why(model, monkeyp
     assert compiled.runner.name == "eager"
     assert "no such instruction" in compiled.runner.reason
     assert torch.equal(compiled.sequences, written(model, "eager", 2, MODES["qexit"]).sequences)
-
-
-def test_a_runner_is_chosen_by_name_and_says_why(model, monkeypatch):
-    assert choose_runner("auto", model).name == "eager"
-    assert choose_runner("compile", model).name == "compile"
-    with pytest.raises(ValueError, match="no such runner: 'fast'; there are auto, eager, compile, cudagraph"):
-        model.generate(torch.ones((1, 2), dtype=torch.int64), runner="fast")
-    assert RUNNERS == ("auto", "eager", "compile", "cudagraph")
-    handle = model.lm_head.register_forward_hook(lambda *_: None)
-    assert "hooks" in choose_runner("compile", model).reason
-    handle.remove()
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert choose_runner("compile", model).name == "eager"
-    assert "no C++ compiler" in choose_runner("compile", model).reason
-
-
-class Counts(TorchDispatchMode):
-    """Counts the operations that are dispatched, by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names[func.overloadpacket.__name__] = self.names.get(func.overloadpacket.__name__, 0) + 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_no_step_reads_a_value_on_the_host(model, mode, monkeypatch):
-    from sigma0.decode import runner as runners
-
-    counted = Counts()
-
-    def watched(function):
-        def call(*args, **kwargs):
-            with counted:
-                return function(*args, **kwargs)
-
-        return call
-
-    # the step as other devices run it, without what a CPU has in C++
-    monkeypatch.setattr("sigma0.decode.runners.NativeRunner", runners.EagerRunner)
-    model = copy.deepcopy(model).double()
-    monkeypatch.setattr(runners, "run_loop", watched(runners.run_loop))
-    monkeypatch.setattr(runners, "settle", watched(runners.settle))
-    written(model, "eager", 4, MODES[mode])
-    assert counted.names["mm"]
-    assert not {"_local_scalar_dense", "nonzero", "masked_select"} & set(counted.names)
-
-
-@pytest.mark.grid(fast=0, slow=1)
-@pytest.mark.parametrize("mode", ["full", "margin", "verify"])
-def test_statistics_are_kept_in_programs_too(model, mode, traced):
-    compiled, eager = both(model, 2, mode, output_statistics=True)
-    assert_same(compiled, eager)
-    parts = (compiled.loop_statistics, eager.loop_statistics)
-    torch.testing.assert_close(*parts, rtol=1e-3, atol=1e-4, equal_nan=True)
-
-
-@pytest.mark.slow
-def test_nobodys_lane_stays_idle(model, traced):
-    """It is sorted among the others, and pads a bucket where lanes are suspended."""
-    output = written(model, "compile", 4, MODES["drop"], eos_token_id=list(range(1, 20)), pad_token_id=0)
-    lanes = output.past_key_values.lanes
-    assert int(lanes.table[-1, 0]) >= lanes.idle

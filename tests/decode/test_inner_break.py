@@ -1,13 +1,13 @@
 """SIGMA0_INNER_BREAK: a loop that diverges on two loops running stops its token."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
 from sigma0 import ExitConfig
 from sigma0.config import Switches
+from tests.decode.captures import called_by
+from tests.marks import slow
 from tests.reference import tiny_model
 
 IDS = torch.tensor([[5, 9, 2, 7], [4, 3, 11, 8]])
@@ -50,17 +50,48 @@ def wild_model():
     return model
 
 
-@pytest.mark.parametrize("config", [ExitConfig(q=1.0), ExitConfig(mode="full"), ExitConfig(mode="converge", eps=1e-6)])
-def test_a_growing_map_is_broken_at_its_second_divergence(monkeypatch, config):
+@pytest.mark.parametrize("way", ["eager", "torch", "late", "python", slow("captured"), slow("compile")])
+@pytest.mark.parametrize("config", [ExitConfig(q=1.0), ExitConfig(mode="margin", theta=1.0, after_exit="drop")])
+def test_a_growing_map_is_broken_at_its_second_divergence(monkeypatch, config, way):
     model = linear_model()
     assert run(model, config).exit_depths.eq(8).all()
     monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
-    out = run(model, config, output_statistics=True)
+    with called_by(way, model) as (asked, _):
+        out = run(model, config, output_statistics=way != "late", **asked)
     # the first two loops have no fate, so the fourth is the second that can diverge
     assert out.exit_depths.eq(4).all()
     assert out.exit_reasons == [["divergence"] * 6] * 2
-    assert (out.loop_fates[:, :, 2:4] == 3).all()
-    assert out.loop_passes == 4 * 5
+    assert way == "late" or (out.loop_fates[:, :, 2:4] == 3).all()
+    if out.runner is not None:
+        assert out.loop_passes == 4 * 5 and (config.after_exit == "finish" or out.loop_rows == 4 * 5 * 2)
+
+
+@pytest.mark.parametrize("config", [ExitConfig(mode="full"), ExitConfig(mode="converge", eps=1e-6)])
+def test_every_rule_breaks_and_verify_writes_full_depths_text(monkeypatch, config):
+    model = linear_model()
+    full = run(model, ExitConfig(mode="full"))
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    assert run(model, config).exit_depths.eq(4).all()
+    assert run(model, ExitConfig(q=1.0, after_exit="verify")).sequences.equal(full.sequences)
+
+
+def test_a_token_at_a_time_has_the_logits_depths_and_flags_of_the_whole_text(monkeypatch):
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    model = wild_model()
+    model.generation_config.fate_config = {"growth": 0.0}
+    generator, seen = torch.Generator().manual_seed(1), set()
+    for theta in (0.02, 0.1, 0.3):
+        config = ExitConfig(mode="margin", theta=theta, min_loops=2)
+        text = torch.randint(3, 60, (2, 9), generator=generator)
+        whole = model(text, exit_config=config)
+        cache = model(text[:, :3], exit_config=config).past_key_values
+        for place in range(3, 9):
+            told = model(text[:, place : place + 1], past_key_values=cache, exit_config=config)
+            for name in ("exit_depths", "exit_met", "exit_diverged"):
+                assert getattr(told, name)[:, 0].tolist() == getattr(whole, name)[:, place].tolist(), name
+            torch.testing.assert_close(told.logits[:, 0], whole.logits[:, place], rtol=1e-4, atol=1e-4)
+            seen |= set(zip(told.exit_met[:, 0].tolist(), told.exit_diverged[:, 0].tolist(), strict=True))
+    assert {(True, False), (False, True)} <= seen, "a kind of end never came: that was not tested"
 
 
 def test_at_the_last_loop_there_is_nothing_left_to_break(monkeypatch):
@@ -69,14 +100,6 @@ def test_at_the_last_loop_there_is_nothing_left_to_break(monkeypatch):
     out = run(linear_model(total_loops=4), ExitConfig(q=1.0), output_statistics=True)
     assert (out.loop_fates[:, :, 2:] == 3).all() and out.exit_depths.eq(4).all()
     assert out.exit_reasons == [["max_depth"] * 6] * 2
-
-
-def test_savings_are_counted_and_the_margin_rule_breaks_too(monkeypatch):
-    model = linear_model()
-    config = ExitConfig(mode="margin", theta=1.0, after_exit="drop")
-    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
-    out = run(model, config)
-    assert out.exit_depths.eq(4).all() and out.loop_rows == 4 * 5 * 2
 
 
 def test_large_gains_are_broken_somewhere_and_never_later_than_without(monkeypatch):
@@ -91,34 +114,6 @@ def test_large_gains_are_broken_somewhere_and_never_later_than_without(monkeypat
     # at the last loop nothing is left to break
     twice = (diverged[:, 1:-1] + diverged[:, :-2]).eq(2).any(-1)
     assert (out.exit_depths[:, 0] < 8).tolist() == twice.tolist()
-
-
-def test_verify_writes_full_depths_text_whatever_breaks(monkeypatch):
-    model = linear_model()
-    full = run(model, ExitConfig(mode="full"))
-    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
-    out = run(model, ExitConfig(q=1.0, after_exit="verify"))
-    assert torch.equal(out.sequences, full.sequences)
-
-
-def test_nothing_breaks_where_nothing_diverges(monkeypatch):
-    model = tiny_model(5, total_ut_steps=5)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.input_layernorm_2.weight.fill_(0.05)
-            layer.post_attention_layernorm_2.weight.fill_(0.05)
-    plain = run(copy.deepcopy(model), ExitConfig(q=0.7))
-    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
-    out = run(model, ExitConfig(q=0.7))
-    assert torch.equal(out.sequences, plain.sequences) and torch.equal(out.exit_depths, plain.exit_depths)
-
-
-def test_the_stock_loop_breaks_too(monkeypatch):
-    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
-    model = linear_model()
-    wave = run(model, ExitConfig(q=1.0))
-    stock = run(model, ExitConfig(q=1.0), logits_processor=[lambda ids, scores: scores])
-    assert torch.equal(wave.sequences, stock.sequences) and wave.exit_reasons == stock.exit_reasons
 
 
 def test_switches(monkeypatch):
@@ -146,22 +141,3 @@ def test_verify_reads_its_prompt_at_full_depth_whatever_breaks(monkeypatch):
     monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
     assert [write(prompt, mode="full") for prompt in prompts] != full, "nothing broke: that was not tested"
     assert [write(prompt, q=0.9, after_exit="verify") for prompt in prompts] == full
-
-
-@pytest.mark.slow
-def test_a_lead_ahead_of_min_loops_hides_no_divergence(monkeypatch):
-    """What decodes token by token and what runs all loops at once agree on where a loop breaks."""
-    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
-    model = wild_model()
-    model.generation_config.fate_config = {"growth": 0.0}
-    generator, broken = torch.Generator().manual_seed(1), 0
-    for _ in range(12):
-        prompt = torch.randint(3, 60, (1, 5), generator=generator)
-        config = ExitConfig(mode="margin", theta=0.02, min_loops=6)
-        out = model.generate(
-            prompt, max_new_tokens=6, do_sample=False, exit_config=config, return_dict_in_generate=True
-        )
-        told = model(out.sequences[:, :-1], exit_config=config)
-        assert told.exit_depths[0, 4:].tolist() == out.exit_depths[0].tolist()
-        broken += sum(reason == "divergence" for reason in out.exit_reasons[0])
-    assert broken, "nothing broke: that was not tested"

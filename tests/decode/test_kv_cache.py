@@ -288,25 +288,3 @@ def test_a_mask_is_of_all_positions(tiny, shape):
     assert cache.join_mask(torch.ones(2, 6), 2, 2) is None
     with pytest.raises(ValueError, match="4 cached and 2 new tokens of 2 sequences need"):
         cache.join_mask(torch.ones(shape), 2, 2)
-
-
-@pytest.mark.parametrize(
-    "config", [ExitConfig(mode="full"), ExitConfig(mode="fixed", depth=2, after_exit="verify")], ids=["full", "verify"]
-)
-def test_a_batch_of_which_one_ends_early_is_continued_as_from_its_text(config):
-    model, ids = tiny_model(seed=4), torch.tensor([[9, 10, 11], [20, 33, 41], [8, 30, 12]])
-    told = {"do_sample": False, "exit_config": config, "return_dict_in_generate": True, "pad_token_id": 0}
-    plain = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, eos_token_id=None, **told)
-    end = next(token for token in plain.sequences[0, 4:8].tolist() if (plain.sequences[1:, 3:] != token).all())
-    first = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, eos_token_id=end, **told)
-    length = first.sequences.shape[1]
-    behind = 1 + first.sequences[0].tolist().index(end)
-    assert behind < length == 12 and first.past_key_values.get_seq_length() == length - 1
-    text = torch.cat([first.sequences, torch.tensor([[21, 22], [23, 24], [25, 26]])], 1)
-    seen = torch.ones_like(text)
-    seen[0, behind:length] = 0
-    again, anew = (
-        model.generate(text, attention_mask=seen, max_new_tokens=5, past_key_values=known, **told).sequences.tolist()
-        for known in (first.past_key_values, None)
-    )
-    assert again == anew

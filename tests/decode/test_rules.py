@@ -2,20 +2,14 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0 import ExitConfig, FateConfig
-from sigma0.config import BREAK_AFTER
+from sigma0 import ExitConfig
 from sigma0.decode.criteria import CRITERIA
 from sigma0.decode.exits import (
-    BEND,
-    CHANGE,
-    GAIN,
-    HAZARD,
     REASON_WHEN_MET,
     ExitRule,
     exit_probabilities,
@@ -23,7 +17,6 @@ from sigma0.decode.exits import (
     no_gate_logits,
     select_exits,
 )
-from sigma0.decode.ops import ExitParams
 from tests.reference import decide
 
 
@@ -59,20 +52,6 @@ def test_what_a_rule_says_of_itself(own, expected):
     assert found == expected and own.total_loops == 6 and own.course is None
 
 
-def test_parameters_of_the_end_of_a_loop():
-    assert rule(q=0.25, min_loops=2).params(True) == ExitParams("qexit", 0.25, 6, min_loops=2)
-    assert rule("converge", eps=0.25).params(False) == ExitParams("converge", 0.25, 6, watch=False)
-    accel = rule("accel", eps=0.25, patience=3, inner_break=True, fates=FateConfig(growth=0.5, spiral=90.0))
-    assert accel.params(False) == ExitParams(
-        "accel", 0.25, 6, 3, watch=False, growth=0.5, spiral=math.pi / 2, break_after=BREAK_AFTER
-    )
-    assert rule("accel", accel_scale="steps").params(True).mode == "accel-steps"
-    for mode in ("margin", "kl", "full"):
-        assert (rule(mode).params(True).mode, rule(mode).params(True).threshold) == ("none", 1.0)
-    assert rule("fixed", depth=2).params(True).last_loop == 2
-    assert accel.break_after == BREAK_AFTER > 0 and rule().break_after == 0
-
-
 def test_exits_that_are_known_beforehand():
     known = {"full": (True, True), "fixed 6": (True, True), "fixed 5": (True, False), "qexit": (False, False)}
     rules = {
@@ -98,57 +77,8 @@ def test_what_is_known_without_loops():
     table = [(0.5, 3, True), (0.6, 4, True), (0.49, 3, None), (0.9, 2, None), (None, 5, None)]
     for lead, depth, known in table:
         assert margin.known_without_loops(depth, lead) is known
-        assert margin.would_have_been_met(np.zeros((depth, 8), dtype=np.float32), lead) is known
     assert rule("kl").known_without_loops(6, 0.9) is rule("cosine").known_without_loops(6, 0.9) is None
     assert rule(q=1.0).known_without_loops(6, 0.9) is False
-
-
-def loops_of(**columns):
-    count = len(next(iter(columns.values())))
-    made = np.full((count, 8), 9.0, dtype=np.float32)
-    for name, values in columns.items():
-        made[:, {"change": CHANGE, "bend": BEND, "gain": GAIN, "hazard": HAZARD}[name]] = values
-    return made
-
-
-@pytest.mark.parametrize(
-    "own, columns, met",
-    [
-        # 0.5, then 0.75 of the mass
-        (rule(q=0.5), {"hazard": [0.5, 0.5]}, True),
-        (rule(q=0.75), {"hazard": [0.5, 0.5]}, True),
-        (rule(q=0.76), {"hazard": [0.5, 0.5]}, False),
-        (rule(q=0.75), {"hazard": [0.5]}, False),
-        (rule(q=0.5, min_loops=2), {"hazard": [0.5]}, False),
-        (rule(q=0.5, min_loops=2), {"hazard": [0.5, 0.0]}, True),
-        (rule("converge", eps=0.5), {"change": [0.0, 0.6]}, False),
-        (rule("converge", eps=0.5), {"change": [0.9, 0.5]}, False),
-        (rule("converge", eps=0.5), {"change": [0.9, 0.4]}, True),
-        (rule("converge", eps=0.5, min_loops=3), {"change": [0.9, 0.4]}, False),
-        (rule("converge", eps=0.5, min_loops=3), {"change": [0.9, 0.4, 0.6]}, False),
-        (rule("converge", eps=0.5, min_loops=3), {"change": [0.9, 0.6, 0.4]}, True),
-        (rule("accel", eps=0.5, patience=2), {"change": [1] * 4, "bend": [0, 0, 0.4, 0.4], "gain": [0.5] * 4}, True),
-        (rule("accel", eps=0.5, patience=2), {"change": [1] * 4, "bend": [0, 0, 0.4, 0.5], "gain": [0.5] * 4}, False),
-        (rule("accel", eps=0.5, patience=2), {"change": [1] * 3, "bend": [0, 0, 0.4], "gain": [0.5] * 3}, False),
-        (rule("accel", eps=0.5, patience=1), {"change": [1] * 3, "bend": [0, 0, 0.4], "gain": [0, 0, 0.9]}, True),
-        (rule("accel", eps=0.5, patience=1), {"change": [1] * 3, "bend": [0, 0, 0.4], "gain": [0, 0, 0.91]}, False),
-        (rule("accel", eps=0.5, patience=2),
-         {"change": [1] * 6, "bend": [0, 0, 0.4, 0.9, 0.4, 0.9], "gain": [0.5] * 6}, False),
-        (rule("accel", eps=0.5, patience=1, min_loops=4),
-         {"change": [1] * 4, "bend": [0, 0, 0.4, 0.9], "gain": [0.5] * 4}, False),
-        # |D_t| + |D_{t-1}| is change + change / gain: 0.4 and 0.8
-        (rule("accel", eps=0.5, patience=1, accel_scale="steps"),
-         {"change": [0, 0, 0.4], "bend": [0, 0, 0.59], "gain": [0, 0, 0.5]}, True),
-        (rule("accel", eps=0.5, patience=1, accel_scale="steps"),
-         {"change": [0, 0, 0.4], "bend": [0, 0, 0.61], "gain": [0, 0, 0.5]}, False),
-        (rule("accel", eps=0.5, patience=1, accel_scale="steps"),
-         {"change": [0, 0, 0.4], "bend": [0, 0, 0.19], "gain": [0, 0, 0]}, True),
-        (rule("accel", eps=0.5, patience=1, accel_scale="steps"),
-         {"change": [0, 0, 0.4], "bend": [0, 0, 0.21], "gain": [0, 0, 0]}, False),
-    ],
-)  # fmt: skip
-def test_whether_a_rule_would_have_been_met(own, columns, met):
-    assert own.would_have_been_met(loops_of(**columns), 0.0) is met
 
 
 @settings(max_examples=60, deadline=None)
@@ -176,15 +106,6 @@ def test_statistics_say_of_a_rule_what_the_definition_says(mode, scale, seed, th
     assert int(chosen.depths) == 6 and not chosen.met.any()
     if expected.margin > 1e-5:
         assert own.would_have_been_met(chosen.statistics[:, 0, 0].numpy(), None) == expected.met
-
-
-def test_a_prompt_meets_a_rule_from_its_first_loop_on():
-    own, met = rule(min_loops=3), torch.tensor([True, False])
-    assert [own.met_in_prompt(met, loop).tolist() for loop in (2, 3, 4)] == [
-        [False, False],
-        [True, False],
-        [True, False],
-    ]
 
 
 def test_a_model_without_a_gate_never_leaves():

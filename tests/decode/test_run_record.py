@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from sigma0.decode.deepest import DEEPEST, Deepest, DeepestQueue, DeepestRecord
-from sigma0.decode.ops import LOGIT_STATS, TORCH, CollapseRule, ExitParams, certainty
+from sigma0.decode.ops import LOGIT_STATS, TORCH, CollapseRule, certainty
 from sigma0.decode.repetition import EntropyDrop, Repeated, Repetition
 from sigma0.decode.runner import LateRunner
 from sigma0.decode.settings import Program
-from sigma0.decode.stats import PathReader, RunRecord, collapse_of, compute_logit_stats
+from sigma0.decode.stats import RunRecord, collapse_of, compute_logit_stats
 from sigma0.decode.step import take_lines
 from sigma0.decode.transfer import PassCounts, PendingTokens
 from sigma0.kernels.collapse import Part
@@ -58,23 +58,6 @@ def test_a_depth_makes_room_for_its_token():
     for index, room in ((2, 3), (3, 6), (6, 12)):
         own.note_depths(ints(1), ints(index), ints(2))
         assert own.loops.shape[1] == own.logit_stats.shape[1] == room
-
-
-def test_a_prompt_is_told_of_as_its_last_position():
-    own = record()
-    statistics, fates = torch.arange(48.0).view(3, 2, 8), torch.tensor([[1, 2], [3, 0], [2, 1]])
-    own.put_prompt(statistics, fates, 7)
-    assert own.first_position == 7 and own.fates[:, 0].tolist() == [[1, 3, 2, 0], [2, 0, 1, 0]]
-    assert torch.equal(own.loops[1, 0, :3], statistics[:, 1]) and own.loops[:, 0, 3].isnan().all()
-    assert own.loops[:, 1:].isnan().all()
-    reader = PathReader(lambda states: states[:, 0], ExitParams("none", 1.0, 3))
-    states = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(0))
-    noted = record()
-    noted.note_prompt(states, 4, reader)
-    expected, expected_fates = reader.read(states.transpose(0, 1))
-    assert noted.first_position == 4 and torch.equal(noted.fates[:, 0, :3], expected_fates.to(torch.int8))
-    torch.testing.assert_close(noted.loops[:, 0, :3], expected)
-    torch.testing.assert_close(reader.hazards(states.transpose(0, 1)), torch.sigmoid(states[..., 0]).T)
 
 
 def test_logits_are_worked_out_in_order_and_once(monkeypatch):

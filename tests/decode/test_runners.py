@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sigma0.config import KVConfig
 from sigma0.decode import runners
-from sigma0.decode.attention import CodedPlacement, Placement
-from sigma0.decode.lanes import Lanes
+from sigma0.decode.graphs import CudaCapture
 from sigma0.decode.ops import TORCH, TRITON
-from sigma0.decode.runner import EagerRunner, RunnerChoice
-from sigma0.decode.runners import choose_runner, open_runner
-from sigma0.decode.settings import SequenceSettings
+from sigma0.decode.runner import RunnerChoice
+from sigma0.decode.runners import RUNNERS, choose_runner
+from tests.decode.captures import called_by
 from tests.reference import tiny_model
 
 CUDA = SimpleNamespace(device=torch.device("cuda"), operations=TRITON)
@@ -57,8 +57,9 @@ def test_on_a_cpu(monkeypatch):
     assert choose_runner("compile", model) == RunnerChoice("compile", ASKED)
     monkeypatch.setattr(runners, "compiler", lambda: None)
     assert "no C++ compiler" in choose_runner("compile", model).reason
-    with pytest.raises(ValueError, match="no such runner: 'fast'"):
-        choose_runner("fast", model)
+    with pytest.raises(ValueError, match="no such runner: 'fast'; there are auto, eager, compile, cudagraph"):
+        model.generate(torch.ones((1, 2), dtype=torch.int64), runner="fast")
+    assert RUNNERS == ("auto", "eager", "compile", "cudagraph") and {"cuda": CudaCapture} == runners.CAPTURES
 
 
 @pytest.mark.parametrize("hook", ["forward", "forward_pre", "offload"])
@@ -90,32 +91,37 @@ def test_a_model_on_several_devices_is_called_by_python():
     )
 
 
-SEEN = torch.ones(1, 4, dtype=torch.bool)
+def chosen(model, ids=((5, 6, 7),), mask=None, **settings):
+    mask = torch.ones(len(ids), len(ids[0]), dtype=torch.int64) if mask is None else torch.tensor(mask)
+    settings = {"max_new_tokens": 3, "exit_config": {"q": 0.4}, "return_dict_in_generate": True} | settings
+    return model.generate(torch.tensor(ids), attention_mask=mask, **settings).runner
 
 
-@pytest.mark.parametrize(
-    "place, choice, expected",
-    [
-        ({}, RunnerChoice("eager", "why"), RunnerChoice("eager", "why")),
-        ({"coded": CodedPlacement(4)}, RunnerChoice("eager", "why"), RunnerChoice("eager", "why")),
-        ({"coded": CodedPlacement(4)}, RunnerChoice("eager", "why", late=True),
-         RunnerChoice("eager", "K/V in few bits are encoded between steps")),
-        ({"coded": CodedPlacement(4)}, RunnerChoice("compile", "why"),
-         RunnerChoice("eager", "K/V in few bits are encoded between steps")),
-        ({"seen": SEEN}, RunnerChoice("eager", "why"), RunnerChoice("eager", "why")),
-        ({"seen": SEEN}, RunnerChoice("compile", "why"),
-         RunnerChoice("eager", "compile is for prompts whose pads all come first")),
-        ({"seen": SEEN}, RunnerChoice("compile", "why", captured=True),
-         RunnerChoice("eager", "why; pads do not all come first")),
-        ({"seen": SEEN}, RunnerChoice("eager", "why", late=True),
-         RunnerChoice("eager", "why; pads do not all come first")),
-    ],
-)  # fmt: skip
-def test_what_a_cache_holds_may_need_another_runner(place, choice, expected):
-    model = tiny_model(0)
-    model.backend = "torch"
-    storage = SimpleNamespace(placement=lambda longest: Placement(4, 5, **place))
-    lanes, settings = Lanes(1, 3, torch.zeros(0, 32)), SequenceSettings(1, 3, torch.device("cpu"))
-    runner = open_runner(choice, model, lanes, settings, storage, SimpleNamespace())
-    assert type(runner) is EagerRunner and runner.chosen == expected
-    assert runner.holds == ("coded" in place)
+@pytest.mark.parametrize("way", ["late", "captured", "compile"])
+def test_what_a_cache_holds_may_need_another_runner(way, monkeypatch):
+    monkeypatch.setattr(runners, "compiler", lambda: "g++")
+    model, holes = tiny_model(0), {"ids": ((5, 0, 7),), "mask": ((1, 0, 1),)}
+    with called_by(way, model) as (asked, _):
+        unordered = chosen(model, **holes, **asked)
+        assert (unordered.name, unordered.captured, unordered.late) == ("eager", False, False)
+        assert ("pads do not all come first" in unordered.reason) == (way != "compile")
+        assert ("pads all come first" in unordered.reason) == (way == "compile")
+        model.generation_config.kv_config = KVConfig(codec="int8", group=8, segment=16)
+        coded = chosen(model, **asked)
+        assert coded == RunnerChoice("eager", "K/V in few bits are encoded between steps")
+
+
+def test_what_has_to_be_seen_is_not_late():
+    model = tiny_model(seed=1)
+    with called_by("late", model):
+        plain = chosen(model)
+        assert plain.late and (plain.name, plain.reason) == ("eager", "what auto takes")
+        assert chosen(model, runner="eager").late
+        for asked in ({"logits_processor": [lambda ids, scores: scores]}, {"repetition_penalty": 1.3}):
+            python = chosen(model, **asked)
+            assert not python.late and "only Python knows" in python.reason
+        statistics = chosen(model, output_statistics=True)
+        assert not statistics.late and "statistics" in statistics.reason
+    with called_by("captured", model):
+        assert chosen(model, output_statistics=True).captured
+        assert not chosen(model, output_statistics=True).late

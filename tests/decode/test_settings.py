@@ -173,7 +173,7 @@ def test_a_pass_computes_what_some_sequence_needs(wanted, expected):
     assert program_of(*wanted) == Program(**expected)
 
 
-@pytest.mark.parametrize("name", ["watch", "paths", "draws", "masked"])
+@pytest.mark.parametrize("name", ["paths", "draws", "masked"])
 def test_a_pass_computes_what_it_is_told_of(name):
     assert program_of(QEXIT, **{name: True}) == Program(gate=True, **{name: True})
 

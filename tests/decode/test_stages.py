@@ -33,104 +33,6 @@ def drawn(seed, count, longest=12):
     return [[source.randrange(1, 53) for _ in range(source.randint(1, longest))] for _ in range(count)]
 
 
-def compare(layout, cases, seed):
-    """Cases whose reference is no near tie and differ; and the number of near ties."""
-    model = tiny_raven(layout, seed)
-    reference, wrong, ties = Reference(model), [], 0
-    for index, prompt in enumerate(drawn(seed, cases)):
-        mode, threshold = RULES[index % len(RULES)]
-        expected = reference.write(prompt, NEW, mode, threshold)
-        if expected.margin < TIE:
-            ties += 1
-            continue
-        out, width = generate(model, [prompt], rule(mode, threshold))
-        if (out.sequences[0, width:].tolist(), out.exit_depths[0].tolist()) != (expected.tokens, expected.depths):
-            wrong.append((prompt, mode, threshold, expected))
-    return wrong, ties
-
-
-@pytest.mark.grid(fast=0, slow=1)
-@pytest.mark.parametrize("layout", SHAPES)
-def test_finish_is_its_definition(layout):
-    assert compare(layout, 12, 0) == ([], 0)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("layout", SHAPES)
-def test_finish_is_its_definition_in_many_cases(layout):
-    wrong, ties = zip(*(compare(layout, 75, seed) for seed in range(1, 5)), strict=True)
-    assert not any(wrong)
-    assert sum(ties) < 3
-
-
-@pytest.mark.grid(fast=0, slow=1)
-@pytest.mark.parametrize("layout", SHAPES)
-def test_depths_vary(layout):
-    model = tiny_raven(layout, 0)
-    depths = {
-        depth
-        for mode, threshold in RULES
-        for prompt in drawn(0, 4)
-        for depth in generate(model, [prompt], rule(mode, threshold))[0].exit_depths[0].tolist()
-    }
-    assert len(depths) >= 3
-
-
-@pytest.mark.grid(fast=0, slow=1)
-@pytest.mark.parametrize("redraft", [True, False])
-@pytest.mark.parametrize("layout", SHAPES)
-def test_verify_is_full_depth(layout, redraft):
-    model = tiny_raven(layout, 3)
-    reference = Reference(model)
-    for index, prompt in enumerate(drawn(3, 8)):
-        mode, threshold = RULES[index % len(RULES)]
-        expected = reference.full_depth(prompt, NEW)
-        assert expected.margin > TIE
-        out, width = generate(model, [prompt], rule(mode, threshold, "verify", redraft=redraft))
-        assert out.sequences[0, width:].tolist() == expected.tokens
-
-
-@pytest.mark.grid(fast=0, slow=1)
-@pytest.mark.parametrize("after", ["finish", "verify", "drop"])
-@pytest.mark.parametrize("layout", SHAPES)
-def test_company_changes_nothing(layout, after):
-    model, rows = tiny_raven(layout, 5), drawn(5, 5)
-    for mode, threshold in RULES:
-        config = rule(mode, threshold, after)
-        together, width = generate(model, rows, config)
-        for index, row in enumerate(rows):
-            alone, own = generate(model, [row], config)
-            assert together.sequences[index, width:].tolist() == alone.sequences[0, own:].tolist()
-            assert together.exit_depths[index].tolist() == alone.exit_depths[0].tolist()
-
-
-@pytest.mark.parametrize("stride", [2, 4])
-def test_a_stride_runs_several_loops_a_pass(stride):
-    one = tiny_raven("pre", 7, mean_recurrence=8)
-    many = tiny_raven("pre", 7, mean_recurrence=8, stride=stride)
-    prompt = drawn(7, 1)[0]
-    plain, width = generate(one, [prompt], ExitConfig(mode="full"))
-    strided, _ = generate(many, [prompt], ExitConfig(mode="full"))
-    assert strided.sequences.tolist() == plain.sequences.tolist()
-    assert (plain.loop_passes, strided.loop_passes) == (8 * (NEW - 1), 8 // stride * (NEW - 1))
-    expected = Reference(many).write(prompt, NEW, "margin", 0.1)
-    out, _ = generate(many, [prompt], rule("margin", 0.1))
-    assert out.sequences[0, width:].tolist() == expected.tokens
-    assert out.exit_depths[0].tolist() == expected.depths
-
-
-@pytest.mark.grid(fast=1, slow=2)
-@pytest.mark.parametrize("mode", ["random", "embed-init", "skip-adapter"])
-def test_start_states_of_every_kind(mode):
-    model = tiny_raven("post", 9, init_scale=1.0, initial_state_mode=mode)
-    reference = Reference(model)
-    for prompt in drawn(9, 4):
-        expected = reference.write(prompt, NEW, "margin", 0.1)
-        out, width = generate(model, [prompt], rule("margin", 0.1))
-        assert out.sequences[0, width:].tolist() == expected.tokens
-        assert out.exit_depths[0].tolist() == expected.depths
-
-
 def test_drawn_states_belong_to_seed_and_position():
     model = tiny_raven("pre", 11, init_scale=1.0, init_values={"std": 0.5})
     first = model.transformer.start(torch.zeros(1, 3, 32), torch.tensor([[4, 5, 6]]))
@@ -167,23 +69,6 @@ def test_a_whole_text_is_read_position_by_position(layout, mode, threshold):
         out = model(torch.tensor([ids]), exit_config=rule(mode, threshold))
     assert out.exit_depths[0].tolist() == depths
     assert torch.allclose(out.logits[0].double(), logits, atol=1e-4, rtol=0)
-
-
-@pytest.mark.grid(fast=2, slow=1)
-@pytest.mark.parametrize("after", ["finish", "drop"])
-@pytest.mark.parametrize("layout", SHAPES)
-def test_single_tokens_are_decoded_as_generate_does(layout, after, monkeypatch):
-    """transformers' own loop feeds one token at a time to our forward, some sequences ending before others."""
-    from transformers.generation import GenerationMixin
-
-    model, rows = tiny_raven(layout, 15), drawn(15, 4)
-    for mode, threshold in RULES[1:3]:
-        config = rule(mode, threshold, after)
-        ours, _ = generate(model, rows, config, eos_token_id=[3, 7, 11], pad_token_id=0)
-        with monkeypatch.context() as patch:
-            patch.setattr(type(model), "_sample", GenerationMixin._sample)
-            theirs, _ = generate(model, rows, config, eos_token_id=[3, 7, 11], pad_token_id=0)
-        assert ours.sequences.tolist() == theirs.sequences.tolist()
 
 
 @pytest.mark.parametrize("layout", SHAPES)
@@ -290,16 +175,6 @@ def test_a_cache_of_other_stages_is_refused(other, layers):
         model.generate(prompt, past_key_values=cache, max_new_tokens=2)
 
 
-def test_a_verified_turn_can_be_continued():
-    model = tiny_raven("post", 21)
-    reference, first, second = Reference(model), drawn(21, 1)[0], drawn(22, 1)[0]
-    config, cache = rule("margin", 0.1, "verify"), model.new_cache()
-    once, _ = generate(model, [first], config, past_key_values=cache)
-    text = once.sequences[0].tolist() + second
-    out, width = generate(model, [text], config, past_key_values=cache)
-    assert out.sequences[0, width:].tolist() == reference.full_depth(text, NEW).tokens
-
-
 @pytest.mark.parametrize("layout", SHAPES)
 def test_readable_states_are_those_of_a_token_behind_full_depth(layout):
     model, ids = tiny_raven(layout, 25), drawn(25, 1)[0] + drawn(26, 1)[0]
@@ -312,20 +187,3 @@ def test_readable_states_are_those_of_a_token_behind_full_depth(layout):
                 expected = reference.read(states[:, 0, : place + 1], [model.num_loops] * place + [loop + 1])
                 found = model.head(readable[loop, 0, place][None])[0].double()
                 assert torch.allclose(found, expected, atol=1e-4, rtol=0)
-
-
-@pytest.mark.grid(fast=1, slow=2)
-@pytest.mark.parametrize("layout", SHAPES)
-def test_what_pads_a_vocabulary_is_never_read(layout):
-    """Released retrofits pad embedding and head to a multiple of 4,096."""
-    model = tiny_raven(layout, 29, padded_vocab_size=64)
-    with torch.no_grad():
-        # rows of no token that would win wherever they were read
-        if layout != "sandwich":
-            model.lm_head.weight[53:] = 30 * model.lm_head.weight[:11]
-        assert model(torch.tensor([[5, 9]]), exit_config=ExitConfig(mode="full")).logits.shape[-1] == 53
-    for mode, threshold in RULES[:3]:
-        expected = Reference(model).write([5, 9, 2], NEW, mode, threshold)
-        out, width = generate(model, [[5, 9, 2]], rule(mode, threshold))
-        assert out.sequences[0, width:].tolist() == expected.tokens
-        assert max(expected.tokens) < 53

@@ -1,10 +1,7 @@
 """`verify` writes what full depth writes: token for token when greedy, in distribution when drawn."""
 
-from collections import deque
 from dataclasses import replace
-from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -13,9 +10,6 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.bench.lossless.drafts import full_texts, record, simulate
-from sigma0.decode.native_runner import NativeRunner
-from sigma0.decode.step import EMITTED, ENDS, FRESH, TOKEN
 from tests.reference import gap, settled_model, tiny_model
 
 FULL = ExitConfig(mode="full")
@@ -101,55 +95,6 @@ def test_greedy_text_is_that_of_full_depth(model, config, batch, new, seed, earl
         assert redraft or undrafted.any() or found.loop_rows == total * (int(lengths[0]) - 1)
 
 
-@pytest.mark.parametrize("redraft", [False, True])
-def test_what_is_overruled_ran_out_of_loops_and_was_not_the_rules_choice(redraft):
-    model = MODELS[1]
-    # Met at the first loop of every token: whatever does not stand was drafted and overruled.
-    config = ExitConfig(q=1e-6, after_exit="verify", redraft=redraft)
-    found = run(model, torch.tensor([[9, 10, 11], [20, 33, 41], [8, 9, 8]]), config, 16, eos_token_id=None)
-    reasons = {
-        stands: {reason for row, told in zip(found.exit_reasons, found.accepted.tolist(), strict=True)
-                 for reason, accepted in list(zip(row, told, strict=True))[1:] if accepted == stands}
-        for stands in (True, False)
-    }  # fmt: skip
-    assert reasons == {True: {"threshold_met"}, False: {"max_depth"}}
-
-
-def test_a_rule_that_never_stops_early_costs_what_full_depth_does():
-    model, ids = MODELS[1], torch.tensor([[9, 10, 11]])
-    full, found = run(model, ids, FULL, 8), run(model, ids, ExitConfig(q=1.0, after_exit="verify"), 8)
-    assert (found.loop_passes, found.loop_rows, found.tail_passes) == (full.loop_passes, full.loop_rows, 0)
-    assert found.accepted.all() and (found.exit_depths == 4).all()
-
-
-def test_proposals_that_stand_save_passes():
-    model, ids = MODELS[2], torch.tensor([[9, 10, 11]])
-    once = ExitConfig(mode="margin", theta=0.05, after_exit="verify", redraft=False)
-    found, full = run(model, ids, once, 20), run(model, ids, FULL, 20)
-    again = run(model, ids, replace(once, redraft=True), 20)
-    assert found.sequences.tolist() == full.sequences.tolist() == again.sequences.tolist()
-    assert again.loop_passes < found.loop_passes < full.loop_passes and found.accepted.float().mean() > 0
-    assert not found.accepted.all(), "no draft was rejected: the test would not tell"
-    # Redrawn on the way, and right before T: told with the loop of the readout that drafted them.
-    redrawn = ~found.accepted[0] & again.accepted[0]
-    assert redrawn.any() and (again.exit_depths[0, redrawn] < 6).all()
-    assert again.head_rows > found.head_rows
-
-
-@pytest.mark.parametrize("redraft", [False, True])
-def test_passes_are_those_of_the_readouts_at_full_depth(redraft):
-    """What a run costs follows from the argmax of each loop along the text: the simulation's count, to the pass."""
-    redrafts_save = verify_saves = 0
-    for theta, model, prompt in product((0.02, 0.1, 0.4), MODELS[1:3], ([9, 10, 11], [20, 33, 41, 50], [8])):
-        config = ExitConfig(mode="margin", theta=theta, after_exit="verify", redraft=redraft)
-        simulated = simulate(*record(model, [tuple(prompt)], full_texts(model, [tuple(prompt)], 12), config))
-        found = run(model, torch.tensor([prompt]), config, 12, eos_token_id=None)
-        assert found.loop_passes == (simulated.with_redraft if redraft else simulated.passes)
-        redrafts_save += simulated.with_redraft < simulated.passes
-        verify_saves += simulated.passes < simulated.full
-    assert redrafts_save and verify_saves
-
-
 def test_a_golden_checkpoint_gives_the_tokens_of_full_depth(golden):
     ids = torch.randint(3, golden.model.config.vocab_size, (3, 7), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
@@ -158,32 +103,6 @@ def test_a_golden_checkpoint_gives_the_tokens_of_full_depth(golden):
     for config in (ExitConfig(q=0.3, after_exit="verify"), ExitConfig(mode="margin", theta=0.02, after_exit="verify")):
         found = run(golden.model, ids, config, 24, mask, eos_token_id=None)
         assert found.sequences.tolist() == reference.sequences.tolist()
-
-
-def test_after_a_drafted_end_nothing_is_fed_until_it_is_verified():
-    model, ids = MODELS[1], torch.tensor([[12, 20, 33]])
-    plain = run(model, ids, FULL, 16, eos_token_id=None).sequences[0, 3:].tolist()
-    drafts = []
-    step = NativeRunner.step
-
-    def spied(*args):
-        stepped = step(*args)
-        lines = stepped.lines
-        fresh = (lines[:, FRESH] > 0) & (lines[:, EMITTED] == 0)
-        drafts.extend((token, bool(ends)) for token, ends in lines[fresh][:, [TOKEN, ENDS]].tolist())
-        return stepped
-
-    config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NativeRunner, "step", spied)
-        run(model, ids, config, 16, eos_token_id=None)
-        wrong = [token for token, _ in drafts if token not in plain]
-        assert wrong, "every draft was right: choose another seed"
-        # An EOS that is drafted, but that full depth never writes: the text must run on past it.
-        drafts.clear()
-        found = run(model, ids, config, 16, eos_token_id=wrong[0])
-    assert found.sequences[0, 3:].tolist() == plain
-    assert (wrong[0], True) in drafts
 
 
 @pytest.mark.parametrize("after_exit", ["finish", "drop", "verify"])
@@ -212,21 +131,6 @@ def test_only_checked_tokens_are_streamed():
     assert put[-1] == "end" and [token for chunk in put[1:-1] for token in chunk] == full
     with pytest.raises(ValueError, match="streamer on a batch"):
         model.generate(ids.expand(2, -1), max_new_tokens=2, exit_config=config, streamer=Streamer())
-
-
-def test_a_cache_goes_on_as_one_of_full_depth():
-    model = MODELS[1]
-    ids, mask = torch.tensor([[9, 10, 11], [0, 0, 12]]), torch.tensor([[1, 1, 1], [0, 0, 1]])
-    texts = []
-    for config in (FULL, ExitConfig(mode="fixed", depth=1, after_exit="verify")):
-        first = run(model, ids, config, 7, mask, eos_token_id=15)
-        longer = torch.cat([first.sequences, torch.tensor([[20, 21], [22, 23]])], 1)
-        seen = torch.cat([mask, torch.ones(2, longer.shape[1] - 3, dtype=torch.int64)], 1)
-        again = run(model, longer, config, 6, seen, past_key_values=first.past_key_values)
-        texts.append(again.sequences.tolist())
-        alone = run(model, longer, FULL, 6, seen)
-        assert again.sequences.tolist() == alone.sequences.tolist()
-    assert texts[0] == texts[1]
 
 
 class Counting(LogitsProcessor):
@@ -303,62 +207,6 @@ def test_a_single_step_is_refused_and_a_forward_reads_at_full_depth():
             model(ids[:, :1], exit_config=config, past_key_values=cache)
 
 
-class Slotted(LogitsProcessor):
-    __slots__ = ("step",)
-
-    def __init__(self, step):
-        self.step = step
-
-    def __call__(self, input_ids, scores):
-        return scores
-
-
-class Remembering(LogitsProcessor):
-    """Counts its calls wherever it is told to."""
-
-    def __init__(self, kind):
-        self.kind, self.box, self.array = kind, type("Box", (), {"n": 0})(), np.zeros(2)
-        self.queue, self.tensor = deque([0]), torch.zeros(2)
-        calls = 0
-
-        def count():
-            nonlocal calls
-            calls += 1
-
-        self.count = count
-
-    def __call__(self, input_ids, scores):
-        if self.kind == "object":
-            self.box.n += 1
-        elif self.kind == "array":
-            self.array[1] += 1
-        elif self.kind == "queue":
-            self.queue[0] += 1
-        elif self.kind == "tensor":
-            self.tensor[0] += 1
-        elif self.kind == "function":
-            self.count()
-        return scores
-
-
-@pytest.mark.parametrize("kind", ["object", "array", "queue", "tensor", "function"])
-def test_state_is_found_where_processors_keep_it(kind):
-    config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
-    with pytest.raises(ValueError, match=r"Remembering keeps state"):
-        run(MODELS[1], torch.tensor([[9, 10]]), config, 3, logits_processor=LogitsProcessorList([Remembering(kind)]))
-
-
-def test_processors_that_hold_things_without_changing_them_are_asked():
-    config, ids = ExitConfig(mode="fixed", depth=1, after_exit="verify"), torch.tensor([[9, 10]])
-    full = run(MODELS[1], ids, FULL, 4).sequences.tolist()
-    with torch.inference_mode():
-        holding = Remembering("")
-        assert holding.tensor.is_inference()
-        for quiet in (holding, Slotted(2)):
-            found = run(MODELS[1], ids, config, 4, logits_processor=LogitsProcessorList([quiet]))
-            assert found.sequences.tolist() == full
-
-
 @pytest.mark.parametrize(
     "answer", [bool, torch.tensor, lambda over: torch.tensor([over])], ids=["bool", "0-dim", "1-dim"]
 )
@@ -373,24 +221,6 @@ def test_criteria_may_answer_in_any_form(answer):
         for each in (FULL, config)
     ]
     assert texts[0] == texts[1] and len(texts[0][0]) == 6
-
-
-@pytest.mark.parametrize("redraft", [False, True])
-def test_functions_that_change_nothing_cost_no_pass(redraft):
-    """A draft that Python looks at stands where it would stand without it."""
-    model, ids = MODELS[2], torch.tensor([[9, 10, 11]])
-    config = ExitConfig(mode="margin", theta=0.05, after_exit="verify", redraft=redraft)
-    nothing = {
-        "logits_processor": LogitsProcessorList([lambda ids, scores: scores]),
-        "stopping_criteria": StoppingCriteriaList([lambda ids, scores, **_: torch.zeros(len(ids), dtype=torch.bool)]),
-    }
-    plain = run(model, ids, config, 20)
-    assert plain.accepted.any() and plain.loop_passes < run(model, ids, FULL, 20).loop_passes
-    for some in ({"logits_processor": nothing["logits_processor"]}, nothing):
-        found = run(model, ids, config, 20, **some)
-        assert torch.equal(found.sequences, plain.sequences) and torch.equal(found.exit_depths, plain.exit_depths)
-        assert torch.equal(found.accepted, plain.accepted)
-        assert (found.loop_passes, found.loop_rows) == (plain.loop_passes, plain.loop_rows)
 
 
 def test_ends_that_a_criterion_only_sees_at_drafts_are_taken_back():
@@ -421,30 +251,6 @@ def test_a_criterion_that_changes_its_mind_at_loop_t_is_followed():
     found = run(MODELS[2], ids, config, 9, **criteria)
     assert found.sequences.tolist() == full.sequences.tolist() and found.sequences.shape[1] == 6
     assert found.past_key_values.length == full.past_key_values.length
-
-
-def test_a_run_that_is_closed_early_leaves_nothing_that_was_not_told():
-    model, ids = MODELS[1], torch.tensor([[9, 10, 11]])
-    for config in (ExitConfig(mode="fixed", depth=1, after_exit="verify"), FULL):
-        cache = model.new_cache()
-        loop, first = model.generate(
-            ids,
-            past_key_values=cache,
-            max_new_tokens=12,
-            do_sample=False,
-            eos_token_id=None,
-            exit_config=config,
-            custom_generate=type(model).open_token_loop,
-        )
-        told = []
-        running = loop.run(first)
-        while len(told) < 4:
-            told += [emission.token_id for emission in next(running)]
-        running.close()
-        assert loop.sequences[0, 3:].tolist() == told and cache.length == 3 + len(told) - 1
-        longer = torch.tensor([[9, 10, 11, *told, 20, 21]])
-        again = run(model, longer, FULL, 6, past_key_values=cache)
-        assert again.sequences.tolist() == run(model, longer, FULL, 6).sequences.tolist()
 
 
 def test_a_cache_whose_last_tokens_were_taken_back_goes_on_without_a_mask():

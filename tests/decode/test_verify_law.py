@@ -11,6 +11,7 @@ import torch
 from sigma0 import ExitConfig
 from sigma0.decode import sampling
 from tests.marks import exhaustive, slow
+from tests.models.raven_reference import tiny_raven
 from tests.reference import tiny_model
 
 FULL = ExitConfig(mode="full")
@@ -91,15 +92,18 @@ def chi_square(counts, law):
 @pytest.mark.parametrize(
     "config, eos, company, draws",
     [
+        slow(ExitConfig(mode="converge", eps=0.6, after_exit="verify"), None, "raven", 4_000),
         slow(FIRST, None, False, 4_000),
         exhaustive(FIRST, None, False, 20_000),
         exhaustive(replace(FIRST, redraft=False), None, False, 20_000),
         exhaustive(ExitConfig(q=0.6, after_exit="verify"), EOS, False, 20_000),
         exhaustive(ExitConfig(mode="margin", theta=0.3, after_exit="verify"), EOS, True, 20_000),
     ],
-    ids=["fixed, few draws", "fixed", "one draft", "qexit with an end", "margin in company"],
+    ids=["raven", "fixed, few draws", "fixed", "one draft", "qexit with an end", "margin in company"],
 )
 def test_drawn_texts_follow_the_law_of_full_depth(small, config, eos, company, draws):
+    if company == "raven":
+        small, company = tiny_raven("pre", 39, vocab_size=6, n_layers_in_coda=1), False
     law = exact_law(small, eos)
     assert sum(law.values()) == pytest.approx(1.0)
     assert abs(chi_square(joint_law(small, config, draws, eos, company), law)) < 4

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0.checkpoints import CHECKPOINTS
 from sigma0.cli import app
-from sigma0.decode import programs
+from sigma0.decode import compiled as programs
 from sigma0.models.quantization import RowKernelLinear, group_size, quantize, weight_bytes
 from tests.marks import fast_if, needs_compiler
 from tests.reference import tiny_model

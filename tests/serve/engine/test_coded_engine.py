@@ -5,8 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import sigma0
 from sigma0 import ExitConfig
@@ -15,7 +13,7 @@ from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, RequestOutput
 from tests.reference import settled_model
 from tests.serve.engine.spied_worker import KV
-from tests.serve.engine.test_engine import CONFIGS, SAMPLINGS, alone, drain, jobs, outcome, poisoned
+from tests.serve.engine.test_engine import CONFIGS, SAMPLINGS, alone, drain, outcome, poisoned
 
 FEW_BITS = KVConfig(codec="residual", group=8, segment=16)
 # of a position in few bits, and as it is computed
@@ -44,29 +42,6 @@ def kv_bytes(slots, blocks, page):
 def job(length, new, seed=1, **asked):
     ids = np.random.default_rng(seed).integers(5, 60, length).tolist()
     return EngineRequest(tuple(ids), new, asked.pop("exit_config", CONFIGS[0]), on_collapse="ignore", **asked)
-
-
-@pytest.mark.exhaustive
-@settings(max_examples=12, deadline=None)
-@given(st.lists(jobs(), min_size=2, max_size=5), st.integers(0, 2**16), st.sampled_from([4, 16]), st.booleans())
-def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
-    asked = [replace(each, max_new_tokens=each.max_new_tokens * 4) for each in asked]
-    rng = np.random.default_rng(seed)
-    positions = max(len(each.prompt_ids) + each.max_new_tokens for each in asked) + (page if crowded else 400)
-    memory = kv_bytes(3, -(-positions // page) + 1, page)
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(3, 16, int(rng.integers(3, 40)), page, memory), watch=True)
-    queue, keys, found = list(enumerate(asked)), {}, {}
-    for _ in range(4000):
-        if queue and rng.random() < 0.4:
-            number, each = queue.pop(0)
-            keys[engine.submit(each)] = number
-        for key, event in engine.step():
-            found.setdefault(key, []).append(event)
-        if not queue and not engine.has_work:
-            break
-    assert not engine.has_work and engine.pool.used == 0
-    for key, number in keys.items():
-        assert outcome(found[key]) == outcome(alone(model, pocket[1], asked[number]))
 
 
 @pytest.mark.grid(fast=0, slow=1)

@@ -230,19 +230,6 @@ def test_long_answers_are_read_at_their_deepest_loops_as_generate_reads_them(mod
         assert agrees == out.deepest_readings[0, :, 3].tolist()
 
 
-def test_of_an_answer_too_short_the_first_token_is_read_as_deep_as_it_has_run(model, pocket):
-    """An engine samples it before the prompt's last position is at loop T; `generate` runs the prompt to T first."""
-    asked = job(5, 1, exit_config=ExitConfig(q=0.2))
-    (token,) = alone(model, pocket[1], asked)[-1].tokens
-    out = model.generate(
-        torch.tensor([asked.prompt_ids]), max_new_tokens=1, do_sample=False, exit_config=asked.exit_config,
-        output_statistics=True, return_dict_in_generate=True,
-    )  # fmt: skip
-    assert token.depth < 4 and token.deepest_agrees
-    assert (token.deepest_entropy, token.deepest_margin) == pytest.approx((token.entropy, token.margin), abs=1e-5)
-    assert abs(token.deepest_entropy - float(out.deepest_readings[0, 0, 1])) > 1e-3
-
-
 @pytest.mark.grid(fast=1, slow=2)
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], CONFIGS[2], CONFIGS[6]], ids=str)
 def test_rules_that_keep_more_of_a_token_come_and_go(model, pocket, config):
@@ -357,31 +344,6 @@ def test_fates_outlast_a_preemption_during_recomputation(model, pocket):
     assert saved[0].any() and (saved[0] == saved[1]).all()
     done = drain(engine)[key][-1]
     assert outcome([done]) == outcome(alone(model, pocket[1], job(6, 20, exit_config=ExitConfig(mode="full"))))
-
-
-@pytest.mark.grid(fast=0, slow=1)
-@pytest.mark.parametrize("watch", [True, False])
-def test_statistics_and_ends_are_the_same_without_a_compiler(pocket, monkeypatch, watch):
-    model, tokenizer = pocket
-    monkeypatch.setattr(model.generation_config, "eos_token_id", None)
-    configs = [ExitConfig(q=0.6), ExitConfig(mode="full"), ExitConfig(q=0.4, after_exit="verify")]
-    found = []
-    for backend in ("auto", "torch"):
-        monkeypatch.setattr(model, "backend", backend)
-        engine = Engine(model, tokenizer, "pocket", EngineLimits(max_running=4, kv_bytes=2**23), watch=watch)
-        keys = [engine.submit(job(6, 90, seed, exit_config=configs[seed % 3])) for seed in range(6)]
-        events = drain(engine)
-        found.append([events[key][-1] for key in keys])
-    compiled, plain = found
-    assert [done.collapsed for done in compiled] == [done.collapsed for done in plain]
-    assert any(done.collapsed for done in plain)
-    for one, other in zip(compiled, plain, strict=True):
-        assert (one.text, one.door) == (other.text, other.door)
-        for token, expected in zip(one.tokens, other.tokens, strict=True):
-            assert token[:5] == expected[:5] and token.would_have_met == expected.would_have_met
-            for name in ("proximity", "margin", "entropy", "deepest_surprise", "deepest_entropy", "deepest_margin"):
-                assert getattr(token, name) == pytest.approx(getattr(expected, name), abs=2e-5)
-            assert (token.proximity is not None) == watch
 
 
 def test_the_first_token_does_not_wait_for_the_last_loop(model, pocket):

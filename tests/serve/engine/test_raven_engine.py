@@ -51,13 +51,6 @@ def served(engine, requests):
     return [found[key] for key in keys]
 
 
-def requests_of(prompts):
-    return [
-        EngineRequest(tuple(prompt), NEW, RULES[index % len(RULES)], on_collapse="ignore")
-        for index, prompt in enumerate(prompts)
-    ]
-
-
 def prompts_of(seed, count, vocabulary):
     source = random.Random(seed)
     return [[source.randrange(5, vocabulary) for _ in range(source.randint(1, 20))] for _ in range(count)]
@@ -66,26 +59,6 @@ def prompts_of(seed, count, vocabulary):
 @pytest.fixture(autouse=True)
 def endless(model, monkeypatch):
     monkeypatch.setattr(model.generation_config, "eos_token_id", None)
-
-
-@pytest.mark.grid(fast=0, slow=1)
-def test_requests_in_company_are_each_alone(model, pocket):
-    prompts = prompts_of(1, 14, model.config.vocab_size)
-    engine = Engine(model, pocket[1], "raven", EngineLimits(max_running=5, pass_rows=16, kv_bytes=2**24), watch=False)
-    assert served(engine, requests_of(prompts)) == [
-        alone(model, prompt, RULES[index % len(RULES)]) for index, prompt in enumerate(prompts)
-    ]
-
-
-@pytest.mark.grid(fast=0, slow=1)
-def test_preemption_changes_nothing(model, pocket):
-    prompts = prompts_of(2, 14, model.config.vocab_size)
-    size = BlockShape.of(model, 4).bytes_with(model.dtype)
-    limits = EngineLimits(max_running=5, page_size=4, pass_rows=16, kv_bytes=11 * size)
-    engine = Engine(model, pocket[1], "raven", limits, watch=True)
-    found = served(engine, requests_of(prompts))
-    assert engine.status().preemptions > 3
-    assert found == [alone(model, prompt, RULES[index % len(RULES)]) for index, prompt in enumerate(prompts)]
 
 
 @pytest.mark.grid(fast=0, slow=1)

@@ -7,9 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import sigma0
-from sigma0 import ExitConfig
-from sigma0.decode.grammar.compiled import CompiledGrammar, GrammarError, Matcher
+from sigma0.decode.grammar.compiled import CompiledGrammar, Matcher
 from sigma0.decode.grammar.spec import Choice, JsonSchema, Regex
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.serve.engine.engine import Engine
@@ -17,10 +15,10 @@ from sigma0.serve.engine.inbox import Inbox
 from sigma0.serve.engine.loop import EngineLoop
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, RequestOutput
 from sigma0.serve.engine.wire import Cancel, Drain, Submit
-from tests.byte_model import END, byte_model
+from tests.byte_model import byte_model
+from tests.decode.captures import called_by
 from tests.schemas import OBJECTS, REFERENCES
 from tests.serve.engine.spied_worker import KV
-from tests.serve.engine.test_captured_engine import captures  # noqa: F401
 from tests.serve.engine.test_engine import CONFIGS, POSITION_BYTES, alone, drain, outcome
 
 SPECS = (
@@ -106,27 +104,13 @@ def test_preemption_changes_nothing(byte, seed):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("watch", [False, True])
-def test_captured_steps_write_the_same(byte, captures, watch):  # noqa: F811
+def test_captured_steps_write_the_same(byte, watch):
     wanted = [job for job in jobs(5, 16) if job.exit_config.after_exit != "drop"]
-    found, engine = together(byte, wanted, runner="cudagraph", watch=watch)
+    with called_by("captured", byte[0]) as (asked, captures):
+        found, engine = together(byte, wanted, watch=watch, **asked)
     assert engine.runner.name == "cudagraph" and captures
     expected, _ = together(byte, wanted, watch=watch)
     assert [written(events) for events in found] == [written(events) for events in expected]
-
-
-@pytest.mark.slow
-def test_an_engine_writes_what_generate_writes(byte):
-    for rule in (ExitConfig(mode="margin", theta=0.3), ExitConfig(q=0.5, after_exit="verify")):
-        for schema in (OBJECTS[2], OBJECTS[16], OBJECTS[-1]):
-            ids = tuple(byte[1]("hello")["input_ids"])
-            job = EngineRequest(ids, 100, rule, grammar=JsonSchema.of(schema), on_collapse="ignore")
-            done = alone(*byte, job)[-1]
-            expected = sigma0.generate(
-                *byte, "hello", schema=schema, exit_config=rule, max_new_tokens=100, on_collapse="ignore"
-            )
-            assert done.text == expected.text and done.tokens_forced == expected.tokens_forced > 0
-            assert [token.depth for token in done.tokens] == [token.depth for token in expected.tokens]
-            assert done.tokens[-1].id == END and done.passes == expected.loop_passes
 
 
 def test_requests_without_a_grammar_cost_nothing_more(byte):
@@ -143,27 +127,6 @@ def test_requests_without_a_grammar_cost_nothing_more(byte):
     engine.submit(plain)
     engine.step()
     assert not runner.program.masked and bool((lanes.masks == -1).all() and (lanes.only == -1).all())
-
-
-@pytest.mark.slow
-def test_a_request_that_cannot_go_on_fails_alone(byte, monkeypatch):
-    wanted = [replace(job, sampling=SamplingParams(), grammar=SPECS[2 * place]) for place, job in enumerate(jobs(6, 3))]
-    expected = [outcome(alone(*byte, job)) for job in wanted]
-    take = Matcher.take
-
-    def breaks(self, token_id):
-        if self.count == 4 and self._matcher.is_accepting():
-            raise GrammarError("no further")
-        take(self, token_id)
-
-    failing = EngineRequest((1, 2, 3), 20, ExitConfig(q=0.5), grammar=Regex("[ab]*"), on_collapse="ignore")
-    ends = [failing, *wanted]
-    monkeypatch.setattr(Matcher, "take", breaks)
-    (first, *others), _ = together(byte, ends)
-    assert isinstance(first[-1], RequestFailed | RequestOutput)
-    if isinstance(first[-1], RequestFailed):
-        assert first[-1].cause == "GrammarError" and len(first) <= 5
-    assert [outcome(events) for events in others] == expected
 
 
 @pytest.mark.grid(fast=0, slow=1)
