@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sigma0.bench.speed.shapes import SEED, random_model
 from sigma0.config import ExitConfig
-from sigma0.decode.catch_up import catch_up
+from sigma0.decode.lockstep import catch_up
 from sigma0.kernels.row_product import launch_options
 
 ROWS, PROMPT, NEW_TOKENS = 16, 24, 12

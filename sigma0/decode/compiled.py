@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from sigma0.decode.attention import PassRows
+from sigma0.decode.finite import stored_parts
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.stored_parts import stored_parts
 from sigma0.errors import first_line
 
 # Positions that a program is compiled for at least; more take another one for each power of two.

@@ -7,8 +7,6 @@ checks a broken checkpoint writes an empty text and reports savings.
 import torch
 from torch import Tensor
 
-from sigma0.decode.stored_parts import stored_parts
-
 # Replaces a token id that was sampled from logits that are not finite; it is copied to the host with the ids.
 BROKEN = -1
 NOT_FINITE = (
@@ -68,3 +66,19 @@ def check_logits(logits: Tensor) -> None:
     """
     if not bool(logits.amax(dim=-1).isfinite().all()):
         raise FloatingPointError(NOT_FINITE)
+
+
+def stored_parts(weight: Tensor) -> list[Tensor]:
+    """What a tensor holds in memory.
+
+    Args:
+        weight: Any tensor. One that stands for others (a shard, integers with their scales) names them itself, by
+            torch's protocol for such classes.
+    """
+    flatten = getattr(weight, "__tensor_flatten__", None)
+    if flatten is None:
+        return [weight]
+    names, _ = flatten()
+    # beside tensors a shard names the processes that share it
+    held = [getattr(weight, name) for name in names]
+    return [part for each in held if isinstance(each, Tensor) for part in stored_parts(each)]

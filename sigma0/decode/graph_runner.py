@@ -12,10 +12,9 @@ from torch import Tensor
 
 from sigma0.decode.attention import PassRows, RowIndices
 from sigma0.decode.compiled import model_tensors, programs_of, state_key, tensors_of
-from sigma0.decode.graphs import Captured
+from sigma0.decode.graphs import Captured, StepGraph, StepGraphs
 from sigma0.decode.lanes import STAGE
 from sigma0.decode.ops import compiled_together
-from sigma0.decode.run_buffers import StepGraph, StepGraphs
 from sigma0.decode.runner import LateRunner, replaceable
 from sigma0.decode.step import Choice, whole_step
 from sigma0.decode.step_batch import Batch

@@ -5,8 +5,9 @@ more to be captured, which computes nothing and records every launch. A replay i
 over the same tensors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +41,48 @@ class Capture(Protocol):
         Raises:
             RuntimeError: Naming the operation that a graph cannot hold.
         """
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A captured step.
+
+    Attributes:
+        captured: The step.
+        parts: Tensors that it works on and that a run may replace.
+        constants: The model's, which it keeps.
+    """
+
+    captured: Captured
+    parts: tuple[object, ...]
+    constants: Sequence[Tensor]
+
+    def is_over(self, parts: tuple[object, ...]) -> bool:
+        """Whether it works on these."""
+        return len(parts) == len(self.parts) and all(map(is_, parts, self.parts))
+
+
+class StepGraphs:
+    """Captured steps; not copied with a cache, whose tensors a copy does not share.
+
+    Args:
+        capture: Captures them.
+
+    Attributes:
+        capture: As given.
+        steps: By what they were captured for.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+        self.steps: dict[Hashable, StepGraph] = {}
+        self._planes: Tensor | None = None
+
+    def keep_over(self, planes: Tensor) -> None:
+        """Drops the steps over other planes, whose memory they would keep."""
+        if planes is not self._planes:
+            self.steps.clear()
+        self._planes = planes
 
 
 class CudaCapture:

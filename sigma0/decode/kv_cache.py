@@ -1,6 +1,7 @@
 """DepthCache: K/V planes by (layer, loop), and the lanes of tokens that have not reached full depth."""
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,13 +10,39 @@ from transformers.cache_utils import Cache
 
 from sigma0.config import FULL_KV, KVConfig
 from sigma0.decode.attention import CodedPlacement, Placement
+from sigma0.decode.graphs import StepGraphs
 from sigma0.decode.lanes import LaneRows, Lanes
 from sigma0.decode.plane_store import Plane, PlaneStore
 from sigma0.decode.planes import FINAL, READ, LayerPlanes, propagate_past_exits
-from sigma0.decode.run_buffers import RunBuffers
+from sigma0.decode.sampling_params import SamplingSettings
+from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.sizes import CODA_PLANES
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.transfer import Bools, PassCounts, PendingTokens, to_host
+
+
+class RunBuffers:
+    """Settings of the sequences of a cache, and graphs of the steps over them.
+
+    Args:
+        sequences: S.
+        depth: T.
+        device: Where the lanes are.
+
+    Attributes:
+        settings: When sequences stop and end.
+        sampling: How their ids are sampled.
+        graphs: Steps; None before the first.
+    """
+
+    def __init__(self, sequences: int, depth: int, device: torch.device) -> None:
+        self.settings = SequenceSettings(sequences, depth, device)
+        self.sampling = SamplingSettings(sequences, device)
+        self.graphs: StepGraphs | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a cache makes its own."""
+        return None
 
 
 class DepthCache(Cache):  # type: ignore[misc]

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from sigma0.decode.attention import Placement
 from sigma0.decode.compiled import Announce, CompiledLoop, silently
+from sigma0.decode.graphs import StepGraphs
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Prefill
-from sigma0.decode.run_buffers import StepGraphs
 from sigma0.decode.settings import Program, SequenceSettings
 from sigma0.decode.step import (
     DECODING,

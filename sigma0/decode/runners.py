@@ -9,12 +9,11 @@ from torch import nn
 from sigma0.cpp_compiler import compiler
 from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.graph_runner import GraphRunner
-from sigma0.decode.graphs import Capture, CudaCapture
+from sigma0.decode.graphs import Capture, CudaCapture, StepGraphs
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.native_runner import NativeRunner
 from sigma0.decode.ops import no_broadcast
-from sigma0.decode.run_buffers import StepGraphs
 from sigma0.decode.runner import EagerRunner, LateRunner, RunnerChoice, Storage
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.transfer import PassCounts

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from sigma0.config import ExitConfig
-from sigma0.decode.catch_up import catch_up, enter_pending
 from sigma0.decode.exits import ExitRule, Selection, select_exits
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.lockstep import catch_up, enter_pending
 from sigma0.decode.masks import mask_logits
 from sigma0.decode.model import BatchRows, PlainBlock
 from sigma0.decode.ops import EndWeights, Operations, operations
