@@ -276,10 +276,8 @@ class RunningBatch:
         """Embeds positions and puts them before loop 1: the last one of a prompt in a lane, the others beside.
 
         Args:
-            entering: Slot, first cache position and ids of each stretch.
+            entering: Slot, first cache position and ids of each stretch, at least one.
         """
-        if not entering:
-            return
         ids = [token_id for _, _, own in entering for token_id in own]
         ranges = [np.arange(start, start + len(own)) for _, start, own in entering]
         positions = to_device(np.concatenate(ranges), self._model.device)
@@ -392,7 +390,8 @@ class RunningBatch:
             Slot and cache position of each token for which it is the last one, and a bound on the cache positions of
             all rows, plus one.
         """
-        beside = max((int(chunk.positions[-1]) + 1 for chunk in (*self.prefill.chunks, *self.prefill.held)), default=0)
+        chunks = *self.prefill.chunks, *self.prefill.held
+        beside = max([int(chunk.positions[-1]) + 1 for chunk in chunks]) if chunks else 0
         if self._counted is not None:
             left = self._counted.count()
             return left, max(self._counted.longest, beside)
@@ -410,7 +409,6 @@ class RunningBatch:
         left = np.stack([slots, positions[slots, lane]], axis=1).tolist()
         return left, max(beside, int(((positions + 1) * live).max()))
 
-    @torch.no_grad()
     def _complete(self, left: Sequence[Sequence[int]]) -> tuple[dict[int, int], list[tuple[int, list[int], Tensor]]]:
         """Takes prefill out that has run its loops; positions that are exact in every plane, and prompts, by slot."""
         complete: dict[int, int] = {}
@@ -419,7 +417,9 @@ class RunningBatch:
             slot, asked = chunk.sequence, self.asked_of(chunk.sequence)
             if asked.reads_prompt:
                 rows = np.flatnonzero(chunk.positions < asked.prompt - 1)
-                prompts.append((slot, chunk.positions[rows].tolist(), self._model.read(chunk.select(rows).hidden)))
+                with torch.no_grad():
+                    logits = self._model.read(chunk.select(rows).hidden)
+                prompts.append((slot, chunk.positions[rows].tolist(), logits))
             early = chunk.positions[chunk.targets < self.lanes.depth]
             if self._drops[slot] and len(early):
                 slots = all_of(slot, early)
