@@ -282,7 +282,7 @@ class Engine:
 
     def _postprocess(self, passed: PassOutput) -> list[KeyedEvent]:
         """Takes in the tokens of a pass, and makes its outputs."""
-        batch, lines, feed = self._batch, passed.lines.tolist(), self.scheduler.feed
+        batch, lines, feed = self._batch, passed.step.lines.tolist(), self.scheduler.feed
         events: list[KeyedEvent] = []
         broken = {line[SEQUENCE] for line in lines if line[TOKEN] == BROKEN}
         rows: list[int] = []

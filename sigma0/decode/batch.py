@@ -50,15 +50,13 @@ class PassOutput:
     """Result of a pass.
 
     Attributes:
-        lines: What the step emitted, as `sigma0.decode.step` names its columns, `[K, 9]`.
-        step: The step, for the logits of its lines.
+        step: What the step emitted.
         left: Slot and cache position of each token that has left its lane after its last loop.
         complete: Leading cache positions that are exact in every plane now, by slot, where they fill a block.
         ready: Cache positions that may have entered by now, by slot, where segments before them were encoded.
         prompts: Slot, cache positions and logits `[N, V]` of prompts that the head was to read.
     """
 
-    lines: Ints
     step: Step
     left: Sequence[Sequence[int]]
     complete: Mapping[int, int]
@@ -346,7 +344,7 @@ class RunningBatch:
         ready: dict[int, int] = {}
         if self.planes.segments is not None:
             complete, ready = self._encode()
-        return PassOutput(step.lines, step, left, complete, ready, prompts)
+        return PassOutput(step, left, complete, ready, prompts)
 
     def _encode(self) -> tuple[dict[int, int], dict[int, int]]:
         """Encodes what is complete; leading positions that are exact and encoded now, and that may enter, by slot."""
