@@ -260,8 +260,9 @@ class Engine:
         if step.wiped:
             # a NaN that an earlier request left must not reach the next one, not even with weight 0
             batch.planes.wipe(step.wiped)
-        chunks = [(chunk.entry, chunk.start, chunk.stop) for chunk in step.prefill]
-        batch.enter([(entry.slot, start, entry.token_ids[start:stop]) for entry, start, stop in chunks])
+        if step.prefill:
+            chunks = [(chunk.entry, chunk.start, chunk.stop) for chunk in step.prefill]
+            batch.enter([(entry.slot, start, entry.token_ids[start:stop]) for entry, start, stop in chunks])
         batch.resume()
 
     def _state_of(self, slot: int) -> RequestState:
@@ -281,7 +282,7 @@ class Engine:
 
     def _postprocess(self, passed: PassOutput) -> list[KeyedEvent]:
         """Takes in the tokens of a pass, and makes its outputs."""
-        batch, lines, feed = self._batch, passed.lines.tolist(), self.scheduler.feed
+        batch, lines, feed = self._batch, passed.step.lines.tolist(), self.scheduler.feed
         events: list[KeyedEvent] = []
         broken = {line[SEQUENCE] for line in lines if line[TOKEN] == BROKEN}
         rows: list[int] = []

@@ -50,15 +50,13 @@ class PassOutput:
     """Result of a pass.
 
     Attributes:
-        lines: What the step emitted, as `sigma0.decode.step` names its columns, `[K, 9]`.
-        step: The step, for the logits of its lines.
+        step: What the step emitted.
         left: Slot and cache position of each token that has left its lane after its last loop.
         complete: Leading cache positions that are exact in every plane now, by slot, where they fill a block.
         ready: Cache positions that may have entered by now, by slot, where segments before them were encoded.
         prompts: Slot, cache positions and logits `[N, V]` of prompts that the head was to read.
     """
 
-    lines: Ints
     step: Step
     left: Sequence[Sequence[int]]
     complete: Mapping[int, int]
@@ -274,10 +272,8 @@ class RunningBatch:
         """Embeds positions and puts them before loop 1: the last one of a prompt in a lane, the others beside.
 
         Args:
-            entering: Slot, first cache position and ids of each stretch.
+            entering: Slot, first cache position and ids of each stretch, at least one.
         """
-        if not entering:
-            return
         ids = [token_id for _, _, own in entering for token_id in own]
         ranges = [np.arange(start, start + len(own)) for _, start, own in entering]
         positions = to_device(np.concatenate(ranges), self._model.device)
@@ -342,7 +338,7 @@ class RunningBatch:
         ready: dict[int, int] = {}
         if self.planes.segments is not None:
             complete, ready = self._encode()
-        return PassOutput(step.lines, step, left, complete, ready, prompts)
+        return PassOutput(step, left, complete, ready, prompts)
 
     def _encode(self) -> tuple[dict[int, int], dict[int, int]]:
         """Encodes what is complete; leading positions that are exact and encoded now, and that may enter, by slot."""
@@ -386,7 +382,8 @@ class RunningBatch:
             Slot and cache position of each token for which it is the last one, and a bound on the cache positions of
             all rows, plus one.
         """
-        beside = max((int(chunk.positions[-1]) + 1 for chunk in (*self.prefill.chunks, *self.prefill.held)), default=0)
+        chunks = *self.prefill.chunks, *self.prefill.held
+        beside = max([int(chunk.positions[-1]) + 1 for chunk in chunks]) if chunks else 0
         if self._counted is not None:
             left = self._counted.count()
             return left, max(self._counted.longest, beside)
@@ -404,7 +401,6 @@ class RunningBatch:
         left = np.stack([slots, positions[slots, lane]], axis=1).tolist()
         return left, max(beside, int(((positions + 1) * live).max()))
 
-    @torch.no_grad()
     def _complete(self, left: Sequence[Sequence[int]]) -> tuple[dict[int, int], list[tuple[int, list[int], Tensor]]]:
         """Takes prefill out that has run its loops; positions that are exact in every plane, and prompts, by slot."""
         complete: dict[int, int] = {}
@@ -413,7 +409,9 @@ class RunningBatch:
             slot, asked = chunk.sequence, self.asked_of(chunk.sequence)
             if asked.reads_prompt:
                 rows = np.flatnonzero(chunk.positions < asked.prompt - 1)
-                prompts.append((slot, chunk.positions[rows].tolist(), self._model.read(chunk.select(rows).hidden)))
+                with torch.no_grad():
+                    logits = self._model.read(chunk.select(rows).hidden)
+                prompts.append((slot, chunk.positions[rows].tolist(), logits))
             early = chunk.positions[chunk.targets < self.lanes.depth]
             if self._drops[slot] and len(early):
                 slots = all_of(slot, early)

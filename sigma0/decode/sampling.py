@@ -267,45 +267,6 @@ def accept_drawn(drafts: Tensor, p: Tensor, q: Tensor, uniform: Tensor) -> tuple
     return stands, torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
 
 
-def sample_rows(
-    batch: Batch, looped: Looped, which: Tensor, settings: SamplingSettings, program: SamplingProgram, scores: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What rows say: a new id, or whether the draft that was read from them earlier stands.
-
-    Where sequences that draw and greedy ones share a pass, the rule for distributions is the greedy rule too: all of
-    p and q lies on one id.
-
-    Args:
-        batch: What the pass worked on.
-        looped: Its rows.
-        which: Those that were read, int64 `[K]`.
-        settings: Of every sequence.
-        program: What they ask for.
-        scores: Processed, float32 `[K, V]`.
-
-    Returns:
-        Ids `[K]`, and whether they are the drafts that they were before, bool `[K]`.
-    """
-    table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
-    drafts, positions = table[:, DRAFT], table[:, POSITION] + 1
-    broadcast = batch.ops.broadcast
-    if not (batch.program.verify and program.draws):
-        token_ids = broadcast(draw(settings, program, scores, sequences, positions))
-        return token_ids, drafts == token_ids
-    lanes, loops = looped.lanes.index_select(0, which), looped.loops.index_select(0, which)
-    drafted = table[:, STAGE] >= batch.lanes.depth
-    kept, p = batch.lanes.remember_probs(scores.shape[1]), distribution(settings, program, scores, sequences)
-    test = draw_uniform(settings, sequences, positions, check_purpose(loops))
-    stands, rest = accept_drawn(drafts.clamp_min(0), p, kept.index_select(0, lanes), test)
-    # what each draft follows now: a new one p, and one that stood the test follows p after it, too
-    remember(kept, lanes, p, ~drafted, stands)
-    sources = torch.where(drafted[:, None], rest.log(), scores)
-    purposes = torch.where(drafted, redraw_purpose(loops), OWN_DRAW)
-    drawn = draw(settings, program, sources, sequences, positions, purposes)
-    stands = broadcast(stands & drafted)
-    return broadcast(torch.where(stands, drafts, drawn)), stands
-
-
 def remember(kept: Tensor, rows: Tensor, p: Tensor, _decodes: Tensor, _stands: Tensor) -> None:
     """Notes p `[K, V]` for lanes `[K]`, whether they drew a draft or their draft stands; `kept` is `[S T + 1, V]`."""
     kept.index_copy_(0, rows, p)
@@ -443,8 +404,39 @@ class Sampler:
         return token_ids, stands, None, logits
 
     def draw(self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids `[K]` by processed scores `[K, V]`, and which drafts stand."""
-        return sample_rows(batch, looped, which, self._settings, self.program, scores)
+        """What rows say: a new id, or whether the draft that was read from them earlier stands.
+
+        Where sequences that draw and greedy ones share a pass, the rule for distributions is the greedy rule too: all
+        of p and q lies on one id.
+
+        Args:
+            batch: What the pass worked on.
+            looped: Its rows.
+            which: Those that were read, int64 `[K]`.
+            scores: Processed, float32 `[K, V]`.
+
+        Returns:
+            Ids `[K]`, and whether they are the drafts that they were before, bool `[K]`.
+        """
+        own = self._settings, self.program
+        table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
+        drafts, positions = table[:, DRAFT], table[:, POSITION] + 1
+        broadcast = batch.ops.broadcast
+        if not (batch.program.verify and self.program.draws):
+            token_ids = broadcast(draw(*own, scores, sequences, positions))
+            return token_ids, drafts == token_ids
+        lanes, loops = looped.lanes.index_select(0, which), looped.loops.index_select(0, which)
+        drafted = table[:, STAGE] >= batch.lanes.depth
+        kept, p = batch.lanes.remember_probs(scores.shape[1]), distribution(*own, scores, sequences)
+        test = draw_uniform(self._settings, sequences, positions, check_purpose(loops))
+        stands, rest = accept_drawn(drafts.clamp_min(0), p, kept.index_select(0, lanes), test)
+        # what each draft follows now: a new one p, and one that stood the test follows p after it, too
+        remember(kept, lanes, p, ~drafted, stands)
+        sources = torch.where(drafted[:, None], rest.log(), scores)
+        purposes = torch.where(drafted, redraw_purpose(loops), OWN_DRAW)
+        drawn = draw(*own, sources, sequences, positions, purposes)
+        stands = broadcast(stands & drafted)
+        return broadcast(torch.where(stands, drafts, drawn)), stands
 
     def _processed(self, logits: Tensor, sequences: Tensor, lengths: Tensor) -> Tensor:
         ids = self._ids if isinstance(self._ids, Tensor) else self._ids() if self.program.reads_ids else None

@@ -57,26 +57,16 @@ class Suspended:
     """What was in flight of a sequence when it lost its slot.
 
     Attributes:
-        table: Lines of its lanes, `[T, 6]`.
-        hidden: States, `[T, D]`.
-        gate: What `qexit` keeps of each, `[T, 2]`.
-        watched: Differences, their Gram matrix and counts, each `[T, ...]`; None where they were not kept.
-        criteria: What criteria keep of its token that decodes, `[...]` each; empty where they keep nothing.
-        probs: Distributions of drafts, `[T, V]`; None where there were none.
-        paths: States after every loop of its last positions, `[window, T, D]`; None where they are not kept.
+        lanes: Copies of what its lanes hold, by name, `[T, ...]` each, and of what is kept beside them.
+        gate: What `qexit` keeps of each lane, `[T, 2]`.
         loops: Loops that the token at each cache position in flight had finished, at least one of them.
         read_at: Loop that each was read at; 0 where it was not.
         depths: Loop at which each of its new tokens was read.
         work: Passes with a row of a new token, and its rows in them.
     """
 
-    table: Tensor
-    hidden: Tensor
+    lanes: dict[str, Tensor]
     gate: Tensor
-    watched: tuple[Tensor, ...] | None
-    criteria: tuple[Tensor, ...]
-    probs: Tensor | None
-    paths: Tensor | None
     loops: dict[int, int]
     read_at: dict[int, int]
     depths: Sequence[int] = ()
@@ -91,23 +81,14 @@ class Suspended:
     def of(cls, lanes: Lanes, sequence: int) -> "Suspended | None":
         """Copies the lanes of a sequence; None where all are idle."""
         own = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
-        table = lanes.table[own].clone()
-        lines: Ints = table.cpu().numpy()
+        lines: Ints = lanes.table[own].cpu().numpy()
         live = lines[np.flatnonzero(lines[:, STAGE] < lanes.idle)]
         if not len(live):
             return None
-        state = lanes.exit_state if lanes.watched else None
-        kept = () if state is None else (state.differences, state.gram, state.counts)
-        window = slice(sequence * lanes.window, (sequence + 1) * lanes.window)
         positions = live[:, CACHE_POSITION].tolist()
         return cls(
-            table,
-            lanes.hidden[own].clone(),
+            {name: view.clone() for name, view in _held(lanes, sequence, lanes.watched).items()},
             lanes.gates()[own].clone(),
-            tuple(part[own].clone() for part in kept) or None,
-            () if lanes.criteria is None else tuple(part[sequence].clone() for part in lanes.criteria.tensors()),
-            None if lanes.probs is None else lanes.probs[own].clone(),
-            None if lanes.paths is None else lanes.paths[window].clone(),
             dict(zip(positions, (live[:, STAGE] % lanes.depth).tolist(), strict=True)),
             dict(zip(positions, live[:, DEPTH].tolist(), strict=True)),
         )
@@ -115,21 +96,15 @@ class Suspended:
     def restore(self, lanes: Lanes, sequence: int) -> None:
         """Puts the tokens back in flight, into the lanes of any sequence."""
         own = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
-        lanes.table[own], lanes.hidden[own], lanes.gate[own] = self.table, self.hidden, self.gate
-        state = lanes.exit_state
+        lanes.gate[own], state = self.gate, lanes.exit_state
         if state is not None:
             state.gate[own], state.counts[own] = self.gate, 0
-            state.counts[own, 0] = (self.table[:, STAGE] % lanes.depth).int()
-            if self.watched is not None:
-                state.differences[own], state.gram[own], state.counts[own] = self.watched
-        if lanes.criteria is not None:
-            for part, saved in zip(lanes.criteria.tensors(), self.criteria, strict=False):
+            state.counts[own, 0] = (self.lanes["table"][:, STAGE] % lanes.depth).int()
+        for name, view in _held(lanes, sequence, watched=True).items():
+            saved = self.lanes.get(name)
+            if saved is not None:
                 # room for distributions may have been made since
-                part[(sequence, slice(len(saved))) if saved.dim() else sequence] = saved
-        if self.probs is not None and lanes.probs is not None:
-            lanes.probs[own] = self.probs
-        if self.paths is not None and lanes.paths is not None:
-            lanes.paths[sequence * lanes.window : (sequence + 1) * lanes.window] = self.paths
+                (view[: len(saved)] if saved.dim() else view).copy_(saved)
 
     def loops_of(self, asked: Asked, positions: Ints) -> tuple[Ints, Ints]:
         """Loops that each cache position is to run beside the lanes, and the loop whose reading a coda's K/V are of.
@@ -155,3 +130,19 @@ class Suspended:
 def all_of(value: int, like: Ints) -> Ints:
     """One value for each of some positions, `[N]`."""
     return np.full(len(like), value, dtype=np.int64)
+
+
+def _held(lanes: Lanes, sequence: int, watched: bool) -> dict[str, Tensor]:
+    """What lanes hold of a sequence, but for what `qexit` keeps: views, by name."""
+    own = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
+    window = slice(sequence * lanes.window, (sequence + 1) * lanes.window)
+    held = {"table": lanes.table[own], "hidden": lanes.hidden[own]}
+    state = lanes.exit_state if watched else None
+    if state is not None:
+        held |= {"differences": state.differences[own], "gram": state.gram[own], "counts": state.counts[own]}
+    if lanes.criteria is not None:
+        held |= {f"criterion {number}": part[sequence] for number, part in enumerate(lanes.criteria.tensors())}
+    for name, values, rows in (("probs", lanes.probs, own), ("paths", lanes.paths, window)):
+        if values is not None:
+            held[name] = values[rows]
+    return held
