@@ -18,10 +18,10 @@ from tests.decode.test_conformance import AFTER, FAMILIES, TRACED, Case, written
 from tests.marks import exhaustive, fast_if, named, needs_compiler, slow
 
 
-def served(model, tokenizer, requests, blocks, seed=0, watch=True, runner="auto"):
+def served(model, tokenizer, requests, blocks, seed=0, watch=True, runner="auto", together=4):
     """What becomes of requests that come one after the other; and the engine."""
     size = BlockShape.of(model, 4).bytes_with(model.dtype)
-    limits = EngineLimits(max_running=4, page_size=4, pass_rows=16, kv_bytes=blocks * size)
+    limits = EngineLimits(max_running=together, page_size=4, pass_rows=16, kv_bytes=blocks * size)
     model.runner = runner
     engine = Engine(model, tokenizer, "tiny", limits, watch=watch)
     model.runner = "auto"
