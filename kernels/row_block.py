@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,20 +89,42 @@ class Block:
         tables: tuple[Tensor, Tensor],
         places: RowPlaces,
     ) -> None:
-        for kept in planes:
-            check_planes(torch.float32, *kept)
+        check_head_dim(shape.head_dim)
+        pointers, first = array("q"), layers[0]
         # a weight may be given other memory; what it is now stays
-        weights = [
-            part.detach()
-            for own in layers
-            for part in (own.norm, own.qkv, own.out, own.mlp_norm, own.gate_up, own.down)
-        ]
-        behind = [norm.detach() for own in layers for norm in own.norms_behind]
-        keys, values = ([kept[side] for kept in planes] for side in range(2))
-        call = (keys, values, weights, behind, *tables, places.count)
-        parts = places.blocks, places.starts, places.seen
-        self._held = call, parts
-        self._structure, self._layers = _filled(*call, *parts, *vars(shape).values())
+        self._held: list[object] = [places, *tables]
+        for own, (keys, values) in zip(layers, planes, strict=True):
+            check_planes(torch.float32, keys, values)
+            weights = own.norm, own.qkv, own.out, own.mlp_norm, own.gate_up, own.down
+            parts = [part.detach() for part in (*weights, keys, values, *own.norms_behind)]
+            pointers.extend([part.data_ptr() for part in parts] + ([] if own.norms_behind else [0, 0]))
+            self._held += parts
+        self._held.append(pointers)
+        total, (cos, sin) = planes[0][0].shape[1], tables
+        blocks, starts, seen = places.blocks, places.starts, places.seen
+        self._structure = structure("block")(
+            count=len(layers),
+            width=first.norm.shape[0],
+            head_dim=shape.head_dim,
+            heads=first.out.shape[1] // shape.head_dim,
+            kv_heads=shape.kv_heads,
+            inner=first.down.shape[1],
+            size=(total - 1) // places.count,
+            total=total,
+            table_width=0 if blocks is None else blocks.shape[1],
+            seen_width=0 if seen is None else seen.shape[1],
+            turns=cos.shape[0],
+            threads=torch.get_num_threads(),
+            epsilon=shape.epsilon,
+            scaling=shape.scaling,
+            layers=pointers.buffer_info()[0],
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            **{
+                name: None if part is None else part.data_ptr()
+                for name, part in (("blocks", blocks), ("starts", starts), ("seen", seen))
+            },
+        )
         self.address = ctypes.addressof(self._structure)
 
 
@@ -116,7 +137,7 @@ def run_block(
     positions: Tensor,
     rows: RowPlaces,
 ) -> Tensor:
-    """Runs the layers over rows, whose K/V they write, by the operator `sigma0::run_block`.
+    """Runs the layers over rows, whose K/V they write.
 
     Args:
         layers: As `Block` has it; likewise
@@ -124,7 +145,7 @@ def run_block(
         planes: these, which are written.
         hidden: float32 `[R, D]`.
         tables: As `Block` has it.
-        positions: Position of each row for the tables, int64 `[R]`, contiguous.
+        positions: Position of each row for the tables, int64 `[R]`.
         rows: Where the rows are.
 
     Returns:
@@ -134,125 +155,16 @@ def run_block(
         RuntimeError: If a position is not in the tables.
         ValueError: For K/V of another dtype.
     """
-    for kept in planes:
-        check_planes(hidden.dtype, *kept)
-    run = torch.ops.sigma0.run_block if torch.compiler.is_compiling() else _run_block
-    output: Tensor = run(
-        [keys for keys, _ in planes],
-        [values for _, values in planes],
-        [part for own in layers for part in (own.norm, own.qkv, own.out, own.mlp_norm, own.gate_up, own.down)],
-        [norm for own in layers for norm in own.norms_behind],
-        hidden,
-        *tables,
-        positions,
-        rows.sequences,
-        rows.cache_positions,
-        rows.planes,
-        rows.count,
-        rows.blocks,
-        rows.starts,
-        rows.seen,
-        shape.head_dim,
-        shape.kv_heads,
-        shape.epsilon,
-        shape.scaling,
-    )
-    return output
-
-
-def _run_block(
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    norms_behind: Sequence[Tensor],
-    hidden: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    sequences: Tensor,
-    cache_positions: Tensor,
-    planes: Tensor,
-    *shared: Any,
-) -> Tensor:
+    block = Block(layers, shape, planes, tables, rows)
     # bound to a name, since the compiled function sees their memory only
-    numbers = [part.contiguous() for part in (positions, sequences, cache_positions, planes)]
+    numbers = [part.contiguous() for part in (positions, rows.sequences, rows.cache_positions, rows.planes)]
     output = torch.empty_like(hidden, memory_format=torch.contiguous_format).copy_(hidden)
-    block, _layers = _filled(keys, values, weights, norms_behind, cos, sin, *shared)
-    memory = ctypes.addressof(block), output.data_ptr(), *(part.data_ptr() for part in numbers)
+    memory = block.address, output.data_ptr(), *(part.data_ptr() for part in numbers)
     if not _block()(*memory, len(hidden)):
-        raise RuntimeError(f"a position is not in a rotary table of {cos.shape[0]}")
+        raise RuntimeError(f"a position is not in a rotary table of {len(tables[0])}")
     return output
-
-
-def _filled(
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    norms_behind: Sequence[Tensor],
-    cos: Tensor,
-    sin: Tensor,
-    count: int,
-    blocks: Tensor | None,
-    starts: Tensor | None,
-    seen: Tensor | None,
-    head_dim: int,
-    kv_heads: int,
-    epsilon: float,
-    scaling: float,
-) -> tuple[Any, "array[int]"]:
-    """The structure, and the pointers that it points to."""
-    check_head_dim(head_dim)
-    layers, total = array("q"), keys[0].shape[1]
-    for index in range(len(keys)):
-        parts = *weights[6 * index : 6 * index + 6], keys[index], values[index]
-        layers.extend([part.data_ptr() for part in parts + tuple(norms_behind[2 * index : 2 * index + 2])])
-        layers.extend([0, 0] if not norms_behind else [])
-    tables = {"blocks": blocks, "starts": starts, "seen": seen}
-    block = structure("block")(
-        count=len(keys),
-        width=weights[0].shape[0],
-        head_dim=head_dim,
-        heads=weights[2].shape[1] // head_dim,
-        kv_heads=kv_heads,
-        inner=weights[5].shape[1],
-        size=(total - 1) // count,
-        total=total,
-        table_width=0 if blocks is None else blocks.shape[1],
-        seen_width=0 if seen is None else seen.shape[1],
-        turns=cos.shape[0],
-        threads=torch.get_num_threads(),
-        epsilon=epsilon,
-        scaling=scaling,
-        layers=layers.buffer_info()[0],
-        cos=cos.data_ptr(),
-        sin=sin.data_ptr(),
-        **{name: None if part is None else part.data_ptr() for name, part in tables.items()},
-    )
-    return block, layers
 
 
 @lru_cache
 def _block() -> Callable[..., bool]:
     return function("run_block", "ppppppn", "f")
-
-
-def _output_shape(
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    norms_behind: Sequence[Tensor],
-    hidden: Tensor,
-    *rest: Any,
-) -> Tensor:
-    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
-
-
-_LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    "run_block(Tensor(a!)[] keys, Tensor(b!)[] values, Tensor[] weights, Tensor[] norms_behind, Tensor hidden, "
-    "Tensor cos, Tensor sin, Tensor positions, Tensor sequences, Tensor cache_positions, Tensor planes, int count, "
-    "Tensor? blocks, Tensor? starts, Tensor? seen, int head_dim, int kv_heads, float epsilon, "
-    "float scaling) -> Tensor"
-)
-_LIBRARY.impl("run_block", _run_block, "CPU")  # type: ignore[no-untyped-call]
-torch.library.register_fake("sigma0::run_block", _output_shape, lib=_LIBRARY)

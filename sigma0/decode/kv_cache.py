@@ -318,7 +318,8 @@ class DepthCache(Cache):  # type: ignore[misc]
             grown = self._seen.new_ones((self._seen.shape[0], length))
             grown[:, : self._seen.shape[1]] = self._seen
             self._seen = grown
-        return self._seen[:, :length]
+        # functions in C++ see memory only
+        return self._seen[:, :length].contiguous()
 
     def commit(self, new: int) -> None:
         """Counts `new` cache positions as written, once every loop of them is."""

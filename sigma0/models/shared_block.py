@@ -143,9 +143,9 @@ class SharedBlockModel(LoopedPreTrainedModel):
         """One loop of the layers over the rows of a pass, `[R, D]`, before the norm."""
         fuses = rows.ops.project_rows is not None or (
             rows.ops.run_block is not None
+            and not torch.compiler.is_compiling()
             and hidden_states.dtype is torch.float32
-            # a compiled graph is for any number of rows
-            and (torch.compiler.is_compiling() or hidden_states.shape[0] <= MOST_ROWS[torch.float32])
+            and hidden_states.shape[0] <= MOST_ROWS[torch.float32]
         )
         if fuses and can_fuse(self.layers, hidden_states):
             tables = self._rotary_table.reserve(rows.longest, hidden_states)
