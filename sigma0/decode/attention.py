@@ -146,10 +146,17 @@ class PassRows:
         return [*vars(self._indices).values(), *placed]
 
     @property
-    def kinds(self) -> tuple[bool, ...]:
-        """What there is beside the rows: block tables, starts, pads behind them."""
+    def planes(self) -> list[Tensor]:
+        """Keys and values of all layers, whose second size is the number of positions."""
+        return [part for layer in self._layers for part in (layer.flat_keys, layer.flat_values)]
+
+    @property
+    def fixed(self) -> tuple[object, ...]:
+        """What a program takes for constant: tables that there are, blocks, and shapes of planes but for positions."""
         place = self._placement
-        return tuple(part is not None for part in (place.blocks, place.starts, place.seen))
+        kinds = (part is not None for part in (place.blocks, place.starts, place.seen))
+        shapes = ((part.shape[0], part.shape[2:], part.dtype) for part in self.planes)
+        return (*kinds, None if self._places is None else self._places.count, *shapes)
 
     def positions(self, device: torch.device) -> Tensor:
         """Positions for rotary embeddings, int64 `[R]`."""

@@ -114,14 +114,15 @@ class CompiledLoop:
         if rows.longest > self._most:
             self._most = max(_SHORTEST, 1 << (rows.longest - 1).bit_length())
             self._programs.keep_for(self._model.reserve_positions(self._most, hidden))
-        kind = len(hidden) > 1, rows.kinds, state_key([hidden[:1]])
+        kind = len(hidden) > 1, rows.fixed, state_key([hidden[:1]])
         key = "loop", *kind, self._most, self._weights, torch.get_num_threads()
         if key in self._programs.programs:
             output: Tensor = self._programs.call(key, _loop, self._model, hidden, rows)
             return output
-        if len(hidden) > 1:
-            for part in (hidden, *rows.by_row):
-                torch._dynamo.mark_dynamic(part, 0)
+        for part in (hidden, *rows.by_row) if len(hidden) > 1 else ():
+            torch._dynamo.mark_dynamic(part, 0)
+        for part in rows.planes:
+            torch._dynamo.mark_dynamic(part, 1)
         try:
             with self._announce("a loop of one row" if len(hidden) == 1 else "a loop of some rows"):
                 compiled: Tensor = self._programs.call(key, _loop, self._model, hidden, rows)

@@ -20,8 +20,15 @@ WAYS = ("eager", "torch", "late", "captured", "compile", "python", "stock")
 
 
 @contextmanager
-def called_by(way, model):
-    """Has steps called in one of `WAYS`; yields what `generate` is to be asked for, and the captures that are made."""
+def called_by(way, model, capture=None):
+    """Has steps called in one of `WAYS`; yields what `generate` is to be asked for, and the captures that are made.
+
+    Args:
+        way: Of `WAYS`.
+        model: The model.
+        capture: What captures; `RepeatedCapture` by default.
+    """
+    capture = capture or RepeatedCapture
     made, asked = [], {"runner": {"captured": "cudagraph", "compile": "compile"}.get(way, "eager")}
     with pytest.MonkeyPatch.context() as patch:
         if way == "torch":
@@ -32,7 +39,7 @@ def called_by(way, model):
             patch.setattr(type(model), "operations", property(lambda self: ops))
             patch.setattr(runners, "LATE_DEVICES", frozenset({"cpu"}))
         if way == "captured":
-            patch.setattr(runners, "CAPTURES", {"cpu": lambda device: made.append(RepeatedCapture(device)) or made[-1]})
+            patch.setattr(runners, "CAPTURES", {"cpu": lambda device: made.append(capture(device)) or made[-1]})
             patch.setattr(graph_runner, "_SHORTEST", 64)
         if way == "compile":
             # the graph is run as it was traced: no code is generated, which takes seconds

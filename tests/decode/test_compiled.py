@@ -84,7 +84,7 @@ def both(model, batch, mode, **settings):
 
 
 # Four sequences are one row in some passes and some rows in others: every program of a mode. One sequence and many have
-# other shapes of the state, whose graphs are traced above in every mode; code is generated where the head is read in
+# other shapes, whose graphs test_conformance.py traces in every mode; code is generated where the head is read in
 # every pass and where it is not.
 @pytest.mark.cpu(60)
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from sigma0 import ExitConfig
-from sigma0.decode import runners
 from sigma0.decode.graphs import LastOperation
 from sigma0.decode.transfer import Landing
 from sigma0.models.row_linear import PackedLinear
@@ -148,9 +147,8 @@ def without_memory(part, known):
 @pytest.mark.parametrize(("after", "draws"), [("finish", False), ("verify", True), slow("drop", True)])
 def test_a_step_touches_no_other_device_and_looks_at_nothing(after, draws, monkeypatch):
     """On tensors without memory, whose values nobody can look at; what is made on the host has another device."""
-    model, kept = tiny_model(seed=2, total_ut_steps=4), []
-    with called_by("captured", model) as (asked, _):
-        monkeypatch.setattr(runners, "CAPTURES", {"cpu": lambda device: kept.append(Kept(device)) or kept[-1]})
+    model = tiny_model(seed=2, total_ut_steps=4)
+    with called_by("captured", model, Kept) as (asked, kept):
         asked |= {"do_sample": draws, "top_k": 5 if draws else None}
         written(model, PROMPTS, ExitConfig(q=0.4, after_exit=after), 9, **asked)
         known = {}
@@ -167,7 +165,7 @@ def test_a_step_touches_no_other_device_and_looks_at_nothing(after, draws, monke
 @pytest.mark.exhaustive
 @needs_compiler
 @pytest.mark.parametrize("after", ["finish", "verify"])
-def test_a_compiled_step_is_captured_too(after, monkeypatch):
+def test_a_compiled_step_is_captured_too(after):
     model = tiny_model(seed=1, num_hidden_layers=1, total_ut_steps=3)
 
     class Compiled(RepeatedCapture):
@@ -175,8 +173,7 @@ def test_a_compiled_step_is_captured_too(after, monkeypatch):
             super().__init__(device)
             self.sees_memory = False
 
-    with called_by("captured", model):
-        monkeypatch.setattr(runners, "CAPTURES", {"cpu": Compiled})
+    with called_by("captured", model, Compiled):
         config = ExitConfig(q=0.4, after_exit=after)
         found = [written(model, PROMPTS, config, 8, runner=runner) for runner in ("cudagraph", "compile")]
     assert [each.runner.name for each in found] == ["cudagraph", "compile"]

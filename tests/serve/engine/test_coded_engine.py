@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import sigma0
 from sigma0 import ExitConfig
@@ -13,7 +15,7 @@ from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, RequestOutput
 from tests.reference import settled_model
 from tests.serve.engine.spied_worker import KV
-from tests.serve.engine.test_engine import CONFIGS, SAMPLINGS, alone, drain, outcome, poisoned
+from tests.serve.engine.test_engine import CONFIGS, SAMPLINGS, alone, drain, jobs, outcome, poisoned
 
 FEW_BITS = KVConfig(codec="residual", group=8, segment=16)
 # of a position in few bits, and as it is computed
@@ -42,6 +44,25 @@ def kv_bytes(slots, blocks, page):
 def job(length, new, seed=1, **asked):
     ids = np.random.default_rng(seed).integers(5, 60, length).tolist()
     return EngineRequest(tuple(ids), new, asked.pop("exit_config", CONFIGS[0]), on_collapse="ignore", **asked)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=12, deadline=None)
+@given(st.lists(jobs(), min_size=2, max_size=5), st.integers(0, 2**16), st.sampled_from([4, 16]), st.booleans())
+def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
+    asked = [replace(each, max_new_tokens=each.max_new_tokens * 4) for each in asked]
+    rng, queue, keys, found = np.random.default_rng(seed), list(asked), [], {}
+    positions = max(len(each.prompt_ids) + each.max_new_tokens for each in asked) + (page if crowded else 400)
+    limits = EngineLimits(3, 16, int(rng.integers(3, 40)), page, kv_bytes(3, -(-positions // page) + 1, page))
+    engine = Engine(model, pocket[1], "tiny", limits, watch=True)
+    while queue or engine.has_work:
+        if queue and rng.random() < 0.4:
+            keys.append(engine.submit(queue.pop(0)))
+        for key, event in engine.step():
+            found.setdefault(key, []).append(event)
+    assert engine.pool.used == 0
+    for key, each in zip(keys, asked, strict=True):
+        assert outcome(found[key]) == outcome(alone(model, pocket[1], each))
 
 
 @pytest.mark.grid(fast=0, slow=1)
