@@ -14,6 +14,7 @@ from sigma0.decode.planes import BlockShape
 from sigma0.models.raven_published import _Meter
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
+from tests.decode.captures import called_by
 from tests.marks import needs_compiler
 from tests.models.raven_reference import Reference, tiny_raven
 from tests.reference import settled_model
@@ -156,18 +157,16 @@ def test_verify_is_full_depth(mode):
 def test_a_step_is_one_graph(mode, after, monkeypatch):
     monkeypatch.setattr(programs, "generate_code", lambda graph, examples: graph)
     model, ids = settled_model(11, total_ut_steps=4, num_hidden_layers=1), torch.tensor([[4, 8, 15], [0, 2, 23]])
-    eager, compiled = (
-        model.generate(
-            ids,
-            attention_mask=(ids > 0).long(),
-            max_new_tokens=NEW,
-            exit_config=config_of(mode, after_exit=after),
-            runner=runner,
-            return_dict_in_generate=True,
-        )
-        for runner in ("eager", "compile")
-    )
-    assert compiled.runner.name == "compile"
+    found = []
+    for way, runner in (("eager", "eager"), ("captured", "compile")):
+        with called_by(way, model) as (asked, _):
+            wanted = {"exit_config": config_of(mode, after_exit=after), "return_dict_in_generate": True}
+            mask = (ids > 0).long()
+            found.append(
+                model.generate(ids, attention_mask=mask, max_new_tokens=NEW, **asked | wanted | {"runner": runner})
+            )
+    eager, compiled = found
+    assert compiled.runner.name == "compile" and compiled.runner.captured
     assert torch.equal(eager.sequences, compiled.sequences)
     assert torch.equal(eager.exit_depths, compiled.exit_depths)
     assert eager.head_rows == compiled.head_rows
