@@ -8,6 +8,7 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # gRPC, which Ray has loaded, else starts its threads anew in every child before it becomes another program
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+import gc
 import json
 import sys
 from collections import Counter
@@ -71,6 +72,11 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow" if counted[name, "slow"] <= slow else "exhaustive")
     order = {HERE / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def pytest_collection_finish():
+    """Leaves the million objects of imports out of later collections, each of which some one test would pay for."""
+    gc.freeze()
 
 
 def _cpu_seconds() -> float:

@@ -212,7 +212,6 @@ def test_no_words_break_a_level_or_make_it_say_what_was_not_said(name, replies, 
     assert all(len(call["messages"][0]["content"]) < 20_000 for call in chat.calls)
 
 
-@pytest.mark.cpu(4)
 @settings(max_examples=25, deadline=None)
 @given(replies=st.lists(REPLIES, min_size=12, max_size=12))
 def test_whatever_was_learned_is_kept_in_a_file_and_shown_in_blocks(tmp_path_factory, replies):
