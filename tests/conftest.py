@@ -45,6 +45,8 @@ STARTED = pytest.StashKey[tuple[float, int, dict[int, float]]]()
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("deterministic")
+# in a fresh checkout it makes a table of all characters first, which takes a second
+hypothesis.strategies.text().validate()
 
 
 def pytest_addoption(parser):
