@@ -22,8 +22,7 @@ Bytes for each row: V logits read once and 128 ids; nothing of size V is written
 """
 
 from array import array
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -73,6 +72,7 @@ class CollapseRule:
         drop: Of the drop of the entropy; together with `margin` at most 1/2.
         margin: Of the margin.
         theta: Margin at which an exit by `margin` is met; 0 for none.
+        numbers: Low, high and weight of each part, in this order.
     """
 
     periodicity: Part = Part(0.222, 1.0, 0.949)
@@ -81,12 +81,12 @@ class CollapseRule:
     drop: Part = Part(2.698, 2.793, 0.001)
     margin: Part = Part(0.997, 1.08, 0.025)
     theta: float = 0.0
+    numbers: "array[float]" = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def numbers(self) -> "array[float]":
-        """Low, high and weight of each part, in this order."""
+    def __post_init__(self) -> None:
         parts = (self.periodicity, self.echo, self.sameness, self.drop, self.margin)
-        return array("d", [number for part in parts for number in (part.low, part.high, part.weight)])
+        numbers = array("d", [number for part in parts for number in (part.low, part.high, part.weight)])
+        object.__setattr__(self, "numbers", numbers)
 
     def proximity(self, periodicity: Any, echo: Any, sameness: Any, drop: Any, margin: Any) -> Any:
         """The noisy-or of the parts, all of one shape: tensors, or arrays on the host."""

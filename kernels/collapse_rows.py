@@ -28,7 +28,7 @@ class TextMemory:
 
 def collapse_rows(
     texts: Sequence[TextMemory], token_ids: Sequence[int], certain: Tensor | None, rule: CollapseRule
-) -> Tensor:
+) -> list[list[float]]:
     """Takes an id of each of N texts in, or several of one in their order.
 
     Args:
@@ -39,19 +39,20 @@ def collapse_rows(
         rule: Parts of the proximity.
 
     Returns:
-        The numbers named in `LOGIT_STATS`, to float32, and last the proximity of the ids alone, float64 `[9, N]`.
+        The numbers named in `LOGIT_STATS`, to float32, and last the proximity of the ids alone, `[9, N]`.
     """
-    output = torch.empty((len(LOGIT_STATS) + 1, len(texts)), dtype=torch.float64)
+    count, columns = len(texts), len(LOGIT_STATS) + 1
+    output = array("d", bytes(8 * count * columns))
     pointers, ids = array("q", [text.pointer for text in texts]), array("q", token_ids)
     _collapse()(
         pointers.buffer_info()[0],
         ids.buffer_info()[0],
         None if certain is None else certain.data_ptr(),
         rule.numbers.buffer_info()[0],
-        output.data_ptr(),
-        len(texts),
+        output.buffer_info()[0],
+        count,
     )
-    return output
+    return [output[column * count : (column + 1) * count].tolist() for column in range(columns)]
 
 
 def certainty_rows(logits: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ nothing is NaN; a quotient is at most 1e30.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -185,57 +184,6 @@ def fate_of(
     fate = torch.full_like(count, CONTRACT).masked_fill(spirals, SPIRAL).masked_fill(diverges, DIVERGE)
     fate = fate.masked_fill(steps.size <= 4 * torch.finfo(dtype).eps * norm, CONTRACT)
     return fate.masked_fill(count < 2, NO_FATE)
-
-
-def fate_of_row(
-    gram: Sequence[Sequence[float]], at: int, count: int, norm: float, noise: float, growth: float, spiral: float
-) -> int:
-    """`fate_of` of one loop in Python's own numbers: of a few loops it costs less than the calls on tensors.
-
-    Args:
-        gram: Products of differences, newest first; of those that do not exist, zero.
-        at: Index of this loop's difference; three more are behind it.
-        count: Differences so far.
-        norm: |h_t|.
-        noise: 4 eps(dtype).
-        growth: m.
-        spiral: theta, radians.
-    """
-    if count < 2:
-        return NO_FATE
-    g00, g01, g02, _ = gram[at][at : at + KEPT]
-    g11, g12, g13 = gram[at + 1][at + 1 : at + KEPT]
-    g22, g23 = gram[at + 2][at + 2 : at + KEPT]
-    g33 = gram[at + 3][at + 3]
-    size, longest, both = math.sqrt(g00), math.sqrt(max(g11, g22, g33)), math.sqrt(g00) * math.sqrt(g11)
-    if size <= noise * norm:
-        return CONTRACT
-    grown = size / (longest + TINY) if longest > 0 else 0.0
-    spirals = grown >= 1 or (both > 0 and math.acos(min(1.0, max(-1.0, g01 / (both + TINY)))) >= spiral)
-    diverges = grown >= 1 + growth
-    if diverges or count < 3:
-        return DIVERGE if diverges else SPIRAL if spirals else CONTRACT
-    if count < KEPT:
-        p11, p12, p22, r1, r2 = g11, g12, g22, g01, g02
-    else:
-        p11, p12, p22, r1, r2 = g11 + g22, g12 + g23, g22 + g33, g01 + g12, g02 + g13
-    determinant = p11 * p22 - p12 * p12
-    if g11 * g22 - g12 * g12 < PARALLEL * g11 * g22 or determinant <= 0:
-        r1, whole = g01, g00
-        a, b = g01 / (g11 + TINY), 0.0
-    else:
-        whole = g00 + (0.0 if count < KEPT else g11)
-        a, b = (r1 * p22 - r2 * p12) / determinant, (r2 * p11 - r1 * p12) / determinant
-    fits = g11 > 0 and whole > 0 and max(0.0, whole - a * r1 - b * r2) <= MAX_RESIDUAL**2 * whole
-    discriminant = a * a + 4 * b
-    if not fits:
-        return SPIRAL if spirals else CONTRACT
-    if discriminant < 0:
-        radius = math.sqrt(-b)
-        spirals = spirals or math.acos(min(1.0, max(-1.0, a / (2 * radius + TINY)))) >= spiral
-    else:
-        radius = (abs(a) + math.sqrt(discriminant)) / 2
-    return DIVERGE if radius >= 1 + growth else SPIRAL if spirals else CONTRACT
 
 
 if wants_triton():

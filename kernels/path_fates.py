@@ -1,6 +1,6 @@
 """Fates of tokens on a CPU, out of the states after their loops: for many tokens in one call.
 
-The formula is that of `gram.py`, and the reference `gram.fate_of_row`. For each token K + n states of D numbers are
+The formula is that of `gram.py`, and the reference `gram.fate_of`. For each token K + n states of D numbers are
 read: those of its last n loops, and the K before them. For two loops of 160 numbers a token costs 0.8 us.
 """
 

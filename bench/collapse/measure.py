@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from sigma0.api import generate
 from sigma0.bench.pocket.world import draw
 from sigma0.calibrate.bootstrap import Estimate, bootstrap
 from sigma0.calibrate.prompts import Prompt
-from sigma0.decode.ops import CollapseRule
-from sigma0.decode.repetition import CollapseStop, Repetition
+from sigma0.decode.ops import operations
+from sigma0.decode.repetition import CollapseStop, TextStats
 from sigma0.decode.transfer import Ints
 
 # Of a stored text, read as a text of its own.
@@ -74,10 +75,8 @@ class CostRow:
 
 def series(kind: str, ids: Iterable[int], onset: int = 0) -> Series:
     """The proximities of one text."""
-    text, rule = Repetition(), CollapseRule()
-    for token_id in ids:
-        text.append(int(token_id))
-    return Series(kind, onset, tuple(text.at(number).proximity(rule) for number in range(text.tokens)))
+    stats, own = TextStats(operations("auto", torch.device("cpu"))), [int(token_id) for token_id in ids]
+    return Series(kind, onset, tuple(stats.take([stats.text()] * len(own), own)[-1]))
 
 
 def stretches(kind: str, ids: Ints) -> Iterator[Series]:

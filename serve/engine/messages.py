@@ -222,7 +222,7 @@ class TokenOutput(NamedTuple):
         would_have_met: Under `full` and `fixed`, whether the model's own exit rule would have been met by that loop;
             None where that is not known.
         deepest_surprise: Minus log probability of the token after the last loop that it has run, nats: at its exit or
-            deeper. Known once the request is finished, and not of every model (`sigma0.decode.deepest`); as are the
+            deeper. Known once the request is finished, and not of every model (`sigma0.decode.stats`); as are the
             next three.
         deepest_entropy: Of the distribution there, in nats.
         deepest_margin: Lead of the top-1 over the top-2 probability there.

@@ -7,17 +7,16 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sigma0.decode.deepest import Deepest
 from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.decode.grammar.rows import may_force
 from sigma0.decode.masks import logprobs_of
-from sigma0.decode.repetition import CollapseStop
+from sigma0.decode.repetition import CollapseStop, Text
 from sigma0.decode.sampling_params import SequenceSampling, request_seed
 from sigma0.decode.sequences import Asked, Suspended
 from sigma0.decode.settings import SequenceExit
-from sigma0.decode.text_stats import Text
+from sigma0.decode.stats import Deepest
 from sigma0.serve.engine.messages import EngineRequest, PromptToken, ServedModel, SlotView, Times, TokenOutput
 from sigma0.serve.engine.scheduler import SequenceEntry
 from sigma0.signals.canary import Tighten

@@ -29,8 +29,8 @@ from sigma0.decode.sampling import Sampler
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.sequences import Asked, Suspended, all_of
 from sigma0.decode.settings import SequenceSettings
+from sigma0.decode.stats import LoopNotes
 from sigma0.decode.step import SEQUENCE, TOKEN
-from sigma0.decode.text_stats import LoopNotes
 from sigma0.decode.transfer import Bools, Ints, PassCounts, to_device, to_host
 
 _NO_PROMPT = 2**62

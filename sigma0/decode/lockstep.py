@@ -199,7 +199,7 @@ def _runner(model: LoopedModel, cache: DepthCache, rule: ExitRule, drop: bool, b
     runner = EagerRunner(model, lanes, settings, cache, cache.counts)
     record = cache.record
     runner.use(settings.program(paths=record is not None))
-    if record is not None and not record.follows(lanes):
+    if record is not None:
         record.follow(lanes, model.gate, rule, drop)
     return runner
 

@@ -14,15 +14,9 @@ from sigma0.kernels.coded_attention import CodedRows, coded_attention_reference
 from sigma0.kernels.coded_attention_kernel import coded_attention
 from sigma0.kernels.coded_row_attention import attend_coded_rows
 from sigma0.kernels.collapse import (
-    ALPHA,
-    FLOOR,
     FULL_ECHO,
-    LAGS,
     LOGIT_STATS,
     NGRAM,
-    SHORTEST,
-    WARM_UP,
-    WINDOW,
     Collapse,
     CollapseRule,
     CollapseState,
@@ -49,7 +43,7 @@ from sigma0.kernels.exit_state import (
     LoopEndWeights,
     RuleRows,
 )
-from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, fate_of_row, solve
+from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
 from sigma0.kernels.lane_rows import EndWeights, LaneBooks, LaneTables, LiveRows, RowCount, Settled
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
@@ -72,13 +66,10 @@ from sigma0.kernels.span_attention import Span, span_attention, spans_of
 from sigma0.presence import wants_triton
 
 __all__ = [
-    "ALPHA",
     "DIVERGED",
     "FATES",
-    "FLOOR",
     "FULL_ECHO",
     "KEPT",
-    "LAGS",
     "LAST_LOOP",
     "LOGIT_STATS",
     "MET",
@@ -88,12 +79,9 @@ __all__ = [
     "PARALLEL",
     "PURPOSE",
     "ROW_DTYPES",
-    "SHORTEST",
     "SHRINK",
     "STATISTICS",
     "TORCH",
-    "WARM_UP",
-    "WINDOW",
     "Backend",
     "Block",
     "BlockLayer",
@@ -124,6 +112,7 @@ __all__ = [
     "Steps",
     "TextMemory",
     "certainty",
+    "collapse_reference",
     "combined",
     "compiled_together",
     "copy_past_exits",
@@ -131,7 +120,6 @@ __all__ = [
     "counter_words",
     "depth_attention_reference",
     "fate_of",
-    "fate_of_row",
     "gumbel",
     "leads_reference",
     "no_broadcast",
@@ -210,7 +198,7 @@ class Operations:
     norm_rows: Callable[..., Tensor] | None = None
     path_fates: Callable[[Tensor, Tensor, Tensor, int, ExitParams], Tensor] | None = None
     certainty_rows: Callable[[Tensor], Tensor] | None = None
-    collapse_rows: Callable[..., Tensor] | None = None
+    collapse_rows: Callable[..., list[list[float]]] | None = None
     linear_rows: Callable[[Tensor, Tensor], Tensor] | None = None
     project_rows: Callable[..., Tensor] | None = None
     gate_rows: Callable[[Tensor, Tensor], Tensor] | None = None

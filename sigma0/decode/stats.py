@@ -1,41 +1,59 @@
-"""Statistics of new tokens: of every loop, and of the logits and ids.
+"""Statistics of tokens: of every loop, of logits and ids, and what the head says after their last loops.
 
-No token depends on them. A pass only keeps the states of its tokens (`Lanes.paths`) and the logits of those that are
-final; all are worked out at once, on access or when enough has accumulated. The deepest states of tokens that run no
-further wait likewise until the head reads many of them at once (`sigma0.decode.deepest`).
+No token depends on them. A pass only keeps the states of its tokens (`Lanes.paths`), which are looked at for many
+tokens at once: of all tokens of a batch by `RunRecord`, of the last ones of a server by `LoopNotes`.
+
+With h the state after the deepest loop that a token has run, p = softmax(head(h)) and i the token that was chosen at
+its exit:
+
+    surprise  - log p_i
+    entropy   - sum p log p
+    margin    p of the top-1 - p of the top-2
+    agrees    1 if i is the argmax of p, else 0
+
+p is the model's own: no temperature, penalty, bias or grammar has touched it. Under `finish` those loops run anyway, so
+all this costs is the head, once for each token. The last tokens of an answer have run no further than its end, the very
+last no further than its exit. The first one is read from the prompt's last position: at loop T, but for a server's
+answer of fewer passes, since the server samples it before that position has run on to T.
+
+A state with a coda cannot be read afterwards, since the coda's K/V of its position are those of the exit; nor can one
+whose head is spread over processes, of which only some may ask. There is no reader then, and nothing is known.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from sigma0.decode.deepest import DEEPEST, DeepestReader, DeepestRecord
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.lanes import Lanes
+from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import (
-    KEPT,
     LOGIT_STATS,
     STATISTICS,
-    CollapseRule,
-    CollapseState,
     ExitParams,
     Operations,
     certainty,
-    fate_of_row,
+    no_broadcast,
     observe_paths,
 )
-from sigma0.decode.repetition import EntropyDrop, Repeated, Repetition
+from sigma0.decode.repetition import TextStats
+from sigma0.decode.sizes import DEEPEST_ROWS
 from sigma0.decode.transfer import Ints, to_device, to_host
 
-# Rows of logits, and tokens of a sequence, that are kept before they are worked out.
-_LOGITS, _WINDOW = 64, 64
+DEEPEST = ("surprise", "entropy", "margin", "agrees")
+# Tokens of a sequence whose states are kept: of a record at least, and of notes for each token in flight.
+_WINDOW, _IN_FLIGHT = 64, 4
 Floats = npt.NDArray[np.float32]
+Where = TypeVar("Where")
+# The numbers named in `DEEPEST`, float32 `[N, 4]`, of states `[N, D]` and ids `[N]`.
+DeepestReader = Callable[[Tensor, Tensor], Tensor]
+Numbers = Sequence[tuple[Where, list[float]]]
 
 
 @dataclass(frozen=True)
@@ -56,28 +74,187 @@ class PathReader:
         gates = self.gate(states.flatten(0, 1)).view(states.shape[:2])
         return observe_paths(states, gates, self.rule)
 
-    @torch.no_grad()
-    def hazards(self, states: Tensor) -> Tensor:
-        """The last of these statistics alone, float32 `[N, T]`."""
-        return torch.sigmoid(self.gate(states.flatten(0, 1)).float()).view(states.shape[:2])
 
-    @torch.no_grad()
-    def last_fates(self, states: Tensor, loops: Sequence[int]) -> list[list[int]]:
-        """Fates of the last n loops of a few paths, the newest first, without anything else that `read` works out.
+class Deepest(NamedTuple):
+    """The numbers named in `DEEPEST` of one token; None where they are not known."""
+
+    surprise: float | None = None
+    entropy: float | None = None
+    margin: float | None = None
+    agrees: bool | None = None
+
+    @classmethod
+    def of(cls, row: Sequence[float]) -> "Deepest":
+        """Out of a row of numbers, all of them NaN where they are not known."""
+        surprise, entropy, margin, agrees = row
+        return cls() if entropy != entropy else cls(surprise, entropy, margin, bool(agrees))
+
+
+def deepest_of(
+    logits: Tensor, token_ids: Tensor, certain: Callable[[Tensor], tuple[Tensor, Tensor] | Tensor] = certainty
+) -> Tensor:
+    """The numbers named in `DEEPEST`, float32 `[N, 4]`; NaN of logits that are not finite.
+
+    Args:
+        logits: `[N, V]`.
+        token_ids: The token chosen at each exit, int64 `[N]`.
+        certain: Entropies and margins `[N]` of logits.
+    """
+    logits = logits.float()
+    surprise = torch.nn.functional.cross_entropy(logits, token_ids, reduction="none")
+    entropy, margin = certain(logits)
+    numbers = torch.stack([surprise, entropy, margin, (logits.argmax(dim=-1) == token_ids).float()], dim=-1)
+    return numbers.masked_fill(~numbers.isfinite().all(dim=-1, keepdim=True), torch.nan)
+
+
+def deepest_reader(model: LoopedModel) -> DeepestReader | None:
+    """Reads states of a model after their last loops; None where that cannot be done afterwards."""
+    if model.stages[1] or model.operations.broadcast is not no_broadcast:
+        return None
+    certain = model.operations.certainty_rows or certainty
+
+    def read(states: Tensor, token_ids: Tensor) -> Tensor:
+        return deepest_of(model.read(states), token_ids, certain)
+
+    return read
+
+
+class DeepestQueue(Generic[Where]):
+    """States of tokens that run no further, until the head reads many of them at once.
+
+    Args:
+        reader: Of the model.
+    """
+
+    def __init__(self, reader: DeepestReader) -> None:
+        self._reader = reader
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all that wait."""
+        self._states: list[Tensor] = []
+        self._token_ids: list[int] = []
+        self._where: list[Where] = []
+
+    def add(self, states: Tensor, token_ids: Sequence[int], where: Sequence[Where]) -> Numbers[Where]:
+        """Adds tokens.
 
         Args:
-            states: The last K + n states of each path, newest first; for those that do not exist, its first
-                `[N, K + n, D]`.
-            loops: Finished by each path, `[N]`.
+            states: `[N, D]`, which nobody writes to any more.
+            token_ids: `[N]`.
+            where: What is given back with the numbers of each, `[N]`.
+
+        Returns:
+            As `take`, where many wait by now; else nothing.
         """
-        differences = (states[:, :-1] - states[:, 1:]).float()  # [N, K + n - 1, D]
-        grams = torch.bmm(differences, differences.transpose(1, 2)).tolist()
-        norms = torch.linalg.vector_norm(states.float(), dim=-1).tolist()
-        rule, noise, last = self.rule, 4 * torch.finfo(states.dtype).eps, range(states.shape[1] - KEPT)
-        return [
-            [fate_of_row(gram, back, loop - 1 - back, norm[back], noise, rule.growth, rule.spiral) for back in last]
-            for gram, norm, loop in zip(grams, norms, loops, strict=True)
-        ]
+        self._states.append(states)
+        self._token_ids += token_ids
+        self._where += where
+        return self.take() if len(self._where) >= DEEPEST_ROWS else ()
+
+    @torch.no_grad()
+    def take(self) -> Numbers[Where]:
+        """Reads all that wait: those that were added, each with the numbers named in `DEEPEST`."""
+        states, token_ids, where = self._states, self._token_ids, self._where
+        if not where:
+            return ()
+        self.clear()
+        rows, ids = torch.cat(states), to_device(np.array(token_ids), states[0].device)
+        parts = zip(torch.split(rows, DEEPEST_ROWS), torch.split(ids, DEEPEST_ROWS), strict=True)
+        numbers = torch.cat([self._reader(*part) for part in parts])
+        return list(zip(where, to_host(numbers).tolist(), strict=True))
+
+
+class LoopNotes(Generic[Where]):
+    """Notes on the loops of the tokens at the last cache positions of S sequences.
+
+    Deepest states wait until the head reads many of them at once, those of all sequences together.
+
+    Args:
+        model: The looped model.
+        lanes: Tokens in flight.
+        rule: Limits of the fates.
+
+    Attributes:
+        window: Cache positions that are kept.
+    """
+
+    def __init__(self, model: LoopedModel, lanes: Lanes, rule: ExitParams) -> None:
+        self._lanes, self._rule = lanes, rule
+        self._reader = PathReader(model.gate, rule)
+        self._path_fates = model.operations.path_fates
+        self.window = _IN_FLIGHT * lanes.depth
+        reader = deepest_reader(model)
+        self._deepest: DeepestQueue[Where] | None = None if reader is None else DeepestQueue(reader)
+        lanes.remember_paths(self.window)
+
+    def read(self, slots: Ints, positions: Ints, by_gate: bool) -> Floats:
+        """Statistics of tokens, `[N, T, 8]`; undefined past their last loops.
+
+        Args:
+            slots: Of each, `[N]`.
+            positions: Its cache position, `[N]`.
+            by_gate: Whether only their hazards are wanted; the others are undefined then.
+        """
+        lanes = self._lanes
+        assert lanes.paths is not None
+        paths = lanes.paths.index_select(0, lanes.path_index(*to_device(np.stack([slots, positions]), lanes.device)))
+        if not by_gate:
+            return to_host(self._reader.read(paths)[0])
+        with torch.no_grad():
+            hazards = torch.sigmoid(self._reader.gate(paths.flatten(0, 1)).float()).view(*paths.shape[:2], 1)
+        return to_host(hazards.expand(-1, -1, len(STATISTICS)))
+
+    def mildest_fates(self, at: Sequence[tuple[int, int]], loops: Sequence[int], running: int) -> list[int]:
+        """The mildest fate of the last `running` loops of tokens, an index into `FATES`.
+
+        Args:
+            at: Slot and cache position of each.
+            loops: That it has finished, more than `running`.
+            running: Loops that are looked at.
+        """
+        lanes, paths = self._lanes, self._lanes.paths
+        assert paths is not None
+        places = lanes.path_index(*to_device(np.array(at).T.copy(), lanes.device))
+        if self._path_fates is not None:
+            fates: list[int] = self._path_fates(paths, places, torch.tensor(loops), running, self._rule).tolist()
+            return fates
+        told = to_host(self._reader.read(paths.index_select(0, places))[1])
+        return [int(own[n - running : n].min()) for own, n in zip(told, loops, strict=True)]
+
+    def add_deepest(
+        self, tokens: Sequence[tuple[Where, int]], at: Sequence[tuple[int, int]], loops: Sequence[int]
+    ) -> list[tuple[Where, Deepest]]:
+        """Takes tokens that run no further, whose states the head is still to read.
+
+        Args:
+            tokens: What is given back with what is known of each, and its id.
+            at: Its slot and cache position.
+            loops: That it has finished.
+
+        Returns:
+            What is known now, of these and of earlier ones.
+        """
+        if self._deepest is None or not tokens:
+            return []
+        lanes, paths = self._lanes, self._lanes.paths
+        assert paths is not None
+        slots, positions, ran = to_device(np.array([*zip(*at, strict=True), loops]), lanes.device)
+        where, ids = zip(*tokens, strict=True)
+        return _told(self._deepest.add(paths[lanes.path_index(slots, positions), ran - 1], ids, where))
+
+    def read_deepest(self) -> list[tuple[Where, Deepest]]:
+        """Lets the head read what waits for it."""
+        return [] if self._deepest is None else _told(self._deepest.take())
+
+    def reset(self) -> None:
+        """Forgets what waits."""
+        if self._deepest is not None:
+            self._deepest.clear()
+
+
+def _told(rows: Numbers[Where]) -> list[tuple[Where, Deepest]]:
+    return [(where, Deepest.of(numbers)) for where, numbers in rows]
 
 
 class RunRecord:
@@ -88,23 +265,36 @@ class RunRecord:
         new: Capacity in new tokens; grows as needed.
         total_loops: T.
         device: Of the results.
+        ops: Operations of a pass.
         reader: Reads the head after the last loops of tokens; None leaves `deepest` unknown.
 
     Attributes:
         first_position: Cache position that the first new token is sampled from.
-        of_deepest: What that reader said so far; None without it. With it the lanes have to keep paths.
         pending_logits: Logits `[B, V]` of tokens that transformers' own loop is about to sample; None elsewhere.
     """
 
     def __init__(
-        self, batch: int, new: int, total_loops: int, device: torch.device, reader: DeepestReader | None = None
+        self,
+        batch: int,
+        new: int,
+        total_loops: int,
+        device: torch.device,
+        ops: Operations,
+        reader: DeepestReader | None = None,
     ) -> None:
-        self.first_position = 0
-        self.of_deepest = None if reader is None else DeepestRecord(reader, batch)
+        self.device, self.first_position = device, 0
         self.pending_logits: Tensor | None = None
         # never inference tensors: what was begun under torch.inference_mode may go on outside of it
         with torch.inference_mode(False):
-            self._loops, self._fates, self._logit_stats = _blank(batch, new, total_loops, device)
+            self._loops = torch.full((batch, new, total_loops, len(STATISTICS)), torch.nan, device=device)
+            self._fates = torch.zeros((batch, new, total_loops), dtype=torch.int8, device=device)
+        self._text_stats = TextStats(ops)
+        self._texts = [self._text_stats.text() for _ in range(batch)]
+        self._numbers: list[list[Sequence[float]]] = [[] for _ in range(batch)]
+        # by batch index and index of the token; what was read last counts
+        self._queue: DeepestQueue[tuple[int, int]] | None = None if reader is None else DeepestQueue(reader)
+        self._read: dict[tuple[int, int], list[float]] = {}
+        self._ids: list[list[int]] = [[] for _ in range(batch)]
         # tokens in flight when paths were last looked at, with the loops that each had run, `[3, N]`
         self._in_flight: Ints = np.zeros((3, 0), dtype=np.int64)
         self._lanes: Lanes | None = None
@@ -116,27 +306,7 @@ class RunRecord:
         self._known = np.zeros(batch, dtype=np.int64)
         self._is_stale = self.drops_rows = False
         self._prompt: Tensor | None = None
-        self._noted_logits: list[tuple[Tensor, Ints, Ints, Sequence[Repetition]]] = []
-        self._logit_rows = 0
-        self._drops = [EntropyDrop() for _ in range(batch)]
-
-    @classmethod
-    def empty(
-        cls, batch: int, new: int, total_loops: int, device: torch.device, reader: DeepestReader | None = None
-    ) -> "RunRecord":
-        """Without any token; grows beyond `new` tokens as needed."""
-        return cls(batch, new, total_loops, device, reader)
-
-    @cached_property
-    def collapse(self) -> CollapseState:
-        """What a kernel that computes the statistics of logits keeps between tokens."""
-        with torch.inference_mode(False):
-            return CollapseState.empty(len(self._drops), self.device)
-
-    @property
-    def device(self) -> torch.device:
-        """Where all of it is."""
-        return self._loops.device
+        self._last_of_prompt: Tensor | None = None
 
     @property
     def loops(self) -> Tensor:
@@ -159,24 +329,34 @@ class RunRecord:
 
         NaN where there is no token.
         """
-        self._flush_logits()
-        return self._logit_stats
+        told = np.full((*self._fates.shape[:2], len(LOGIT_STATS)), np.nan, dtype=np.float32)
+        for row, numbers in enumerate(self._numbers):
+            told[row, : len(numbers)] = np.array(numbers).reshape(-1, len(LOGIT_STATS))
+        return torch.from_numpy(told).to(self.device)
 
     @property
     def deepest(self) -> Tensor:
-        """The numbers named in `sigma0.decode.deepest.DEEPEST` after the last loop that `loops` tells of, so far.
+        """The numbers named in `DEEPEST` after the last loop that `loops` tells of, so far.
 
         float32 `[B, new, 4]`; NaN where there is no token, and without a reader.
         """
         self._flush_loops()
         batch, new, _ = self._fates.shape
-        if self.of_deepest is None:
-            return torch.full((batch, new, len(DEEPEST)), torch.nan, device=self.device)
+        told = np.full((batch, new, len(DEEPEST)), np.nan, dtype=np.float32)
+        if self._queue is None:
+            return torch.from_numpy(told).to(self.device)
         if self._lanes is not None and self._in_flight.size:
             # they are read once more when they have run further
             self._add_deepest(self._lanes, self._in_flight)
             self._in_flight = self._in_flight[:, :0]
-        return self.of_deepest.table(new, self.device)
+        if self._last_of_prompt is not None and all(self._ids):
+            where, ids = [(row, 0) for row in range(batch)], [ids[0] for ids in self._ids]
+            self._read.update(self._queue.add(self._last_of_prompt, ids, where))
+            self._last_of_prompt = None
+        self._read.update(self._queue.take())
+        for (row, column), numbers in self._read.items():
+            told[row, column] = numbers
+        return torch.from_numpy(told).to(self.device)
 
     def follow(self, lanes: Lanes, gate: Callable[[Tensor], Tensor], rule: ExitRule, drop: bool) -> None:
         """Takes the statistics of the tokens in these lanes from now on.
@@ -188,13 +368,11 @@ class RunRecord:
             drop: Whether tokens run no loop after their exits.
         """
         self.drops_rows = drop
+        if self._lanes is lanes:
+            return
         self._lanes, self._reader, self._last_loop = lanes, PathReader(gate, rule.params(watch=True)), lanes.depth
         self._ran[:] = lanes.depth
         lanes.remember_paths(max(_WINDOW, 4 * lanes.depth))
-
-    def follows(self, lanes: Lanes) -> bool:
-        """Whether it takes the statistics of these lanes already."""
-        return self._lanes is lanes
 
     def note_read(self, sequences: Ints, cache_position: int, depths: Ints) -> None:
         """Notes that the tokens behind a cache position have been read.
@@ -208,11 +386,12 @@ class RunRecord:
         self._reserve(index + 1)
         self._known[sequences] = index + 1
         if self.drops_rows:
-            self.note_depths(sequences, np.full(len(sequences), index), depths)
+            self._ran[sequences, index] = depths
 
     def note_prompt(self, states: Tensor, cache_position: int, reader: PathReader) -> None:
         """Notes the states `[T', B, D]` of the last prompt position."""
         self.first_position, self._prompt, self._reader = cache_position, states.detach(), reader
+        self._last_of_prompt = states[-1].detach().clone()
 
     def after_pass(self) -> None:
         """Notes that rows have run a loop; works it out before its place is taken by a newer token."""
@@ -222,62 +401,31 @@ class RunRecord:
         if int((self._known - self._open).max()) + self._lanes.depth + 2 >= self._lanes.window:
             self._flush_loops()
 
-    def note_depths(self, sequences: Ints, indices: Ints, depths: Ints) -> None:
-        """Notes the loop at which tokens were read: under `drop` the last that is run.
-
-        Args:
-            sequences: Batch index, int64 `[N]`.
-            indices: Index of each among the new tokens of its sequence, from 0, int64 `[N]`.
-            depths: From 1, `[N]`.
-        """
-        self._reserve(int(indices.max()) + 1)
-        self._ran[sequences, indices] = depths
-
     def note_tokens(
-        self,
-        logits: Tensor,
-        sequences: Ints,
-        indices: Ints,
-        token_ids: Ints,
-        repetitions: Sequence[Repetition],
-        ops: Operations,
-    ) -> None:
-        """Notes the logits of final tokens, at most one of a sequence.
+        self, logits: Tensor, sequences: list[int], token_ids: Sequence[int], depths: Sequence[int] | None = None
+    ) -> Sequence[float]:
+        """Notes the next final token of some sequences.
 
         Args:
-            logits: `[N, V]`.
-            sequences: Batch index of each, int64 `[N]`.
-            indices: Index of each among the new tokens of its sequence, from 0, int64 `[N]`.
+            logits: That it was sampled from, `[N, V]`.
+            sequences: Batch index of each, all different, `[N]`.
             token_ids: `[N]`.
-            repetitions: Repetition among the new ids of every sequence of the batch, these included.
-            ops: Operations of a pass.
-        """
-        self._known[sequences] = indices + 1
-        self._is_stale = True
-        if self.of_deepest is not None:
-            self.of_deepest.note_ids(sequences, token_ids)
-        if ops.backend == "triton":
-            at = to_device(np.stack([sequences, indices, token_ids]), self.device)
-            stats = ops.collapse(logits.detach().to(self.device), at[2], self.collapse, at[0], CollapseRule())
-            self.put_logit_stats(stats.statistics, at[0], at[1], int(indices.max()))
-            return
-        self._noted_logits.append((logits, sequences, indices, repetitions))
-        self._logit_rows += len(sequences)
-        if self._logit_rows >= max(_LOGITS, len(self._drops)):
-            self._flush_logits()
+            depths: Loop at which each was read, which is the last that it runs under `drop`; None where `note_read`
+                has told it.
 
-    def put_logit_stats(self, statistics: Tensor, sequences: Tensor, indices: Tensor, last: int) -> None:
-        """Records the statistics of the logits of some tokens.
-
-        Args:
-            statistics: float32 `[N, 8]`.
-            sequences: Batch index of each, int64 `[N]`.
-            indices: Index of each among the new tokens of its sequence, from 0, int64 `[N]`.
-            last: The largest index.
+        Returns:
+            The proximity of each to collapse, of the ids alone.
         """
-        self._reserve(last + 1)
-        self._logit_stats[sequences, indices] = statistics.to(self.device)
-        self._known[to_host(sequences)] = to_host(indices) + 1
+        self._is_stale, texts = True, [self._texts[sequence] for sequence in sequences]
+        *columns, proximities = self._text_stats.take(texts, token_ids, logits)
+        for sequence, token_id, numbers in zip(sequences, token_ids, zip(*columns, strict=True), strict=True):
+            self._numbers[sequence].append(numbers)
+            self._ids[sequence].append(token_id)
+            self._known[sequence] = len(self._ids[sequence])
+        self._reserve(int(self._known.max()))
+        if self.drops_rows and depths is not None:
+            self._ran[sequences, self._known[sequences] - 1] = depths
+        return proximities
 
     @torch.no_grad()
     def _flush_loops(self) -> None:
@@ -316,7 +464,7 @@ class RunRecord:
             indices = np.concatenate([np.arange(first, first + n) for first, n in zip(self._open, counts, strict=True)])
             tokens = np.stack([sequences, indices, ran[sequences, indices]])
             self._work_out(lanes, *tokens)
-            if self.of_deepest is not None:
+            if self._queue is not None:
                 is_over = indices < oldest_open[sequences]
                 self._add_deepest(lanes, tokens[:, is_over])
                 self._in_flight = tokens[:, ~is_over]
@@ -324,10 +472,12 @@ class RunRecord:
 
     def _add_deepest(self, lanes: Lanes, tokens: Ints) -> None:
         """Hands the states over that tokens have after their loops: batch index, index and loops of each, `[3, N]`."""
-        assert self.of_deepest is not None and lanes.paths is not None
-        sequences, indices, ran = to_device(tokens, lanes.device)
-        places = lanes.path_index(sequences, indices + self.first_position)
-        self.of_deepest.add(lanes.paths[places, ran - 1], tokens[0], tokens[1])
+        assert self._queue is not None and lanes.paths is not None
+        at = to_device(tokens, lanes.device)
+        states = lanes.paths[lanes.path_index(at[0], at[1] + self.first_position), at[2] - 1]
+        where = list(zip(tokens[0].tolist(), tokens[1].tolist(), strict=True))
+        ids = [self._ids[sequence][index] for sequence, index in where]
+        self._read.update(self._queue.add(states, ids, where))
 
     def _work_out(self, lanes: Lanes, sequences: Ints, indices: Ints, ran: Ints) -> None:
         assert self._reader is not None and lanes.paths is not None
@@ -340,69 +490,11 @@ class RunRecord:
         self._loops[at[0], at[1], :loops] = statistics.masked_fill(unrun[..., None], torch.nan)
         self._fates[at[0], at[1], :loops] = fates.masked_fill(unrun, 0).to(torch.int8)
 
-    @torch.no_grad()
-    def _flush_logits(self) -> None:
-        """Computes the statistics of all noted logits."""
-        noted, self._noted_logits, self._logit_rows = self._noted_logits, [], 0
-        if not noted:
-            return
-        sequences, indices = (np.concatenate([note[part] for note in noted]) for part in (1, 2))
-        repetitions = noted[-1][3]
-        repeated = [repetitions[sequence].at(index) for sequence, index in zip(sequences, indices, strict=True)]
-        drops = [self._drops[sequence] for sequence in sequences]
-        numbers = compute_logit_stats(torch.cat([note[0] for note in noted]), repeated, drops)
-        statistics = torch.from_numpy(numbers)
-        self._reserve(int(indices.max()) + 1)
-        at = to_device(np.stack([sequences, indices]), self.device)
-        self._logit_stats[at[0], at[1]] = statistics.to(self.device)
-
     def _reserve(self, new: int) -> None:
-        batch, room, total_loops = self._fates.shape
+        room = self._fates.shape[1]
         if new > room:
             more = max(new, 2 * room) - room
             with torch.inference_mode(False):
-                fresh = _blank(batch, more, total_loops, self._fates.device)
-                old = (self._loops, self._fates, self._logit_stats)
-                self._loops, self._fates, self._logit_stats = (
-                    torch.cat(pair, dim=1) for pair in zip(old, fresh, strict=True)
-                )
+                self._loops = pad(self._loops, (0, 0, 0, 0, 0, more), value=torch.nan)
+                self._fates = pad(self._fates, (0, 0, 0, more))
             self._ran = np.pad(self._ran, ((0, 0), (0, more)), constant_values=self._last_loop)
-
-
-def compute_logit_stats(logits: Tensor, repeated: Sequence[Repeated], drops: Sequence[EntropyDrop]) -> Floats:
-    """Statistics of logits as `Operations.collapse` has them, float32 `[N, 8]`, with repetition counted on the host.
-
-    Args:
-        logits: `[N, V]`, those of a sequence in order.
-        repeated: Repetition of the sequence after each token.
-        drops: Entropy statistics of the sequence of each token; updated.
-    """
-    rule = CollapseRule()
-    entropies, margins = (part.tolist() for part in certainty(logits))
-    rows = zip(entropies, margins, repeated, drops, strict=True)
-    return np.array([collapse_of(*row, rule) for row in rows], dtype=np.float32)
-
-
-def collapse_of(
-    entropy: float, margin: float, repeated: Repeated, fold: EntropyDrop, rule: CollapseRule
-) -> tuple[float, ...]:
-    """The numbers named in `LOGIT_STATS` of one token.
-
-    Args:
-        entropy: Of its logits.
-        margin: Of its logits.
-        repeated: Repetition of the sequence after it.
-        fold: Entropy statistics of the sequence; updated.
-        rule: Parts of the proximity.
-    """
-    drop = fold.take(entropy)
-    proximity = repeated.proximity(rule, drop, margin if math.isfinite(margin) else 0.0)
-    return entropy, margin, drop, repeated.periodicity, repeated.lag, repeated.echo, repeated.distinct, proximity
-
-
-def _blank(batch: int, new: int, total_loops: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.full((batch, new, total_loops, len(STATISTICS)), torch.nan, dtype=torch.float32, device=device),
-        torch.zeros((batch, new, total_loops), dtype=torch.int8, device=device),
-        torch.full((batch, new, len(LOGIT_STATS)), torch.nan, dtype=torch.float32, device=device),
-    )

@@ -13,7 +13,7 @@ Tokens reach loop T in order, since each is at least one loop behind the one bef
 emitted. After a draft that would end the sequence no token is fed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,13 +31,13 @@ from sigma0.decode.graph_runner import GraphRunner
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.python_hooks import Host, choice_for, split_criteria
-from sigma0.decode.repetition import CollapseStop, Repetition
+from sigma0.decode.repetition import CollapseStop, TextStats
 from sigma0.decode.runner import EagerRunner, Step
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Sampler
 from sigma0.decode.settings import NO_LIMIT, SequenceExit
 from sigma0.decode.stats import RunRecord
-from sigma0.decode.step import SEQUENCE
+from sigma0.decode.step import READ_AT, SEQUENCE, TOKEN
 from sigma0.decode.transfer import Bools, Ints, PendingTokens, to_device, to_host
 
 
@@ -99,7 +99,6 @@ class TokenLoop:
 
     Attributes:
         lengths: Ids of each sequence, `[B]`.
-        repetition: Repetition among the final new tokens of each sequence.
         collapse: When a sequence that repeats itself is ended; None never.
         collapsed: Sequences that were ended for it.
         accepted: Under `verify`, for each emitted token of each sequence, whether its draft was accepted; True for a
@@ -140,9 +139,11 @@ class TokenLoop:
         self.shift = prompt - cache.length
         self.offsets: Ints = positions - cache.length
         self.new_ids: list[list[int]] = [[] for _ in range(batch)]
-        self.repetition = [Repetition() for _ in range(batch)]
         self.collapse: CollapseStop | None = None
         self.collapsed: set[int] = set()
+        # for that, and after how many of the newest tokens the proximity was high
+        self._text_stats = TextStats(model.operations)
+        self._texts, self._high = [self._text_stats.text() for _ in range(batch)], [0] * batch
         self.accepted: list[list[bool]] = [[] for _ in range(batch)]
         self.tail_passes = 0
         self._emitted: Ints = np.zeros(batch, dtype=np.int64)
@@ -283,9 +284,8 @@ class TokenLoop:
 
     def _take(self, step: Step) -> tuple[Emission, ...]:
         """Notes what a step emitted; the tokens that are final."""
-        emissions, final, over = [], [], []
-        lines = step.lines.tolist()
-        for row, (emitted, sequence, token_id, depth, fed_at, why, ends, stands, fresh) in enumerate(lines):
+        final, lines = [], step.lines.tolist()
+        for row, (emitted, sequence, token_id, _, fed_at, _, ends, stands, fresh) in enumerate(lines):
             if sequence in self._over:
                 # what was under way when it ended
                 continue
@@ -297,32 +297,44 @@ class TokenLoop:
                 self.lengths[sequence] = self.prompt_ids.shape[1] + len(new)
                 self.cache_positions[sequence] = fed_at + (not ends)
                 self.cache.extend(fed_at + (not ends))
-            if not emitted:
-                continue
-            self._emitted[sequence] += 1
-            self.accepted[sequence].append(bool(stands))
-            self.repetition[sequence].append(token_id)
-            final.append(row)
-            last = bool(ends) or self._collapses(sequence, fed_at)
-            emissions.append(Emission(sequence, token_id, depth, bool(why & 1), last, bool(why & 2), bool(why & 4)))
-            if last:
-                over.append(sequence)
+            if emitted:
+                self._emitted[sequence] += 1
+                self.accepted[sequence].append(bool(stands))
+                final.append(row)
         if self._grammars is not None:
             errors = self._grammars.advance(line for line in lines if line[SEQUENCE] not in self._over)
             for error in errors.values():
                 raise error
+        told = self._looked_at(step, final) if final else ()
+        emissions = []
+        for row, proximity in zip(final, told, strict=True):
+            _, sequence, token_id, depth, fed_at, why, ends, _, _ = lines[row]
+            last = bool(ends) or self._collapses(sequence, proximity, fed_at)
+            emissions.append(Emission(sequence, token_id, depth, bool(why & 1), last, bool(why & 2), bool(why & 4)))
+        over = [emission.sequence for emission in emissions if emission.last]
         if over:
             self._over.update(over)
             self.runner.lanes.suspend(over)
-        if final and self.record is not None:
-            logits = step.logits
-            assert logits is not None
-            self._record(emissions, logits if len(final) == len(lines) else logits[final])
         return tuple(emissions)
 
-    def _collapses(self, sequence: int, position: int) -> bool:
-        """Whether a sequence is ended after its last final token, since it repeats itself; takes back what follows."""
-        if self.collapse is None or not self.collapse.ends(self.repetition[sequence]):
+    def _looked_at(self, step: Step, final: list[int]) -> Sequence[float]:
+        """Tells the record of final tokens; the proximity of each to collapse, 0 where nobody asks for it."""
+        sequences, token_ids, depths = step.lines[final][:, [SEQUENCE, TOKEN, READ_AT]].T.tolist()
+        if self.record is not None:
+            logits = step.logits
+            assert logits is not None
+            own = logits if len(final) == len(step.lines) else logits[final]
+            return self.record.note_tokens(own, sequences, token_ids, depths)
+        if self.collapse is None:
+            return [0.0] * len(final)
+        return self._text_stats.take([self._texts[sequence] for sequence in sequences], token_ids)[-1]
+
+    def _collapses(self, sequence: int, proximity: float, position: int) -> bool:
+        """Whether a sequence is ended after a final token, since it repeats itself; takes back what follows."""
+        if self.collapse is None:
+            return False
+        self._high[sequence] = self._high[sequence] + 1 if proximity >= self.collapse.tau else 0
+        if not self.collapse.ends_after(len(self.accepted[sequence]), self._high[sequence]):
             return False
         self.collapsed.add(sequence)
         del self.new_ids[sequence][position + 1 - self.first_position :]
@@ -339,15 +351,6 @@ class TokenLoop:
         """Drops the tokens from the position on that each sequence feeds next."""
         lanes = self.runner.lanes
         lanes.drop(to_device(self.cache_positions.copy(), lanes.device))
-
-    def _record(self, emissions: list[Emission], logits: Tensor) -> None:
-        assert self.record is not None
-        sequences = np.array([emission.sequence for emission in emissions])
-        indices = self._emitted[sequences] - 1
-        token_ids = np.array([emission.token_id for emission in emissions])
-        self.record.note_tokens(logits, sequences, indices, token_ids, self.repetition, self.runner.ops)
-        if self.record.drops_rows:
-            self.record.note_depths(sequences, indices, np.array([emission.depth for emission in emissions]))
 
     @torch.no_grad()
     def _close(self) -> None:

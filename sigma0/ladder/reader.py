@@ -176,7 +176,8 @@ class Reader:
             return DynamicCache(config=self.model.config)
         cache = self.model.new_cache()
         if self.watch:
-            self._record = cache.record = RunRecord.empty(batch, 64, self.model.num_loops, self.model.device)
+            model = self.model
+            self._record = cache.record = RunRecord(batch, 64, model.num_loops, model.device, model.operations)
         return cache
 
     def _rows(self) -> int:

@@ -16,7 +16,6 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 
 from sigma0.config import ExitConfig, KVConfig
 from sigma0.decode.compiled import Announce, silently
-from sigma0.decode.deepest import deepest_reader
 from sigma0.decode.finite import check_logits
 from sigma0.decode.grammar.rows import start_masks
 from sigma0.decode.grammar.vocabulary import grammars_of
@@ -26,7 +25,7 @@ from sigma0.decode.ops import Backend, Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_group
 from sigma0.decode.python_hooks import CheckedProcessors, rows_are_independent, split_criteria
 from sigma0.decode.runners import RUNNERS, RunnerName
-from sigma0.decode.stats import RunRecord
+from sigma0.decode.stats import RunRecord, deepest_reader
 from sigma0.decode.token_loop import Emission, Exits, TokenLoop
 from sigma0.decode.transfer import Ints, PassCounts
 from sigma0.models.cache_name import CACHE_NAME, given_cache, named_cache
@@ -415,7 +414,8 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         record = None
         if getattr(generation_config, "output_statistics", False):
             new = max(1, generation_config.max_length - input_ids.shape[1])
-            record = RunRecord.empty(input_ids.shape[0], new, self.num_loops, self.device, deepest_reader(self))
+            shape = input_ids.shape[0], new, self.num_loops
+            record = RunRecord(*shape, self.device, self.operations, deepest_reader(self))
         cache.record = record
         try:
             yield record

@@ -10,7 +10,7 @@ from transformers import StoppingCriteriaList
 from sigma0.config import ExitMode
 from sigma0.decode.exits import exit_reason
 from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.ops import CollapseRule, Operations
+from sigma0.decode.ops import Operations
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.token_loop import Emission, TokenLoop
 from sigma0.decode.transfer import to_device, to_host
@@ -25,14 +25,13 @@ class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
         stopping_criteria: The criteria to evaluate.
         cache: Its `ended` is set, so that the pads fed to ended sequences cost no loops. The new tokens are added to
             its record, if there is one.
-        ops: Computes the statistics of the logits.
+        ops: Agree on decisions where several processes take part.
     """
 
     def __init__(self, stopping_criteria: StoppingCriteriaList, cache: DepthCache, ops: Operations) -> None:
         super().__init__(stopping_criteria)
         self._cache = cache
         self._ops = ops
-        self._new_tokens = 0
         self._lengths: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
@@ -54,16 +53,9 @@ class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
             return
         ended = self._cache.ended
         rows = np.arange(len(sampled)) if ended is None else np.flatnonzero(~ended)
-        alive = to_device(rows, record.device)
-        statistics = self._ops.collapse(
-            record.pending_logits[alive], sampled[alive], record.collapse, alive, CollapseRule()
-        )
-        indices = torch.full_like(alive, self._new_tokens)
-        record.put_logit_stats(statistics.statistics, alive, indices, self._new_tokens)
-        if record.of_deepest is not None:
-            record.of_deepest.note_ids(rows, to_host(sampled[alive]))
+        alive = to_device(rows, sampled.device)
+        record.note_tokens(record.pending_logits[alive], rows.tolist(), to_host(sampled[alive]).tolist())
         record.pending_logits = None
-        self._new_tokens += 1
 
     def lengths(self, sequences: Tensor) -> Tensor:
         """Length of each sequence `[B]`, with its end token and without pads."""

@@ -236,8 +236,6 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         if record is not None:
             assert cache is not None
             record.note_prompt(states[:, :, -1], cache.length - 1, PathReader(self.gate, rule.params(watch=True)))
-            if record.of_deepest is not None:
-                record.of_deepest.note_prompt(states[-1, :, -1])
             record.pending_logits = logits[:, -1]
         return LoopedCausalLMOutput(
             loss=None if labels is None else self.loss(outputs, labels, **kwargs),

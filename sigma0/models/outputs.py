@@ -89,7 +89,7 @@ class DepthGenerateOutput(CacheNamesMixin, GenerateDecoderOnlyOutput):  # type: 
         loop_fates: With `output_statistics=True`, index into `decode.ops.FATES` of each loop, int8 `[B, new, T]`.
         readings: With `output_statistics=True`, the numbers named in `decode.ops.LOGIT_STATS` of each new token,
             float32 `[B, new, 8]`; NaN after a sequence ended.
-        deepest_readings: With `output_statistics=True`, the numbers named in `decode.deepest.DEEPEST`: what the head
+        deepest_readings: With `output_statistics=True`, the numbers named in `decode.stats.DEEPEST`: what the head
             says of each new token after the last loop that `loop_statistics` tells of, float32 `[B, new, 4]`; NaN
             after a sequence ended, and throughout for a family with a coda and under tensor parallel.
         runner: What called the step, and why; None where transformers' own loop did.

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
 from sigma0.decode.ops import LOGIT_STATS, Backend, CollapseRule, CollapseState, operations
-from sigma0.decode.repetition import Repetition
+from sigma0.decode.repetition import TextStats
 
 # Ids that decide whether a call continues the text of the one before it.
 _COMPARED = 128
@@ -419,13 +419,12 @@ class Tighten(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """The changed scores `[B, V]` after ids `[B, S]`."""
-        adapted = scores
+        adapted, stats = scores, TextStats(operations("auto", torch.device("cpu")), self._rule)
         for row, ids in enumerate(input_ids[:, self._prompt :].tolist()):
-            text = Repetition()
             # as far back as the counts of the last id reach
-            for token_id in ids[-2 * _COMPARED :]:
-                text.append(token_id)
-            strength = self._bounds.strength(text.at(-1).proximity(self._rule)) if ids else 0.0
+            last = ids[-2 * _COMPARED :]
+            proximities = stats.take([stats.text()] * len(last), last)[-1] if last else [0.0]
+            strength = self._bounds.strength(proximities[-1])
             if strength > 0:
                 adapted = adapted.clone() if adapted is scores else adapted
                 recent = input_ids[row : row + 1, self._prompt :][:, -_COMPARED:]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sigma0.decode.deepest import Deepest
 from sigma0.decode.exits import ExitRule, Reason
 from sigma0.decode.ops import FATES, LOGIT_STATS, STATISTICS, Fate
+from sigma0.decode.stats import Deepest
 from sigma0.signals.verdict import ReasonVerdict, mildest, of_token
 
 Floats = NDArray[np.float32]
@@ -38,7 +38,7 @@ class Token:
             None where the statistics do not say, and under an exit rule, where `reason` says it.
         deepest_surprise: Minus log probability of the token after the last loop that was run, nats: at its exit or
             deeper. None in a stream, where later loops may follow, and where it cannot be known
-            (`sigma0.decode.deepest`); as are the next three.
+            (`sigma0.decode.stats`); as are the next three.
         deepest_entropy: Of the distribution there, nats.
         deepest_margin: Top-1 probability minus top-2 there.
         deepest_agrees: Whether the token is the likeliest one there.
@@ -92,7 +92,7 @@ def with_statistics(
         patience: Loops of which the mildest fate is a token's.
         rule: Sets `would_have_met`; None leaves it None.
         max_loops: How many loops of each token count; None: all that were run.
-        deepest: What the head says after the last loops (`decode.deepest.DEEPEST`), `[N, 4]`; None leaves it unknown.
+        deepest: What the head says after the last loops (`decode.stats.DEEPEST`), `[N, 4]`; None leaves it unknown.
     """
     loops_run = np.isfinite(paths[:, :, 0]).sum(axis=1)
     if max_loops is not None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.decode.deepest import Deepest, DeepestQueue, deepest_of, deepest_reader
 from sigma0.decode.sizes import DEEPEST_ROWS
+from sigma0.decode.stats import Deepest, DeepestQueue, deepest_of, deepest_reader
 from sigma0.kernels.collapse_rows import certainty_rows
 from tests.decode.test_stats import Foreign, LogitsProcessorList
 from tests.marks import needs_library
@@ -248,11 +248,11 @@ def test_a_queue_gives_back_what_it_was_given():
         DeepestQueue(reader),
         torch.randn(2 * DEEPEST_ROWS + 9, 32, generator=torch.Generator().manual_seed(1)),
     )
-    token_ids = [number % 61 for number in range(len(states))]
+    token_ids, told = [number % 61 for number in range(len(states))], []
     for part in torch.arange(len(states)).split(50):
-        queue.add(states[part], [token_ids[row] for row in part], [f"token {row}" for row in part.tolist()])
-    assert len(queue) == len(states)
-    where, numbers = queue.take()
-    assert where == [f"token {row}" for row in range(len(states))] and len(queue) == 0
+        told += queue.add(states[part], [token_ids[row] for row in part], [f"token {row}" for row in part.tolist()])
+    told += queue.take()
+    assert [where for where, _ in told] == [f"token {row}" for row in range(len(states))] and not queue.take()
     with torch.no_grad():
-        torch.testing.assert_close(numbers, deepest_of(model.read(states), torch.tensor(token_ids)))
+        expected = deepest_of(model.read(states), torch.tensor(token_ids))
+    torch.testing.assert_close(torch.tensor([numbers for _, numbers in told]), expected)

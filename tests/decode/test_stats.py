@@ -1,7 +1,6 @@
 """Statistics of generated tokens, against the definitions applied to a run of all loops."""
 
 import copy
-import math
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from sigma0 import ExitConfig
-from sigma0.decode.ops import FATES, KEPT, LOGIT_STATS, STATISTICS, ExitParams
+from sigma0.decode.ops import FATES, LOGIT_STATS, STATISTICS, ExitParams
 from sigma0.decode.stats import PathReader
 from sigma0.kernels.path_fates import path_fates
 from tests.kernels import definitions
@@ -189,30 +188,6 @@ def test_what_was_begun_in_inference_mode_goes_on_outside(after_exit):
     told = [emission.token_id for emissions in loop.run(first) for emission in emissions]
     plain = model.generate(torch.tensor([[5, 9, 2]]), **settings)
     assert told == plain[0, 3:].tolist()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_fates_of_a_few_loops_are_those_of_whole_paths(dtype):
-    """On paths that shrink, turn, grow and stand still, of every length."""
-    rng, running, total = np.random.default_rng(4), 2, 8
-    kinds = [(0.4, 0.1), (0.95, 1.3), (1.3, 0.3), (0.6, 3.0), (0.8, 0.9), (0.0, 0.0)]
-    rule = ExitParams(mode="none", threshold=0.0, last_loop=total)
-    reader = PathReader(lambda states: states[:, 0], rule)
-    seen = set()
-    for gain, angle in kinds * 8:
-        turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-        step, state, states = torch.from_numpy(rng.standard_normal(2)).float(), torch.ones(2) * 3, []
-        for _ in range(total):
-            states.append(state)
-            state, step = state + step, gain * turn @ step + torch.from_numpy(rng.normal(0, 0.02, 2)).float()
-        path = torch.stack(states).to(dtype)
-        fates = reader.read(path[None])[1][0].tolist()
-        for loops in range(2 + running, total + 1):
-            back = torch.arange(loops - 1, loops - 1 - running - KEPT, -1).clamp_min(0)
-            told = reader.last_fates(path[back][None], [loops])
-            assert told == [fates[loops - running : loops][::-1]], (gain, angle, loops)
-            seen |= set(told[0])
-    assert seen == {1, 2, 3}
 
 
 @needs_compiler

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList, StoppingCriteriaList
 
-from sigma0.decode.ops import CollapseRule
-from sigma0.decode.repetition import Repetition
+from sigma0.decode.ops import TORCH
+from sigma0.decode.repetition import TextStats
 from sigma0.signals.canary import Adaptation, CollapseCanary, Tighten, tighten
 from tests.kernels import definitions
 
@@ -298,10 +298,8 @@ def test_scores_are_tightened_by_the_text_so_far_and_its_last_ids(period):
     text = [38, *rng.integers(0, 30, 250).tolist(), *[int(k % period) for k in range(160)]]
     ids = torch.tensor([[39] * 5 + text, [39] * 5 + rng.integers(0, 30, len(text)).tolist()])
     scores = torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
-    whole = Repetition()
-    for token in text:
-        whole.append(token)
-    strength = bounds.strength(whole.at(-1).proximity(CollapseRule()))
+    stats = TextStats(TORCH)
+    strength = bounds.strength(stats.take([stats.text()] * len(text), text)[-1][-1])
     assert 0.2 < strength <= 1
     penalised = scores[0].clone()
     for token in set(text[-128:]):

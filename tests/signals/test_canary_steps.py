@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sigma0.decode.ops import CollapseRule
-from sigma0.decode.repetition import Repetition
+from sigma0.decode.ops import operations
+from sigma0.decode.repetition import TextStats
 from sigma0.signals.canary import Actions, Adaptation, CanaryProcessor, CollapseCanary, Tighten, tighten
 
 VOCABULARY = 400
@@ -224,10 +224,8 @@ def test_a_criterion_that_has_seen_nothing_ends_nothing():
 
 
 def proximity(text):
-    whole = Repetition()
-    for token in text:
-        whole.append(token)
-    return whole.at(-1).proximity(CollapseRule())
+    stats = TextStats(operations("auto", torch.device("cpu")))
+    return stats.take([stats.text()] * len(text), text)[-1][-1]
 
 
 def test_tightening_reaches_as_far_back_as_the_longest_period():

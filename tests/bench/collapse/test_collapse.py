@@ -9,7 +9,8 @@ import sigma0
 from sigma0.bench.collapse.measure import TAUS, WAYS, costs, ended_at, grid, rows, series
 from sigma0.bench.core.provenance import read_report
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.decode.repetition import CollapseStop, Repetition
+from sigma0.decode.ops import TORCH
+from sigma0.decode.repetition import CollapseStop, TextStats
 
 ROOT = Path(__file__).parents[3]
 TEXT = " ".join((ROOT / "sigma0" / "signals" / "README.md").read_text().split())
@@ -22,11 +23,12 @@ def test_a_setting_ends_a_text_where_the_library_does(tau, running):
     rng, rule, ended = np.random.default_rng(3), CollapseStop(tau, running), 0
     for period in (1, 4, 20, 90, 400):
         ids = [*range(1000, 1020), *np.resize(rng.permutation(500)[:period], 150).tolist()]
-        text, expected = Repetition(), None
-        for number, token_id in enumerate(ids):
-            text.append(token_id)
-            if expected is None and rule.ends(text):
-                expected = number + 1
+        stats, high, expected = TextStats(TORCH), 0, None
+        text = stats.text()
+        for number, token_id in enumerate(ids, start=1):
+            high = high + 1 if stats.take([text], [token_id])[-1][0] >= tau else 0
+            if expected is None and rule.ends_after(number, high):
+                expected = number
         assert ended_at(series("x", ids), tau, running, rule.every) == expected
         ended += expected is not None
     assert 0 < ended < 5
