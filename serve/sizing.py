@@ -227,7 +227,7 @@ def stored_bytes(shape: ModelShape, serving: Serving) -> int:
     if serving.kv is None or not serving.kv.is_coded:
         return token_bytes(shape, serving.number_bytes)
     # not before it is needed: torch takes seconds to import
-    from sigma0.decode.coded_planes import check_stages, plane_codec
+    from sigma0.decode.planes import check_stages, plane_codec
 
     check_stages(serving.kv, (shape.prelude, shape.coda))
     codec = plane_codec(serving.kv, shape.loops)

@@ -6,7 +6,7 @@ from typing import Any
 
 from sigma0.bench.kv.measure import stored_in
 from sigma0.config import FULL_KV, KVConfig
-from sigma0.decode.planes import BlockShape
+from sigma0.decode.kv_store import BlockShape
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
 

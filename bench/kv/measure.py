@@ -18,8 +18,8 @@ from sigma0.calibrate.bootstrap import bootstrap, clustered_share, ratio
 from sigma0.calibrate.kv import coded_share
 from sigma0.calibrate.teacher_forcing import ForcedText, check_finite, divergence
 from sigma0.config import FULL_KV, ExitConfig, KVConfig
-from sigma0.decode.coded_planes import plane_codec
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.planes import plane_codec
 from sigma0.models.limits import kv_bytes
 
 _FULL = ExitConfig(mode="full")

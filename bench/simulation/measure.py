@@ -18,7 +18,7 @@ from sigma0.bench.simulation.replica import PassWork, Replica
 from sigma0.bench.simulation.request import Request
 from sigma0.bench.simulation.traffic import LONG, SHORT
 from sigma0.config import ExitConfig
-from sigma0.decode.planes import BlockShape
+from sigma0.decode.kv_store import BlockShape
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, RequestOutput, TokenOutput
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from sigma0.bench.speed.decoders import Decoded, now
 from sigma0.config import ExitConfig
+from sigma0.decode.kv_store import BlockShape
 from sigma0.decode.ops import Operations
-from sigma0.decode.planes import BlockShape
 
 RULES = ("full", "fixed", "qexit", "margin")
 

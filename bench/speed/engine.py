@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.core.replay import Trace, replaying
 from sigma0.bench.speed.decoders import FULL, Decoded
 from sigma0.config import ExitConfig
-from sigma0.decode.planes import BlockShape
+from sigma0.decode.kv_store import BlockShape
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, TokenOutput
 

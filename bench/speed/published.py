@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sigma0.bench.speed.decoders import Decoded
-from sigma0.decode.planes import BlockShape
+from sigma0.decode.kv_store import BlockShape
 
 PROCESS = Path(__file__).with_name("published_process.py")
 

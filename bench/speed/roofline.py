@@ -14,7 +14,7 @@ from typing import Any
 from sigma0.bench.core.ledger import SpeedRow
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.speed.decoders import OTHERS
-from sigma0.decode.planes import BlockShape
+from sigma0.decode.kv_store import BlockShape
 from sigma0.models.quantization import weight_bytes
 
 HEADINGS = (

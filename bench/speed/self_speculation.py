@@ -19,7 +19,7 @@ from torch import Tensor
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.speed.decoders import Decoded, now
 from sigma0.bench.speed.peer import StockLoopedModel
-from sigma0.decode.planes import BlockShape
+from sigma0.decode.kv_store import BlockShape
 
 # Drafts that are tried on the fit prompts.
 LENGTHS = (1, 2, 3, 5, 8)

@@ -13,7 +13,7 @@ from transformers.generation import CompileConfig
 
 from sigma0.bench.speed.decoders import Decoded, Stopwatch, now, whole_depth
 from sigma0.bench.speed.peer import StockLoopedModel
-from sigma0.decode.planes import BlockShape
+from sigma0.decode.kv_store import BlockShape
 from sigma0.models.cache_name import named_cache
 
 

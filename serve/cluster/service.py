@@ -18,7 +18,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.decode.planes import BlockShape
+from sigma0.decode.kv_store import BlockShape
 from sigma0.serve.cluster.replica import Accepted, Failed, Refused, ReplicaEvent
 from sigma0.serve.cluster.router import Fleet
 from sigma0.serve.cluster.settings import RaySettings

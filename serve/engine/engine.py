@@ -18,14 +18,13 @@ from transformers import PreTrainedTokenizerFast
 
 from sigma0.config import ExitConfig, switches
 from sigma0.decode.batch import PassOutput, RunningBatch
-from sigma0.decode.coded_planes import plane_codec
 from sigma0.decode.detokenizer import IncrementalDetokenizer, eos_ids
 from sigma0.decode.finite import BROKEN
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.decode.grammar.vocabulary import vocabulary_of
-from sigma0.decode.paged_planes import PagedPlanes
+from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.parallel import tp_group
-from sigma0.decode.planes import BlockShape
+from sigma0.decode.planes import plane_codec
 from sigma0.decode.runner import RunnerChoice
 from sigma0.decode.step import ENDS, SEQUENCE, TOKEN
 from sigma0.decode.transfer import PassCounts, to_device

@@ -20,8 +20,8 @@ from sigma0.calibrate.bootstrap import Estimate, clustered_share
 from sigma0.calibrate.ltt import p_value, passing
 from sigma0.calibrate.teacher_forcing import ForcedText, check_finite
 from sigma0.config import ExitConfig, KVConfig
-from sigma0.decode.coded_planes import plane_codec
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.planes import plane_codec
 from sigma0.models.hf_generate import DepthGenerationMixin
 
 _FULL = ExitConfig(mode="full")

@@ -17,14 +17,13 @@ from torch import Tensor
 from sigma0.decode.compiled import silently
 from sigma0.decode.finite import BROKEN
 from sigma0.decode.grammar.rows import GrammarRows
+from sigma0.decode.kv_store import PagedPlanes
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.native_runner import row_count
 from sigma0.decode.ops import ExitParams
-from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.prefill import ALL_FINAL, Prefill
 from sigma0.decode.runner import LateRunner, RunnerChoice, Step
-from sigma0.decode.runners import choose_runner, open_runner
+from sigma0.decode.runners import choose_runner, open_runner, row_count
 from sigma0.decode.sampling import Sampler
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.sequences import Asked, Suspended, all_of

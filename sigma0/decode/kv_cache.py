@@ -1,19 +1,18 @@
 """DepthCache: K/V planes by (layer, loop), and the lanes of tokens that have not reached full depth."""
 
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sigma0.config import FULL_KV, KVConfig
 from sigma0.decode.attention import CodedPlacement, Placement
 from sigma0.decode.graphs import StepGraphs
+from sigma0.decode.kv_store import Segments, Storage
 from sigma0.decode.lanes import LaneRows, Lanes
-from sigma0.decode.plane_store import Plane, PlaneStore
-from sigma0.decode.planes import FINAL, READ, LayerPlanes, propagate_past_exits
+from sigma0.decode.planes import FINAL, READ, CodedLayer, LayerPlanes, check_stages, extra_planes, plane_codec
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.sizes import CODA_PLANES
@@ -45,7 +44,70 @@ class RunBuffers:
         return None
 
 
-class DepthCache(Cache):  # type: ignore[misc]
+class Plane(CacheLayerMixin):  # type: ignore[misc]
+    """One (layer, loop) of a `DepthCache`, as transformers sees it.
+
+    All planes of a cache share one length, which a forward commits once its last loop is written.
+    """
+
+    is_sliding = False
+    is_croppable = True
+    is_compileable = False
+
+    def __init__(self, cache: "DepthCache", layer: int, loop: int) -> None:
+        self._cache = cache
+        self._layer = layer
+        self._loop = loop
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether anything was written."""
+        return self._cache.held[self._layer] is not None
+
+    @property
+    def keys(self) -> Tensor | None:
+        """Committed keys `[B, H_kv, length, d]`."""
+        planes = self._cache.held[self._layer]
+        return None if planes is None else planes.read_span(self._loop, self._cache.length)[0]
+
+    @property
+    def values(self) -> Tensor | None:
+        """Committed values `[B, H_kv, length, d]`."""
+        planes = self._cache.held[self._layer]
+        return None if planes is None else planes.read_span(self._loop, self._cache.length)[1]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocates the planes of this layer, shaped for `key_states` `[B, H_kv, S, d]`."""
+        self._cache.reserve_layer(self._layer, key_states, key_states.shape[2])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Writes `[B, H_kv, S, d]` after the committed cache positions; returns all cache positions of the plane.
+
+        The planes hold no gradients. Where the new states need some, the result is a copy through which they flow.
+        """
+        start, stop = self._cache.length, self._cache.length + key_states.shape[2]
+        planes = self._cache.reserve_layer(self._layer, key_states, stop)
+        planes.write_span(self._loop, start, key_states, value_states)
+        keys, values = planes.read_span(self._loop, stop)
+        if key_states.requires_grad or value_states.requires_grad:
+            past_keys, past_values = (tensor[:, :, :start] for tensor in (keys, values))
+            return torch.cat([past_keys, key_states], dim=2), torch.cat([past_values, value_states], dim=2)
+        return keys, values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Cache positions that `query_length` new tokens see, and the first of them."""
+        return self._cache.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Committed cache positions."""
+        return self._cache.length
+
+    def get_max_length(self) -> int:
+        """-1: planes grow."""
+        return -1
+
+
+class DepthCache(Cache, Storage):  # type: ignore[misc]
     """K/V planes of a looped model: plane t of a layer holds what that layer wrote at loop t.
 
     transformers sees `T * L` layers, index `t * L + i` for loop t (from 0) and layer i; behind them those of a prelude,
@@ -54,12 +116,14 @@ class DepthCache(Cache):  # type: ignore[misc]
     Args:
         num_layers: L, layers in the shared block.
         total_loops: T, loops at full depth.
-        capacity: Cache positions known to be needed; 0 where unknown.
+        capacity: Cache positions known to be needed in the end; 0 where unknown.
         stages: Layers of prelude and coda.
         kv: How K/V are stored once all loops of their tokens have run.
 
     Attributes:
-        store: The planes, their length and depth.
+        held: The planes of each layer, None before it was written: those that loop, then prelude, then coda.
+        length: Cache positions in use, in-flight batch included.
+        depth: Loops that prompts run in this cache (T, or k under `fixed`); None while it is empty.
         lanes: Tokens in flight; None before the first.
         buffers: What runs leave to each other; None before the first.
         pending: Tokens with a cache position that no loop has run, since their sequence had ended; None if none.
@@ -83,14 +147,22 @@ class DepthCache(Cache):  # type: ignore[misc]
         stages: tuple[int, int] = (0, 0),
         kv: KVConfig = FULL_KV,
     ) -> None:
-        self.store = PlaneStore(num_layers, total_loops, capacity, stages, kv)
-        layers = [Plane(self.store, layer, loop) for loop in range(total_loops) for layer in range(num_layers)]
-        for layer, count in enumerate(self.store.counts):
-            layers += [Plane(self.store, layer, plane) for plane in range(count or 0)]
+        check_stages(kv, stages)
+        self.num_layers, self.total_loops, self.stages = num_layers, total_loops, stages
+        self.capacity, self.kv = capacity, kv
+        layers = [Plane(self, layer, loop) for loop in range(total_loops) for layer in range(num_layers)]
+        # None: as many planes as loops
+        self._counts: list[int | None] = [*[None] * num_layers, *extra_planes(stages)]
+        for layer, count in enumerate(self._counts):
+            layers += [Plane(self, layer, plane) for plane in range(count or 0)]
         super().__init__(layers=layers)
         self._forget()
 
     def _forget(self) -> None:
+        self.held: list[LayerPlanes | None] = [None] * len(self._counts)
+        self.segments: Segments | None = None
+        self.length = 0
+        self.depth: int | None = None
         self.lanes: Lanes | None = None
         self.buffers: RunBuffers | None = None
         self.pending: PendingTokens | None = None
@@ -108,28 +180,23 @@ class DepthCache(Cache):  # type: ignore[misc]
     @property
     def batch(self) -> int:
         """Sequences; 0 while the cache is empty."""
-        planes = self.store.planes[0]
+        planes = self.held[0]
         return 0 if planes is None else planes.blocks
 
     @property
     def planes(self) -> list[LayerPlanes]:
         """The planes of each layer that was written."""
-        return [planes for planes in self.store.planes if planes is not None]
+        return [planes for planes in self.held if planes is not None]
+
+    @property
+    def looping(self) -> int:
+        """See `Storage`."""
+        return self.num_layers
 
     @property
     def in_flight(self) -> LaneRows | None:
         """Tokens whose deeper loops are still to run; None where there are none."""
         return None if self.lanes is None else self.lanes.rows()
-
-    @property
-    def length(self) -> int:
-        """Cache positions in use, in-flight batch included."""
-        return self.store.length
-
-    @property
-    def depth(self) -> int | None:
-        """Loops that prompts run in this cache (T, or k under `fixed`); None while it is empty."""
-        return self.store.depth
 
     @property
     def bytes_in_use(self) -> int:
@@ -144,15 +211,40 @@ class DepthCache(Cache):  # type: ignore[misc]
     @property
     def segment(self) -> int | None:
         """Cache positions that are encoded together, and read as computed before; None where all are."""
-        return self.store.kv.segment if self.store.kv.is_coded else None
+        return self.kv.segment if self.kv.is_coded else None
 
     def encode(self, length: int) -> None:
         """Encodes whole segments before a cache position, of which every loop has been run."""
-        self.store.encode(length)
+        for sequence in range(self.batch if self.segments is not None else 0):
+            self.encode_to(sequence, length)
 
-    def hold(self, lanes: Lanes, busy: Collection[int] = ()) -> None:
-        """As `sigma0.decode.runner.Storage` has it."""
-        self.store.hold(lanes)
+    def _encode_segment(self, sequence: int, start: int) -> None:
+        for planes in self.planes:
+            if isinstance(planes, CodedLayer):
+                planes.encode(sequence, start, sequence * planes.room + start)
+
+    def reserve_layer(self, layer: int, like: Tensor, cache_positions: int) -> LayerPlanes:
+        """The planes of one layer, made or grown to hold `cache_positions` if needed.
+
+        Args:
+            layer: Which.
+            like: Keys to be written, `[B, H_kv, S, d]`.
+            cache_positions: Cache positions needed now.
+        """
+        planes = self.held[layer]
+        if planes is None:
+            size = max(cache_positions, self.capacity)
+            count = self._counts[layer] or self.depth or self.total_loops
+            if self.kv.is_coded:
+                codec = plane_codec(self.kv, count)
+                planes = CodedLayer(like, codec, like.shape[0], self.kv.segment, like.shape[0], size)
+                self.segments = self.segments or Segments(self.kv.segment, like.shape[0])
+            else:
+                planes = LayerPlanes(like, count, like.shape[0], size)
+            self.held[layer] = planes
+        elif planes.room < cache_positions:
+            planes.grow(self.capacity if cache_positions <= self.capacity else max(cache_positions, 2 * planes.room))
+        return planes
 
     def open(self, depth: int, batch: int) -> None:
         """Readies the cache for a forward, or says why it does not fit.
@@ -172,7 +264,7 @@ class DepthCache(Cache):  # type: ignore[misc]
                 )
             if self.batch not in (0, batch):
                 raise ValueError(f"this cache holds {self.batch} sequences and cannot be continued with {batch}")
-        self.store.depth = depth
+        self.depth = depth
 
     def note_coda(self, at_full_depth: bool) -> None:
         """Notes that codas are read under another rule than `verify`, in plane READ alone.
@@ -189,14 +281,14 @@ class DepthCache(Cache):  # type: ignore[misc]
             return
         self.final_in_read = False
         with torch.no_grad():
-            for planes, count in zip(self.store.planes, self.store.counts, strict=True):
+            for planes, count in zip(self.held, self._counts, strict=True):
                 if planes is not None and count == CODA_PLANES:
                     for held in (planes.keys, planes.values):
                         held[FINAL, :, :, : self.length] = held[READ, :, :, : self.length]
 
     def reserve(self, capacity: int) -> None:
         """States how many cache positions will be needed, so that the next growth is exact."""
-        self.store.capacity = max(self.store.capacity, capacity)
+        self.capacity = max(self.capacity, capacity)
 
     def reserve_lanes(self, like: Tensor, width: int) -> Lanes:
         """The lanes of all sequences, made anew if the model was moved or cast since.
@@ -223,9 +315,9 @@ class DepthCache(Cache):  # type: ignore[misc]
 
     def reserve_positions(self, cache_positions: int) -> None:
         """Makes room for so many cache positions in every layer."""
-        for layer, planes in enumerate(self.store.planes):
+        for layer, planes in enumerate(self.held):
             if planes is not None and planes.room < cache_positions:
-                self.store.reserve_layer(layer, planes.keys[0], cache_positions)
+                self.reserve_layer(layer, planes.keys[0], cache_positions)
 
     def placement(self, longest: int) -> Placement:
         """Where the cache positions lie, for rows that read `longest` of them at most."""
@@ -237,19 +329,19 @@ class DepthCache(Cache):  # type: ignore[misc]
 
     def extend(self, cache_positions: int) -> None:
         """Counts cache positions up to `cache_positions` as in use."""
-        self.store.length = max(self.store.length, cache_positions)
+        self.length = max(self.length, cache_positions)
 
     def trim(self, cache_positions: int) -> None:
         """Shortens the cache to `cache_positions`: later tokens were rejected, and none of them is in flight."""
         in_flight = self.in_flight
         assert in_flight is None or int(in_flight.cache_positions.max()) < cache_positions
-        self._shorten(min(self.store.length, cache_positions))
+        self._shorten(min(self.length, cache_positions))
         self._forget_past_length()
 
     def _shorten(self, length: int) -> None:
-        if self.store.segments is not None:
-            self.store.segments.shorten(self.store.length, length)
-        self.store.length = length
+        if self.segments is not None:
+            self.segments.shorten(self.length, length)
+        self.length = length
 
     def _forget_past_length(self) -> None:
         """Drops what is known of cache positions from the length on."""
@@ -301,11 +393,6 @@ class DepthCache(Cache):  # type: ignore[misc]
             self._starts = first
             self._has_holes = bool(to_host(((cache_positions >= first[:, None]) != self._seen).any()))
 
-    def leave(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
-        """As `sigma0.decode.runner.Storage` has it."""
-        positions = self.placement(self.length).flat(sequences, cache_positions)
-        propagate_past_exits(self.planes[: self.store.num_layers], positions, planes)
-
     def padding(self, length: int) -> tuple[Tensor | None, Tensor | None]:
         """First seen cache position of each sequence, int64 `[B]`; and, where pads lie after it, `seen(length)`."""
         return self._starts, self.seen(length) if self._has_holes else None
@@ -323,12 +410,11 @@ class DepthCache(Cache):  # type: ignore[misc]
 
     def commit(self, new: int) -> None:
         """Counts `new` cache positions as written, once every loop of them is."""
-        self.store.length += new
-        self.store.encode(self.store.length)
+        self.length += new
+        self.encode(self.length)
 
     def reset(self) -> None:
         """Forgets everything; the memory is released."""
-        self.store.clear()
         self._forget()
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -375,8 +461,8 @@ class DepthCache(Cache):  # type: ignore[misc]
             )
         for planes in self.planes:
             planes.select(indices)
-        if self.store.segments is not None:
-            self.store.segments = self.store.segments.select(indices)
+        if self.segments is not None:
+            self.segments = self.segments.select(indices)
         self.lanes = self.buffers = None
         if self._seen is not None:
             self._seen = self._seen.index_select(0, indices.to(self._seen.device))

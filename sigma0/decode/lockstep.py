@@ -17,9 +17,9 @@ from sigma0.decode.lanes import STAGE
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import DIVERGED, MET
 from sigma0.decode.planes import READ
+from sigma0.decode.prefill import write_coda
 from sigma0.decode.runner import EagerRunner
 from sigma0.decode.settings import SequenceExit, SequenceSettings
-from sigma0.decode.stages import write_coda
 from sigma0.decode.step import read
 from sigma0.decode.transfer import Ints, PendingTokens, to_device, to_host
 

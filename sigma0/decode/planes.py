@@ -3,86 +3,24 @@
 A layer's keys are one tensor `[planes, positions + 1, H_kv, d]`, its values another. A sequence's cache position c lies
 at `block_table[sequence, c // block_size] * block_size + c % block_size`. The last position is nobody's: rows that only
 fill up a bucket write there. A plain cache is the case of one block for each sequence.
+
+Coded planes hold K/V in few bits by segments of cache positions, and the segment under way as it is computed. A token
+reads its own segment in the model's dtype and all earlier ones decoded (`kernels/coded_attention.py`), so its K/V are a
+function of the ids before it alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from sigma0.decode.model import KVShape
-from sigma0.decode.ops import PlaneCodec, copy_past_exits, runs_triton
+from sigma0.config import KVConfig
+from sigma0.decode.ops import CodedPlanes, PlaneCodec, copy_past_exits, runs_triton
 from sigma0.decode.sizes import CODA_PLANES
 
 # Of the planes of a coda's layer.
 READ, FINAL = 0, 1
-
-
-@dataclass(frozen=True)
-class BlockShape:
-    """What a block of a model takes.
-
-    Attributes:
-        layers: L.
-        planes: T.
-        kv_heads: H_kv.
-        head_dim: d.
-        size: Cache positions.
-        stages: Layers of a prelude, with one plane each, and of a coda, with two.
-    """
-
-    layers: int
-    planes: int
-    kv_heads: int
-    head_dim: int
-    size: int
-    stages: tuple[int, int] = (0, 0)
-
-    @classmethod
-    def of(cls, model: KVShape, size: int) -> "BlockShape":
-        """Of a model's configuration."""
-        config = model.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return cls(model.num_block_layers, model.num_loops, config.num_key_value_heads, head_dim, size, model.stages)
-
-    @property
-    def counts(self) -> list[int]:
-        """Planes of each layer."""
-        return [*[self.planes] * self.layers, *extra_planes(self.stages)]
-
-    def bytes_with(self, dtype: torch.dtype, codec: PlaneCodec | None = None) -> int:
-        """Bytes of a block's keys and values over all layers and planes.
-
-        Args:
-            dtype: Of numbers that are stored as they are computed.
-            codec: How those of the loops are stored; None: as they are computed.
-        """
-        if codec is not None:
-            return 2 * self.layers * self.kv_heads * codec.head_bytes(self.head_dim) * self.size
-        return 2 * sum(self.counts) * self.kv_heads * self.head_dim * self.size * dtype.itemsize
-
-    def count_in(
-        self, kv_bytes: int, dtype: torch.dtype, codec: PlaneCodec | None = None, tail_positions: int = 0
-    ) -> int:
-        """Blocks that so many bytes hold.
-
-        Args:
-            kv_bytes: Memory.
-            dtype: Of numbers that are stored as they are computed.
-            codec: How blocks are stored; None: as they are computed.
-            tail_positions: Cache positions that are kept as they are computed beside coded blocks.
-
-        Raises:
-            ValueError: If that is none.
-        """
-        block_bytes = self.bytes_with(dtype, codec)
-        tail_bytes = self.bytes_with(dtype) * tail_positions // self.size
-        if kv_bytes < block_bytes + tail_bytes:
-            beside = f", and the segments under way take {tail_bytes} bytes" if tail_bytes else ""
-            raise ValueError(f"{kv_bytes} bytes of K/V hold no block: one takes {block_bytes} bytes{beside}")
-        return (kv_bytes - tail_bytes) // block_bytes
 
 
 def extra_planes(stages: tuple[int, int]) -> list[int]:
@@ -202,6 +140,136 @@ class LayerPlanes:
     def _by_block(self, flat: Tensor) -> Tensor:
         by_block = flat[:, :-1].view(len(flat), self.blocks, self.size, *flat.shape[2:])
         return by_block.transpose(2, 3)
+
+
+def plane_codec(kv: KVConfig, planes: int) -> PlaneCodec:
+    """How so many planes are stored; the last one anchors the others under `residual`."""
+    return PlaneCodec(kv.bits_of(planes), planes - 1 if kv.codec == "residual" else None, kv.group)
+
+
+def check_stages(kv: KVConfig, stages: tuple[int, int]) -> None:
+    """Refuses a codec for models with a prelude or a coda.
+
+    Raises:
+        ValueError: Naming the codec.
+    """
+    if kv.is_coded and stages != (0, 0):
+        raise ValueError(
+            f"kv={kv.codec!r} is for models whose K/V are of loops alone, and this one has {stages[0]} layers of "
+            f"prelude and {stages[1]} of coda: leave kv out"
+        )
+
+
+class CodedLayer(LayerPlanes):
+    """Keys and values of one layer: the segment under way of each sequence, and earlier ones in few bits.
+
+    Args:
+        like: As `LayerPlanes` takes it.
+        codec: How complete segments are stored.
+        sequences: S; the planes as computed hold one block of `segment` positions for each.
+        segment: G.
+        blocks: Number of blocks of coded positions.
+        size: Cache positions of such a block.
+
+    Attributes:
+        coded: Keys and values in few bits, `blocks * size` positions each.
+    """
+
+    def __init__(self, like: Tensor, codec: PlaneCodec, sequences: int, segment: int, blocks: int, size: int) -> None:
+        super().__init__(like, len(codec.bits), sequences, segment)
+        self.codec, self._blocks, self._size = codec, blocks, size
+        self.coded = self._new_coded(blocks * size)
+
+    @property
+    def room(self) -> int:
+        """Cache positions that a block of coded positions holds."""
+        return self._size
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes that one coded cache position of all blocks takes, keys and values."""
+        _, _, heads, width = self.flat_keys.shape
+        return 2 * self._blocks * heads * self.codec.head_bytes(width)
+
+    @property
+    def bytes_allocated(self) -> int:
+        """Bytes that are reserved: coded ones, and the segments under way."""
+        return self.position_bytes * self._size + super().position_bytes * self.size
+
+    def bytes_of(self, length: int) -> int:
+        """Bytes that the first `length` cache positions take, those of the segment under way as computed."""
+        under_way = length % self.size
+        return self.position_bytes * (length - under_way) + super().position_bytes * under_way
+
+    def encode(self, sequence: int, start: int, coded_at: int | Tensor) -> None:
+        """Encodes the segment under way of a sequence.
+
+        Args:
+            sequence: Which.
+            start: Its first cache position.
+            coded_at: Where that lies among coded positions; of scattered ones, int64 `[segment]`.
+
+        Raises:
+            ValueError: If K/V are infinite or NaN.
+        """
+        assert start % self.size == 0
+        own = slice(sequence * self.size, (sequence + 1) * self.size)
+        if isinstance(coded_at, int):
+            coded_at = torch.arange(coded_at, coded_at + self.size, device=self.flat_keys.device)
+        for coded, planes in zip(self.coded, (self.flat_keys, self.flat_values), strict=True):
+            coded.write(coded_at, list(planes[:, own]))
+
+    def grow(self, size: int) -> None:
+        """Makes every block of coded positions larger and keeps what is there."""
+        size = -(-size // self.size) * self.size
+        sources = torch.arange(self._blocks * self._size, device=self.flat_keys.device)
+        targets = sources // self._size * size + sources % self._size
+        self._move(self._blocks, size, targets, sources)
+
+    def select(self, blocks: Tensor) -> None:
+        """Keeps these sequences, `[N]`, in this order."""
+        index = blocks.to(self.flat_keys.device)
+        super().select(index)
+        offsets = torch.arange(self._size, device=index.device)
+        sources = (index[:, None] * self._size + offsets).flatten()
+        self._move(len(index), self._size, torch.arange(len(sources), device=index.device), sources)
+
+    def write_span(self, plane: int, start: int, keys: Tensor, values: Tensor) -> None:
+        """As `LayerPlanes` has it, within one segment.
+
+        Raises:
+            ValueError: If the positions are of several segments.
+        """
+        if start // self.size != (start + keys.shape[2] - 1) // self.size:
+            raise ValueError(
+                f"{keys.shape[2]} tokens from cache position {start} on are of several segments of {self.size}: call "
+                "the model with its head, without a 4-D mask, hidden states or attentions, or raise kv_config.segment"
+            )
+        super().write_span(plane, start % self.size, keys, values)
+
+    def read_span(self, plane: int, stop: int) -> tuple[Tensor, Tensor]:
+        """As `LayerPlanes` has it, earlier segments decoded."""
+        if not stop:
+            return super().read_span(plane, 0)
+        begin = (stop - 1) // self.size * self.size
+        sequences = torch.arange(self.blocks, device=self.flat_keys.device)
+        at = (sequences[:, None] * self._size + torch.arange(begin, device=sequences.device)).flatten()
+        spans = []
+        for coded, own in zip(self.coded, super().read_span(plane, stop - begin), strict=True):
+            early = coded.read(plane, at).to(own.dtype).view(self.blocks, begin, *self.flat_keys.shape[2:])
+            spans.append(torch.cat([early.transpose(1, 2), own], dim=2))
+        return spans[0], spans[1]
+
+    def _new_coded(self, positions: int) -> tuple[CodedPlanes, CodedPlanes]:
+        _, _, heads, width = self.flat_keys.shape
+        made = [CodedPlanes(self.codec, positions, heads, width, self.flat_keys.device) for _ in range(2)]
+        return made[0], made[1]
+
+    def _move(self, blocks: int, size: int, targets: Tensor, sources: Tensor) -> None:
+        known, self._blocks, self._size = self.coded, blocks, size
+        self.coded = self._new_coded(blocks * size)
+        for new, old in zip(self.coded, known, strict=True):
+            new.copy_from(old, targets, sources)
 
 
 def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:

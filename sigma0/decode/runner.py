@@ -1,20 +1,20 @@
 """What calls a step: its parts one after the other, or all of it as one call that is read late."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.attention import Placement
+from sigma0.decode.attention import Batch
 from sigma0.decode.compiled import Announce, CompiledLoop, silently
 from sigma0.decode.graphs import StepGraphs
+from sigma0.decode.kv_store import Storage
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import Program, SequenceSettings
 from sigma0.decode.step import (
@@ -33,34 +33,11 @@ from sigma0.decode.step import (
     take_lines,
     whole_step,
 )
-from sigma0.decode.step_batch import Batch
 from sigma0.decode.transfer import Ints, Landing, PassCounts, to_device, to_host
 
 NOTHING: Ints = np.zeros((0, LINE_WIDTH), dtype=np.int64)
 # The bound on positions grows in steps of so many.
 _BOUND = 256
-
-
-class Storage(Protocol):
-    """K/V of all sequences."""
-
-    @property
-    def planes(self) -> Sequence[LayerPlanes]:
-        """The planes of each layer."""
-
-    def placement(self, longest: int) -> Placement:
-        """Where cache positions lie, for rows that read `longest` of them at most."""
-
-    def leave(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
-        """Copies K/V of tokens that run no further from their last plane to the deeper ones, all int64 `[N]`."""
-
-    def hold(self, lanes: Lanes, busy: Collection[int] = ()) -> None:
-        """Takes tokens out of the passes that may not run yet, and puts them back once they may.
-
-        Args:
-            lanes: Tokens in flight.
-            busy: Sequences of which tokens beside the lanes are under way.
-        """
 
 
 @dataclass(frozen=True)

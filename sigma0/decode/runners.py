@@ -1,23 +1,46 @@
-"""Which runner calls the step, and why."""
+"""What calls a step beside the eager runner, which of them does, and why.
 
-from collections.abc import Callable, Mapping
+`NativeRunner`, on a CPU where the functions in C++ were built: a step is one call or two, with the output head between
+them. All that it does `EagerRunner` does in torch, in some hundred operations over a few numbers each; what these
+functions do not know (rules over differences, criteria, grammars, preludes and codas) it leaves to that one.
+
+`GraphRunner`, on CUDA: a step is one launch of a graph. A step has one shape for each bound on its rows, works on
+tensors that stay where they are, and is not looked at on the host while it runs. So it is captured once for each bound,
+and launched from then on. A graph is captured while every lane is idle: then a step writes to nobody's lane alone.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
 from typing import Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sigma0.cpp_compiler import compiler
-from sigma0.decode.compiled import Announce, silently
-from sigma0.decode.graph_runner import GraphRunner
-from sigma0.decode.graphs import Capture, CudaCapture, StepGraphs
-from sigma0.decode.lanes import Lanes
+from sigma0.decode.attention import Batch, PassRows, RowIndices
+from sigma0.decode.compiled import Announce, model_tensors, programs_of, silently, state_key, tensors_of
+from sigma0.decode.finite import BROKEN
+from sigma0.decode.graphs import Capture, Captured, CudaCapture, StepGraph, StepGraphs
+from sigma0.decode.kv_store import Storage
+from sigma0.decode.lanes import STAGE, Lanes
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.native_runner import NativeRunner
-from sigma0.decode.ops import no_broadcast
-from sigma0.decode.runner import EagerRunner, LateRunner, RunnerChoice, Storage
-from sigma0.decode.settings import SequenceSettings
-from sigma0.decode.transfer import PassCounts
+from sigma0.decode.ops import (
+    Block,
+    LaneBooks,
+    LaneTables,
+    RowCount,
+    RowPlaces,
+    Settled,
+    compiled_together,
+    no_broadcast,
+)
+from sigma0.decode.prefill import Prefill
+from sigma0.decode.runner import NOTHING, EagerRunner, LateRunner, RunnerChoice, Step, replaceable
+from sigma0.decode.settings import Program, SequenceSettings
+from sigma0.decode.step import Choice, Looped, run_block, whole_step
+from sigma0.decode.transfer import Ints, Landing, PassCounts, to_host
 
+# Positions that a graph is captured for at least; more take another one for each power of two.
+_SHORTEST = 1024
 RunnerName = Literal["auto", "eager", "compile", "cudagraph"]
 RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
 
@@ -130,3 +153,241 @@ def open_runner(
         native = model.operations.host_rows and model.operations.broadcast is no_broadcast
         kind = NativeRunner if native else EagerRunner
     return kind(model, lanes, settings, storage, counts, choice, announce, graphs)
+
+
+class NativeRunner(EagerRunner):
+    """Runs steps in C++; arguments as `EagerRunner` takes them."""
+
+    def use(self, program: Program) -> None:
+        """See `EagerRunner.use`; weights are looked at now, and whenever planes have moved, and in no pass between."""
+        super().use(program)
+        self._books: LaneBooks | None = None
+        self._over: Batch | None = None
+        self._held: tuple[object, ...] = ()
+        # every pass reads the head of tokens that decode, and of drafts with them
+        self._whole = program.verify and program.redrafts
+        self._knows = self.model.stages == (0, 0) and not (
+            program.modes or program.watch or program.criteria or program.breaks or program.masked
+        )
+
+    def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
+        """See `EagerRunner.step`."""
+        if not self._knows:
+            return super().step(longest, choice, beside)
+        batch, settings, lanes = self.batch(longest), self.settings, self.lanes
+        held = self._held
+        if (
+            batch is not self._over
+            or held[0] is not settings.eos
+            or held[1] is not settings.exits
+            or held[2] is not lanes.paths
+        ):
+            self._hand_over(batch)
+            if not self._knows:
+                return super().step(longest, choice, beside)
+        books = self._books
+        assert books is not None
+        took = not beside and books.has_block
+        if took and books.has_head and choice.takes_best and not self.program.forced:
+            settled = books.step(BROKEN)
+            if settled is not None:
+                return self._told(batch, books, settled)
+        elif took and books.loop():
+            return self._settled(batch, books, books.rows(books.count).states, choice) if books.count else None
+        live = books.count if took else books.start()
+        return self._settled(batch, books, self._looped(batch, books, beside), choice) if live or beside else None
+
+    def _told(self, batch: Batch, books: LaneBooks, settled: Settled) -> Step | None:
+        """A step that has run to its end."""
+        if not books.count:
+            return None
+        self._count(books)
+        self._embed(batch, settled)
+        lines = settled.lines
+        return Step(lines, books.logits(settled.kept) if len(lines) else None, books.decoding)
+
+    def _count(self, books: LaneBooks) -> None:
+        program, counts = self.program, self.counts
+        counts.passes += 1
+        counts.rows += books.count
+        if program.margin:
+            counts.head_rows += books.decoding
+        if not program.margin or program.verify:
+            counts.head_rows += books.read_rows
+
+    def _looped(self, batch: Batch, books: LaneBooks, beside: Prefill | None) -> Tensor:
+        """States `[R, W]` of the rows that were taken, after a loop in torch of them and of the prefill beside them."""
+        rows = books.rows(books.count)
+        at = RowIndices(rows.sequences, rows.cache_positions, rows.positions, rows.planes)
+        if beside:
+            self.counts.prompt_rows += len(beside)
+        _, raw = run_block(batch, rows.previous, at, beside or None)
+        return books.end(raw if books.norms else batch.model.norm(raw))
+
+    def _settled(self, batch: Batch, books: LaneBooks, states: Tensor, choice: Choice) -> Step:
+        """What follows from a loop."""
+        program, decoding, logits = batch.program, books.decoding, None
+        if program.margin:
+            logits = batch.model.read(states if self._whole else states[:decoding]).float()
+            books.lead(logits)
+        self._count(books)
+        if program.drops and not books.has_block:
+            self._leave(self._rows_of(books, states, logits))
+        reads = books.reads
+        if not len(reads):
+            return Step(NOTHING, None, decoding)
+        if choice.takes_best and not program.forced:
+            of_all = logits is not None and (self._whole or not program.verify)
+            if logits is None or not of_all:
+                some = states if len(reads) == len(states) else states.index_select(0, reads)
+                logits = batch.model.read(some).float()
+            settled = books.settle_best(logits, of_all, BROKEN)
+        else:
+            looped = self._rows_of(books, states, logits)
+            token_ids, stands, ends, logits = choice.choose(batch, looped, reads)
+            settled, of_all = books.settle(reads, token_ids, stands, ends), False
+        self._embed(batch, settled)
+        kept: Ints = settled.kept
+        if of_all:
+            kept = to_host(reads)[kept]
+        return Step(settled.lines, logits, decoding, None if len(kept) == len(logits) else kept)
+
+    def _embed(self, batch: Batch, settled: Settled) -> None:
+        """Embeds what the books have only noted."""
+        if settled.fed is not None:
+            lanes, token_ids, positions = settled.fed
+            batch.lanes.hidden.index_copy_(0, lanes, batch.model.enter(token_ids, positions))
+
+    def _rows_of(self, books: LaneBooks, states: Tensor, logits: Tensor | None) -> Looped:
+        own = books.rows(books.count)
+        reads = torch.zeros(len(states), dtype=torch.bool).index_fill_(0, books.reads, True)
+        return Looped(own.lanes, own.lines, own.sequences, own.loops, states, books.codes, reads, logits, seen=True)
+
+    def _hand_over(self, batch: Batch) -> None:
+        """Takes all memory and weights as they are now."""
+        lanes, settings, model, program = self.lanes, self.settings, self.model, batch.program
+        self._over, self._held = batch, (settings.eos, settings.exits, lanes.paths)
+        counts = None if lanes.exit_state is None else lanes.exit_state.counts
+        paths = lanes.paths if program.paths else None
+        fixed = lanes.table, lanes.hidden, lanes.gate, counts
+        tables = LaneTables(*fixed, paths, settings.table, settings.thresholds, settings.eos, settings.exits)
+        books = LaneBooks(tables, lanes.depth) if self._books is None else self._books
+        books.take_tables(tables, max(lanes.window, 1))
+        books.take_weights(model.plain_weights())
+        self._knows = books.gates or not program.gate
+        if self._knows:
+            asked = program.verify, program.prompts, program.gate, program.margin, self._whole, program.drops
+            books.take_program(*asked, self._block(batch, books))
+            self._books = books
+
+    def _block(self, batch: Batch, books: LaneBooks) -> Block | None:
+        """The layers in one call, where nothing but their weights makes them what they are."""
+        lanes, place = batch.lanes, batch.placement
+        if batch.ops.run_block is None or not books.norms:
+            return None
+        plain = batch.model.plain_block(batch.longest, lanes.hidden)
+        if plain is None:
+            return None
+        layers, shape, tables = plain
+        planes = [(own.flat_keys, own.flat_values) for own in batch.layers[: len(layers)]]
+        count = (place.total - 1) // place.size
+        none = lanes.table[:0, 0]
+        places = RowPlaces(none, none, none, count, place.blocks, place.starts, place.seen)
+        return Block(layers, shape, planes, tables, places)
+
+
+def row_count(own: Lanes, prompts: Ints, passes: Ints, rows: Ints) -> RowCount:
+    """Counts rows of new tokens in lanes; other arguments as `RowCount` takes them."""
+    return RowCount(own.table, own.depth, *map(torch.from_numpy, (prompts, passes, rows)))
+
+
+class GraphRunner(LateRunner):
+    """Launches captured steps, which `graphs` keep; compiled before that, where `chosen` is "compile"."""
+
+    def _open(self) -> None:
+        super()._open()
+        self._constants: list[Tensor] = []
+
+    def bound_on(self, longest: int) -> int:
+        """See `EagerRunner.bound_on`: a graph is captured for it."""
+        return max(_SHORTEST, 1 << (longest - 1).bit_length())
+
+    def batch(self, longest: int) -> Batch:
+        """See `EagerRunner.batch`; tables of positions have room for the whole bound."""
+        known = self._batch
+        batch = super().batch(longest)
+        if batch is not known:
+            programs_of(self.model).keep_for(self.model.reserve_positions(batch.longest, self.lanes.hidden))
+            self._constants = model_tensors(self.model)
+            # a parameter may have been given other memory
+            self._weights = tuple((id(tensor), _address(tensor)) for tensor in self._constants)
+            self._kept().keep_over(batch.layers[0].flat_keys)
+        return batch
+
+    def _launch(self, longest: int, choice: Choice, count: int) -> tuple[Landing, Tensor]:
+        batch = self.batch(longest)
+        steps = self._kept().steps
+        rules = self.settings.growth, self.settings.spiral
+        key = (count, batch.program, batch.longest, choice.fixed, self.chosen, *rules, self._weights)
+        step = steps.get(key)
+        if step is None or not step.is_over(self._parts(batch, choice)):
+            captured = self._captured(batch, choice, count, key)
+            # what the first step of a kind makes room for is there now
+            step = steps[key] = StepGraph(captured, self._parts(batch, choice), self._constants)
+        step.captured.replay()
+        lines, logits = step.captured.outputs
+        return self._land(lines), logits
+
+    def _kept(self) -> StepGraphs:
+        assert self.graphs is not None, "a graph runner keeps graphs"
+        return self.graphs
+
+    def _parts(self, batch: Batch, choice: Choice) -> tuple[object, ...]:
+        return (*choice.tensors, *replaceable(batch))
+
+    def _captured(self, batch: Batch, choice: Choice, count: int, key: Hashable) -> Captured:
+        stages = self.lanes.table[:, STAGE]
+        before = stages.clone()
+        stages.fill_(self.lanes.idle)
+
+        def step() -> tuple[Tensor, ...]:
+            if self.chosen.name == "compile":
+                return self._compiled(batch, choice, count, key)
+            return whole_step(batch, count, choice, suspends=self.chosen.late)
+
+        graphs = self._kept()
+        try:
+            with self._announce(f"a step of {count} rows"):
+                if not graphs.steps and self.lanes.device.type == "cuda" and batch.ops.project_rows is not None:
+                    self._compile_kernels(batch, count)
+                return graphs.capture(step)
+        finally:
+            stages.copy_(before)
+
+    def _compile_kernels(self, batch: Batch, count: int) -> None:
+        """Compiles what a pass launches side by side, where a first pass would compile one kernel after the other."""
+        hidden = self.lanes.hidden[:count]
+        none = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
+        rows = RowIndices(none, none, none, none)
+        with compiled_together():
+            # nobody's rows: they write no K/V
+            view = PassRows(batch.layers, batch.placement, rows, batch.ops, batch.longest, none > 0)
+            self.model.loop(hidden, view)
+            if not self.model.stages[1]:
+                self.model.read(hidden)
+
+    def _compiled(self, batch: Batch, choice: Choice, count: int, key: Hashable) -> tuple[Tensor, ...]:
+        """The step as a compiled program, which another run of the same shapes uses too."""
+        state = tensors_of([batch.layers, self.lanes, self.settings, batch.placement, choice.tensors])
+        whole, late = ("graph", key, state_key(state)), self.chosen.late
+
+        def step(batch: Batch, choice: Choice) -> tuple[Tensor, Tensor]:
+            return whole_step(batch, count, choice, suspends=late)
+
+        lines, logits = programs_of(self.model).call(whole, step, batch, choice)
+        return lines, logits
+
+
+def _address(tensor: Tensor) -> int:
+    # oneDNN's layout has none
+    return 0 if tensor.is_mkldnn else tensor.data_ptr()

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
+from sigma0.decode.attention import Batch
 from sigma0.decode.finite import BROKEN, flag_broken
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, POSITION, STAGE
 from sigma0.decode.ops import combined, counter_words, gumbel, no_broadcast
@@ -42,7 +43,6 @@ from sigma0.decode.sampling_params import (
 )
 from sigma0.decode.settings import PROMPT as FIRST_POSITION
 from sigma0.decode.step import Looped, read, sample_greedy
-from sigma0.decode.step_batch import Batch
 from sigma0.decode.transfer import to_host
 
 # What a random number is for. A token is drawn once where it is read first; under `verify` each deeper loop may test

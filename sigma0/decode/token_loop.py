@@ -27,13 +27,12 @@ from sigma0.decode.exits import ExitRule
 from sigma0.decode.finite import BROKEN, NOT_FINITE
 from sigma0.decode.grammar.compiled import Grammars
 from sigma0.decode.grammar.rows import GrammarRows, may_force
-from sigma0.decode.graph_runner import GraphRunner
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.python_hooks import Host, choice_for, split_criteria
 from sigma0.decode.repetition import CollapseStop, TextStats
 from sigma0.decode.runner import EagerRunner, Step
-from sigma0.decode.runners import choose_runner, open_runner
+from sigma0.decode.runners import GraphRunner, choose_runner, open_runner
 from sigma0.decode.sampling import Sampler
 from sigma0.decode.settings import NO_LIMIT, SequenceExit
 from sigma0.decode.stats import RunRecord

@@ -6,8 +6,8 @@ import torch
 from transformers import GenerationConfig
 
 from sigma0.config import FULL_KV, KVConfig
-from sigma0.decode.coded_planes import check_stages, plane_codec
 from sigma0.decode.model import KVShape
+from sigma0.decode.planes import check_stages, plane_codec
 
 
 class KVModel(KVShape, Protocol):

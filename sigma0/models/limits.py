@@ -95,7 +95,7 @@ def check_cache(cache: Any, model: Any = None) -> None:
     own, needed = (
         f"{layers} layers, {loops} loops, {stages[0]} layers of prelude and {stages[1]} of coda"
         for layers, loops, stages in (
-            (cache.store.num_layers, cache.store.total_loops, cache.store.stages),
+            (cache.num_layers, cache.total_loops, cache.stages),
             (model.num_block_layers, model.num_loops, model.stages),
         )
     )

@@ -14,7 +14,7 @@ from sigma0.calibrate.prompts import encode_prompts
 from sigma0.calibrate.teacher_forcing import ForcedText
 from sigma0.cli import app
 from sigma0.config import FULL_KV, ExitConfig
-from sigma0.decode.coded_planes import plane_codec
+from sigma0.decode.planes import plane_codec
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.generation import GenerationMixin
 
-from sigma0.decode import compiled, graph_runner, runners
+from sigma0.decode import compiled, runners
 from sigma0.decode.graphs import Captured
 from sigma0.decode.ops import TORCH, depth_attention_reference
 
@@ -40,7 +40,7 @@ def called_by(way, model, capture=None):
             patch.setattr(runners, "LATE_DEVICES", frozenset({"cpu"}))
         if way == "captured":
             patch.setattr(runners, "CAPTURES", {"cpu": lambda device: made.append(capture(device)) or made[-1]})
-            patch.setattr(graph_runner, "_SHORTEST", 64)
+            patch.setattr(runners, "_SHORTEST", 64)
         if way == "compile":
             # the graph is run as it was traced: no code is generated, which takes seconds
             patch.setattr(compiled, "generate_code", lambda graph, examples: graph)

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from sigma0.decode.attention import PassRows, RowIndices
+from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.ops import DepthRows, depth_attention_reference, operations, span_attention
-from sigma0.decode.paged_planes import PagedPlanes
-from sigma0.decode.planes import BlockShape
 
 SIZE, PLANES, HEADS, WIDTH = 4, 3, 2, 6
 # blocks that follow each other, scattered ones, ones that go backwards, and one alone

@@ -5,8 +5,7 @@ import torch
 
 from sigma0.config import ExitConfig
 from sigma0.decode.batch import RunningBatch
-from sigma0.decode.paged_planes import PagedPlanes
-from sigma0.decode.planes import BlockShape
+from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.sampling_params import SequenceSampling
 from sigma0.decode.sequences import Asked
 from sigma0.decode.settings import SequenceExit

@@ -228,7 +228,7 @@ def test_drop_after_finish_completes_what_waits():
 def test_caches_are_made_for_the_model(tiny):
     cache = tiny.new_cache(capacity=3)
     assert isinstance(cache, DepthCache)
-    assert (len(cache.store.planes), len(cache.layers), cache.store.capacity) == (2, 6, 3)
+    assert (len(cache.held), len(cache.layers), cache.capacity) == (2, 6, 3)
 
 
 def test_trajectories_that_were_not_kept_begin_anew():

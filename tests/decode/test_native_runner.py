@@ -14,9 +14,9 @@ import sigma0
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import Placement
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, FLAGS, POSITION, STAGE, Lanes
-from sigma0.decode.native_runner import NativeRunner
 from sigma0.decode.ops import EndWeights, LaneBooks, LaneTables, operations
 from sigma0.decode.runner import EagerRunner
+from sigma0.decode.runners import NativeRunner
 from sigma0.decode.sampling import accept_greedy
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 from sigma0.decode.step import EMITTED, FRESH, read, sample_greedy

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from sigma0.decode.attention import CodedPlacement, Placement
+from sigma0.decode.kv_cache import DepthCache, Plane
+from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.ops import PlaneCodec
-from sigma0.decode.paged_planes import PagedPlanes
-from sigma0.decode.plane_store import Plane, PlaneStore
-from sigma0.decode.planes import BlockShape, LayerPlanes, extra_planes
+from sigma0.decode.planes import LayerPlanes, extra_planes
 
 HEADS, WIDTH = 2, 3
 LIKE = torch.zeros(HEADS, 0, WIDTH)
@@ -22,7 +22,7 @@ def numbered(shape, start=1):
 
 
 def test_a_block_takes_the_numbers_of_all_its_planes():
-    assert BlockShape(3, 4, 2, 3, 5).stages == PlaneStore(3, 4, 0).stages == (0, 0)
+    assert BlockShape(3, 4, 2, 3, 5).stages == DepthCache(3, 4, 0).stages == (0, 0)
     assert extra_planes((2, 1)) == [1, 1, 2] and extra_planes((0, 0)) == []
     assert SHAPE.counts == [4, 4, 4, 1, 1, 2]
     numbers = 2 * 16 * HEADS * WIDTH * 5
@@ -166,25 +166,25 @@ def test_exits_of_an_engine_s_tokens_reach_the_layers_that_loop():
 
 def test_a_store_grows_as_it_is_told_and_else_doubles():
     like = torch.zeros(2, HEADS, 0, WIDTH)
-    store = PlaneStore(1, 4, 9, (1, 1))
-    assert store.counts == [None, 1, 2] and (store.length, store.depth) == (0, None)
+    store = DepthCache(1, 4, 9, (1, 1))
+    assert len(store.layers) == 7 and (store.length, store.depth) == (0, None)
     assert store.reserve_layer(0, like, 3).room == 9 and store.reserve_layer(0, like, 9).room == 9
     assert store.reserve_layer(0, like, 10).room == 18 and store.reserve_layer(0, like, 50).room == 50
     assert [len(store.reserve_layer(layer, like, 3).flat_keys) for layer in range(3)] == [4, 1, 2]
     assert store.reserve_layer(1, like, 12).room == 18
-    store.clear()
+    store.reset()
     store.depth, store.capacity = 2, 0
     planes = store.reserve_layer(0, like, 3)
     assert planes.room == 3 and len(planes.flat_keys) == 2 and planes.blocks == 2
     store.capacity = 8
     assert store.reserve_layer(0, like, 4).room == 8
     store.length = 3
-    store.clear()
-    assert (store.length, store.depth, store.planes) == (0, None, [None] * 3)
+    store.reset()
+    assert (store.length, store.depth, store.held) == (0, None, [None] * 3)
 
 
 def test_a_plane_is_a_layer_of_transformers():
-    store = PlaneStore(1, 2, 0)
+    store = DepthCache(1, 2, 0)
     first, second = Plane(store, 0, 0), Plane(store, 0, 1)
     assert not first.is_initialized and first.keys is first.values is None
     keys, values = numbered((2, HEADS, 4, WIDTH)), numbered((2, HEADS, 4, WIDTH), 100)
@@ -201,6 +201,6 @@ def test_a_plane_is_a_layer_of_transformers():
         assert torch.equal(seen[0][:, :, :4], keys) and torch.equal(seen[1][:, :, :4], values)
         (seen[0].sum() + seen[1].sum()).backward()
         assert torch.equal(new[needs].grad, torch.ones(2, HEADS, 1, WIDTH))
-    empty = PlaneStore(1, 2, 0)
+    empty = DepthCache(1, 2, 0)
     Plane(empty, 0, 0).lazy_initialization(keys, values)
     assert empty.planes[0].room == 4

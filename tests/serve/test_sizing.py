@@ -20,8 +20,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.cli import app
 from sigma0.config import KVConfig
-from sigma0.decode.paged_planes import PagedPlanes
-from sigma0.decode.planes import BlockShape
+from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.models import OuroConfig, OuroForCausalLM, RavenConfig, RavenForCausalLM
 from sigma0.serve.engine.block_pool import BlockPool

@@ -9,7 +9,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.simulation.replica import Replica, ReplicaLimits
 from sigma0.bench.simulation.request import Request
-from sigma0.decode.planes import BlockShape
+from sigma0.decode.kv_store import BlockShape
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import Busy, EngineLimits, EngineRequest, RequestOutput, TokenOutput
 from tests.reference import settled_model

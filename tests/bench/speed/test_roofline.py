@@ -14,7 +14,7 @@ from sigma0.bench.core.ledger import Figure, SpeedRow, read_rows
 from sigma0.bench.speed.measure import Plan, measure
 from sigma0.bench.speed.roofline import Counts, Roofline, bytes_per_token, launch_table, roofline_rows, roofline_table
 from sigma0.bench.speed.table import speed_parts
-from sigma0.decode import graph_runner, runners
+from sigma0.decode import runners
 from sigma0.decode.ops import TORCH, depth_attention_reference
 from tests.decode.captures import RepeatedCapture
 from tests.reference import tiny_model
@@ -81,7 +81,7 @@ def test_a_row_names_graphs_and_counts_a_head_for_each_pass(monkeypatch):
     monkeypatch.setattr(type(model), "operations", property(lambda self: ops))
     monkeypatch.setattr(runners, "CAPTURES", {"cpu": RepeatedCapture})
     monkeypatch.setattr(runners, "LATE_DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr(graph_runner, "_SHORTEST", 1)
+    monkeypatch.setattr(runners, "_SHORTEST", 1)
     model.runner = "cudagraph"
     rows = measured(model, ("full", "finish", "huggingface"))
     assert {way: row.runner for way, row in rows.items()} == {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sigma0 import ExitConfig
-from sigma0.decode.planes import BlockShape
+from sigma0.decode.kv_store import BlockShape
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.decode.transfer import Landing
 from sigma0.serve.engine.engine import Engine

@@ -1,0 +1,324 @@
+"""Storage of K/V: planes in blocks, and how far the K/V of sequences are encoded.
+
+A token may begin a segment of coded planes only when every token of the segment before it has run all loops: until then
+it is *held*, idle in its lane. That costs at most T - 1 passes a segment.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sigma0.config import FULL_KV, KVConfig
+from sigma0.decode.attention import CodedPlacement, Placement
+from sigma0.decode.lanes import CACHE_POSITION, STAGE, TABLE_WIDTH, Lanes
+from sigma0.decode.model import KVShape
+from sigma0.decode.ops import PlaneCodec
+from sigma0.decode.planes import CodedLayer, LayerPlanes, check_stages, extra_planes, plane_codec, propagate_past_exits
+from sigma0.decode.transfer import Ints, to_device, to_host
+
+# Encodes a segment: sequence, and its first cache position.
+EncodeSegment = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """What a block of a model takes.
+
+    Attributes:
+        layers: L.
+        planes: T.
+        kv_heads: H_kv.
+        head_dim: d.
+        size: Cache positions.
+        stages: Layers of a prelude, with one plane each, and of a coda, with two.
+    """
+
+    layers: int
+    planes: int
+    kv_heads: int
+    head_dim: int
+    size: int
+    stages: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of(cls, model: KVShape, size: int) -> "BlockShape":
+        """Of a model's configuration."""
+        config = model.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return cls(model.num_block_layers, model.num_loops, config.num_key_value_heads, head_dim, size, model.stages)
+
+    @property
+    def counts(self) -> list[int]:
+        """Planes of each layer."""
+        return [*[self.planes] * self.layers, *extra_planes(self.stages)]
+
+    def bytes_with(self, dtype: torch.dtype, codec: PlaneCodec | None = None) -> int:
+        """Bytes of a block's keys and values over all layers and planes.
+
+        Args:
+            dtype: Of numbers that are stored as they are computed.
+            codec: How those of the loops are stored; None: as they are computed.
+        """
+        if codec is not None:
+            return 2 * self.layers * self.kv_heads * codec.head_bytes(self.head_dim) * self.size
+        return 2 * sum(self.counts) * self.kv_heads * self.head_dim * self.size * dtype.itemsize
+
+    def count_in(
+        self, kv_bytes: int, dtype: torch.dtype, codec: PlaneCodec | None = None, tail_positions: int = 0
+    ) -> int:
+        """Blocks that so many bytes hold.
+
+        Args:
+            kv_bytes: Memory.
+            dtype: Of numbers that are stored as they are computed.
+            codec: How blocks are stored; None: as they are computed.
+            tail_positions: Cache positions that are kept as they are computed beside coded blocks.
+
+        Raises:
+            ValueError: If that is none.
+        """
+        block_bytes = self.bytes_with(dtype, codec)
+        tail_bytes = self.bytes_with(dtype) * tail_positions // self.size
+        if kv_bytes < block_bytes + tail_bytes:
+            beside = f", and the segments under way take {tail_bytes} bytes" if tail_bytes else ""
+            raise ValueError(f"{kv_bytes} bytes of K/V hold no block: one takes {block_bytes} bytes{beside}")
+        return (kv_bytes - tail_bytes) // block_bytes
+
+
+@dataclass
+class Segments:
+    """How far the K/V of sequences are encoded.
+
+    Attributes:
+        segment: G, cache positions that are encoded together.
+        sequences: S.
+        coded: Leading cache positions of each sequence that are encoded, `[S]`.
+    """
+
+    segment: int
+    sequences: int
+    coded: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.coded = np.zeros(self.sequences, dtype=np.int64)
+
+    def encode_to(self, encode: EncodeSegment, sequence: int, length: int) -> None:
+        """Encodes the whole segments of a sequence before a cache position."""
+        while self.coded[sequence] + self.segment <= length:
+            encode(sequence, int(self.coded[sequence]))
+            self.coded[sequence] += self.segment
+
+    def shorten(self, known: int, length: int) -> None:
+        """Forgets cache positions from a length on.
+
+        Args:
+            known: Cache positions so far.
+            length: Those that stay.
+
+        Raises:
+            ValueError: If a part of a segment would stay that is known in few bits alone.
+        """
+        kept = length // self.segment * self.segment
+        if length > kept and known > kept + self.segment:
+            raise ValueError(
+                f"K/V in few bits can be cut to {kept} tokens, where a segment of {self.segment} begins, and not to "
+                f"{length}: crop further, or start a new cache"
+            )
+        self.coded = np.minimum(self.coded, kept)
+
+    def clear(self, sequence: int) -> None:
+        """Forgets a sequence."""
+        self.coded[sequence] = 0
+
+    def select(self, sequences: Tensor) -> "Segments":
+        """Those of some sequences, `[N]`."""
+        chosen = Segments(self.segment, len(sequences))
+        chosen.coded = self.coded[to_host(sequences)]
+        return chosen
+
+    def hold(self, lanes: Lanes, encode: EncodeSegment, busy: Collection[int] = ()) -> None:
+        """As `Storage` has it; `encode` encodes a segment."""
+        table = to_host(lanes.table[:-1]).reshape(lanes.sequences, lanes.depth, TABLE_WIDTH)
+        stage, positions = table[..., STAGE], table[..., CACHE_POSITION]
+        held = lanes.held
+        begins = ((stage == 0) & (positions % self.segment == 0)) | (stage == held)
+        for sequence, lane in np.argwhere(begins).tolist():
+            others = (stage[sequence] < lanes.idle) & (positions[sequence] < positions[sequence, lane])
+            waits = bool(others.any()) or sequence in busy
+            if not waits:
+                self.encode_to(encode, sequence, int(positions[sequence, lane]))
+            wanted = held if waits else 0
+            if stage[sequence, lane] != wanted:
+                at = to_device(np.array([sequence * lanes.depth + lane]), lanes.device)
+                lanes.table[:, STAGE].index_fill_(0, at, wanted)
+
+
+class Storage(ABC):
+    """K/V of all sequences, as a runner sees them.
+
+    Attributes:
+        segments: Which segments are encoded; None where planes are stored as computed.
+    """
+
+    segments: Segments | None
+
+    @property
+    @abstractmethod
+    def planes(self) -> list[LayerPlanes]:
+        """The planes of each layer: those that loop, then prelude, then coda."""
+
+    @property
+    @abstractmethod
+    def looping(self) -> int:
+        """L, layers that loop."""
+
+    @abstractmethod
+    def placement(self, longest: int) -> Placement:
+        """Where cache positions lie, for rows that read `longest` of them at most."""
+
+    @abstractmethod
+    def _encode_segment(self, sequence: int, start: int) -> None:
+        """Encodes a segment of a sequence, given its first cache position."""
+
+    def leave(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
+        """Copies K/V of tokens that run no further from their last plane to the deeper ones, all int64 `[N]`."""
+        flat = self.placement(0).flat(sequences, cache_positions)
+        propagate_past_exits(self.planes[: self.looping], flat, planes)
+
+    def encode_to(self, sequence: int, length: int) -> None:
+        """Encodes the whole segments of a sequence before a cache position, of which every loop has been run."""
+        assert self.segments is not None
+        self.segments.encode_to(self._encode_segment, sequence, length)
+
+    def hold(self, lanes: Lanes, busy: Collection[int] = ()) -> None:
+        """Takes tokens that begin a segment out of the passes, and puts back those for which all is encoded.
+
+        Args:
+            lanes: Tokens in flight.
+            busy: Sequences of which tokens beside the lanes are under way.
+
+        Raises:
+            ValueError: If K/V are infinite or NaN.
+        """
+        if self.segments is not None:
+            self.segments.hold(lanes, self._encode_segment, busy)
+
+
+class PagedPlanes(Storage):
+    """K/V of an engine, in blocks that sequences are given and lose.
+
+    Args:
+        shape: Of a block.
+        blocks: How many.
+        dtype: Of the K/V.
+        device: Where they are.
+        sequences: S, sequences at the same time.
+        longest: Cache positions of the longest sequence; None: as many as there are blocks for.
+        kv: How K/V are stored once all loops of their tokens have run.
+
+    Attributes:
+        last_planes: Last plane that tokens of each sequence write, counted from 0.
+        table: Block table, int64 `[S, n]`.
+        first: First flat position of each sequence whose blocks follow each other, else -1.
+        rooms: Positions that the blocks of each sequence hold.
+    """
+
+    def __init__(
+        self,
+        shape: BlockShape,
+        blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        sequences: int = 1,
+        longest: int | None = None,
+        kv: KVConfig = FULL_KV,
+    ) -> None:
+        self.shape = shape
+        self.blocks = blocks
+        like = torch.empty((shape.kv_heads, 0, shape.head_dim), dtype=dtype, device=device)
+        self.segments = None
+        if kv.is_coded:
+            check_stages(kv, shape.stages)
+            codec = plane_codec(kv, shape.planes)
+            size = sequences, kv.segment, blocks, shape.size
+            self._layers: list[LayerPlanes] = [CodedLayer(like, codec, *size) for _ in range(shape.layers)]
+            self.segments = Segments(kv.segment, sequences)
+        else:
+            self._layers = [LayerPlanes(like, count, blocks, shape.size) for count in shape.counts]
+        self.last_planes = [shape.planes - 1] * sequences
+        self._errors: dict[int, Exception] = {}
+        width = blocks if longest is None else -(-longest // shape.size)
+        with torch.inference_mode(False):
+            self.table = torch.zeros((sequences, width), dtype=torch.int64, device=device)
+        self.first = [0] * sequences
+        self.rooms = [0] * sequences
+
+    @property
+    def planes(self) -> list[LayerPlanes]:
+        """See `Storage`."""
+        return self._layers
+
+    @property
+    def looping(self) -> int:
+        """See `Storage`."""
+        return self.shape.layers
+
+    def place(self, sequence: int, blocks: Sequence[int]) -> None:
+        """Sets the block table of a sequence."""
+        in_place = list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)))
+        self.first[sequence] = blocks[0] * self.shape.size if in_place else -1
+        self.rooms[sequence] = len(blocks) * self.shape.size
+        self.table[sequence, : len(blocks)] = to_device(np.array(blocks, dtype=np.int64), self.table.device)
+
+    def release(self, sequence: int) -> None:
+        """Forgets where the blocks of a sequence lie: others are read at once only where all are in place."""
+        self.first[sequence] = self.rooms[sequence] = 0
+        if self.segments is not None:
+            self.segments.clear(sequence)
+
+    def begin(self, sequence: int, coded: int, last_plane: int) -> None:
+        """Notes what a sequence finds encoded, and the last plane that its tokens write."""
+        self.last_planes[sequence] = last_plane
+        if self.segments is not None:
+            self.segments.coded[sequence] = coded
+
+    def pop_errors(self) -> dict[int, Exception]:
+        """What broke since the last call while segments were encoded, by sequence: numbers that are not finite."""
+        errors, self._errors = self._errors, {}
+        return errors
+
+    def _encode_segment(self, sequence: int, start: int) -> None:
+        assert self.segments is not None
+        positions = torch.arange(start, start + self.segments.segment, device=self.table.device)
+        size = self.shape.size
+        coded_at = self.table[sequence, positions // size] * size + positions % size
+        last = torch.full_like(positions, self.last_planes[sequence])
+        under_way = positions % self.segments.segment + sequence * self.segments.segment
+        for layer in self.planes:
+            assert isinstance(layer, CodedLayer)
+            if self.last_planes[sequence] < self.shape.planes - 1:
+                # the anchor is a plane that something was written to
+                layer.propagate_past_exit(under_way, last)
+            try:
+                layer.encode(sequence, start, coded_at)
+            except ValueError as error:
+                # ends this sequence alone
+                self._errors[sequence] = error
+
+    def placement(self, longest: int) -> Placement:
+        """Where cache positions lie."""
+        if self.segments is not None:
+            segment, sequences = self.segments.segment, self.segments.sequences
+            coded = CodedPlacement(self.shape.size, self.table)
+            return Placement(segment, sequences * segment + 1, coded=coded)
+        total = self.blocks * self.shape.size + 1
+        return Placement(self.shape.size, total, self.table, self.first, self.rooms)
+
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Fills blocks with zeros; coded ones are written before they are read, and hold no NaN."""
+        for layer in self.planes if self.segments is None else ():
+            layer.wipe(blocks)
