@@ -1,14 +1,12 @@
 """Attention of the rows of a pass, each over the K/V plane of its own loop up to its own position."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from sigma0.decode.lanes import Lanes
-from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import (
     BlockLayer,
     BlockShape,
@@ -22,7 +20,6 @@ from sigma0.decode.ops import (
     spans_of,
 )
 from sigma0.decode.planes import CodedLayer, LayerPlanes
-from sigma0.decode.settings import Program, SequenceSettings
 
 
 @dataclass(frozen=True)
@@ -287,30 +284,3 @@ class PassRows:
         start = at.cache_positions[span.start] + 1 - span.lengths[0]
         seen = torch.arange(span.longest, device=at.loops.device) + start
         return replace(span, positions=self._placement.flat(at.sequences[span.start].expand_as(seen), seen))
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What a step works on.
-
-    Attributes:
-        model: The looped model.
-        lanes: Tokens in flight.
-        settings: Of every sequence.
-        program: What a pass has to compute.
-        layers: Planes of every layer.
-        placement: Where cache positions lie.
-        longest: Bound on the cache positions of a pass, plus one.
-        ops: Operations of a pass.
-        loop: What runs the block in place of the model's own `loop`; None for that.
-    """
-
-    model: LoopedModel
-    lanes: Lanes
-    settings: SequenceSettings
-    program: Program
-    layers: Sequence[LayerPlanes]
-    placement: Placement
-    longest: int
-    ops: Operations
-    loop: Callable[[Tensor, PassRows], Tensor] | None = None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sigma0.decode import settings as columns
-from sigma0.decode.attention import Batch, RowIndices
+from sigma0.decode.attention import RowIndices
 from sigma0.decode.lanes import (
     CACHE_POSITION,
     CUMULATIVE,
@@ -19,7 +19,7 @@ from sigma0.decode.lanes import (
 )
 from sigma0.decode.masks import mask_logits
 from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LoopEndOutput
-from sigma0.decode.prefill import read_rows
+from sigma0.decode.prefill import Batch, read_rows
 
 # A decision beside those of `sigma0.decode.ops`: a grammar leaves one id, so nothing has to be read.
 FORCED = 4

@@ -1,10 +1,17 @@
-"""Prefill beside the lanes: positions of prompts, and positions that are recomputed, run in the passes of others.
+"""What a step works on, prefill beside the lanes, and the prelude and coda of the rows of both.
 
-A chunk enters at loop 1 and runs a loop in every pass, one chunk of a sequence at least as deep as the one behind it.
-No decision is taken about its rows: each leaves after a loop that is known beforehand.
+Positions of prompts, and positions that are recomputed, run in the passes of others. A chunk enters at loop 1 and runs
+a loop in every pass, one chunk of a sequence at least as deep as the one behind it. No decision is taken about its
+rows: each leaves after a loop that is known beforehand.
+
+Prelude and coda are layers that run once for a token, over K/V planes of their own. A prelude runs in the pass of a
+token's first loop. A coda runs whenever a token is read, and its K/V stay as that reading left them, so that later
+tokens see each token as it was read: in plane READ. Under `verify` what is emitted is read at loop T over plane FINAL,
+which only such readings and prompts write; the K/V of drafts never come into it. Plane READ takes over what FINAL says,
+so that drafts see the best that is known of the tokens before them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,14 +19,43 @@ import torch
 from torch import Tensor
 
 from sigma0.decode import settings as columns
-from sigma0.decode.attention import Batch, PassRows, Placement, RowIndices
+from sigma0.decode.attention import PassRows, Placement, RowIndices
+from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import BatchRows, LoopedModel
-from sigma0.decode.ops import copy_plane
+from sigma0.decode.ops import Operations, copy_plane
 from sigma0.decode.planes import FINAL, READ, LayerPlanes
+from sigma0.decode.settings import Program, SequenceSettings
 from sigma0.decode.transfer import Ints, to_device
 
 # Above every cache position.
 ALL_FINAL = 2**62
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step works on.
+
+    Attributes:
+        model: The looped model.
+        lanes: Tokens in flight.
+        settings: Of every sequence.
+        program: What a pass has to compute.
+        layers: Planes of every layer.
+        placement: Where cache positions lie.
+        longest: Bound on the cache positions of a pass, plus one.
+        ops: Operations of a pass.
+        loop: What runs the block in place of the model's own `loop`; None for that.
+    """
+
+    model: LoopedModel
+    lanes: Lanes
+    settings: SequenceSettings
+    program: Program
+    layers: Sequence[LayerPlanes]
+    placement: Placement
+    longest: int
+    ops: Operations
+    loop: Callable[[Tensor, PassRows], Tensor] | None = None
 
 
 @dataclass(frozen=True)

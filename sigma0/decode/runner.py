@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.attention import Batch
 from sigma0.decode.compiled import Announce, CompiledLoop, silently
 from sigma0.decode.graphs import StepGraphs
 from sigma0.decode.kv_store import Storage
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.prefill import Prefill
+from sigma0.decode.prefill import Batch, Prefill
 from sigma0.decode.settings import Program, SequenceSettings
 from sigma0.decode.step import (
     DECODING,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sigma0.cpp_compiler import compiler
-from sigma0.decode.attention import Batch, PassRows, RowIndices
+from sigma0.decode.attention import PassRows, RowIndices
 from sigma0.decode.compiled import Announce, model_tensors, programs_of, silently, state_key, tensors_of
 from sigma0.decode.finite import BROKEN
 from sigma0.decode.graphs import Capture, Captured, CudaCapture, StepGraph, StepGraphs
@@ -33,7 +33,7 @@ from sigma0.decode.ops import (
     compiled_together,
     no_broadcast,
 )
-from sigma0.decode.prefill import Prefill
+from sigma0.decode.prefill import Batch, Prefill
 from sigma0.decode.runner import NOTHING, EagerRunner, LateRunner, RunnerChoice, Step, replaceable
 from sigma0.decode.settings import Program, SequenceSettings
 from sigma0.decode.step import Choice, Looped, run_block, whole_step

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from sigma0.decode.attention import Batch
 from sigma0.decode.finite import BROKEN, flag_broken
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, POSITION, STAGE
 from sigma0.decode.ops import combined, counter_words, gumbel, no_broadcast
+from sigma0.decode.prefill import Batch
 from sigma0.decode.sampling_params import (
     DRAWS,
     FREQUENCY,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sigma0.decode import settings as columns
-from sigma0.decode.attention import Batch, PassRows, RowIndices
+from sigma0.decode.attention import PassRows, RowIndices
 from sigma0.decode.decisions import (
     FORCED,
     Rows,
@@ -49,7 +49,7 @@ from sigma0.decode.lanes import (
 from sigma0.decode.masks import forbidden
 from sigma0.decode.ops import DIVERGED, MET, LoopEndOutput
 from sigma0.decode.planes import propagate_past_exits
-from sigma0.decode.prefill import Prefill, prefill_coda, prefill_prelude, read_rows, run_prelude
+from sigma0.decode.prefill import Batch, Prefill, prefill_coda, prefill_prelude, read_rows, run_prelude
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 from sigma0.decode.transfer import Ints, PassCounts
 
