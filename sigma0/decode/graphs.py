@@ -63,7 +63,7 @@ class StepGraph:
 
 
 class StepGraphs:
-    """Captured steps; not copied with a cache, whose tensors a copy does not share.
+    """Captured steps.
 
     Args:
         capture: Captures them.
@@ -77,6 +77,10 @@ class StepGraphs:
         self.capture = capture
         self.steps: dict[Hashable, StepGraph] = {}
         self._planes: Tensor | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a cache, whose tensors it does not share, makes its own."""
+        return None
 
     def keep_over(self, planes: Tensor) -> None:
         """Drops the steps over other planes, whose memory they would keep."""

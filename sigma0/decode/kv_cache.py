@@ -20,30 +20,6 @@ from sigma0.decode.stats import RunRecord
 from sigma0.decode.transfer import Bools, PassCounts, PendingTokens, to_host
 
 
-class RunBuffers:
-    """Settings of the sequences of a cache, and graphs of the steps over them.
-
-    Args:
-        sequences: S.
-        depth: T.
-        device: Where the lanes are.
-
-    Attributes:
-        settings: When sequences stop and end.
-        sampling: How their ids are sampled.
-        graphs: Steps; None before the first.
-    """
-
-    def __init__(self, sequences: int, depth: int, device: torch.device) -> None:
-        self.settings = SequenceSettings(sequences, depth, device)
-        self.sampling = SamplingSettings(sequences, device)
-        self.graphs: StepGraphs | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copy of a cache makes its own."""
-        return None
-
-
 class Plane(CacheLayerMixin):  # type: ignore[misc]
     """One (layer, loop) of a `DepthCache`, as transformers sees it.
 
@@ -125,7 +101,9 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         length: Cache positions in use, in-flight batch included.
         depth: Loops that prompts run in this cache (T, or k under `fixed`); None while it is empty.
         lanes: Tokens in flight; None before the first.
-        buffers: What runs leave to each other; None before the first.
+        settings: When sequences stop and end; None before the first run, as are the next two.
+        sampling: How their ids are sampled.
+        graphs: Captured steps.
         pending: Tokens with a cache position that no loop has run, since their sequence had ended; None if none.
         ended: Sequences that have ended though a lockstep loop still feeds them, bool `[B]`; None if unknown.
         counts: What was computed through this cache.
@@ -164,7 +142,9 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         self.length = 0
         self.depth: int | None = None
         self.lanes: Lanes | None = None
-        self.buffers: RunBuffers | None = None
+        self.settings: SequenceSettings | None = None
+        self.sampling: SamplingSettings | None = None
+        self.graphs: StepGraphs | None = None
         self.pending: PendingTokens | None = None
         self.ended: Bools | None = None
         self.counts = PassCounts()
@@ -301,17 +281,18 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         lanes = self.lanes
         if lanes is None or (lanes.hidden.dtype, lanes.device) != (like.dtype, like.device):
             self.lanes = lanes = Lanes(self.batch, self.depth, like, width)
-            self.buffers = None
+            self.settings = self.sampling = self.graphs = None
         return lanes
 
-    def reserve_buffers(self) -> RunBuffers:
-        """Settings of all sequences, none of which is set, and graphs over these and the lanes."""
-        assert self.lanes is not None, "there are no lanes"
-        if self.buffers is None:
-            self.buffers = RunBuffers(self.lanes.sequences, self.lanes.depth, self.lanes.device)
-        self.buffers.settings.reset()
-        self.buffers.sampling.reset()
-        return self.buffers
+    def reserve_settings(self) -> tuple[SequenceSettings, SamplingSettings]:
+        """When all sequences stop, and how their ids are sampled; none of them is set."""
+        lanes = self.lanes
+        assert lanes is not None, "there are no lanes"
+        self.settings = self.settings or SequenceSettings(lanes.sequences, lanes.depth, lanes.device)
+        self.sampling = self.sampling or SamplingSettings(lanes.sequences, lanes.device)
+        self.settings.reset()
+        self.sampling.reset()
+        return self.settings, self.sampling
 
     def reserve_positions(self, cache_positions: int) -> None:
         """Makes room for so many cache positions in every layer."""
@@ -463,7 +444,7 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             planes.select(indices)
         if self.segments is not None:
             self.segments = self.segments.select(indices)
-        self.lanes = self.buffers = None
+        self.lanes = self.settings = self.sampling = self.graphs = None
         if self._seen is not None:
             self._seen = self._seen.index_select(0, indices.to(self._seen.device))
             self._find_starts()

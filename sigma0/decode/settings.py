@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,7 +33,6 @@ class Program:
         reads_logits: Some sequence's rule reads the head at every loop, so all tokens that decode are read.
         verify: Some sequence checks its drafts.
         mixed: Some sequence does not check its drafts, though another one does.
-        judges_all: Every sequence checks its drafts, at every loop.
         redrafts: Some sequence checks its drafts at every loop.
         leaves: Some token leaves before loop T: under `drop`, or under `fixed`.
         drops: Some token runs no loop after its exit.
@@ -54,7 +52,6 @@ class Program:
     reads_logits: bool = False
     verify: bool = False
     mixed: bool = False
-    judges_all: bool = False
     redrafts: bool = False
     leaves: bool = False
     drops: bool = False
@@ -64,16 +61,6 @@ class Program:
     draws: bool = False
     criteria: frozenset[str] = frozenset()
     masked: bool = False
-
-    @cached_property
-    def stops_by_gate(self) -> bool:
-        """Whether nothing but `qexit` and what is known without a rule stops tokens."""
-        return not (self.modes or self.watch or self.reads_logits or self.criteria or self.breaks or self.forced)
-
-    @cached_property
-    def stops_by_margin(self) -> bool:
-        """The same with `margin` beside it, or in its place."""
-        return self.margin and not (self.modes or self.watch or self.criteria or self.breaks or self.forced)
 
     @property
     def known(self) -> bool:
@@ -220,7 +207,6 @@ class SequenceSettings:
             criteria=frozenset(each.rule.config.mode for each in wanted if each.rule.criterion is not None),
             verify=any(each.verify for each in wanted),
             mixed=len({each.verify for each in wanted}) > 1,
-            judges_all=bool(wanted) and all(each.verify and each.rule.config.redraft for each in wanted),
             redrafts=any(each.verify and each.rule.config.redraft for each in wanted),
             leaves=any(each.drop or (not each.verify and each.rule.last_loop < self.depth) for each in wanted),
             drops=any(each.drop for each in wanted),

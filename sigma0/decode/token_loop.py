@@ -150,8 +150,8 @@ class TokenLoop:
         with torch.no_grad():
             like = model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=self.device))
             cache.reserve_lanes(like, model.state_width)
-        self._buffers = cache.reserve_buffers()
-        self.choice: Sampler | Host = choice_for(self, logits_processor, generation_config, self._buffers.sampling)
+        self._settings, sampling = cache.reserve_settings()
+        self.choice: Sampler | Host = choice_for(self, logits_processor, generation_config, sampling)
         wanted = getattr(generation_config, "runner", "auto")
         self._grammars = self._grammar_rows(grammars, config)
         self.runner = self._runner(config, wanted, getattr(model, "announce", silently))
@@ -162,7 +162,7 @@ class TokenLoop:
         with torch.no_grad():
             lanes = cache.lanes
             assert lanes is not None
-            settings = self._buffers.settings
+            settings = self._settings
             drop = config.after_exit == "drop"
             settings.set_exit(range(batch), SequenceExit(self.rule, drop, self.verifies, self.first_position))
             limit = None if self.max_length is None else self.max_length - 1 - self.shift
@@ -176,10 +176,9 @@ class TokenLoop:
             waits = None if self.record is None else "statistics are kept of every token"
             waits = waits if self._grammars is None else "a grammar says of each token which ids may follow"
             chosen = choose_runner(wanted, self.model, python, waits)
-            buffers = self._buffers
-            runner = open_runner(chosen, self.model, lanes, settings, cache, cache.counts, announce, buffers.graphs)
+            runner = open_runner(chosen, self.model, lanes, settings, cache, cache.counts, announce, cache.graphs)
             if isinstance(runner, GraphRunner):
-                buffers.graphs = runner.graphs
+                cache.graphs = runner.graphs
             runner.use(settings.program(paths=self.record is not None, masked=self._grammars is not None))
             if self.record is not None:
                 self.record.follow(lanes, self.model.gate, self.rule, drop)

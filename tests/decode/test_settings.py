@@ -157,7 +157,7 @@ LATE = SequenceExit(rule(redraft=False), verify=True)
         ([SequenceExit(rule(mode="kl"))], {"criteria": frozenset({"kl"}), "reads_logits": True}),
         ([SequenceExit(rule(mode="cosine"))], {"criteria": frozenset({"cosine"})}),
         ([SequenceExit(rule(inner_break=True))], {"gate": True, "breaks": True, "watch": True}),
-        ([VERIFIED], {"gate": True, "verify": True, "judges_all": True, "redrafts": True}),
+        ([VERIFIED], {"gate": True, "verify": True, "redrafts": True}),
         ([VERIFIED, LATE], {"gate": True, "verify": True, "redrafts": True}),
         ([LATE], {"gate": True, "verify": True}),
         ([VERIFIED, QEXIT], {"gate": True, "verify": True, "mixed": True, "redrafts": True}),
@@ -165,7 +165,7 @@ LATE = SequenceExit(rule(redraft=False), verify=True)
         ([SequenceExit(rule(mode="fixed", depth=3))], {"leaves": True}),
         ([SequenceExit(rule(mode="fixed", depth=4))], {}),
         ([SequenceExit(rule(mode="fixed", depth=3), verify=True)],
-         {"verify": True, "judges_all": True, "redrafts": True}),
+         {"verify": True, "redrafts": True}),
         ([SequenceExit(rule(), prompt_in_lanes=True)], {"gate": True, "prompts": True}),
     ],
 )  # fmt: skip
@@ -185,14 +185,9 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_what_stops_tokens(name):
-    program = Program(**{name: PARTS[name]})
-    by_gate = {"modes", "watch", "reads_logits", "criteria", "breaks", "forced"}
-    assert program.stops_by_gate == (name not in by_gate)
-    assert program.known == (name not in {"gate", "modes", "reads_logits", "criteria", "breaks", "forced"})
-    with_margin = Program(**{"margin": True, name: PARTS[name]})
-    assert with_margin.stops_by_margin == (name not in by_gate - {"reads_logits"})
-    assert program.stops_by_margin == (name == "margin")
+def test_what_stops_tokens_is_known_or_looked_at(name):
+    known = name not in {"gate", "modes", "reads_logits", "criteria", "breaks", "forced"}
+    assert Program(**{name: PARTS[name]}).known == known
 
 
 def test_parameters_of_rows_are_those_of_their_sequences():
