@@ -361,7 +361,7 @@ if wants_triton():
         # every part takes whole tiles, so that they are aligned however long the context is
         tiles = ((last + 1 - first).to(tl.int32) + TILE - 1) // TILE
         tiles_each = (tiles + MOST_PARTS * PART_TILES - 1) // (MOST_PARTS * PART_TILES) * PART_TILES
-        count = tl.maximum(tl.cdiv(tiles, tiles_each), 1)
+        count = tl.maximum(tl.cdiv(tiles, tl.maximum(tiles_each, 1)), 1)
         if split >= count:
             return
         begin = first + split * tiles_each * TILE

@@ -19,6 +19,7 @@ from sigma0.kernels import (
     row_norm_kernel,
     row_product,
     row_qkv,
+    step_rows,
 )
 from sigma0.kernels.plane_codec import WIDTHS as WIDTHS_OF_CODES
 
@@ -69,6 +70,7 @@ class Variant:
             "OUTPUTS",
             "STEP",
             "PARTS",
+            "TURNS",
         )
         flags = [name.lower() for name, value in self.constants.items() if value is True]
         return " ".join([f"{name.lower()} {self.constants[name]}" for name in sizes if name in self.constants] + flags)
@@ -86,6 +88,7 @@ def variants() -> Iterator[Variant]:
         yield from _rows(dtype)
         yield from _row_norms(dtype)
         yield from _plane_copies(dtype)
+        yield from _step_rows(dtype)
 
 
 def _loop_ends(dtype: torch.dtype) -> Iterator[Variant]:
@@ -289,6 +292,31 @@ def _plane_copies(dtype: torch.dtype) -> Iterator[Variant]:
     signature = _signature(function, {"like_ptr": DTYPES[dtype]}, places)
     constants = {"BLOCK": plane_copy._BLOCK, "PDL": False}
     yield Variant("plane_copy", function, dtype, signature, constants, frozenset({"width"}), 4)
+
+
+def _step_rows(dtype: torch.dtype) -> Iterator[Variant]:
+    """Alone, and with all that a step may decide; of up to 4, and up to 32 loops."""
+    states = ("hidden", "previous", "paths", "states", "embedding", "logits")
+    tables = ("table", "settings", "blocks", "columns", "before", "lines", "eos", "given", "settled", "exits")
+    types = (
+        dict.fromkeys(_pointers(*states), DTYPES[dtype]),
+        dict.fromkeys(_pointers(*tables), "*i64"),
+        dict.fromkeys(_pointers("thresholds", "row_thresholds", "gate", "values"), "*fp32"),
+        dict.fromkeys(_pointers("counts", "decisions", "ids"), "*i32"),
+        {"met_ptr": "*i1"},
+    )
+    sizes = {"BLOCK": step_rows.BLOCK, "PDL": False}
+    parts = {"PARTS": step_rows.PARTS, **sizes}
+    kinds = ("CHECKS", "HOLDS", "SUSPENDS", "RULED", "GIVEN", "SETTLED", "PATHS")
+    kernels: list[tuple[str, Any, dict[str, Any]]] = [("best_parts", step_rows._best_kernel, parts)]
+    for all_of_it, turns in ((False, 4), (True, 4), (True, 32)):
+        begins = {"PAGED": all_of_it, "LANES": step_rows.LANES, **sizes}
+        decides = dict.fromkeys(kinds, all_of_it) | {"TURNS": turns, **parts}
+        kernels += [("begin_rows", step_rows._begin_kernel, begins)] if turns == 4 else []
+        kernels.append(("settle_rows", step_rows._settle_kernel, decides))
+    for name, function, constants in kernels:
+        aligned = frozenset({"width", "row_stride", "vocabulary", "part"})
+        yield Variant(name, function, dtype, _signature(function, *types), constants, aligned, 4)
 
 
 def _pointers(*tensors: str) -> list[str]:

@@ -109,6 +109,7 @@ class PassRows:
         ops: Attention operations.
         longest: One more than the largest cache position, or a bound on it.
         live: Which rows are somebody's, bool `[R]`; None where all are.
+        written: Plane * positions + position that each row writes, -1 of nobody's, int64 `[R]`, where it is known.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class PassRows:
         ops: Operations,
         longest: int,
         live: Tensor | None = None,
+        written: Tensor | None = None,
     ) -> None:
         self.longest = longest
         self._layers = layers
@@ -131,9 +133,9 @@ class PassRows:
         self._indices, self._by_device = indices, {indices.loops.device: indices}
         self._known_rows: dict[torch.device, DepthRows] = {}
         self._places = None if ops.attend_rows is None else self._placed()
-        self._flat = None if self._places is not None else self._flat_rows()
+        self._flat = None if self._places is not None or written is not None else self._flat_rows()
         # for the kernel that writes only rows that are somebody's
-        self._written = self._flat
+        self._written = self._flat if written is None else written
         if ops.project_rows is not None and self._flat is not None and live is not None:
             self._written = torch.where(live, self._flat, -1)
 
@@ -191,8 +193,11 @@ class PassRows:
             return self.ops.attend_rows(own_keys, own_values, query, keys, values, self._places, scaling)
         indices = self._on(query.device)
         if keys is not None and values is not None:
-            assert self._flat is not None
-            planes.write(self._flat.to(keys.device), keys, values)
+            flat = self._flat
+            if flat is None:
+                assert self._written is not None
+                flat = torch.where(self._written < 0, self._placement.total - 1, self._written)
+            planes.write(flat.to(keys.device), keys, values)
         if isinstance(planes, CodedLayer):
             tails = planes.flat_keys, planes.flat_values
             return self.ops.coded_attention(query, tails, planes.coded, self._coded_rows(indices), scaling)

@@ -63,6 +63,7 @@ from sigma0.kernels.row_product import DTYPES as ROW_DTYPES
 from sigma0.kernels.row_product import compiled_together
 from sigma0.kernels.row_qkv import row_qkv
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
+from sigma0.kernels.step_rows import BegunRows, begin_rows, best_parts, settle_rows
 from sigma0.presence import wants_triton
 
 __all__ = [
@@ -83,6 +84,7 @@ __all__ = [
     "STATISTICS",
     "TORCH",
     "Backend",
+    "BegunRows",
     "Block",
     "BlockLayer",
     "BlockShape",
@@ -111,6 +113,8 @@ __all__ = [
     "Span",
     "Steps",
     "TextMemory",
+    "begin_rows",
+    "best_parts",
     "certainty",
     "collapse_reference",
     "combined",
@@ -128,6 +132,7 @@ __all__ = [
     "operations",
     "row_norm",
     "runs_triton",
+    "settle_rows",
     "solve",
     "span_attention",
     "spans_of",
@@ -181,6 +186,7 @@ class Operations:
             likewise.
         add_rows: Parts, normed and added to the residual, and what is normed ahead of the next product
             (`sigma0.kernels.row_norm_kernel`); None likewise.
+        step_rows: Whether whole steps run but for their layers by `sigma0.kernels.step_rows`, where these know them.
         coded_attention: Attention over planes in few bits (`sigma0.kernels.coded_attention`).
         broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
             identity where the model is on one rank.
@@ -204,6 +210,7 @@ class Operations:
     gate_rows: Callable[[Tensor, Tensor], Tensor] | None = None
     parts_rows: Callable[[Tensor, Tensor], Tensor] | None = None
     add_rows: Callable[..., tuple[Tensor, Tensor]] | None = None
+    step_rows: bool = False
     coded_attention: Callable[[Tensor, Sequence[Tensor], Sequence[CodedPlanes], CodedRows, float], Tensor] = (
         coded_attention_reference
     )
@@ -213,7 +220,7 @@ class Operations:
         """Those that do not reach into planes by themselves."""
         if not any((self.attend_rows, self.depth_attention, self.project_rows, self.run_block)):
             return self
-        return replace(self, attend_rows=None, depth_attention=None, project_rows=None, run_block=None)
+        return replace(self, attend_rows=None, depth_attention=None, project_rows=None, run_block=None, step_rows=False)
 
     def product(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
         """The product of rows `[R, D]` of a dtype with a weight `[N, D]`."""
@@ -271,6 +278,7 @@ TRITON = Operations(
     gate_rows=row_gated,
     parts_rows=row_parts,
     add_rows=row_residual,
+    step_rows=True,
     coded_attention=coded_attention,
 )
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sigma0.cpp_compiler import compiler
+from sigma0.decode import kernel_step
 from sigma0.decode.attention import PassRows, RowIndices
 from sigma0.decode.compiled import Announce, model_tensors, programs_of, silently, state_key, tensors_of
 from sigma0.decode.finite import BROKEN
@@ -359,12 +360,12 @@ class GraphRunner(LateRunner):
         try:
             with self._announce(f"a step of {count} rows"):
                 if not graphs.steps and self.lanes.device.type == "cuda" and batch.ops.project_rows is not None:
-                    self._compile_kernels(batch, count)
+                    self._compile_kernels(batch, choice, count)
                 return graphs.capture(step)
         finally:
             stages.copy_(before)
 
-    def _compile_kernels(self, batch: Batch, count: int) -> None:
+    def _compile_kernels(self, batch: Batch, choice: Choice, count: int) -> None:
         """Compiles what a pass launches side by side, where a first pass would compile one kernel after the other."""
         hidden = self.lanes.hidden[:count]
         none = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
@@ -373,7 +374,9 @@ class GraphRunner(LateRunner):
             # nobody's rows: they write no K/V
             view = PassRows(batch.layers, batch.placement, rows, batch.ops, batch.longest, none > 0)
             self.model.loop(hidden, view)
-            if not self.model.stages[1]:
+            if kernel_step.knows(batch, choice.takes_best):
+                kernel_step.compile_kernels(batch, count, self.chosen.late)
+            elif not self.model.stages[1]:
                 self.model.read(hidden)
 
     def _compiled(self, batch: Batch, choice: Choice, count: int, key: Hashable) -> tuple[Tensor, ...]:

@@ -219,11 +219,15 @@ class SequenceSettings:
 
     def rows(self, program: Program, sequences: Tensor) -> RuleRows:
         """Parameters of the loop end for rows of these sequences, int64 `[R]`."""
-        table = self.table.index_select(0, sequences)
+        own = self.thresholds[:, OWN].index_select(0, sequences)
+        return self.rules(program, self.table.index_select(0, sequences), own)
+
+    def rules(self, program: Program, table: Tensor, thresholds: Tensor) -> RuleRows:
+        """The same of rows whose settings are `[R, 11]`, and whose rules' thresholds `[R]`."""
         return RuleRows(
             modes=program.modes | ({"qexit"} if program.gate else frozenset()),
             mode=table[:, MODE],
-            threshold=self.thresholds[:, OWN].index_select(0, sequences),
+            threshold=thresholds,
             last_loop=table[:, LAST],
             patience=table[:, PATIENCE],
             min_loops=table[:, MIN_LOOPS],

@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sigma0.decode import kernel_step
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, RowIndices
 from sigma0.decode.decisions import (
@@ -277,6 +278,8 @@ def whole_step(
     """
     lanes, program = batch.lanes, batch.program
     padded = decoding is None
+    if padded and kernel_step.knows(batch, choice.takes_best):
+        return kernel_step.run_step(batch, count, suspends)
     if entering is None:
         # a sequence has one token that decodes at most
         entering = min(count, lanes.sequences) if decoding is None else decoding
