@@ -45,10 +45,18 @@ class Model(native.Model):
         return hidden.roll(1, -1) + rows.loops(hidden.device)[:, None]
 
     def loop_end_weights(self):
-        return LoopEndWeights(None, 0.0, self.gate_weight[0], self.gate_bias)
+        return LoopEndWeights(None, 0.0, self.gate_weight[0].to(DEVICE), self.gate_bias.to(DEVICE))
 
     def plain_weights(self):
         return EndWeights(embedding=self.embedding)
+
+
+def moved(thing):
+    """An object whose tensors are on the device under test."""
+    for name, part in vars(thing).items():
+        if isinstance(part, torch.Tensor):
+            setattr(thing, name, part.to(DEVICE))
+    return thing
 
 
 def drawn(seed, sequences, depth, verify):
@@ -73,15 +81,19 @@ def drawn(seed, sequences, depth, verify):
     blocks = torch.tensor(generator.permutation(sequences * 4).reshape(sequences, 4))
     paged = bool(generator.random() < 0.5)
     size, total = (SIZE, sequences * 4 * SIZE + 1) if paged else (native.LONGEST, sequences * native.LONGEST + 1)
-    place, model, batches = Placement(size, total, blocks if paged else None), Model(seed), []
+    place = Placement(size, total, blocks.to(DEVICE) if paged else None)
+    model, batches = moved(Model(seed)), []
     kept = torch.tensor(generator.random((2, depth, total, 1, 2))).float()
     for own in both:
         if seed % 3 == 0:
             own.hidden[seed % own.count] = torch.nan
-        own.watch().counts[:-1, 0] = torch.where(own.table[:-1, lanes.STAGE] < depth, own.table[:-1, lanes.STAGE], 0)
+        stage = moved(own).table[:-1, lanes.STAGE]
+        own.watch().counts[:-1, 0] = torch.where(stage < depth, stage, 0)
         planes = LayerPlanes(torch.zeros(1, 1, 2), depth, (total - 1) // size, size)
         planes.flat_keys, planes.flat_values = kept.clone()
-        batches.append(Batch(model, own, wanted, program, [planes], place, native.LONGEST, model.operations))
+        batches.append(
+            Batch(model, own, moved(wanted), program, [moved(planes)], place, native.LONGEST, model.operations)
+        )
     return generator, batches
 
 
@@ -95,12 +107,14 @@ def told(batch, lines):
 
 
 @pytest.mark.cpu(20)
+@pytest.mark.usefixtures("on_device")
 @pytest.mark.parametrize("seeds", [range(6), *(slow(range(start, start + 20)) for start in range(6, 106, 20))])
 def test_steps_are_those_in_torch(seeds, monkeypatch):
     """Drafts that fall, ends, broken logits, every rule, and bounds above the rows; three steps of each draw."""
     ended, fell, broken = 0, 0, 0
     for seed in seeds:
-        generator, batches = drawn(seed, 1 + seed % 4, 1 + seed % 5, seed % 3 > 0)
+        with torch.device("cpu"):
+            generator, batches = drawn(seed, 1 + seed % 4, 1 + seed % 5, seed % 3 > 0)
         own = batches[0].lanes
         sampler = Sampler(SamplingSettings(own.sequences, own.device), torch.zeros(0))
         suspends = bool(generator.random() < 0.5)
