@@ -137,6 +137,27 @@ def test_steps_are_those_in_torch(seeds, monkeypatch):
     assert ended and fell and broken
 
 
+@pytest.mark.usefixtures("on_device")
+def test_the_kernels_of_a_step_are_those_compiled_ahead(monkeypatch):
+    with torch.device("cpu"):
+        _, (batch, _) = drawn(4, 2, 3, True)
+    started, real = [], step_rows.start
+
+    def start(kernel, grid, like, *arguments, **options):
+        kinds = [part.dtype if isinstance(part, torch.Tensor) else part for part in arguments]
+        started.append((kernel, grid, kinds, options))
+        if runs:
+            real(kernel, grid, like, *arguments, **options)
+
+    monkeypatch.setattr(step_rows, "start", start)
+    for runs in (False, True):
+        if runs:
+            kernel_step.run_step(batch, 4, True)
+        else:
+            kernel_step.compile_kernels(batch, 4, True)
+    assert len(started) == 6 and started[:3] == started[3:]
+
+
 def test_columns_are_those_of_the_decoder():
     for module in (lanes, settings, step, exit_state):
         for name in filter(str.isupper, dir(module)):
@@ -201,3 +222,14 @@ def test_a_whole_decode_is_that_in_torch_in_few_launches(config, most, monkeypat
     assert torch.equal(plain.exit_depths, kernels.exit_depths) and plain.exit_reasons == kernels.exit_reasons
     assert (plain.loop_passes, plain.loop_rows) == (kernels.loop_passes, kernels.loop_rows) and len(passes) > 3
     assert {launches + others - 7 for launches, others in passes[1:]} == {most}
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a runner of other devices is asked for")
+def test_layers_that_run_as_modules_write_the_same_positions(monkeypatch):
+    """Products of libraries, which no kernel that writes K/V stands behind."""
+    model, config = tiny_model(seed=3, num_hidden_layers=1, total_ut_steps=3), ExitConfig(q=0.4, after_exit="drop")
+    plain, _ = decoded(model, config, monkeypatch, "torch")
+    model.deterministic = False
+    kernels, passes = decoded(model, config, monkeypatch)
+    assert torch.equal(plain.sequences, kernels.sequences) and torch.equal(plain.exit_depths, kernels.exit_depths)
+    assert len(passes) > 3
