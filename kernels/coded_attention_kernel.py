@@ -6,7 +6,7 @@ share it, in float32, rounded to the model's dtype as K/V are, and never written
 the last that ends would have no registers for it.
 
 A plane's codes of a head lie side by side and are loaded as whole bytes, which a reshape spreads to numbers. How many
-bits they have depends on the row's plane: there is a loop for each width, and all but one of them are empty.
+bits they have depends on the row's plane: there is a loop for each width of the codec, and all but one are empty.
 
 Bytes for each row, K/V head and position of an earlier segment: 2 d (b_t + b_a) / 8 + 4 SCALE_BYTES d / g where plane t
 is a residual to anchor a, half of it where not; of the row's own segment 2 d bytes of the model's dtype: the minimum. A
@@ -98,6 +98,8 @@ def coded_attention(
         PAGED=rows.blocks is not None,
         ANCHOR=-1 if anchor is None else anchor,
         ANCHOR_BITS=0 if anchor is None else codec.bits[anchor],
+        # each a power of 2, which is a bit
+        CODES=sum(set(codec.bits)),
         SCALED=codec.group,
         HEAD=width,
         GROUP=max(SMALLEST_TILE, triton.next_power_of_2(heads // keys.heads)),
@@ -108,7 +110,7 @@ def coded_attention(
         # Triton's interpreter multiplies bfloat16 matrices wrongly
         UPCAST=query.dtype == torch.bfloat16 and not isinstance(_coded_part_kernel, triton.JITFunction),
         num_warps=warps_for(query.dtype),
-        **stages_for(query.dtype),
+        **options_for(query.dtype),
     )
     _join_parts(parts, sums, output)
     return output
@@ -147,9 +149,10 @@ def warps_for(dtype: torch.dtype) -> int:
     return 8 if dtype == torch.float32 else 4
 
 
-def stages_for(dtype: torch.dtype) -> dict[str, int]:
-    """Option for the depth of the pipeline: a deeper one spills."""
-    return {"num_stages": 2}
+def options_for(dtype: torch.dtype) -> dict[str, int]:
+    """Depth of the pipeline, and most registers of a thread: a deeper one spills, and so would a compiler's choice."""
+    stages = 1 if dtype == torch.float32 else 2
+    return {"num_stages": stages} | ({"maxnreg": 255} if torch.version.hip is None else {})
 
 
 def _check(query: Tensor, tails: Sequence[Tensor], coded: Sequence[CodedPlanes], rows: CodedRows) -> None:
@@ -288,6 +291,7 @@ if wants_triton():
         PAGED: tl.constexpr,
         ANCHOR: tl.constexpr,
         ANCHOR_BITS: tl.constexpr,
+        CODES: tl.constexpr,
         SCALED: tl.constexpr,
         HEAD: tl.constexpr,
         GROUP: tl.constexpr,
@@ -344,58 +348,61 @@ if wants_triton():
         anchor_scales_at = anchor * positions * kv_heads * (HEAD // SCALED)
         adds = tl.where(plane != anchor, 1, 0)
         for narrower in tl.static_range(_WIDTHS):
-            # empty for all widths but the plane's own
-            stop = tl.where(bits == (_NARROWEST << narrower), coded_end, begin)
-            for start in range(begin, stop, TILE):
-                cache_positions = start + tl.arange(0, TILE)
-                inside = cache_positions < stop
-                block = sequence
-                offset_in_block = cache_positions
-                if PAGED:
-                    block = tl.load(
-                        blocks_ptr + sequence * blocks_row_stride + cache_positions // block_size, mask=inside, other=0
+            if (_NARROWEST << narrower) & CODES:
+                # empty for all widths but the plane's own
+                stop = tl.where(bits == (_NARROWEST << narrower), coded_end, begin)
+                for start in range(begin, stop, TILE):
+                    cache_positions = start + tl.arange(0, TILE)
+                    inside = cache_positions < stop
+                    block = sequence
+                    offset_in_block = cache_positions
+                    if PAGED:
+                        block = tl.load(
+                            blocks_ptr + sequence * blocks_row_stride + cache_positions // block_size,
+                            mask=inside,
+                            other=0,
+                        )
+                        offset_in_block = cache_positions % block_size
+                    if SEEN:
+                        inside = inside & (
+                            tl.load(seen_ptr + sequence * seen_row_stride + cache_positions, mask=inside, other=0) != 0
+                        )
+                    heads_at = (block * block_size + offset_in_block) * kv_heads + kv_head
+                    k = _decoded(
+                        key_codes_ptr,
+                        key_scales_ptr,
+                        offset,
+                        scales_at,
+                        anchor_offset,
+                        anchor_scales_at,
+                        heads_at,
+                        inside,
+                        adds,
+                        _NARROWEST << narrower,
+                        ANCHOR_BITS,
+                        SCALED,
+                        HEAD,
+                        WIDTH,
                     )
-                    offset_in_block = cache_positions % block_size
-                if SEEN:
-                    inside = inside & (
-                        tl.load(seen_ptr + sequence * seen_row_stride + cache_positions, mask=inside, other=0) != 0
+                    v = _decoded(
+                        value_codes_ptr,
+                        value_scales_ptr,
+                        offset,
+                        scales_at,
+                        anchor_offset,
+                        anchor_scales_at,
+                        heads_at,
+                        inside,
+                        adds,
+                        _NARROWEST << narrower,
+                        ANCHOR_BITS,
+                        SCALED,
+                        HEAD,
+                        WIDTH,
                     )
-                heads_at = (block * block_size + offset_in_block) * kv_heads + kv_head
-                k = _decoded(
-                    key_codes_ptr,
-                    key_scales_ptr,
-                    offset,
-                    scales_at,
-                    anchor_offset,
-                    anchor_scales_at,
-                    heads_at,
-                    inside,
-                    adds,
-                    _NARROWEST << narrower,
-                    ANCHOR_BITS,
-                    SCALED,
-                    HEAD,
-                    WIDTH,
-                )
-                v = _decoded(
-                    value_codes_ptr,
-                    value_scales_ptr,
-                    offset,
-                    scales_at,
-                    anchor_offset,
-                    anchor_scales_at,
-                    heads_at,
-                    inside,
-                    adds,
-                    _NARROWEST << narrower,
-                    ANCHOR_BITS,
-                    SCALED,
-                    HEAD,
-                    WIDTH,
-                )
-                k = k.to(query_ptr.dtype.element_ty).to(q.dtype)
-                v = v.to(query_ptr.dtype.element_ty).to(q.dtype)
-                highest, total, summed = attend_tile(q, k, v, inside, scaling, highest, total, summed)
+                    k = k.to(query_ptr.dtype.element_ty).to(q.dtype)
+                    v = v.to(query_ptr.dtype.element_ty).to(q.dtype)
+                    highest, total, summed = attend_tile(q, k, v, inside, scaling, highest, total, summed)
         for start in range(tl.maximum(begin, own), end, TILE):
             cache_positions = start + tl.arange(0, TILE)
             inside = cache_positions < end

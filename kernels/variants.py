@@ -21,7 +21,6 @@ from sigma0.kernels import (
     row_qkv,
     step_rows,
 )
-from sigma0.kernels.plane_codec import WIDTHS as WIDTHS_OF_CODES
 
 DTYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 # As launches round them up; 8192 takes Huginn's 5280.
@@ -66,6 +65,7 @@ class Variant:
             "GROUP",
             "SPLITS",
             "ANCHOR_BITS",
+            "CODES",
             "PAIRS",
             "OUTPUTS",
             "STEP",
@@ -188,7 +188,7 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
 
 
 def _coded_attentions(dtype: torch.dtype) -> Iterator[Variant]:
-    """Every width of a code is a loop of its own in each: alone, and beside an anchor of each width."""
+    """Each width of a codec is a loop: those of `int8`, `int4` and `residual`, and all beside an anchor of 8 bits."""
     function = coded_attention_kernel._coded_part_kernel
     signature = _signature(
         function,
@@ -202,7 +202,8 @@ def _coded_attentions(dtype: torch.dtype) -> Iterator[Variant]:
     )
     # contiguous with and without pads, and by block
     placed = ((True, True, False), (False, False, True))
-    for width, anchor_bits, (starts, seen, paged) in product(HEAD_WIDTHS, (0, *WIDTHS_OF_CODES), placed):
+    codecs = ((8, 0), (4, 0), (2 + 4, 4), (1 + 2 + 4 + 8, 8))
+    for width, (codes, anchor_bits), (starts, seen, paged) in product(HEAD_WIDTHS, codecs, placed):
         yield Variant(
             "coded_attention",
             function,
@@ -214,6 +215,7 @@ def _coded_attentions(dtype: torch.dtype) -> Iterator[Variant]:
                 "PAGED": paged,
                 "ANCHOR": 3 if anchor_bits else -1,
                 "ANCHOR_BITS": anchor_bits,
+                "CODES": codes,
                 "SCALED": 8 if width % 16 else 16,
                 "HEAD": width,
                 "GROUP": depth_attention.SMALLEST_TILE,
@@ -225,7 +227,7 @@ def _coded_attentions(dtype: torch.dtype) -> Iterator[Variant]:
             },
             frozenset({"query_row_stride"} if width % 16 else {"query_row_stride", "query_head_stride"}),
             coded_attention_kernel.warps_for(dtype),
-            coded_attention_kernel.stages_for(dtype),
+            coded_attention_kernel.options_for(dtype),
         )
 
 

@@ -45,10 +45,18 @@ class Model(native.Model):
         return hidden.roll(1, -1) + rows.loops(hidden.device)[:, None]
 
     def loop_end_weights(self):
-        return LoopEndWeights(None, 0.0, self.gate_weight[0], self.gate_bias)
+        return LoopEndWeights(None, 0.0, self.gate_weight[0].to(DEVICE), self.gate_bias.to(DEVICE))
 
     def plain_weights(self):
         return EndWeights(embedding=self.embedding)
+
+
+def moved(thing):
+    """An object whose tensors are on the device under test."""
+    for name, part in vars(thing).items():
+        if isinstance(part, torch.Tensor):
+            setattr(thing, name, part.to(DEVICE))
+    return thing
 
 
 def drawn(seed, sequences, depth, verify):
@@ -73,15 +81,19 @@ def drawn(seed, sequences, depth, verify):
     blocks = torch.tensor(generator.permutation(sequences * 4).reshape(sequences, 4))
     paged = bool(generator.random() < 0.5)
     size, total = (SIZE, sequences * 4 * SIZE + 1) if paged else (native.LONGEST, sequences * native.LONGEST + 1)
-    place, model, batches = Placement(size, total, blocks if paged else None), Model(seed), []
+    place = Placement(size, total, blocks.to(DEVICE) if paged else None)
+    model, batches = moved(Model(seed)), []
     kept = torch.tensor(generator.random((2, depth, total, 1, 2))).float()
     for own in both:
         if seed % 3 == 0:
             own.hidden[seed % own.count] = torch.nan
-        own.watch().counts[:-1, 0] = torch.where(own.table[:-1, lanes.STAGE] < depth, own.table[:-1, lanes.STAGE], 0)
+        stage = moved(own).table[:-1, lanes.STAGE]
+        own.watch().counts[:-1, 0] = torch.where(stage < depth, stage, 0)
         planes = LayerPlanes(torch.zeros(1, 1, 2), depth, (total - 1) // size, size)
         planes.flat_keys, planes.flat_values = kept.clone()
-        batches.append(Batch(model, own, wanted, program, [planes], place, native.LONGEST, model.operations))
+        batches.append(
+            Batch(model, own, moved(wanted), program, [moved(planes)], place, native.LONGEST, model.operations)
+        )
     return generator, batches
 
 
@@ -95,12 +107,14 @@ def told(batch, lines):
 
 
 @pytest.mark.cpu(20)
+@pytest.mark.usefixtures("on_device")
 @pytest.mark.parametrize("seeds", [range(6), *(slow(range(start, start + 20)) for start in range(6, 106, 20))])
 def test_steps_are_those_in_torch(seeds, monkeypatch):
     """Drafts that fall, ends, broken logits, every rule, and bounds above the rows; three steps of each draw."""
     ended, fell, broken = 0, 0, 0
     for seed in seeds:
-        generator, batches = drawn(seed, 1 + seed % 4, 1 + seed % 5, seed % 3 > 0)
+        with torch.device("cpu"):
+            generator, batches = drawn(seed, 1 + seed % 4, 1 + seed % 5, seed % 3 > 0)
         own = batches[0].lanes
         sampler = Sampler(SamplingSettings(own.sequences, own.device), torch.zeros(0))
         suspends = bool(generator.random() < 0.5)
@@ -121,6 +135,27 @@ def test_steps_are_those_in_torch(seeds, monkeypatch):
             ended, fell = ended + int(lines[:, ENDS].sum()), fell + int((lines[:, step.STANDS] == 0).sum())
             broken += int((lines[:, step.TOKEN] == BROKEN).sum())
     assert ended and fell and broken
+
+
+@pytest.mark.usefixtures("on_device")
+def test_the_kernels_of_a_step_are_those_compiled_ahead(monkeypatch):
+    with torch.device("cpu"):
+        _, (batch, _) = drawn(4, 2, 3, True)
+    started, real = [], step_rows.start
+
+    def start(kernel, grid, like, *arguments, **options):
+        kinds = [part.dtype if isinstance(part, torch.Tensor) else part for part in arguments]
+        started.append((kernel, grid, kinds, options))
+        if runs:
+            real(kernel, grid, like, *arguments, **options)
+
+    monkeypatch.setattr(step_rows, "start", start)
+    for runs in (False, True):
+        if runs:
+            kernel_step.run_step(batch, 4, True)
+        else:
+            kernel_step.compile_kernels(batch, 4, True)
+    assert len(started) == 6 and started[:3] == started[3:]
 
 
 def test_columns_are_those_of_the_decoder():
@@ -187,3 +222,14 @@ def test_a_whole_decode_is_that_in_torch_in_few_launches(config, most, monkeypat
     assert torch.equal(plain.exit_depths, kernels.exit_depths) and plain.exit_reasons == kernels.exit_reasons
     assert (plain.loop_passes, plain.loop_rows) == (kernels.loop_passes, kernels.loop_rows) and len(passes) > 3
     assert {launches + others - 7 for launches, others in passes[1:]} == {most}
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a runner of other devices is asked for")
+def test_layers_that_run_as_modules_write_the_same_positions(monkeypatch):
+    """Products of libraries, which no kernel that writes K/V stands behind."""
+    model, config = tiny_model(seed=3, num_hidden_layers=1, total_ut_steps=3), ExitConfig(q=0.4, after_exit="drop")
+    plain, _ = decoded(model, config, monkeypatch, "torch")
+    model.deterministic = False
+    kernels, passes = decoded(model, config, monkeypatch)
+    assert torch.equal(plain.sequences, kernels.sequences) and torch.equal(plain.exit_depths, kernels.exit_depths)
+    assert len(passes) > 3
