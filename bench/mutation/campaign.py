@@ -26,11 +26,11 @@ class Area:
 
     Attributes:
         sources: Relative to the tree.
-        tests: Folder of its tests.
+        tests: Folders of its tests.
     """
 
     sources: tuple[str, ...]
-    tests: str
+    tests: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Judged:
 
 def test_files(root: Path, areas: Mapping[str, Area]) -> list[str]:
     """The test files of the areas."""
-    folders = dict.fromkeys(area.tests for area in areas.values())
+    folders = dict.fromkeys(folder for area in areas.values() for folder in area.tests)
     return [str(path.relative_to(root)) for each in folders for path in sorted((root / each).rglob("test_*.py"))]
 
 

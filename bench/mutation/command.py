@@ -30,8 +30,10 @@ from sigma0.commands.options import AsJson
 from sigma0.errors import needs_extra
 
 AREAS = {
-    **{name: Area((f"sigma0/{name}",), f"tests/{name}") for name in ("decode", "calibrate", "signals", "ladder")},
-    "scheduler": Area(("serve/engine/scheduler.py",), "tests/serve/engine"),
+    # the server runs the decoder in ways that a call does not
+    "decode": Area(("sigma0/decode",), ("tests/decode", "tests/serve/engine", "tests/models")),
+    **{name: Area((f"sigma0/{name}",), (f"tests/{name}",)) for name in ("calibrate", "signals", "ladder")},
+    "scheduler": Area(("serve/engine/scheduler.py",), ("tests/serve/engine",)),
 }
 # What most tests import: the two that import most from elsewhere.
 _SHARED = ("tests.conftest", "tests.serve.conftest")

@@ -270,3 +270,17 @@ def test_a_cache_whose_last_tokens_were_taken_back_goes_on_without_a_mask():
         nexts = [model(torch.tensor([[33], [34]]), past_key_values=cache, exit_config=FULL).logits for cache in caches]
         torch.testing.assert_close(nexts[0], nexts[1], rtol=1e-4, atol=1e-4)
     assert trimmed
+
+
+@pytest.mark.parametrize("new", [1, 2, 3])
+@pytest.mark.parametrize("after", ["finish", "drop", "verify"])
+def test_a_text_of_few_tokens_has_as_many_and_no_more(new, after):
+    model, ids = tiny_model(seed=3, total_ut_steps=4), torch.tensor([[5, 9, 2]])
+    config = ExitConfig(q=0.4, after_exit=after)
+    asked = {"exit_config": config, "do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
+    out = model.generate(ids, max_new_tokens=new, **asked)
+    longer = model.generate(ids, max_new_tokens=5, **asked)
+    assert out.sequences[0].tolist() == longer.sequences[0, : 3 + new].tolist()
+    assert out.exit_depths[0].tolist() == longer.exit_depths[0, :new].tolist()
+    if after == "verify":
+        assert (out.tail_passes == 0) == (new == 1) and out.loop_passes >= out.tail_passes

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 test_files.__test__ = False
 FILE, TEST_FILE = "sigma0/decode/tiny.py", "tests/decode/test_tiny.py"
-AREAS = {"decode": Area(("sigma0/decode",), "tests/decode")}
+AREAS = {"decode": Area(("sigma0/decode",), ("tests/decode",))}
 
 
 def mutant(after):
