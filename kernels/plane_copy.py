@@ -7,9 +7,9 @@ Bytes for each position and layer, with H_kv heads of d numbers of b bytes: 4 H_
 written; past an exit 2 (1 + T - 1 - e_p) H_kv d b.
 """
 
-import torch
 from torch import Tensor
 
+from sigma0.kernels.operators import row_op
 from sigma0.kernels.row_product import launch_options
 from sigma0.presence import wants_triton
 
@@ -17,6 +17,11 @@ from sigma0.presence import wants_triton
 _BLOCK = 1024
 
 
+def _nothing(keys: Tensor, values: Tensor, positions: Tensor, source: int, target: int) -> None:
+    return None
+
+
+@row_op(_nothing, writes=("keys", "values"))
 def copy_plane(keys: Tensor, values: Tensor, positions: Tensor, source: int, target: int) -> None:
     """The formula above, in place.
 
@@ -29,27 +34,8 @@ def copy_plane(keys: Tensor, values: Tensor, positions: Tensor, source: int, tar
         source: Plane that is read.
         target: Plane that is written.
     """
-    run = torch.ops.sigma0.copy_plane if torch.compiler.is_compiling() else _copy_plane
-    run(keys, values, positions, source, target)
-
-
-def _copy_plane(keys: Tensor, values: Tensor, positions: Tensor, source: int, target: int) -> None:
     for planes in (keys, values):
         planes[target].index_copy_(0, positions, planes[source].index_select(0, positions))
-
-
-def _nothing(keys: Tensor, values: Tensor, positions: Tensor, source: int, target: int) -> None:
-    return None
-
-
-# Not `torch.library.custom_op`, of which a call takes 20 us longer.
-_LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    "copy_plane(Tensor(a!) keys, Tensor(b!) values, Tensor positions, int source, int target) -> ()"
-)
-for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("copy_plane", _copy_plane, _key)  # type: ignore[no-untyped-call]
-torch.library.register_fake("sigma0::copy_plane", _nothing, lib=_LIBRARY)
 
 
 def copy_past_exits(addresses: Tensor, like: Tensor, positions: Tensor, exits: Tensor) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sigma0.kernels.native import function
+from sigma0.kernels.operators import row_op
 
 # Types of numbers as the functions in C++ count them.
 ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -64,8 +65,7 @@ def attend_rows(
     Raises:
         ValueError: For K/V of another dtype.
     """
-    run = torch.ops.sigma0.attend_rows if torch.compiler.is_compiling() else _attend_rows
-    attended: Tensor = run(
+    return _attend_rows(
         keys,
         values,
         query,
@@ -80,9 +80,13 @@ def attend_rows(
         rows.seen,
         scaling,
     )
-    return attended
 
 
+def _attended_shape(keys: Tensor, values: Tensor, query: Tensor, *rest: object) -> Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+@row_op(_attended_shape, writes=("keys", "values"))
 def _attend_rows(
     keys: Tensor,
     values: Tensor,
@@ -159,18 +163,3 @@ def check_planes(dtype: torch.dtype, keys: Tensor, values: Tensor) -> None:
 @lru_cache
 def _attend_in_place() -> Callable[..., None]:
     return function("attend_rows", "n" + 12 * "p" + 10 * "n" + "dn")
-
-
-def _attended_shape(keys: Tensor, values: Tensor, query: Tensor, *rest: object) -> Tensor:
-    return torch.empty_like(query, memory_format=torch.contiguous_format)
-
-
-# Not `torch.library.custom_op`, of which a call takes 20 us longer.
-_LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    "attend_rows(Tensor(a!) keys, Tensor(b!) values, Tensor query, Tensor new_keys, Tensor new_values, "
-    "Tensor sequences, Tensor cache_positions, Tensor planes, int count, Tensor? blocks, Tensor? starts, "
-    "Tensor? seen, float scaling) -> Tensor"
-)
-_LIBRARY.impl("attend_rows", _attend_rows, "CPU")  # type: ignore[no-untyped-call]
-torch.library.register_fake("sigma0::attend_rows", _attended_shape, lib=_LIBRARY)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sigma0.kernels.native import function
+from sigma0.kernels.operators import row_op
 from sigma0.kernels.row_attention import ELEMENTS
 
 # More rows are the library's, which arithmetic binds.
@@ -36,11 +37,14 @@ def row_dot(hidden: Tensor, weight: Tensor) -> Tensor:
     # the compiled function reads memory in order
     if not known or records or not weight.is_contiguous():
         return F.linear(hidden, weight)
-    run = torch.ops.sigma0.row_dot if torch.compiler.is_compiling() else _row_dot
-    output: Tensor = run(hidden, weight, MOST_ROWS[weight.dtype])
-    return output
+    return _row_dot(hidden, weight, MOST_ROWS[weight.dtype])
 
 
+def _output_shape(hidden: Tensor, weight: Tensor, most: int) -> Tensor:
+    return hidden.new_empty(hidden.shape[0], weight.shape[0])
+
+
+@row_op(_output_shape)
 def _row_dot(hidden: Tensor, weight: Tensor, most: int) -> Tensor:
     (rows, width), (columns, inner) = hidden.shape, weight.shape
     fits = hidden.dtype is weight.dtype and width == inner and weight.is_contiguous()
@@ -56,13 +60,3 @@ def _row_dot(hidden: Tensor, weight: Tensor, most: int) -> Tensor:
 @lru_cache
 def _product() -> Callable[..., None]:
     return function("row_dot", "npppnnnn")
-
-
-def _output_shape(hidden: Tensor, weight: Tensor, most: int) -> Tensor:
-    return hidden.new_empty(hidden.shape[0], weight.shape[0])
-
-
-_LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("row_dot(Tensor hidden, Tensor weight, int most) -> Tensor")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("row_dot", _row_dot, "CPU")  # type: ignore[no-untyped-call]
-torch.library.register_fake("sigma0::row_dot", _output_shape, lib=_LIBRARY)

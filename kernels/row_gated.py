@@ -11,7 +11,8 @@ A program computes gates and ups of the same numbers, so that neither is written
 import torch
 from torch import Tensor
 
-from sigma0.kernels.row_product import LIBRARY, ROW_TILE, check_product, start, tiling_of
+from sigma0.kernels.operators import row_op
+from sigma0.kernels.row_product import ROW_TILE, check_product, start, tiling_of
 from sigma0.presence import wants_triton
 
 
@@ -29,20 +30,19 @@ def row_gated_reference(hidden: Tensor, gate_up_weight: Tensor) -> Tensor:
     return torch.nn.functional.silu(gates) * ups
 
 
+def _output_shape(hidden: Tensor, gate_up_weight: Tensor) -> Tensor:
+    return hidden.new_empty((hidden.shape[0], gate_up_weight.shape[0] // 2))
+
+
+@row_op(_output_shape)
 def row_gated(hidden: Tensor, gate_up_weight: Tensor) -> Tensor:
-    """`row_gated_reference` in one launch of a Triton kernel; in a compiled graph the operator `sigma0::row_gated`.
+    """`row_gated_reference` in one launch of a Triton kernel.
 
     Arguments and result are the reference's.
 
     Raises:
         ValueError: For shapes, dtypes or strides that the kernel does not support.
     """
-    run = torch.ops.sigma0.row_gated if torch.compiler.is_compiling() else _launch
-    output: Tensor = run(hidden, gate_up_weight)
-    return output
-
-
-def _launch(hidden: Tensor, gate_up_weight: Tensor) -> Tensor:
     check_product(hidden, gate_up_weight)
     if gate_up_weight.shape[0] % 2:
         raise ValueError(f"gates and ups are as many, got {gate_up_weight.shape[0]} outputs")
@@ -70,14 +70,6 @@ def _launch(hidden: Tensor, gate_up_weight: Tensor) -> Tensor:
         )
     return gated
 
-
-def _output_shape(hidden: Tensor, gate_up_weight: Tensor) -> Tensor:
-    return hidden.new_empty((hidden.shape[0], gate_up_weight.shape[0] // 2))
-
-
-LIBRARY.define("row_gated(Tensor hidden, Tensor gate_up_weight) -> Tensor")  # type: ignore[no-untyped-call]
-LIBRARY.impl("row_gated", _launch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("sigma0::row_gated", _output_shape, lib=LIBRARY)
 
 if wants_triton():
     import triton

@@ -11,12 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigma0.kernels.row_product import LIBRARY, ROW_TILE, check_product, start, tiling_of
+from sigma0.kernels.operators import row_op
+from sigma0.kernels.row_product import ROW_TILE, check_product, start, tiling_of
 from sigma0.presence import wants_triton
 
 
+def _output_shape(hidden: Tensor, weight: Tensor) -> Tensor:
+    return hidden.new_empty((hidden.shape[0], weight.shape[0]))
+
+
+@row_op(_output_shape)
 def row_linear(hidden: Tensor, weight: Tensor) -> Tensor:
-    """`torch.nn.functional.linear` in one launch; in a compiled graph the operator `sigma0::row_linear`.
+    """`torch.nn.functional.linear` in one launch.
 
     Args:
         hidden: x `[R, D]`.
@@ -28,8 +34,9 @@ def row_linear(hidden: Tensor, weight: Tensor) -> Tensor:
     Raises:
         ValueError: For shapes, dtypes or strides that the kernel does not support.
     """
-    run = torch.ops.sigma0.row_linear if torch.compiler.is_compiling() else launch
-    output: Tensor = run(hidden, weight)
+    check_product(hidden, weight)
+    output = torch.empty((len(hidden), len(weight)), dtype=hidden.dtype, device=hidden.device)
+    _launch(hidden, weight, output, tiling_of(hidden, weight))
     return output
 
 
@@ -38,27 +45,18 @@ def row_parts_reference(hidden: Tensor, weight: Tensor) -> Tensor:
     return torch.nn.functional.linear(hidden.float(), weight.float())[None]
 
 
+def _parts_shape(hidden: Tensor, weight: Tensor) -> Tensor:
+    splits = tiling_of(hidden, weight, splits=True).splits
+    return hidden.new_empty((splits, hidden.shape[0], weight.shape[0]), dtype=torch.float32)
+
+
+@row_op(_parts_shape)
 def row_parts(hidden: Tensor, weight: Tensor) -> Tensor:
-    """As `row_linear`, in parts that are to be added in their order; the operator `sigma0::row_parts`.
+    """As `row_linear`, in parts that are to be added in their order.
 
     Returns:
         Float32 `[S, R, N]`.
     """
-    run = torch.ops.sigma0.row_parts if torch.compiler.is_compiling() else launch_parts
-    parts: Tensor = run(hidden, weight)
-    return parts
-
-
-def launch(hidden: Tensor, weight: Tensor) -> Tensor:
-    """As `row_linear`, by the kernel itself."""
-    check_product(hidden, weight)
-    output = torch.empty((len(hidden), len(weight)), dtype=hidden.dtype, device=hidden.device)
-    _launch(hidden, weight, output, tiling_of(hidden, weight))
-    return output
-
-
-def launch_parts(hidden: Tensor, weight: Tensor) -> Tensor:
-    """As `row_parts`, by the kernel itself."""
     check_product(hidden, weight)
     tiling = tiling_of(hidden, weight, splits=True)
     parts = torch.empty((tiling.splits, len(hidden), len(weight)), dtype=torch.float32, device=hidden.device)
@@ -88,22 +86,6 @@ def _launch(hidden: Tensor, weight: Tensor, output: Tensor, tiling: Any) -> None
         **tiling.options,
     )
 
-
-def _output_shape(hidden: Tensor, weight: Tensor) -> Tensor:
-    return hidden.new_empty((hidden.shape[0], weight.shape[0]))
-
-
-def _parts_shape(hidden: Tensor, weight: Tensor) -> Tensor:
-    splits = tiling_of(hidden, weight, splits=True).splits
-    return hidden.new_empty((splits, hidden.shape[0], weight.shape[0]), dtype=torch.float32)
-
-
-LIBRARY.define("row_linear(Tensor hidden, Tensor weight) -> Tensor")  # type: ignore[no-untyped-call]
-LIBRARY.impl("row_linear", launch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("sigma0::row_linear", _output_shape, lib=LIBRARY)
-LIBRARY.define("row_parts(Tensor hidden, Tensor weight) -> Tensor")  # type: ignore[no-untyped-call]
-LIBRARY.impl("row_parts", launch_parts, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("sigma0::row_parts", _parts_shape, lib=LIBRARY)
 
 if wants_triton():
     import triton

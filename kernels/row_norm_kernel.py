@@ -11,7 +11,8 @@ One program has one row, and adds its parts and its squares up in one order. Byt
 import torch
 from torch import Tensor
 
-from sigma0.kernels.row_product import LIBRARY, check_norm, norm_reference, start
+from sigma0.kernels.operators import row_op
+from sigma0.kernels.row_product import check_norm, norm_reference, start
 from sigma0.presence import wants_triton
 
 # The widest row that a program holds.
@@ -34,20 +35,19 @@ def row_norm_reference(hidden: Tensor, weight: Tensor, epsilon: float, residual:
     return normed if residual is None else residual + normed
 
 
+def _output_shape(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None) -> Tensor:
+    return hidden.new_empty(hidden.shape)
+
+
+@row_op(_output_shape)
 def row_norm(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None) -> Tensor:
-    """`row_norm_reference` in one launch; in a compiled graph the operator `sigma0::row_norm`.
+    """`row_norm_reference` in one launch.
 
     Arguments and result are the reference's.
 
     Raises:
         ValueError: For shapes, dtypes or strides that the kernel does not support.
     """
-    run = torch.ops.sigma0.row_norm if torch.compiler.is_compiling() else _launch
-    output: Tensor = run(hidden, weight, epsilon, residual)
-    return output
-
-
-def _launch(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None) -> Tensor:
     check_norm(hidden, weight)
     rows, width = hidden.shape
     added = hidden if residual is None else residual
@@ -100,19 +100,33 @@ def row_residual_reference(
 def row_residual(
     parts: Tensor, behind: Tensor | None, residual: Tensor, ahead: Tensor | None, epsilons: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
-    """`row_residual_reference` in one launch; in a compiled graph the operator `sigma0::row_residual`.
+    """`row_residual_reference` in one launch.
 
     Arguments and result are the reference's; parts are added in their order.
 
     Raises:
         ValueError: For shapes, dtypes or strides that the kernel does not support.
     """
-    run = torch.ops.sigma0.row_residual if torch.compiler.is_compiling() else _launch_residual
-    summed, normed = run(parts, behind, residual, ahead, *epsilons)
+    summed, normed = _row_residual(parts, behind, residual, ahead, *epsilons)
     return summed, summed if ahead is None else normed
 
 
-def _launch_residual(
+def _residual_shapes(
+    parts: Tensor,
+    behind: Tensor | None,
+    residual: Tensor,
+    ahead: Tensor | None,
+    epsilon_behind: float,
+    epsilon_ahead: float,
+) -> tuple[Tensor, Tensor]:
+    rows, width = residual.shape
+    sizes = (rows, width), (0 if ahead is None else rows, width)
+    summed, normed = (torch.empty(size, dtype=residual.dtype, device=residual.device) for size in sizes)
+    return summed, normed
+
+
+@row_op(_residual_shapes)
+def _row_residual(
     parts: Tensor,
     behind: Tensor | None,
     residual: Tensor,
@@ -162,38 +176,6 @@ def norm_warps(block: int) -> int:
     """Warps of a program: at most 8 numbers for each thread, as far as there are threads."""
     return min(16, max(1, block // 256))
 
-
-def _output_shape(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None) -> Tensor:
-    return hidden.new_empty(hidden.shape)
-
-
-LIBRARY.define(  # type: ignore[no-untyped-call]
-    "row_norm(Tensor hidden, Tensor weight, float epsilon, Tensor? residual) -> Tensor"
-)
-LIBRARY.impl("row_norm", _launch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("sigma0::row_norm", _output_shape, lib=LIBRARY)
-
-
-def _residual_shapes(
-    parts: Tensor,
-    behind: Tensor | None,
-    residual: Tensor,
-    ahead: Tensor | None,
-    epsilon_behind: float,
-    epsilon_ahead: float,
-) -> tuple[Tensor, Tensor]:
-    rows, width = residual.shape
-    sizes = (rows, width), (0 if ahead is None else rows, width)
-    summed, normed = (torch.empty(size, dtype=residual.dtype, device=residual.device) for size in sizes)
-    return summed, normed
-
-
-LIBRARY.define(  # type: ignore[no-untyped-call]
-    "row_residual(Tensor parts, Tensor? behind, Tensor residual, Tensor? ahead, float epsilon_behind, "
-    "float epsilon_ahead) -> (Tensor, Tensor)"
-)
-LIBRARY.impl("row_residual", _launch_residual, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("sigma0::row_residual", _residual_shapes, lib=LIBRARY)
 
 if wants_triton():
     import triton

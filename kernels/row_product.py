@@ -32,7 +32,6 @@ from sigma0.presence import wants_triton
 
 ROW_TILE = 16
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untyped-call]
 TABLE = Path(__file__).with_name("products.json")
 # Most splits of a product, each of which has its own sums.
 MOST_SPLITS = 4

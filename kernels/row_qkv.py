@@ -13,7 +13,8 @@ d b for each row.
 import torch
 from torch import Tensor
 
-from sigma0.kernels.row_product import LIBRARY, ROW_TILE, check_product, start, tiling_of
+from sigma0.kernels.operators import row_op
+from sigma0.kernels.row_product import ROW_TILE, check_product, start, tiling_of
 from sigma0.presence import wants_triton
 
 
@@ -54,6 +55,21 @@ def row_qkv_reference(
     return rotated[:, :-kv_heads].contiguous()
 
 
+def _query_shape(
+    hidden: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    signed_sin: Tensor,
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    flat_rows: Tensor,
+) -> Tensor:
+    kv_heads, head_width = keys.shape[2:]
+    return hidden.new_empty((hidden.shape[0], weight.shape[0] // head_width - 2 * kv_heads, head_width))
+
+
+@row_op(_query_shape, writes=("keys", "values"))
 def row_qkv(
     hidden: Tensor,
     weight: Tensor,
@@ -64,28 +80,13 @@ def row_qkv(
     values: Tensor,
     flat_rows: Tensor,
 ) -> Tensor:
-    """`row_qkv_reference` in one launch of a Triton kernel; in a compiled graph the operator `sigma0::row_qkv`.
+    """`row_qkv_reference` in one launch of a Triton kernel.
 
     Arguments and result are the reference's.
 
     Raises:
         ValueError: For shapes, dtypes or strides that the kernel does not support.
     """
-    run = torch.ops.sigma0.row_qkv if torch.compiler.is_compiling() else _launch
-    query: Tensor = run(hidden, weight, cos, signed_sin, positions, keys, values, flat_rows)
-    return query
-
-
-def _launch(
-    hidden: Tensor,
-    weight: Tensor,
-    cos: Tensor,
-    signed_sin: Tensor,
-    positions: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    flat_rows: Tensor,
-) -> Tensor:
     _check(hidden, weight, cos, signed_sin, positions, keys, values, flat_rows)
     rows, width = hidden.shape
     kv_heads, head_width = keys.shape[2:]
@@ -147,27 +148,6 @@ def _check(
             told = f"{index.dtype} {tuple(index.shape)} of strides {index.stride()}"
             raise ValueError(f"{name} must be int64 [{len(hidden)}], side by side, got {told}")
 
-
-def _query_shape(
-    hidden: Tensor,
-    weight: Tensor,
-    cos: Tensor,
-    signed_sin: Tensor,
-    positions: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    flat_rows: Tensor,
-) -> Tensor:
-    kv_heads, head_width = keys.shape[2:]
-    return hidden.new_empty((hidden.shape[0], weight.shape[0] // head_width - 2 * kv_heads, head_width))
-
-
-LIBRARY.define(  # type: ignore[no-untyped-call]
-    "row_qkv(Tensor hidden, Tensor weight, Tensor cos, Tensor signed_sin, Tensor positions, "
-    "Tensor(a!) keys, Tensor(b!) values, Tensor flat_rows) -> Tensor"
-)
-LIBRARY.impl("row_qkv", _launch, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("sigma0::row_qkv", _query_shape, lib=LIBRARY)
 
 if wants_triton():
     import triton
