@@ -22,7 +22,8 @@ Bytes for each row: V logits read once and 128 ids; nothing of size V is written
 """
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -72,7 +73,6 @@ class CollapseRule:
         drop: Of the drop of the entropy; together with `margin` at most 1/2.
         margin: Of the margin.
         theta: Margin at which an exit by `margin` is met; 0 for none.
-        numbers: Low, high and weight of each part, in this order.
     """
 
     periodicity: Part = Part(0.222, 1.0, 0.949)
@@ -81,12 +81,11 @@ class CollapseRule:
     drop: Part = Part(2.698, 2.793, 0.001)
     margin: Part = Part(0.997, 1.08, 0.025)
     theta: float = 0.0
-    numbers: "array[float]" = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        parts = (self.periodicity, self.echo, self.sameness, self.drop, self.margin)
-        numbers = array("d", [number for part in parts for number in (part.low, part.high, part.weight)])
-        object.__setattr__(self, "numbers", numbers)
+    @property
+    def numbers(self) -> "array[float]":
+        """Low, high and weight of each part, in this order."""
+        return _numbers(self)
 
     def proximity(self, periodicity: Any, echo: Any, sameness: Any, drop: Any, margin: Any) -> Any:
         """The noisy-or of the parts, all of one shape: tensors, or arrays on the host."""
@@ -102,6 +101,12 @@ class CollapseRule:
         repetition *= (1 - self.echo.of_number(echo)) * (1 - self.sameness.of_number(sameness))
         certainty = min(MOST_CERTAINTY, self.drop.of_number(drop) + self.margin.of_number(margin))
         return 1 - repetition * (1 - certainty)
+
+
+@lru_cache
+def _numbers(rule: CollapseRule) -> "array[float]":
+    parts = (rule.periodicity, rule.echo, rule.sameness, rule.drop, rule.margin)
+    return array("d", [number for part in parts for number in (part.low, part.high, part.weight)])
 
 
 @dataclass(frozen=True)
