@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sigma0.serve.engine.heap import frozen_heap
-from sigma0.serve.engine.inbox import Inbox
+from sigma0.serve.engine.queues import Inbox
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import count
 
 from sigma0.serve.engine.events import Delivery, QueuedEvents
-from sigma0.serve.engine.inbox import Inbox
 from sigma0.serve.engine.messages import (
     Busy,
     EngineRequest,
@@ -21,6 +20,7 @@ from sigma0.serve.engine.messages import (
     Unavailable,
     check_request,
 )
+from sigma0.serve.engine.queues import Inbox
 from sigma0.serve.engine.wire import Cancel, Close, Command, Drain, EngineFacts, Look, PassReport, Submit
 
 # Seconds for the pass under way when requests are to be shown; a step that is being compiled takes longer.

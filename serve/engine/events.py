@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from sigma0.serve.engine.mailbox import Mailbox
 from sigma0.serve.engine.messages import Event, RequestOutput, TokenOutput
+from sigma0.serve.engine.queues import Mailbox
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from functools import partial
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.grounding import GroundingProcess
-from sigma0.serve.engine.inbox import Inbox
 from sigma0.serve.engine.messages import (
     Busy,
     EngineRequest,
@@ -24,6 +23,7 @@ from sigma0.serve.engine.messages import (
     TokenOutput,
 )
 from sigma0.serve.engine.outputs import UnjudgedOutput
+from sigma0.serve.engine.queues import Inbox
 from sigma0.serve.engine.wire import Cancel, Close, Command, Compiled, Drain, Judged, Look, PassReport, Submit
 
 _LOG = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from sigma0.decode.grammar.compiled import CompiledGrammar, Matcher
 from sigma0.decode.grammar.spec import Choice, JsonSchema, Regex
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.serve.engine.engine import Engine
-from sigma0.serve.engine.inbox import Inbox
 from sigma0.serve.engine.loop import EngineLoop
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, RequestOutput
+from sigma0.serve.engine.queues import Inbox
 from sigma0.serve.engine.wire import Cancel, Drain, Submit
 from tests.byte_model import byte_model
 from tests.decode.captures import called_by
