@@ -7,8 +7,8 @@ from typing import Any, TypeVar, cast
 
 from starlette.types import Receive
 
+from sigma0.serve.engine.client import Mailbox
 from sigma0.serve.engine.messages import RequestFailed, RequestOutput, TokenOutput
-from sigma0.serve.engine.queues import Mailbox
 
 Event = TokenOutput | RequestOutput
 Observer = Callable[[int, Event], None]
