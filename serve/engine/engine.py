@@ -22,9 +22,9 @@ from sigma0.config import ExitConfig, switches
 from sigma0.decode.batch import PassOutput, RunningBatch
 from sigma0.decode.coded_planes import plane_codec
 from sigma0.decode.detokenizer import IncrementalDetokenizer, eos_ids
-from sigma0.decode.finite import BROKEN
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.decode.grammar.vocabulary import vocabulary_of
+from sigma0.decode.logits import BROKEN
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.parallel import tp_group
 from sigma0.decode.planes import BlockShape

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.config import ExitConfig, OnCollapse
 from sigma0.decode.exits import Reason
 from sigma0.decode.grammar.spec import Spec
-from sigma0.decode.masks import Alternative
+from sigma0.decode.logits import Alternative
 from sigma0.decode.ops import Fate
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.models.stored_settings import StoredSettings

@@ -14,7 +14,7 @@ from sigma0.config import ExitMode
 from sigma0.decode.deepest import Deepest
 from sigma0.decode.exits import Reason, exit_reason
 from sigma0.decode.lanes import CACHE_POSITION, DIVERGED_FLAG, FORCED_FLAG, MET_FLAG, STAGE, Lanes
-from sigma0.decode.masks import Alternative, logprobs_of
+from sigma0.decode.logits import Alternative, logprobs_of
 from sigma0.decode.ops import FATES, LOGIT_STATS, Fate
 from sigma0.decode.step import FED_AT, READ_AT, SEQUENCE, TOKEN, WHY
 from sigma0.decode.text_stats import LoopNotes, TextStats

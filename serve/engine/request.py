@@ -13,7 +13,7 @@ from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.decode.grammar.rows import may_force
-from sigma0.decode.masks import logprobs_of
+from sigma0.decode.logits import logprobs_of
 from sigma0.decode.repetition import CollapseStop
 from sigma0.decode.sampling_params import SequenceSampling, request_seed
 from sigma0.decode.sequences import Asked, Suspended

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.compiled import silently
-from sigma0.decode.finite import BROKEN
 from sigma0.decode.grammar.rows import GrammarRows
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
+from sigma0.decode.logits import BROKEN
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.native_runner import row_count
 from sigma0.decode.ops import ExitParams

@@ -17,7 +17,7 @@ from sigma0.decode.lanes import (
     STAGE,
     SURVIVAL,
 )
-from sigma0.decode.masks import mask_logits
+from sigma0.decode.logits import mask_logits
 from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LoopEndOutput
 from sigma0.decode.stages import read_rows
 from sigma0.decode.step_batch import Batch

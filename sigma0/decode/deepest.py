@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sigma0.config import DEEPEST_ROWS
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import certainty, no_broadcast
-from sigma0.decode.sizes import DEEPEST_ROWS
 from sigma0.decode.transfer import Ints, to_device
 
 DEEPEST = ("surprise", "entropy", "margin", "agrees")

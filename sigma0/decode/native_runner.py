@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import RowIndices
-from sigma0.decode.finite import BROKEN
 from sigma0.decode.lanes import Lanes
+from sigma0.decode.logits import BROKEN
 from sigma0.decode.ops import Block, LaneBooks, LaneTables, RowCount, RowPlaces, Settled
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.runner import NOTHING, EagerRunner, Step

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from sigma0.config import CODA_PLANES
 from sigma0.decode.model import KVShape
 from sigma0.decode.ops import PlaneCodec, copy_past_exits, runs_triton
-from sigma0.decode.sizes import CODA_PLANES
 
 # Of the planes of a coda's layer.
 READ, FINAL = 0, 1

@@ -33,7 +33,6 @@ from sigma0.decode.decisions import (
     masked,
     stop_codes,
 )
-from sigma0.decode.finite import BROKEN
 from sigma0.decode.lanes import (
     CACHE_POSITION,
     DEPTH,
@@ -46,7 +45,7 @@ from sigma0.decode.lanes import (
     STAGE,
     Lanes,
 )
-from sigma0.decode.masks import forbidden
+from sigma0.decode.logits import BROKEN, forbidden
 from sigma0.decode.ops import DIVERGED, MET, LoopEndOutput
 from sigma0.decode.planes import propagate_past_exits
 from sigma0.decode.prefill import Prefill

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sigma0.config import DEEPEST_ROWS
 from sigma0.decode.deepest import Deepest, DeepestQueue, Where, deepest_reader
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import KEPT, STATISTICS, CollapseRule, ExitParams, Operations, TextMemory, certainty
 from sigma0.decode.repetition import EntropyDrop, Repetition
-from sigma0.decode.sizes import DEEPEST_ROWS
 from sigma0.decode.stats import Floats, PathReader, collapse_of
 from sigma0.decode.transfer import Ints, to_device, to_host
 

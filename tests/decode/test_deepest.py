@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import sigma0
 from sigma0 import ExitConfig
+from sigma0.config import DEEPEST_ROWS
 from sigma0.decode.deepest import Deepest, DeepestQueue, deepest_of, deepest_reader
-from sigma0.decode.sizes import DEEPEST_ROWS
 from sigma0.kernels.collapse_rows import certainty_rows
 from tests.decode.test_stats import Foreign, LogitsProcessorList
 from tests.marks import needs_library
