@@ -115,9 +115,9 @@ def serve(
     with one_line_errors(), needs_extra("serve"), ExitStack() as stack, ExitStack() as waiting:
         resolve_model(model)
         waiting.enter_context(loading(model))
+        from sigma0.serve.engine.child import EngineProcess
         from sigma0.serve.engine.process import ProcessService
-        from sigma0.serve.engine.spawned import EngineProcess
-        from sigma0.serve.engine.spec import EngineSpec
+        from sigma0.serve.engine.wire import EngineSpec
 
         # it imports what an engine needs while this process imports what a server does
         process = None if ray or ladder is not None else stack.enter_context(EngineProcess())
@@ -242,14 +242,14 @@ def serve(
             service = ProcessService(spec, threads, process)
         else:
             from sigma0.commands.ladder import open_ladder
-            from sigma0.serve.engine.worker import EngineService
+            from sigma0.serve.engine.loop import EngineService
 
             # in one process, since a rung that is the served model shares its weights
             engine = spec.build()
             console.print(f"loading the ladder {ladder}")
             known = {model: (engine.model, engine.tokenizer)}
             climbing = open_ladder(ladder, budget, policy, device, dtype, _backend(backend), known, door_rule)
-            service = EngineService(engine, spec.name, threads)
+            service = EngineService(engine, threads)
         address, bound = listener.getsockname()[:2]
         if not settings.keys and not ip_address(address).is_loopback:
             console.print("no API key is set, and whoever reaches this address may use the model: see --api-key")
@@ -271,7 +271,7 @@ def run(
     """
     from sigma0.serve.api.app import create_app
     from sigma0.serve.api.connections import Server
-    from sigma0.serve.engine.heap import frozen_heap
+    from sigma0.serve.engine.child import frozen_heap
 
     server = Server(create_app(service, settings, ladder, telemetry), service, settings)
     server.ended_by_signals()

@@ -211,7 +211,7 @@ def token_bytes(shape: ModelShape, number_bytes: int, planes: int | None = None)
         number_bytes: Of a number.
         planes: That are kept; T if None. A `DepthCache` under `fixed` keeps k of them, the server always T.
     """
-    from sigma0.decode.sizes import CODA_PLANES
+    from sigma0.config import CODA_PLANES
 
     kept = shape.loops if planes is None else planes
     count = kept * shape.stride * shape.layers + shape.prelude + CODA_PLANES * shape.coda
@@ -261,7 +261,7 @@ def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
         serving: Number of rows.
         context: Tokens of each sequence.
     """
-    from sigma0.decode.sizes import DEEPEST_ROWS
+    from sigma0.config import DEEPEST_ROWS
 
     rows = max(serving.pass_rows, serving.running * shape.loops)
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim

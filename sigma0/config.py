@@ -36,6 +36,10 @@ OnCollapse = Literal["stop", "tighten", "ignore"]
 AccelScale = Literal["states", "steps"]
 Effort = Literal["minimal", "low", "medium", "high"]
 S = TypeVar("S", bound="Stored")
+# Planes of a layer of a coda: of what was read at the exit, and of what was read at loop T.
+CODA_PLANES = 2
+# Rows that the head reads at once of tokens that run no further, and up to which their states wait for it.
+DEEPEST_ROWS = 64
 # Exit modes that use a threshold.
 THRESHOLDS = {
     "q": ("qexit",),
@@ -141,7 +145,7 @@ class ExitConfig(Stored):
             token at loop T (equal to full depth), `drop` never runs them (approximate).
         redraft: Under `verify`, check a draft token at every loop and re-draft as soon as a loop disagrees; else check
             it at T alone. Not used elsewhere.
-        delta: The criteria of Huginn (`sigma0.decode.criteria`) stop where a loop has changed less than it, > 0.
+        delta: The criteria of Huginn (`sigma0.decode.exits`) stop where a loop has changed less than it, > 0.
         stable: `argmax-stability` stops where the argmax has stayed the same so often running, >= 1.
         accel_scale: `states` divides the second difference by the norm of the state; `steps` is the older form that
             divides by the norms of the steps, kept for comparison.

@@ -1,6 +1,6 @@
 """One simulated replica: the engine's own scheduler, with a clock where the engine has a model.
 
-A pass is `Scheduler.schedule`, a time by what the pass holds, and `Scheduler.update` with made-up ids and measured
+A pass is `Scheduler.schedule`, a time by what the pass holds, and `Scheduler.feed` with made-up ids and measured
 exits. Queue, slots, chunks of prompts, blocks, prefix cache and preemption are the scheduler's; rows in flight are
 counted in `flight.py`. Full depth is the same with every exit at T. Not simulated: cancelled requests, `drop`, `verify`
 and coded K/V.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sigma0.bench.simulation.flight import Flight
 from sigma0.bench.simulation.request import Request
 from sigma0.serve.engine.block_pool import BlockPool
-from sigma0.serve.engine.scheduler import Scheduler, SequenceEntry, StepOutput
+from sigma0.serve.engine.scheduler import Scheduler, SequenceEntry
 
 # Ids of a chat count its positions; those of the next chat begin so much later.
 _TEXT = 2**32
@@ -152,8 +152,8 @@ class Replica:
                 self._recomputing.append(request)
             if not entry.preemptions:
                 request.started, request.cached = now, entry.cached
-        for chunk in step.prefill:
-            flight.enter(requests[chunk.entry.key], chunk.start, chunk.stop)
+        for entry, start, stop in step.prefill:
+            flight.enter(requests[entry.key], start, stop)
         if self._recomputing:
             self._resume()
         due, running = flight.due, len(self.scheduler.running)
@@ -178,7 +178,6 @@ class Replica:
         due, complete = flight.land()
         if not due and not complete:
             return []
-        fed: dict[int, tuple[int, int]] = {}
         ended: list[Request] = []
         for request in due:
             if not request.told:
@@ -190,10 +189,12 @@ class Replica:
                 continue
             assert request.text is not None
             position = request.prompt - 1 + request.told
-            fed[request.sequence.key] = position, request.text[position]
+            self.scheduler.feed(request.sequence, position, request.text[position])
             flight.enter_token(request, position, 0)
-        self.scheduler.update(StepOutput(fed, complete, [request.sequence.key for request in ended]))
+        for key, positions in complete.items():
+            self.scheduler.register(self._requests[key].sequence, positions)
         for request in ended:
+            self.scheduler.remove(request.sequence)
             flight.drop(request)
             del self._requests[request.sequence.key]
         return ended

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from starlette.types import Receive
 
-from sigma0.serve.engine.mailbox import Mailbox
+from sigma0.serve.engine.client import Mailbox
 from sigma0.serve.engine.messages import RequestFailed, RequestOutput, TokenOutput
 
 Event = TokenOutput | RequestOutput

@@ -16,8 +16,8 @@ from sigma0.serve.cluster.cluster import bind_to_loopback
 from sigma0.serve.cluster.router import EngineReport
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.loop import EngineService
 from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, SlotView, TokenOutput
-from sigma0.serve.engine.worker import EngineService
 
 _LOG = logging.getLogger(__name__)
 # Seconds without a report to a front after which it is taken for gone: Ray lets its requests run on.
@@ -74,7 +74,7 @@ class EngineReplica:
         bind_to_loopback()
         self._settings = settings
         self._name: str = serve.get_replica_context().replica_id.unique_id
-        self._service = EngineService(self._engine(), settings.engine.name, settings.threads)
+        self._service = EngineService(self._engine(), settings.threads)
         self._before = self._service.status()
         self._last_report: dict[str, float] = {}
 

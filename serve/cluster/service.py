@@ -19,6 +19,8 @@ from ray.serve.handle import DeploymentHandle
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.decode.kv_store import BlockShape
+from sigma0.models.hf_generate import DepthGenerationMixin
+from sigma0.models.stored_settings import StoredSettings
 from sigma0.serve.cluster.replica import Accepted, Failed, Refused, ReplicaEvent
 from sigma0.serve.cluster.router import Fleet
 from sigma0.serve.cluster.settings import RaySettings
@@ -26,10 +28,8 @@ from sigma0.serve.engine.block_pool import root_hash
 from sigma0.serve.engine.messages import (
     Busy,
     EngineRequest,
-    ModelSettings,
     RequestFailed,
     RequestOutput,
-    ServedModel,
     ServiceStatus,
     SlotView,
     TokenOutput,
@@ -201,10 +201,14 @@ class RayService:
     """
 
     def __init__(
-        self, handle: DeploymentHandle, model: ServedModel, tokenizer: PreTrainedTokenizerFast, settings: RaySettings
+        self,
+        handle: DeploymentHandle,
+        model: DepthGenerationMixin,
+        tokenizer: PreTrainedTokenizerFast,
+        settings: RaySettings,
     ) -> None:
         self.name, self.tokenizer = settings.engine.name, tokenizer
-        self.model: ModelSettings = model
+        self.model: StoredSettings = model
         dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
         blocks = BlockShape.of(model, settings.page_size).count_in(settings.kv_memory, dtype)
         self.context = context_length(model, blocks, settings.page_size)

@@ -10,7 +10,7 @@ from sigma0.config import OnCollapse
 from sigma0.decode.grammar.spec import CallStyle
 from sigma0.serve.api.hosts import check_hosts
 from sigma0.serve.engine.messages import EngineLimits
-from sigma0.serve.engine.spec import EngineSpec
+from sigma0.serve.engine.wire import EngineSpec
 
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -58,17 +58,8 @@ class BlockPool:
         """Number of blocks for so many cache positions."""
         return -(-positions // self.size)
 
-    def allocate(self, after: int | None = None) -> int | None:
-        """A block whose content is void, evicting the oldest cached one if needed; None where all are held.
-
-        Args:
-            after: The block before it in its sequence; the one behind that is taken if it is free.
-        """
-        blocks = self.allocate_run(1, after=after)
-        return blocks[0] if blocks else None
-
     def allocate_run(self, count: int, near: int = 0, after: int | None = None) -> list[int]:
-        """Blocks whose content is void, behind each other where there is such a run.
+        """Blocks whose content is void, behind each other where there is such a run; the oldest cached are evicted.
 
         Args:
             count: How many.

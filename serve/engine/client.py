@@ -1,19 +1,23 @@
 """A service of one engine, whatever its loop runs in: requests become commands, and reports become events."""
 
 import asyncio
+import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
+from queue import SimpleQueue
+from typing import Generic, TypeVar
 
-from sigma0.serve.engine.events import Delivery, QueuedEvents
-from sigma0.serve.engine.inbox import Inbox
 from sigma0.serve.engine.messages import (
     Busy,
     EngineRequest,
+    Event,
     RequestCutOff,
+    RequestOutput,
     ServiceStatus,
     ShuttingDown,
     SlotView,
@@ -21,10 +25,99 @@ from sigma0.serve.engine.messages import (
     Unavailable,
     check_request,
 )
-from sigma0.serve.engine.wire import Cancel, Close, Command, Drain, EngineFacts, Look, PassReport, Submit
+from sigma0.serve.engine.wire import Cancel, Command, EngineFacts, PassReport, Submit, Tell
 
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+Delivery = tuple["QueuedEvents", Event]
 # Seconds for the pass under way when requests are to be shown; a step that is being compiled takes longer.
 LOOKING = 10.0
+
+
+class Mailbox(Generic[T]):
+    """Items for one reader on an event loop, in order, with less around them than `asyncio.Queue` has for many."""
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: T) -> None:
+        """Adds an item. To be called on the reader's event loop, or before there is a reader."""
+        self._items.append(item)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def get(self) -> T:
+        """The next item, as soon as there is one."""
+        while not self._items:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        return self._items.popleft()
+
+
+class QueuedEvents:
+    """`sigma0.serve.engine.messages.RequestEvents` of one request, filled by the thread that hears from the engine.
+
+    Args:
+        loop: Event loop of the caller.
+        cancel: Cancels the request in the engine.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, cancel: Callable[[], None]) -> None:
+        self._loop, self._cancel = loop, cancel
+        self._events: Mailbox[Event] = Mailbox()
+        self._take: Callable[[Event], None] = self._events.put
+        self._is_over = False
+
+    @staticmethod
+    def put(deliveries: Sequence[Delivery]) -> None:
+        """Adds events, in one call for each event loop; called from any thread."""
+        for loop in {listener._loop for listener, _ in deliveries}:
+            own = [delivery for delivery in deliveries if delivery[0]._loop is loop]
+            try:
+                loop.call_soon_threadsafe(_deliver, own)
+            except RuntimeError:
+                # the caller's loop is closed: no one reads the event
+                _LOG.debug("an event came for a closed loop")
+
+    def feed(self, take: Callable[[Event], None]) -> None:
+        """Calls a function with every event, failures too, as it comes; in place of an iteration, and before one."""
+
+        def taken(event: Event) -> None:
+            if not isinstance(event, TokenOutput):
+                self._is_over, self._take = True, self._events.put
+            take(event)
+
+        self._take = taken
+
+    def __aiter__(self) -> "QueuedEvents":
+        return self
+
+    async def __anext__(self) -> TokenOutput | RequestOutput:
+        if self._is_over:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        self._is_over = not isinstance(event, TokenOutput)
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    async def aclose(self) -> None:
+        """Cancels the request; a finished one stays as it was."""
+        if not self._is_over:
+            self._is_over = True
+            self._cancel()
+
+
+def _deliver(deliveries: Sequence[Delivery]) -> None:
+    for listener, event in deliveries:
+        listener._take(event)
 
 
 class EngineClient(ABC):
@@ -34,19 +127,13 @@ class EngineClient(ABC):
 
     Args:
         facts: On the engine.
-
-    Attributes:
-        name: Of the model.
-        model: The settings of the looped model.
-        tokenizer: Its tokenizer.
-        context: Most tokens of prompt and answer together.
     """
 
     def __init__(self, facts: EngineFacts) -> None:
         self.name, self.model, self.tokenizer = facts.name, facts.model, facts.tokenizer
         self.context = facts.context
         self._limits, self._status = facts.limits, facts.status
-        self._inbox: Inbox[Command] = Inbox()
+        self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._listeners: dict[int, QueuedEvents] = {}
         self._keys = count()
         self._looking: list[Future[tuple[SlotView, ...]]] = []
@@ -111,7 +198,7 @@ class EngineClient(ABC):
                 raise Unavailable(self._lost)
             # whoever asks meanwhile gets the same answer
             if not self._looking:
-                self._inbox.put(Look())
+                self._inbox.put(Tell.LOOK)
             self._looking.append(future)
         return await asyncio.wait_for(asyncio.wrap_future(future), LOOKING)
 
@@ -119,7 +206,7 @@ class EngineClient(ABC):
         """Takes no more requests and returns once all that were taken are finished."""
         with self._lock:
             self._is_ending = True
-        self._inbox.put(Drain())
+        self._inbox.put(Tell.DRAIN)
         while self.is_up:
             await asyncio.sleep(0.05)
 
@@ -127,7 +214,7 @@ class EngineClient(ABC):
         """Ends the engine's loop after its current pass; requests that are not finished fail."""
         with self._lock:
             self._is_ending = True
-        self._inbox.put(Close())
+        self._inbox.put(Tell.CLOSE)
         self._join()
 
     @abstractmethod

@@ -9,7 +9,9 @@ prompt positions still run on to T.
 
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,10 +21,10 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.config import ExitConfig, switches
 from sigma0.decode.batch import PassOutput, RunningBatch
 from sigma0.decode.detokenizer import IncrementalDetokenizer, eos_ids
-from sigma0.decode.finite import BROKEN
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.decode.grammar.vocabulary import vocabulary_of
 from sigma0.decode.kv_store import BlockShape, PagedPlanes
+from sigma0.decode.logits import BROKEN
 from sigma0.decode.parallel import tp_group
 from sigma0.decode.planes import plane_codec
 from sigma0.decode.runner import RunnerChoice
@@ -36,19 +38,21 @@ from sigma0.serve.engine.messages import (
     EngineRequest,
     RequestFailed,
     RequestOutput,
-    ServedModel,
     ServiceStatus,
     SlotView,
     TokenOutput,
     check_request,
     context_length,
 )
-from sigma0.serve.engine.outputs import UNKNOWN, OutputProcessor, UnjudgedOutput
+from sigma0.serve.engine.outputs import UNKNOWN, OutputProcessor, Unjudged
 from sigma0.serve.engine.request import RequestState
-from sigma0.serve.engine.scheduler import ScheduledStep, Scheduler, SequenceEntry, StepOutput
+from sigma0.serve.engine.scheduler import ScheduledStep, Scheduler, SequenceEntry
 from sigma0.signals.grounding.check import check
 
-KeyedEvent = tuple[int, TokenOutput | RequestOutput | UnjudgedOutput | RequestFailed]
+if TYPE_CHECKING:
+    from sigma0.models.hf_generate import DepthGenerationMixin
+
+KeyedEvent = tuple[int, TokenOutput | RequestOutput | Unjudged | RequestFailed]
 
 
 class Engine:
@@ -62,6 +66,8 @@ class Engine:
         watch: Whether statistics and verdicts are computed; None: as `SIGMA0_VERDICT` says.
 
     Attributes:
+        context: Most tokens of prompt and answer together: limited by the model's positions and by the K/V memory.
+        counts: What new tokens took so far, and what prompts took.
         defers_long: Whether outputs whose long context is to be looked through are left to the caller to judge.
 
     Raises:
@@ -70,7 +76,7 @@ class Engine:
 
     def __init__(
         self,
-        model: ServedModel,
+        model: "DepthGenerationMixin",
         tokenizer: PreTrainedTokenizerFast,
         name: str,
         limits: EngineLimits | None = None,
@@ -85,16 +91,16 @@ class Engine:
         self._segment = kv.segment if kv.is_coded else None
         under_way = 0 if self._segment is None else self.limits.max_running * self._segment
         blocks = shape.count_in(self.limits.kv_bytes, model.dtype, codec, under_way)
-        self.model = model
-        self.tokenizer = tokenizer
+        self.model, self.tokenizer, self.name = model, tokenizer, name
         self._open_scheduler(blocks, shape.size)
         slots = self.limits.max_running
-        longest = min(model.config.max_position_embeddings, blocks * shape.size)
-        planes = PagedPlanes(shape, blocks, model.dtype, model.device, slots, longest, kv)
+        self.context = context_length(model, blocks, shape.size)
+        planes = PagedPlanes(shape, blocks, model.dtype, model.device, slots, self.context, kv)
         watching = switches().verdict if watch is None else watch
         # what diverges is the same under every rule
         fates = model.exit_rule(ExitConfig(mode="full")).params(watch=True)
-        self._batch = RunningBatch(model, planes, slots, longest, fates if watching else None)
+        self._batch = RunningBatch(model, planes, slots, self.context, fates if watching else None)
+        self.counts: PassCounts = self._batch.counts
         self._outputs = OutputProcessor(model, name, self._batch.lanes, self._batch.notes)
         self._states: dict[int, RequestState] = {}
         self.defers_long = False
@@ -133,47 +139,30 @@ class Engine:
         return tuple(self._states[entry.key].view() for entry in (*running, *self.scheduler.waiting))
 
     @property
-    def counts(self) -> PassCounts:
-        """What new tokens took so far, and what prompts took."""
-        return self._batch.counts
-
-    @property
     def runner(self) -> RunnerChoice:
         """What calls the step, and why."""
         return self._batch.runner
 
-    @property
-    def context(self) -> int:
-        """Most tokens of prompt and answer together: limited by the model's positions and by the K/V memory."""
-        return context_length(self.model, self.pool.total, self.pool.size)
-
-    def check(self, request: EngineRequest) -> None:
-        """Refuses a request that can never run; may be called from any thread.
-
-        Raises:
-            ValueError: Naming what does not fit.
-        """
-        check_request(request, self.model, self.context)
-
-    def submit(self, request: EngineRequest, grammar: CompiledGrammar | None = None) -> int:
+    def submit(self, request: EngineRequest, grammar: CompiledGrammar | None = None, key: int | None = None) -> int:
         """Queues a request; returns its number.
 
         Args:
             request: The request.
             grammar: What `compile` made of it; None: it is compiled here, if there is one.
+            key: Its number; None: the next one.
 
         Raises:
             ValueError: For one that can never run.
             Busy: If the queue is full.
         """
-        self.check(request)
+        check_request(request, self.model, self.context)
         grammar = grammar or self.compile(request)
         if self.scheduler.is_full:
             raise Busy(f"{len(self.scheduler.waiting)} requests are waiting already")
         length = len(request.prompt_ids)
         exact = self._exact(length, request.exit_config)
         entry = SequenceEntry(
-            next(self._keys),
+            next(self._keys) if key is None else key,
             list(request.prompt_ids),
             length,
             length - 1 if exact is None else min(exact, length - 1),
@@ -212,15 +201,20 @@ class Engine:
         if state is not None:
             self._remove(state)
 
-    def reset(self) -> None:
+    def reset(self) -> list[int]:
         """Ends all requests without further output, and empties the prefix cache, whatever state both are in.
 
         A step that breaks leaves requests between scheduler and batch, and blocks that nothing has been written to.
+
+        Returns:
+            The numbers of the requests.
         """
+        keys = list(self._states)
         self._states.clear()
         self._open_scheduler(self.pool.total, self.pool.size)
         self._batch.reset()
         self._outputs.reset()
+        return keys
 
     def step(self) -> list[KeyedEvent]:
         """One pass; what it output."""
@@ -237,8 +231,7 @@ class Engine:
         for entry in step.admitted:
             if not entry.preemptions:
                 # on resume it also finds the blocks that it wrote itself
-                self._states[entry.key].cached = entry.cached
-                self._states[entry.key].clock.admit()
+                self._states[entry.key].admit(entry.cached)
         self._apply(step)
         return [self._fail(self._state_of(slot), self._batch.error_of(slot)) for slot in self._batch.broken]
 
@@ -260,8 +253,7 @@ class Engine:
             # a NaN that an earlier request left must not reach the next one, not even with weight 0
             batch.planes.wipe(step.wiped)
         if step.prefill:
-            chunks = [(chunk.entry, chunk.start, chunk.stop) for chunk in step.prefill]
-            batch.enter([(entry.slot, start, entry.token_ids[start:stop]) for entry, start, stop in chunks])
+            batch.enter([(entry.slot, start, entry.token_ids[start:stop]) for entry, start, stop in step.prefill])
         batch.resume()
 
     def _state_of(self, slot: int) -> RequestState:
@@ -273,9 +265,7 @@ class Engine:
         entry = state.entry
         if entry.slot >= 0:
             self._batch.remove(entry.slot)
-            self.scheduler.update(StepOutput(ended=(entry.key,)))
-        else:
-            self.scheduler.remove(entry)
+        self.scheduler.remove(entry)
         state.is_over = True
         del self._states[entry.key]
 
@@ -330,9 +320,7 @@ class Engine:
             token = self._outputs.output(state, text, line, signs, logits, row)
             self._tokens += 1
             self._exit_loops += token.depth
-            if not state.outputs:
-                state.clock.begin()
-            state.outputs.append(token)
+            state.add(token)
             events.append((state.entry.key, token))
             if is_last:
                 events.append(self._finish(state))
@@ -341,9 +329,12 @@ class Engine:
     def _finish(self, state: RequestState) -> KeyedEvent:
         """The end of a request."""
         try:
-            unjudged = self._outputs.finish(state, self._batch.work_of(state.entry.slot))
-            later = self.defers_long and unjudged.judge is not None and not is_short(state.request.context)
-            finished = unjudged if later else unjudged.judged(_looked_up)
+            output = self._outputs.finish(state, self._batch.work_of(state.entry.slot))
+            finished: RequestOutput | Unjudged = output
+            if self._outputs.watch:
+                judge = partial(self._outputs.judged, output, state.request)
+                later = self.defers_long and not is_short(state.request.context)
+                finished = Unjudged(judge) if later else judge(_looked_up)
         except Exception as error:
             return self._fail(state, error)
         self._remove(state)

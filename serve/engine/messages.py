@@ -4,90 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-import torch
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from sigma0.config import ExitConfig, KVConfig, OnCollapse
-from sigma0.decode.exits import ExitRule, Reason
+from sigma0.config import ExitConfig, OnCollapse
+from sigma0.decode.exits import Reason
 from sigma0.decode.grammar.spec import Spec
-from sigma0.decode.masks import Alternative
-from sigma0.decode.model import LoopedModel
+from sigma0.decode.logits import Alternative
 from sigma0.decode.ops import Fate
 from sigma0.decode.sampling_params import SamplingParams
-from sigma0.signals.confidence import ConfidenceModel
+from sigma0.models.stored_settings import StoredSettings
 from sigma0.signals.savings import Savings
-from sigma0.signals.verdict import Door, DoorPolicy, ReasonVerdict
+from sigma0.signals.verdict import Door, ReasonVerdict
 
 FinishReason = Literal["stop", "length"]
-
-
-class ModelSettings(Protocol):
-    """What the protocol needs to know of a looped model, whose weights may be in another process."""
-
-    @property
-    def name_or_path(self) -> str:
-        """Folder or hub id that it was loaded from; "" of a model that was made here."""
-
-    @property
-    def config(self) -> PreTrainedConfig:
-        """Of the architecture."""
-
-    @property
-    def generation_config(self) -> GenerationConfig:
-        """Default sampling and end ids."""
-
-    @property
-    def num_loops(self) -> int:
-        """T."""
-
-    @property
-    def has_gate(self) -> bool:
-        """Whether the family trains a gate, which `qexit` reads."""
-
-    @property
-    def confidence_model(self) -> ConfidenceModel | None:
-        """Calibrated confidence; None without one."""
-
-    def resolve_exit_config(self, exit_config: ExitConfig | Mapping[str, Any] | None) -> ExitConfig:
-        """An exit setting over the checkpoint's own."""
-
-    def exit_rule(self, exit_config: ExitConfig) -> ExitRule:
-        """The rule of an exit setting.
-
-        Raises:
-            ValueError: If this model has not so many loops.
-        """
-
-
-class ServedModel(ModelSettings, LoopedModel, Protocol):
-    """A looped model with its settings.
-
-    Attributes:
-        config: Of the architecture.
-        dtype: Of its weights.
-        door_policy: Thresholds of the routing decision.
-    """
-
-    config: PreTrainedConfig
-
-    @property
-    def num_block_layers(self) -> int:
-        """Layers of the shared block."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of its weights."""
-
-    @property
-    def door_policy(self) -> DoorPolicy:
-        """Thresholds of the routing decision."""
-
-    @property
-    def kv_config(self) -> KVConfig:
-        """How K/V are stored."""
-
-    def counterfactual_rule(self, exit_config: ExitConfig) -> ExitRule | None:
-        """The model's own rule where a setting ignores it (`full`, `fixed`); else None."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +76,7 @@ class EngineRequest:
     id: str = field(default="", compare=False)
 
 
-def context_length(model: ModelSettings, blocks: int, block_size: int) -> int:
+def context_length(model: StoredSettings, blocks: int, block_size: int) -> int:
     """Most tokens of prompt and answer together: limited by the model's positions and by the K/V memory.
 
     Args:
@@ -158,7 +87,7 @@ def context_length(model: ModelSettings, blocks: int, block_size: int) -> int:
     return min(int(model.config.max_position_embeddings), blocks * block_size)
 
 
-def check_request(request: EngineRequest, model: ModelSettings, context: int) -> None:
+def check_request(request: EngineRequest, model: StoredSettings, context: int) -> None:
     """Refuses a request that can never run; before it is queued, also where the engine is in another process.
 
     Args:
@@ -298,9 +227,9 @@ class RequestOutput:
     passes: int
     rows: int
     savings: Savings
-    verdict: ReasonVerdict | None
-    door: Door | None
-    door_text: str | None
+    verdict: ReasonVerdict | None = None
+    door: Door | None = None
+    door_text: str | None = None
     preemptions: int = 0
     trail: tuple[dict[str, Any], ...] = ()
     costs: tuple[dict[str, Any], ...] = ()
@@ -441,7 +370,7 @@ class Service(Protocol):
     """
 
     name: str
-    model: ModelSettings
+    model: StoredSettings
     tokenizer: PreTrainedTokenizerFast
     context: int
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import repeat
 from math import isfinite
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -13,21 +13,25 @@ from torch import Tensor
 from sigma0.config import ExitMode
 from sigma0.decode.exits import Reason, exit_reason
 from sigma0.decode.lanes import CACHE_POSITION, DIVERGED_FLAG, FORCED_FLAG, MET_FLAG, STAGE, Lanes
-from sigma0.decode.masks import Alternative, logprobs_of
+from sigma0.decode.logits import Alternative, logprobs_of
 from sigma0.decode.ops import FATES, LOGIT_STATS, Fate
 from sigma0.decode.repetition import TextStats
 from sigma0.decode.stats import Deepest, LoopNotes
 from sigma0.decode.step import FED_AT, READ_AT, SEQUENCE, TOKEN, WHY
 from sigma0.decode.transfer import to_host
-from sigma0.serve.engine.messages import EngineRequest, RequestOutput, ServedModel, TokenOutput
+from sigma0.serve.engine.messages import EngineRequest, RequestOutput, TokenOutput
 from sigma0.serve.engine.request import RequestState
 from sigma0.signals.answer import judge_answer
 from sigma0.signals.savings import savings
 from sigma0.signals.verdict import DoorPolicy, door, explain, patience_for
 
+if TYPE_CHECKING:
+    from sigma0.models.hf_generate import DepthGenerationMixin
+
 _ENTROPY, _MARGIN, _PROXIMITY = (LOGIT_STATS.index(name) for name in ("entropy", "margin", "proximity"))
 # The first loops of a token have no fate.
 _NO_FATE = 2
+LookUp = Callable[[str, Sequence[str]], float | None]
 # What a step emits of a row, as `sigma0.decode.step` names its columns.
 Line = Sequence[int]
 # A new token: its request and its index among the outputs.
@@ -72,28 +76,14 @@ def _finite(numbers: list[float]) -> list[float] | list[float | None]:
     return [number if isfinite(number) else None for number in numbers]
 
 
-class UnjudgedOutput(NamedTuple):
-    """The output of a finished request, and what its verdict takes; nothing of it is the engine's any more.
+class Unjudged(NamedTuple):
+    """The output of a finished request, as soon as it is judged; nothing of it is the engine's any more.
 
     Attributes:
-        output: Without a verdict.
-        request: The request.
-        judge: Adds the verdict, given how far the context bears the text out; None where none is wanted.
+        judge: The output with its verdict, given what looks a text up in a context.
     """
 
-    output: RequestOutput
-    request: EngineRequest
-    judge: Callable[[RequestOutput, EngineRequest, float | None], RequestOutput] | None
-
-    def judged(self, look_up: Callable[[str, Sequence[str]], float | None]) -> RequestOutput:
-        """With the verdict.
-
-        Args:
-            look_up: How far a context bears a text out.
-        """
-        if self.judge is None:
-            return self.output
-        return self.judge(self.output, self.request, look_up(self.output.text, self.request.context))
+    judge: Callable[[LookUp], RequestOutput]
 
 
 class OutputProcessor:
@@ -110,13 +100,12 @@ class OutputProcessor:
         texts: Statistics of the ids of texts.
     """
 
-    def __init__(self, model: ServedModel, name: str, lanes: Lanes, notes: LoopNotes[Token] | None) -> None:
+    def __init__(self, model: "DepthGenerationMixin", name: str, lanes: Lanes, notes: LoopNotes[Token] | None) -> None:
         self._lanes, self._notes, self._name = lanes, notes, name
         self._total_loops = model.num_loops
         self._policy: DoorPolicy = model.door_policy
         self._confidence_model = model.confidence_model
         self._patience = patience_for(self._policy, self._total_loops)
-        self._fewest = _NO_FATE + self._patience
         self._left: list[Left] = []
         self._waited = 0
         self.watch = notes is not None
@@ -192,7 +181,7 @@ class OutputProcessor:
     def _note_fates(self, tokens: Sequence[Left]) -> None:
         """Notes the fates of those tokens that have finished as many loops as a fate needs."""
         assert self._notes is not None
-        late = [token for token in tokens if token[3] >= self._fewest]
+        late = [token for token in tokens if token[3] >= _NO_FATE + self._patience]
         if not late:
             return
         at = [(slot, position) for _, slot, position, _ in late]
@@ -247,7 +236,7 @@ class OutputProcessor:
         at = [(slot, position) for _, slot, position, _ in tokens]
         _tell(self._notes.add_deepest(named, at, [loops for _, _, _, loops in tokens]))
 
-    def finish(self, state: RequestState, work: tuple[int, int]) -> "UnjudgedOutput":
+    def finish(self, state: RequestState, work: tuple[int, int]) -> RequestOutput:
         """The output of a finished request that still has its slot, without its verdict.
 
         Args:
@@ -255,12 +244,11 @@ class OutputProcessor:
             work: Passes with a row of a new token, and its rows in them.
         """
         # what a grammar has not let end is cut, and clients must not take it for whole
-        ends = state.collapsed and state.grammar is None
+        ends = state.collapsed and state.asked.grammar is None
         stopped = state.outputs[-1].id in state.eos or state.detokenizer.stopped or ends
         tokens = self._with_final_loops(state) if self.watch else state.outputs
-        depths = [token.depth for token in tokens]
         passes, rows = work
-        output = RequestOutput(
+        return RequestOutput(
             text=state.detokenizer.text,
             tokens=tuple(tokens),
             finish_reason="stop" if stopped else "length",
@@ -269,23 +257,26 @@ class OutputProcessor:
             total_loops=self._total_loops,
             passes=passes,
             rows=rows,
-            savings=savings([depths], passes, rows, self._total_loops),
-            verdict=None,
-            door=None,
-            door_text=None,
+            savings=savings([[token.depth for token in tokens]], passes, rows, self._total_loops),
             preemptions=state.entry.preemptions,
             collapsed=state.collapsed,
-            times=state.clock.times(),
+            times=state.times(),
             prompt=tuple(state.prompt[position] for position in sorted(state.prompt)),
         )
-        return UnjudgedOutput(output, state.request, self._judge if self.watch else None)
 
-    def _judge(self, output: RequestOutput, request: EngineRequest, grounded: float | None) -> RequestOutput:
-        verdict = judge_answer(
-            output.tokens, self._total_loops, self._policy, grounded, output.collapsed, self._confidence_model,
-            request.prompt_ids, output.finish_reason != "stop",
-        )  # fmt: skip
+    def judged(self, output: RequestOutput, request: EngineRequest, look_up: LookUp) -> RequestOutput:
+        """An output with its verdict.
+
+        Args:
+            output: Of a finished request.
+            request: The request.
+            look_up: How far a context bears a text out; None where nothing can be checked.
+        """
         policy = self._policy
+        verdict = judge_answer(
+            output.tokens, self._total_loops, policy, look_up(output.text, request.context), output.collapsed,
+            self._confidence_model, request.prompt_ids, output.finish_reason != "stop",
+        )  # fmt: skip
         return replace(output, verdict=verdict, door=door(verdict, policy), door_text=explain(verdict, policy))
 
     def _with_final_loops(self, state: RequestState) -> list[TokenOutput]:

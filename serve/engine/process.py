@@ -4,10 +4,9 @@ import logging
 import threading
 from contextlib import suppress
 
+from sigma0.serve.engine.child import EngineProcess
 from sigma0.serve.engine.client import EngineClient
-from sigma0.serve.engine.spawned import EngineProcess
-from sigma0.serve.engine.spec import EngineSpec
-from sigma0.serve.engine.wire import Close, EngineFacts, StartFailed
+from sigma0.serve.engine.wire import EngineFacts, EngineSpec, Tell, take_all
 
 _LOG = logging.getLogger(__name__)
 # Seconds for the pass under way when a service is closed, and for a process that closed its connection to end.
@@ -25,10 +24,6 @@ class ProcessService(EngineClient):
         process: One that was started ahead; None: starts one.
 
     Attributes:
-        name: Of the model.
-        model: The settings of the looped model.
-        tokenizer: Its tokenizer.
-        context: Most tokens of prompt and answer together.
         pid: Number of the engine's process.
 
     Raises:
@@ -56,8 +51,8 @@ class ProcessService(EngineClient):
             facts = self._process.receive()
         except (EOFError, OSError) as error:
             raise ChildProcessError(f"{self._process.how_it_ended()} before the model was loaded") from error
-        if isinstance(facts, StartFailed):
-            raise facts.kind(facts.message)
+        if isinstance(facts, Exception):
+            raise facts
         assert isinstance(facts, EngineFacts)
         return facts
 
@@ -66,9 +61,9 @@ class ProcessService(EngineClient):
         # where the process is gone, the reader notices as well
         with suppress(OSError):
             while is_open:
-                commands = self._inbox.take()
+                commands = take_all(self._inbox)
                 self._process.send(commands)
-                is_open = Close() not in commands
+                is_open = Tell.CLOSE not in commands
 
     def _read(self) -> None:
         try:

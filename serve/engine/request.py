@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,46 +12,20 @@ from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.decode.grammar.rows import may_force
-from sigma0.decode.masks import logprobs_of
+from sigma0.decode.logits import logprobs_of
 from sigma0.decode.repetition import CollapseStop, Text
 from sigma0.decode.sampling_params import SequenceSampling, request_seed
 from sigma0.decode.sequences import Asked, Suspended
 from sigma0.decode.settings import SequenceExit
 from sigma0.decode.stats import Deepest
-from sigma0.serve.engine.messages import EngineRequest, PromptToken, ServedModel, SlotView, Times, TokenOutput
+from sigma0.serve.engine.messages import EngineRequest, PromptToken, SlotView, Times, TokenOutput
 from sigma0.serve.engine.scheduler import SequenceEntry
 from sigma0.signals.canary import Tighten
 
+if TYPE_CHECKING:
+    from sigma0.models.hf_generate import DepthGenerationMixin
+
 _STOP = CollapseStop()
-
-
-class RequestClock:
-    """When a request was queued, first admitted, and had its first token."""
-
-    def __init__(self) -> None:
-        self._queued = monotonic()
-        self._admitted: float | None = None
-        self._first: float | None = None
-
-    @property
-    def age(self) -> float:
-        """Seconds since it was queued."""
-        return monotonic() - self._queued
-
-    def admit(self) -> None:
-        """Called when it is admitted; the first time counts."""
-        self._admitted = self._admitted or monotonic()
-
-    def begin(self) -> None:
-        """Called at its first token."""
-        self._first = monotonic()
-
-    def times(self) -> Times:
-        """The times of a request that ends now."""
-        now = monotonic()
-        admitted = self._admitted or now
-        first = self._first or now
-        return Times(admitted - self._queued, first - admitted, now - first)
 
 
 class RequestState:
@@ -67,24 +42,18 @@ class RequestState:
         grammar: What its answer follows; None for nothing.
 
     Attributes:
-        rule: Its exit rule.
-        prompt_length: Ids of the prompt.
         asked: What it asks of the batch.
-        eos: Ids that end the text.
         shadow_rule: Under `full` and `fixed`, the model's own exit rule, which is evaluated without stopping tokens;
             None under any other mode, or without statistics.
         outputs: Tokens so far.
         fates: Of each token so far, index into `sigma0.decode.ops.FATES`, int8 `[new]`.
         deepest: What the head says of tokens after their last loops, by index; without those that wait for it.
         newest_id: Of the token that comes next among the outputs, where its pass has emitted it.
-        suspended: What was in flight at preemption; None of nothing.
         prompt: Log-probabilities of the prompt's ids, by position, where they are requested.
+        suspended: What was in flight at preemption; None of nothing.
         cached: Cache positions of the prompt that were found in the prefix cache.
-        text: What is kept of its new ids for statistics.
         stops: Whether it is ended where it repeats itself.
         collapsed: Whether it was ended because it repeats itself.
-        grammar: As given.
-        clock: When it was queued, admitted, and wrote its first token.
         is_over: Whether it was removed: finished, failed or cancelled.
     """
 
@@ -94,28 +63,16 @@ class RequestState:
         request: EngineRequest,
         detokenizer: IncrementalDetokenizer,
         eos: frozenset[int],
-        model: ServedModel,
+        model: "DepthGenerationMixin",
         watch: bool,
         text: Text,
         grammar: CompiledGrammar | None = None,
     ) -> None:
-        self.entry = entry
-        self.request = request
+        self.entry, self.request, self.detokenizer, self.eos, self.text = entry, request, detokenizer, eos, text
         self.rule: ExitRule = model.exit_rule(request.exit_config)
-        self.detokenizer = detokenizer
-        self.prompt_length = len(request.prompt_ids)
-        self.shadow_rule: ExitRule | None = model.counterfactual_rule(request.exit_config) if watch else None
-        self.outputs: list[TokenOutput] = []
-        self.fates: npt.NDArray[np.int8] = np.zeros(request.max_new_tokens, dtype=np.int8)
-        self.deepest: dict[int, Deepest] = {}
-        self.newest_id = -1
-        self.prompt: dict[int, PromptToken] = {}
-        self.suspended: Suspended | None = None
-        self.cached = 0
-        self.eos = eos
+        self.prompt_length = length = len(request.prompt_ids)
         sampling, after = request.sampling, request.exit_config.after_exit
         seed = 0 if sampling.temperature == 0 else request_seed(sampling.seed)
-        length = self.prompt_length
         self.asked = Asked(
             entry.key,
             SequenceExit(self.rule, after == "drop", after == "verify", length, prompt_in_lanes=True),
@@ -127,14 +84,37 @@ class RequestState:
             grammar is not None and may_force(model, self.rule, request.exit_config),
             request.prompt_logprobs is not None,
         )
-        self.text = text
+        self.shadow_rule: ExitRule | None = model.counterfactual_rule(request.exit_config) if watch else None
+        self.outputs: list[TokenOutput] = []
+        self.fates: npt.NDArray[np.int8] = np.zeros(request.max_new_tokens, dtype=np.int8)
+        self.deepest: dict[int, Deepest] = {}
+        self.newest_id = -1
+        self.prompt: dict[int, PromptToken] = {}
+        self.suspended: Suspended | None = None
+        self.cached = 0
         self.stops = request.on_collapse == "stop"
-        self.collapsed = False
-        self.grammar = grammar
-        self.clock = RequestClock()
-        self.is_over = False
+        self.collapsed = self.is_over = False
+        self._queued = monotonic()
+        self._admitted: float | None = None
+        self._began: float | None = None
         # newest ids after each of which the text was near to collapse
         self._high = 0
+
+    def admit(self, cached: int) -> None:
+        """Called when it is first admitted, with the cache positions that were found in the prefix cache."""
+        self.cached, self._admitted = cached, monotonic()
+
+    def add(self, token: TokenOutput) -> None:
+        """Adds a token."""
+        if not self.outputs:
+            self._began = monotonic()
+        self.outputs.append(token)
+
+    def times(self) -> Times:
+        """Its times, where it ends now."""
+        now = monotonic()
+        admitted, began = self._admitted or now, self._began or now
+        return Times(admitted - self._queued, began - admitted, now - began)
 
     def view(self) -> SlotView:
         """What is shown of it."""
@@ -152,7 +132,7 @@ class RequestState:
             after_exit=config.after_exit,
             depth=self.outputs[-1].depth if self.outputs else None,
             preemptions=entry.preemptions,
-            seconds=self.clock.age,
+            seconds=monotonic() - self._queued,
         )
 
     def leaves_at_exit(self, index: int, depth: int) -> bool:

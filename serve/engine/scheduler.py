@@ -1,7 +1,7 @@
 """Scheduler: admission, prefill chunks beside decoding rows, and preemption when blocks run out.
 
-`schedule` says what the next pass runs, and `update` takes in what came out of it; between the two the engine runs the
-model. A pass feeds a token back by itself, so its block is reserved before.
+`schedule` says what the next pass runs; then the engine runs the model, and tells what came of it by `feed`, `register`
+and `remove`. A pass feeds a token back by itself, so its block is reserved before.
 
 First come, first admitted. Prompts are prefilled in chunks: the rows of a pass that decoding leaves are shared evenly
 by all sequences with tokens still to prefill, so that a long prompt delays neither decoding nor a short prompt. When
@@ -10,7 +10,7 @@ one admitted first is never preempted, so that work always ends.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -55,9 +55,6 @@ class SequenceEntry:
     root: bytes = b""
     ready: int | None = None
 
-    def __post_init__(self) -> None:
-        self.last_hash = self.root
-
     @property
     def remaining(self) -> int:
         """Cache positions still to prefill."""
@@ -69,19 +66,8 @@ class SequenceEntry:
         return self.remaining if self.ready is None else min(self.remaining, self.ready - self.entered)
 
 
-@dataclass(frozen=True)
-class PrefillChunk:
-    """Cache positions of a sequence that enter the next pass.
-
-    Attributes:
-        entry: The sequence.
-        start: The first position.
-        stop: One past the last.
-    """
-
-    entry: SequenceEntry
-    start: int
-    stop: int
+# Cache positions of a sequence that enter the next pass: the first one, and one past the last.
+PrefillChunk = tuple[SequenceEntry, int, int]
 
 
 @dataclass(frozen=True)
@@ -105,21 +91,6 @@ class ScheduledStep:
 
 # Of a pass in which nothing changes but the tokens in flight: most of them.
 _NOTHING = ScheduledStep()
-
-
-@dataclass(frozen=True)
-class StepOutput:
-    """What came out of a pass, by the key of a sequence.
-
-    Attributes:
-        fed: Ids that were fed back, each with its cache position; whatever stood there or behind it is dropped.
-        complete: Leading cache positions that are exact in every plane now.
-        ended: Sequences that are finished.
-    """
-
-    fed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    complete: Mapping[int, int] = field(default_factory=dict)
-    ended: Sequence[int] = ()
 
 
 class Scheduler:
@@ -200,15 +171,6 @@ class Scheduler:
             tuple(preempted), tuple(admitted), tables, tuple(self.pool.pop_allocated()), tuple(prefill)
         )
 
-    def update(self, output: StepOutput) -> None:
-        """Takes in what came out of a pass."""
-        for key, (position, token_id) in output.fed.items():
-            self.feed(self.running[key], position, token_id)
-        for key, positions in output.complete.items():
-            self.register(self.running[key], positions)
-        for key in output.ended:
-            self.remove(self.running[key])
-
     def feed(self, entry: SequenceEntry, position: int, token_id: int) -> None:
         """Takes in an id that was fed back at a cache position; whatever stood there or behind it is dropped."""
         entry.token_ids[position:] = (token_id,)
@@ -269,7 +231,7 @@ class Scheduler:
         for left, (wanted, entry) in zip(range(len(unfinished), 0, -1), shortest_first, strict=True):
             count = min(wanted, -(-room // left))
             if count:
-                chunks.append(PrefillChunk(entry, entry.entered, entry.entered + count))
+                chunks.append((entry, entry.entered, entry.entered + count))
                 entry.entered += count
                 room -= count
                 if not entry.remaining:
@@ -284,9 +246,9 @@ class Scheduler:
         """
         preempted: list[tuple[SequenceEntry, int]] = []
         while len(entry.blocks) < self.pool.blocks_for(positions):
-            block = self.pool.allocate(after=entry.blocks[-1])
-            if block is not None:
-                entry.blocks.append(block)
+            block = self.pool.allocate_run(1, after=entry.blocks[-1])
+            if block:
+                entry.blocks += block
                 self._changed.add(entry.key)
                 continue
             last = next(reversed(self.running.values()))
@@ -320,4 +282,4 @@ class Scheduler:
         self._short.discard(entry.key)
         self._free_slots.append(entry.slot)
         self.pool.free(entry.blocks)
-        entry.blocks, entry.slot, entry.registered, entry.last_hash, entry.entered = [], -1, 0, entry.root, 0
+        entry.blocks, entry.slot = [], -1

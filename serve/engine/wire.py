@@ -1,92 +1,137 @@
 """What goes between a service and the loop of its engine: in one process as it is, between two pickled."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from sigma0.decode.grammar.compiled import CompiledGrammar
+from sigma0.commands.console import compiling
+from sigma0.config import KVConfig
+from sigma0.decode.ops import Backend
+from sigma0.decode.runners import RunnerName
 from sigma0.models.stored_settings import StoredSettings
-from sigma0.serve.engine.messages import (
-    EngineLimits,
-    EngineRequest,
-    Event,
-    ModelSettings,
-    RequestOutput,
-    ServiceStatus,
-    SlotView,
-)
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, Event, ServiceStatus, SlotView
+from sigma0.signals.verdict import DoorRule
 
 if TYPE_CHECKING:
     from sigma0.serve.engine.engine import Engine
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
-class Submit:
-    """A request.
+class EngineSpec:
+    """What an engine is made of, by names and numbers: it can be made in another process.
 
     Attributes:
-        key: Its number, chosen by the service.
-        request: The request.
+        model: Shipped name, folder or hub id; this and all but the limits as `sigma0.load` takes them.
+        limits: Of the engine.
     """
+
+    model: str
+    limits: EngineLimits = field(default_factory=EngineLimits)
+    device: str = "auto"
+    dtype: str = "auto"
+    backend: Backend = "auto"
+    runner: RunnerName = "auto"
+    check: bool = True
+    quantization: str | None = None
+    recurrence: int | None = None
+    stride: int | None = None
+    kv: KVConfig | None = None
+    door_rule: DoorRule | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the model, for clients."""
+        return Path(self.model).name if Path(self.model).is_dir() else self.model
+
+    def build(self) -> "Engine":
+        """Loads the model and makes an engine of it, which shows on stderr what it compiles.
+
+        Raises:
+            ValueError: If the model cannot be loaded, or there is no memory for K/V.
+        """
+        # imported in the process that runs the model
+        from sigma0.models.load import load
+        from sigma0.serve.engine.engine import Engine
+
+        settings = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "limits"}
+        model, tokenizer = load(settings.pop("model"), **settings)
+        model.announce = compiling
+        return Engine(model, tokenizer, self.name, self.limits)
+
+
+@dataclass(frozen=True)
+class DescribedModel(StoredSettings):
+    """The settings of a model whose weights are elsewhere."""
+
+    name_or_path: str
+    config: PreTrainedConfig
+    generation_config: GenerationConfig
+    num_loops: int = 1
+    has_gate: bool = False
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What a service knows of its engine: its status is that before the first pass."""
+
+    name: str
+    model: StoredSettings
+    tokenizer: PreTrainedTokenizerFast
+    context: int
+    limits: EngineLimits
+    status: ServiceStatus
+
+    @classmethod
+    def of(cls, engine: "Engine", with_weights: bool = True) -> "EngineFacts":
+        """Those of an engine, with its model or the settings of that alone."""
+        model: StoredSettings = engine.model
+        if not with_weights:
+            model = DescribedModel(
+                model.name_or_path, model.config, model.generation_config, model.num_loops, model.has_gate
+            )
+        return cls(engine.name, model, engine.tokenizer, engine.context, engine.limits, engine.status())
+
+
+class Submit(NamedTuple):
+    """A request, and the number that the service has given it."""
 
     key: int
     request: EngineRequest
 
 
-@dataclass(frozen=True)
-class Cancel:
-    """The end of a request that nobody waits for any more.
-
-    Attributes:
-        key: Its number; of a request that is over it means nothing.
-    """
+class Cancel(NamedTuple):
+    """The end of a request that nobody waits for any more; of one that is over it means nothing."""
 
     key: int
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """The grammar of a request is compiled; from a thread of the engine's own.
-
-    Attributes:
-        key: Number of the request.
-        grammar: What came of it; an exception where it cannot be compiled.
-    """
+class Done(NamedTuple):
+    """What the loop itself has put off for a request has come to an end, in a thread of its own."""
 
     key: int
-    grammar: CompiledGrammar | Exception | None
 
 
-@dataclass(frozen=True)
-class Judged:
-    """The output of a request has its verdict; from a thread of the engine's own.
+class Tell(Enum):
+    """What an engine's loop is told: to end once all requests are finished, or at once, and to report the requests."""
 
-    Attributes:
-        key: Number of the request.
-        output: Of the request; an exception where it cannot be judged.
-    """
-
-    key: int
-    output: RequestOutput | Exception
+    DRAIN = "drain"
+    CLOSE = "close"
+    LOOK = "look"
 
 
-@dataclass(frozen=True)
-class Drain:
-    """The engine's loop ends once all requests are finished; none comes after this."""
+Command = Submit | Cancel | Done | Tell
 
 
-@dataclass(frozen=True)
-class Close:
-    """The engine's loop ends at once; unfinished requests fail."""
-
-
-@dataclass(frozen=True)
-class Look:
-    """The next report shows the requests."""
-
-
-Command = Submit | Cancel | Compiled | Judged | Drain | Close | Look
+def take_all(queue: "SimpleQueue[T]", wait: bool = True) -> list[T]:
+    """All items of a queue that only the caller takes from, and at least one, for which it waits, if it is to."""
+    first = [queue.get()] if wait else []
+    return first + [queue.get() for _ in range(queue.qsize())]
 
 
 @dataclass(frozen=True)
@@ -104,80 +149,3 @@ class PassReport:
     status: ServiceStatus
     taken: int
     slots: tuple[SlotView, ...] | None = None
-
-
-@dataclass(frozen=True)
-class DescribedModel(StoredSettings):
-    """The settings of a model whose weights are elsewhere.
-
-    Attributes:
-        name_or_path: Folder or hub id that it was loaded from.
-        config: Of the architecture.
-        generation_config: Default sampling, end ids, and the settings of ours.
-        total_loops: T.
-        gated: Whether the family trains a gate.
-    """
-
-    name_or_path: str
-    config: PreTrainedConfig
-    generation_config: GenerationConfig
-    total_loops: int
-    gated: bool
-
-    @property
-    def num_loops(self) -> int:
-        """T, loops at full depth."""
-        return self.total_loops
-
-    @property
-    def has_gate(self) -> bool:
-        """Whether the family trains a gate, which `qexit` reads."""
-        return self.gated
-
-
-@dataclass(frozen=True)
-class EngineFacts:
-    """What a service knows of its engine.
-
-    Attributes:
-        name: Of the model.
-        model: Its settings.
-        tokenizer: Its tokenizer.
-        context: Most tokens of prompt and answer together.
-        limits: Of the engine.
-        status: Of the engine before its first pass.
-    """
-
-    name: str
-    model: ModelSettings
-    tokenizer: PreTrainedTokenizerFast
-    context: int
-    limits: EngineLimits
-    status: ServiceStatus
-
-    @staticmethod
-    def of(engine: "Engine", name: str) -> "EngineFacts":
-        """Those of an engine in the same process."""
-        return EngineFacts(name, engine.model, engine.tokenizer, engine.context, engine.limits, engine.status())
-
-    @staticmethod
-    def apart_from(engine: "Engine", name: str) -> "EngineFacts":
-        """Those of an engine, without its weights."""
-        model = engine.model
-        told = DescribedModel(
-            model.name_or_path, model.config, model.generation_config, model.num_loops, model.has_gate
-        )
-        return EngineFacts(name, told, engine.tokenizer, engine.context, engine.limits, engine.status())
-
-
-@dataclass(frozen=True)
-class StartFailed:
-    """Why there is no engine.
-
-    Attributes:
-        kind: What is to be raised.
-        message: With that.
-    """
-
-    kind: type[Exception]
-    message: str

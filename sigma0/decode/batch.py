@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.compiled import silently
-from sigma0.decode.finite import BROKEN
 from sigma0.decode.grammar.rows import GrammarRows
 from sigma0.decode.kv_store import PagedPlanes
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
+from sigma0.decode.logits import BROKEN
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import ExitParams
 from sigma0.decode.prefill import ALL_FINAL, Prefill

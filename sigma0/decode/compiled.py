@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sigma0.decode.attention import PassRows
-from sigma0.decode.finite import stored_parts
+from sigma0.decode.logits import stored_parts
 from sigma0.decode.model import LoopedModel
 from sigma0.errors import first_line
 

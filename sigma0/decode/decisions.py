@@ -7,17 +7,8 @@ from torch import Tensor
 
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import RowIndices
-from sigma0.decode.lanes import (
-    CACHE_POSITION,
-    CUMULATIVE,
-    DIVERGED_FLAG,
-    FLAGS,
-    MET_FLAG,
-    POSITION,
-    STAGE,
-    SURVIVAL,
-)
-from sigma0.decode.masks import mask_logits
+from sigma0.decode.lanes import CACHE_POSITION, CUMULATIVE, DIVERGED_FLAG, FLAGS, MET_FLAG, POSITION, STAGE, SURVIVAL
+from sigma0.decode.logits import mask_logits
 from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LoopEndOutput
 from sigma0.decode.prefill import Batch, read_rows
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from sigma0.config import FULL_KV, KVConfig
+from sigma0.config import CODA_PLANES, FULL_KV, KVConfig
 from sigma0.decode.attention import CodedPlacement, Placement
 from sigma0.decode.graphs import StepGraphs
 from sigma0.decode.kv_store import Segments, Storage
@@ -15,7 +15,6 @@ from sigma0.decode.lanes import LaneRows, Lanes
 from sigma0.decode.planes import FINAL, READ, CodedLayer, LayerPlanes, check_stages, extra_planes, plane_codec
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.settings import SequenceSettings
-from sigma0.decode.sizes import CODA_PLANES
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.transfer import Bools, PassCounts, PendingTokens, to_host
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sigma0.decode.criteria import Criteria
+from sigma0.decode.exits import Criteria
 from sigma0.decode.ops import ExitState
 from sigma0.decode.transfer import to_device, to_host
 

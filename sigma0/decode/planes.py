@@ -15,9 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from sigma0.config import KVConfig
+from sigma0.config import CODA_PLANES, KVConfig
 from sigma0.decode.ops import CodedPlanes, PlaneCodec, copy_past_exits, runs_triton
-from sigma0.decode.sizes import CODA_PLANES
 
 # Of the planes of a coda's layer.
 READ, FINAL = 0, 1

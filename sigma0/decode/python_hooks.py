@@ -20,8 +20,8 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import logits_process as processors
 from transformers.generation import stopping_criteria as criteria
 
-from sigma0.decode.finite import flag_broken
 from sigma0.decode.lanes import CACHE_POSITION, STAGE
+from sigma0.decode.logits import flag_broken
 from sigma0.decode.prefill import Batch
 from sigma0.decode.sampling import Sampler, judged
 from sigma0.decode.sampling_params import SamplingSettings, SequenceSampling, request_seeds, sampling_of

@@ -19,10 +19,10 @@ from sigma0.cpp_compiler import compiler
 from sigma0.decode import kernel_step
 from sigma0.decode.attention import PassRows, RowIndices
 from sigma0.decode.compiled import Announce, model_tensors, programs_of, silently, state_key, tensors_of
-from sigma0.decode.finite import BROKEN
 from sigma0.decode.graphs import Capture, Captured, CudaCapture, StepGraph, StepGraphs
 from sigma0.decode.kv_store import Storage
 from sigma0.decode.lanes import STAGE, Lanes
+from sigma0.decode.logits import BROKEN
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import (
     Block,

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from sigma0.decode.finite import BROKEN, flag_broken
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, POSITION, STAGE
+from sigma0.decode.logits import BROKEN, flag_broken
 from sigma0.decode.ops import combined, counter_words, gumbel, no_broadcast
 from sigma0.decode.prefill import Batch
 from sigma0.decode.sampling_params import (
@@ -45,19 +45,9 @@ from sigma0.decode.settings import PROMPT as FIRST_POSITION
 from sigma0.decode.step import Looped, read, sample_greedy
 from sigma0.decode.transfer import to_host
 
-# What a random number is for. A token is drawn once where it is read first; under `verify` each deeper loop may test
-# it, and draw another in its place.
+# What a random number is for. A token is drawn once where it is read first; under `verify` each deeper loop t may test
+# it, for which the purpose is 2 t - 1, and draw another in its place, for which it is 2 t.
 OWN_DRAW = 0
-
-
-def check_purpose(loop: Tensor) -> Tensor:
-    """Purpose of the test of a draft at a loop, from 1."""
-    return 2 * loop - 1
-
-
-def redraw_purpose(loop: Tensor) -> Tensor:
-    """Purpose of the draw in place of a draft that fails its test at a loop, from 1."""
-    return 2 * loop
 
 
 def uniform(keys: Tensor, positions: Tensor, purpose: Tensor | int) -> Tensor:
@@ -151,11 +141,6 @@ def draw(
     return noise.mul_(_draws(settings, sequences)).add_(scores).argmax(dim=-1)
 
 
-def draw_uniform(settings: SamplingSettings, sequences: Tensor, positions: Tensor, purpose: Tensor | int) -> Tensor:
-    """Uniform draws in [0, 1), float32 `[K]`; arguments as `draw` takes them."""
-    return uniform(settings.keys.index_select(0, sequences), positions, purpose)
-
-
 def distribution(settings: SamplingSettings, program: SamplingProgram, scores: Tensor, sequences: Tensor) -> Tensor:
     """What ids are sampled from, float32 `[K, V]`; of greedy sequences all of it lies on the likeliest id.
 
@@ -244,11 +229,6 @@ def _column(values: Tensor, column: int) -> Tensor:
     return values[:, column : column + 1]
 
 
-def accept_greedy(drafts: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether each draft `[K]` stands, bool `[K]`, and the ids that hold now, given the argmax `[K]` of p."""
-    return drafts == read, read
-
-
 def accept_drawn(drafts: Tensor, p: Tensor, q: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Whether each draft stands, and what the others are drawn from.
 
@@ -265,11 +245,6 @@ def accept_drawn(drafts: Tensor, p: Tensor, q: Tensor, uniform: Tensor) -> tuple
     rest = (p - q).clamp_min(0.0)
     # where p and q differ by rounding alone, nothing may be left
     return stands, torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
-
-
-def remember(kept: Tensor, rows: Tensor, p: Tensor, _decodes: Tensor, _stands: Tensor) -> None:
-    """Notes p `[K, V]` for lanes `[K]`, whether they drew a draft or their draft stands; `kept` is `[S T + 1, V]`."""
-    kept.index_copy_(0, rows, p)
 
 
 def judged(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, stands: Tensor) -> tuple[Tensor, Tensor]:
@@ -383,7 +358,7 @@ class Sampler:
         if self.takes_best:
             stands = token_ids = sample_greedy(batch, logits)
             if batch.program.verify:
-                stands, token_ids = accept_greedy(looped.table[:, DRAFT].index_select(0, which), token_ids)
+                stands = looped.table[:, DRAFT].index_select(0, which) == token_ids
         else:
             sequences = looped.sequences.index_select(0, which)
             lengths = looped.table[:, CACHE_POSITION].index_select(0, which) + (1 + self._shift)
@@ -428,12 +403,12 @@ class Sampler:
         lanes, loops = looped.lanes.index_select(0, which), looped.loops.index_select(0, which)
         drafted = table[:, STAGE] >= batch.lanes.depth
         kept, p = batch.lanes.remember_probs(scores.shape[1]), distribution(*own, scores, sequences)
-        test = draw_uniform(self._settings, sequences, positions, check_purpose(loops))
+        test = uniform(self._settings.keys.index_select(0, sequences), positions, 2 * loops - 1)
         stands, rest = accept_drawn(drafts.clamp_min(0), p, kept.index_select(0, lanes), test)
         # what each draft follows now: a new one p, and one that stood the test follows p after it, too
-        remember(kept, lanes, p, ~drafted, stands)
+        kept.index_copy_(0, lanes, p)
         sources = torch.where(drafted[:, None], rest.log(), scores)
-        purposes = torch.where(drafted, redraw_purpose(loops), OWN_DRAW)
+        purposes = torch.where(drafted, 2 * loops, OWN_DRAW)
         drawn = draw(*own, sources, sequences, positions, purposes)
         stands = broadcast(stands & drafted)
         return broadcast(torch.where(stands, drafts, drawn)), stands

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 from transformers.generation import logits_process as processors
 
 from sigma0.decode.transfer import to_device
@@ -337,28 +337,6 @@ def key_of(seed: int) -> tuple[int, int]:
     return mixed >> 32, mixed & _WORD
 
 
-class OutputPenalty(LogitsProcessor):  # type: ignore[misc]
-    """OpenAI's penalties: logits of an id that occurs c times in the output lose `frequency * c`, `presence` if c > 0.
-
-    Args:
-        prompt: Number of prompt ids, which do not count.
-        presence: Subtracted once.
-        frequency: Subtracted for each occurrence.
-    """
-
-    def __init__(self, prompt: int, presence: float, frequency: float) -> None:
-        self.prompt = prompt
-        self.presence = presence
-        self.frequency = frequency
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores `[B, V]` of the token after ids `[B, S]`."""
-        counts = torch.zeros_like(scores)
-        output_ids = input_ids[:, self.prompt :]
-        counts.scatter_add_(1, output_ids, torch.ones_like(output_ids, dtype=scores.dtype))
-        return scores - self.frequency * counts - self.presence * (counts > 0)
-
-
 def _biases_of(item: Any, vocabulary: float) -> dict[str, Any] | None:
     biases = tuple((ids, float(bias)) for ids, bias in item.sequence_bias.items())
     if any(len(ids) > 1 or ids[0] >= vocabulary or not math.isfinite(bias) for ids, bias in biases):
@@ -387,9 +365,6 @@ def _cut(name: str) -> Callable[[Any, float], dict[str, Any] | None]:
 # `decode.sampling.process` applies them, which is transformers' own.
 _READERS: dict[type, Callable[[Any, float], dict[str, Any] | None]] = {
     processors.SequenceBiasLogitsProcessor: _biases_of,
-    OutputPenalty: lambda item, _: {
-        "presence_penalty": item.presence, "frequency_penalty": item.frequency, "prompt": item.prompt,
-    },
     processors.RepetitionPenaltyLogitsProcessor: lambda item, _: {"repetition_penalty": item.penalty},
     processors.NoBadWordsLogitsProcessor: _words_of,
     processors.MinLengthLogitsProcessor: lambda item, _: _no_end(item, item.min_length),

@@ -40,7 +40,7 @@ class Program:
         forced: Exits are given beforehand.
         paths: The states after every loop are kept, for statistics.
         draws: Some sequence draws its tokens.
-        criteria: Those of `sigma0.decode.criteria` in use.
+        criteria: Those of `sigma0.decode.exits` in use.
         masked: Some sequence follows a grammar.
     """
 
@@ -98,7 +98,7 @@ class SequenceSettings:
     Attributes:
         table: LAST (loop that no token goes beyond before it is read), MIN_LOOPS, LEAVES (whether it leaves there),
             VERIFY, REDRAFT, LIMIT (cache position of the last token that may be written), PROMPT, MODE, PATIENCE,
-            BREAK_AFTER and CRITERION (index into `sigma0.decode.criteria.CRITERIA`, -1 for none), int64 `[S, 11]`.
+            BREAK_AFTER and CRITERION (index into `sigma0.decode.exits.CRITERIA`, -1 for none), int64 `[S, 11]`.
         thresholds: q, eps or theta of each rule, and once more q and theta, infinite under another rule, float32
             `[S, 3]`.
         eos: Ids that end a sequence, -1 where there are fewer, int64 `[S, E]`.

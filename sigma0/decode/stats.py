@@ -30,20 +30,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sigma0.config import DEEPEST_ROWS
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.ops import (
-    LOGIT_STATS,
-    STATISTICS,
-    ExitParams,
-    Operations,
-    certainty,
-    no_broadcast,
-    observe_paths,
-)
+from sigma0.decode.ops import LOGIT_STATS, STATISTICS, ExitParams, Operations, certainty, no_broadcast, observe_paths
 from sigma0.decode.repetition import TextStats
-from sigma0.decode.sizes import DEEPEST_ROWS
 from sigma0.decode.transfer import Ints, to_device, to_host
 
 DEEPEST = ("surprise", "entropy", "margin", "agrees")

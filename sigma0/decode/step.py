@@ -23,18 +23,7 @@ from torch import Tensor
 from sigma0.decode import kernel_step
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, RowIndices
-from sigma0.decode.decisions import (
-    FORCED,
-    Rows,
-    Ruled,
-    advance_stages,
-    ask_rules,
-    checked,
-    leaves,
-    masked,
-    stop_codes,
-)
-from sigma0.decode.finite import BROKEN
+from sigma0.decode.decisions import FORCED, Rows, Ruled, advance_stages, ask_rules, checked, leaves, masked, stop_codes
 from sigma0.decode.lanes import (
     CACHE_POSITION,
     DEPTH,
@@ -47,7 +36,7 @@ from sigma0.decode.lanes import (
     STAGE,
     Lanes,
 )
-from sigma0.decode.masks import forbidden
+from sigma0.decode.logits import BROKEN, forbidden
 from sigma0.decode.ops import DIVERGED, MET, LoopEndOutput
 from sigma0.decode.planes import propagate_past_exits
 from sigma0.decode.prefill import Batch, Prefill, prefill_coda, prefill_prelude, read_rows, run_prelude

@@ -24,10 +24,10 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from sigma0.config import ExitConfig
 from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.exits import ExitRule
-from sigma0.decode.finite import BROKEN, NOT_FINITE
 from sigma0.decode.grammar.compiled import Grammars
 from sigma0.decode.grammar.rows import GrammarRows, may_force
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.logits import BROKEN, NOT_FINITE
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.python_hooks import Host, choice_for, split_criteria
 from sigma0.decode.repetition import CollapseStop, TextStats

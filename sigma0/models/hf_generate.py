@@ -16,11 +16,11 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 
 from sigma0.config import ExitConfig, KVConfig
 from sigma0.decode.compiled import Announce, silently
-from sigma0.decode.finite import check_logits
 from sigma0.decode.grammar.rows import start_masks
 from sigma0.decode.grammar.vocabulary import grammars_of
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.lockstep import decode_tokens
+from sigma0.decode.logits import check_logits
 from sigma0.decode.ops import Backend, Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_group
 from sigma0.decode.python_hooks import CheckedProcessors, rows_are_independent, split_criteria

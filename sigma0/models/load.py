@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from sigma0.checkpoints import resolve_model, shipped_models
 from sigma0.config import KVConfig
-from sigma0.decode.finite import check_weights
+from sigma0.decode.logits import check_weights
 from sigma0.decode.ops import Backend, operations
 from sigma0.decode.parallel import init_tensor_parallel
 from sigma0.decode.runners import RUNNERS, RunnerName

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sigma0.decode.finite import check_weights as check_finite
+from sigma0.decode.logits import check_weights as check_finite
 from sigma0.decode.parallel import tp_group
 from sigma0.models.cache_name import CACHE_NAMES
 from sigma0.models.quantization import named_library, stored_method

@@ -14,7 +14,7 @@ from sigma0.config import ExitConfig
 from sigma0.decode.exits import ExitRule, Selection, select_exits
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.lockstep import catch_up, enter_pending
-from sigma0.decode.masks import mask_logits
+from sigma0.decode.logits import mask_logits
 from sigma0.decode.model import BatchRows, PlainBlock
 from sigma0.decode.ops import EndWeights, Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_size

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, TorchAoConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-from sigma0.decode.finite import stored_parts
+from sigma0.decode.logits import stored_parts
 from sigma0.errors import first_line, needs_extra
 
 QuantizationName = Literal["int8", "int4"]

@@ -24,8 +24,13 @@ STORED: dict[str, type[Stored]] = {
 
 
 class StoredSettings:
-    """Reads and saves a model's exit settings, thresholds, fates and door policy."""
+    """Reads and saves a model's exit settings, thresholds, fates and door policy.
 
+    Attributes:
+        name_or_path: Folder or hub id that it was loaded from; "" of a model that was made here.
+    """
+
+    name_or_path: str
     config: PreTrainedConfig
     generation_config: GenerationConfig
 

@@ -7,16 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from sigma0.decode.sampling import (
-    OWN_DRAW,
-    accept_drawn,
-    accept_greedy,
-    check_purpose,
-    distribution,
-    draw,
-    draw_uniform,
-    redraw_purpose,
-)
+from sigma0.decode.sampling import OWN_DRAW, accept_drawn, distribution, draw, uniform
 from sigma0.decode.sampling_params import SamplingSettings, SequenceSampling
 
 COUNT = 100_000
@@ -65,14 +56,12 @@ def drafted(first, later, wrong=None):
     for number, scores in enumerate(later, start=2):
         loop = torch.full((COUNT,), number)
         p = distribution(rows, program, scores.expand(COUNT, -1), at)
-        test = draw_uniform(rows, at, positions, check_purpose(loop))
+        test = uniform(rows.keys[at], positions, 2 * loop - 1)
         stands, rest = accept_drawn(ids, p, q, test)
         rest = p if wrong == "from p" else rest
-        redrawn = draw(
-            rows, program, rest.log(), at, positions, OWN_DRAW if wrong == "redrawn" else redraw_purpose(loop)
-        )
+        redrawn = draw(rows, program, rest.log(), at, positions, OWN_DRAW if wrong == "redrawn" else 2 * loop)
         ids = ids if wrong == "accepts" else torch.where(stands, ids, redrawn)
-        q = q if wrong == "old q" else p
+        q = q if wrong == "old q" else torch.where(stands[:, None], p, q) if wrong == "old q of the redrawn" else p
     return torch.bincount(ids, minlength=first.shape[0]), torch.softmax(later[-1].double(), -1)
 
 
@@ -85,7 +74,7 @@ def test_what_comes_out_follows_the_deepest_loop(vocabulary, loops):
     assert abs(statistic(*drafted(first, later))) < 4.5
 
 
-@pytest.mark.parametrize("wrong", ["from p", "accepts", "old q", "redrawn"])
+@pytest.mark.parametrize("wrong", ["from p", "accepts", "old q", "old q of the redrawn", "redrawn"])
 def test_a_wrong_rule_fails_the_same_test(wrong):
     source = torch.Generator().manual_seed(7)
     first, *later = torch.randn(3, 7, generator=source) * 1.5
@@ -108,8 +97,8 @@ def test_the_greedy_rule_is_the_same_rule():
     rows.set(0, SequenceSampling())
     at, program = torch.zeros(200, dtype=torch.int64), rows.program()
     p, q = distribution(rows, program, scores, at), torch.nn.functional.one_hot(drafts, 4).float()
-    stands, rest = accept_drawn(drafts, p, q, draw_uniform(rows, at, torch.arange(200), 1))
-    expected, ids = accept_greedy(drafts, scores.argmax(-1))
-    assert torch.equal(stands, expected) and 0 < int(stands.sum()) < 200
+    stands, rest = accept_drawn(drafts, p, q, uniform(rows.keys[at], torch.arange(200), 1))
+    ids = scores.argmax(-1)
+    assert torch.equal(stands, drafts == ids) and 0 < int(stands.sum()) < 200
     redrawn = draw(rows, program, rest.log(), at, torch.arange(200), 2)
     assert torch.equal(torch.where(stands, drafts, redrawn), ids)

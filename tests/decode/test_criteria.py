@@ -8,8 +8,7 @@ import torch
 from sigma0 import ExitConfig
 from sigma0.config import RULE_DEFAULTS, exit_for
 from sigma0.decode import compiled as programs
-from sigma0.decode.criteria import CRITERIA, Criteria
-from sigma0.decode.exits import REASON_WHEN_MET
+from sigma0.decode.exits import CRITERIA, REASON_WHEN_MET, Criteria
 from sigma0.decode.kv_store import BlockShape
 from sigma0.models.raven_published import _Meter
 from sigma0.serve.engine.engine import Engine

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.decode.sizes import DEEPEST_ROWS
+from sigma0.config import DEEPEST_ROWS
 from sigma0.decode.stats import Deepest, DeepestQueue, deepest_of, deepest_reader
 from sigma0.kernels.collapse_rows import certainty_rows
 from tests.decode.test_stats import Foreign, LogitsProcessorList

@@ -5,7 +5,7 @@ import torch
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as processors
 
-from sigma0.decode.sampling_params import OutputPenalty, sampling_of
+from sigma0.decode.sampling_params import sampling_of
 
 TEMPERATURE = processors.TemperatureLogitsWarper(0.5)
 TOP_K = processors.TopKLogitsWarper(5)
@@ -19,7 +19,6 @@ class Other(processors.TemperatureLogitsWarper):
 def test_every_part_is_read():
     items = [
         processors.SequenceBiasLogitsProcessor({(4,): 1.5, (0,): -2.0}),
-        OutputPenalty(3, 0.5, 0.25),
         processors.RepetitionPenaltyLogitsProcessor(1.2, torch.tensor([0, 2])),
         # a word that is an end itself is allowed
         processors.NoBadWordsLogitsProcessor([[1], [2, 3], [7]], 7),
@@ -34,7 +33,6 @@ def test_every_part_is_read():
     assert (first.draws, first.seed, first.temperature, first.top_k, first.top_p, first.min_p) == (
         True, 11, 0.5, 5, 0.9, 0.1,
     )  # fmt: skip
-    assert (first.prompt, first.presence_penalty, first.frequency_penalty) == (3, 0.5, 0.25)
     assert (first.repetition_penalty, first.padding, second.padding, second.seed) == (1.2, 0, 2, 12)
     assert (first.bad_words, first.min_length, first.eos) == (((1,), (2, 3)), 8, (7,))
     assert first.logit_bias == second.logit_bias == ((4, 1.5), (0, -2.0))
@@ -54,7 +52,7 @@ def test_a_number_of_ignored_ids_holds_for_all():
     "items",
     [
         [TOP_K, TEMPERATURE],
-        [REPETITION, OutputPenalty(0, 1.0, 0.0)],
+        [TEMPERATURE, REPETITION],
         [TEMPERATURE, TEMPERATURE],
         [Other(0.5)],
         [processors.TypicalLogitsWarper(0.5)],

@@ -17,7 +17,6 @@ from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, FLAGS, POSITION, S
 from sigma0.decode.ops import EndWeights, LaneBooks, LaneTables, operations
 from sigma0.decode.runner import EagerRunner
 from sigma0.decode.runners import NativeRunner
-from sigma0.decode.sampling import accept_greedy
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 from sigma0.decode.step import EMITTED, FRESH, read, sample_greedy
 from sigma0.decode.transfer import PassCounts
@@ -83,7 +82,7 @@ class Choice:
         logits = read(batch, looped, which)
         if self.takes_best:
             token_ids = sample_greedy(batch, logits)
-            stands, token_ids = accept_greedy(looped.table[which, DRAFT], token_ids)
+            stands = looped.table[which, DRAFT] == token_ids
             return token_ids, stands, None, logits
         told = [
             np.random.default_rng([self.seed, *row]).random(3)

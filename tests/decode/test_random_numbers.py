@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sigma0.decode.ops import PURPOSE, combined, counter_words, gumbel
-from sigma0.decode.sampling import OWN_DRAW, check_purpose, redraw_purpose, uniform
+from sigma0.decode.sampling import OWN_DRAW, uniform
 from sigma0.decode.sampling_params import key_of, request_seed, request_seeds
 
 COUNT = 1 << 17
@@ -144,17 +144,6 @@ def test_counters_of_a_sequence_are_all_different():
     for apart in range(1, 1024):
         meets = apart * PURPOSE * inverse % 2**32
         assert min(meets, 2**32 - meets) >= 2**21, apart
-
-
-def test_purposes_are_all_different():
-    loops = torch.arange(1, 100)
-    assert (OWN_DRAW, check_purpose(loops)[:3].tolist(), redraw_purpose(loops)[:3].tolist()) == (
-        0,
-        [1, 3, 5],
-        [2, 4, 6],
-    )
-    purposes = [OWN_DRAW, *check_purpose(loops).tolist(), *redraw_purpose(loops).tolist()]
-    assert len(set(purposes)) == len(purposes)
 
 
 def test_words_are_the_published_ones():

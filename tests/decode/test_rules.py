@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigma0 import ExitConfig
-from sigma0.decode.criteria import CRITERIA
 from sigma0.decode.exits import (
+    CRITERIA,
     REASON_WHEN_MET,
     ExitRule,
     exit_probabilities,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sigma0.decode.masks import Alternative, logprobs_of
+from sigma0.decode.logits import Alternative, logprobs_of
 from sigma0.decode.sampling_params import (
     SamplingParams,
     SamplingProgram,
@@ -23,7 +23,7 @@ PLAIN = [1.0, -1.0, 0.0, 1.0, 0.0, 0.0]
 @pytest.mark.parametrize(
     "name, good, bad",
     [
-        ("temperature", [1e-9, 5.0], [0.0, -1.0]),
+        ("temperature", [1e-9, 5.0], [0.0, -1.0, math.nan]),
         ("top_k", [0, 1], [-1]),
         ("top_p", [None, 0.0, 1.0], [-0.01, 1.01]),
         ("min_p", [0.0, 1.0], [-0.01, 1.01]),

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from sigma0 import ExitConfig, FateConfig
-from sigma0.decode.criteria import CRITERIA
-from sigma0.decode.exits import Course, ExitRule
+from sigma0.decode.exits import CRITERIA, Course, ExitRule
 from sigma0.decode.ops import MODES
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceExit, SequenceSettings
 

@@ -119,13 +119,6 @@ def draws_from_p(patch):
     patch.setattr(sampling, "accept_drawn", lambda drafts, p, q, uniform: (right(drafts, p, q, uniform)[0], p))
 
 
-def keeps_the_first_q(patch):
-    def remember(kept, rows, p, decodes, stands):
-        kept[rows] = torch.where((decodes | ~stands)[:, None], p, kept[rows])
-
-    patch.setattr(sampling, "remember", remember)
-
-
 @pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -133,28 +126,11 @@ def keeps_the_first_q(patch):
     [
         (accepts_all, replace(FIRST, redraft=False)),
         slow(draws_from_p, replace(FIRST, redraft=False)),
-        slow(keeps_the_first_q, FIRST),
     ],
 )
 def test_a_wrong_judgement_fails_the_same_test(small, monkeypatch, wrong, config):
     wrong(monkeypatch)
     assert chi_square(joint_law(small, config, 4_000), exact_law(small)) > 8
-
-
-@pytest.mark.exhaustive
-def test_a_redrawn_token_remembered_with_the_old_q_fails_the_same_test(small, monkeypatch):
-    redrawn, first = [], {}
-
-    def remember(kept, rows, p, decodes, stands):
-        drawn = first.setdefault(id(kept), torch.zeros_like(kept))
-        drawn[rows] = torch.where(decodes[:, None], p, drawn[rows])
-        redraws = ~decodes & ~stands
-        redrawn.append(int(redraws.sum()))
-        kept[rows] = torch.where(redraws[:, None], drawn[rows], p)
-
-    monkeypatch.setattr(sampling, "remember", remember)
-    assert chi_square(joint_law(small, FIRST, 4_000), exact_law(small)) > 8
-    assert sum(redrawn) > 0.3 * 8_000  # two tokens of each text are drafted
 
 
 def test_draws_do_not_depend_on_the_company(small):

@@ -13,7 +13,7 @@ from sigma0.bench.__main__ import app as bench
 from sigma0.cli import app
 from sigma0.models import NanbeigeConfig
 from sigma0.models.loop_settings import set_loops
-from sigma0.serve.engine.spec import EngineSpec
+from sigma0.serve.engine.wire import EngineSpec
 from tests.models.raven_reference import save_raven
 
 FULL = ExitConfig(mode="full")

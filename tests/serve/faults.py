@@ -142,7 +142,7 @@ POINTS = {
     "step": Point(
         (
             (Scheduler, "schedule"),
-            (Scheduler, "update"),
+            (Scheduler, "remove"),
             (RunningBatch, "enter"),
             (RunningBatch, "run"),
             (RunningBatch, "remove"),

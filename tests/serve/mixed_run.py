@@ -65,7 +65,7 @@ class SteppedService(EngineClient):
     """An engine on the event loop of its callers: a turn of its loop, then some of theirs."""
 
     def __init__(self, engine: Engine, faults: Sequence[Fault]) -> None:
-        super().__init__(EngineFacts.of(engine, "tiny"))
+        super().__init__(EngineFacts.of(engine))
         self._allocations = next((fault for fault in faults if fault.point == "allocation"), None)
         self._loop = EngineLoop(engine, self._inbox, self._receive)
 

@@ -21,7 +21,7 @@ from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
 from sigma0.serve.api.connections import ExhaustionLog, protocol_of
 from sigma0.serve.engine.engine import Engine
-from sigma0.serve.engine.worker import EngineService
+from sigma0.serve.engine.loop import EngineService
 from tests.serve.api.test_load import until
 from tests.serve.conftest import serving
 from tests.serve.faults import POINTS, Client, Endpoint, Fault
@@ -85,7 +85,7 @@ async def ask_all(url, fault):
 def run(bench, fault):
     """Outcomes of the mixed run, of a request afterwards, and what is held."""
     engine = Engine(bench.model, bench.tokenizer, "tiny", LIMITS, watch=True)
-    service = EngineService(engine, "tiny", threads=1)
+    service = EngineService(engine, threads=1)
     app = create_app(service, SETTINGS, bench.ladder)
     with fault.installed(), patch.object(sigma0.ladder.endpoint.Asker, "_open", lambda self, *_: Endpoint()):
         try:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from sigma0.config import ExitConfig
 from sigma0.decode.exits import ExitRule
-from sigma0.decode.finite import BROKEN
 from sigma0.decode.grammar.closing import Bits
 from sigma0.decode.grammar.compiled import CompiledGrammar, Grammars, Matcher
 from sigma0.decode.lanes import Lanes
+from sigma0.decode.logits import BROKEN
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.step import ENDS, FED_AT, FRESH, SEQUENCE, TOKEN
 from sigma0.decode.transfer import to_device

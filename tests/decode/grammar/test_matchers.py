@@ -8,12 +8,12 @@ import torch
 
 from sigma0 import ExitConfig
 from sigma0.decode.exits import ExitRule
-from sigma0.decode.finite import BROKEN
 from sigma0.decode.grammar.closing import Texts
 from sigma0.decode.grammar.compiled import CompiledGrammar, GrammarError, Grammars, Matcher, _one_line
 from sigma0.decode.grammar.rows import GrammarRows, may_force, only_id, start_masks
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex
 from sigma0.decode.lanes import Lanes
+from sigma0.decode.logits import BROKEN
 from sigma0.decode.step import ENDS, FED_AT, FRESH, LINE_WIDTH, SEQUENCE, TOKEN
 from tests.byte_model import END
 from tests.decode.grammar.matching import TOKENIZER, VOCABULARY, check_texts, refused

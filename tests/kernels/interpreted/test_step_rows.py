@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sigma0 import ExitConfig
 from sigma0.decode import kernel_step, lanes, runner, runners, settings, step
 from sigma0.decode.attention import Placement
-from sigma0.decode.finite import BROKEN
+from sigma0.decode.logits import BROKEN
 from sigma0.decode.ops import MODES, TORCH, EndWeights, LoopEndWeights, depth_attention_reference, operations
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Batch

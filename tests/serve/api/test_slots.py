@@ -11,7 +11,6 @@ pytest.importorskip("fastapi")
 from pydantic import SecretStr
 
 from sigma0.serve.api.access import ServerSettings
-from sigma0.serve.engine.client import EngineClient
 from tests.serve.api.test_chat import ASKED, LOST, post
 from tests.serve.api.test_load import begin, until
 from tests.serve.conftest import served
@@ -114,9 +113,8 @@ def test_an_engine_that_does_not_answer_or_is_gone(pocket, monkeypatch):
 
 def test_many_who_ask_at_once_cost_the_engine_one_look(pocket, monkeypatch):
     with served(pocket) as server:
-        looked = []
-        monkeypatch.setattr(server.service.held, "slots", lambda: looked.append(True) or ())
-        monkeypatch.setattr(EngineClient, "_receive", _held_back(EngineClient._receive, go_on := threading.Event()))
+        looked, go_on = [], threading.Event()
+        monkeypatch.setattr(server.service.held, "slots", lambda: looked.append(go_on.wait(60)) or ())
 
         async def run():
             asked = [asyncio.create_task(server.service.slots()) for _ in range(20)]
@@ -126,14 +124,6 @@ def test_many_who_ask_at_once_cost_the_engine_one_look(pocket, monkeypatch):
 
         assert asyncio.run(run()) == [()] * 20
         assert len(looked) == 1
-
-
-def _held_back(receive, go_on):
-    def late(client, report):
-        go_on.wait(60)
-        receive(client, report)
-
-    return late
 
 
 def test_times_of_a_request(pocket):
@@ -155,7 +145,7 @@ def test_times_of_a_request(pocket):
         service.gate.set()
         first.join()
         second.join()
-    one, other = (end.output.times for end in ends)
+    one, other = (end.times for end in ends)
     assert min(*one, *other) >= 0
     # the second one waited for all of the first one's passes
     assert other.queue >= one.decode > 0 and one.queue < other.queue

@@ -15,7 +15,7 @@ pytest.importorskip("fastapi")
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from sigma0.decode.masks import Alternative
+from sigma0.decode.logits import Alternative
 from sigma0.serve.api import handlers as answering
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app

@@ -17,8 +17,8 @@ from sigma0.serve.cluster.router import Fleet
 from sigma0.serve.cluster.service import RayService
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.command import open_socket
+from sigma0.serve.engine.loop import EngineService
 from sigma0.serve.engine.messages import EngineLimits
-from sigma0.serve.engine.worker import EngineService
 from tests.serve.api.test_load import until
 from tests.serve.conftest import Served, serving
 from tests.serve.engine.spied_worker import HeldEngine, Ticket
@@ -63,7 +63,7 @@ class HeldReplica(EngineReplica):
         kv = int(self._settings.kv_memory)
         limits = EngineLimits(kv_bytes=kv) if limit is None else EngineLimits(1, limit, kv_bytes=kv)
         # first the new one, lest Serve finds the replica without an engine and replaces it
-        self._service = EngineService(self._held(limits), "pocket")
+        self._service = EngineService(self._held(limits))
         before.close()
         self._before = self._service.status()
 

@@ -36,8 +36,8 @@ from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
 from sigma0.serve.cluster.service import RayService, RemoteEvents
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.loop import EngineService
 from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput, Unavailable
-from sigma0.serve.engine.worker import EngineService
 from sigma0.signals.savings import Savings
 
 pytestmark = pytest.mark.slow
@@ -219,7 +219,7 @@ def test_a_job_that_cannot_be_sent_leaves_nothing_behind():
 
 def test_messages_come_through_pickle_as_they_are(pocket):
     async def run():
-        service = EngineService(Engine(*pocket, "pocket"), "pocket")
+        service = EngineService(Engine(*pocket, "pocket"))
         ids = tuple(pocket[1]("Mary went to the kitchen. Where is Mary?")["input_ids"])
         try:
             return [each async for each in service.submit(EngineRequest(ids, 6, ExitConfig(q=0.6), logprobs=2))]

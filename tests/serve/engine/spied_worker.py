@@ -4,8 +4,8 @@ import threading
 from time import sleep
 
 from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.loop import EngineService
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
-from sigma0.serve.engine.worker import EngineService
 
 # Bytes of K/V: a test's requests are short, and engines that were closed are not collected at once.
 KV = 2**25
@@ -61,8 +61,8 @@ class HeldEngine(Engine):
             events = super().step()
         return events
 
-    def submit(self, request, grammar=None):
-        key = super().submit(request, grammar)
+    def submit(self, request, grammar=None, key=None):
+        key = super().submit(request, grammar, key)
         failing, self.fails = self.fails, None
         if failing is not None:
 
@@ -84,7 +84,7 @@ class SpiedService(EngineService):
         limits = EngineLimits(kv_bytes=KV) if limit is None else EngineLimits(1, limit, kv_bytes=KV)
         self.held = HeldEngine(model, tokenizer, "pocket", limits)
         self.tickets: list[Ticket] = []
-        super().__init__(self.held, "pocket")
+        super().__init__(self.held)
 
     @property
     def gate(self) -> threading.Event:

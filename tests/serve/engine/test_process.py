@@ -20,10 +20,10 @@ from sigma0.models.load import load
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
 from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.loop import EngineService
 from sigma0.serve.engine.messages import Busy, EngineLimits, RequestFailed, RequestOutput, TokenOutput
 from sigma0.serve.engine.process import ProcessService
-from sigma0.serve.engine.spec import EngineSpec
-from sigma0.serve.engine.worker import EngineService
+from sigma0.serve.engine.wire import EngineSpec
 from sigma0.signals.verdict import door
 from tests.serve.conftest import serving
 from tests.serve.engine.spied_worker import KV
@@ -39,7 +39,7 @@ import asyncio
 from sigma0.config import ExitConfig
 from sigma0.serve.engine.messages import EngineRequest
 from sigma0.serve.engine.process import ProcessService
-from sigma0.serve.engine.spec import EngineSpec
+from sigma0.serve.engine.wire import EngineSpec
 
 async def run():
     service = ProcessService(EngineSpec("pocket", device="cpu"), 1)
@@ -60,7 +60,7 @@ def service():
 
 def test_a_rule_of_the_door_reaches_the_engine(pocket):
     spec = replace(SPEC, door_rule="certificate")
-    service = EngineService(spec.build(), spec.name)
+    service = EngineService(spec.build())
 
     async def run():
         return await collect(service.submit(job(pocket, exit_config=ExitConfig(mode="fixed", depth=2))))
@@ -89,7 +89,7 @@ def test_outputs_are_those_of_a_thread(service, pocket):
     async def run(one):
         return await asyncio.gather(*(collect(one.submit(request)) for request in requests(pocket)))
 
-    thread = EngineService(Engine(*pocket, "pocket", LIMITS), "pocket")
+    thread = EngineService(Engine(*pocket, "pocket", LIMITS))
     try:
         expected = asyncio.run(run(thread))
     finally:
@@ -101,7 +101,7 @@ def test_outputs_are_those_of_a_thread(service, pocket):
 
 def test_what_is_known_of_the_model_is_what_the_model_says(service, pocket):
     model, tokenizer = pocket
-    thread = EngineService(Engine(*pocket, "pocket", LIMITS), "pocket")
+    thread = EngineService(Engine(*pocket, "pocket", LIMITS))
     thread.close()
     assert (service.name, service.context) == (thread.name, thread.context)
     assert service.model.num_loops == model.num_loops and service.model.name_or_path == model.name_or_path

@@ -1,4 +1,4 @@
-"""Scheduler: admission, prefill chunks and preemption, pass by pass as the engine drives it, without a model."""
+"""Scheduler: admission, prefill chunks and preemption, pass by pass as the engine drives it; and its exact limits."""
 
 import subprocess
 import sys
@@ -7,16 +7,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigma0.serve.engine.block_pool import BlockPool
-from sigma0.serve.engine.scheduler import ScheduledStep, Scheduler, SequenceEntry, StepOutput
+from sigma0.serve.engine.block_pool import BlockPool, block_hash
+from sigma0.serve.engine.scheduler import ScheduledStep, Scheduler, SequenceEntry
 
 
-def entry(key, length):
-    return SequenceEntry(key, list(range(key * 1000, key * 1000 + length)), length, length - 1)
+def entry(key, length, **values):
+    return SequenceEntry(key, list(range(key * 1000, key * 1000 + length)), length, length - 1, **values)
 
 
-def scheduler(blocks=10, size=4, running=3, waiting=8, rows=16):
-    return Scheduler(BlockPool(blocks, size), running, waiting, rows)
+def scheduler(blocks=10, size=4, running=3, waiting=8, rows=16, segment=None):
+    return Scheduler(BlockPool(blocks, size), running, waiting, rows, segment)
+
+
+def started(queue, *entries):
+    for sequence in entries:
+        queue.add(sequence)
+    assert queue.admit() == list(entries)
+    return entries
+
+
+def feed(queue, *sequences, token_id=7):
+    """A pass has fed an id behind all that has entered of each."""
+    for sequence in sequences:
+        queue.feed(sequence, sequence.entered, token_id)
 
 
 def test_first_come_first_admitted_as_far_as_slots_and_blocks_go():
@@ -31,14 +44,6 @@ def test_first_come_first_admitted_as_far_as_slots_and_blocks_go():
     assert queue.admit() == entries[1:2]
 
 
-def test_slots_are_handed_out_once():
-    queue = scheduler(blocks=100, running=3)
-    for key in range(5):
-        queue.add(entry(key, 2))
-    assert sorted(sequence.slot for sequence in queue.admit()) == [0, 1, 2]
-    assert len(queue.waiting) == 2 and queue.admit() == []
-
-
 def test_a_full_queue_says_so():
     queue = scheduler(waiting=2, running=1)
     for key in range(2):
@@ -50,19 +55,6 @@ def test_a_full_queue_says_so():
     assert queue.is_full
 
 
-def test_prefills_share_the_rows_that_decoding_leaves():
-    queue = scheduler(blocks=100, rows=16)
-    long, short = entry(0, 60), entry(1, 8)
-    for sequence in (long, short):
-        queue.add(sequence)
-    queue.admit()
-    chunks = {chunk.entry.key: (chunk.start, chunk.stop) for chunk in queue.prefill_chunks(6)}
-    assert chunks == {1: (0, 5), 0: (0, 5)}, "ten rows, half of them each"
-    chunks = {chunk.entry.key: (chunk.start, chunk.stop) for chunk in queue.prefill_chunks(0)}
-    assert chunks == {1: (5, 8), 0: (5, 18)}, "what the short one leaves goes to the long one"
-    assert queue.prefill_chunks(16) == [] and queue.prefill_chunks(40) == []
-
-
 def test_short_prompts_that_keep_coming_do_not_starve_a_long_one():
     queue = scheduler(blocks=100, rows=1)
     long = entry(0, 50)
@@ -71,7 +63,7 @@ def test_short_prompts_that_keep_coming_do_not_starve_a_long_one():
         if len(queue.waiting) < 3:
             queue.add(entry(key, 5))
         queue.admit()
-        assert sum(chunk.stop - chunk.start for chunk in queue.prefill_chunks(0)) == 1
+        assert sum(stop - start for _, start, stop in queue.prefill_chunks(0)) == 1
         for sequence in list(queue.running.values()):
             if sequence is not long and sequence.entered == sequence.prefill_end:
                 queue.remove(sequence)
@@ -91,20 +83,6 @@ def test_the_last_one_admitted_is_preempted():
     # no other is left to preempt
     assert queue.reserve(first, 14) == [] and len(first.blocks) == 7
     assert queue.reserve(first, 15) == [(first, 0)]
-
-
-def test_registered_blocks_are_found_by_the_next():
-    queue = scheduler(blocks=20, size=2)
-    first, second = entry(0, 7), SequenceEntry(1, [*range(7), 50, 51], 9, 8)
-    queue.add(first)
-    queue.admit()
-    queue.register(first, 3)
-    queue.register(first, 6)
-    blocks = first.blocks[:3]
-    queue.remove(first)
-    queue.add(second)
-    queue.admit()
-    assert second.blocks[:3] == blocks and second.entered == second.cached == 6
 
 
 def test_the_last_position_is_never_cached():
@@ -133,18 +111,8 @@ def test_without_a_queue_only_what_can_start_at_once_is_taken():
     assert queue.is_full
     queue.schedule(0)
     assert queue.is_full
-    queue.update(StepOutput(ended=(0,)))
+    queue.remove(queue.running[0])
     assert not queue.is_full
-
-
-def test_nothing_is_scheduled_where_nothing_changes():
-    queue = scheduler(blocks=10, size=4, rows=16)
-    queue.add(entry(0, 5))
-    assert queue.schedule(0).admitted
-    queue.update(StepOutput(fed={0: (5, 7)}))
-    assert queue.schedule(6) == ScheduledStep()
-    queue.update(StepOutput(fed={0: (8, 7)}))
-    assert queue.schedule(6).tables, "the token after that lacks a block"
 
 
 def test_it_needs_no_torch():
@@ -153,11 +121,6 @@ def test_it_needs_no_torch():
     stub = "import sys, types; p = types.ModuleType('sigma0'); p.__path__ = ['sigma0']; sys.modules['sigma0'] = p; "
     found = subprocess.run([sys.executable, "-c", stub + code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
-
-
-def feed(sequence, token_id=7):
-    """What a pass says that has fed an id behind all that has entered."""
-    return {sequence.key: (sequence.entered, token_id)}
 
 
 def test_a_step_names_what_the_engine_has_to_do():
@@ -169,10 +132,10 @@ def test_a_step_names_what_the_engine_has_to_do():
     assert step.admitted == (first, second) and step.preempted == ()
     assert step.tables == {0: tuple(first.blocks), 1: tuple(second.blocks)}
     assert sorted(step.wiped) == sorted([*first.blocks, *second.blocks])
-    assert {(chunk.entry.key, chunk.start, chunk.stop) for chunk in step.prefill} == {(1, 0, 3), (0, 0, 3)}
+    assert {(sequence.key, start, stop) for sequence, start, stop in step.prefill} == {(1, 0, 3), (0, 0, 3)}
     # what is under way takes room from the prompts
     step = queue.schedule(5)
-    assert [(chunk.entry.key, chunk.start, chunk.stop) for chunk in step.prefill] == [(0, 3, 4)]
+    assert [(sequence.key, start, stop) for sequence, start, stop in step.prefill] == [(0, 3, 4)]
     assert step.admitted == () and step.tables == {} and step.wiped == ()
 
 
@@ -182,7 +145,7 @@ def test_the_block_of_a_token_is_there_before_the_pass_that_feeds_it():
     queue.add(sequence)
     queue.schedule(0)
     assert sequence.remaining == 0 and len(sequence.blocks) == 1, "position 3 has its block"
-    queue.update(StepOutput(fed=feed(sequence)))
+    feed(queue, sequence)
     assert sequence.token_ids == [0, 1, 2, 7] and sequence.entered == sequence.prefill_end == 4
     step = queue.schedule(1)
     assert step.tables == {0: tuple(sequence.blocks)} and len(sequence.blocks) == 2, "so has position 4"
@@ -195,8 +158,8 @@ def test_what_was_fed_in_place_of_a_draft_takes_those_behind_along():
     queue.add(sequence)
     queue.schedule(0)
     for token_id in (7, 8, 9):
-        queue.update(StepOutput(fed=feed(sequence, token_id)))
-    queue.update(StepOutput(fed={0: (4, 5)}))
+        feed(queue, sequence, token_id=token_id)
+    queue.feed(sequence, 4, 5)
     assert sequence.token_ids == [0, 1, 2, 7, 5] and sequence.entered == 5
 
 
@@ -205,11 +168,13 @@ def test_blocks_are_found_once_they_are_complete_and_outlast_the_end():
     first, second = entry(0, 6), SequenceEntry(1, [0, 1, 2, 3, 9, 9], 6, 5)
     queue.add(first)
     queue.schedule(0)
-    queue.update(StepOutput(fed=feed(first), complete={0: 5}, ended=[0]))
+    feed(queue, first)
+    queue.register(first, 5)
+    queue.remove(first)
     assert queue.pool.used == 0 and not queue.running and queue.pool.cached == 2
     queue.add(second)
     step = queue.schedule(0)
-    assert second.cached == 4 and [(chunk.start, chunk.stop) for chunk in step.prefill] == [(4, 6)]
+    assert second.cached == 4 and step.prefill == ((second, 4, 6),)
     assert set(step.wiped) == set(second.blocks[2:]), "what was found is not wiped"
 
 
@@ -220,27 +185,16 @@ def test_a_preempted_sequence_finds_its_own_blocks_but_those_in_flight():
     queue.add(sequence)
     queue.schedule(0)
     for _ in range(2):
-        queue.update(StepOutput(fed=feed(sequence), complete={0: sequence.entered - 1}))
+        feed(queue, sequence)
+        queue.register(sequence, sequence.entered - 2)
         queue.schedule(1)
     assert sequence.entered == 5 and sequence.registered == 1
-    queue.update(StepOutput(complete={0: 4}))
+    queue.register(sequence, 4)
     queue.preempt(sequence)
     # positions 3 and 4 may be in flight, so the block of 2 and 3 must be its own
     step = queue.schedule(0)
     assert step.admitted == (sequence,) and sequence.preemptions == 1
-    assert sequence.cached == 2 and [(chunk.start, chunk.stop) for chunk in step.prefill] == [(2, 5)]
-
-
-def test_only_the_prompt_of_an_inexact_sequence_is_found_again():
-    queue = scheduler(blocks=10, size=2, running=2)
-    sequence = SequenceEntry(0, list(range(4)), 4, 3, exact=4)
-    queue.add(sequence)
-    queue.schedule(0)
-    for _ in range(4):
-        queue.update(StepOutput(fed=feed(sequence)))
-        queue.schedule(1)
-    queue.preempt(sequence)
-    assert sequence.cacheable == 4 and sequence.prefill_end == 8
+    assert sequence.cached == 2 and step.prefill == ((sequence, 2, 5),)
 
 
 def test_blocks_of_a_sequence_follow_each_other():
@@ -251,7 +205,7 @@ def test_blocks_of_a_sequence_follow_each_other():
         queue.add(sequence)
     queue.schedule(0)
     for _ in range(20):
-        queue.update(StepOutput(fed={**feed(sequences[0]), **feed(sequences[1])}))
+        feed(queue, *sequences)
         queue.schedule(2)
     for sequence in sequences:
         first = sequence.blocks[0]
@@ -269,33 +223,225 @@ def test_all_work_ends_and_no_block_is_lost(lengths, blocks, running, data):
     for _ in range(2000):
         step = queue.schedule(0)
         assert sum(len(sequence.blocks) for sequence in queue.running.values()) >= queue.pool.used
-        assert sum(chunk.stop - chunk.start for chunk in step.prefill) <= 8
+        assert sum(stop - start for _, start, stop in step.prefill) <= 8
         decoding = [sequence for sequence in queue.running.values() if not sequence.remaining]
         for sequence in decoding:
             assert len(sequence.blocks) >= queue.pool.blocks_for(sequence.entered + 1)
             written[sequence.key] += 1
-        ended = [sequence.key for sequence in decoding if written[sequence.key] >= 10]
-        fed = {key: position for sequence in decoding for key, position in feed(sequence).items() if key not in ended}
-        queue.update(StepOutput(fed, {}, ended))
+            if written[sequence.key] < 10:
+                feed(queue, sequence)
+            else:
+                queue.remove(sequence)
         if not queue.running and not queue.waiting:
             break
     assert set(written.values()) == {10}
     assert queue.pool.used == 0
 
 
-def test_new_blocks_follow_those_of_the_prefix_cache():
-    queue = scheduler(blocks=20, size=2, running=2)
-    first, other = entry(0, 7), entry(1, 3)
-    for sequence in (first, other):
-        queue.add(sequence)
-    queue.admit()
-    queue.register(first, 6)
-    cached = first.blocks[:3]
-    queue.remove(first)
-    queue.remove(other)
-    second = SequenceEntry(2, [*range(7), 50, 51], 9, 8)
+def test_a_new_sequence_has_nothing_yet():
+    assert entry(1, 2) == SequenceEntry(
+        key=1, token_ids=[1000, 1001], prefill_end=2, cacheable=1, exact=None, window=1, entered=0, slot=-1, blocks=[],
+        registered=0, last_hash=b"", cached=0, preemptions=0, root=b"", ready=None,
+    )  # fmt: skip
+
+
+def test_what_may_enter_ends_with_the_prompt_and_with_what_is_ready():
+    assert (entry(0, 9, entered=2).remaining, entry(0, 9, entered=2).may_enter) == (7, 7)
+    assert entry(0, 9, entered=2, ready=4).may_enter == 2
+    assert entry(0, 9, entered=4, ready=4).may_enter == 0
+    assert entry(0, 9, entered=8, ready=12).may_enter == 1
+
+
+@pytest.mark.parametrize("segment, fits", [(None, True), (4, True), (8, True), (2, False), (6, False), (9, False)])
+def test_a_segment_is_of_whole_blocks(segment, fits):
+    if fits:
+        assert scheduler(size=4, segment=segment).segment == segment
+    else:
+        with pytest.raises(ValueError, match=f"a segment of {segment} cache positions is no multiple of a block of 4"):
+            scheduler(size=4, segment=segment)
+
+
+def test_slots_begin_at_the_same_distance_from_each_other():
+    queue = scheduler(blocks=12, running=3)
+    entries = started(queue, *(entry(key, 3) for key in range(3)))
+    queue.add(entry(3, 1))
+    assert queue.admit() == [], "each is handed out once"
+    assert [sequence.slot for sequence in entries] == [0, 1, 2]
+    assert [sequence.blocks for sequence in entries] == [[0], [4], [8]]
+
+
+@pytest.mark.parametrize("length, admitted", [(7, True), (8, False)])
+def test_one_block_is_spared_for_each_that_runs(length, admitted):
+    queue = scheduler(blocks=4, size=4)
+    started(queue, entry(0, 3))
+    second = entry(1, length)
     queue.add(second)
-    queue.admit()
-    # its slot's own blocks begin elsewhere
-    assert second.slot == 1 and second.blocks[:3] == cached
-    assert second.blocks[3:] == [cached[-1] + 1 + k for k in range(len(second.blocks) - 3)]
+    # with the token that is fed next, eight positions are two blocks and nine are three
+    assert queue.admit() == ([second] if admitted else [])
+    assert queue.pool.available == (1 if admitted else 3)
+
+
+def test_what_does_not_fit_gives_back_what_it_found():
+    queue = scheduler(blocks=4, size=2)
+    (first,) = started(queue, entry(0, 3))
+    queue.register(first, 2)
+    blocks = queue.pool.available
+    queue.add(SequenceEntry(1, [0, 1, 5, 6, 7, 8, 9], 7, 6))
+    assert queue.admit() == [] and queue.pool.available == blocks
+
+
+def test_new_blocks_follow_the_last_that_was_found():
+    queue = scheduler(blocks=10, size=2, running=1)
+    found, last_hash = [0, 5], b""
+    for place, block in enumerate(found):
+        assert queue.pool.allocate_run(1, block) == [block]
+        last_hash = block_hash(last_hash, [2 * place, 2 * place + 1])
+        queue.pool.register(block, last_hash)
+    queue.pool.free(found)
+    (sequence,) = started(queue, entry(0, 7))
+    assert sequence.blocks == [0, 5, 6, 7] and sequence.registered == 2 and sequence.last_hash == last_hash
+    assert sequence.entered == sequence.cached == 4
+
+
+def segmented(length, matched):
+    """A sequence whose first blocks of two are registered, where segments are of four positions."""
+    queue, last_hash = scheduler(blocks=20, size=2, running=1, segment=4), b""
+    for place in range(matched):
+        (block,) = queue.pool.allocate_run(1)
+        last_hash = block_hash(last_hash, [2 * place, 2 * place + 1])
+        queue.pool.register(block, last_hash)
+    queue.pool.free(list(range(matched)))
+    (sequence,) = started(queue, entry(0, length))
+    return queue, sequence
+
+
+@pytest.mark.parametrize("matched, entered", [(0, 0), (1, 0), (2, 4), (3, 4), (4, 8)])
+def test_whole_segments_are_found_again_and_one_may_enter_behind_them(matched, entered):
+    queue, sequence = segmented(15, matched)
+    assert sequence.entered == sequence.cached == entered and sequence.registered == entered // 2
+    assert sequence.ready == entered + 4 and sequence.may_enter == 4
+    assert queue.pool.used == len(sequence.blocks) == 8
+    assert queue.prefill_chunks(0) == [(sequence, entered, entered + 4)]
+    assert queue.prefill_chunks(0) == [], "the next waits until this one is encoded"
+    sequence.ready += 4
+    assert queue.prefill_chunks(0) == [(sequence, entered + 4, min(entered + 8, 15))]
+
+
+def test_without_segments_all_may_enter():
+    (sequence,) = started(scheduler(), entry(0, 9))
+    assert sequence.ready is None and sequence.may_enter == 9
+
+
+@pytest.mark.parametrize(
+    "rows, expected",
+    [
+        # of ten rows the longer have what the shorter leave, rounded up for the shorter
+        (0, {0: 3, 1: 1, 2: 6}),
+        (2, {0: 3, 1: 1, 2: 4}),
+        (5, {0: 2, 1: 1, 2: 2}),
+        # of two rows the first two sequences have one each
+        (8, {0: 1, 1: 1}),
+        (9, {0: 1}),
+        (10, {}),
+        (11, {}),
+    ],
+)
+def test_rows_are_shared_from_the_shortest_on(rows, expected):
+    queue = scheduler(blocks=100, rows=10)
+    started(queue, entry(0, 3), entry(1, 1), entry(2, 60))
+    chunks = queue.prefill_chunks(rows)
+    assert {sequence.key: stop for sequence, _, stop in chunks} == expected
+    assert all(start == 0 for _, start, _ in chunks)
+
+
+def test_a_prefill_goes_on_where_nobody_waits():
+    queue = scheduler(blocks=100, rows=4)
+    (sequence,) = started(queue, entry(0, 9))
+    assert [queue.schedule(0).prefill for _ in range(4)] == [
+        ((sequence, 0, 4),), ((sequence, 4, 8),), ((sequence, 8, 9),), (),
+    ]  # fmt: skip
+
+
+def test_a_table_that_was_extended_between_passes_is_told():
+    queue = scheduler(blocks=10, size=4)
+    (sequence,) = started(queue, entry(0, 3))
+    assert queue.schedule(0).tables == {0: (0,)} and queue.schedule(0) == ScheduledStep()
+    assert queue.reserve(sequence, 4) == [] and queue.schedule(0) == ScheduledStep(), "it had as many"
+    assert queue.reserve(sequence, 5) == []
+    step = queue.schedule(0)
+    assert step.tables == {0: (0, 1)} and step.wiped == (1,)
+    assert queue.schedule(0) == ScheduledStep()
+
+
+def test_a_block_goes_to_the_sequence_that_runs_before_a_newcomer():
+    queue = scheduler(blocks=2, size=2, running=2)
+    first, second = entry(0, 1), entry(1, 1)
+    queue.add(first)
+    queue.schedule(0)
+    queue.add(second)
+    assert queue.admit() == []
+    queue.feed(first, 1, 7)
+    step = queue.schedule(0)
+    assert step.tables == {0: (0, 1)} and step.preempted == step.admitted == () and first.entered == 2
+
+
+def test_of_two_that_lack_a_block_the_later_is_preempted_and_tells_its_slot():
+    queue = scheduler(blocks=5, size=2, running=2)
+    first, second = started(queue, entry(0, 3), entry(1, 3))
+    queue.schedule(0)
+    feed(queue, first, second)
+    step = queue.schedule(2)
+    assert step.preempted == ((second, 1),) and step.tables == {0: tuple(first.blocks)} and len(first.blocks) == 3
+    assert (second.slot, second.blocks) == (-1, [])
+    assert list(queue.waiting) == [second] and queue.pool.used == 3
+
+
+@pytest.mark.parametrize(
+    "values, cacheable",
+    [
+        ({"window": 1}, 4),
+        ({"window": 3}, 2),
+        ({"window": 5}, 0),
+        ({"window": 9}, 0),
+        ({"window": 1, "exact": 3}, 3),
+        ({"window": 3, "exact": 3}, 2),
+        ({"window": 1, "exact": 0}, 0),
+    ],
+)
+def test_what_is_in_flight_is_not_found_again(values, cacheable):
+    queue = scheduler()
+    (sequence,) = started(queue, entry(0, 5, **values))
+    queue.schedule(0)
+    queue.preempt(sequence)
+    assert sequence.cacheable == cacheable and sequence.preemptions == 1
+
+
+def test_a_prompt_that_has_not_entered_stays_as_cacheable_as_it_was():
+    queue = scheduler(rows=2)
+    (sequence,) = started(queue, entry(0, 5, window=5))
+    queue.schedule(0)
+    queue.preempt(sequence)
+    assert sequence.cacheable == 4 and queue.schedule(0).prefill == ((sequence, 0, 2),)
+
+
+def test_full_blocks_are_registered_once_and_in_a_chain():
+    queue = scheduler(size=2)
+    (sequence,) = started(queue, entry(0, 7))
+    for positions, registered in ((1, 0), (2, 1), (5, 2), (5, 2), (6, 3)):
+        queue.register(sequence, positions)
+        assert sequence.registered == registered
+    chain = b""
+    for first in (0, 2, 4):
+        chain = block_hash(chain, [first, first + 1])
+    assert sequence.last_hash == chain
+    queue.remove(sequence)
+    assert queue.pool.cached == 3
+
+
+def test_one_that_waits_can_be_removed():
+    queue = scheduler(running=1)
+    started(queue, entry(0, 2))
+    waiting = entry(1, 2)
+    queue.add(waiting)
+    queue.remove(waiting)
+    assert not queue.waiting and list(queue.running) == [0]

@@ -3,6 +3,7 @@
 import pickle
 import threading
 from dataclasses import replace
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -11,10 +12,9 @@ from sigma0.decode.grammar.compiled import CompiledGrammar, Matcher
 from sigma0.decode.grammar.spec import Choice, JsonSchema, Regex
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.serve.engine.engine import Engine
-from sigma0.serve.engine.inbox import Inbox
 from sigma0.serve.engine.loop import EngineLoop
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, RequestOutput
-from sigma0.serve.engine.wire import Cancel, Drain, Submit
+from sigma0.serve.engine.wire import Cancel, Submit, Tell
 from tests.byte_model import byte_model
 from tests.decode.captures import called_by
 from tests.schemas import OBJECTS, REFERENCES
@@ -172,7 +172,7 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(byte):
             return super().compile(request)
 
     job = jobs(0, 2)[1]
-    inbox, reports = Inbox(), []
+    inbox, reports = SimpleQueue(), []
     loop = EngineLoop(Slow(*byte, "tiny"), inbox, reports.append)
     for key in range(9):
         inbox.put(Submit(key, replace(job, grammar=Choice((f"text {key}", "b")))))
@@ -183,7 +183,7 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(byte):
         inbox.put(Cancel(key))
     loop.turn()
     go.set()
-    inbox.put(Drain())
+    inbox.put(Tell.DRAIN)
     while not loop.is_over:
         loop.turn()
     assert {spec.choices[0] for spec in compiled} == {f"text {key}" for key in (0, 1, 2, 3, 8)}
@@ -196,12 +196,12 @@ class Panic(BaseException):
 
 
 def test_a_panic_while_a_grammar_is_compiled_is_told(byte, monkeypatch):
-    inbox, reports = Inbox(), []
+    inbox, reports = SimpleQueue(), []
     engine = Engine(*byte, "tiny")
     loop = EngineLoop(engine, inbox, reports.append)
     monkeypatch.setattr(engine, "compile", lambda request: (_ for _ in ()).throw(Panic))
     inbox.put(Submit(7, jobs(0, 2)[1]))
-    inbox.put(Drain())
+    inbox.put(Tell.DRAIN)
     while not loop.is_over:
         loop.turn()
     ((key, event),) = [each for report in reports for each in report.events]

@@ -9,6 +9,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.decode.grammar.spec import Choice
 from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.loop import EngineService
 from sigma0.serve.engine.messages import (
     Busy,
     EngineLimits,
@@ -18,7 +19,6 @@ from sigma0.serve.engine.messages import (
     TokenOutput,
     Unavailable,
 )
-from sigma0.serve.engine.worker import EngineService
 from tests.serve.engine.spied_worker import KV
 
 STORY = "Mary went to the kitchen. John went to the garden. Where is Mary?"
@@ -31,7 +31,7 @@ def pocket():
 
 @pytest.fixture
 def service(pocket):
-    made = EngineService(Engine(*pocket, "pocket", EngineLimits(4, 8, kv_bytes=KV), watch=True), "pocket")
+    made = EngineService(Engine(*pocket, "pocket", EngineLimits(4, 8, kv_bytes=KV), watch=True))
     yield made
     made.close()
 
@@ -72,7 +72,7 @@ def test_long_contexts_are_looked_through_elsewhere(pocket, monkeypatch):
     expected.submit(request)
     events = [event for _ in range(50) for _, event in (expected.step() if expected.has_work else ())]
     monkeypatch.setattr("sigma0.serve.engine.engine.check", None)
-    made = EngineService(Engine(*pocket, "pocket", EngineLimits(4, 8, kv_bytes=KV), watch=True), "pocket")
+    made = EngineService(Engine(*pocket, "pocket", EngineLimits(4, 8, kv_bytes=KV), watch=True))
     *_, done = asyncio.run(_one(made, request))
     assert done == events[-1] and done.verdict.grounded == 1.0
     # another process takes over where it is killed
@@ -91,7 +91,7 @@ def test_a_request_is_cancelled_or_drained_while_it_is_judged(pocket, monkeypatc
         return 0.5
 
     monkeypatch.setattr("sigma0.serve.engine.loop.GroundingProcess.score", wait)
-    made = EngineService(Engine(*pocket, "pocket", EngineLimits(4, 8, kv_bytes=KV), watch=True), "pocket")
+    made = EngineService(Engine(*pocket, "pocket", EngineLimits(4, 8, kv_bytes=KV), watch=True))
     request = job(pocket, context=(STORY, LONG))
 
     async def run():
@@ -163,7 +163,7 @@ def test_what_cannot_run_is_a_value_error(service, pocket):
 
 
 def test_draining_finishes_what_was_taken(pocket):
-    service = EngineService(Engine(*pocket, "pocket", watch=True), "pocket")
+    service = EngineService(Engine(*pocket, "pocket", watch=True))
 
     async def run():
         asked = [asyncio.ensure_future(collect(service.submit(job(pocket)))) for _ in range(5)]
@@ -193,7 +193,7 @@ def test_a_pass_that_breaks_ends_what_was_under_way_and_nothing_else(service, po
 
 
 def test_closing_fails_what_is_under_way(pocket):
-    service = EngineService(Engine(*pocket, "pocket", watch=True), "pocket")
+    service = EngineService(Engine(*pocket, "pocket", watch=True))
 
     async def run():
         events = service.submit(endless(pocket))
@@ -208,7 +208,7 @@ def test_closing_fails_what_is_under_way(pocket):
 
 
 def test_a_job_that_breaks_as_it_begins_fails_alone(service, pocket, monkeypatch):
-    def broken(asked):
+    def broken(*asked):
         raise RuntimeError("no memory for its ids, say")
 
     async def run():
@@ -223,13 +223,13 @@ def test_a_job_that_breaks_as_it_begins_fails_alone(service, pocket, monkeypatch
 
 def test_jobs_that_are_just_being_taken_in_count_as_waiting(pocket, monkeypatch):
     """Else one too many is taken, and told only later that there is no room."""
-    service = EngineService(Engine(*pocket, "pocket", EngineLimits(1, 1, kv_bytes=KV), watch=True), "pocket")
+    service = EngineService(Engine(*pocket, "pocket", EngineLimits(1, 1, kv_bytes=KV), watch=True))
     begun, go_on, submit = threading.Event(), threading.Event(), service._engine.submit
 
-    def slow(asked):
+    def slow(*asked):
         begun.set()
         go_on.wait(60)
-        return submit(asked)
+        return submit(*asked)
 
     async def run():
         taken = [service.submit(job(pocket)), service.submit(job(pocket))]
@@ -249,7 +249,7 @@ def test_jobs_that_are_just_being_taken_in_count_as_waiting(pocket, monkeypatch)
 
 
 def test_no_room_in_the_engine_is_told_as_such(service, pocket, monkeypatch):
-    def full(asked):
+    def full(*asked):
         raise Busy("9 requests are waiting already")
 
     monkeypatch.setattr(service._engine, "submit", full)

@@ -1,8 +1,10 @@
-"""Checks for NaN and infinite weights when a model is loaded, and for such logits while it decodes.
+"""Logits that are no numbers, weights that make them so, ids that may not follow, and log-probabilities of ids.
 
-A NaN anywhere in the weights makes every logit a NaN, and the argmax of those is a token like any other: without these
-checks a broken checkpoint writes an empty text and reports savings.
+A NaN anywhere in the weights makes every logit a NaN, and the argmax of those is a token like any other: unless both
+are looked at, a broken checkpoint writes an empty text and reports savings.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +15,70 @@ NOT_FINITE = (
     "the model's logits are NaN or infinite: its weights are broken, or too large for its dtype; load it with "
     "check=True, or with dtype float32 or bfloat16"
 )
+
+
+def forbidden(dtype: torch.dtype) -> float:
+    """The logit of an id that may not follow.
+
+    Finite, so that entropies and divergences of masked logits are numbers: 0 times it is 0. Its probability is 0.
+    """
+    return torch.finfo(dtype).min
+
+
+def mask_logits(logits: Tensor, bits: Tensor) -> Tensor:
+    """Logits `[..., V]`, `forbidden` where a bit of int32 `[..., ceil(V / 32)]` is not set."""
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+    allowed = ((bits[..., None] >> shifts) & 1).flatten(-2)[..., : logits.shape[-1]]  # [..., V]
+    return logits.masked_fill(allowed == 0, forbidden(logits.dtype))
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """An id and its log-probability.
+
+    Attributes:
+        id: The id.
+        logprob: Natural logarithm of its probability, before temperature, penalties and cuts.
+    """
+
+    id: int
+    logprob: float
+
+
+def logprobs_of(logits: Tensor, token_id: int, count: int) -> tuple[float, tuple[Alternative, ...]]:
+    """Log-probability of a token, and the ids of highest probability.
+
+    Args:
+        logits: `[V]`, unprocessed.
+        token_id: The sampled token.
+        count: Number of alternatives; there are fewer where a grammar allows fewer.
+    """
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    best = logprobs.topk(min(count, len(logprobs)))
+    alternatives = (
+        Alternative(index, value)
+        for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        if logits[index] > forbidden(logits.dtype)
+    )
+    return float(logprobs[token_id]), tuple(alternatives)
+
+
+def flag_broken(token_ids: Tensor, logits: Tensor) -> Tensor:
+    """The ids `[N]`, `BROKEN` where the logits `[N, V]` that they were sampled from are not finite; without a sync.
+
+    Single logits of minus infinity are no fault.
+    """
+    return torch.where(logits.amax(dim=-1).isfinite().to(token_ids.device), token_ids, BROKEN)
+
+
+def check_logits(logits: Tensor) -> None:
+    """Refuses logits `[N, V]` of which a row has no finite maximum; waits for the device.
+
+    Raises:
+        FloatingPointError: If there is such a row.
+    """
+    if not bool(logits.amax(dim=-1).isfinite().all()):
+        raise FloatingPointError(NOT_FINITE)
 
 
 def check_weights(model: torch.nn.Module) -> None:
@@ -48,24 +114,6 @@ def check_weights(model: torch.nn.Module) -> None:
             f"{str(tensor.dtype).removeprefix('torch.')}{others}: get the weights anew, try another dtype, or load "
             "them as they are with check=False (--no-check)"
         )
-
-
-def flag_broken(token_ids: Tensor, logits: Tensor) -> Tensor:
-    """The ids `[N]`, `BROKEN` where the logits `[N, V]` that they were sampled from are not finite; without a sync.
-
-    Single logits of minus infinity are no fault.
-    """
-    return torch.where(logits.amax(dim=-1).isfinite().to(token_ids.device), token_ids, BROKEN)
-
-
-def check_logits(logits: Tensor) -> None:
-    """Refuses logits `[N, V]` of which a row has no finite maximum; waits for the device.
-
-    Raises:
-        FloatingPointError: If there is such a row.
-    """
-    if not bool(logits.amax(dim=-1).isfinite().all()):
-        raise FloatingPointError(NOT_FINITE)
 
 
 def stored_parts(weight: Tensor) -> list[Tensor]:

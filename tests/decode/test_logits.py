@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0.checkpoints import CHECKPOINTS
 from sigma0.cli import app
-from sigma0.decode.finite import check_weights, flag_broken
+from sigma0.decode.logits import check_weights, flag_broken
 from sigma0.models.load import load_causal
 from tests.reference import tiny_model
 
