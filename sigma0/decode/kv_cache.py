@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sigma0.config import CODA_PLANES, FULL_KV, KVConfig
 from sigma0.decode.attention import CodedPlacement, Placement
-from sigma0.decode.graphs import StepGraphs
+from sigma0.decode.compiled import StepGraphs
 from sigma0.decode.kv_store import Segments, Storage
 from sigma0.decode.lanes import LaneRows, Lanes
 from sigma0.decode.planes import FINAL, READ, CodedLayer, LayerPlanes, check_stages, extra_planes, plane_codec

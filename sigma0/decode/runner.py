@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.compiled import Announce, CompiledLoop, silently
-from sigma0.decode.graphs import StepGraphs
+from sigma0.decode.compiled import Announce, CompiledLoop, StepGraphs, silently
 from sigma0.decode.kv_store import Storage
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel

@@ -18,8 +18,19 @@ from torch import Tensor, nn
 from sigma0.cpp_compiler import compiler
 from sigma0.decode import kernel_step
 from sigma0.decode.attention import PassRows, RowIndices
-from sigma0.decode.compiled import Announce, model_tensors, programs_of, silently, state_key, tensors_of
-from sigma0.decode.graphs import Capture, Captured, CudaCapture, StepGraph, StepGraphs
+from sigma0.decode.compiled import (
+    Announce,
+    Capture,
+    Captured,
+    CudaCapture,
+    StepGraph,
+    StepGraphs,
+    model_tensors,
+    programs_of,
+    silently,
+    state_key,
+    tensors_of,
+)
 from sigma0.decode.kv_store import Storage
 from sigma0.decode.lanes import STAGE, Lanes
 from sigma0.decode.logits import BROKEN

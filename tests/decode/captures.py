@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.generation import GenerationMixin
 
 from sigma0.decode import compiled, runners
-from sigma0.decode.graphs import Captured
+from sigma0.decode.compiled import Captured
 from sigma0.decode.ops import TORCH, depth_attention_reference
 
 WAYS = ("eager", "torch", "late", "captured", "compile", "python", "stock")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sigma0 import ExitConfig
-from sigma0.decode.graphs import LastOperation
+from sigma0.decode.compiled import LastOperation
 from sigma0.decode.transfer import Landing
 from sigma0.models.row_linear import PackedLinear
 from tests.decode.captures import Outside, RepeatedCapture, called_by

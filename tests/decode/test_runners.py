@@ -8,7 +8,7 @@ import torch
 
 from sigma0.config import KVConfig
 from sigma0.decode import runners
-from sigma0.decode.graphs import CudaCapture
+from sigma0.decode.compiled import CudaCapture
 from sigma0.decode.ops import TORCH, TRITON
 from sigma0.decode.runner import RunnerChoice
 from sigma0.decode.runners import RUNNERS, choose_runner
