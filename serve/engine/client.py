@@ -143,13 +143,7 @@ class EngineClient(ABC):
         self._lost: str | None = None
 
     def submit(self, request: EngineRequest) -> QueuedEvents:
-        """Queues a request at once. Must be called on an event loop.
-
-        Raises:
-            ValueError: For a request that can never run.
-            Busy: Where no more requests are taken.
-            Unavailable: Where the engine was lost.
-        """
+        """As `Service` has it. Must be called on an event loop."""
         check_request(request, self.model, self.context)
         with self._lock:
             if self._is_ending:
@@ -186,12 +180,7 @@ class EngineClient(ABC):
         return {}
 
     async def slots(self) -> tuple[SlotView, ...]:
-        """The requests in the engine after its current pass: those that run, then those that wait.
-
-        Raises:
-            Unavailable: Where the engine was lost.
-            TimeoutError: Where no report came for `LOOKING` seconds.
-        """
+        """As `Service` has it, after the current pass; for which `LOOKING` seconds are waited."""
         future: Future[tuple[SlotView, ...]] = Future()
         with self._lock:
             if self._lost is not None:

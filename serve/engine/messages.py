@@ -45,8 +45,6 @@ class EngineRequest:
     Attributes:
         prompt_ids: At least one.
         max_new_tokens: At least 1; with the prompt within the model's context.
-        exit_config: When tokens stop.
-        sampling: How ids are sampled.
         stop: Strings that end the text, which does not hold them.
         logprobs: Number of alternatives output with each token's log-probability; None for neither.
         prompt_logprobs: The same of the prompt's ids, which then are all computed, and none taken from the cache.
@@ -55,7 +53,6 @@ class EngineRequest:
         whole: Whether nothing is sent to the client before the end, so that it may be restarted where its engine is
             lost.
         cache_salt: Only requests with the same one share K/V of a common prefix; None shares with all without one.
-        on_collapse: What is done with a text that repeats itself.
         grammar: What the answer has to be; None for anything.
         id: What it is called in a list of requests; nothing depends on it.
     """
@@ -120,10 +117,7 @@ def check_request(request: EngineRequest, model: StoredSettings, context: int) -
 class PromptToken(NamedTuple):
     """An id of a prompt, as the model would have sampled it after those before, at the last loop that prompts run.
 
-    Attributes:
-        id: The id.
-        logprob: Of the id.
-        alternatives: The most probable ids, in falling order.
+    The most probable ids come in falling order.
     """
 
     id: int
@@ -135,7 +129,6 @@ class TokenOutput(NamedTuple):
     """A new token, final: it is never taken back.
 
     Attributes:
-        id: Its id.
         text: New text that may be shown: "" while a character is incomplete or a stop string may have begun. The texts
             of all tokens together are the whole text.
         depth: Loop that it was sampled at, from 1; 0 of a model without loops.
@@ -144,7 +137,7 @@ class TokenOutput(NamedTuple):
         proximity: Repetition score of the text.
         margin: Lead of the top-1 over the top-2 probability.
         entropy: Of the distribution, in nats.
-        logprob: Of the token; None where not requested.
+        logprob: None where not requested.
         alternatives: The most probable ids, in falling order.
         rung: Name of the model that sampled it.
         handed_up: Why it left the lowest rung of a ladder; None where it did not.
@@ -196,18 +189,16 @@ class RequestOutput:
     """The output of a finished request.
 
     Attributes:
-        text: The whole new text.
         tokens: All tokens, with what their loops after their exits have added.
         finish_reason: `stop` (an end id, a stop string or a collapse) or `length`; under a grammar a collapse is that.
-        prompt_tokens: Ids of the prompt.
-        cached_tokens: Of those, how many were found in the prefix cache.
+        cached_tokens: Of the prompt's ids, how many were found in the prefix cache.
         total_loops: T.
         passes: Passes with a row of a new token, after the first token.
         rows: Rows of the request in those passes.
         savings: Over the tokens after the first.
-        verdict: Confidence report on the whole text; None where verdicts are switched off.
+        verdict: On the whole text; None where verdicts are switched off.
         door: Its routing decision; `abort` of a ladder alone.
-        door_text: The routing decision and its reasons, in a sentence.
+        door_text: The decision and its reasons, in a sentence.
         preemptions: How often it was preempted and recomputed.
         trail: Decisions of a ladder, one JSON object each; empty elsewhere.
         costs: Of each rung of a ladder, as JSON values; empty elsewhere.
@@ -252,14 +243,9 @@ class ServiceStatus:
     Attributes:
         waiting: Requests in the queue.
         running: Requests that run.
-        passes: Passes so far.
-        rows: Rows in them.
-        tokens: New tokens so far.
-        exit_loops: Sum of their depths.
-        blocks_total: Blocks of K/V.
-        blocks_used: Of those, held by requests.
-        blocks_cached: Of those, held by no request and kept in the prefix cache.
-        preemptions: Preemptions so far.
+        passes: So far, as are the rows in them, new tokens and preemptions.
+        exit_loops: Sum of the depths of those tokens.
+        blocks_total: Of K/V: those that requests hold, those that only the prefix cache keeps, and free ones.
     """
 
     waiting: int
@@ -282,14 +268,10 @@ class SlotView:
         id: Beginning of the id of its HTTP request, and the number of its choice.
         state: `waiting` for a lane and pages, also after a preemption; `prefill` until its first token; `decode`.
         lane: Its place in the batch; None while it waits.
-        prompt_tokens: Ids of its prompt.
-        new_tokens: Tokens that it has written.
-        max_new_tokens: Tokens that it may write.
         pages: Pages of K/V that it holds.
         exit: Mode of its exit setting.
         after_exit: What becomes of tokens behind their exits.
         depth: Loop that its newest token was read at; None before the first one.
-        preemptions: How often it was preempted.
         seconds: Since it was queued.
         engine: Name of its engine; None where there is only one.
     """

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _ENTROPY, _MARGIN, _PROXIMITY = (LOGIT_STATS.index(name) for name in ("entropy", "margin", "proximity"))
 # The first loops of a token have no fate.
 _NO_FATE = 2
+# How far a context bears a text out; None where nothing can be checked.
 LookUp = Callable[[str, Sequence[str]], float | None]
 # What a step emits of a row, as `sigma0.decode.step` names its columns.
 Line = Sequence[int]
@@ -41,13 +42,9 @@ Left = tuple[RequestState, int, int, int]
 
 
 class Known(NamedTuple):
-    """What is known of a token at its exit.
+    """What is known of a token at its exit, as `TokenOutput` has it.
 
     Attributes:
-        proximity: Repetition score of the text.
-        margin: Lead of the top-1 over the top-2 probability.
-        entropy: Of the distribution, in nats.
-        fate: Of its loops so far.
         met: Whether a rule that stops nothing would have been met.
         repetition: The part of the proximity that the ids alone decide; 0 where it is not computed.
     """
@@ -145,16 +142,7 @@ class OutputProcessor:
     def output(
         self, state: RequestState, text: str, line: Line, known: Known, logits: Tensor | None, row: int
     ) -> TokenOutput:
-        """The output of a token.
-
-        Args:
-            state: Its request.
-            text: What it adds to the text.
-            line: What the step emitted of it.
-            known: What is known of it.
-            logits: That the tokens of its pass were sampled from, `[K, V]`.
-            row: Its own among them.
-        """
+        """The output of a token, which adds a text; its row among logits `[K, V]` is what it was sampled from."""
         wanted, token_id = state.request.logprobs, line[TOKEN]
         logprob: float | None = None
         alternatives: tuple[Alternative, ...] = ()
@@ -237,12 +225,7 @@ class OutputProcessor:
         _tell(self._notes.add_deepest(named, at, [loops for _, _, _, loops in tokens]))
 
     def finish(self, state: RequestState, work: tuple[int, int]) -> RequestOutput:
-        """The output of a finished request that still has its slot, without its verdict.
-
-        Args:
-            state: The request.
-            work: Passes with a row of a new token, and its rows in them.
-        """
+        """The output of a finished request that still has its slot, without its verdict; given its passes and rows."""
         # what a grammar has not let end is cut, and clients must not take it for whole
         ends = state.collapsed and state.asked.grammar is None
         stopped = state.outputs[-1].id in state.eos or state.detokenizer.stopped or ends
@@ -265,13 +248,7 @@ class OutputProcessor:
         )
 
     def judged(self, output: RequestOutput, request: EngineRequest, look_up: LookUp) -> RequestOutput:
-        """An output with its verdict.
-
-        Args:
-            output: Of a finished request.
-            request: The request.
-            look_up: How far a context bears a text out; None where nothing can be checked.
-        """
+        """The output of a finished request with its verdict."""
         policy = self._policy
         verdict = judge_answer(
             output.tokens, self._total_loops, policy, look_up(output.text, request.context), output.collapsed,

@@ -1,20 +1,9 @@
 """From token ids to text: incremental detokenizing, stop strings and EOS ids."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 from tokenizers.decoders import DecodeStream
-
-
-class Tokenizer(Protocol):
-    """What detokenizing needs of a fast transformers tokenizer."""
-
-    @property
-    def backend_tokenizer(self) -> Any:
-        """The `tokenizers.Tokenizer` behind it."""
-
-    def decode(self, token_ids: Sequence[int], **kwargs: Any) -> Any:
-        """The text of ids."""
+from transformers import PreTrainedTokenizerFast
 
 
 def eos_ids(eos_token_id: int | Sequence[int] | None) -> frozenset[int]:
@@ -83,7 +72,7 @@ class IncrementalDetokenizer:
         stop: Strings that end the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, stop: Sequence[str] = ()) -> None:
         self._tokenizer, self._backend = tokenizer, tokenizer.backend_tokenizer
         self._checker = StopChecker(stop)
         self._decoder = DecodeStream(skip_special_tokens=True)

@@ -88,22 +88,6 @@ def test_rare_ids_of_a_large_vocabulary_are_drawn_as_often_as_they_should_be():
     assert abs(excess(torch.bincount(rare * 20 // vocabulary, minlength=20), len(rare) / 20)) < 4.5
 
 
-@pytest.mark.parametrize("change", ["seed", "position", "purpose"])
-def test_neighbouring_draws_are_independent(change):
-    """Two draws that differ in one thing alone, over the same scores: their joint law is a product."""
-    scores = torch.tensor([0.0, 0.5, 1.0, -0.5, 0.2])
-    even, zeros = torch.arange(COUNT) * 2, torch.zeros(COUNT, dtype=torch.int64)
-    first, second = {
-        "seed": ((keys(*even.tolist()), zeros, 0), (keys(*(even + 1).tolist()), zeros, 0)),
-        "position": ((keys(1).expand(COUNT, 2), even, 0), (keys(1).expand(COUNT, 2), even + 1, 0)),
-        "purpose": ((keys(1).expand(COUNT, 2), even, 3), (keys(1).expand(COUNT, 2), even, 4)),
-    }[change]
-    ids = [(scores + gumbel(*given, 5)).argmax(-1) for given in (first, second)]
-    probs = torch.softmax(scores.double(), -1)
-    expected = (probs[:, None] * probs).flatten() * COUNT
-    assert abs(excess(torch.bincount(ids[0] * 5 + ids[1], minlength=25), expected)) < 4.5
-
-
 def test_ids_of_one_draw_are_independent():
     noise = gumbel(keys(*range(4096)), torch.arange(4096), OWN_DRAW, 64).double()  # [4096, 64]
     off = torch.corrcoef(noise.T)[~torch.eye(64, dtype=torch.bool)]

@@ -215,16 +215,11 @@ def test_what_nobody_asks_for_is_not_computed():
     assert rows.program() == SamplingProgram() and rows.program().is_greedy
     logits = torch.randn(2, 9)
     assert process(rows, rows.program(), logits, torch.tensor([0, 4]), None, torch.tensor([1, 1])) is logits
-    rows.set(1, SequenceSampling(draws=True, temperature=0.5))
-    assert rows.program() == SamplingProgram(draws=True, temperature=True) and not rows.program().reads_ids
     rows.set(2, SequenceSampling(draws=True, top_k=33, min_length=4, eos=(1, 2, 3)))
-    assert rows.program() == SamplingProgram(draws=True, temperature=True, top_k=64, min_length=True)
-    rows.clear(1)
     rows.set(3, SequenceSampling(bad_words=((1, 2, 3), (4,)), top_p=0.5, min_p=0.5, frequency_penalty=1.0))
     assert rows.program() == SamplingProgram(
         draws=True, top_k=64, min_length=True, bad_words=True, top_p=True, min_p=True, output_penalties=True
     )
-    assert rows.program().reads_ids
     rows.clear(2)
     rows.clear(3)
     rows.set(0, SequenceSampling(logit_bias=((3, 1.0), (4, -2.0))))

@@ -19,14 +19,6 @@ def register_all(pool, ids, blocks, salt=None):
         pool.register(block, last_hash)
 
 
-def test_blocks_run_out_and_come_back():
-    pool = BlockPool(2, 4)
-    blocks = [allocate(pool), allocate(pool)]
-    assert sorted(blocks) == [0, 1] and allocate(pool) is None and pool.used == 2
-    pool.free(blocks)
-    assert pool.available == 2 and pool.used == 0 and pool.cached == 0
-
-
 def test_registered_blocks_are_found_by_the_ids_before_them_too():
     pool = BlockPool(8, 2)
     blocks = [allocate(pool) for _ in range(3)]

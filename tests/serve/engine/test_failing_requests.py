@@ -4,7 +4,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from sigma0 import ExitConfig
 from sigma0.serve.engine.engine import Engine
@@ -26,23 +25,14 @@ from tests.serve.engine.test_engine import (
 
 def test_numbers_that_are_none_fail_one_request_alone(model, pocket):
     """A request whose states are no numbers ends; the blocks it wrote do no harm to the next."""
-    tokenizer = pocket[1]
-    limits = EngineLimits(2, 4, 64, 4, POSITION_BYTES * 4 * 10)
-    engine = Engine(model, tokenizer, "tiny", limits, watch=True)
-    weights = model.get_input_embeddings().weight
-    kept = weights[60].clone()
-    with torch.no_grad():
-        weights[60] = torch.nan
-    try:
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(2, 4, 64, 4, POSITION_BYTES * 4 * 10), watch=True)
+    with poisoned(model, 60):
         good, bad = engine.submit(job(9, 8)), engine.submit(EngineRequest((5, 60, 7, 8, 9), 8, ExitConfig(q=0.5)))
         found = drain(engine)
         again = engine.submit(job(9, 8))
         afterwards = drain(engine)[again]
-    finally:
-        with torch.no_grad():
-            weights[60] = kept
     assert isinstance(found[bad][-1], RequestFailed) and len(found[bad]) == 1
-    assert outcome(found[good]) == outcome(alone(model, tokenizer, job(9, 8))) == outcome(afterwards)
+    assert outcome(found[good]) == outcome(alone(model, pocket[1], job(9, 8))) == outcome(afterwards)
 
 
 def test_numbers_that_are_none_are_not_seen_by_shorter_texts(model, pocket):
@@ -97,17 +87,3 @@ def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypa
     found = drain(engine)
     assert isinstance(found[bad][-1], RequestFailed) and "RuntimeError" in str(found[bad][-1])
     assert isinstance(found[good][-1], RequestOutput) and engine.pool.used == 0
-
-
-@pytest.mark.parametrize("where", ["add", "end"])
-def test_a_crash_in_the_text_of_one_request_fails_that_one_alone(model, pocket, monkeypatch, where):
-    engine = Engine(model, pocket[1], "tiny", watch=True)
-    bad, good = engine.submit(job(5, 6)), engine.submit(job(5, 6))
-
-    def broken(*args):
-        raise RuntimeError("a decoder broke")
-
-    monkeypatch.setattr(engine._states[bad].detokenizer, where, broken)
-    found = drain(engine)
-    assert isinstance(found[bad][-1], RequestFailed) and isinstance(found[good][-1], RequestOutput)
-    assert engine.pool.used == 0 and not engine.scheduler.running

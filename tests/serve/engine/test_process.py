@@ -21,7 +21,7 @@ from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.loop import EngineService
-from sigma0.serve.engine.messages import Busy, EngineLimits, RequestFailed, RequestOutput, TokenOutput
+from sigma0.serve.engine.messages import Busy, EngineLimits, RequestFailed, RequestOutput
 from sigma0.serve.engine.process import ProcessService
 from sigma0.serve.engine.wire import EngineSpec
 from sigma0.signals.verdict import door
@@ -120,34 +120,6 @@ def test_what_is_known_of_the_model_is_what_the_model_says(service, pocket):
         chat, tokenize=False
     )
     assert not hasattr(service.model, "parameters")
-
-
-def test_a_closed_iterator_frees_what_it_held(service, pocket):
-    async def run():
-        events = service.submit(endless(pocket))
-        assert isinstance(await anext(events), TokenOutput)
-        await events.aclose()
-        # the next request comes after the cancellation
-        await collect(service.submit(job(pocket, 1)))
-        return service.status()
-
-    status = asyncio.run(run())
-    assert status.running == status.waiting == status.blocks_used == 0
-
-
-def test_requests_under_way_to_the_process_count_as_waiting(service, pocket):
-    async def run():
-        before = service.status().tokens
-        taken = [service.submit(job(pocket)) for _ in range(12)]
-        with pytest.raises(Busy, match="waiting already"):
-            service.submit(job(pocket))
-        with pytest.raises(ValueError, match="exceed the model's context"):
-            service.submit(job(pocket, 10_000))
-        ends = [(await collect(events))[-1] for events in taken]
-        return sum(len(end.tokens) for end in ends), service.status().tokens - before
-
-    written, counted = asyncio.run(run())
-    assert written == counted > 12
 
 
 def test_signals_for_the_whole_group_do_not_end_it(service, pocket):
