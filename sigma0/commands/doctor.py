@@ -155,7 +155,10 @@ def _native() -> Finding:
     if not is_available():
         detail = "no functions in C++, torch runs: install with a C++ compiler"
         return Finding(name="native", ok=False, detail=detail)
-    return Finding(name="native", ok=True, detail=f"functions in C++ for a CPU, for {level()}")
+    try:
+        return Finding(name="native", ok=True, detail=f"functions in C++ for a CPU, for {level()}")
+    except ValueError as error:
+        return Finding(name="native", ok=False, detail=str(error))
 
 
 def _compiler() -> Finding:

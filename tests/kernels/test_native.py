@@ -84,3 +84,13 @@ def test_a_library_of_other_sources_is_refused(monkeypatch, tmp_path):
     finally:
         native._path.cache_clear()
         native._library.cache_clear()
+
+
+def test_the_doctor_says_what_a_level_that_there_is_not_should_be(monkeypatch):
+    monkeypatch.setenv("SIGMA0_CPU_LEVEL", "sse")
+    native.level.cache_clear()
+    try:
+        found = _native()
+    finally:
+        native.level.cache_clear()
+    assert not found.ok and "'sse'" in found.detail and "plain" in found.detail
