@@ -310,8 +310,7 @@ class Host:
     Args:
         loop: The token loop, for its ids.
         logits_processor: As transformers prepared them.
-        stopping_criteria: Beside lengths and EOS ids.
-        sampler: Chooses by the processed scores.
+        settings: By which ids are chosen out of processed scores.
         keeps_scores: Whether processed scores are kept.
         keeps_logits: Whether logits are kept.
 
@@ -326,20 +325,17 @@ class Host:
         self,
         loop: Ids,
         logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        sampler: Sampler,
+        settings: SamplingSettings,
         keeps_scores: bool,
         keeps_logits: bool,
     ) -> None:
-        self._loop = loop
-        self._processors = logits_processor
-        self._criteria = stopping_criteria
-        self._sampler = sampler
+        self._loop, self._processors, self._criteria = loop, logits_processor, loop.criteria
+        self._sampler = Sampler(settings, lambda: loop.sequences, loop.shift, loop.broadcast)
         batch = len(loop.lengths)
         self.scores: list[list[Tensor]] | None = [[] for _ in range(batch)] if keeps_scores else None
         self.raw_logits: list[list[Tensor]] | None = [[] for _ in range(batch)] if keeps_logits else None
         # drafts are asked about more than once
-        self._guard = StateGuard([*logits_processor, *stopping_criteria]) if loop.verifies else None
+        self._guard = StateGuard([*logits_processor, *loop.criteria]) if loop.verifies else None
         self._draft_ends: dict[tuple[int, int], bool] = {}
 
     def first(self, logits: Tensor, positions: Tensor, length: int) -> tuple[Tensor, Tensor | None]:
@@ -459,12 +455,7 @@ def choice_for(
     # where every id may be forbidden, Python says by which processor
     if wanted and len(forbidden) < loop.vocabulary and not loop.criteria and not scores and not logits:
         settings.set(0, *wanted)
-        return sampler_of(loop, settings)
+        return Sampler(settings, lambda: loop.sequences, loop.shift, loop.broadcast)
     if seeds is not None:
         settings.set(0, *[SequenceSampling(draws=True, seed=seed) for seed in seeds])
-    return Host(loop, logits_processor, loop.criteria, sampler_of(loop, settings), scores, logits)
-
-
-def sampler_of(loop: Ids, settings: SamplingSettings) -> Sampler:
-    """Chooses on the device for a token loop, whose ids Python keeps."""
-    return Sampler(settings, lambda: loop.sequences, loop.shift, loop.broadcast)
+    return Host(loop, logits_processor, settings, scores, logits)

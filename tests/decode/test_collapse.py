@@ -29,11 +29,6 @@ CONFIGS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def pocket():
-    return sigma0.load("pocket", device="cpu", dtype="float32")
-
-
 # under which the text above runs in circles within its limit
 CIRCLING = ExitConfig(q=0.6)
 

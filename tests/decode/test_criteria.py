@@ -9,14 +9,13 @@ from sigma0 import ExitConfig
 from sigma0.config import RULE_DEFAULTS, exit_for
 from sigma0.decode import compiled as programs
 from sigma0.decode.exits import CRITERIA, REASON_WHEN_MET, Criteria
-from sigma0.decode.kv_store import BlockShape
 from sigma0.models.raven_published import _Meter
-from sigma0.serve.engine.engine import Engine
-from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
+from sigma0.serve.engine.messages import EngineRequest
 from tests.decode.captures import called_by
 from tests.marks import needs_compiler
 from tests.models.raven_reference import Reference, tiny_raven
 from tests.reference import settled_model
+from tests.serve.engine.test_conformance import served
 
 NEW = 8
 TIE = 1e-5
@@ -178,25 +177,11 @@ def test_mixed_requests_of_an_engine_are_each_alone_also_after_preemption(pocket
     configs = [config_of(mode, after_exit=after) for mode in CRITERIA for after in ("finish", "drop")]
     configs.append(ExitConfig(mode="margin", theta=0.5))
     prompts = [[source.randrange(5, 500) for _ in range(source.randint(1, 15))] for _ in configs]
-    size = BlockShape.of(model, 4).bytes_with(model.dtype)
-    engine = Engine(
-        model,
-        tokenizer,
-        "pocket",
-        EngineLimits(max_running=5, page_size=4, pass_rows=16, kv_bytes=12 * size),
-        watch=False,
-    )
-    keys = [
-        engine.submit(EngineRequest(tuple(prompt), NEW, config, on_collapse="ignore"))
-        for prompt, config in zip(prompts, configs, strict=True)
-    ]
-    told = {}
-    while engine.has_work:
-        for key, event in engine.step():
-            if isinstance(event, RequestOutput):
-                told[key] = [(token.id, token.depth) for token in event.tokens]
+    pairs = list(zip(prompts, configs, strict=True))
+    asked = [EngineRequest(tuple(prompt), NEW, config, on_collapse="ignore") for prompt, config in pairs]
+    found, engine = served(model, tokenizer, asked, 12, watch=False, together=5)
     assert engine.status().preemptions > 2
-    for key, prompt, config in zip(keys, prompts, configs, strict=True):
+    for (prompt, config), done in zip(pairs, found, strict=True):
         out = model.generate(
             torch.tensor([prompt]),
             max_new_tokens=NEW,
@@ -206,7 +191,7 @@ def test_mixed_requests_of_an_engine_are_each_alone_also_after_preemption(pocket
             eos_token_id=None,
         )
         alone = zip(out.sequences[0, len(prompt) :].tolist(), out.exit_depths[0].tolist(), strict=True)
-        assert told[key] == list(alone)
+        assert [(token.id, token.depth) for token in done.tokens] == list(alone)
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,6 @@ def requests_to(url, name):
         return json.load(reply).get(name, [])
 
 
-@pytest.fixture(scope="module")
-def pocket():
-    return sigma0.load("pocket", dtype="float32")
-
-
 # Seconds for endpoints that never end by themselves, or not before; all others have as long as a busy machine takes.
 ENDLESS = {"hangs": 1.0, "dribbles": 0.6, "comments": 0.5, "slow-headers": 0.5, "stalls": 0.5, "stays-open": 2.0}
 

@@ -5,7 +5,7 @@ import pytest
 
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest
-from tests.serve.engine.test_engine import CONFIGS, POSITION_BYTES, alone, drain, model, outcome, pocket  # noqa: F401
+from tests.serve.engine.test_engine import CONFIGS, POSITION_BYTES, alone, drain, model, outcome  # noqa: F401
 
 
 @pytest.mark.grid(fast=5, slow=4)

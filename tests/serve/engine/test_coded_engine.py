@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sigma0
 from sigma0 import ExitConfig
 from sigma0.config import KVConfig
 from sigma0.serve.engine.engine import Engine
@@ -21,11 +20,6 @@ FEW_BITS = KVConfig(codec="residual", group=8, segment=16)
 # of a position in few bits, and as it is computed
 CODED_BYTES = 2 * 2 * 2 * ((3 * 2 + 4) * 8 // 8 + 4 * 2)
 COMPUTED_BYTES = 2 * 2 * 4 * 2 * 8 * 4
-
-
-@pytest.fixture(scope="module")
-def pocket():
-    return sigma0.load("pocket", dtype="float32")
 
 
 @pytest.fixture(scope="module")

@@ -48,11 +48,6 @@ def model(pocket):
     return found
 
 
-@pytest.fixture(scope="module")
-def pocket():
-    return sigma0.load("pocket", dtype="float32")
-
-
 def drain(engine):
     """All events, by request."""
     events = {}

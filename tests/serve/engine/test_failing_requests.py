@@ -18,7 +18,6 @@ from tests.serve.engine.test_engine import (
     job,
     model,
     outcome,
-    pocket,
     poisoned,
 )
 

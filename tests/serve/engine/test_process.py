@@ -27,7 +27,7 @@ from sigma0.serve.engine.wire import EngineSpec
 from sigma0.signals.verdict import door
 from tests.serve.conftest import serving
 from tests.serve.engine.spied_worker import KV
-from tests.serve.engine.test_worker import collect, endless, job
+from tests.serve.engine.test_worker import collect, collect_one, endless, job
 
 pytestmark = pytest.mark.slow
 
@@ -126,10 +126,6 @@ def test_signals_for_the_whole_group_do_not_end_it(service, pocket):
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(service.pid, number)
     assert isinstance(asyncio.run(collect_one(service, job(pocket)))[-1], RequestOutput)
-
-
-async def collect_one(service, request):
-    return await collect(service.submit(request))
 
 
 def test_a_failure_keeps_what_it_says_on_its_way():

@@ -5,7 +5,6 @@ import threading
 
 import pytest
 
-import sigma0
 from sigma0 import ExitConfig
 from sigma0.decode.grammar.spec import Choice
 from sigma0.serve.engine.engine import Engine
@@ -22,11 +21,6 @@ from sigma0.serve.engine.messages import (
 from tests.serve.engine.spied_worker import KV
 
 STORY = "Mary went to the kitchen. John went to the garden. Where is Mary?"
-
-
-@pytest.fixture(scope="module")
-def pocket():
-    return sigma0.load("pocket", dtype="float32")
 
 
 @pytest.fixture
@@ -52,14 +46,14 @@ async def collect(events):
     return [event async for event in events]
 
 
+async def collect_one(service, request):
+    return await collect(service.submit(request))
+
+
 def test_tokens_come_then_the_end(service, pocket):
-    events = asyncio.run(_one(service, job(pocket)))
+    events = asyncio.run(collect_one(service, job(pocket)))
     assert all(isinstance(event, TokenOutput) for event in events[:-1]) and isinstance(events[-1], RequestOutput)
     assert "".join(event.text for event in events[:-1]) == events[-1].text == " Mary is in the kitchen."
-
-
-async def _one(service, asked):
-    return await collect(service.submit(asked))
 
 
 LONG = "Mary went to the kitchen. " * 100
@@ -73,11 +67,11 @@ def test_long_contexts_are_looked_through_elsewhere(pocket, monkeypatch):
     events = [event for _ in range(50) for _, event in (expected.step() if expected.has_work else ())]
     monkeypatch.setattr("sigma0.serve.engine.engine.check", None)
     made = EngineService(Engine(*pocket, "pocket", EngineLimits(4, 8, kv_bytes=KV), watch=True))
-    *_, done = asyncio.run(_one(made, request))
+    *_, done = asyncio.run(collect_one(made, request))
     assert done == events[-1] and done.verdict.grounded == 1.0
     # another process takes over where it is killed
     made._loop._grounding._connection.send_bytes(b"no JSON")
-    *_, again = asyncio.run(_one(made, request))
+    *_, again = asyncio.run(collect_one(made, request))
     assert again.verdict == done.verdict
     made.close()
 
@@ -100,7 +94,7 @@ def test_a_request_is_cancelled_or_drained_while_it_is_judged(pocket, monkeypatc
             await asyncio.sleep(0.01)
         await gone.aclose()
         # others go on meanwhile
-        *_, other = await _one(made, job(pocket))
+        *_, other = await collect_one(made, job(pocket))
         assert isinstance(other, RequestOutput)
         draining = asyncio.ensure_future(made.drain())
         await asyncio.sleep(0.05)
@@ -159,7 +153,7 @@ def test_a_full_queue_is_told_at_once(service, pocket):
 
 def test_what_cannot_run_is_a_value_error(service, pocket):
     with pytest.raises(ValueError, match="exceed the model's context"):
-        asyncio.run(_one(service, job(pocket, 10_000)))
+        asyncio.run(collect_one(service, job(pocket, 10_000)))
 
 
 def test_draining_finishes_what_was_taken(pocket):
@@ -254,7 +248,7 @@ def test_no_room_in_the_engine_is_told_as_such(service, pocket, monkeypatch):
 
     monkeypatch.setattr(service._engine, "submit", full)
     with pytest.raises(Busy, match="9 requests"):
-        asyncio.run(_one(service, job(pocket)))
+        asyncio.run(collect_one(service, job(pocket)))
 
 
 @pytest.fixture
