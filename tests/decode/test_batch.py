@@ -21,7 +21,7 @@ def asked(model, key, config, sampling):
     return Asked(key, prompt, NEW, [], sampling)
 
 
-def run(model, config, samplings, preempted_after=None):
+def run(model, config, samplings, preempted_after=None, counts=None):
     """New ids of both sequences; the first loses its slot after so many passes, and gets another one."""
     planes = PagedPlanes(BlockShape.of(model, 4), 24, model.dtype, model.device, 3, LONGEST)
     batch = RunningBatch(model, planes, 3, LONGEST, None)
@@ -52,6 +52,8 @@ def run(model, config, samplings, preempted_after=None):
                 depths[key].append(line[READ_AT])
             if line[EMITTED] and line[ENDS]:
                 batch.remove(slot)
+    if counts is not None:
+        counts.append(batch.counts.prompt_rows)
     return new
 
 
@@ -75,3 +77,14 @@ def test_draws_and_penalties_survive_a_preemption(tiny, after_exit):
     assert len({*expected[0]}) > 2
     for preempted_after in (2, 6):
         assert run(tiny, config, drawn, preempted_after) == expected
+
+
+@pytest.mark.parametrize("config, loops", [
+    (ExitConfig(mode="fixed", depth=2), 2), (ExitConfig(mode="fixed", depth=2, after_exit="verify"), 3),
+    (ExitConfig(q=0.5), 3),
+])  # fmt: skip
+def test_a_prompt_runs_as_many_loops_as_its_tokens_may(tiny, config, loops):
+    counts = []
+    run(tiny, config, [SequenceSampling()] * 2, counts=counts)
+    # the last token of a prompt runs in a lane
+    assert tiny.num_loops == 3 and counts == [loops * sum(len(prompt) - 1 for prompt in PROMPTS)]
