@@ -70,19 +70,14 @@ def check_logit_bias(biases: Mapping[int, float], vocabulary: int) -> tuple[tupl
 
 @dataclass(frozen=True)
 class SequenceSampling:
-    """How the ids of one sequence are sampled; all of it as in transformers where nothing else is said.
+    """How the ids of one sequence are sampled; all of it as in transformers and `SamplingParams`, unless said here.
 
     Attributes:
         draws: Ids are drawn; else the likeliest is taken, after whatever else is set here.
-        seed: Seed of the draws.
         temperature: Above 0.
-        top_k: 0 for none.
         top_p: In [0, 1]; None for none.
-        min_p: In [0, 1].
         repetition_penalty: Above 0; 1 for none. Ids of the prompt count too.
-        presence_penalty: As `SamplingParams` has it.
-        frequency_penalty: As `SamplingParams` has it.
-        prompt: Ids of the prompt, pads included, which do not count for these two.
+        prompt: Ids of the prompt, pads included, which do not count for the other two penalties.
         padding: First ids, which do not count for the repetition penalty.
         min_length: Number of ids, prompt and pads included, before which no end comes.
         eos: Ids that are an end.
@@ -130,12 +125,9 @@ class SequenceSampling:
 
     @classmethod
     def of(cls, params: SamplingParams, seed: int = 0, prompt: int = 0) -> "SequenceSampling":
-        """Sampling of a request.
+        """Sampling of a request with so many prompt ids; its seed is one of `request_seed`.
 
-        Args:
-            params: What it asks for; of what concerns draws alone nothing is used at temperature 0.
-            seed: Seed of the draws, as `request_seed` derives it.
-            prompt: Number of its prompt ids.
+        Of what concerns draws alone nothing is used at temperature 0.
 
         Raises:
             ValueError: For a value that transformers refuses.
@@ -229,12 +221,7 @@ class SamplingSettings:
         self._set: list[SequenceSampling | None] = [None] * sequences
 
     def set(self, first: int, *wanted: SequenceSampling) -> None:
-        """Sets how the ids of a sequence are sampled, or of several that follow each other.
-
-        Args:
-            first: The sequence, or the first of them.
-            *wanted: One for each.
-        """
+        """Sets how the ids of a sequence are sampled, or of several that follow each other from the first one on."""
         rows = slice(first, first + len(wanted))
         self._forget(rows)
         self.numbers[rows] = self._moved([_numbers(each) for each in wanted], np.float32)
