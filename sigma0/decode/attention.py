@@ -152,6 +152,13 @@ class PassRows:
         return [part for layer in self._layers for part in (layer.flat_keys, layer.flat_values)]
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it holds no tensors but those of `by_row` and `planes`."""
+        place = self._placement
+        beside = place.blocks, place.starts, place.seen, place.coded, self._live
+        return all(part is None for part in beside)
+
+    @property
     def fixed(self) -> tuple[object, ...]:
         """What a program takes for constant: tables that there are, blocks, and shapes of planes but for positions."""
         place = self._placement

@@ -11,7 +11,7 @@ which only such readings and prompts write; the K/V of drafts never come into it
 so that drafts see the best that is known of the tokens before them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, Placement, RowIndices
+from sigma0.decode.compiled import CompiledLoop
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import BatchRows, LoopedModel
 from sigma0.decode.ops import Operations, copy_plane
@@ -55,7 +56,11 @@ class Batch:
     placement: Placement
     longest: int
     ops: Operations
-    loop: Callable[[Tensor, PassRows], Tensor] | None = None
+    loop: CompiledLoop | None = None
+
+    def norm(self, raw: Tensor) -> Tensor:
+        """The norm after a loop, `[R, D]`."""
+        return self.model.norm(raw) if self.loop is None else self.loop.norm(raw)
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ class NativeRunner(EagerRunner):
         if beside:
             self.counts.prompt_rows += len(beside)
         _, raw = run_block(batch, rows.previous, at, beside or None)
-        return books.end(raw if books.norms else batch.model.norm(raw))
+        return books.end(raw if books.norms else batch.norm(raw))
 
     def _settled(self, batch: Batch, books: LaneBooks, states: Tensor, choice: Choice) -> Step:
         """What follows from a loop."""

@@ -181,7 +181,7 @@ def _loop_end(
 ) -> tuple[Tensor, LoopEndOutput | None]:
     """Normed states `[R, D]`, and what the loop end says of them, where differences are kept or a kernel runs."""
     if not batch.program.watch and batch.ops.backend == "torch":
-        return batch.model.norm(raw), None
+        return batch.norm(raw), None
     rules, width = batch.settings.rows(batch.program, sequences), batch.lanes.width
     whole = width == raw.shape[1]
     states = (raw, previous) if whole else (raw[:, :width], previous[:, :width])
