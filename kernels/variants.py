@@ -183,7 +183,7 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
                 },
                 frozenset(given if whole else given - heads),
                 depth_attention.PART_WARPS,
-                depth_attention.stages_for(dtype, indirect=paged),
+                depth_attention.options_for(dtype, paged, seen),
             )
 
 
