@@ -198,8 +198,8 @@ def tile_for(width: int, dtype: torch.dtype) -> int:
 
 
 def options_for(dtype: torch.dtype, paged: bool, seen: bool) -> dict[str, int]:
-    """Depth of the pipeline, of which a deeper one spills in float32 where a table is read first, and registers."""
-    return ({"num_stages": 1} if paged and dtype == torch.float32 else {}) | (REGISTERS if seen else {})
+    """What keeps it from spilling: in float32 a pipeline that is no deeper, in half precision registers."""
+    return ({"num_stages": 1} if paged else {}) if dtype == torch.float32 else REGISTERS if seen else {}
 
 
 def splits_for(longest: int, tile: int, part_tiles: int) -> int:
