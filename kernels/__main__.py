@@ -13,7 +13,7 @@ from rich.table import Table
 from sigma0.kernels.compiler import TARGETS, Compiled, compile_numbered
 from sigma0.kernels.variants import variants
 
-REQUIRED = ("sm_80", "sm_90")
+REQUIRED = ("sm_80", "sm_90", "sm_100")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

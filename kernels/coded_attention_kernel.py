@@ -22,6 +22,7 @@ from sigma0.kernels import depth_attention
 from sigma0.kernels.coded_attention import CodedRows
 from sigma0.kernels.depth_attention import MAXIMUM, SMALLEST_TILE, SUMS, TOTAL
 from sigma0.kernels.plane_codec import WIDTHS, CodedPlanes
+from sigma0.kernels.row_product import REGISTERS
 from sigma0.presence import wants_triton
 
 JOIN_WARPS = 4
@@ -150,9 +151,8 @@ def warps_for(dtype: torch.dtype) -> int:
 
 
 def options_for(dtype: torch.dtype) -> dict[str, int]:
-    """Depth of the pipeline, and most registers of a thread: a deeper one spills, and so would a compiler's choice."""
-    stages = 1 if dtype == torch.float32 else 2
-    return {"num_stages": stages} | ({"maxnreg": 255} if torch.version.hip is None else {})
+    """Depth of the pipeline, of which a deeper one spills, and registers."""
+    return {"num_stages": 1 if dtype == torch.float32 else 2} | REGISTERS
 
 
 def _check(query: Tensor, tails: Sequence[Tensor], coded: Sequence[CodedPlanes], rows: CodedRows) -> None:

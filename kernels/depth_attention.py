@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sigma0.kernels.row_product import launch_options
+from sigma0.kernels.row_product import REGISTERS, launch_options
 from sigma0.presence import wants_triton
 
 SMALLEST_TILE = 16
@@ -164,7 +164,7 @@ def depth_attention(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows
         # Triton's interpreter multiplies bfloat16 matrices wrongly
         UPCAST=query.dtype == torch.bfloat16 and not isinstance(_part_kernel, triton.JITFunction),
         num_warps=PART_WARPS,
-        **stages_for(query.dtype, indirect=rows.block_tables is not None),
+        **options_for(query.dtype, rows.block_tables is not None, rows.seen is not None),
         **launch_options(query.device),
     )
     return output
@@ -197,9 +197,9 @@ def tile_for(width: int, dtype: torch.dtype) -> int:
     return max(SMALLEST_TILE, min(most, 16384 // (int(triton.next_power_of_2(width)) * dtype.itemsize)))
 
 
-def stages_for(dtype: torch.dtype, indirect: bool) -> dict[str, int]:
-    """Option for the depth of the pipeline: in float32 a deeper one spills where a table says what is read next."""
-    return {"num_stages": 1} if indirect and dtype == torch.float32 else {}
+def options_for(dtype: torch.dtype, paged: bool, seen: bool) -> dict[str, int]:
+    """What keeps it from spilling: in float32 a pipeline that is no deeper, in half precision registers."""
+    return ({"num_stages": 1} if paged else {}) if dtype == torch.float32 else REGISTERS if seen else {}
 
 
 def splits_for(longest: int, tile: int, part_tiles: int) -> int:

@@ -35,6 +35,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TABLE = Path(__file__).with_name("products.json")
 # Most splits of a product, each of which has its own sums.
 MOST_SPLITS = 4
+# For kernels of which a compiler would spill a few bytes, so that one program more fits.
+REGISTERS: dict[str, int] = {"maxnreg": 255} if torch.version.hip is None else {}
 # What a device that is none of the table's has room for.
 _FEWEST_PROGRAMS, _FEWEST_NUMBERS = 256, 512
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sigma0.kernels.lane_rows import LaneTables
-from sigma0.kernels.row_product import start
+from sigma0.kernels.row_product import REGISTERS, start
 from sigma0.presence import wants_triton
 
 # Numbers of the table of lanes, of settings, thresholds and lines, and of rows ahead of their settings.
@@ -135,7 +135,7 @@ def settle_rows(
         begun.lines, exits, depth, len(states), len(begun.lines) - 1, states.shape[1], window, tables.eos.shape[1],
         *rings, CHECKS=verify, HOLDS=verify and prompts, SUSPENDS=suspends, PATHS=tables.paths is not None,
         GIVEN=tables.given is not None, SETTLED=settled is not None, RULED=met is not None,
-        TURNS=triton.next_power_of_2(depth), PARTS=PARTS, BLOCK=BLOCK,
+        TURNS=triton.next_power_of_2(depth), PARTS=PARTS, BLOCK=BLOCK, **REGISTERS,
     )  # fmt: skip
     return begun.lines, exits
 

@@ -183,7 +183,7 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
                 },
                 frozenset(given if whole else given - heads),
                 depth_attention.PART_WARPS,
-                depth_attention.stages_for(dtype, indirect=paged),
+                depth_attention.options_for(dtype, paged, seen),
             )
 
 
@@ -318,7 +318,8 @@ def _step_rows(dtype: torch.dtype) -> Iterator[Variant]:
         kernels.append(("settle_rows", step_rows._settle_kernel, decides))
     for name, function, constants in kernels:
         aligned = frozenset({"width", "row_stride", "vocabulary", "part"})
-        yield Variant(name, function, dtype, _signature(function, *types), constants, aligned, 4)
+        options = row_product.REGISTERS if name == "settle_rows" else {}
+        yield Variant(name, function, dtype, _signature(function, *types), constants, aligned, 4, options)
 
 
 def _pointers(*tensors: str) -> list[str]:

@@ -150,7 +150,7 @@ def test_tables_that_are_too_short_or_strided_are_refused():
 def test_the_part_that_ends_last_leaves_the_count_as_it_was(monkeypatch):
     """One buffer serves all layers of a pass."""
     monkeypatch.setattr(module, "PART_TILES", 1)
-    query, keys, values, at = drawn(5, 3, 3, 2, 2, 64, 300, True, False, True, torch.float32)
+    query, keys, values, at = drawn(5, 3, 3, 2, 2, 64, 300, True, False, torch.float32)
     arrived = torch.zeros(len(query) * 2, dtype=torch.int32)
     expected = depth_attention(query, keys, values, at, 0.3)
     for _ in range(2):

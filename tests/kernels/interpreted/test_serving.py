@@ -5,6 +5,8 @@ import pytest
 
 import sigma0
 from sigma0 import ExitConfig
+from sigma0.decode import batch, kernel_step
+from sigma0.decode.runner import LateRunner
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
 from tests.kernels.interpreted.conftest import DEVICE
@@ -13,8 +15,28 @@ from tests.reference import settled_model
 CONFIGS = (ExitConfig(q=0.5), ExitConfig(q=0.5, after_exit="drop"), ExitConfig(mode="margin", theta=0.3))
 
 
+def whole_steps(monkeypatch):
+    """Has steps of Triton's kernels run as they are captured; which bounds on rows there were."""
+    bounds, run, open_runner = [], kernel_step.run_step, batch.open_runner
+
+    def counted(*given):
+        bounds.append(given[1])
+        return run(*given)
+
+    def opened(choice, model, *given):
+        if model.backend == "torch":
+            return open_runner(choice, model, *given)
+        return LateRunner(model, *given[:4], choice, given[4])
+
+    monkeypatch.setattr(kernel_step, "run_step", counted)
+    monkeypatch.setattr(batch, "open_runner", opened)
+    return bounds
+
+
 @pytest.mark.slow
-def test_the_kernels_tell_what_torch_tells():
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_kernels_tell_what_torch_tells(whole, monkeypatch):
+    bounds = whole_steps(monkeypatch) if whole else [1]
     tokenizer = sigma0.load("pocket")[1]
     model = settled_model(3, vocab_size=len(tokenizer), total_ut_steps=4).to(DEVICE)
     model.generation_config.eos_token_id = None
@@ -37,4 +59,5 @@ def test_the_kernels_tell_what_torch_tells():
         )
         surprises.append([token.deepest_surprise for key in sorted(ends) for token in ends[key].tokens])
     assert told[0] == told[1] and len(told[0]) == len(CONFIGS)
+    assert bounds
     np.testing.assert_allclose(*surprises, rtol=1e-3, atol=1e-4)
