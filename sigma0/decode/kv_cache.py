@@ -1,6 +1,7 @@
 """DepthCache: K/V planes by (layer, loop), and the lanes of tokens that have not reached full depth."""
 
 from typing import Any
+from weakref import proxy
 
 import numpy as np
 import torch
@@ -30,7 +31,8 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
     is_compileable = False
 
     def __init__(self, cache: "DepthCache", layer: int, loop: int) -> None:
-        self._cache = cache
+        # a cache goes with its last reference, and not when the garbage is collected
+        self._cache = proxy(cache)
         self._layer = layer
         self._loop = loop
 
@@ -75,7 +77,7 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
 
     def get_seq_length(self) -> int:
         """Committed cache positions."""
-        return self._cache.length
+        return int(self._cache.length)
 
     def get_max_length(self) -> int:
         """-1: planes grow."""
@@ -127,13 +129,22 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         check_stages(kv, stages)
         self.num_layers, self.total_loops, self.stages = num_layers, total_loops, stages
         self.capacity, self.kv = capacity, kv
-        layers = [Plane(self, layer, loop) for loop in range(total_loops) for layer in range(num_layers)]
         # None: as many planes as loops
         self._counts: list[int | None] = [*[None] * num_layers, *extra_planes(stages)]
-        for layer, count in enumerate(self._counts):
-            layers += [Plane(self, layer, plane) for plane in range(count or 0)]
-        super().__init__(layers=layers)
+        super().__init__(layers=self._own_layers())
         self._forget()
+
+    def _own_layers(self) -> list[Plane]:
+        loops = [Plane(self, layer, loop) for loop in range(self.total_loops) for layer in range(self.num_layers)]
+        return loops + [Plane(self, layer, plane) for layer, n in enumerate(self._counts) for plane in range(n or 0)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the layers, which know whose they are."""
+        return {name: part for name, part in self.__dict__.items() if name != "layers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.layers = self._own_layers()
 
     def _forget(self) -> None:
         self.held: list[LayerPlanes | None] = [None] * len(self._counts)
