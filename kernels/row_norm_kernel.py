@@ -219,8 +219,10 @@ if wants_triton():
             tl.extra.cuda.gdc_wait()
         residual = tl.load(residual_ptr + row * residual_row_stride + index, mask=there, other=0.0)
         total = tl.load(parts_ptr + row * width + index, mask=there, other=0.0)
-        for part in tl.static_range(1, PARTS):
-            total += tl.load(parts_ptr + (rows.to(tl.int64) * part + row) * width + index, mask=there, other=0.0)
+        at = row
+        for _ in tl.static_range(1, PARTS):
+            at += rows
+            total += tl.load(parts_ptr + at * width + index, mask=there, other=0.0)
         y = total.to(dtype)
         if BEHIND:
             y = _normed(y, behind, width, epsilon_behind, dtype)
