@@ -177,8 +177,8 @@ if wants_triton():
         PDL: tl.constexpr,
     ):
         if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
             tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
         row = tl.program_id(0).to(tl.int64)
         slot = tl.load(slots_ptr + row).to(tl.int64)
         threshold = tl.load(thresholds_ptr + row)

@@ -79,8 +79,8 @@ if wants_triton():
         PDL: tl.constexpr,
     ):
         if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
             tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
         row = tl.program_id(0)
         position = tl.load(positions_ptr + row)
         left = tl.load(exits_ptr + row)

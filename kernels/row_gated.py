@@ -94,8 +94,6 @@ if wants_triton():
         UPCAST: tl.constexpr,
         PDL: tl.constexpr,
     ):
-        if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
         row, there = rows_of_tile(tl.program_id(0), rows)
         # a gate and its up follow each other
         pair = tl.arange(0, 2 * PAIRS)

@@ -108,8 +108,6 @@ if wants_triton():
         UPCAST: tl.constexpr,
         PDL: tl.constexpr,
     ):
-        if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
         row, there = rows_of_tile(tl.program_id(0), rows)
         output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         split = tl.program_id(2)

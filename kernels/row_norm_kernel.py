@@ -207,8 +207,6 @@ if wants_triton():
         BLOCK: tl.constexpr,
         PDL: tl.constexpr,
     ):
-        if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
         row = tl.program_id(0).to(tl.int64)
         index = tl.arange(0, BLOCK)
         there = index < width
@@ -217,6 +215,7 @@ if wants_triton():
         ahead = tl.load(ahead_ptr + index, mask=there, other=0.0) if AHEAD else index
         if PDL:
             tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
         residual = tl.load(residual_ptr + row * residual_row_stride + index, mask=there, other=0.0)
         total = tl.load(parts_ptr + row * width + index, mask=there, other=0.0)
         at = row
@@ -245,8 +244,6 @@ if wants_triton():
         BLOCK: tl.constexpr,
         PDL: tl.constexpr,
     ):
-        if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
         row = tl.program_id(0).to(tl.int64)
         index = tl.arange(0, BLOCK)
         there = index < width
@@ -254,6 +251,7 @@ if wants_triton():
         gain = tl.load(norm_ptr + index, mask=there, other=0.0)
         if PDL:
             tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
         y = _normed(
             tl.load(hidden_ptr + row * hidden_row_stride + index, mask=there, other=0.0), gain, width, epsilon, dtype
         )

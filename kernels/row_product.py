@@ -11,7 +11,9 @@ are added in their order. Nothing of that is chosen by R.
 
 With programmatic dependent launch (`SIGMA0_PDL=1`, compute capability 9.0 and newer) a kernel is started while the one
 before it ends. It then fetches its first weights into the L2 cache, and waits before it reads or writes anything that
-another kernel wrote or reads: every kernel of the chain waits, so that what ended is seen by all that follow.
+another kernel wrote or reads: every kernel of the chain waits, so that what ended is seen by all that follow. It lets
+the next begin behind its own wait, a product behind its loop: so two run at once and no more. Any earlier was slower
+on a GPU, where programs that wait take the places of those that load (`bench/gpu/README.md`).
 """
 
 import json
@@ -201,7 +203,7 @@ def start(kernel: Any, grid: tuple[int, ...], like: Tensor, *arguments: object, 
 @contextmanager
 def compiled_together() -> Iterator[None]:
     """Compiles side by side what is launched meanwhile by `start`, without running it: what it writes is not there."""
-    with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
+    with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
         token = _COMPILES_ONLY.set(True)
         try:
             yield
@@ -265,4 +267,6 @@ if wants_triton():
                 x = x.to(tl.float32)
                 w = w.to(tl.float32)
             total = tl.dot(x, tl.trans(w), total, input_precision="ieee")
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
         return total

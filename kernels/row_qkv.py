@@ -180,8 +180,6 @@ if wants_triton():
         UPCAST: tl.constexpr,
         PDL: tl.constexpr,
     ):
-        if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
         row, there = rows_of_tile(tl.program_id(0), rows)
         head = tl.program_id(1)
         half = head_width // 2

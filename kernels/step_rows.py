@@ -164,8 +164,8 @@ if wants_triton():
         PAGED: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
     ):  # fmt: skip
         if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
             tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
         lane = tl.program_id(0).to(tl.int64)
         idle = 2 * depth
         stage = tl.minimum(tl.load(table_ptr + lane * _TABLE_WIDTH + _STAGE), idle)
@@ -217,8 +217,8 @@ if wants_triton():
         PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
     ):  # fmt: skip
         if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
             tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
         row = tl.program_id(0).to(tl.int64)
         begin = tl.program_id(1) * part
         end = begin + part
@@ -253,8 +253,8 @@ if wants_triton():
         PDL: tl.constexpr,
     ):  # fmt: skip
         if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
             tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
         sequence = tl.program_id(0).to(tl.int64)
         mine = tl.program_id(1)
         idle = 2 * depth

@@ -118,6 +118,20 @@ def test_imports_are_of_the_package_and_of_what_a_module_may_know():
             assert "torch" not in outside, name
 
 
+def test_kernels_ask_no_number_for_a_dtype():
+    # a launch makes a constant of a 1, and before Triton 3.9 a constant has no `to`
+    for path in set(sources()):
+        for kernel in ast.walk(ast.parse(path.read_text())):
+            if isinstance(kernel, ast.FunctionDef) and kernel.name.endswith("_kernel"):
+                given = {arg.arg for arg in kernel.args.args}
+                cast = {node.value.id for node in ast.walk(kernel) if _is_cast(node)}
+                assert not cast & given, f"{path}: {kernel.name}"
+
+
+def _is_cast(node):
+    return isinstance(node, ast.Attribute) and node.attr == "to" and isinstance(node.value, ast.Name)
+
+
 def test_files_stay_short():
     for path in set(sources()):
         assert len(path.read_text().splitlines()) <= 500, path

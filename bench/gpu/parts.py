@@ -132,7 +132,7 @@ def parts(sizes: Sizes, out: Path) -> tuple[Part, ...]:
         Part(
             "equality",
             "equal bits of all loops' states under every rule, alone and among 16 rows, with dependent launch or none",
-            60,
+            45,
             "sigma0.bench.gpu.equality:equality",
             {
                 "device": sizes.device,
@@ -145,7 +145,7 @@ def parts(sizes: Sizes, out: Path) -> tuple[Part, ...]:
             timing(
                 runner,
                 f"{sizes.shape} at batch 1, runner {runner}: {ways} on a stated course",
-                {"cudagraph": 30, "compile": 90, "eager": 40}[runner],
+                {"cudagraph": 15, "compile": 90, "eager": 40}[runner],
                 # transformers' own loop is eager
                 ways=f"{ways},huggingface" if runner == "eager" else ways,
                 runner=runner,
@@ -156,7 +156,7 @@ def parts(sizes: Sizes, out: Path) -> tuple[Part, ...]:
         Part(
             "profile",
             "kernels, launches and gaps of a pass",
-            30,
+            15,
             "sigma0.bench.gpu.passes:passes",
             {
                 **model,
