@@ -34,23 +34,18 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Folder for tables and pictures; by default beside the ledger.")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="List every figure of a text without its source.")] = False,
-    accept: Annotated[
-        bool, typer.Option("--accept-literals", help="List what has no source as no measurement: read the diff.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="List the texts whose figures are not the ledger's.")] = False,
 ) -> None:
     """Write the whole tables and the pictures of the latest run of each model; print the short tables.
 
-    With the repository's own ledger the figures of all its texts are written anew from their sources too.
+    With the repository's own ledger the generated parts of all its texts are written anew too.
     """
     with one_line_errors(), needs_extra("bench"):
-        from sigma0.bench.figures.texts import accept_literals, check_texts, rewrite_texts
+        from sigma0.bench.figures.texts import changed
 
-        if check or accept:
-            if accept:
-                accept_literals(Path())
-            found = check_texts(Path())
-            typer.echo("\n".join(found) or "every figure has its source")
+        if check:
+            found = changed(Path())
+            typer.echo("\n".join(f"{name}: not as generated" for name in found) or "every figure is the ledger's")
             raise typer.Exit(1 if found else 0)
         from sigma0.bench.fidelity.plots import draw_depths, draw_trade_off
 
@@ -104,4 +99,7 @@ def report(
             for name, told in results.verdicts.items():
                 file = folder / f"verdict-features-{name}.svg"
                 draw_features(told.features, results.features(name), file, name)
-            typer.echo(f"texts with other figures than before: {', '.join(rewrite_texts(Path())) or 'none'}", err=True)
+            other = changed(Path())
+            for name, text in other.items():
+                Path(name).write_text(text)
+            typer.echo(f"texts with other figures than before: {', '.join(other) or 'none'}", err=True)

@@ -1,5 +1,6 @@
 """The committed results that texts quote, read once."""
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -60,6 +61,11 @@ class Results:
 
     def _read(self, name: str) -> tuple[Provenance, Any]:
         return read_report(self.root / "bench" / "results" / f"{name}.json")
+
+    @cached_property
+    def gpu(self) -> Any:
+        """What the last GPU told beside the ledger's rows."""
+        return json.loads((self.root / "bench" / "results" / "gpu-h200.json").read_text())
 
     def effort(self, name: str) -> EffortReport:
         """A report on policies of effort."""

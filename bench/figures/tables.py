@@ -5,18 +5,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sigma0.bench.core.digests import stale_mark
-from sigma0.bench.core.ledger import FidelityRow, LadderRow
+from sigma0.bench.core.ledger import FidelityRow, LadderRow, ServeRow, VllmRow
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.fidelity.pages import latest_runs
 from sigma0.bench.fidelity.table import label as rule_label
 from sigma0.bench.fidelity.table import percent, with_interval
-from sigma0.bench.figures.printed import printed
 from sigma0.bench.figures.raven import raven_page
 from sigma0.bench.figures.results import Results
 from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.pocket.card import forms_table, model_card
+from sigma0.bench.serving.table import never_rows
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
 from sigma0.bench.simulation.table import checks_table
+from sigma0.bench.speed.table import latest_speed_runs
 
 # The shipped models that have a gate: what was measured of all of them stands in the tables.
 MODELS = ("pocket", "pocket-large")
@@ -67,12 +68,131 @@ def blocks(results: Results) -> dict[str, dict[str, str]]:
     forms = "pocket-solver-forms"
     cards["card pocket-solver"] = marked(forms_table(results.json(forms)).markdown(), results.stale(forms))
     front = fidelity_runs(results)["pocket-large"]
+    mark = stale_mark({front[0].model: front[0].model_sha256})
     return {
-        "README.md": {"front": marked(front_table(front), stale_mark({front[0].model: front[0].model_sha256}))},
+        "README.md": {"headline": marked(headline_table(results), mark)},
         "weights.md": cards,
+        "bench/fidelity/README.md": {"front": marked(front_table(front), mark)},
+        "bench/gpu/README.md": {"pass": pass_table(results), "dependent launch": launch_table(results)},
         "bench/simulation/README.md": {"checks": checks_table(simulation_inputs(results).checks).markdown()},
-        "serve/README.md": {f"size {name}": size_page(name) for name in ("ouro-1.4b", "ouro-2.6b")},
+        "kernels/README.md": {"areas": areas_table(results.json("proximity")["roc_area"])},
+        "serve/README.md": {"never": never_table(never_rows(results.rows))},
+        "serve/vllm/README.md": {"drafts": vllm_table([row for row in results.rows if isinstance(row, VllmRow)])},
+        "sigma0/signals/README.md": {
+            "collapse": marked(collapse_table(results.json("collapse")["texts"]), results.stale("collapse")),
+            "grounding": grounding_table(results.json("grounding")["detections"]),
+        },
     }
+
+
+def headline_table(results: Results) -> str:
+    """What a user would pick, what sigma0 does, and where: on a GPU, in time, in fidelity."""
+    runs = [{row.way: row for row in run} for run in latest_speed_runs(results.rows) if run[0].batch_size == 1]
+    gpu = [run for run in runs if "full" in run and run["full"].runner == "cudagraph" and run["full"].context == 512][
+        -1
+    ]
+    own = [
+        run for run in runs if {"full", "finish", "huggingface-static"} <= set(run) and run["full"].runner == "eager"
+    ]
+    cpu = min(
+        (run for run in reversed(own) if (run["full"].model, run["full"].dtype) == ("pocket-large", "float32")),
+        key=lambda run: run["full"].context,
+    )
+    rows = fidelity_runs(results)["pocket-large"]
+    (rule,) = (r for r in rows if (r.mode, r.after_exit) == ("margin", "finish") and r.promise is not None)
+    (fixed,) = (r for r in rows if rule_label(r) == "fixed (depth 2)" and r.after_exit == "finish")
+    speeds = [f"{gpu[way].tokens_per_second.value:.0f}" for way in ("full", "finish", "verify")]
+    times = [f"{cpu[way].milliseconds_per_token.value:.2f} ms" for way in ("huggingface-static", "full", "finish")]
+    place = gpu["full"].device.removeprefix("cuda (").removesuffix(")")
+    headings = ("what a user would pick", "sigma0", "conditions")
+    lines = [
+        [
+            f"full depth: {speeds[0]} tokens/s",
+            f"`finish` {speeds[1]}, `verify` {speeds[2]} tokens/s",
+            f"{place}, random weights in Ouro-1.4B's shape, bfloat16, batch 1, scripted exits",
+        ],
+        [
+            f"transformers, compiled, static cache: {times[0]} a token",
+            f"full depth {times[1]}, `finish` {times[2]}",
+            "`pocket-large`, float32, one CPU thread",
+        ],
+        [
+            f"two loops a token: {percent(fixed.exact_match)} same text, {percent(fixed.passes_saved)} saved",
+            f"`margin`, calibrated: {percent(rule.exact_match)} same text, {percent(rule.passes_saved)} passes saved",
+            f"`pocket-large`, {rule.n} held-out questions",
+        ],
+    ]
+    return BenchTable(headings, lines, left=headings).markdown()
+
+
+def pass_table(results: Results) -> str:
+    """Kernels of a pass at full depth, from a profile, each with the time that a copy of its bytes would take."""
+    profile = results.gpu["profile"]
+    lines = [
+        [f"`{kernel['name']}`", f"{kernel['launches']:.0f}", f"{kernel['each']:.2f}", f"{kernel['a_pass']:.0f}"]
+        for kernel in profile["ways"]["full"]["kernels"]
+        if kernel["name"].startswith("_")
+    ]
+    return BenchTable(("kernel", "launches a pass", "each, us", "a pass, us"), lines).markdown()
+
+
+def launch_table(results: Results) -> str:
+    """Time of a pass by when a kernel lets the next one begin."""
+    ways = results.gpu["dependent_launch"]["ways"]
+    lines = [[way["when"], f"{way['full']:,}", f"{way['finish']:,}", way["text"]] for way in ways]
+    headings = ("the next may begin", "full, us a pass", "finish, us a pass", "text")
+    return BenchTable(headings, lines).markdown()
+
+
+def areas_table(areas: Mapping[str, float]) -> str:
+    """How well a proximity tells loops from texts."""
+    kinds = [name for name in areas if f"{name} against prose" in areas]
+    lines = [[kind, f"{areas[kind]:.4f}", f"{areas[f'{kind} against prose']:.4f}"] for kind in kinds]
+    return BenchTable(("loops", "AUROC against all texts", "against prose"), lines).markdown()
+
+
+def never_table(rows: Sequence[ServeRow]) -> str:
+    """What an exit rule that is never met costs."""
+    lines = [
+        [
+            f"{row.amount:g}",
+            f"{row.speed_ratio.value:.2f} ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})",
+            f"{row.rounds}",
+        ]
+        for row in rows
+        if row.speed_ratio
+    ]
+    return BenchTable(("clients", "of full depth's speed", "rounds"), lines).markdown()
+
+
+def vllm_table(rows: Sequence[VllmRow]) -> str:
+    """Tokens a second over vLLM's own, of the last run."""
+    last = [row for row in rows if row.time == max(each.time for each in rows) and row.way != "vllm"]
+    lines = [
+        [
+            row.way,
+            f"{row.clients}",
+            f"{row.speed_ratio.value:.2f} ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})",
+        ]
+        for row in last
+    ]
+    return BenchTable(("way", "clients", "tokens/s over vLLM's, least to greatest"), lines).markdown()
+
+
+def collapse_table(texts: Sequence[Mapping[str, Any]]) -> str:
+    """Which texts the default of `on_collapse` ended."""
+    return BenchTable(
+        ("text", "ended", "of"), [[t["kind"], f"{t['ended']}", f"{t['texts']}"] for t in texts]
+    ).markdown()
+
+
+def grounding_table(detections: Sequence[Mapping[str, Any]]) -> str:
+    """Altered facts that are found."""
+    lines = [
+        [d["kind"], f"{d['falsified']:,}", *(f"{100 * d[k]:.2f} %" for k in ("recall", "precision"))]
+        for d in detections
+    ]
+    return BenchTable(("altered", "facts", "found", "precision"), lines).markdown()
 
 
 def simulation_inputs(results: Results) -> Inputs:
@@ -213,11 +333,6 @@ def compiled_table(variants: Sequence[Mapping[str, Any]]) -> str:
         lines.append([NAMES.get(kernel, f"`{kernel}`"), *most])
     headings = ("kernel", "configurations", "registers (sm_80, sm_90)", "spilled", "shared bytes, most", "loads")
     return BenchTable(headings, lines).markdown()
-
-
-def size_page(name: str) -> str:
-    """What `sigma0 size` prints of a shape."""
-    return printed(f"sigma0 size {name} --context 4096,32768 --memory 24GB,48GB,80GB").strip()
 
 
 def _percent(value: float) -> str:

@@ -1,19 +1,23 @@
-"""Every text of the repository with the sources of its figures: checked, and rewritten."""
+"""The generated parts of every text, beside which no line says a figure that was measured.
 
+They are whole pages, blocks between `<!-- figures: NAME -->` and `<!-- end -->`, and what a `$ sigma0 ...` command
+prints in a console fence.
+"""
+
+import re
+import shlex
 import subprocess
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import replace
+import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
-from sigma0.bench.figures.check import Fault, Sources, code_figures, context, faults, figures, rewritten
 from sigma0.bench.figures.pages import pages
-from sigma0.bench.figures.printed import printed
-from sigma0.bench.figures.prose import sentences
 from sigma0.bench.figures.results import Results
 from sigma0.bench.figures.tables import blocks
 
-LITERAL = Path("bench/figures/literal.txt")
+_BLOCK = re.compile(r"(?<=<!-- figures: )([^\n]*?) -->\n(.*?)(?=<!-- end -->)", re.DOTALL)
+_CONSOLE = re.compile(r"(?<=^```console\n)\$ (sigma0 [^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def texts(root: Path) -> list[str]:
@@ -22,101 +26,42 @@ def texts(root: Path) -> list[str]:
     return sorted(found.split())
 
 
-def read_literals(lines: Iterable[str]) -> dict[str, tuple[Counter[str], str]]:
-    """The literal figures of each text: words and their number in prose, and the figures in code.
+def generated(root: Path) -> dict[str, str]:
+    """Every text as it should be, by its path.
 
-    Args:
-        lines: "# TEXT" begins a text, "code: ..." has its figures in code, "N x WORDS" stands N times, "WORDS" once.
+    Raises:
+        ValueError: For a block that nothing generates, or that stands in no text.
     """
-    found: dict[str, tuple[Counter[str], str]] = {}
-    name = ""
-    for line in lines:
-        if line.startswith("# "):
-            name = line[2:].strip()
-            found[name] = (Counter(), "")
-        elif line.startswith("code: "):
-            found[name] = (found[name][0], line[6:].strip())
-        elif line.strip():
-            times, cross, words = line.rstrip("\n").partition(" x ")
-            is_counted = bool(cross) and times.isdigit()
-            found[name][0][words if is_counted else line.rstrip("\n")] += int(times) if is_counted else 1
-    return found
-
-
-def write_literals(literals: dict[str, tuple[Counter[str], str]]) -> str:
-    """`read_literals` backwards."""
-    lines = []
-    for name, (words, code) in sorted(literals.items()):
-        lines += [f"# {name}", *([f"code: {code}"] if code else [])]
-        lines += [each if times == 1 and " x " not in each else f"{times} x {each}" for each, times in words.items()]
-    return "\n".join(lines) + "\n"
-
-
-def sources(root: Path) -> dict[str, Sources | str]:
-    """Of each text its sources, or the whole text where it is generated."""
     results = Results(root)
-    whole, generated, told = pages(results), blocks(results), sentences(results)
-    literals = read_literals((root / LITERAL).read_text().splitlines())
-    found: dict[str, Sources | str] = {}
-    for name in sorted({*texts(root), *whole}):
-        words, code = literals.get(name, (Counter(), ""))
-        ended = {title: f"{block}\n" for title, block in generated.get(name, {}).items()}
-        found[name] = whole.get(name) or Sources(ended, told.get(name, ()), words, code, printed)
-    return found
+    whole, parts = pages(results), blocks(results)
+    old = {name: (root / name).read_text() for name in texts(root) if name not in whole}
+    return whole | {name: rewritten(text, parts.get(name, {}), name) for name, text in old.items()}
 
 
-def read_text(root: Path, name: str) -> str:
-    """A text; "" where a page was never written."""
-    path = root / name
-    return path.read_text() if path.exists() else ""
+def rewritten(text: str, parts: Mapping[str, str], name: str = "the text") -> str:
+    """A text with its blocks and what its commands print as they should be.
+
+    Raises:
+        ValueError: For a block that nothing generates, or that does not stand in the text.
+    """
+    stand = [match[1] for match in _BLOCK.finditer(text)]
+    if sorted(stand) != sorted(parts):
+        raise ValueError(f"blocks {sorted(stand)} stand in {name}, {sorted(parts)} are generated")
+    text = _BLOCK.sub(lambda match: f"{match[1]} -->\n{parts[match[1]]}\n", text)
+    return _CONSOLE.sub(lambda match: f"$ {match[1]}\n{printed(match[1])}```", text)
 
 
-def check_text(text: str, source: Sources | str) -> list[Fault]:
-    """The faults of one text."""
-    if isinstance(source, Sources):
-        return faults(text, source)
-    return [] if text == source else [Fault(0, "is not as generated from the ledger")]
+def changed(root: Path) -> dict[str, str]:
+    """The texts that are not as they should be, and how they should be."""
+    return {
+        name: text
+        for name, text in generated(root).items()
+        if not (root / name).exists() or (root / name).read_text() != text
+    }
 
 
-def check_texts(root: Path) -> list[str]:
-    """The faults of every text, each as one line."""
-    return [
-        f"{name}:{fault.line}: {fault.text}"
-        for name, source in sources(root).items()
-        for fault in check_text(read_text(root, name), source)
-    ]
-
-
-def rewrite_texts(root: Path) -> list[str]:
-    """Writes every text anew whose figures have changed; gives their names."""
-    changed = []
-    for name, source in sources(root).items():
-        old = read_text(root, name)
-        new = rewritten(old, source) if isinstance(source, Sources) else source
-        if new != old:
-            (root / name).write_text(new)
-            changed.append(name)
-    return changed
-
-
-def accept_literals(root: Path) -> None:
-    """Lists every figure that has no source yet as literal, and drops what no longer stands; to be read over by eye."""
-    literals = {}
-    for name, source in sources(root).items():
-        if not isinstance(source, Sources):
-            continue
-        text, words = (root / name).read_text(), Counter[str]()
-        bare = replace(source, literal={}, code="")
-        code = code_figures(text, bare)
-        # what is no literal yet stands among the faults, figure by figure
-        bare_faults = set(faults(text, replace(bare, code=code)))
-        taken = -1
-        for match in figures(text):
-            near = context(text, match)
-            fault = Fault(text.count("\n", 0, match.start()) + 1, f"{match[0]} has no source: {near!r}")
-            if fault in bare_faults and match.start() > taken:
-                words[near] += 1
-                taken = text.find(near, max(match.start() - len(near), 0)) + len(near) - 1
-        if words or code:
-            literals[name] = (words, code)
-    (root / LITERAL).write_text(write_literals(literals))
+@cache
+def printed(command: str) -> str:
+    """What a `sigma0` command prints, run once in a process of its own."""
+    words = [sys.executable, "-m", "sigma0.cli", *shlex.split(command)[1:]]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip("\n") + "\n"

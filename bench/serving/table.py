@@ -21,16 +21,6 @@ def never_rows(rows: Sequence[AnyRow]) -> list[ServeRow]:
     return [alone[load] for load in sorted(alone)]
 
 
-def never_sentence(rows: Sequence[ServeRow]) -> str:
-    """What an exit rule that is never met costs."""
-    told = [
-        f"{row.speed_ratio.value:.2f} at {row.amount:g} ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f}, "
-        f"{row.rounds} rounds)"
-        for row in rows
-    ]
-    return f"of full depth's speed, by clients: {', '.join(told)}"
-
-
 def load_table(rows: Sequence[ServeRow]) -> str:
     """Every way under every load.
 
