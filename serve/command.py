@@ -4,9 +4,10 @@ import logging
 import os
 import socket
 from contextlib import ExitStack
+from dataclasses import asdict
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,33 +16,25 @@ from sigma0.checkpoints import resolve_model
 from sigma0.commands.console import loading, log_to_stderr, one_line_errors
 from sigma0.commands.options import (
     KEPT_FILES,
-    KV,
-    BackendName,
     BudgetLimits,
-    Check,
     CollapseAction,
-    Device,
-    DoorRuleName,
-    Dtype,
+    LoadOptions,
     ModelArgument,
-    Quantization,
-    Recurrence,
-    Runner,
-    Stride,
     TriggerJson,
+    grouped,
 )
 from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
     from sigma0.commands.telemetry import TelemetryLog
-    from sigma0.decode.ops import Backend
-    from sigma0.decode.runners import RunnerName
     from sigma0.ladder import FidelityLadder
     from sigma0.serve.api.access import ServerSettings
     from sigma0.serve.engine.client import EngineClient
 
 
+@grouped
 def serve(
+    loaded: LoadOptions,
     model: ModelArgument = "pocket",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
@@ -80,16 +73,6 @@ def serve(
     tool_parser: Annotated[
         str | None, typer.Option(help="How calls of tools are written: hermes, nanbeige. By default as the model says.")
     ] = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    backend: BackendName = "auto",
-    runner: Runner = "auto",
-    quantization: Quantization = None,
-    recurrence: Recurrence = None,
-    stride: Stride = None,
-    kv: KV = None,
-    door_rule: DoorRuleName = None,
-    check: Check = True,
     telemetry: Annotated[
         Path | None, typer.Option(help="File for one JSON line a request: depths, exits, verdict, route, costs.")
     ] = None,
@@ -145,19 +128,10 @@ def serve(
             raise ValueError("--telemetry goes with one engine: leave it out with --ray, whose front is elsewhere")
         rotated_at = parse_bytes(telemetry_max_bytes, "--telemetry-max-bytes")
         if ray:
-            if runner != "auto":
-                raise ValueError("--runner goes with one engine: leave it out with --ray")
-            of_one = {
-                "quantization": quantization,
-                "recurrence": recurrence,
-                "stride": stride,
-                "kv": kv,
-                "door-rule": door_rule,
-            }
-            for option, value in of_one.items():
-                if value is not None:
-                    raise ValueError(f"--{option} goes with one engine: leave it out with --ray")
-            if not check:
+            one = ("runner", "quantization", "recurrence", "stride", "kv", "door_rule")
+            if given := loaded.named(*one):
+                raise ValueError(f"{next(iter(given))} goes with one engine: leave it out with --ray")
+            if not loaded.check:
                 raise ValueError("--no-check does not go with --ray, whose replicas look at their weights")
             if any((tls_cert, tls_key, tls_client_ca)):
                 raise ValueError("--tls-cert, --tls-key and --tls-client-ca go with one engine: Ray's proxy listens")
@@ -168,9 +142,7 @@ def serve(
 
             options: dict[str, Any] = {
                 "model": model,
-                "device": device,
-                "dtype": dtype,
-                "backend": backend,
+                **{name: getattr(loaded, name) for name in ("device", "dtype", "backend")},
                 "threads": threads,
                 "gpus": gpus,
                 "replicas": replicas,
@@ -222,20 +194,9 @@ def serve(
         waiting.close()
         console = Console(stderr=True, highlight=False)
         console.print(f"loading {model}")
-        spec = EngineSpec(
-            model,
-            limits,
-            device,
-            dtype,
-            _backend(backend),
-            cast("RunnerName", runner),
-            check,
-            quantization,
-            recurrence,
-            stride,
-            None if kv is None else KVConfig.parse(kv),
-            door_rule,
-        )
+        _check_backend(loaded.backend)
+        kv = None if loaded.kv is None else KVConfig.parse(loaded.kv)
+        spec = EngineSpec(model, limits, **{**asdict(loaded), "kv": kv})
         climbing = None
         service: EngineClient
         if ladder is None:
@@ -248,7 +209,7 @@ def serve(
             engine = spec.build()
             console.print(f"loading the ladder {ladder}")
             known = {model: (engine.model, engine.tokenizer)}
-            climbing = open_ladder(ladder, budget, policy, device, dtype, _backend(backend), known, door_rule)
+            climbing = open_ladder(ladder, budget, policy, loaded, known)
             service = EngineService(engine, threads)
         address, bound = listener.getsockname()[:2]
         if not settings.keys and not ip_address(address).is_loopback:
@@ -333,7 +294,6 @@ def parse_bytes(text: str, option: str = "--kv-memory") -> int:
         raise ValueError(f"{option} {text!r} is no amount of memory such as 512MiB or 8GiB") from error
 
 
-def _backend(name: str) -> "Backend":
+def _check_backend(name: str) -> None:
     if name not in ("auto", "torch", "triton"):
         raise ValueError(f"no such backend: {name!r}; there are auto, torch, triton")
-    return name  # type: ignore[return-value]

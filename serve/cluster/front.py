@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sigma0.commands.console import log_to_stderr
 from sigma0.commands.ladder import open_ladder
+from sigma0.commands.options import LoadOptions
 from sigma0.models.load import load
 from sigma0.serve.api.access import Environment, ServerSettings
 from sigma0.serve.api.app import create_app, drain
@@ -78,8 +79,8 @@ class Front:
         ladder = None
         if settings.ladder is not None:
             device = "cpu" if settings.device == "auto" else settings.device
-            options = settings.budget, settings.policy, device, settings.dtype, settings.backend
-            ladder = open_ladder(settings.ladder, *options)
+            loaded = LoadOptions(device=device, dtype=settings.dtype, backend=settings.backend)
+            ladder = open_ladder(settings.ladder, settings.budget, settings.policy, loaded)
         self._app = create_app(self._service, limits, ladder)
         return ProxyRequestId(self._app)
 

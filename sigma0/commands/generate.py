@@ -3,49 +3,25 @@
 import json
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sigma0.commands.console import compiling, loading, one_line_errors, print_stream
 from sigma0.commands.options import (
-    KV,
-    After,
-    AnswerChoice,
     AsJson,
-    BackendName,
     BudgetLimits,
-    Check,
-    CollapseAction,
-    Delta,
-    Depth,
-    Device,
-    DoorRuleName,
-    Dtype,
-    Eps,
-    ExitRuleName,
-    GrammarText,
-    MaxNewTokens,
-    MinLoops,
+    ExitOptions,
+    GrammarOptions,
+    LoadOptions,
     Model,
-    Patience,
-    Q,
-    Quantization,
-    Recurrence,
-    Regex,
-    Runner,
-    Schema,
-    Seed,
-    Stable,
-    Stop,
-    Stride,
-    Temperature,
-    Theta,
+    SamplingOptions,
     TriggerJson,
-    check_sampling,
+    grouped,
 )
 
 if TYPE_CHECKING:
@@ -53,20 +29,24 @@ if TYPE_CHECKING:
     from sigma0.ladder import FidelityLadder
 
 
-def ladder_exits(options: dict[str, Any], ladder: "FidelityLadder") -> "ExitConfig | None":
+def ladder_exits(exits: ExitOptions, ladder: "FidelityLadder") -> "ExitConfig | None":
     """The options that were given, over the first looped rung's own settings; None where none was given."""
-    from sigma0.commands.exit_options import exit_settings
     from sigma0.ladder import LocalRung
 
-    if all(value is None for value in options.values()):
+    if exits == ExitOptions():
         return None
     looped = [rung for rung in ladder.rungs if isinstance(rung, LocalRung) and rung.is_looped]
     if not looped:
         raise ValueError("no rung of this ladder has loops to exit from: leave the exit options out")
-    return exit_settings(options, looped[0].model.resolve_exit_config(looped[0].exit_config))
+    return exits.over(looped[0].model.resolve_exit_config(looped[0].exit_config))
 
 
+@grouped
 def generate(
+    exits: ExitOptions,
+    sampling: SamplingOptions,
+    grammars: GrammarOptions,
+    loaded: LoadOptions,
     prompt: Annotated[
         str | None,
         typer.Argument(help="Text to continue as it is; - reads it from standard input; without one, examples."),
@@ -74,56 +54,47 @@ def generate(
     model: Model = "pocket",
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
     special_tokens: Annotated[
-        bool, typer.Option("--special-tokens", help="Read special tokens in the prompt as such, not as text.")
+        bool,
+        typer.Option(
+            "--special-tokens",
+            help="Read special tokens in the prompt as such, not as text.",
+            rich_help_panel="Model and device",
+        ),
     ] = False,
-    exit: ExitRuleName = None,
-    q: Q = None,
-    eps: Eps = None,
-    patience: Patience = None,
-    theta: Theta = None,
-    delta: Delta = None,
-    stable: Stable = None,
-    depth: Depth = None,
-    min_loops: MinLoops = None,
-    after: After = None,
-    max_new_tokens: MaxNewTokens = 64,
-    temperature: Temperature = 0.0,
-    stop: Stop = None,
-    schema: Schema = None,
-    regex: Regex = None,
-    choice: AnswerChoice = None,
-    grammar: GrammarText = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    backend: BackendName = "auto",
-    runner: Runner = "auto",
-    quantization: Quantization = None,
-    recurrence: Recurrence = None,
-    stride: Stride = None,
-    kv: KV = None,
-    door_rule: DoorRuleName = None,
-    seed: Seed = None,
-    on_collapse: CollapseAction = "stop",
     tensor_parallel: Annotated[
-        bool, typer.Option("--tensor-parallel", help="Spread the model over the processes that torchrun started.")
+        bool,
+        typer.Option(
+            "--tensor-parallel",
+            help="Spread the model over the processes that torchrun started.",
+            rich_help_panel="Model and device",
+        ),
     ] = False,
-    check: Check = True,
     verdict: Annotated[bool, typer.Option("--verdict", help="Also print the verdict, one line for each fact.")] = False,
-    svg: Annotated[str | None, typer.Option(help="Also write the coloured text to this SVG file.")] = None,
+    svg: Annotated[
+        str | None, typer.Option(help="Also write the coloured text to this SVG file.", rich_help_panel="Output")
+    ] = None,
     ladder: Annotated[
         str | None,
         typer.Option(
             help="Rungs in place of --model, the lowest first: pocket,pocket-large or small,name@http://host/v1"
         ),
     ] = None,
-    unit: Annotated[str, typer.Option(help="With --ladder, what goes up: token, draft or answer.")] = "token",
+    unit: Annotated[
+        str, typer.Option(help="With --ladder, what goes up: token, draft or answer.", rich_help_panel="Ladder")
+    ] = "token",
     budget: BudgetLimits = "",
     policy: TriggerJson = None,
     trail_file: Annotated[
-        Path | None, typer.Option("--trail", help="With --ladder, also write every decision to this file.")
+        Path | None,
+        typer.Option(
+            "--trail", help="With --ladder, also write every decision to this file.", rich_help_panel="Ladder"
+        ),
     ] = None,
     telemetry: Annotated[
-        Path | None, typer.Option(help="Also append one JSON line to this file: depths, exits, verdict, costs.")
+        Path | None,
+        typer.Option(
+            help="Also append one JSON line to this file: depths, exits, verdict, costs.", rich_help_panel="Output"
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -131,29 +102,15 @@ def generate(
     from sigma0.checkpoints import resolve_model
     from sigma0.checkpoints.about import unseen_note
     from sigma0.commands.examples import NO_PROMPT, about_model, show_examples
-    from sigma0.commands.exit_options import exit_settings
     from sigma0.commands.grammar_options import grammar_settings
-    from sigma0.config import parse_on_collapse
 
-    options: dict[str, Any] = {
-        "mode": exit,
-        "q": q,
-        "eps": eps,
-        "patience": patience,
-        "theta": theta,
-        "delta": delta,
-        "stable": stable,
-        "depth": depth,
-        "min_loops": min_loops,
-        "after_exit": after,
-    }
     with one_line_errors(), ExitStack() as waiting:
         if prompt is None and not as_json:
             show_examples(model)
             return
         if prompt is None:
             raise ValueError(NO_PROMPT)
-        check_sampling(temperature, seed)
+        sampling.check()
         if svg is not None and as_json:
             raise ValueError("--svg and --json exclude each other")
         if telemetry is not None and (ladder is not None or tensor_parallel):
@@ -163,9 +120,8 @@ def generate(
                 "--tensor-parallel goes with one model and a prompt that is an argument: its processes share their "
                 "standard input, and do not agree on what a ladder hands up"
             )
-        exit_settings(options)
-        parse_on_collapse(on_collapse)
-        follows = grammar_settings(schema, regex, choice, grammar)
+        exits.over()
+        follows = grammar_settings(**asdict(grammars))
         # the newline that echo and editors add is no part of the text
         text = sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r") if prompt == "-" else prompt
         if not text:
@@ -176,12 +132,10 @@ def generate(
         waiting.enter_context(loading(ladder or model, hidden=tensor_parallel))
         from sigma0.api import stream
         from sigma0.config import Messages
-        from sigma0.decode.ops import Backend
         from sigma0.decode.parallel import tensor_parallel_group
-        from sigma0.decode.runners import RunnerName
-        from sigma0.models.load import load
 
-        settings: dict[str, Any] = {"temperature": temperature} if temperature > 0 else {}
+        samples = sampling.temperature > 0
+        settings: dict[str, Any] = {"temperature": sampling.temperature} if samples else {}
         said: str | Messages = [{"role": "user", "content": text}] if chat else text
         if ladder is None:
             given = {"unit": unit != "token", "budget": budget, "policy": policy, "trail": trail_file}
@@ -194,26 +148,22 @@ def generate(
                 raise ValueError("--special-tokens has no meaning with --ladder: its rungs read them as text")
             if model != "pocket":
                 raise ValueError(f"--model {model} and --ladder exclude each other: name it as a rung")
-            if runner != "auto":
-                raise ValueError("--runner does not reach the rungs of a --ladder: leave it out")
-            unreached = {"quantization": quantization, "recurrence": recurrence, "stride": stride, "kv": kv}
-            for option, value in unreached.items():
-                if value is not None:
-                    raise ValueError(f"--{option} does not reach the rungs of a --ladder: leave it out")
-            if on_collapse != "stop":
+            if unreached := loaded.named("runner", "quantization", "recurrence", "stride", "kv"):
+                raise ValueError(f"{next(iter(unreached))} does not reach the rungs of a --ladder: leave it out")
+            if sampling.on_collapse != "stop":
                 raise ValueError("--on-collapse does not reach the rungs of a --ladder: leave it out")
             if svg is not None or verdict:
                 raise ValueError("--svg and --verdict have no meaning with --ladder: --json tells the verdict")
             if unit == "token":
-                settings |= {"do_sample": temperature > 0, "seed": seed}
-            elif temperature > 0 or seed is not None:
+                settings |= {"do_sample": samples, "seed": sampling.seed}
+            elif samples or sampling.seed is not None:
                 raise ValueError(f"--temperature and --seed have no meaning with --unit {unit}: its texts are greedy")
             from sigma0.commands.ladder import open_ladder, run_ladder
 
-            rungs = open_ladder(ladder, budget, policy, device, dtype, cast(Backend, backend), rule=door_rule)
-            settings |= {"exit_config": ladder_exits(options, rungs), "max_new_tokens": max_new_tokens}
+            rungs = open_ladder(ladder, budget, policy, loaded)
+            settings |= {"exit_config": ladder_exits(exits, rungs), "max_new_tokens": sampling.max_new_tokens}
             waiting.close()
-            run_ladder(rungs, said, unit, trail_file, as_json, stop=stop or (), **settings)
+            run_ladder(rungs, said, unit, trail_file, as_json, stop=sampling.stop or (), **settings)
             return
         log = None
         if telemetry is not None:
@@ -221,37 +171,24 @@ def generate(
 
             log = TelemetryLog(telemetry)
         with tensor_parallel_group(tensor_parallel) as is_rank0:
-            looped, tokenizer = load(
-                model,
-                device=device,
-                dtype=dtype,
-                backend=cast(Backend, backend),
-                runner=cast(RunnerName, runner),
-                quantization=quantization,
-                recurrence=recurrence,
-                stride=stride,
-                kv=kv,
-                door_rule=door_rule,
-                tensor_parallel=tensor_parallel,
-                check=check,
-            )
+            looped, tokenizer = loaded.load(model, tensor_parallel=tensor_parallel)
             waiting.close()
             if is_rank0 and not as_json:
                 looped.announce = compiling
-            config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))
+            config = looped.resolve_exit_config(exits.over(looped.resolve_exit_config(None)))
             began = monotonic()
             tokens = stream(
                 looped,
                 tokenizer,
                 said,
                 exit_config=config,
-                max_new_tokens=max_new_tokens,
-                stop=stop or (),
-                seed=seed,
-                do_sample=temperature > 0,
+                max_new_tokens=sampling.max_new_tokens,
+                stop=sampling.stop or (),
+                seed=sampling.seed,
+                do_sample=samples,
                 verdict=True if verdict else None,
                 special_tokens=special_tokens,
-                on_collapse=parse_on_collapse(on_collapse),
+                on_collapse=sampling.collapse,
                 **follows,
                 **settings,
             )

@@ -12,14 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sigma0.commands.options import LoadOptions
 from sigma0.config import Messages
-from sigma0.decode.ops import Backend
 from sigma0.errors import needs_extra
 from sigma0.ladder import Budget, EndpointRung, FidelityLadder, LadderGeneration, LocalRung, Rung, read_trail, replay
 from sigma0.ladder.trail import Decision, Heading, Trail, Unit
 from sigma0.ladder.triggers import Trigger, trigger_from_dict
 from sigma0.models.load import load_causal
-from sigma0.signals.verdict import DoorRule
 
 # The lowest rung's tokens are plain, those above stand out without colour too.
 STYLES = ("", "bold underline #d73027", "bold italic underline #984ea3", "bold reverse")
@@ -28,14 +27,7 @@ _NUMBERS = ("confidence", "margin", "entropy", "depth")
 
 
 def open_ladder(
-    names: str,
-    budget: str,
-    policy: str | None,
-    device: str,
-    dtype: str,
-    backend: Backend,
-    known: Mapping[str, tuple[Any, Any]] | None = None,
-    rule: DoorRule | None = None,
+    names: str, budget: str, policy: str | None, loaded: LoadOptions, known: Mapping[str, tuple[Any, Any]] | None = None
 ) -> FidelityLadder:
     """A ladder from the command line.
 
@@ -44,11 +36,8 @@ def open_ladder(
             whose key is in the variable OPENAI_API_KEY.
         budget: As `Budget.parse` takes it.
         policy: A trigger as JSON; None: the unit's default.
-        device: For local models.
-        dtype: For local models.
-        backend: For looped models.
+        loaded: Device, dtype and backend of local models, and the rule of the door.
         known: Models with their tokenizers that are loaded already, by name.
-        rule: Of the door; None: the lowest rung's own.
 
     Raises:
         ValueError: For a bad name, budget or policy.
@@ -61,9 +50,10 @@ def open_ladder(
         if at:
             rungs.append(Rung.endpoint(url, model, os.environ.get("OPENAI_API_KEY") or "none", name=model))
         else:
-            local = (known or {}).get(model) or load_causal(model, device=device, dtype=dtype, backend=backend)
+            place = {name: getattr(loaded, name) for name in ("device", "dtype", "backend")}
+            local = (known or {}).get(model) or load_causal(model, **place)
             rungs.append(Rung.local(*local, Path(model).name))
-    return FidelityLadder(rungs, limits, trigger, rule=rule)
+    return FidelityLadder(rungs, limits, trigger, rule=loaded.door_rule)
 
 
 def parse_policy(text: str) -> Trigger:

@@ -1,8 +1,16 @@
 """The options that commands share, each defined once."""
 
-from typing import Annotated, Literal
+import inspect
+from collections.abc import Callable
+from copy import copy
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 import typer
+
+if TYPE_CHECKING:
+    from sigma0.config import ExitConfig, OnCollapse
 
 # Rotated telemetry files that are kept by default.
 KEPT_FILES = 5
@@ -81,19 +89,160 @@ CollapseAction = Annotated[
     str,
     typer.Option("--on-collapse", help="A text that repeats itself: stop it, tighten its sampling, or ignore it."),
 ]
-BudgetLimits = Annotated[str, typer.Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".')]
+BudgetLimits = Annotated[
+    str, typer.Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".', rich_help_panel="Ladder")
+]
 TriggerJson = Annotated[
-    str | None, typer.Option(help='With --ladder, a trigger as JSON: {"kind": "entropy", "above": 0.5}')
+    str | None,
+    typer.Option(help='With --ladder, a trigger as JSON: {"kind": "entropy", "above": 0.5}', rich_help_panel="Ladder"),
 ]
 
 
-def check_sampling(temperature: float, seed: int | None) -> None:
-    """Refuses a temperature or a seed that no generator takes.
+@dataclass(frozen=True, kw_only=True)
+class ExitOptions:
+    """Which tokens stop, and what becomes of their deeper loops; None: as the checkpoint says."""
 
-    Raises:
-        ValueError: Naming the value.
-    """
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
-    if seed is not None and not 0 <= seed < 2**63:
-        raise ValueError(f"seed must lie in [0, 2^63), got {seed}")
+    PANEL: ClassVar[str] = "Exit rule"
+    SHOWN: ClassVar[tuple[str, ...]] = ("exit", "after")
+    exit: ExitRuleName = None
+    q: Q = None
+    eps: Eps = None
+    patience: Patience = None
+    theta: Theta = None
+    delta: Delta = None
+    stable: Stable = None
+    depth: Depth = None
+    min_loops: MinLoops = None
+    after: After = None
+
+    def given(self) -> dict[str, Any]:
+        """As fields of `ExitConfig`, None where not given."""
+        names = {"exit": "mode", "after": "after_exit"}
+        return {names.get(name, name): value for name, value in asdict(self).items()}
+
+    def over(self, default: "ExitConfig | None" = None) -> "ExitConfig | None":
+        """As `exit_settings` has it.
+
+        Raises:
+            ValueError: For bad values.
+        """
+        from sigma0.commands.exit_options import exit_settings
+
+        return exit_settings(self.given(), default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How an answer is drawn, and where it ends."""
+
+    PANEL: ClassVar[str] = "Sampling"
+    SHOWN: ClassVar[tuple[str, ...]] = ("max_new_tokens", "temperature")
+    max_new_tokens: MaxNewTokens = 64
+    temperature: Temperature = 0.0
+    stop: Stop = None
+    seed: Seed = None
+    on_collapse: CollapseAction = "stop"
+
+    @property
+    def collapse(self) -> "OnCollapse":
+        """What becomes of a text that repeats itself.
+
+        Raises:
+            ValueError: For what it is not.
+        """
+        from sigma0.config import parse_on_collapse
+
+        return parse_on_collapse(self.on_collapse)
+
+    def check(self) -> None:
+        """Refuses a temperature or a seed that no generator takes, and an unknown `on_collapse`.
+
+        Raises:
+            ValueError: Naming the value.
+        """
+        _ = self.collapse
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be a number of at least 0, got {self.temperature}")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarOptions:
+    """What an answer has to be."""
+
+    PANEL: ClassVar[str] = "Grammar"
+    SHOWN: ClassVar[tuple[str, ...]] = ("schema",)
+    schema: Schema = None
+    regex: Regex = None
+    choice: AnswerChoice = None
+    grammar: GrammarText = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How a model is loaded; as `sigma0.load` takes them."""
+
+    PANEL: ClassVar[str] = "Model and device"
+    SHOWN: ClassVar[tuple[str, ...]] = ("device",)
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    backend: BackendName = "auto"
+    runner: Runner = "auto"
+    quantization: Quantization = None
+    recurrence: Recurrence = None
+    stride: Stride = None
+    kv: KV = None
+    door_rule: DoorRuleName = None
+    check: Check = True
+
+    def named(self, *names: str) -> dict[str, Any]:
+        """Which of some options are not as by default, by their names on the command line."""
+        default = type(self)()
+        return {
+            f"--{name.replace('_', '-')}": getattr(self, name)
+            for name in names
+            if getattr(self, name) != getattr(default, name)
+        }
+
+    def load(self, model: str, **more: Any) -> Any:
+        """The model and its tokenizer."""
+        from sigma0.models.load import load
+
+        return load(model, **asdict(self), **more)
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Makes an option of each field of the dataclasses that a command takes, under the heading of the dataclass."""
+    signature = inspect.signature(command)
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hints[name] for name in signature.parameters if is_dataclass(hints[name])}
+    parameters = []
+    for name, parameter in signature.parameters.items():
+        for field in fields(groups[name]) if name in groups else ():
+            annotation = get_type_hints(groups[name], include_extras=True)[field.name]
+            if field.name not in groups[name].SHOWN:
+                annotation = _under(groups[name].PANEL, annotation)
+            parameters.append(
+                inspect.Parameter(field.name, parameter.kind, default=field.default, annotation=annotation)
+            )
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name]))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _under(panel: str, annotation: Any) -> Any:
+    """An option's annotation under a heading of the help."""
+    kind, option = get_args(annotation)
+    option = copy(option)
+    option.rich_help_panel = panel
+    return Annotated[kind, option]
