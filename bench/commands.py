@@ -48,6 +48,11 @@ COMMANDS = {
         "stability",
         "The spectrum of a token's loops beside the loop map's own radius, and beside right and wrong answers.",
     ),
+    "depths": Target(
+        "sigma0.bench.depths.command",
+        "depths",
+        "The loop at which each word of a model's answers exits: which words need depth.",
+    ),
     "verdict": Target(
         "sigma0.bench.verdict.command",
         "verdict",

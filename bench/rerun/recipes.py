@@ -166,6 +166,7 @@ def recipes() -> dict[str, Recipe]:
             "outer", f"{_BENCH} outer pocket-solver --larger pocket-large -n 400 --out {{scratch}}/rows --json",
             ("pocket-solver", "pocket-large"), '-n 3 --ways "lemma graph" --most-votes 6', rows=True,
         ),
+        Recipe("depths-pocket", f"{_BENCH} depths pocket -n 300 --json", ("pocket",), "-n 20"),
         Recipe("lossless-pocket-large", f"{_BENCH} lossless pocket-large -n 200 --json", ("pocket-large",), "-n 3"),
         *_of_look_ups("pocket-raven"),
         *_of_both_worlds(),

@@ -1,0 +1,56 @@
+"""`python -m sigma0.bench depths`: at which loop each word of a model's answers exits."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+
+import sigma0
+from sigma0.bench.core.options import ReportFile, Stories, StorySeed, WorldModel
+from sigma0.bench.core.output import tell_report
+from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.pocket.prompts import micro_world
+from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.options import AsJson, Threads
+
+
+def depths(
+    model: WorldModel = "pocket",
+    n: Stories = 200,
+    seed: StorySeed = 0,
+    threads: Threads = 1,
+    out: ReportFile = None,
+    picture: Annotated[Path | None, typer.Option(help="Where to draw them, as .svg or .png.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The loop at which each word of a model's answers exits: which words need depth."""
+    torch.set_num_threads(threads)
+    seen: dict[str, list[int]] = defaultdict(list)
+    with one_line_errors():
+        looped, tokenizer = sigma0.load(model, device="cpu", dtype="float32")
+        with progress_bar("questions", n, hidden=as_json) as advance:
+            for place, prompt in enumerate(micro_world(n, "test", seed), start=1):
+                for token in sigma0.stream(looped, tokenizer, prompt.content):
+                    seen[token.text.strip()].append(token.depth)
+                advance(place)
+    words = [
+        {"word": word, "count": len(each), "depth": float(np.mean(each)), "deepest": max(each)}
+        for word, each in sorted(seen.items(), key=lambda item: -np.mean(item[1]))
+    ]
+    report = {"model": model, "questions": n, "seed": seed, "loops": looped.num_loops, "words": words}
+    if picture is not None:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot as plt
+
+        plt.barh([row["word"] for row in words[:20]], [row["depth"] for row in words[:20]])
+        plt.xlabel("mean loop of the exit")
+        plt.savefig(picture, bbox_inches="tight")
+    if tell_report(report, out, as_json):
+        cells = [[row["word"], f"{row['count']}", f"{row['depth']:.2f}", f"{row['deepest']}"] for row in words[:20]]
+        Console().print(BenchTable(("word", "count", "mean loop", "deepest"), cells, f"{model}, {n} questions").rich())
