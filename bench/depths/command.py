@@ -37,10 +37,8 @@ def depths(
                 for token in sigma0.stream(looped, tokenizer, prompt.content):
                     seen[token.text.strip()].append(token.depth)
                 advance(place)
-    words = [
-        {"word": word, "count": len(each), "depth": float(np.mean(each)), "deepest": max(each)}
-        for word, each in sorted(seen.items(), key=lambda item: -np.mean(item[1]))
-    ]
+    by_depth = sorted(seen.items(), key=lambda item: -np.mean(item[1]))
+    words = [{"word": w, "count": len(d), "depth": float(np.mean(d)), "deepest": max(d)} for w, d in by_depth]
     report = {"model": model, "questions": n, "seed": seed, "loops": looped.num_loops, "words": words}
     if picture is not None:
         import matplotlib
@@ -48,9 +46,9 @@ def depths(
         matplotlib.use("Agg")
         from matplotlib import pyplot as plt
 
-        plt.barh([row["word"] for row in words[:20]], [row["depth"] for row in words[:20]])
+        plt.barh([word for word, _ in by_depth[:20]], [float(np.mean(each)) for _, each in by_depth[:20]])
         plt.xlabel("mean loop of the exit")
         plt.savefig(picture, bbox_inches="tight")
     if tell_report(report, out, as_json):
-        cells = [[row["word"], f"{row['count']}", f"{row['depth']:.2f}", f"{row['deepest']}"] for row in words[:20]]
+        cells = [(word, f"{len(each)}", f"{np.mean(each):.2f}", f"{max(each)}") for word, each in by_depth[:20]]
         Console().print(BenchTable(("word", "count", "mean loop", "deepest"), cells, f"{model}, {n} questions").rich())

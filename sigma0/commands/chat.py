@@ -44,15 +44,8 @@ def chat(
         resolve_model(model)
         waiting.enter_context(loading(model))
         from sigma0.commands.chat_terminal import ChatLoop, piped_lines, terminal_lines
-        from sigma0.commands.conversation import Conversation, ConversationSettings
+        from sigma0.commands.conversation import Conversation
 
-        settings = ConversationSettings(
-            sampling.max_new_tokens,
-            sampling.temperature,
-            sampling.seed,
-            tuple(sampling.stop or ()),
-            sampling.collapse,
-        )
         out, err = (Console(highlight=False, soft_wrap=True, stderr=stderr) for stderr in (False, True))
         interactive = sys.stdin.isatty() and sys.stdout.isatty()
         read_line = terminal_lines(history, out) if interactive else piped_lines
@@ -60,5 +53,5 @@ def chat(
         config = looped.resolve_exit_config(exits.over(looped.resolve_exit_config(None)))
         config.stops_at(looped.num_loops)
         waiting.close()
-        conversation = Conversation(looped, tokenizer, config, settings)
+        conversation = Conversation(looped, tokenizer, config, sampling)
         ChatLoop(conversation, *about_model(model), out, err, interactive).run(read_line)

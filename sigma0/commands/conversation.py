@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.api import stream
 from sigma0.commands.console import legend, summary
 from sigma0.commands.exit_options import exit_settings
-from sigma0.config import RULE_DEFAULTS, AfterExit, ExitConfig, ExitMode, Messages, OnCollapse
+from sigma0.commands.options import SamplingOptions
+from sigma0.config import RULE_DEFAULTS, AfterExit, ExitConfig, ExitMode, Messages
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.prompts import encode
 from sigma0.signals.generation import Generation
@@ -18,25 +19,6 @@ from sigma0.signals.tokens import Token
 
 # between the turns of a model without a chat template
 SEPARATOR = "\n"
-
-
-@dataclass(frozen=True)
-class ConversationSettings:
-    """How answers are written, but for the exit rule, which a slash command may change.
-
-    Attributes:
-        max_new_tokens: New tokens of an answer at most.
-        temperature: 0 is greedy.
-        seed: Of the sampling; None: torch's generator goes on.
-        stop: Strings that end an answer.
-        on_collapse: What becomes of an answer that runs in circles.
-    """
-
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    on_collapse: OnCollapse = "stop"
 
 
 @dataclass(frozen=True)
@@ -82,7 +64,7 @@ class Conversation:
         model: A looped model.
         tokenizer: Its tokenizer.
         exit_config: When tokens stop, every field that the rule reads set.
-        settings: How answers are written.
+        sampling: How answers are written.
 
     Attributes:
         exit_config: The exit settings of the next answer.
@@ -94,13 +76,13 @@ class Conversation:
         model: DepthGenerationMixin,
         tokenizer: PreTrainedTokenizerFast,
         exit_config: ExitConfig,
-        settings: ConversationSettings = ConversationSettings(),
+        sampling: SamplingOptions,
     ) -> None:
         self.exit_config = exit_config
         self.turns: list[Turn] = []
         self._model = model
         self._tokenizer = tokenizer
-        self._settings = settings
+        self._sampling = sampling
 
     @property
     def total_loops(self) -> int:
@@ -131,8 +113,7 @@ class Conversation:
         """
         prompt = self.prompt(message)
         self._check_context(prompt)
-        settings, generation = self._settings, None
-        sampling: dict[str, Any] = {"temperature": settings.temperature} if settings.temperature > 0 else {}
+        generation = None
         tokens: list[Token] = []
         try:
             answer = stream(
@@ -140,13 +121,8 @@ class Conversation:
                 self._tokenizer,
                 prompt,
                 exit_config=self.exit_config,
-                max_new_tokens=settings.max_new_tokens,
-                stop=settings.stop,
-                seed=settings.seed,
                 verdict=False,
-                on_collapse=settings.on_collapse,
-                do_sample=settings.temperature > 0,
-                **sampling,
+                **self._sampling.stream_settings(),
             )
             for token in answer:
                 tokens.append(token)
@@ -261,7 +237,7 @@ class Conversation:
 
     def _check_context(self, prompt: str | Messages) -> None:
         limit = getattr(self._model.config, "max_position_embeddings", None)
-        count, new = encode(self._tokenizer, prompt).shape[1], self._settings.max_new_tokens
+        count, new = encode(self._tokenizer, prompt).shape[1], self._sampling.max_new_tokens
         if limit is None or count + new <= limit:
             return
         what = f"take {count} tokens, which with {new} new ones exceed the model's context of {limit}"

@@ -182,15 +182,10 @@ def generate(
                 tokenizer,
                 said,
                 exit_config=config,
-                max_new_tokens=sampling.max_new_tokens,
-                stop=sampling.stop or (),
-                seed=sampling.seed,
-                do_sample=samples,
                 verdict=True if verdict else None,
                 special_tokens=special_tokens,
-                on_collapse=sampling.collapse,
                 **follows,
-                **settings,
+                **sampling.stream_settings(),
             )
             note = unseen_note(*about_model(model), text)
             if is_rank0 and note is not None:

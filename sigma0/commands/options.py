@@ -166,6 +166,14 @@ class SamplingOptions:
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
 
+    def stream_settings(self) -> dict[str, Any]:
+        """As keyword arguments of `sigma0.stream`."""
+        samples = self.temperature > 0
+        given = {"max_new_tokens": self.max_new_tokens, "stop": self.stop or (), "seed": self.seed}
+        return {**given, "on_collapse": self.collapse, "do_sample": samples} | (
+            {"temperature": self.temperature} if samples else {}
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class GrammarOptions:

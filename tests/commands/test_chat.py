@@ -17,7 +17,8 @@ from sigma0.checkpoints.about import About
 from sigma0.cli import app
 from sigma0.commands.chat_terminal import HOW_TO_QUIT, ChatLoop, terminal_lines
 from sigma0.commands.console import PALETTE
-from sigma0.commands.conversation import Conversation, ConversationSettings
+from sigma0.commands.conversation import Conversation
+from sigma0.commands.options import SamplingOptions
 
 STORY = "Mary went to the park. The hat is with Mary. John went to the barn. Ida went to the attic."
 FIRST, SECOND = f"{STORY} Where is the hat?", "Where is Ida?"
@@ -45,7 +46,7 @@ class Screen:
 
     def __init__(self, pocket, kind=Conversation, history=None, about=None, **settings):
         model, tokenizer = pocket
-        settings = ConversationSettings(**{"max_new_tokens": 32} | settings)
+        settings = SamplingOptions(**{"max_new_tokens": 32} | settings)
         self.conversation = kind(model, tokenizer, model.resolve_exit_config(None), settings)
         self.file = io.StringIO()
         self._about, self._history = about, history

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 import sigma0
-from sigma0.commands.conversation import COMMANDS, Conversation, ConversationSettings, exit_in_words
+from sigma0.commands.conversation import COMMANDS, Conversation, exit_in_words
+from sigma0.commands.options import SamplingOptions
 
 STORY = "Mary went to the park. The hat is with Mary. John went to the barn. Ida went to the attic."
 FIRST, SECOND = f"{STORY} Where is the hat?", "Where is Ida?"
@@ -26,7 +27,7 @@ class Bare:
 @pytest.fixture
 def conversation(pocket):
     model, tokenizer = pocket
-    return Conversation(model, tokenizer, model.resolve_exit_config(None), ConversationSettings(max_new_tokens=32))
+    return Conversation(model, tokenizer, model.resolve_exit_config(None), SamplingOptions(max_new_tokens=32))
 
 
 def said(conversation, message):
@@ -68,7 +69,7 @@ def test_an_answer_without_a_token_leaves_no_turn(conversation):
 
 def test_without_a_chat_template_turns_are_one_plain_text(pocket):
     model, tokenizer = pocket
-    talk = Conversation(model, Bare(tokenizer), model.resolve_exit_config(None), ConversationSettings(max_new_tokens=4))
+    talk = Conversation(model, Bare(tokenizer), model.resolve_exit_config(None), SamplingOptions(max_new_tokens=4))
     assert not talk.has_template
     assert talk.prompt("Hello.") == "Hello.\n"
     turn = "".join(token.text for token in talk.ask("Hello."))
@@ -144,7 +145,7 @@ def test_stats_are_ratios_of_sums(conversation):
 
 def test_a_conversation_over_the_context_says_how_to_go_on(pocket):
     model, tokenizer = pocket
-    talk = Conversation(model, tokenizer, model.resolve_exit_config(None), ConversationSettings(max_new_tokens=32))
+    talk = Conversation(model, tokenizer, model.resolve_exit_config(None), SamplingOptions(max_new_tokens=32))
     said(talk, FIRST)
     with pytest.raises(ValueError, match=r"exceed the model's context of 2048: /reset begins a new conversation"):
         next(talk.ask("park " * 2000))
