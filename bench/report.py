@@ -54,12 +54,19 @@ def report(
         folder = ledger.parent if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
         rows = read_rows(ledger)
+        # the pages of the repository's own ledger say more, and come last
+        own = ledger == LEDGER and out is None
+
+        def write(name: str, text: str) -> None:
+            if not own:
+                (folder / name).write_text(text)
+
         if not any(isinstance(row, _REPORTED) for row in rows):
             kinds = "fidelity, speed, humaneval, strategyqa or simulation"
             raise ValueError(f"the ledger {str(ledger)!r} holds no row of {kinds} yet")
         for name, run in latest_runs(rows).items():
             trade_off = [row for row in run if isinstance(row, FidelityRow)]
-            (folder / f"fidelity-{name}.md").write_text(whole_table(trade_off))
+            write(f"fidelity-{name}.md", whole_table(trade_off))
             draw_trade_off(trade_off, [folder / f"fidelity-{name}.{kind}" for kind in ("png", "svg")])
             for row in run:
                 if isinstance(row, DepthRow):
@@ -67,26 +74,26 @@ def report(
             typer.echo(short_table(trade_off) + "\n")
         speeds = speed_parts(rows)
         if speeds:
-            (folder / "speed.md").write_text("# Speed\n\n" + "\n".join(f"{part}\n" for part in speeds))
+            write("speed.md", "# Speed\n\n" + "\n".join(f"{part}\n" for part in speeds))
             typer.echo("\n".join(f"{part}\n" for part in speeds))
         solved = latest_humaneval(rows)
         if solved:
             table = humaneval_table(solved)
-            (folder / "humaneval.md").write_text(f"# HumanEval\n\n{table}\n")
+            write("humaneval.md", f"# HumanEval\n\n{table}\n")
             typer.echo(f"{table}\n")
         levels = [strategyqa_table(run) for run in latest_levels(rows)]
         if levels:
-            (folder / "strategyqa.md").write_text("# StrategyQA\n\n" + "\n".join(f"{each}\n" for each in levels))
+            write("strategyqa.md", "# StrategyQA\n\n" + "\n".join(f"{each}\n" for each in levels))
             typer.echo("\n".join(f"{each}\n" for each in levels))
         if any(isinstance(row, SimulationRow) for row in rows):
             from sigma0.bench.simulation.picture import draw_simulation
 
             simulated = latest_simulation(rows)
-            (folder / "simulation.md").write_text(simulation_page(simulated))
+            write("simulation.md", simulation_page(simulated))
             draw_simulation(simulated, [folder / f"simulation.{kind}" for kind in ("png", "svg")])
             typer.echo(simulation_page(simulated))
         typer.echo(f"whole tables and pictures in {folder}", err=True)
-        if ledger == LEDGER and out is None:
+        if own:
             from sigma0.bench.figures.results import Results
             from sigma0.bench.kv.picture import draw_kv
             from sigma0.bench.kv.table import latest_kv
