@@ -44,6 +44,7 @@ def report(
     With the repository's own ledger the figures of all its texts are written anew from their sources too.
     """
     with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.figures.pages import page
         from sigma0.bench.figures.texts import accept_literals, check_texts, rewrite_texts
 
         if check or accept:
@@ -70,19 +71,16 @@ def report(
                 if isinstance(row, DepthRow):
                     draw_depths(row, [folder / f"depth-{name}.{kind}" for kind in ("png", "svg")])
             typer.echo(short_table(trade_off) + "\n")
-        speeds = speed_parts(rows)
-        if speeds:
-            (folder / "speed.md").write_text("# Speed\n\n" + "\n".join(f"{part}\n" for part in speeds))
-            typer.echo("\n".join(f"{part}\n" for part in speeds))
         solved = latest_humaneval(rows)
-        if solved:
-            table = humaneval_table(solved)
-            (folder / "humaneval.md").write_text(f"# HumanEval\n\n{table}\n")
-            typer.echo(f"{table}\n")
-        levels = [strategyqa_table(run) for run in latest_levels(rows)]
-        if levels:
-            (folder / "strategyqa.md").write_text("# StrategyQA\n\n" + "\n".join(f"{each}\n" for each in levels))
-            typer.echo("\n".join(f"{each}\n" for each in levels))
+        tables = {
+            "speed": ("Speed", speed_parts(rows)),
+            "humaneval": ("HumanEval", [humaneval_table(solved)] if solved else []),
+            "strategyqa": ("StrategyQA", [strategyqa_table(run) for run in latest_levels(rows)]),
+        }
+        for name, (title, parts) in tables.items():
+            if parts:
+                (folder / f"{name}.md").write_text(page(title, parts))
+                typer.echo("\n\n".join(parts) + "\n")
         if any(isinstance(row, SimulationRow) for row in rows):
             from sigma0.bench.simulation.picture import draw_simulation
 
