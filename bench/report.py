@@ -41,6 +41,7 @@ def report(
     With the repository's own ledger the generated parts of all its texts are written anew too.
     """
     with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.figures.pages import page
         from sigma0.bench.figures.texts import changed
 
         if check:
@@ -72,19 +73,16 @@ def report(
                 if isinstance(row, DepthRow):
                     draw_depths(row, [folder / f"depth-{name}.{kind}" for kind in ("png", "svg")])
             typer.echo(short_table(trade_off) + "\n")
-        speeds = speed_parts(rows)
-        if speeds:
-            write("speed.md", "# Speed\n\n" + "\n".join(f"{part}\n" for part in speeds))
-            typer.echo("\n".join(f"{part}\n" for part in speeds))
         solved = latest_humaneval(rows)
-        if solved:
-            table = humaneval_table(solved)
-            write("humaneval.md", f"# HumanEval\n\n{table}\n")
-            typer.echo(f"{table}\n")
-        levels = [strategyqa_table(run) for run in latest_levels(rows)]
-        if levels:
-            write("strategyqa.md", "# StrategyQA\n\n" + "\n".join(f"{each}\n" for each in levels))
-            typer.echo("\n".join(f"{each}\n" for each in levels))
+        tables = {
+            "speed": ("Speed", speed_parts(rows)),
+            "humaneval": ("HumanEval", [humaneval_table(solved)] if solved else []),
+            "strategyqa": ("StrategyQA", [strategyqa_table(run) for run in latest_levels(rows)]),
+        }
+        for name, (title, parts) in tables.items():
+            if parts:
+                write(f"{name}.md", page(title, parts))
+                typer.echo("\n\n".join(parts) + "\n")
         if any(isinstance(row, SimulationRow) for row in rows):
             from sigma0.bench.simulation.picture import draw_simulation
 

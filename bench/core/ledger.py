@@ -32,7 +32,6 @@ from sigma0.bench.core.rows_systems import (
     VllmRow,
 )
 from sigma0.bench.core.rows_tasks import HumanEvalRow, LevelRates, OuterRow, StrategyQARow
-from sigma0.bench.core.rows_tests import MutationRow
 from sigma0.errors import one_line
 
 __all__ = [
@@ -49,7 +48,6 @@ __all__ = [
     "KVRow",
     "LadderRow",
     "LevelRates",
-    "MutationRow",
     "OuterRow",
     "OverheadRow",
     "Percentiles",
@@ -85,7 +83,6 @@ AnyRow = (
     | QuantizationRow
     | KVRow
     | VllmRow
-    | MutationRow
 )
 Row = Annotated[AnyRow, Field(discriminator="benchmark")]
 _ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)

@@ -237,15 +237,3 @@ def check_room(machines: Sequence[Mapping[str, float]], cpus: int, gpus: int) ->
             f"a worker takes {cpus} CPUs and {gpus} GPUs, and no machine of the cluster has them: "
             "lower --threads, or choose another --device"
         )
-
-
-def spread(
-    function: Function,
-    items: Sequence[Any],
-    workers: int,
-    kept: KeptResults | None = None,
-    advance: Callable[[int], None] = lambda done: None,
-) -> list[Any]:
-    """`Pool.spread` with workers of its own, which end with it."""
-    with worker_pool(workers) as pool:
-        return pool.spread(function, items, kept, advance)

@@ -169,19 +169,19 @@ def do_free(item: Any) -> Any:
     """Continues a prompt, in a worker."""
     trace = None if item["trace"] is None else Trace(**item["trace"])
     job = FreeJob(tuple(item["prompt"]), ExitConfig.parse(item["config"]), item["max_new_tokens"], trace)
-    return asdict(run_job(_model(**item["loaded"]), job))
+    return asdict(run_job(_model(Loaded(**item["loaded"])), job))
 
 
 def do_forced(item: Any) -> Any:
     """Decodes a given continuation, in a worker."""
-    found = run_forced(_model(**item["loaded"]), _text(item["text"]), ExitConfig.parse(item["config"]))
+    found = run_forced(_model(Loaded(**item["loaded"])), _text(item["text"]), ExitConfig.parse(item["config"]))
     return {"same": found.same.tolist(), "kl": found.kl.tolist()}
 
 
 def do_read(item: Any) -> Any:
     """Reads texts at every loop, in a worker."""
     configs = {name: ExitConfig.parse(config) for name, config in item["rules"].items()}
-    found = read_with(_model(**item["loaded"]), [_text(text) for text in item["texts"]], configs)
+    found = read_with(_model(Loaded(**item["loaded"])), [_text(text) for text in item["texts"]], configs)
     exits = {name: depths.tolist() for name, depths in found.exits.items()}
     arrays = {name: getattr(found, name).tolist() for name in ("text", "is_new", "same", "kl")}
     return {**arrays, "exits": exits}
@@ -208,18 +208,8 @@ def _free_run(told: Any) -> FreeRun:
 
 
 @lru_cache(maxsize=1)
-def _model(
-    model: str,
-    model_sha256: str,
-    device: str,
-    dtype: str,
-    threads: int,
-    quantization: str | None = None,
-    recurrence: int | None = None,
-    stride: int | None = None,
-    kv: str | None = None,
-) -> Any:
+def _model(loaded: Loaded) -> Any:
     """The model of a worker, loaded once."""
-    torch.set_num_threads(threads)
-    places: dict[str, Any] = {"device": device, "dtype": dtype, "quantization": quantization}
-    return load(model, recurrence=recurrence, stride=stride, kv=kv, **places)[0]
+    torch.set_num_threads(loaded.threads)
+    places: dict[str, Any] = {"device": loaded.device, "dtype": loaded.dtype, "quantization": loaded.quantization}
+    return load(loaded.model, recurrence=loaded.recurrence, stride=loaded.stride, kv=loaded.kv, **places)[0]

@@ -29,8 +29,6 @@ from sigma0.bench.kv.table import whole as whole_kv
 from sigma0.bench.ladder.routes import HEADINGS, RoutesReport, route_cells
 from sigma0.bench.ladder.signs import SignsReport, sign_cells
 from sigma0.bench.ladder.tables import ladder_table
-from sigma0.bench.mutation.table import latest_mutants
-from sigma0.bench.mutation.table import whole as mutants_page
 from sigma0.bench.outer.table import latest_outer, levels_table
 from sigma0.bench.outer.table import table as outer_table
 from sigma0.bench.quantization.table import latest_quantization
@@ -71,7 +69,6 @@ _OWN_RULE = (
 def pages(results: Results) -> dict[str, str]:
     """The pages by their path."""
     found = {f"fidelity-{name}.md": whole_table(run) for name, run in fidelity_runs(results).items()}
-    found["mutants.md"] = mutants_page(latest_mutants(results.rows))
     found["simulation.md"] = simulation_page(latest_simulation(results.rows))
     found |= {
         f"{name}.md": page(title, parts)

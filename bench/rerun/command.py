@@ -13,7 +13,7 @@ import typer
 
 from sigma0.bench.core.conditions import git_commit
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.core.provenance import Provenance, read_report, write_report
+from sigma0.bench.core.provenance import Provenance, figures_of, read_report, write_report
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.rerun.compare import differences
 from sigma0.bench.rerun.recipes import Recipe, chosen
@@ -111,9 +111,7 @@ def _one(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], folder: Path, 
     if recipe.rows and not quick:
         before = committed(found, read_rows(results / "leaderboard.jsonl"))
     elif path.exists() and recipe.ending == ".json":
-        # a report from before there was a provenance is compared too
-        content = json.loads(path.read_text())
-        before = read_report(path)[1] if isinstance(content, dict) and "provenance" in content else content
+        before = figures_of(path)
     if write and not (recipe.rows and not quick):
         provenance = Provenance.here(told(recipe, quick), recipe.models, recipe.given(inputs))
         if recipe.ending == ".json":

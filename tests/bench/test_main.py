@@ -41,7 +41,7 @@ def test_every_bench_with_rows_takes_record():
     found = {name for name, command in loaded.items() if recording(command)}
     assert found == {
         "fidelity", "speed", "quantization", "kv", "overhead", "ladder", "distill", "agent", "outer", "strategyqa",
-        "serve", "vllm", "humaneval", "passes", "simulate", "mutants", "course",
+        "serve", "vllm", "humaneval", "passes", "simulate", "course",
     }  # fmt: skip
     tracked = [option for command in loaded.values() for option in command.params if "results" in str(option.default)]
     assert {option.name for option in tracked} <= {"inputs", "results", "ledger"}, "nothing is written there unasked"

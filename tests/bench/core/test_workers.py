@@ -9,7 +9,7 @@ from ipaddress import ip_address
 import psutil
 import pytest
 
-from sigma0.bench.core.workers import KeptResults, Pool, WorkerLost, check_room, key_of, spread, worker_pool
+from sigma0.bench.core.workers import KeptResults, Pool, WorkerLost, check_room, key_of, worker_pool
 from tests.bench.core.worker_items import logged
 
 
@@ -125,17 +125,3 @@ def test_workers_share_the_items_and_a_killed_ones_are_done_again_once(tmp_path,
     assert calls(tmp_path)[5] == 2
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive, "Ray's processes end with the pool"
-
-
-def test_one_call_has_workers_of_its_own(tmp_path, monkeypatch):
-    asked = []
-
-    @contextlib.contextmanager
-    def pool_of(workers):
-        asked.append(workers)
-        yield Here(workers)
-        asked.append("ended")
-
-    monkeypatch.setattr("sigma0.bench.core.workers.worker_pool", pool_of)
-    assert [each["twice"] for each in spread(logged, items_of(tmp_path, 3), 2)] == [0, 2, 4]
-    assert asked == [2, "ended"]

@@ -12,7 +12,7 @@ from sigma0.checkpoints import shipped_models
 
 ROOT = Path(__file__).parents[3]
 # of no model that ships
-OTHERS = {"kernels.md", "mutants.md", "proximity.md", "strategyqa.md"}
+OTHERS = {"kernels.md", "proximity.md", "strategyqa.md"}
 
 
 @pytest.mark.slow
