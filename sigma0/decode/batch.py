@@ -20,10 +20,10 @@ from sigma0.decode.kv_store import PagedPlanes
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.logits import BROKEN
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.ops import ExitParams
+from sigma0.decode.ops import ExitParams, RowCount
 from sigma0.decode.prefill import ALL_FINAL, Prefill
 from sigma0.decode.runner import LateRunner, RunnerChoice, Step
-from sigma0.decode.runners import choose_runner, open_runner, row_count
+from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Sampler
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.sequences import Asked, Suspended, all_of
@@ -123,7 +123,8 @@ class RunningBatch:
         self._passes: Ints = np.zeros(slots, dtype=np.int64)
         self._rows: Ints = np.zeros(slots, dtype=np.int64)
         in_books = model.operations.host_rows and self._table is not None and not isinstance(self._runner, LateRunner)
-        self._counted = row_count(self.lanes, self._prompts, self._passes, self._rows) if in_books else None
+        counted = map(torch.from_numpy, (self._prompts, self._passes, self._rows))
+        self._counted = RowCount(self.lanes.table, self.lanes.depth, *counted) if in_books else None
 
     def __len__(self) -> int:
         counted = self._counted

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sigma0.config import CODA_PLANES, FULL_KV, KVConfig
-from sigma0.decode.attention import CodedPlacement, Placement
+from sigma0.decode.attention import Placement
 from sigma0.decode.compiled import StepGraphs
 from sigma0.decode.kv_store import Segments, Storage
 from sigma0.decode.lanes import LaneRows, Lanes
@@ -99,6 +99,7 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
 
     Attributes:
         held: The planes of each layer, None before it was written: those that loop, then prelude, then coda.
+        planes: Those that were written.
         length: Cache positions in use, in-flight batch included.
         depth: Loops that prompts run in this cache (T, or k under `fixed`); None while it is empty.
         lanes: Tokens in flight; None before the first.
@@ -127,12 +128,13 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         kv: KVConfig = FULL_KV,
     ) -> None:
         check_stages(kv, stages)
-        self.num_layers, self.total_loops, self.stages = num_layers, total_loops, stages
+        self.num_layers = self.looping = num_layers
+        self.total_loops, self.stages = total_loops, stages
         self.capacity, self.kv = capacity, kv
         # None: as many planes as loops
         self._counts: list[int | None] = [*[None] * num_layers, *extra_planes(stages)]
         super().__init__(layers=self._own_layers())
-        self._forget()
+        self.reset()
 
     def _own_layers(self) -> list[Plane]:
         loops = [Plane(self, layer, loop) for loop in range(self.total_loops) for layer in range(self.num_layers)]
@@ -146,8 +148,10 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         self.__dict__.update(state)
         self.layers = self._own_layers()
 
-    def _forget(self) -> None:
+    def reset(self) -> None:
+        """Forgets everything; the memory is released."""
         self.held: list[LayerPlanes | None] = [None] * len(self._counts)
+        self.planes = []
         self.segments: Segments | None = None
         self.length = 0
         self.depth: int | None = None
@@ -172,16 +176,6 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         """Sequences; 0 while the cache is empty."""
         planes = self.held[0]
         return 0 if planes is None else planes.blocks
-
-    @property
-    def planes(self) -> list[LayerPlanes]:
-        """The planes of each layer that was written."""
-        return [planes for planes in self.held if planes is not None]
-
-    @property
-    def looping(self) -> int:
-        """See `Storage`."""
-        return self.num_layers
 
     @property
     def in_flight(self) -> LaneRows | None:
@@ -228,10 +222,11 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             if self.kv.is_coded:
                 codec = plane_codec(self.kv, count)
                 planes = CodedLayer(like, codec, like.shape[0], self.kv.segment, like.shape[0], size)
-                self.segments = self.segments or Segments(self.kv.segment, like.shape[0])
+                self.segments = self.segments or Segments.none(self.kv.segment, like.shape[0])
             else:
                 planes = LayerPlanes(like, count, like.shape[0], size)
             self.held[layer] = planes
+            self.planes = [known for known in self.held if known is not None]
         elif planes.room < cache_positions:
             planes.grow(self.capacity if cache_positions <= self.capacity else max(cache_positions, 2 * planes.room))
         return planes
@@ -313,10 +308,11 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
     def placement(self, longest: int) -> Placement:
         """Where the cache positions lie, for rows that read `longest` of them at most."""
         planes = self.planes[0]
-        starts, seen = self.padding(longest)
         total = planes.blocks * planes.size + 1
-        coded = CodedPlacement(planes.room) if self.segment else None
-        return Placement(planes.size, total, starts=starts, seen=seen, coded=coded)
+        coded = planes.room if self.segment else None
+        # starts say all where no pad lies behind one
+        seen = self.seen(longest) if self._has_holes else None
+        return Placement(planes.size, total, starts=self._starts, seen=seen, coded=coded)
 
     def extend(self, cache_positions: int) -> None:
         """Counts cache positions up to `cache_positions` as in use."""
@@ -327,17 +323,14 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         in_flight = self.in_flight
         assert in_flight is None or int(in_flight.cache_positions.max()) < cache_positions
         self._shorten(min(self.length, cache_positions))
-        self._forget_past_length()
 
     def _shorten(self, length: int) -> None:
+        """Drops what is known of cache positions from a length on."""
         if self.segments is not None:
             self.segments.shorten(self.length, length)
         self.length = length
-
-    def _forget_past_length(self) -> None:
-        """Drops what is known of cache positions from the length on."""
         if self._seen is not None:
-            self._seen = self._seen[:, : self.length]
+            self._seen = self._seen[:, :length]
             self._find_starts()
 
     def add_pending(self, tokens: "PendingTokens") -> None:
@@ -384,10 +377,6 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             self._starts = first
             self._has_holes = bool(to_host(((cache_positions >= first[:, None]) != self._seen).any()))
 
-    def padding(self, length: int) -> tuple[Tensor | None, Tensor | None]:
-        """First seen cache position of each sequence, int64 `[B]`; and, where pads lie after it, `seen(length)`."""
-        return self._starts, self.seen(length) if self._has_holes else None
-
     def seen(self, length: int) -> Tensor | None:
         """Which of the first `length` cache positions are no pads, bool `[B, length]`; None where all are seen."""
         if self._seen is None:
@@ -403,10 +392,6 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         """Counts `new` cache positions as written, once every loop of them is."""
         self.length += new
         self.encode(self.length)
-
-    def reset(self) -> None:
-        """Forgets everything; the memory is released."""
-        self._forget()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drops the last cache positions of every plane, and the in-flight batch's tokens among them.
@@ -424,7 +409,6 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             self.reset()
             return
         self._shorten(self.length + tokens_to_remove)
-        self._forget_past_length()
         if self.lanes is not None:
             self.lanes.drop(torch.full((self.batch,), self.length, device=self.lanes.device))
         if self.pending is not None:
@@ -433,18 +417,15 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorders the batch, `beam_idx` int64 `[B]`."""
-        self._select_batch(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keeps the sequences `indices` `[N]`."""
-        self._select_batch(indices)
+        self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeats every sequence `repeats` times in place."""
         if self.batch:
-            self._select_batch(torch.arange(self.batch).repeat_interleave(repeats))
+            self.batch_select_indices(torch.arange(self.batch).repeat_interleave(repeats))
 
-    def _select_batch(self, indices: Tensor) -> None:
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keeps the sequences `indices` `[N]`."""
         if self.in_flight is not None or self.pending is not None:
             raise ValueError(
                 "sequences cannot be reordered while tokens wait for their deeper loops: call the model on the next "

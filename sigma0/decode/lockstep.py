@@ -26,13 +26,9 @@ from sigma0.decode.transfer import Ints, PendingTokens, to_device, to_host
 
 @torch.no_grad()
 def enter_pending(model: LoopedModel, cache: DepthCache, attention_mask: Tensor | None) -> None:
-    """Puts pending tokens before loop 1, unless no later token may attend to them.
+    """Puts the pending tokens of a cache before loop 1, unless no later token may attend to them.
 
-    Args:
-        model: The looped model.
-        cache: Planes, lanes and pending tokens; none are pending afterwards.
-        attention_mask: The coming forward's mask `[B, S]`; K/V of tokens that it masks stay unwritten. None masks
-            none.
+    K/V of tokens that the coming forward's mask `[B, S]` masks stay unwritten; None masks none.
     """
     pending = cache.pending
     if pending is None:
@@ -45,10 +41,8 @@ def enter_pending(model: LoopedModel, cache: DepthCache, attention_mask: Tensor 
         return
     hidden = _embedded(model, pending)
     lanes = cache.reserve_lanes(hidden, model.state_width)
-    sequences, cache_positions, positions = (
-        torch.from_numpy(part).to(lanes.device)
-        for part in (pending.sequences, pending.cache_positions, pending.positions)
-    )
+    places = pending.sequences, pending.cache_positions, pending.positions
+    sequences, cache_positions, positions = (torch.from_numpy(part).to(lanes.device) for part in places)
     wanted = lanes.lane_of(sequences, cache_positions)
     alone = len(np.unique(pending.sequences)) == len(pending.sequences)
     # a prelude and a coda run for tokens that are read; these are not
@@ -62,12 +56,7 @@ def enter_pending(model: LoopedModel, cache: DepthCache, attention_mask: Tensor 
 
 @torch.no_grad()
 def catch_up(model: LoopedModel, cache: DepthCache) -> None:
-    """Runs every token in flight to full depth before a forward of several tokens; counted as prompt rows.
-
-    Args:
-        model: The looped model.
-        cache: Planes, lanes and pending tokens; none is in flight or pending afterwards, and every plane is written.
-    """
+    """Runs every token in flight or pending to full depth before a forward of several; counted as prompt rows."""
     cache.fill_final()
     if cache.lanes is not None:
         cache.lanes.resume()
@@ -86,17 +75,15 @@ def catch_up(model: LoopedModel, cache: DepthCache) -> None:
         return
     hidden = torch.cat([part[0] for part in parts])
     cache.reserve_positions(cache.length)
-    indices = [torch.from_numpy(np.concatenate([part[column] for part in parts])) for column in range(1, 5)]
-    rows = RowIndices(*(index.to(hidden.device) for index in indices))
+    rows = RowIndices(*(torch.from_numpy(np.concatenate(column)) for column in list(zip(*parts, strict=True))[1:]))
+    # all at once where nothing is encoded
+    segments = rows.cache_positions // (cache.segment or cache.length)
+    rows = rows.each(lambda column: column.to(hidden.device))
     unread = torch.arange(len(rows.loops), device=hidden.device) >= read
-    if cache.segment is None:
-        _run_to_full_depth(model, cache, hidden, rows, unread)
-    else:
-        segments = indices[1] // cache.segment
-        for segment in sorted(set(segments.tolist())):
-            own = (segments == segment).nonzero()[:, 0].to(hidden.device)
-            part = RowIndices(*(column.index_select(0, own) for column in vars(rows).values()))
-            _run_to_full_depth(model, cache, hidden.index_select(0, own), part, unread.index_select(0, own))
+    for segment in sorted(set(segments.tolist())):
+        own = (segments == segment).nonzero()[:, 0].to(hidden.device)
+        _run_to_full_depth(model, cache, hidden.index_select(0, own), rows.select(own), unread.index_select(0, own))
+        if cache.segment is not None:
             cache.encode(min((segment + 1) * cache.segment, cache.length))
     if cache.lanes is not None:
         cache.lanes.table[:, STAGE] = cache.lanes.idle
@@ -108,21 +95,13 @@ def _embedded(model: LoopedModel, pending: PendingTokens) -> Tensor:
 
 
 def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, rows: RowIndices, unread: Tensor) -> None:
-    """Runs rows to loop T.
-
-    Args:
-        model: The looped model.
-        cache: Planes with room for them.
-        hidden: `[R, W]`.
-        rows: Their places.
-        unread: Which of them nobody has read, bool `[R]`: a coda leaves their K/V at loop T, as a prompt's.
-    """
+    """Runs rows `[R, W]` to loop T; of those that nobody has read a coda leaves K/V at loop T, as of a prompt's."""
     assert cache.depth is not None
     layers, placement, ops = cache.planes, cache.placement(cache.length), model.operations
     first = (rows.loops == 0).nonzero()[:, 0]
     if model.stages[0] and len(first):
-        own = RowIndices(*(column.index_select(0, first) for column in vars(rows).values()))
-        entered = model.prelude(hidden.index_select(0, first), PassRows(layers, placement, own, ops, cache.length))
+        view = PassRows(layers, placement, rows.select(first), ops, cache.length)
+        entered = model.prelude(hidden.index_select(0, first), view)
         hidden = hidden.index_copy(0, first, entered)
     while len(rows.loops):
         view = PassRows(layers, placement, rows, ops, cache.length)
@@ -131,8 +110,7 @@ def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, ro
         goes_on = rows.loops + 1 < cache.depth
         over = (~goes_on & unread).nonzero()[:, 0]
         if model.stages[1] and len(over):
-            own = RowIndices(*(column.index_select(0, over) for column in vars(rows).values()))
-            states = hidden.index_select(0, over)
+            own, states = rows.select(over), hidden.index_select(0, over)
             if cache.lacks_final:
                 # tokens before them left nothing in the plane of full depth
                 own = replace(own, loops=torch.full_like(own.loops, READ))
@@ -140,9 +118,8 @@ def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, ro
             else:
                 write_coda(model, layers, placement, states, own, cache.length)
         left = goes_on.nonzero()[:, 0]
-        columns = [column.index_select(0, left) for column in vars(rows).values()]
-        columns[-1] += 1
-        hidden, rows, unread = hidden.index_select(0, left), RowIndices(*columns), unread.index_select(0, left)
+        rows = replace(rows.select(left), loops=rows.loops.index_select(0, left) + 1)
+        hidden, unread = hidden.index_select(0, left), unread.index_select(0, left)
 
 
 @torch.no_grad()
@@ -157,7 +134,7 @@ def decode_tokens(
         rule: When a token may stop.
         drop: Never run the loops after the exit.
         token_ids: int64 `[B]`.
-        positions: Position of the token in each sequence, `[B]`.
+        positions: Position of each, `[B]`.
 
     Returns:
         Logits `[B, V]`, depths, met and diverged `[B]`; zeros for ended sequences.
@@ -229,5 +206,5 @@ def _run(runner: EagerRunner, cache: DepthCache, batch: int) -> tuple[Tensor, Te
     if cache.record is not None:
         alive = np.flatnonzero(depths)
         cache.record.note_read(alive, cache.length - 1, depths[alive])
-    tensors = [torch.from_numpy(array).to(logits.device) for array in (depths, met, diverged)]
-    return logits, tensors[0], tensors[1], tensors[2]
+    reached, by_rule, broken = (torch.from_numpy(array).to(logits.device) for array in (depths, met, diverged))
+    return logits, reached, by_rule, broken

@@ -26,7 +26,7 @@ from sigma0.decode.model import BatchRows, LoopedModel
 from sigma0.decode.ops import Operations, copy_plane
 from sigma0.decode.planes import FINAL, READ, LayerPlanes
 from sigma0.decode.settings import Program, SequenceSettings
-from sigma0.decode.transfer import Ints, to_device
+from sigma0.decode.transfer import Bools, Ints, to_device
 
 # Above every cache position.
 ALL_FINAL = 2**62
@@ -134,15 +134,9 @@ class Prefill:
         reads: Ints | None = None,
         final: int = ALL_FINAL,
     ) -> None:
-        """Puts a chunk before loop 1; rows whose target is 0 do not run.
+        """Puts a chunk before loop 1, of what that or a prelude starts from; rows whose target is 0 do not run.
 
-        Args:
-            sequence: Which.
-            positions: Ascending cache positions, `[N]`.
-            targets: Loop after which each leaves, `[N]`.
-            hidden: What loop 1, or a prelude, starts from, `[N, W]`.
-            reads: Loop whose reading a coda's K/V are of, `[N]`; None for the last that each runs.
-            final: Cache positions from it on were read at exits, also where those were loop T.
+        Arguments are as in `Chunk`; without `reads` a coda's K/V are of the last loop that each runs.
         """
         chunk = Chunk(sequence, positions, targets, 0, hidden, targets if reads is None else reads, final)
         kept = np.flatnonzero(targets > 0)
@@ -162,24 +156,15 @@ class Prefill:
 
     def take_read(self) -> list[Chunk]:
         """Takes rows that a coda reads now, by sequence in ascending order: none before it is unread."""
-        for chunk in self.chunks:
-            which = np.flatnonzero(chunk.reads == chunk.loops)
-            if len(which):
-                self.held.append(chunk.select(which))
+        self.held += _parted(self.chunks, [chunk.reads == chunk.loops for chunk in self.chunks])[0]
         unread: dict[int, int] = {}
         for chunk in self.chunks:
             # what leaves before it is read does not count
             left = chunk.positions[(chunk.reads > chunk.loops) & (chunk.reads <= chunk.targets)]
             if len(left):
                 unread[chunk.sequence] = min(unread.get(chunk.sequence, ALL_FINAL), int(left.min()))
-        taken: list[Chunk] = []
-        held: list[Chunk] = []
-        for chunk in self.held:
-            ready = chunk.positions < unread.get(chunk.sequence, ALL_FINAL)
-            for parts, which in ((taken, np.flatnonzero(ready)), (held, np.flatnonzero(~ready))):
-                if len(which):
-                    parts.append(chunk.select(which))
-        self.held = held
+        ready = [chunk.positions < unread.get(chunk.sequence, ALL_FINAL) for chunk in self.held]
+        taken, self.held = _parted(self.held, ready)
         return [
             _joined([part for part in taken if part.sequence == own]) for own in {part.sequence: 0 for part in taken}
         ]
@@ -194,15 +179,9 @@ class Prefill:
         return RowIndices(*(torch.cat(pair) for pair in zip(vars(lanes).values(), rows, strict=True)))
 
     def loop(self, model: LoopedModel, view: BatchRows, hidden: Tensor) -> Tensor:
-        """One loop of the lanes and of all chunks.
+        """One loop of the lanes, whose states `[R, W]` are given and come back before the norm, and of all chunks.
 
-        Args:
-            model: The looped model.
-            view: The rows of both, as `behind` puts them.
-            hidden: States of the lanes, `[R, W]`; R may be 0.
-
-        Returns:
-            The lanes' states before the loop's norm, `[R, W]`.
+        `view` is of both, as `behind` puts them; R may be 0.
         """
         raw = model.loop(torch.cat([hidden, *(chunk.hidden for chunk in self.chunks)]), view)
         normed = model.norm(raw[len(hidden) :])
@@ -214,18 +193,20 @@ class Prefill:
 
     def leave(self) -> list[Chunk]:
         """Takes out the rows that have reached their targets."""
-        gone, kept = [], []
-        for chunk in self.chunks:
-            arrived = chunk.targets <= chunk.loops
-            if arrived.all():
-                gone.append(chunk)
-            elif arrived.any():
-                gone.append(chunk.select(np.flatnonzero(arrived)))
-                kept.append(chunk.select(np.flatnonzero(~arrived)))
-            else:
-                kept.append(chunk)
-        self.chunks = kept
+        gone, self.chunks = _parted(self.chunks, [chunk.targets <= chunk.loops for chunk in self.chunks])
         return gone
+
+
+def _parted(chunks: list[Chunk], which: list[Bools]) -> tuple[list[Chunk], list[Chunk]]:
+    """The rows of chunks that are among some of them, and the others."""
+    parts: tuple[list[Chunk], list[Chunk]] = [], []
+    for chunk, among in zip(chunks, which, strict=True):
+        for part, rows in zip(parts, (among, ~among), strict=True):
+            if rows.all():
+                part.append(chunk)
+            elif rows.any():
+                part.append(chunk.select(np.flatnonzero(rows)))
+    return parts
 
 
 def _joined(chunks: list[Chunk]) -> Chunk:
@@ -241,20 +222,12 @@ def _joined(chunks: list[Chunk]) -> Chunk:
 
 
 def run_prelude(batch: Batch, hidden: Tensor, rows: RowIndices, count: int, live: Tensor | None) -> Tensor:
-    """States of a pass `[R, W]` whose first rows may be tokens that run their first loop.
+    """States of a pass `[R, W]` whose first `count` rows may be tokens that run their first loop.
 
-    Args:
-        batch: What the step works on.
-        hidden: `[R, W]`.
-        rows: Their places.
-        count: Of the first rows that may be such tokens.
-        live: Which of those are, bool `[count]`; None where all are.
+    `live` says which of those are, bool `[count]`; None where all are.
     """
-    first = hidden[:count]
-    sequences, cache_positions, positions = (
-        part[:count] for part in (rows.sequences, rows.cache_positions, rows.positions)
-    )
-    indices = RowIndices(sequences, cache_positions, positions, torch.zeros_like(sequences))
+    first, own = hidden[:count], rows.each(lambda column: column[:count])
+    indices = replace(own, loops=torch.zeros_like(own.loops))
     view = PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live)
     entered = batch.model.prelude(first, view)
     if live is not None:
@@ -285,20 +258,12 @@ def prefill_coda(batch: Batch, beside: Prefill) -> None:
             write_coda(model, layers, place, own.hidden, own.rows(batch.lanes.device), longest)
         if len(early):
             own = read.select(early)
-            rows = own.rows(batch.lanes.device)
-            at_exit = replace(rows, loops=torch.full_like(rows.loops, READ))
+            at_exit = replace(own, loops=READ).rows(batch.lanes.device)
             model.read(own.hidden, PassRows(layers, place, at_exit, batch.ops, longest))
 
 
 def read_rows(batch: Batch, hidden: Tensor, rows: RowIndices, live: Tensor | None) -> Tensor:
-    """Logits `[K, V]` of rows that are read.
-
-    Args:
-        batch: What the step works on.
-        hidden: `[K, W]`.
-        rows: Their places; `loops` are loops finished.
-        live: Which of them count, bool `[K]`; None where all do.
-    """
+    """Logits `[K, V]` of rows `[K, W]`, whose `loops` are loops finished; `live` as `run_prelude` takes it."""
     model = batch.model
     if not model.stages[1]:
         return model.read(hidden)
@@ -306,8 +271,8 @@ def read_rows(batch: Batch, hidden: Tensor, rows: RowIndices, live: Tensor | Non
     if batch.program.verify:
         checked = batch.settings.table[:, columns.VERIFY].index_select(0, rows.sequences) > 0
         planes = ((rows.loops >= batch.lanes.depth) & checked).long() * FINAL
-    indices = RowIndices(rows.sequences, rows.cache_positions, rows.positions, planes)
-    logits = model.read(hidden, PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live))
+    view = PassRows(batch.layers, batch.placement, replace(rows, loops=planes), batch.ops, batch.longest, live)
+    logits = model.read(hidden, view)
     if batch.program.verify:
         written = planes == FINAL if live is None else (planes == FINAL) & live
         place = batch.placement
@@ -325,18 +290,8 @@ def write_coda(
     rows: RowIndices,
     longest: int,
 ) -> None:
-    """Leaves the coda's K/V of rows at loop T in both planes, as a prefill does, without logits that anybody wants.
-
-    Args:
-        model: With a coda.
-        layers: All planes.
-        placement: Where cache positions lie.
-        hidden: `[K, W]`.
-        rows: Their places.
-        longest: Bound on cache positions, plus one.
-    """
-    final = torch.full_like(rows.loops, FINAL)
-    indices = RowIndices(rows.sequences, rows.cache_positions, rows.positions, final)
+    """Leaves the coda's K/V of rows `[K, W]` at loop T in both planes, as a prefill does; nobody wants their logits."""
+    indices = replace(rows, loops=torch.full_like(rows.loops, FINAL))
     model.read(hidden, PassRows(layers, placement, indices, model.operations, longest))
     publish(model, layers, placement.flat(rows.sequences, rows.cache_positions))
 
