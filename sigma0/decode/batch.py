@@ -217,11 +217,7 @@ class RunningBatch:
             self._runner.use(program)
 
     def preempt(self, slot: int, depths: Sequence[int]) -> Suspended | None:
-        """Removes the sequence in a slot for a time.
-
-        Args:
-            slot: Which.
-            depths: Loop at which each of its new tokens was read.
+        """Removes the sequence in a slot, whose new tokens were read at `depths`, for a time.
 
         Returns:
             What is in flight of it; None where it is to begin anew.
@@ -269,10 +265,9 @@ class RunningBatch:
 
     @torch.no_grad()
     def enter(self, entering: Sequence[tuple[int, int, Sequence[int]]]) -> None:
-        """Embeds positions and puts them before loop 1: the last one of a prompt in a lane, the others beside.
+        """Embeds stretches, at least one, each a slot, its first cache position and ids, and puts them before loop 1.
 
-        Args:
-            entering: Slot, first cache position and ids of each stretch, at least one.
+        The last one of a prompt comes into a lane, the others beside.
         """
         ids = [token_id for _, _, own in entering for token_id in own]
         ranges = [np.arange(start, start + len(own)) for _, start, own in entering]
@@ -378,9 +373,7 @@ class RunningBatch:
     def _count(self) -> tuple[list[list[int]], int]:
         """Counts the rows of new tokens in the coming pass.
 
-        Returns:
-            Slot and cache position of each token for which it is the last one, and a bound on the cache positions of
-            all rows, plus one.
+        Returns slot and cache position of each token that leaves behind it, and a bound on all positions, plus one.
         """
         chunks = *self.prefill.chunks, *self.prefill.held
         beside = max([int(chunk.positions[-1]) + 1 for chunk in chunks]) if chunks else 0

@@ -54,12 +54,7 @@ class BlockShape:
         return [*[self.planes] * self.layers, *extra_planes(self.stages)]
 
     def bytes_with(self, dtype: torch.dtype, codec: PlaneCodec | None = None) -> int:
-        """Bytes of a block's keys and values over all layers and planes.
-
-        Args:
-            dtype: Of numbers that are stored as they are computed.
-            codec: How those of the loops are stored; None: as they are computed.
-        """
+        """Bytes of a block's keys and values over all layers and planes, of a dtype or, where given, in codes."""
         if codec is not None:
             return 2 * self.layers * self.kv_heads * codec.head_bytes(self.head_dim) * self.size
         return 2 * sum(self.counts) * self.kv_heads * self.head_dim * self.size * dtype.itemsize
@@ -71,8 +66,8 @@ class BlockShape:
 
         Args:
             kv_bytes: Memory.
-            dtype: Of numbers that are stored as they are computed.
-            codec: How blocks are stored; None: as they are computed.
+            dtype: As in `bytes_with`.
+            codec: Likewise.
             tail_positions: Cache positions that are kept as they are computed beside coded blocks.
 
         Raises:
@@ -104,11 +99,7 @@ class Segments:
         return cls(segment, np.zeros(sequences, dtype=np.int64))
 
     def shorten(self, known: int, length: int) -> None:
-        """Forgets cache positions from a length on.
-
-        Args:
-            known: Cache positions so far.
-            length: Those that stay.
+        """Forgets cache positions from a length on, of so many that are known.
 
         Raises:
             ValueError: If a part of a segment would stay that is known in few bits alone.
@@ -163,9 +154,7 @@ class Storage(ABC):
     def hold(self, lanes: Lanes, busy: Collection[int] = ()) -> None:
         """Takes tokens that begin a segment out of the passes, and puts back those for which all is encoded.
 
-        Args:
-            lanes: Tokens in flight.
-            busy: Sequences of which tokens beside the lanes are under way.
+        Of `busy` sequences tokens beside the lanes are under way.
 
         Raises:
             ValueError: If K/V are infinite or NaN.
@@ -278,7 +267,7 @@ class PagedPlanes(Storage):
                 self._errors[sequence] = error
 
     def placement(self, longest: int) -> Placement:
-        """Where cache positions lie."""
+        """See `Storage`."""
         if self.segments is not None:
             segment, sequences = self.segments.segment, len(self.segments.coded)
             return Placement(segment, sequences * segment + 1, self.table, coded=self.shape.size)

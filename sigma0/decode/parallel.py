@@ -59,11 +59,7 @@ class TensorParallelGroup:
     device: torch.device
 
     def broadcast(self, decision: Tensor) -> Tensor:
-        """Rank 0's decision, on every rank.
-
-        Args:
-            decision: Of one shape and dtype on all ranks; not modified.
-        """
+        """Rank 0's decision, of one shape and dtype on all ranks, on every rank."""
         sent = decision.detach().to(self.device, copy=True).contiguous()
         dist.broadcast(sent, group=self.group, group_src=0)
         return sent.to(decision.device)
@@ -184,7 +180,8 @@ def tensor_parallel_group(wanted: bool) -> Iterator[bool]:
     try:
         yield os.environ.get("RANK", "0") == "0"
     except RuntimeError as error:
-        if not _is_of_the_group(error):
+        # gloo has no class for its errors
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
             raise
         rank, first = os.environ.get("RANK", "?"), first_line(error)
         raise ConnectionError(
@@ -193,8 +190,3 @@ def tensor_parallel_group(wanted: bool) -> Iterator[bool]:
         ) from error
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _is_of_the_group(error: RuntimeError) -> bool:
-    """Whether an error is of the process group; gloo has no class for its errors."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()

@@ -319,7 +319,7 @@ class Host:
         raw_logits: As `scores`, before processing.
     """
 
-    on_device, takes_best, draws, fixed, tensors = False, False, False, None, ()
+    on_device, takes_best, fixed, tensors = False, False, None, ()
 
     def __init__(
         self,

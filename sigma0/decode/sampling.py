@@ -271,10 +271,13 @@ class Sampler:
         broadcast: As `Operations` has it.
 
     Attributes:
+        scores: None, as `raw_logits`: nothing is kept of what ids are chosen from.
         program: What sampling has to compute.
         hooks: Processors that run on the host after the others, by sequence.
         errors: What broke in them, by sequence.
     """
+
+    scores = raw_logits = None
 
     def __init__(
         self,
@@ -317,11 +320,6 @@ class Sampler:
         return self.program.is_greedy and not self.hooks
 
     @property
-    def draws(self) -> bool:
-        """Whether some ids are drawn."""
-        return self.program.draws
-
-    @property
     def fixed(self) -> Hashable:
         """What a compiled choice takes for constant."""
         return self.program, self._shift
@@ -332,15 +330,10 @@ class Sampler:
         return (*self._settings.tensors, self._ids) if isinstance(self._ids, Tensor) else self._settings.tensors
 
     def first(self, logits: Tensor, positions: Tensor, length: int) -> tuple[Tensor, Tensor | None]:
-        """The ids `[B]` behind the prompts of all sequences.
+        """The ids `[B]` behind the prompts of all sequences, `BROKEN` where logits `[B, V]` are not finite.
 
-        Args:
-            logits: `[B, V]`.
-            positions: Position of each token that is sampled, int64 `[B]`.
-            length: Ids of each prompt.
-
-        Returns:
-            The ids, `BROKEN` where logits are not finite, and what criteria say of them, bool `[B]`; None of none.
+        Given the position of each, int64 `[B]`, and the ids of each prompt. What criteria say of them comes with them,
+        bool `[B]`; None of none.
         """
         sequences = torch.arange(len(logits), device=positions.device)
         scores = self._processed(logits, sequences, torch.full_like(positions, length))

@@ -141,7 +141,7 @@ def run_block(
         batch: Model and planes.
         hidden: `[R, W]`.
         indices: Where the rows are.
-        beside: Prefill that runs a loop in the same pass; None for none.
+        beside: As `run_loop` takes it.
         owned: Which rows are somebody's, bool `[R]`; None where all are.
         entering: How many of the first rows may run their first loop.
         enters: Which of those do, bool `[entering]`; None where all do.
@@ -190,53 +190,32 @@ def _loop_end(
     return end.hidden if whole else raw, end
 
 
-# Ids, which drafts stand, which sequences end, and logits, as `Choice.choose` returns them.
+# Of K rows that were read: ids int64 `[K]`; which drafts stand, bool `[K]`; which sequences end by criteria, bool
+# `[K]`, None where the settings alone say it; and the logits `[K, V]`.
 Chosen = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
 
 class Choice(Protocol):
-    """Chooses ids for the rows of a step.
-
-    Attributes:
-        on_device: Whether nothing but tensors takes part.
-        takes_best: Whether the likeliest id of each row is taken, and nothing is looked at but logits.
-        draws: Whether ids are drawn.
-        fixed: What a compiled choice takes for constant.
-        tensors: Those that it reads and writes.
-    """
+    """Chooses ids for the rows of a step."""
 
     @property
     def on_device(self) -> bool:
-        """See above."""
+        """Whether nothing but tensors takes part."""
 
     @property
     def takes_best(self) -> bool:
-        """See above."""
-
-    @property
-    def draws(self) -> bool:
-        """See above."""
+        """Whether the likeliest id of each row is taken, and nothing is looked at but logits."""
 
     @property
     def fixed(self) -> Hashable:
-        """See above."""
+        """What a compiled choice takes for constant."""
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """See above."""
+        """Those that it reads and writes."""
 
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
-        """What is read from rows.
-
-        Args:
-            batch: Model, lanes and settings.
-            looped: The rows of a pass.
-            which: Those that are read, int64 `[K]`.
-
-        Returns:
-            Ids int64 `[K]`; which drafts stand, bool `[K]`; which sequences end by criteria, bool `[K]`, None where the
-            settings alone say it; and the logits `[K, V]`.
-        """
+        """What is read from the rows `which`, int64 `[K]`, of a pass."""
 
 
 def whole_step(
@@ -386,9 +365,9 @@ def settle(
         batch: Lanes and settings.
         looped: The rows.
         which: Rows that were read: those that stop, and drafts that are checked, int64 `[K]`.
-        token_ids: What holds for each now: a new id, or the draft where it stands, `[K]`.
-        stands: Whether a draft stands, bool `[K]`; of any dtype where none is checked.
-        ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
+        token_ids: What holds for each now, as in `Chosen`: a new id, or the draft where it stands.
+        stands: Likewise; of any dtype where none is checked.
+        ends: Likewise.
         live: Which of the K count, bool `[K]`; None where all do.
 
     Returns:
@@ -455,9 +434,7 @@ def _ends(batch: Batch, sequences: Tensor, cache_positions: Tensor, token_ids: T
     return is_eos | (cache_positions + 1 >= limit)
 
 
-def _enter(
-    batch: Batch, lanes: Tensor, table: Tensor, token_ids: Tensor, ends: Tensor, fed: Tensor | None = None
-) -> None:
+def _enter(batch: Batch, lanes: Tensor, table: Tensor, token_ids: Tensor, ends: Tensor, fed: Tensor | None) -> None:
     """Feeds ids back, each behind the lane that it was read from; the lane stays idle where the sequence ends."""
     own, following = batch.lanes, batch.lanes.next.index_select(0, lanes)
     stays_out = ends if fed is None else ends | ~fed
