@@ -298,7 +298,7 @@ def request_seeds(batch: int) -> list[int]:
 
 
 def request_seed(seed: int | None) -> int:
-    """Seed of a request that is alone: what `request_seeds(1)` says after `torch.manual_seed(seed)`, or now for None."""
+    """Seed of a lone request: what `request_seeds(1)` says after `torch.manual_seed(seed)`; or now, for None."""
     if seed is None:
         return request_seeds(1)[0]
     return int(torch.randint(0, 2**63 - 1, (1,), generator=torch.Generator().manual_seed(seed)))
