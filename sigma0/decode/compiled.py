@@ -156,9 +156,6 @@ class ModelPrograms:
         record.clear()
         return results
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "ModelPrograms":
-        return ModelPrograms()
-
     def __reduce__(self) -> tuple[type["ModelPrograms"], tuple[()]]:
         return ModelPrograms, ()
 

@@ -102,12 +102,14 @@ class Chunk:
             self, positions=self.positions[rows], targets=self.targets[rows], hidden=hidden, reads=self.reads[rows]
         )
 
+    def columns(self) -> Ints:
+        """Its rows as `RowIndices` has them, `[4, N]`, at the plane of the loop that they run next."""
+        sequences, planes = np.full_like(self.positions, self.sequence), np.full_like(self.positions, self.loops)
+        return np.stack([sequences, self.positions, self.positions, planes])
+
     def rows(self, device: torch.device) -> RowIndices:
-        """Its rows, at the plane of the loop that they run next."""
-        sequences = np.full_like(self.positions, self.sequence)
-        planes = np.full_like(self.positions, self.loops)
-        stacked = to_device(np.stack([sequences, self.positions, self.positions, planes]), device)
-        return RowIndices(*stacked)
+        """The same on a device."""
+        return RowIndices(*to_device(self.columns(), device))
 
 
 class Prefill:
@@ -171,11 +173,7 @@ class Prefill:
 
     def behind(self, lanes: RowIndices) -> RowIndices:
         """Rows of lanes `[R]`, then those of all chunks."""
-        counts = [len(chunk.positions) for chunk in self.chunks]
-        sequences = np.repeat([chunk.sequence for chunk in self.chunks], counts)
-        positions = np.concatenate([chunk.positions for chunk in self.chunks])
-        planes = np.repeat([chunk.loops for chunk in self.chunks], counts)
-        rows = to_device(np.stack([sequences, positions, positions, planes]), lanes.loops.device)
+        rows = to_device(np.concatenate([chunk.columns() for chunk in self.chunks], axis=1), lanes.loops.device)
         return RowIndices(*(torch.cat(pair) for pair in zip(vars(lanes).values(), rows, strict=True)))
 
     def loop(self, model: LoopedModel, view: BatchRows, hidden: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from sigma0.decode.logits import flag_broken
 from sigma0.decode.prefill import Batch
 from sigma0.decode.sampling import Sampler, judged
 from sigma0.decode.sampling_params import SamplingSettings, SequenceSampling, request_seeds, sampling_of
-from sigma0.decode.step import Looped, read
+from sigma0.decode.step import Choice, Chosen, Looped, read
 from sigma0.decode.transfer import Ints, to_device, to_host
 
 _DEPTH = 6
@@ -304,7 +304,7 @@ class Ids(Protocol):
         """As `Operations` has it."""
 
 
-class Host:
+class Host(Choice):
     """Calls logits processors and stopping criteria of the caller; the choice itself is greedy or drawn.
 
     Args:
@@ -318,8 +318,6 @@ class Host:
         scores: Processed scores of each sequence's new tokens, each `[V]`; None unless kept.
         raw_logits: As `scores`, before processing.
     """
-
-    on_device, takes_best, fixed, tensors = False, False, None, ()
 
     def __init__(
         self,
@@ -346,8 +344,8 @@ class Host:
         token_ids = self._sampler.draw_first(scores, positions, logits)
         return token_ids, self._over(sequences, lengths, token_ids)
 
-    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """See `sigma0.decode.runner.Choice.choose`."""
+    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
+        """See `sigma0.decode.step.Choice.choose`."""
         logits = read(batch, looped, which)
         sequences = to_host(looped.sequences.index_select(0, which))
         lengths = to_host(looped.table[:, CACHE_POSITION].index_select(0, which)) + 1 + self._loop.shift
@@ -371,7 +369,7 @@ class Host:
 
     def _choose_verified(
         self, batch: Batch, looped: Looped, which: Tensor, logits: Tensor, sequences: Any, lengths: Any
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    ) -> Chosen:
         """Row by row, the oldest of a sequence first; what lies behind a draft that falls is not asked about."""
         count, depth = len(sequences), batch.lanes.depth
         token_ids, stands, ends = (np.zeros(count, dtype=np.int64) for _ in range(3))

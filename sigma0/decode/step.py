@@ -13,7 +13,7 @@ No part of it reads a value of a tensor on the host. Which parts a step has is s
 the caller, so that a step has one fixed shape for each of both.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -196,23 +196,19 @@ Chosen = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
 
 class Choice(Protocol):
-    """Chooses ids for the rows of a step."""
+    """Chooses ids for the rows of a step.
 
-    @property
-    def on_device(self) -> bool:
-        """Whether nothing but tensors takes part."""
+    Attributes:
+        on_device: Whether nothing but tensors takes part.
+        takes_best: Whether the likeliest id of each row is taken, and nothing is looked at but logits.
+        fixed: What a compiled choice takes for constant.
+        tensors: Those that it reads and writes.
+    """
 
-    @property
-    def takes_best(self) -> bool:
-        """Whether the likeliest id of each row is taken, and nothing is looked at but logits."""
-
-    @property
-    def fixed(self) -> Hashable:
-        """What a compiled choice takes for constant."""
-
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """Those that it reads and writes."""
+    on_device: bool = False
+    takes_best: bool = False
+    fixed: Hashable = None
+    tensors: tuple[Tensor, ...] = ()
 
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
         """What is read from the rows `which`, int64 `[K]`, of a pass."""

@@ -242,11 +242,9 @@ class TokenLoop:
         if len(self._over) == len(self.lengths):
             return None
         runner, cache = self.runner, self.cache
-        longest = cache.length
-        if runner.lag:
-            ahead = longest + runner.lag
-            longest = ahead if self.max_length is None else min(ahead, self.max_length - 1 - self.shift)
-        longest = max(longest, cache.length)
+        longest = cache.length + runner.lag
+        if self.max_length is not None:
+            longest = max(min(longest, self.max_length - 1 - self.shift), cache.length)
         cache.reserve_positions(longest)
         step = runner.step(longest, self.choice)
         if step is None:
