@@ -89,14 +89,14 @@ class RowIndices:
 
 
 class PassRows:
-    """The rows of one pass, as the layers of a block see them: `sigma0.decode.model.BatchRows`.
+    """The rows of one pass, as the layers of a block see them.
 
     Args:
         layers: The planes of every layer, with room for all rows.
         placement: Where cache positions lie.
         indices: The rows.
-        ops: Attention operations.
-        longest: One more than the largest cache position, or a bound on it.
+        ops: Operations of the pass; kept as far as the planes allow.
+        longest: One more than the largest cache position, or a bound on it; kept.
         live: Which rows are somebody's, bool `[R]`; None where all are.
         written: Plane * positions + position that each row writes, -1 of nobody's, int64 `[R]`, where it is known.
     """
@@ -156,15 +156,23 @@ class PassRows:
         return (*kinds, None if self._places is None else self._places.count, *shapes)
 
     def positions(self, device: torch.device) -> Tensor:
-        """Positions for rotary embeddings, int64 `[R]`."""
+        """Positions for rotary embeddings, int64 `[R]`, on a device."""
         return self._on(device).positions
 
     def loops(self, device: torch.device) -> Tensor:
-        """See `decode.model.BatchRows.loops`."""
+        """Loops finished by each row, int64 `[R]`; of a prelude or a coda the plane that is written."""
         return self._on(device).loops
 
     def project(self, layer: int, hidden: Tensor, weight: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-        """See `decode.model.BatchRows.project`."""
+        """Rotated queries `[R, H, d]` of normed rows `[R, D]`, whose K/V it writes, where there is `ops.project_rows`.
+
+        Args:
+            layer: Layer index within the block.
+            hidden: `[R, D]`.
+            weight: Queries, keys and values packed, `[(H + 2 H_kv) d, D]`.
+            cos: Of all positions, `[P, d]`.
+            signed_sin: Likewise; the first half of each has its sign turned.
+        """
         planes, device = self._layers[layer], hidden.device
         assert self.ops.project_rows is not None and self._written is not None
         return self.ops.project_rows(
@@ -175,13 +183,27 @@ class PassRows:
     def run_block(
         self, layers: Sequence[BlockLayer], shape: BlockShape, hidden: Tensor, tables: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """See `decode.model.BatchRows.run_block`."""
+        """What all layers make of float32 rows `[R, D]`, whose K/V they write, where there is `ops.run_block`.
+
+        `tables` are cos and signed sin of all positions, `[P, d]` each.
+        """
         assert self.ops.run_block is not None and self._places is not None
         planes = [(own.flat_keys, own.flat_values) for own in self._layers[: len(layers)]]
         return self.ops.run_block(layers, shape, planes, hidden, tables, self._indices.positions, self._places)
 
     def attend(self, layer: int, query: Tensor, keys: Tensor | None, values: Tensor | None, scaling: float) -> Tensor:
-        """See `decode.model.BatchRows.attend`."""
+        """Writes each row's K/V to the plane of its loop, then attends to that plane up to the row's own position.
+
+        Args:
+            layer: Layer index within the block.
+            query: `[R, H, d]`, rotated.
+            keys: `[R, H_kv, d]`, rotated; None where `project` has written them.
+            values: `[R, H_kv, d]`, or None likewise.
+            scaling: Factor on the scores.
+
+        Returns:
+            `[R, H, d]`.
+        """
         planes = self._layers[layer]
         if self.ops.attend_rows is not None and self._places is not None:
             own_keys, own_values = planes.flat_keys, planes.flat_values

@@ -21,18 +21,16 @@ from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.logits import BROKEN
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import ExitParams, RowCount
-from sigma0.decode.prefill import ALL_FINAL, Prefill
+from sigma0.decode.prefill import Prefill
 from sigma0.decode.runner import LateRunner, RunnerChoice, Step
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Sampler
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.sequences import Asked, Suspended, all_of
-from sigma0.decode.settings import SequenceSettings
+from sigma0.decode.settings import NO_LIMIT, SequenceSettings
 from sigma0.decode.stats import LoopNotes
 from sigma0.decode.step import SEQUENCE, TOKEN
 from sigma0.decode.transfer import Bools, Ints, PassCounts, to_device, to_host
-
-_NO_PROMPT = 2**62
 
 
 @dataclass(frozen=True)
@@ -115,10 +113,10 @@ class RunningBatch:
         # last tokens of prompts, `[1, W]`, that wait until all positions before them have left: a coda reads these in
         # their order, and a sequence is not to end before its prompt is read
         self._waiting: dict[int, Tensor] = {}
-        self._prompts: Ints = np.full(slots, _NO_PROMPT, dtype=np.int64)
+        self._prompts: Ints = np.full(slots, NO_LIMIT, dtype=np.int64)
         # leading cache positions that have entered beside the lanes, that may enter, and below which all planes are
         # those of a run of all loops
-        self._entered, self._ready, self._exact = (np.full(slots, _NO_PROMPT, dtype=np.int64) for _ in range(3))
+        self._entered, self._ready, self._exact = (np.full(slots, NO_LIMIT, dtype=np.int64) for _ in range(3))
         self._drops: Bools = np.zeros(slots, dtype=np.bool_)
         self._passes: Ints = np.zeros(slots, dtype=np.int64)
         self._rows: Ints = np.zeros(slots, dtype=np.int64)
@@ -190,7 +188,7 @@ class RunningBatch:
             self._recomputing.add(slot)
         self._prompts[slot], self._drops[slot] = asked.prompt, asked.exit.drop
         self.planes.begin(slot, cached, asked.last_loop - 1)
-        self._entered[slot], self._exact[slot] = cached, _NO_PROMPT if exact is None else exact
+        self._entered[slot], self._exact[slot] = cached, NO_LIMIT if exact is None else exact
         if self.planes.segments is not None:
             self._ready[slot] = cached + self.planes.segments.segment
         self._passes[slot], self._rows[slot] = (0, 0) if suspended is None else suspended.work
@@ -250,7 +248,7 @@ class RunningBatch:
         self._running[slot] = None
         self._recomputing.discard(slot)
         self._waiting.pop(slot, None)
-        self._prompts[slot] = self._exact[slot] = _NO_PROMPT
+        self._prompts[slot] = self._exact[slot] = NO_LIMIT
         self.lanes.clear(slot)
         self._known = None
         if self.lanes.probs is not None:
@@ -290,7 +288,7 @@ class RunningBatch:
             if len(own):
                 whole = all_of(asked.last_loop, own)
                 targets, reads = (whole, whole) if suspended is None else suspended.loops_of(asked, own)
-                final = ALL_FINAL if asked.exit.verify else asked.prompt - 1
+                final = NO_LIMIT if asked.exit.verify else asked.prompt - 1
                 self.prefill.enter(slot, own, targets, hidden[row : row + len(own)], reads, final)
         if lanes:
             self._enter_lanes(lanes, hidden.index_select(0, to_device(np.array(last), self._model.device)))
@@ -352,7 +350,7 @@ class RunningBatch:
             if running.suspended is None or min(running.suspended.loops) >= until:
                 self.planes.encode_to(slot, until)
                 self._ready[slot] = ready[slot] = until + segments.segment
-        self._runner.hold(busy)
+        self.planes.hold(lanes, busy)
         self._known = None
         self._errors.update(self.planes.pop_errors())
         complete: dict[int, int] = {}

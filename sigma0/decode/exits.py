@@ -263,8 +263,7 @@ class ExitRule:
     def params(self, watch: bool) -> ExitParams:
         """Parameters of the exit decision at the end of a loop; under `margin` the logits decide instead.
 
-        Args:
-            watch: Whether statistics of the loop states are computed too.
+        Under `watch` statistics of the loop states are computed too.
         """
         config = self.config
         mode: str = config.mode if config.mode in ("qexit", "converge", "accel") else "none"
@@ -312,12 +311,11 @@ class ExitRule:
     def would_have_been_met(self, loops: npt.NDArray[np.float32], margin: float | None) -> bool | None:
         """Whether a token that `full` or `fixed` stopped would have met this rule by the loop it was read at.
 
+        None where that is not known: under `margin`, where a loop before may have met it, and for criteria.
+
         Args:
             loops: `sigma0.decode.ops.STATISTICS` of the loops up to there, `[t, 8]`.
             margin: Top-1 minus top-2 probability where it was sampled.
-
-        Returns:
-            None where that is not known: under `margin`, where a loop before may have met it, and for criteria.
         """
         mode, late = self.config.mode, slice(self.min_loops - 1, None)
         if not self.is_about_loops:

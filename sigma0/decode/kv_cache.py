@@ -44,14 +44,16 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
     @property
     def keys(self) -> Tensor | None:
         """Committed keys `[B, H_kv, length, d]`."""
-        planes = self._cache.held[self._layer]
-        return None if planes is None else planes.read_span(self._loop, self._cache.length)[0]
+        return self._committed()[0]
 
     @property
     def values(self) -> Tensor | None:
         """Committed values `[B, H_kv, length, d]`."""
+        return self._committed()[1]
+
+    def _committed(self) -> tuple[Tensor | None, Tensor | None]:
         planes = self._cache.held[self._layer]
-        return None if planes is None else planes.read_span(self._loop, self._cache.length)[1]
+        return (None, None) if planes is None else planes.read_span(self._loop, self._cache.length)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocates the planes of this layer, shaped for `key_states` `[B, H_kv, S, d]`."""
@@ -208,13 +210,7 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
                 planes.encode(sequence, start, sequence * planes.room + start)
 
     def reserve_layer(self, layer: int, like: Tensor, cache_positions: int) -> LayerPlanes:
-        """The planes of one layer, made or grown to hold `cache_positions` if needed.
-
-        Args:
-            layer: Which.
-            like: Keys to be written, `[B, H_kv, S, d]`.
-            cache_positions: Cache positions needed now.
-        """
+        """The planes of one layer, made for keys like `[B, H_kv, S, d]`, or grown to hold `cache_positions`."""
         planes = self.held[layer]
         if planes is None:
             size = max(cache_positions, self.capacity)
@@ -276,12 +272,7 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         self.capacity = max(self.capacity, capacity)
 
     def reserve_lanes(self, like: Tensor, width: int) -> Lanes:
-        """The lanes of all sequences, made anew if the model was moved or cast since.
-
-        Args:
-            like: What is in flight `[R, W]`, for width, dtype and device.
-            width: D, numbers of it that are the state.
-        """
+        """The lanes of all sequences, as `Lanes` takes what is in flight; anew if the model was moved or cast since."""
         assert self.depth is not None
         lanes = self.lanes
         if lanes is None or (lanes.hidden.dtype, lanes.device) != (like.dtype, like.device):

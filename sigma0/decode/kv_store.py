@@ -152,15 +152,14 @@ class Storage(ABC):
             segments.coded[sequence] += segments.segment
 
     def hold(self, lanes: Lanes, busy: Collection[int] = ()) -> None:
-        """Takes tokens that begin a segment out of the passes, and puts back those for which all is encoded.
+        """Between steps takes tokens that begin a segment out of the passes, and puts those back that need not wait.
 
         Of `busy` sequences tokens beside the lanes are under way.
 
         Raises:
             ValueError: If K/V are infinite or NaN.
         """
-        if self.segments is None:
-            return
+        assert self.segments is not None
         table = to_host(lanes.table[:-1]).reshape(lanes.sequences, lanes.depth, TABLE_WIDTH)
         stage, positions = table[..., STAGE], table[..., CACHE_POSITION]
         held = lanes.held

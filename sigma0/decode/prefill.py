@@ -13,7 +13,6 @@ so that drafts see the best that is known of the tokens before them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,25 +20,13 @@ from torch import Tensor
 
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, Placement, RowIndices
+from sigma0.decode.compiled import CompiledLoop
 from sigma0.decode.lanes import Lanes
-from sigma0.decode.model import BatchRows, LoopedModel
+from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import Operations, copy_plane
 from sigma0.decode.planes import FINAL, READ, LayerPlanes
-from sigma0.decode.settings import Program, SequenceSettings
+from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 from sigma0.decode.transfer import Bools, Ints, to_device
-
-# Above every cache position.
-ALL_FINAL = 2**62
-
-
-class Loop(Protocol):
-    """What runs the block in place of the model."""
-
-    def __call__(self, hidden: Tensor, rows: PassRows) -> Tensor:
-        """See `LoopedModel.loop`."""
-
-    def norm(self, raw: Tensor) -> Tensor:
-        """See `LoopedModel.norm`."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +53,7 @@ class Batch:
     placement: Placement
     longest: int
     ops: Operations
-    loop: Loop | None = None
+    loop: CompiledLoop | None = None
 
     def norm(self, raw: Tensor) -> Tensor:
         """The norm after a loop, `[R, D]`."""
@@ -93,7 +80,7 @@ class Chunk:
     loops: int
     hidden: Tensor
     reads: Ints
-    final: int = ALL_FINAL
+    final: int = NO_LIMIT
 
     def select(self, rows: Ints) -> "Chunk":
         """Some of its rows."""
@@ -134,7 +121,7 @@ class Prefill:
         targets: Ints,
         hidden: Tensor,
         reads: Ints | None = None,
-        final: int = ALL_FINAL,
+        final: int = NO_LIMIT,
     ) -> None:
         """Puts a chunk before loop 1, of what that or a prelude starts from; rows whose target is 0 do not run.
 
@@ -164,8 +151,8 @@ class Prefill:
             # what leaves before it is read does not count
             left = chunk.positions[(chunk.reads > chunk.loops) & (chunk.reads <= chunk.targets)]
             if len(left):
-                unread[chunk.sequence] = min(unread.get(chunk.sequence, ALL_FINAL), int(left.min()))
-        ready = [chunk.positions < unread.get(chunk.sequence, ALL_FINAL) for chunk in self.held]
+                unread[chunk.sequence] = min(unread.get(chunk.sequence, NO_LIMIT), int(left.min()))
+        ready = [chunk.positions < unread.get(chunk.sequence, NO_LIMIT) for chunk in self.held]
         taken, self.held = _parted(self.held, ready)
         return [
             _joined([part for part in taken if part.sequence == own]) for own in {part.sequence: 0 for part in taken}
@@ -176,7 +163,7 @@ class Prefill:
         rows = to_device(np.concatenate([chunk.columns() for chunk in self.chunks], axis=1), lanes.loops.device)
         return RowIndices(*(torch.cat(pair) for pair in zip(vars(lanes).values(), rows, strict=True)))
 
-    def loop(self, model: LoopedModel, view: BatchRows, hidden: Tensor) -> Tensor:
+    def loop(self, model: LoopedModel, view: PassRows, hidden: Tensor) -> Tensor:
         """One loop of the lanes, whose states `[R, W]` are given and come back before the norm, and of all chunks.
 
         `view` is of both, as `behind` puts them; R may be 0.

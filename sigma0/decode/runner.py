@@ -1,7 +1,6 @@
 """What calls a step: its parts one after the other, or all of it as one call that is read late."""
 
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -121,7 +120,6 @@ class EagerRunner:
         self._announce = announce
         coded = storage.placement(0).coded is not None
         self.ops = model.operations.over_coded_planes() if coded else model.operations
-        self.holds = coded
         self.program = Program()
         self._stages = lanes.stages()
         self._batch: Batch | None = None
@@ -202,11 +200,6 @@ class EagerRunner:
             return Step(NOTHING, None, decoding)
         token_ids, stands, ends, logits = choice.choose(batch, rows, which)
         return Step(to_host(settle(batch, rows, which, token_ids, stands, ends)), logits, decoding)
-
-    def hold(self, busy: Collection[int] = ()) -> None:
-        """Between steps: `Storage.hold`, where K/V are encoded."""
-        if self.holds:
-            self.storage.hold(self.lanes, busy)
 
     def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
         """Runs a loop of every live lane, and of the prefill beside them; None where there is neither."""

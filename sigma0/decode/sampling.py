@@ -149,9 +149,8 @@ def _penalised(
         counts = _with_spare(scores, torch.float32)
         counts.scatter_add_(1, _in_range(ids, counted, scores), torch.ones_like(ids, dtype=torch.float32))
         counts = counts[:, :-1]
-        scores = (
-            scores - _column(numbers, columns.FREQUENCY) * counts - _column(numbers, columns.PRESENCE) * (counts > 0)
-        )
+        frequency, presence = _column(numbers, columns.FREQUENCY), _column(numbers, columns.PRESENCE)
+        scores = scores - frequency * counts - presence * (counts > 0)
     if program.repetition:
         occurs = _among(ids.masked_fill(~(written & (indices >= _column(table, columns.PADDING))), NO_ID), scores)
         penalty = _column(numbers, columns.REPETITION)
@@ -347,19 +346,10 @@ class Sampler(Choice):
         return token_ids, stands, None, logits
 
     def draw(self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """What rows say: a new id, or whether the draft that was read from them earlier stands.
+        """What rows `which` say by processed scores, float32 `[K, V]`: an id, and whether it is the draft from before.
 
         Where sequences that draw and greedy ones share a pass, the rule for distributions is the greedy rule too: all
         of p and q lies on one id.
-
-        Args:
-            batch: What the pass worked on.
-            looped: Its rows.
-            which: Those that were read, int64 `[K]`.
-            scores: Processed, float32 `[K, V]`.
-
-        Returns:
-            Ids `[K]`, and whether they are the drafts that they were before, bool `[K]`.
         """
         own = self._settings, self.program
         table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)

@@ -249,7 +249,8 @@ class TokenLoop:
         step = runner.step(longest, self.choice)
         if step is None:
             return None
-        runner.hold()
+        if cache.segments is not None:
+            cache.hold(runner.lanes)
         self.tail_passes = 0 if step.decoding else self.tail_passes + 1
         if self.record is not None:
             self.record.after_pass()
