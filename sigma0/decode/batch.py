@@ -21,7 +21,7 @@ from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.logits import BROKEN
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import ExitParams, RowCount
-from sigma0.decode.prefill import Prefill
+from sigma0.decode.prefill import Chunk, Prefill
 from sigma0.decode.runner import LateRunner, RunnerChoice, Step
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Sampler
@@ -289,7 +289,7 @@ class RunningBatch:
                 whole = all_of(asked.last_loop, own)
                 targets, reads = (whole, whole) if suspended is None else suspended.loops_of(asked, own)
                 final = NO_LIMIT if asked.exit.verify else asked.prompt - 1
-                self.prefill.enter(slot, own, targets, hidden[row : row + len(own)], reads, final)
+                self.prefill.enter(Chunk(slot, own, targets, 0, hidden[row : row + len(own)], reads, final))
         if lanes:
             self._enter_lanes(lanes, hidden.index_select(0, to_device(np.array(last), self._model.device)))
 

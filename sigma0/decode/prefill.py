@@ -80,7 +80,7 @@ class Chunk:
     loops: int
     hidden: Tensor
     reads: Ints
-    final: int = NO_LIMIT
+    final: int
 
     def select(self, rows: Ints) -> "Chunk":
         """Some of its rows."""
@@ -114,25 +114,9 @@ class Prefill:
     def __len__(self) -> int:
         return sum(len(chunk.positions) for chunk in self.chunks) if self.chunks else 0
 
-    def enter(
-        self,
-        sequence: int,
-        positions: Ints,
-        targets: Ints,
-        hidden: Tensor,
-        reads: Ints | None = None,
-        final: int = NO_LIMIT,
-    ) -> None:
-        """Puts a chunk before loop 1, of what that or a prelude starts from; rows whose target is 0 do not run.
-
-        Arguments are as in `Chunk`; without `reads` a coda's K/V are of the last loop that each runs.
-        """
-        chunk = Chunk(sequence, positions, targets, 0, hidden, targets if reads is None else reads, final)
-        kept = np.flatnonzero(targets > 0)
-        if len(kept) < len(positions):
-            chunk = chunk.select(kept)
-        if len(chunk.positions):
-            self.chunks.append(chunk)
+    def enter(self, chunk: Chunk) -> None:
+        """Adds a chunk, before loop 1 or a prelude; rows whose target is 0 do not run."""
+        self.chunks += _parted([chunk], [chunk.targets > 0])[0]
 
     def has(self, sequence: int) -> bool:
         """Whether positions of a sequence are under way."""

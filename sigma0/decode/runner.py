@@ -110,14 +110,8 @@ class EagerRunner:
         announce: Announce = silently,
         graphs: StepGraphs | None = None,
     ) -> None:
-        self.model = model
-        self.lanes = lanes
-        self.settings = settings
-        self.storage = storage
-        self.counts = counts
-        self.chosen = chosen
-        self.graphs = graphs
-        self._announce = announce
+        self.model, self.lanes, self.settings, self.storage = model, lanes, settings, storage
+        self.counts, self.chosen, self.graphs, self._announce = counts, chosen, graphs, announce
         coded = storage.placement(0).coded is not None
         self.ops = model.operations.over_coded_planes() if coded else model.operations
         self.program = Program()
