@@ -218,7 +218,7 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             if self.kv.is_coded:
                 codec = plane_codec(self.kv, count)
                 planes = CodedLayer(like, codec, like.shape[0], self.kv.segment, like.shape[0], size)
-                self.segments = self.segments or Segments.none(self.kv.segment, like.shape[0])
+                self.segments = self.segments or Segments(self.kv.segment, np.zeros(like.shape[0], dtype=np.int64))
             else:
                 planes = LayerPlanes(like, count, like.shape[0], size)
             self.held[layer] = planes

@@ -62,13 +62,7 @@ class BlockShape:
     def count_in(
         self, kv_bytes: int, dtype: torch.dtype, codec: PlaneCodec | None = None, tail_positions: int = 0
     ) -> int:
-        """Blocks that so many bytes hold.
-
-        Args:
-            kv_bytes: Memory.
-            dtype: As in `bytes_with`.
-            codec: Likewise.
-            tail_positions: Cache positions that are kept as they are computed beside coded blocks.
+        """Blocks that so many bytes hold, as `bytes_with` has them, beside cache positions that are kept as computed.
 
         Raises:
             ValueError: If that is none.
@@ -92,11 +86,6 @@ class Segments:
 
     segment: int
     coded: Ints
-
-    @classmethod
-    def none(cls, segment: int, sequences: int) -> "Segments":
-        """Of so many sequences nothing is encoded."""
-        return cls(segment, np.zeros(sequences, dtype=np.int64))
 
     def shorten(self, known: int, length: int) -> None:
         """Forgets cache positions from a length on, of so many that are known.
@@ -212,7 +201,7 @@ class PagedPlanes(Storage):
             codec = plane_codec(kv, shape.planes)
             size = sequences, kv.segment, blocks, shape.size
             self.planes = [CodedLayer(like, codec, *size) for _ in range(shape.layers)]
-            self.segments = Segments.none(kv.segment, sequences)
+            self.segments = Segments(kv.segment, np.zeros(sequences, dtype=np.int64))
         else:
             self.planes = [LayerPlanes(like, count, blocks, shape.size) for count in shape.counts]
         self.last_planes = [shape.planes - 1] * sequences

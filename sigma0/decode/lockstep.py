@@ -60,13 +60,11 @@ def catch_up(model: LoopedModel, cache: DepthCache) -> None:
     cache.fill_final()
     if cache.lanes is not None:
         cache.lanes.resume()
-    in_flight, pending = cache.in_flight, cache.pending
+    flying, pending = cache.in_flight, cache.pending
     cache.pending, parts = None, []
-    if in_flight is not None:
-        parts.append(
-            (in_flight.hidden, in_flight.sequences, in_flight.cache_positions, in_flight.positions, in_flight.loops)
-        )
-    read = sum(len(part[1]) for part in parts)
+    if flying is not None:
+        parts.append((flying.hidden, flying.sequences, flying.cache_positions, flying.positions, flying.loops))
+    read = 0 if flying is None else len(flying)
     if pending is not None:
         loops = np.zeros(len(pending.sequences), dtype=np.int64)
         hidden = _embedded(model, pending)

@@ -65,10 +65,7 @@ class TensorParallelGroup:
         return sent.to(decision.device)
 
     def check_same_inputs(self, *inputs: object) -> None:
-        """Checks that all ranks are called with the same inputs.
-
-        Args:
-            *inputs: All that the work depends on, compared by `repr`.
+        """Checks that all ranks are called with the same inputs, all that the work depends on, compared by `repr`.
 
         Raises:
             ValueError: On every rank, if they differ.

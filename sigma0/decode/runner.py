@@ -197,8 +197,7 @@ class EagerRunner:
 
     def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
         """Runs a loop of every live lane, and of the prefill beside them; None where there is neither."""
-        if not beside:
-            beside = None
+        beside = beside or None
         live, decoding, entering = self.live()
         if not live and beside is None:
             return None

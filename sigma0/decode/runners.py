@@ -171,13 +171,7 @@ class NativeRunner(EagerRunner):
         if not self._knows:
             return super().step(longest, choice, beside)
         batch, settings, lanes = self.batch(longest), self.settings, self.lanes
-        held = self._held
-        if (
-            batch is not self._over
-            or held[0] is not settings.eos
-            or held[1] is not settings.exits
-            or held[2] is not lanes.paths
-        ):
+        if batch is not self._over or not all(map(is_, self._held, (settings.eos, settings.exits, lanes.paths))):
             self._hand_over(batch)
             if not self._knows:
                 return super().step(longest, choice, beside)
