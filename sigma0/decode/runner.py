@@ -202,7 +202,7 @@ class EagerRunner:
         if not live and beside is None:
             return None
         batch = self.batch(longest)
-        looped = run_loop(batch, live, decoding, beside, entering=entering)
+        looped = run_loop(batch, live, decoding, entering, beside)
         self.counts.prompt_rows += 0 if beside is None else len(beside)
         self.counts.passes += 1
         self.counts.rows += live

@@ -70,13 +70,7 @@ class Looped(Rows):
 
 
 def run_loop(
-    batch: Batch,
-    count: int,
-    decoding: int,
-    beside: Prefill | None = None,
-    padded: bool = False,
-    bounded: bool = False,
-    entering: int = 0,
+    batch: Batch, count: int, decoding: int, entering: int, beside: Prefill | None = None, padded: bool = False
 ) -> Looped:
     """Rows, block and loop end.
 
@@ -84,12 +78,10 @@ def run_loop(
         batch: Lanes, settings and planes.
         count: R, live lanes, or a bound on them.
         decoding: L, those of them that decode, or a bound on them.
+        entering: How many of those run their first loop, or a bound on them; read where there is a prelude.
         beside: Prefill that runs a loop in the same pass; None for none.
-        padded: Whether both are bounds. Rows past the live ones are idle or suspended lanes then: they are computed
+        padded: Whether these are bounds. Rows past the live ones are idle or suspended lanes then: they are computed
             and written nowhere.
-        bounded: Whether L is a bound, and R is not.
-        entering: How many of the decoding rows run their first loop, or a bound on it where L is one; read where there
-            is a prelude.
     """
     lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
     # nobody's lane is left out: it has no sequence, and padding writes any stage and position into it
@@ -99,7 +91,7 @@ def run_loop(
     sequences, planes = rows // depth, stage % depth
     loops = planes + 1
     owned = stage < lanes.idle if padded else None
-    enters = stage[:entering] == 0 if padded or bounded else None
+    enters = stage[:entering] == 0 if padded else None
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, positions, planes)
     previous, raw = run_block(batch, previous, indices, beside, owned, entering, enters)
@@ -112,17 +104,17 @@ def run_loop(
         _keep_paths(batch, hidden, indices, owned)
     ran, ruled = Rows(rows, table, sequences, loops, hidden), Ruled()
     if decoding and not program.known:
-        ruled = ask_rules(batch, ran, previous, decoding, end, program.redrafts and not padded and not bounded)
+        ruled = ask_rules(batch, ran, previous, decoding, end, program.redrafts and not padded)
     own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 11]
     codes = stop_codes(batch, ran, own, ruled)
-    if padded or bounded:
+    if padded:
         codes = codes.masked_fill(table[:decoding, STAGE] >= depth, 0)
     advance_stages(batch, rows, table, loops, own, codes)
     reads = codes > 0
     if program.verify:
         reads = checked(batch, table, sequences, loops)
         reads[:decoding] |= codes > 0
-    seen = not padded and not bounded and lanes.device.type == "cpu"
+    seen = not padded and lanes.device.type == "cpu"
     return Looped(rows, table, sequences, loops, hidden, codes, reads, ruled.logits, seen)
 
 
@@ -214,14 +206,7 @@ class Choice(Protocol):
         """What is read from the rows `which`, int64 `[K]`, of a pass."""
 
 
-def whole_step(
-    batch: Batch,
-    count: int,
-    choice: Choice,
-    decoding: int | None = None,
-    suspends: bool = False,
-    entering: int | None = None,
-) -> tuple[Tensor, Tensor]:
+def whole_step(batch: Batch, count: int, choice: Choice, suspends: bool = False) -> tuple[Tensor, Tensor]:
     """A step as one call of fixed shapes: which rows are read is a mask, and nothing is looked at on the host.
 
     A CPU looks at the decisions of a loop for nothing, and then reads the head of the few rows that stop. A device
@@ -232,8 +217,6 @@ def whole_step(
         batch: What the step works on.
         count: Live lanes, or a bound on them, at most S T.
         choice: How ids are chosen, on the device.
-        decoding: Bound on the rows that are to be read, where `count` is no bound; None where it is.
-        entering: Bound on the rows that run their first loop; None where `decoding` says nothing else.
         suspends: Whether sequences that end are suspended: the next step may be launched before the host has seen it.
 
     Returns:
@@ -241,18 +224,12 @@ def whole_step(
         not, and a last line of counts; and the logits of those rows, `[K, V]`.
     """
     lanes, program = batch.lanes, batch.program
-    padded = decoding is None
-    if padded and kernel_step.knows(batch, choice.takes_best):
+    if kernel_step.knows(batch, choice.takes_best):
         return kernel_step.run_step(batch, count, suspends)
-    if entering is None:
-        # a sequence has one token that decodes at most
-        entering = min(count, lanes.sequences) if decoding is None else decoding
-    if program.reads_logits and program.verify:
-        # the head reads all rows once where both the rule and the drafts need it
-        decoding = count
-    elif decoding is None:
-        decoding = min(count, lanes.sequences)
-    looped = run_loop(batch, count, decoding, padded=padded, bounded=not padded, entering=entering)
+    # a sequence has one token that decodes at most; the head reads all rows once where the rule and drafts need it
+    entering = min(count, lanes.sequences)
+    decoding = count if program.reads_logits and program.verify else entering
+    looped = run_loop(batch, count, decoding, entering, padded=True)
     if program.drops:
         _leave(batch, looped)
     reads = looped.reads  # [K]
