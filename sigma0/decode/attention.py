@@ -65,13 +65,9 @@ class Placement:
 
 @dataclass(frozen=True)
 class RowIndices:
-    """Indices of the rows of a pass, each int64 `[R]`.
+    """Indices of the rows of a pass, each int64 `[R]`; the loops that are finished are the plane that is written.
 
-    Attributes:
-        sequences: Sequence.
-        cache_positions: Cache position.
-        positions: Position for rotary embeddings.
-        loops: Loops finished, which is the plane that is written, counted from 0.
+    `positions` are for rotary embeddings.
     """
 
     sequences: Tensor

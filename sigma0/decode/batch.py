@@ -47,7 +47,6 @@ class PassOutput:
     """Result of a pass.
 
     Attributes:
-        step: What the step emitted.
         left: Slot and cache position of each token that has left its lane after its last loop.
         complete: Leading cache positions that are exact in every plane now, by slot, where they fill a block.
         ready: Cache positions that may have entered by now, by slot, where segments before them were encoded.
@@ -72,7 +71,6 @@ class RunningBatch:
         watch: Limits of the fates, where statistics are wanted; None for none.
 
     Attributes:
-        planes: As given.
         lanes: Tokens that decode.
         prefill: Positions beside them.
         notes: On the loops of tokens; None without statistics.

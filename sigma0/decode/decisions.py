@@ -18,14 +18,9 @@ FORCED = 4
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that have run one loop more; those that decode come first.
+    """Rows that have run one loop more, `[R]` each; those that decode come first.
 
-    Attributes:
-        lanes: Lane of each, `[R]`.
-        table: Their lines of the table of lanes, from before the loop, `[R, 6]`.
-        sequences: `[R]`.
-        loops: Loops that each has finished, `[R]`.
-        hidden: `[R, D]`.
+    Their lines of the table of lanes, `[R, 6]`, are from before the loop, their states `[R, D]` from behind it.
     """
 
     lanes: Tensor

@@ -344,20 +344,17 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             ValueError: If the mask has another shape; transformers would pad it in silence.
         """
         total = self.length + new
-        if attention_mask is not None:
-            if tuple(attention_mask.shape) != (batch, total):
-                raise ValueError(
-                    f"attention_mask has shape {tuple(attention_mask.shape)}, but {self.length} cached and {new} new "
-                    f"tokens of {batch} sequences need {(batch, total)}"
-                )
-            # a copy: the caller's may change later, or be laid out differently
-            seen = attention_mask.to(torch.bool, copy=True).contiguous()
-            self._seen = None if bool(seen.all()) else seen
-            self._find_starts()
-        elif self._seen is not None:
-            grown = self._seen.new_ones((batch, total))
-            grown[:, : self._seen.shape[1]] = self._seen
-            self._seen = grown
+        if attention_mask is None:
+            return self.seen(total)
+        if tuple(attention_mask.shape) != (batch, total):
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}, but {self.length} cached and {new} new "
+                f"tokens of {batch} sequences need {(batch, total)}"
+            )
+        # a copy: the caller's may change later, or be laid out differently
+        seen = attention_mask.to(torch.bool, copy=True).contiguous()
+        self._seen = None if bool(seen.all()) else seen
+        self._find_starts()
         return self._seen
 
     def _find_starts(self) -> None:

@@ -26,10 +26,7 @@ class BlockShape:
     """What a block of a model takes.
 
     Attributes:
-        layers: L.
         planes: T.
-        kv_heads: H_kv.
-        head_dim: d.
         size: Cache positions.
         stages: Layers of a prelude, with one plane each, and of a coda, with two.
     """

@@ -33,15 +33,9 @@ _SUSPENDED = 4
 
 @dataclass(frozen=True)
 class LaneRows:
-    """The tokens in flight, copied to the host; deepest first.
+    """The tokens in flight, all `[R]`, on the host, deepest first; but their states `[R, W]` are on the device.
 
-    Attributes:
-        hidden: State after the last finished loop, `[R, D]`, on the device.
-        sequences: Sequence of each, `[R]`.
-        cache_positions: Cache position, `[R]`.
-        positions: Position for rotary embeddings, `[R]`.
-        loops: Loops finished, `[R]`.
-        lanes: Lane, `[R]`.
+    `loops` are finished, and `positions` are for rotary embeddings.
     """
 
     hidden: Tensor

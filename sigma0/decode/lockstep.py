@@ -126,13 +126,7 @@ def decode_tokens(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Passes run until the deepest of the tokens has stopped; its deeper loops follow beside later tokens.
 
-    Args:
-        model: The looped model.
-        cache: Planes and lanes; sequences that have ended only note their token as pending.
-        rule: When a token may stop.
-        drop: Never run the loops after the exit.
-        token_ids: int64 `[B]`.
-        positions: Position of each, `[B]`.
+    Sequences that have ended only note their token as pending. Under `drop` no loop runs after an exit.
 
     Returns:
         Logits `[B, V]`, depths, met and diverged `[B]`; zeros for ended sequences.

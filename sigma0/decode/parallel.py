@@ -48,12 +48,7 @@ class ParallelSettings(BaseSettings):
 
 @dataclass(frozen=True)
 class TensorParallelGroup:
-    """The ranks that share a model.
-
-    Attributes:
-        group: Their process group.
-        device: Device of its messages.
-    """
+    """The ranks that share a model: their process group, and the device of its messages."""
 
     group: "dist.ProcessGroup"
     device: torch.device

@@ -34,14 +34,10 @@ class Batch:
     """What a step works on.
 
     Attributes:
-        model: The looped model.
-        lanes: Tokens in flight.
-        settings: Of every sequence.
         program: What a pass has to compute.
         layers: Planes of every layer.
         placement: Where cache positions lie.
         longest: Bound on the cache positions of a pass, plus one.
-        ops: Operations of a pass.
         loop: What runs the block in place of the model's own `loop`; None for that.
     """
 
@@ -65,7 +61,6 @@ class Chunk:
     """Positions of one sequence at the same loop.
 
     Attributes:
-        sequence: Which.
         positions: Cache positions, which are positions for rotary embeddings too, ascending, `[N]`.
         targets: Loop after which each leaves, `[N]`.
         loops: Loops finished.
@@ -231,23 +226,20 @@ def prefill_coda(batch: Batch, beside: Prefill) -> None:
             model.read(own.hidden, PassRows(layers, place, at_exit, batch.ops, longest))
 
 
-def read_rows(batch: Batch, hidden: Tensor, rows: RowIndices, live: Tensor | None) -> Tensor:
-    """Logits `[K, V]` of rows `[K, W]`, whose `loops` are loops finished; `live` as `run_prelude` takes it."""
-    model = batch.model
-    if not model.stages[1]:
-        return model.read(hidden)
+def read_rows(batch: Batch, hidden: Tensor, rows: RowIndices, live: Tensor) -> Tensor:
+    """Logits `[K, V]` of rows `[K, W]` through a coda, given loops finished and which of them count, bool `[K]`."""
     planes = torch.zeros_like(rows.loops)
     if batch.program.verify:
         checked = batch.settings.table[:, columns.VERIFY].index_select(0, rows.sequences) > 0
         planes = ((rows.loops >= batch.lanes.depth) & checked).long() * FINAL
     view = PassRows(batch.layers, batch.placement, replace(rows, loops=planes), batch.ops, batch.longest, live)
-    logits = model.read(hidden, view)
+    logits = batch.model.read(hidden, view)
     if batch.program.verify:
-        written = planes == FINAL if live is None else (planes == FINAL) & live
         place = batch.placement
         # nobody's position lies last
-        at = torch.where(written, place.flat(rows.sequences, rows.cache_positions), place.total - 1)
-        publish(model, batch.layers, at)
+        at = place.flat(rows.sequences, rows.cache_positions)
+        at = torch.where((planes == FINAL) & live, at, place.total - 1)
+        publish(batch.model, batch.layers, at)
     return logits
 
 

@@ -39,11 +39,9 @@ _BOUND = 256
 
 @dataclass(frozen=True)
 class RunnerChoice:
-    """What calls the step.
+    """What calls the step, and why.
 
     Attributes:
-        name: "eager", "compile" or "cudagraph".
-        reason: Why.
         late: Whether the host reads what a step emits while the next one runs.
         captured: Whether steps are launched as CUDA graphs.
     """

@@ -50,12 +50,7 @@ Numbers = Sequence[tuple[Where, list[float]]]
 
 @dataclass(frozen=True)
 class PathReader:
-    """Computes the statistics of loop states.
-
-    Attributes:
-        gate: Gate logits `[N]` of normed states `[N, D]`.
-        rule: Limits of the fates.
-    """
+    """Computes the statistics of loop states by a gate, which takes normed states `[N, D]`, and the limits of fates."""
 
     gate: Callable[[Tensor], Tensor]
     rule: ExitParams
@@ -112,11 +107,7 @@ def deepest_reader(model: LoopedModel) -> DeepestReader | None:
 
 
 class DeepestQueue(Generic[Where]):
-    """States of tokens that run no further, until the head reads many of them at once.
-
-    Args:
-        reader: Of the model.
-    """
+    """States of tokens that run no further, until the head reads many of them at once."""
 
     def __init__(self, reader: DeepestReader) -> None:
         self._reader = reader

@@ -129,14 +129,8 @@ def run_block(
 ) -> tuple[Tensor, Tensor]:
     """States `[R, W]` ahead of the shared block, behind a prelude, and behind it, before the loop's norm.
 
-    Args:
-        batch: Model and planes.
-        hidden: `[R, W]`.
-        indices: Where the rows are.
-        beside: As `run_loop` takes it.
-        owned: Which rows are somebody's, bool `[R]`; None where all are.
-        entering: How many of the first rows may run their first loop.
-        enters: Which of those do, bool `[entering]`; None where all do.
+    `beside` is as `run_loop` takes it, `owned` says which rows are somebody's, bool `[R]`, and `enters` which of the
+    first `entering` rows run their first loop, bool `[entering]`; None of either where all do.
     """
     prelude, coda = batch.model.stages
     if prelude and beside is not None:

@@ -59,8 +59,6 @@ class Emission:
     """A new token of one sequence.
 
     Attributes:
-        sequence: Batch index.
-        token_id: The token.
         depth: Loop at which it was read, from 1.
         met: Whether its exit rule was met.
         last: Whether the sequence ends with it.
