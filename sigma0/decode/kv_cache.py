@@ -13,6 +13,7 @@ from sigma0.decode.attention import Placement
 from sigma0.decode.compiled import StepGraphs
 from sigma0.decode.kv_store import Segments, Storage
 from sigma0.decode.lanes import LaneRows, Lanes
+from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import FINAL, READ, CodedLayer, LayerPlanes, check_stages, extra_planes, plane_codec
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.settings import SequenceSettings
@@ -271,12 +272,13 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         """States how many cache positions will be needed, so that the next growth is exact."""
         self.capacity = max(self.capacity, capacity)
 
-    def reserve_lanes(self, like: Tensor, width: int) -> Lanes:
-        """The lanes of all sequences, as `Lanes` takes what is in flight; anew if the model was moved or cast since."""
+    @torch.no_grad()
+    def reserve_lanes(self, model: LoopedModel) -> Lanes:
+        """The lanes of all sequences, made anew if the model was moved or cast since."""
         assert self.depth is not None
-        lanes = self.lanes
+        like, lanes = model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=model.device)), self.lanes
         if lanes is None or (lanes.hidden.dtype, lanes.device) != (like.dtype, like.device):
-            self.lanes = lanes = Lanes(self.batch, self.depth, like, width)
+            self.lanes = lanes = Lanes(self.batch, self.depth, like, model.state_width)
             self.settings = self.sampling = self.graphs = None
         return lanes
 

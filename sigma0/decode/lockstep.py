@@ -40,7 +40,7 @@ def enter_pending(model: LoopedModel, cache: DepthCache, attention_mask: Tensor 
     if cache.pending is None:
         return
     hidden = _embedded(model, pending)
-    lanes = cache.reserve_lanes(hidden, model.state_width)
+    lanes = cache.reserve_lanes(model)
     places = pending.sequences, pending.cache_positions, pending.positions
     sequences, cache_positions, positions = (torch.from_numpy(part).to(lanes.device) for part in places)
     wanted = lanes.lane_of(sequences, cache_positions)
@@ -159,8 +159,7 @@ def decode_tokens(
 def _runner(model: LoopedModel, cache: DepthCache, rule: ExitRule, drop: bool, batch: int) -> EagerRunner:
     if cache.depth is None or cache.batch != batch:
         raise ValueError(f"the cache holds {cache.batch} sequences, not {batch}")
-    like = model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=model.device))
-    lanes = cache.reserve_lanes(like, model.state_width)
+    lanes = cache.reserve_lanes(model)
     lanes.resume()
     lanes.stop_decoding()
     settings = SequenceSettings(batch, cache.depth, lanes.device)

@@ -142,9 +142,7 @@ class TokenLoop:
         self.tail_passes = 0
         self._emitted: Ints = np.zeros(batch, dtype=np.int64)
         self._over: set[int] = set()
-        with torch.no_grad():
-            like = model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=self.device))
-            lanes = cache.reserve_lanes(like, model.state_width)
+        lanes = cache.reserve_lanes(model)
         settings, sampling = cache.reserve_settings()
         self.choice: Sampler | Host = choice_for(self, logits_processor, generation_config, sampling)
         self._grammars = None if grammars is None else self._grammar_rows(lanes, grammars, config)
