@@ -80,9 +80,8 @@ class Chunk:
     def select(self, rows: Ints) -> "Chunk":
         """Some of its rows."""
         hidden = self.hidden.index_select(0, to_device(rows, self.hidden.device))
-        return replace(
-            self, positions=self.positions[rows], targets=self.targets[rows], hidden=hidden, reads=self.reads[rows]
-        )
+        positions, targets, reads = (part[rows] for part in (self.positions, self.targets, self.reads))
+        return replace(self, positions=positions, targets=targets, hidden=hidden, reads=reads)
 
     def columns(self) -> Ints:
         """Its rows as `RowIndices` has them, `[4, N]`, at the plane of the loop that they run next."""
@@ -216,12 +215,10 @@ def prefill_coda(batch: Batch, beside: Prefill) -> None:
     model, layers, place, longest = batch.model, batch.layers, batch.placement, batch.longest
     for read in beside.take_read():
         at_end = (read.reads == batch.lanes.depth) & (read.positions < read.final)
-        final, early = np.flatnonzero(at_end), np.flatnonzero(~at_end)
-        if len(final):
-            own = read.select(final)
+        final, early = _parted([read], [at_end])
+        for own in final:
             write_coda(model, layers, place, own.hidden, own.rows(batch.lanes.device), longest)
-        if len(early):
-            own = read.select(early)
+        for own in early:
             at_exit = replace(own, loops=READ).rows(batch.lanes.device)
             model.read(own.hidden, PassRows(layers, place, at_exit, batch.ops, longest))
 
@@ -244,17 +241,12 @@ def read_rows(batch: Batch, hidden: Tensor, rows: RowIndices, live: Tensor) -> T
 
 
 def write_coda(
-    model: LoopedModel,
-    layers: Sequence[LayerPlanes],
-    placement: Placement,
-    hidden: Tensor,
-    rows: RowIndices,
-    longest: int,
+    model: LoopedModel, layers: Sequence[LayerPlanes], place: Placement, hidden: Tensor, rows: RowIndices, longest: int
 ) -> None:
     """Leaves the coda's K/V of rows `[K, W]` at loop T in both planes, as a prefill does; nobody wants their logits."""
     indices = replace(rows, loops=torch.full_like(rows.loops, FINAL))
-    model.read(hidden, PassRows(layers, placement, indices, model.operations, longest))
-    publish(model, layers, placement.flat(rows.sequences, rows.cache_positions))
+    model.read(hidden, PassRows(layers, place, indices, model.operations, longest))
+    publish(model, layers, place.flat(rows.sequences, rows.cache_positions))
 
 
 def publish(model: LoopedModel, layers: Sequence[LayerPlanes], positions: Tensor) -> None:
