@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from sigma0.decode.model import BatchRows
+from sigma0.decode.attention import PassRows
 from sigma0.models.cache_name import given_cache, named_cache
 from sigma0.models.ouro import OuroForCausalLM
 from sigma0.models.ouro_config import OuroConfig
@@ -32,11 +32,11 @@ class EmptyLoopedModel(OuroForCausalLM):
             self.model.early_exit_gate.weight.zero_()
             self.model.early_exit_gate.bias.fill_(20.0)
 
-    def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+    def loop(self, hidden: Tensor, rows: PassRows) -> Tensor:
         """The input."""
         return hidden
 
-    def read(self, hidden: Tensor, rows: BatchRows | None = None) -> Tensor:
+    def read(self, hidden: Tensor, rows: PassRows | None = None) -> Tensor:
         """The same logits for every row, `[R, V]`."""
         logits: Tensor = self.logits
         return logits.expand(len(hidden), -1)

@@ -53,7 +53,7 @@ class Node:
 
 
 class TreeRows:
-    """The rows of a pass, as the layers of a block see them: `sigma0.decode.model.BatchRows`.
+    """The rows of a pass, as the layers of a block see them: `sigma0.decode.attention.PassRows`.
 
     Args:
         planes: Keys and values of each layer, `[T, H_kv, N, d]`.
@@ -86,7 +86,7 @@ class TreeRows:
         return self._positions
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        """Writes the rows' K/V and attends; as `BatchRows.attend`."""
+        """Writes the rows' K/V and attends; as `PassRows.attend`."""
         held_keys, held_values = self._planes[layer]
         output = torch.empty_like(query)
         for loop, rows in self._groups:

@@ -1,6 +1,6 @@
 """Attention of the rows of a pass, each over the K/V plane of its own loop up to its own position."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -23,19 +23,6 @@ from sigma0.decode.planes import CodedLayer, LayerPlanes
 
 
 @dataclass(frozen=True)
-class CodedPlacement:
-    """Where cache positions lie among coded ones.
-
-    Attributes:
-        size: Cache positions of a block.
-        blocks: Block table, int64 `[S, n]`; None where block s is all of sequence s.
-    """
-
-    size: int
-    blocks: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class Placement:
     """Where the cache positions of each sequence lie, and which of them are seen.
 
@@ -48,8 +35,8 @@ class Placement:
         rooms: Positions that the blocks of each sequence hold, on the host; None where block s is all of sequence s.
         starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
         seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
-        coded: Where earlier segments lie in few bits; None where planes are stored as computed. Block s is then what
-            sequence s has of the segment under way, and the block table is of coded positions.
+        coded: Cache positions of a block of earlier segments, which are in few bits: those `blocks` is then of, and
+            block s as computed is what sequence s has of the segment under way. None where all are as computed.
     """
 
     size: int
@@ -59,14 +46,12 @@ class Placement:
     rooms: Sequence[int] | None = None
     starts: Tensor | None = None
     seen: Tensor | None = None
-    coded: CodedPlacement | None = None
+    coded: int | None = None
 
     @property
     def room(self) -> int:
         """Cache positions of a sequence that there may be."""
-        if self.coded is not None:
-            return self.coded.size * (1 if self.coded.blocks is None else self.coded.blocks.shape[1])
-        return self.size if self.blocks is None else self.size * self.blocks.shape[1]
+        return (self.coded or self.size) * (1 if self.blocks is None else self.blocks.shape[1])
 
     def flat(self, sequences: Tensor, cache_positions: Tensor) -> Tensor:
         """Flat positions of cache positions, both int64 `[N]`."""
@@ -80,13 +65,9 @@ class Placement:
 
 @dataclass(frozen=True)
 class RowIndices:
-    """Indices of the rows of a pass, each int64 `[R]`.
+    """Indices of the rows of a pass, each int64 `[R]`; the loops that are finished are the plane that is written.
 
-    Attributes:
-        sequences: Sequence.
-        cache_positions: Cache position.
-        positions: Position for rotary embeddings.
-        loops: Loops finished, which is the plane that is written, counted from 0.
+    `positions` are for rotary embeddings.
     """
 
     sequences: Tensor
@@ -94,20 +75,24 @@ class RowIndices:
     positions: Tensor
     loops: Tensor
 
-    def to(self, device: torch.device) -> "RowIndices":
-        """The same on a device."""
-        return RowIndices(*(part.to(device) for part in vars(self).values()))
+    def each(self, change: Callable[[Tensor], Tensor]) -> "RowIndices":
+        """The same with a change to each column."""
+        return RowIndices(*(change(column) for column in vars(self).values()))
+
+    def select(self, which: Tensor) -> "RowIndices":
+        """Some of the rows, int64 `[N]`."""
+        return self.each(lambda column: column.index_select(0, which))
 
 
 class PassRows:
-    """The rows of one pass, as the layers of a block see them: `sigma0.decode.model.BatchRows`.
+    """The rows of one pass, as the layers of a block see them.
 
     Args:
         layers: The planes of every layer, with room for all rows.
         placement: Where cache positions lie.
         indices: The rows.
-        ops: Attention operations.
-        longest: One more than the largest cache position, or a bound on it.
+        ops: Operations of the pass; kept as far as the planes allow.
+        longest: One more than the largest cache position, or a bound on it; kept.
         live: Which rows are somebody's, bool `[R]`; None where all are.
         written: Plane * positions + position that each row writes, -1 of nobody's, int64 `[R]`, where it is known.
     """
@@ -129,7 +114,7 @@ class PassRows:
         self._live = live
         if ops.depth_attention is not None:
             # once for all layers: the kernels see memory only
-            indices = RowIndices(*(part.contiguous() for part in vars(indices).values()))
+            indices = indices.each(lambda column: column.contiguous())
         self._indices, self._by_device = indices, {indices.loops.device: indices}
         self._known_rows: dict[torch.device, DepthRows] = {}
         self._places = None if ops.attend_rows is None else self._placed()
@@ -167,15 +152,23 @@ class PassRows:
         return (*kinds, None if self._places is None else self._places.count, *shapes)
 
     def positions(self, device: torch.device) -> Tensor:
-        """Positions for rotary embeddings, int64 `[R]`."""
+        """Positions for rotary embeddings, int64 `[R]`, on a device."""
         return self._on(device).positions
 
     def loops(self, device: torch.device) -> Tensor:
-        """See `decode.model.BatchRows.loops`."""
+        """Loops finished by each row, int64 `[R]`; of a prelude or a coda the plane that is written."""
         return self._on(device).loops
 
     def project(self, layer: int, hidden: Tensor, weight: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-        """See `decode.model.BatchRows.project`."""
+        """Rotated queries `[R, H, d]` of normed rows `[R, D]`, whose K/V it writes, where there is `ops.project_rows`.
+
+        Args:
+            layer: Layer index within the block.
+            hidden: `[R, D]`.
+            weight: Queries, keys and values packed, `[(H + 2 H_kv) d, D]`.
+            cos: Of all positions, `[P, d]`.
+            signed_sin: Likewise; the first half of each has its sign turned.
+        """
         planes, device = self._layers[layer], hidden.device
         assert self.ops.project_rows is not None and self._written is not None
         return self.ops.project_rows(
@@ -186,13 +179,27 @@ class PassRows:
     def run_block(
         self, layers: Sequence[BlockLayer], shape: BlockShape, hidden: Tensor, tables: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """See `decode.model.BatchRows.run_block`."""
+        """What all layers make of float32 rows `[R, D]`, whose K/V they write, where there is `ops.run_block`.
+
+        `tables` are cos and signed sin of all positions, `[P, d]` each.
+        """
         assert self.ops.run_block is not None and self._places is not None
         planes = [(own.flat_keys, own.flat_values) for own in self._layers[: len(layers)]]
         return self.ops.run_block(layers, shape, planes, hidden, tables, self._indices.positions, self._places)
 
     def attend(self, layer: int, query: Tensor, keys: Tensor | None, values: Tensor | None, scaling: float) -> Tensor:
-        """See `decode.model.BatchRows.attend`."""
+        """Writes each row's K/V to the plane of its loop, then attends to that plane up to the row's own position.
+
+        Args:
+            layer: Layer index within the block.
+            query: `[R, H, d]`, rotated.
+            keys: `[R, H_kv, d]`, rotated; None where `project` has written them.
+            values: `[R, H_kv, d]`, or None likewise.
+            scaling: Factor on the scores.
+
+        Returns:
+            `[R, H, d]`.
+        """
         planes = self._layers[layer]
         if self.ops.attend_rows is not None and self._places is not None:
             own_keys, own_values = planes.flat_keys, planes.flat_values
@@ -217,10 +224,9 @@ class PassRows:
     def _coded_rows(self, indices: RowIndices) -> CodedRows:
         place, device = self._placement, indices.loops.device
         assert place.coded is not None
-        parts = (place.coded.blocks, place.starts, place.seen)
-        blocks, starts, seen = (None if part is None else part.to(device) for part in parts)
-        sizes = (place.size, place.coded.size, self.longest)
-        return CodedRows(indices.sequences, self._owned().to(device), indices.loops, *sizes, blocks, starts, seen)
+        tables = (None if part is None else part.to(device) for part in (place.blocks, place.starts, place.seen))
+        sizes = (place.size, place.coded, self.longest)
+        return CodedRows(indices.sequences, self._owned().to(device), indices.loops, *sizes, *tables)
 
     def _owned(self) -> Tensor:
         """Cache positions of the rows, -1 of those that are nobody's, int64 `[R]`."""
@@ -229,13 +235,12 @@ class PassRows:
 
     def _placed(self) -> RowPlaces:
         at, place = self._indices, self._placement
-        cache_positions = self._owned()
         count = (place.total - 1) // place.size
-        return RowPlaces(at.sequences, cache_positions, at.loops, count, place.blocks, place.starts, place.seen)
+        return RowPlaces(at.sequences, self._owned(), at.loops, count, place.blocks, place.starts, place.seen)
 
     def _on(self, device: torch.device) -> RowIndices:
         if device not in self._by_device:
-            self._by_device[device] = self._indices.to(device)
+            self._by_device[device] = self._indices.each(lambda column: column.to(device))
         return self._by_device[device]
 
     def _flat_rows(self) -> Tensor:
@@ -248,29 +253,17 @@ class PassRows:
 
     def _depth_rows(self, indices: RowIndices) -> DepthRows:
         """The same for every layer."""
-        device = indices.loops.device
-        if device not in self._known_rows:
-            self._known_rows[device] = self._made_rows(indices)
-        return self._known_rows[device]
-
-    def _made_rows(self, indices: RowIndices) -> DepthRows:
         place, device = self._placement, indices.loops.device
-        parts = (place.starts, place.seen, None if place.blocks is None else place.blocks.int())
-        starts, seen, blocks = (None if part is None else part.to(device) for part in parts)
-        arrived = None
-        if self.ops.depth_attention is not None:
-            heads = self._layers[0].keys.shape[2]
-            arrived = torch.zeros(len(indices.loops) * heads, dtype=torch.int32, device=device)
-        return DepthRows(
-            indices.sequences,
-            indices.cache_positions,
-            indices.loops,
-            starts,
-            seen,
-            blocks,
-            self.longest,
-            arrived,
-        )
+        if device not in self._known_rows:
+            parts = (place.starts, place.seen, None if place.blocks is None else place.blocks.int())
+            starts, seen, blocks = (None if part is None else part.to(device) for part in parts)
+            arrived = None
+            if self.ops.depth_attention is not None:
+                heads = self._layers[0].keys.shape[2]
+                arrived = torch.zeros(len(indices.loops) * heads, dtype=torch.int32, device=device)
+            own = (indices.sequences, indices.cache_positions, indices.loops)
+            self._known_rows[device] = DepthRows(*own, starts, seen, blocks, self.longest, arrived)
+        return self._known_rows[device]
 
     @cached_property
     def _spans(self) -> tuple[Span, ...] | None:

@@ -20,19 +20,17 @@ from sigma0.decode.kv_store import PagedPlanes
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.logits import BROKEN
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.ops import ExitParams
-from sigma0.decode.prefill import ALL_FINAL, Prefill
+from sigma0.decode.ops import ExitParams, RowCount
+from sigma0.decode.prefill import Chunk, Prefill
 from sigma0.decode.runner import LateRunner, RunnerChoice, Step
-from sigma0.decode.runners import choose_runner, open_runner, row_count
+from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Sampler
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.sequences import Asked, Suspended, all_of
-from sigma0.decode.settings import SequenceSettings
+from sigma0.decode.settings import NO_LIMIT, SequenceSettings
 from sigma0.decode.stats import LoopNotes
 from sigma0.decode.step import SEQUENCE, TOKEN
 from sigma0.decode.transfer import Bools, Ints, PassCounts, to_device, to_host
-
-_NO_PROMPT = 2**62
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,6 @@ class PassOutput:
     """Result of a pass.
 
     Attributes:
-        step: What the step emitted.
         left: Slot and cache position of each token that has left its lane after its last loop.
         complete: Leading cache positions that are exact in every plane now, by slot, where they fill a block.
         ready: Cache positions that may have entered by now, by slot, where segments before them were encoded.
@@ -74,7 +71,6 @@ class RunningBatch:
         watch: Limits of the fates, where statistics are wanted; None for none.
 
     Attributes:
-        planes: As given.
         lanes: Tokens that decode.
         prefill: Positions beside them.
         notes: On the loops of tokens; None without statistics.
@@ -115,15 +111,16 @@ class RunningBatch:
         # last tokens of prompts, `[1, W]`, that wait until all positions before them have left: a coda reads these in
         # their order, and a sequence is not to end before its prompt is read
         self._waiting: dict[int, Tensor] = {}
-        self._prompts: Ints = np.full(slots, _NO_PROMPT, dtype=np.int64)
+        self._prompts: Ints = np.full(slots, NO_LIMIT, dtype=np.int64)
         # leading cache positions that have entered beside the lanes, that may enter, and below which all planes are
         # those of a run of all loops
-        self._entered, self._ready, self._exact = (np.full(slots, _NO_PROMPT, dtype=np.int64) for _ in range(3))
+        self._entered, self._ready, self._exact = (np.full(slots, NO_LIMIT, dtype=np.int64) for _ in range(3))
         self._drops: Bools = np.zeros(slots, dtype=np.bool_)
         self._passes: Ints = np.zeros(slots, dtype=np.int64)
         self._rows: Ints = np.zeros(slots, dtype=np.int64)
         in_books = model.operations.host_rows and self._table is not None and not isinstance(self._runner, LateRunner)
-        self._counted = row_count(self.lanes, self._prompts, self._passes, self._rows) if in_books else None
+        counted = map(torch.from_numpy, (self._prompts, self._passes, self._rows))
+        self._counted = RowCount(self.lanes.table, self.lanes.depth, *counted) if in_books else None
 
     def __len__(self) -> int:
         counted = self._counted
@@ -189,7 +186,7 @@ class RunningBatch:
             self._recomputing.add(slot)
         self._prompts[slot], self._drops[slot] = asked.prompt, asked.exit.drop
         self.planes.begin(slot, cached, asked.last_loop - 1)
-        self._entered[slot], self._exact[slot] = cached, _NO_PROMPT if exact is None else exact
+        self._entered[slot], self._exact[slot] = cached, NO_LIMIT if exact is None else exact
         if self.planes.segments is not None:
             self._ready[slot] = cached + self.planes.segments.segment
         self._passes[slot], self._rows[slot] = (0, 0) if suspended is None else suspended.work
@@ -216,11 +213,7 @@ class RunningBatch:
             self._runner.use(program)
 
     def preempt(self, slot: int, depths: Sequence[int]) -> Suspended | None:
-        """Removes the sequence in a slot for a time.
-
-        Args:
-            slot: Which.
-            depths: Loop at which each of its new tokens was read.
+        """Removes the sequence in a slot, whose new tokens were read at `depths`, for a time.
 
         Returns:
             What is in flight of it; None where it is to begin anew.
@@ -253,7 +246,7 @@ class RunningBatch:
         self._running[slot] = None
         self._recomputing.discard(slot)
         self._waiting.pop(slot, None)
-        self._prompts[slot] = self._exact[slot] = _NO_PROMPT
+        self._prompts[slot] = self._exact[slot] = NO_LIMIT
         self.lanes.clear(slot)
         self._known = None
         if self.lanes.probs is not None:
@@ -268,10 +261,9 @@ class RunningBatch:
 
     @torch.no_grad()
     def enter(self, entering: Sequence[tuple[int, int, Sequence[int]]]) -> None:
-        """Embeds positions and puts them before loop 1: the last one of a prompt in a lane, the others beside.
+        """Embeds stretches, at least one, each a slot, its first cache position and ids, and puts them before loop 1.
 
-        Args:
-            entering: Slot, first cache position and ids of each stretch, at least one.
+        The last one of a prompt comes into a lane, the others beside.
         """
         ids = [token_id for _, _, own in entering for token_id in own]
         ranges = [np.arange(start, start + len(own)) for _, start, own in entering]
@@ -294,8 +286,8 @@ class RunningBatch:
             if len(own):
                 whole = all_of(asked.last_loop, own)
                 targets, reads = (whole, whole) if suspended is None else suspended.loops_of(asked, own)
-                final = ALL_FINAL if asked.exit.verify else asked.prompt - 1
-                self.prefill.enter(slot, own, targets, hidden[row : row + len(own)], reads, final)
+                final = NO_LIMIT if asked.exit.verify else asked.prompt - 1
+                self.prefill.enter(Chunk(slot, own, targets, 0, hidden[row : row + len(own)], reads, final))
         if lanes:
             self._enter_lanes(lanes, hidden.index_select(0, to_device(np.array(last), self._model.device)))
 
@@ -356,7 +348,7 @@ class RunningBatch:
             if running.suspended is None or min(running.suspended.loops) >= until:
                 self.planes.encode_to(slot, until)
                 self._ready[slot] = ready[slot] = until + segments.segment
-        self._runner.hold(busy)
+        self.planes.hold(lanes, busy)
         self._known = None
         self._errors.update(self.planes.pop_errors())
         complete: dict[int, int] = {}
@@ -377,9 +369,7 @@ class RunningBatch:
     def _count(self) -> tuple[list[list[int]], int]:
         """Counts the rows of new tokens in the coming pass.
 
-        Returns:
-            Slot and cache position of each token for which it is the last one, and a bound on the cache positions of
-            all rows, plus one.
+        Returns slot and cache position of each token that leaves behind it, and a bound on all positions, plus one.
         """
         chunks = *self.prefill.chunks, *self.prefill.held
         beside = max([int(chunk.positions[-1]) + 1 for chunk in chunks]) if chunks else 0

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import is_
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -156,9 +156,6 @@ class ModelPrograms:
         record.clear()
         return results
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "ModelPrograms":
-        return ModelPrograms()
-
     def __reduce__(self) -> tuple[type["ModelPrograms"], tuple[()]]:
         return ModelPrograms, ()
 
@@ -189,7 +186,8 @@ class CompiledLoop:
     def __init__(self, model: LoopedModel, announce: Announce, give_up: Callable[[str], None]) -> None:
         self._model, self._announce, self._give_up = model, announce, give_up
         self._programs = programs_of(model)
-        self._weights = weights_of(model)
+        # tells them from others that take their place
+        self._weights = tuple(map(id, model.parameters())) if isinstance(model, nn.Module) else ()
         self._most, self._gave_up = 0, False
         self._direct: dict[Hashable, Direct | None] = {}
         self._raw: Tensor | None = None
@@ -250,11 +248,6 @@ def _loop(model: LoopedModel, hidden: Tensor, rows: PassRows) -> tuple[Tensor, T
     return raw, model.norm(raw)
 
 
-def weights_of(model: Any) -> Hashable:
-    """Tells a model's weights from others that take their place."""
-    return tuple(map(id, model.parameters())) if isinstance(model, nn.Module) else ()
-
-
 def tensors_of(thing: Any) -> list[Tensor]:
     """The tensors that an object of the decoder holds, in the order of its attributes."""
     if isinstance(thing, Tensor):
@@ -284,59 +277,28 @@ def state_key(state: Sequence[Tensor]) -> Hashable:
 Function = Callable[[], tuple[Tensor, ...]]
 
 
-@dataclass(frozen=True)
-class Captured:
-    """A captured function.
-
-    Attributes:
-        replay: Runs it.
-        outputs: What it returns, in tensors that the next replay writes again.
-    """
+class Captured(NamedTuple):
+    """What runs a captured function, and what that returns, in tensors that the next replay writes again."""
 
     replay: Callable[[], None]
     outputs: tuple[Tensor, ...]
 
 
-class Capture(Protocol):
-    """Captures functions, which must change nothing that matters when they are called for it."""
-
-    def __call__(self, function: Function) -> Captured:
-        """The function as one launch.
-
-        Raises:
-            RuntimeError: Naming the operation that a graph cannot hold.
-        """
+# Makes one launch of a function, which must change nothing that matters when it is called for it; raises a RuntimeError
+# that names the operation that a graph cannot hold.
+Capture = Callable[[Function], Captured]
 
 
-@dataclass(frozen=True)
-class StepGraph:
-    """A captured step.
-
-    Attributes:
-        captured: The step.
-        parts: Tensors that it works on and that a run may replace.
-        constants: The model's, which it keeps.
-    """
+class StepGraph(NamedTuple):
+    """A captured step, the tensors that it works on and that a run may replace, and the model's, which it keeps."""
 
     captured: Captured
     parts: tuple[object, ...]
     constants: Sequence[Tensor]
 
-    def is_over(self, parts: tuple[object, ...]) -> bool:
-        """Whether it works on these."""
-        return len(parts) == len(self.parts) and all(map(is_, parts, self.parts))
-
 
 class StepGraphs:
-    """Captured steps.
-
-    Args:
-        capture: Captures them.
-
-    Attributes:
-        capture: As given.
-        steps: By what they were captured for.
-    """
+    """What captures steps, and those that were, by what they were captured for."""
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
@@ -367,7 +329,7 @@ class CudaCapture:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, function: Function) -> Captured:
-        """See `Capture`."""
+        """The function as one launch; see `Capture`."""
         here = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -377,10 +339,8 @@ class CudaCapture:
         called = LastOperation()
         try:
             # only this thread's calls belong to the graph, and only they can break it
-            with (
-                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
-                called,
-            ):
+            held = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+            with held, called:
                 outputs = function()
         except RuntimeError as error:
             raise RuntimeError(f"a CUDA graph cannot hold {called.name}: {first_line(error)}") from error
@@ -388,17 +348,13 @@ class CudaCapture:
 
 
 class LastOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Remembers which operation was called last.
-
-    Attributes:
-        name: Of it.
-    """
+    """Remembers the name of the operation that was called last."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.name = "its first operation"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls it."""
+        """See `TorchDispatchMode`."""
         self.name = str(func)
         return func(*args, **(kwargs or {}))

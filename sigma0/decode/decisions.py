@@ -18,14 +18,9 @@ FORCED = 4
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that have run one loop more; those that decode come first.
+    """Rows that have run one loop more, `[R]` each; those that decode come first.
 
-    Attributes:
-        lanes: Lane of each, `[R]`.
-        table: Their lines of the table of lanes, from before the loop, `[R, 6]`.
-        sequences: `[R]`.
-        loops: Loops that each has finished, `[R]`.
-        hidden: `[R, D]`.
+    Their lines of the table of lanes, `[R, 6]`, are from before the loop, their states `[R, D]` from behind it.
     """
 
     lanes: Tensor
@@ -55,15 +50,10 @@ class Ruled:
 def ask_rules(
     batch: Batch, rows: Rows, previous: Tensor, decoding: int, end: LoopEndOutput | None, whole: bool
 ) -> Ruled:
-    """What the rules say of the first rows, as many as decode.
+    """What the rules say of the first L rows, those that decode, at least 1, given all states before `[R, D]`.
 
-    Args:
-        batch: Lanes and settings.
-        rows: Those of the pass.
-        previous: Their states before the loop, `[R, D]`.
-        decoding: L, at least 1.
-        end: Of the loop, where differences are kept.
-        whole: Whether the head reads all rows at once, since drafts are read in this pass too.
+    `end` is of the loop, where differences are kept. Under `whole` the head reads all rows at once, since drafts are
+    read in this pass too.
     """
     program, ops, settings = batch.program, batch.ops, batch.settings
     sequences, logits, given = rows.sequences[:decoding], None, None
@@ -147,18 +137,13 @@ def _criteria_met(batch: Batch, rows: Rows, previous: Tensor, decoding: int, log
     """Whether a criterion is met, bool `[L]`; what it keeps is kept by sequence, of which one token decodes."""
     lanes, settings, kept = batch.lanes, batch.settings, batch.lanes.criteria
     assert kept is not None
-    before, after = (state[:decoding, : lanes.width] for state in (previous, rows.hidden))
+    states = previous[:decoding, : lanes.width], rows.hidden[:decoding, : lanes.width]
     sequences = rows.sequences[:decoding]
+    mode = settings.table[:, columns.CRITERION].index_select(0, sequences)
+    delta = settings.thresholds[:, columns.OWN].index_select(0, sequences)
     slots = torch.where(rows.table[:decoding, STAGE] < lanes.depth, sequences, lanes.sequences)
-    return kept.decide(
-        batch.program.criteria,
-        settings.table[:, columns.CRITERION].index_select(0, sequences),
-        settings.thresholds[:, columns.OWN].index_select(0, sequences),
-        slots,
-        rows.loops[:decoding] == 1,
-        (before, after),
-        None if logits is None else logits[:decoding],
-    )
+    read = None if logits is None else logits[:decoding]
+    return kept.decide(batch.program.criteria, mode, delta, slots, rows.loops[:decoding] == 1, states, read)
 
 
 def _gate_met(batch: Batch, hidden: Tensor, lanes: Tensor, sequences: Tensor) -> Tensor:

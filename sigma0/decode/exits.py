@@ -136,9 +136,8 @@ class Criteria:
         met = torch.zeros_like(first)
         for name in CRITERIA:
             if name in modes:
-                value = (
-                    self._of_states(name, states) if name in OF_STATES else self._of_logits(name, slots, first, logits)
-                )
+                of_states = name in OF_STATES
+                value = self._of_states(name, states) if of_states else self._of_logits(name, slots, first, logits)
                 own = value >= delta if name == "argmax-stability" else value < delta
                 met = met | (own & (mode == CRITERIA.index(name)))
         return met
@@ -186,9 +185,9 @@ class Criteria:
 
 
 def exit_reason(mode: ExitMode, met: bool, diverged: bool = False, forced: bool = False) -> Reason:
-    """Why a token stopped: its rule was met, its loop diverged, it reached T without (`max_depth`), or was `fixed`.
+    """Why a token stopped.
 
-    Or nothing had to be read, since a grammar left one id (`forced`).
+    Its rule was met, its loop diverged, it reached T without (`max_depth`), was `fixed`, or a grammar left one id.
     """
     if forced:
         return "forced"
@@ -264,8 +263,7 @@ class ExitRule:
     def params(self, watch: bool) -> ExitParams:
         """Parameters of the exit decision at the end of a loop; under `margin` the logits decide instead.
 
-        Args:
-            watch: Whether statistics of the loop states are computed too.
+        Under `watch` statistics of the loop states are computed too.
         """
         config = self.config
         mode: str = config.mode if config.mode in ("qexit", "converge", "accel") else "none"
@@ -303,12 +301,7 @@ class ExitRule:
         )
 
     def known_without_loops(self, depth: int, margin: float | None) -> bool | None:
-        """`would_have_been_met` where `is_about_loops` is False.
-
-        Args:
-            depth: Loop that the token was read at.
-            margin: Top-1 minus top-2 probability where it was sampled.
-        """
+        """`would_have_been_met` where `is_about_loops` is False, of a token that was read at a depth."""
         if self.criterion is not None:
             return None
         if self.config.mode == "margin":
@@ -318,12 +311,11 @@ class ExitRule:
     def would_have_been_met(self, loops: npt.NDArray[np.float32], margin: float | None) -> bool | None:
         """Whether a token that `full` or `fixed` stopped would have met this rule by the loop it was read at.
 
+        None where that is not known: under `margin`, where a loop before may have met it, and for criteria.
+
         Args:
             loops: `sigma0.decode.ops.STATISTICS` of the loops up to there, `[t, 8]`.
             margin: Top-1 minus top-2 probability where it was sampled.
-
-        Returns:
-            None where that is not known: under `margin`, where a loop before may have met it, and for criteria.
         """
         mode, late = self.config.mode, slice(self.min_loops - 1, None)
         if not self.is_about_loops:
@@ -399,9 +391,6 @@ def select_exits(
         at_full_depth: Read every position at loop T, as `verify` does; `met` still says whether the rule would have
             been met by itself. A divergence stops nothing then, and is not reported.
         start: What loop 1 starts from, `[B, S, D]`, which criteria over states read.
-
-    Returns:
-        The states at the exits.
     """
     assert start is not None or rule.config.mode not in OF_STATES, "a criterion over states begins at loop 1"
     total, batch, length, width = loop_states.shape
@@ -416,19 +405,21 @@ def select_exits(
         state = ExitState.empty(rows, kept, flat.dtype, flat.device)
         slots = torch.arange(rows, device=flat.device)
         meter: Criteria | None = None
-        no_gate = None if gate_logits is not None else no_gate_logits(flat[0])
         for loop in range(1, total + 1):
             with torch.no_grad():
                 hidden = flat[loop - 1].detach()
-                gates = no_gate if gate_logits is None else gate_logits[loop - 1].detach().reshape(rows)
-                assert gates is not None
+                gates = no_gate_logits(hidden) if gate_logits is None else gate_logits[loop - 1].detach().reshape(rows)
                 loop_end = observe(hidden, flat[max(loop - 2, 0)].detach(), gates, state, slots, params)
                 here = loop_end.decisions == MET
                 logits = head(hidden) if rule.needs_logits else None
                 if rule.criterion is not None:
                     before = (hidden if start is None else start.reshape(rows, -1)) if loop == 1 else flat[loop - 2]
-                    meter = Criteria(rows, *_width(logits), flat.device) if meter is None else meter
-                    here = _meets(rule, meter, loop, (before.detach(), hidden), logits)
+                    meter = meter or Criteria(rows, 0 if logits is None else logits.shape[-1], flat.device)
+                    mode = torch.full_like(slots, rule.criterion)
+                    delta = torch.full_like(slots, rule.threshold, dtype=torch.float32)
+                    first = torch.full_like(met, loop == 1)
+                    states = before.detach(), hidden
+                    here = meter.decide((rule.config.mode,), mode, delta, slots, first, states, logits)
                 elif logits is not None:
                     here = leads_reference(logits, rule.threshold)
             here = rule.met_in_prompt(here, loop) & (rule.fixed_depth is None)
@@ -440,21 +431,7 @@ def select_exits(
     depths, met, diverged = broadcast(depths), broadcast(met), broadcast(diverged)
     index = (depths - 1).view(1, rows, 1).expand(1, rows, width)
     selected = flat.gather(0, index).view(batch, length, width)
-    flags = (flag.view(batch, length) for flag in (depths, met, diverged))
-    return Selection(selected, *flags)
-
-
-def _width(logits: Tensor | None) -> tuple[int]:
-    return (0 if logits is None else logits.shape[-1],)
-
-
-def _meets(rule: ExitRule, meter: Criteria, loop: int, states: tuple[Tensor, Tensor], logits: Tensor | None) -> Tensor:
-    """Whether rows `[R]` of a run of all loops meet a criterion at a loop."""
-    assert rule.criterion is not None
-    slots = torch.arange(len(states[0]), device=states[0].device)
-    mode, first = torch.full_like(slots, rule.criterion), torch.full_like(slots, loop == 1, dtype=torch.bool)
-    delta = torch.full_like(slots, rule.threshold, dtype=torch.float32)
-    return meter.decide((rule.config.mode,), mode, delta, slots, first, states, logits)
+    return Selection(selected, *(flag.view(batch, length) for flag in (depths, met, diverged)))
 
 
 def no_gate_logits(hidden: Tensor) -> Tensor:

@@ -9,10 +9,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sigma0.config import CODA_PLANES, FULL_KV, KVConfig
-from sigma0.decode.attention import CodedPlacement, Placement
+from sigma0.decode.attention import Placement
 from sigma0.decode.compiled import StepGraphs
 from sigma0.decode.kv_store import Segments, Storage
 from sigma0.decode.lanes import LaneRows, Lanes
+from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import FINAL, READ, CodedLayer, LayerPlanes, check_stages, extra_planes, plane_codec
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.settings import SequenceSettings
@@ -44,14 +45,16 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
     @property
     def keys(self) -> Tensor | None:
         """Committed keys `[B, H_kv, length, d]`."""
-        planes = self._cache.held[self._layer]
-        return None if planes is None else planes.read_span(self._loop, self._cache.length)[0]
+        return self._committed()[0]
 
     @property
     def values(self) -> Tensor | None:
         """Committed values `[B, H_kv, length, d]`."""
+        return self._committed()[1]
+
+    def _committed(self) -> tuple[Tensor | None, Tensor | None]:
         planes = self._cache.held[self._layer]
-        return None if planes is None else planes.read_span(self._loop, self._cache.length)[1]
+        return (None, None) if planes is None else planes.read_span(self._loop, self._cache.length)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocates the planes of this layer, shaped for `key_states` `[B, H_kv, S, d]`."""
@@ -99,6 +102,7 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
 
     Attributes:
         held: The planes of each layer, None before it was written: those that loop, then prelude, then coda.
+        planes: Those that were written.
         length: Cache positions in use, in-flight batch included.
         depth: Loops that prompts run in this cache (T, or k under `fixed`); None while it is empty.
         lanes: Tokens in flight; None before the first.
@@ -127,12 +131,13 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         kv: KVConfig = FULL_KV,
     ) -> None:
         check_stages(kv, stages)
-        self.num_layers, self.total_loops, self.stages = num_layers, total_loops, stages
+        self.num_layers = self.looping = num_layers
+        self.total_loops, self.stages = total_loops, stages
         self.capacity, self.kv = capacity, kv
         # None: as many planes as loops
         self._counts: list[int | None] = [*[None] * num_layers, *extra_planes(stages)]
         super().__init__(layers=self._own_layers())
-        self._forget()
+        self.reset()
 
     def _own_layers(self) -> list[Plane]:
         loops = [Plane(self, layer, loop) for loop in range(self.total_loops) for layer in range(self.num_layers)]
@@ -146,8 +151,10 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         self.__dict__.update(state)
         self.layers = self._own_layers()
 
-    def _forget(self) -> None:
+    def reset(self) -> None:
+        """Forgets everything; the memory is released."""
         self.held: list[LayerPlanes | None] = [None] * len(self._counts)
+        self.planes = []
         self.segments: Segments | None = None
         self.length = 0
         self.depth: int | None = None
@@ -172,16 +179,6 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         """Sequences; 0 while the cache is empty."""
         planes = self.held[0]
         return 0 if planes is None else planes.blocks
-
-    @property
-    def planes(self) -> list[LayerPlanes]:
-        """The planes of each layer that was written."""
-        return [planes for planes in self.held if planes is not None]
-
-    @property
-    def looping(self) -> int:
-        """See `Storage`."""
-        return self.num_layers
 
     @property
     def in_flight(self) -> LaneRows | None:
@@ -214,13 +211,7 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
                 planes.encode(sequence, start, sequence * planes.room + start)
 
     def reserve_layer(self, layer: int, like: Tensor, cache_positions: int) -> LayerPlanes:
-        """The planes of one layer, made or grown to hold `cache_positions` if needed.
-
-        Args:
-            layer: Which.
-            like: Keys to be written, `[B, H_kv, S, d]`.
-            cache_positions: Cache positions needed now.
-        """
+        """The planes of one layer, made for keys like `[B, H_kv, S, d]`, or grown to hold `cache_positions`."""
         planes = self.held[layer]
         if planes is None:
             size = max(cache_positions, self.capacity)
@@ -228,10 +219,11 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             if self.kv.is_coded:
                 codec = plane_codec(self.kv, count)
                 planes = CodedLayer(like, codec, like.shape[0], self.kv.segment, like.shape[0], size)
-                self.segments = self.segments or Segments(self.kv.segment, like.shape[0])
+                self.segments = self.segments or Segments(self.kv.segment, np.zeros(like.shape[0], dtype=np.int64))
             else:
                 planes = LayerPlanes(like, count, like.shape[0], size)
             self.held[layer] = planes
+            self.planes = [known for known in self.held if known is not None]
         elif planes.room < cache_positions:
             planes.grow(self.capacity if cache_positions <= self.capacity else max(cache_positions, 2 * planes.room))
         return planes
@@ -280,17 +272,13 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         """States how many cache positions will be needed, so that the next growth is exact."""
         self.capacity = max(self.capacity, capacity)
 
-    def reserve_lanes(self, like: Tensor, width: int) -> Lanes:
-        """The lanes of all sequences, made anew if the model was moved or cast since.
-
-        Args:
-            like: What is in flight `[R, W]`, for width, dtype and device.
-            width: D, numbers of it that are the state.
-        """
+    @torch.no_grad()
+    def reserve_lanes(self, model: LoopedModel) -> Lanes:
+        """The lanes of all sequences, made anew if the model was moved or cast since."""
         assert self.depth is not None
-        lanes = self.lanes
+        like, lanes = model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=model.device)), self.lanes
         if lanes is None or (lanes.hidden.dtype, lanes.device) != (like.dtype, like.device):
-            self.lanes = lanes = Lanes(self.batch, self.depth, like, width)
+            self.lanes = lanes = Lanes(self.batch, self.depth, like, model.state_width)
             self.settings = self.sampling = self.graphs = None
         return lanes
 
@@ -313,10 +301,11 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
     def placement(self, longest: int) -> Placement:
         """Where the cache positions lie, for rows that read `longest` of them at most."""
         planes = self.planes[0]
-        starts, seen = self.padding(longest)
         total = planes.blocks * planes.size + 1
-        coded = CodedPlacement(planes.room) if self.segment else None
-        return Placement(planes.size, total, starts=starts, seen=seen, coded=coded)
+        coded = planes.room if self.segment else None
+        # starts say all where no pad lies behind one
+        seen = self.seen(longest) if self._has_holes else None
+        return Placement(planes.size, total, starts=self._starts, seen=seen, coded=coded)
 
     def extend(self, cache_positions: int) -> None:
         """Counts cache positions up to `cache_positions` as in use."""
@@ -327,17 +316,14 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         in_flight = self.in_flight
         assert in_flight is None or int(in_flight.cache_positions.max()) < cache_positions
         self._shorten(min(self.length, cache_positions))
-        self._forget_past_length()
 
     def _shorten(self, length: int) -> None:
+        """Drops what is known of cache positions from a length on."""
         if self.segments is not None:
             self.segments.shorten(self.length, length)
         self.length = length
-
-    def _forget_past_length(self) -> None:
-        """Drops what is known of cache positions from the length on."""
         if self._seen is not None:
-            self._seen = self._seen[:, : self.length]
+            self._seen = self._seen[:, :length]
             self._find_starts()
 
     def add_pending(self, tokens: "PendingTokens") -> None:
@@ -360,20 +346,17 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             ValueError: If the mask has another shape; transformers would pad it in silence.
         """
         total = self.length + new
-        if attention_mask is not None:
-            if tuple(attention_mask.shape) != (batch, total):
-                raise ValueError(
-                    f"attention_mask has shape {tuple(attention_mask.shape)}, but {self.length} cached and {new} new "
-                    f"tokens of {batch} sequences need {(batch, total)}"
-                )
-            # a copy: the caller's may change later, or be laid out differently
-            seen = attention_mask.to(torch.bool, copy=True).contiguous()
-            self._seen = None if bool(seen.all()) else seen
-            self._find_starts()
-        elif self._seen is not None:
-            grown = self._seen.new_ones((batch, total))
-            grown[:, : self._seen.shape[1]] = self._seen
-            self._seen = grown
+        if attention_mask is None:
+            return self.seen(total)
+        if tuple(attention_mask.shape) != (batch, total):
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}, but {self.length} cached and {new} new "
+                f"tokens of {batch} sequences need {(batch, total)}"
+            )
+        # a copy: the caller's may change later, or be laid out differently
+        seen = attention_mask.to(torch.bool, copy=True).contiguous()
+        self._seen = None if bool(seen.all()) else seen
+        self._find_starts()
         return self._seen
 
     def _find_starts(self) -> None:
@@ -383,10 +366,6 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             cache_positions = torch.arange(self._seen.shape[1], device=first.device)
             self._starts = first
             self._has_holes = bool(to_host(((cache_positions >= first[:, None]) != self._seen).any()))
-
-    def padding(self, length: int) -> tuple[Tensor | None, Tensor | None]:
-        """First seen cache position of each sequence, int64 `[B]`; and, where pads lie after it, `seen(length)`."""
-        return self._starts, self.seen(length) if self._has_holes else None
 
     def seen(self, length: int) -> Tensor | None:
         """Which of the first `length` cache positions are no pads, bool `[B, length]`; None where all are seen."""
@@ -404,10 +383,6 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         self.length += new
         self.encode(self.length)
 
-    def reset(self) -> None:
-        """Forgets everything; the memory is released."""
-        self._forget()
-
     def crop(self, tokens_to_remove: int) -> None:
         """Drops the last cache positions of every plane, and the in-flight batch's tokens among them.
 
@@ -424,7 +399,6 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             self.reset()
             return
         self._shorten(self.length + tokens_to_remove)
-        self._forget_past_length()
         if self.lanes is not None:
             self.lanes.drop(torch.full((self.batch,), self.length, device=self.lanes.device))
         if self.pending is not None:
@@ -433,18 +407,15 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorders the batch, `beam_idx` int64 `[B]`."""
-        self._select_batch(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keeps the sequences `indices` `[N]`."""
-        self._select_batch(indices)
+        self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeats every sequence `repeats` times in place."""
         if self.batch:
-            self._select_batch(torch.arange(self.batch).repeat_interleave(repeats))
+            self.batch_select_indices(torch.arange(self.batch).repeat_interleave(repeats))
 
-    def _select_batch(self, indices: Tensor) -> None:
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keeps the sequences `indices` `[N]`."""
         if self.in_flight is not None or self.pending is not None:
             raise ValueError(
                 "sequences cannot be reordered while tokens wait for their deeper loops: call the model on the next "

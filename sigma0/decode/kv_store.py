@@ -5,23 +5,20 @@ it is *held*, idle in its lane. That costs at most T - 1 passes a segment.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sigma0.config import FULL_KV, KVConfig
-from sigma0.decode.attention import CodedPlacement, Placement
+from sigma0.decode.attention import Placement
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, TABLE_WIDTH, Lanes
 from sigma0.decode.model import KVShape
 from sigma0.decode.ops import PlaneCodec
 from sigma0.decode.planes import CodedLayer, LayerPlanes, check_stages, extra_planes, plane_codec, propagate_past_exits
 from sigma0.decode.transfer import Ints, to_device, to_host
-
-# Encodes a segment: sequence, and its first cache position.
-EncodeSegment = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -29,10 +26,7 @@ class BlockShape:
     """What a block of a model takes.
 
     Attributes:
-        layers: L.
         planes: T.
-        kv_heads: H_kv.
-        head_dim: d.
         size: Cache positions.
         stages: Layers of a prelude, with one plane each, and of a coda, with two.
     """
@@ -57,12 +51,7 @@ class BlockShape:
         return [*[self.planes] * self.layers, *extra_planes(self.stages)]
 
     def bytes_with(self, dtype: torch.dtype, codec: PlaneCodec | None = None) -> int:
-        """Bytes of a block's keys and values over all layers and planes.
-
-        Args:
-            dtype: Of numbers that are stored as they are computed.
-            codec: How those of the loops are stored; None: as they are computed.
-        """
+        """Bytes of a block's keys and values over all layers and planes, of a dtype or, where given, in codes."""
         if codec is not None:
             return 2 * self.layers * self.kv_heads * codec.head_bytes(self.head_dim) * self.size
         return 2 * sum(self.counts) * self.kv_heads * self.head_dim * self.size * dtype.itemsize
@@ -70,13 +59,7 @@ class BlockShape:
     def count_in(
         self, kv_bytes: int, dtype: torch.dtype, codec: PlaneCodec | None = None, tail_positions: int = 0
     ) -> int:
-        """Blocks that so many bytes hold.
-
-        Args:
-            kv_bytes: Memory.
-            dtype: Of numbers that are stored as they are computed.
-            codec: How blocks are stored; None: as they are computed.
-            tail_positions: Cache positions that are kept as they are computed beside coded blocks.
+        """Blocks that so many bytes hold, as `bytes_with` has them, beside cache positions that are kept as computed.
 
         Raises:
             ValueError: If that is none.
@@ -95,29 +78,14 @@ class Segments:
 
     Attributes:
         segment: G, cache positions that are encoded together.
-        sequences: S.
         coded: Leading cache positions of each sequence that are encoded, `[S]`.
     """
 
     segment: int
-    sequences: int
-    coded: Ints = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.coded = np.zeros(self.sequences, dtype=np.int64)
-
-    def encode_to(self, encode: EncodeSegment, sequence: int, length: int) -> None:
-        """Encodes the whole segments of a sequence before a cache position."""
-        while self.coded[sequence] + self.segment <= length:
-            encode(sequence, int(self.coded[sequence]))
-            self.coded[sequence] += self.segment
+    coded: Ints
 
     def shorten(self, known: int, length: int) -> None:
-        """Forgets cache positions from a length on.
-
-        Args:
-            known: Cache positions so far.
-            length: Those that stay.
+        """Forgets cache positions from a length on, of so many that are known.
 
         Raises:
             ValueError: If a part of a segment would stay that is known in few bits alone.
@@ -130,31 +98,9 @@ class Segments:
             )
         self.coded = np.minimum(self.coded, kept)
 
-    def clear(self, sequence: int) -> None:
-        """Forgets a sequence."""
-        self.coded[sequence] = 0
-
     def select(self, sequences: Tensor) -> "Segments":
         """Those of some sequences, `[N]`."""
-        chosen = Segments(self.segment, len(sequences))
-        chosen.coded = self.coded[to_host(sequences)]
-        return chosen
-
-    def hold(self, lanes: Lanes, encode: EncodeSegment, busy: Collection[int] = ()) -> None:
-        """As `Storage` has it; `encode` encodes a segment."""
-        table = to_host(lanes.table[:-1]).reshape(lanes.sequences, lanes.depth, TABLE_WIDTH)
-        stage, positions = table[..., STAGE], table[..., CACHE_POSITION]
-        held = lanes.held
-        begins = ((stage == 0) & (positions % self.segment == 0)) | (stage == held)
-        for sequence, lane in np.argwhere(begins).tolist():
-            others = (stage[sequence] < lanes.idle) & (positions[sequence] < positions[sequence, lane])
-            waits = bool(others.any()) or sequence in busy
-            if not waits:
-                self.encode_to(encode, sequence, int(positions[sequence, lane]))
-            wanted = held if waits else 0
-            if stage[sequence, lane] != wanted:
-                at = to_device(np.array([sequence * lanes.depth + lane]), lanes.device)
-                lanes.table[:, STAGE].index_fill_(0, at, wanted)
+        return Segments(self.segment, self.coded[to_host(sequences)])
 
 
 class Storage(ABC):
@@ -162,19 +108,13 @@ class Storage(ABC):
 
     Attributes:
         segments: Which segments are encoded; None where planes are stored as computed.
+        planes: The planes of each layer: those that loop, then prelude, then coda.
+        looping: L, layers that loop.
     """
 
     segments: Segments | None
-
-    @property
-    @abstractmethod
-    def planes(self) -> list[LayerPlanes]:
-        """The planes of each layer: those that loop, then prelude, then coda."""
-
-    @property
-    @abstractmethod
-    def looping(self) -> int:
-        """L, layers that loop."""
+    planes: list[LayerPlanes]
+    looping: int
 
     @abstractmethod
     def placement(self, longest: int) -> Placement:
@@ -182,7 +122,7 @@ class Storage(ABC):
 
     @abstractmethod
     def _encode_segment(self, sequence: int, start: int) -> None:
-        """Encodes a segment of a sequence, given its first cache position."""
+        """Encodes a segment of a sequence from its first cache position on."""
 
     def leave(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
         """Copies K/V of tokens that run no further from their last plane to the deeper ones, all int64 `[N]`."""
@@ -191,21 +131,34 @@ class Storage(ABC):
 
     def encode_to(self, sequence: int, length: int) -> None:
         """Encodes the whole segments of a sequence before a cache position, of which every loop has been run."""
-        assert self.segments is not None
-        self.segments.encode_to(self._encode_segment, sequence, length)
+        segments = self.segments
+        assert segments is not None
+        while segments.coded[sequence] + segments.segment <= length:
+            self._encode_segment(sequence, int(segments.coded[sequence]))
+            segments.coded[sequence] += segments.segment
 
     def hold(self, lanes: Lanes, busy: Collection[int] = ()) -> None:
-        """Takes tokens that begin a segment out of the passes, and puts back those for which all is encoded.
+        """Between steps takes tokens that begin a segment out of the passes, and puts those back that need not wait.
 
-        Args:
-            lanes: Tokens in flight.
-            busy: Sequences of which tokens beside the lanes are under way.
+        Of `busy` sequences tokens beside the lanes are under way.
 
         Raises:
             ValueError: If K/V are infinite or NaN.
         """
-        if self.segments is not None:
-            self.segments.hold(lanes, self._encode_segment, busy)
+        assert self.segments is not None
+        table = to_host(lanes.table[:-1]).reshape(lanes.sequences, lanes.depth, TABLE_WIDTH)
+        stage, positions = table[..., STAGE], table[..., CACHE_POSITION]
+        held = lanes.held
+        begins = ((stage == 0) & (positions % self.segments.segment == 0)) | (stage == held)
+        for sequence, lane in np.argwhere(begins).tolist():
+            others = (stage[sequence] < lanes.idle) & (positions[sequence] < positions[sequence, lane])
+            waits = bool(others.any()) or sequence in busy
+            if not waits:
+                self.encode_to(sequence, int(positions[sequence, lane]))
+            wanted = held if waits else 0
+            if stage[sequence, lane] != wanted:
+                at = to_device(np.array([sequence * lanes.depth + lane]), lanes.device)
+                lanes.table[:, STAGE].index_fill_(0, at, wanted)
 
 
 class PagedPlanes(Storage):
@@ -237,18 +190,17 @@ class PagedPlanes(Storage):
         longest: int | None = None,
         kv: KVConfig = FULL_KV,
     ) -> None:
-        self.shape = shape
-        self.blocks = blocks
+        self.shape, self.blocks, self.looping = shape, blocks, shape.layers
         like = torch.empty((shape.kv_heads, 0, shape.head_dim), dtype=dtype, device=device)
         self.segments = None
         if kv.is_coded:
             check_stages(kv, shape.stages)
             codec = plane_codec(kv, shape.planes)
             size = sequences, kv.segment, blocks, shape.size
-            self._layers: list[LayerPlanes] = [CodedLayer(like, codec, *size) for _ in range(shape.layers)]
-            self.segments = Segments(kv.segment, sequences)
+            self.planes = [CodedLayer(like, codec, *size) for _ in range(shape.layers)]
+            self.segments = Segments(kv.segment, np.zeros(sequences, dtype=np.int64))
         else:
-            self._layers = [LayerPlanes(like, count, blocks, shape.size) for count in shape.counts]
+            self.planes = [LayerPlanes(like, count, blocks, shape.size) for count in shape.counts]
         self.last_planes = [shape.planes - 1] * sequences
         self._errors: dict[int, Exception] = {}
         width = blocks if longest is None else -(-longest // shape.size)
@@ -256,16 +208,6 @@ class PagedPlanes(Storage):
             self.table = torch.zeros((sequences, width), dtype=torch.int64, device=device)
         self.first = [0] * sequences
         self.rooms = [0] * sequences
-
-    @property
-    def planes(self) -> list[LayerPlanes]:
-        """See `Storage`."""
-        return self._layers
-
-    @property
-    def looping(self) -> int:
-        """See `Storage`."""
-        return self.shape.layers
 
     def place(self, sequence: int, blocks: Sequence[int]) -> None:
         """Sets the block table of a sequence."""
@@ -278,7 +220,7 @@ class PagedPlanes(Storage):
         """Forgets where the blocks of a sequence lie: others are read at once only where all are in place."""
         self.first[sequence] = self.rooms[sequence] = 0
         if self.segments is not None:
-            self.segments.clear(sequence)
+            self.segments.coded[sequence] = 0
 
     def begin(self, sequence: int, coded: int, last_plane: int) -> None:
         """Notes what a sequence finds encoded, and the last plane that its tokens write."""
@@ -310,11 +252,10 @@ class PagedPlanes(Storage):
                 self._errors[sequence] = error
 
     def placement(self, longest: int) -> Placement:
-        """Where cache positions lie."""
+        """See `Storage`."""
         if self.segments is not None:
-            segment, sequences = self.segments.segment, self.segments.sequences
-            coded = CodedPlacement(self.shape.size, self.table)
-            return Placement(segment, sequences * segment + 1, coded=coded)
+            segment, sequences = self.segments.segment, len(self.segments.coded)
+            return Placement(segment, sequences * segment + 1, self.table, coded=self.shape.size)
         total = self.blocks * self.shape.size + 1
         return Placement(self.shape.size, total, self.table, self.first, self.rooms)
 

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sigma0.decode.exits import Criteria
 from sigma0.decode.ops import ExitState
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import Ints, to_device, to_host
 
 # Columns of the table of lanes.
 STAGE, CACHE_POSITION, POSITION, DRAFT, DEPTH, FLAGS, TABLE_WIDTH = range(7)
@@ -34,23 +33,17 @@ _SUSPENDED = 4
 
 @dataclass(frozen=True)
 class LaneRows:
-    """The tokens in flight, copied to the host; deepest first.
+    """The tokens in flight, all `[R]`, on the host, deepest first; but their states `[R, W]` are on the device.
 
-    Attributes:
-        hidden: State after the last finished loop, `[R, D]`, on the device.
-        sequences: Sequence of each, `[R]`.
-        cache_positions: Cache position, `[R]`.
-        positions: Position for rotary embeddings, `[R]`.
-        loops: Loops finished, `[R]`.
-        lanes: Lane, `[R]`.
+    `loops` are finished, and `positions` are for rotary embeddings.
     """
 
     hidden: Tensor
-    sequences: npt.NDArray[np.int64]
-    cache_positions: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
-    loops: npt.NDArray[np.int64]
-    lanes: npt.NDArray[np.int64]
+    sequences: Ints
+    cache_positions: Ints
+    positions: Ints
+    loops: Ints
+    lanes: Ints
 
     def __len__(self) -> int:
         return len(self.loops)
@@ -180,7 +173,7 @@ class Lanes:
         """Where `paths` keeps tokens, `[N]`."""
         return sequences * self.window + cache_positions % self.window
 
-    def stages(self) -> npt.NDArray[np.int64]:
+    def stages(self) -> Ints:
         """Stages on the host, `[S T]`; on a CPU the very memory of the table."""
         return to_host(self.table[:-1, STAGE])
 
@@ -191,14 +184,9 @@ class Lanes:
     def enter(
         self, lanes: Tensor, hidden: Tensor, cache_positions: Tensor, positions: Tensor, stage: int | Tensor = 0
     ) -> None:
-        """Puts tokens before their first loop.
+        """Puts tokens, `[N]` each, into idle lanes before their first loop, which starts from `hidden` `[N, W]`.
 
-        Args:
-            lanes: Idle lanes, int64 `[N]`.
-            hidden: What loop 1 starts from, `[N, D]`.
-            cache_positions: int64 `[N]`.
-            positions: int64 `[N]`.
-            stage: 0 for tokens that are to be read, T for those that only fill their planes.
+        Their stage is 0 if they are to be read, T if they only fill their planes.
         """
         entries = self.table.index_select(0, lanes)
         entries[:, STAGE] = stage
@@ -234,9 +222,8 @@ class Lanes:
         loops = stage % self.depth
         live = live[np.argsort(-loops[live], kind="stable")]
         hidden = self.hidden.index_select(0, to_device(live, self.device))
-        return LaneRows(
-            hidden, live // self.depth, table[live, CACHE_POSITION], table[live, POSITION], loops[live], live
-        )
+        places = table[live, CACHE_POSITION], table[live, POSITION]
+        return LaneRows(hidden, live // self.depth, *places, loops[live], live)
 
     def suspend(self, sequences: Sequence[int]) -> None:
         """Takes the tokens of ended sequences out of the passes until `resume`."""
@@ -262,11 +249,7 @@ class Lanes:
         stages += torch.where(stages < self.depth, self.depth, 0)
 
     def drop(self, keep_below: Tensor) -> None:
-        """Drops the tokens of each sequence from a cache position on.
-
-        Args:
-            keep_below: The first position that is dropped, int64 `[S]`.
-        """
+        """Drops the tokens of each sequence from a cache position on, int64 `[S]`."""
         table = self.table[:-1].view(self.sequences, self.depth, TABLE_WIDTH)
         gone = table[..., CACHE_POSITION] >= keep_below[:, None]
         table[..., STAGE].masked_fill_(gone, self.idle)

@@ -26,13 +26,9 @@ from sigma0.decode.transfer import Ints, PendingTokens, to_device, to_host
 
 @torch.no_grad()
 def enter_pending(model: LoopedModel, cache: DepthCache, attention_mask: Tensor | None) -> None:
-    """Puts pending tokens before loop 1, unless no later token may attend to them.
+    """Puts the pending tokens of a cache before loop 1, unless no later token may attend to them.
 
-    Args:
-        model: The looped model.
-        cache: Planes, lanes and pending tokens; none are pending afterwards.
-        attention_mask: The coming forward's mask `[B, S]`; K/V of tokens that it masks stay unwritten. None masks
-            none.
+    K/V of tokens that the coming forward's mask `[B, S]` masks stay unwritten; None masks none.
     """
     pending = cache.pending
     if pending is None:
@@ -44,11 +40,9 @@ def enter_pending(model: LoopedModel, cache: DepthCache, attention_mask: Tensor 
     if cache.pending is None:
         return
     hidden = _embedded(model, pending)
-    lanes = cache.reserve_lanes(hidden, model.state_width)
-    sequences, cache_positions, positions = (
-        torch.from_numpy(part).to(lanes.device)
-        for part in (pending.sequences, pending.cache_positions, pending.positions)
-    )
+    lanes = cache.reserve_lanes(model)
+    places = pending.sequences, pending.cache_positions, pending.positions
+    sequences, cache_positions, positions = (torch.from_numpy(part).to(lanes.device) for part in places)
     wanted = lanes.lane_of(sequences, cache_positions)
     alone = len(np.unique(pending.sequences)) == len(pending.sequences)
     # a prelude and a coda run for tokens that are read; these are not
@@ -62,22 +56,15 @@ def enter_pending(model: LoopedModel, cache: DepthCache, attention_mask: Tensor 
 
 @torch.no_grad()
 def catch_up(model: LoopedModel, cache: DepthCache) -> None:
-    """Runs every token in flight to full depth before a forward of several tokens; counted as prompt rows.
-
-    Args:
-        model: The looped model.
-        cache: Planes, lanes and pending tokens; none is in flight or pending afterwards, and every plane is written.
-    """
+    """Runs every token in flight or pending to full depth before a forward of several; counted as prompt rows."""
     cache.fill_final()
     if cache.lanes is not None:
         cache.lanes.resume()
-    in_flight, pending = cache.in_flight, cache.pending
+    flying, pending = cache.in_flight, cache.pending
     cache.pending, parts = None, []
-    if in_flight is not None:
-        parts.append(
-            (in_flight.hidden, in_flight.sequences, in_flight.cache_positions, in_flight.positions, in_flight.loops)
-        )
-    read = sum(len(part[1]) for part in parts)
+    if flying is not None:
+        parts.append((flying.hidden, flying.sequences, flying.cache_positions, flying.positions, flying.loops))
+    read = 0 if flying is None else len(flying)
     if pending is not None:
         loops = np.zeros(len(pending.sequences), dtype=np.int64)
         hidden = _embedded(model, pending)
@@ -86,17 +73,15 @@ def catch_up(model: LoopedModel, cache: DepthCache) -> None:
         return
     hidden = torch.cat([part[0] for part in parts])
     cache.reserve_positions(cache.length)
-    indices = [torch.from_numpy(np.concatenate([part[column] for part in parts])) for column in range(1, 5)]
-    rows = RowIndices(*(index.to(hidden.device) for index in indices))
+    rows = RowIndices(*(torch.from_numpy(np.concatenate(column)) for column in list(zip(*parts, strict=True))[1:]))
+    # all at once where nothing is encoded
+    segments = rows.cache_positions // (cache.segment or cache.length)
+    rows = rows.each(lambda column: column.to(hidden.device))
     unread = torch.arange(len(rows.loops), device=hidden.device) >= read
-    if cache.segment is None:
-        _run_to_full_depth(model, cache, hidden, rows, unread)
-    else:
-        segments = indices[1] // cache.segment
-        for segment in sorted(set(segments.tolist())):
-            own = (segments == segment).nonzero()[:, 0].to(hidden.device)
-            part = RowIndices(*(column.index_select(0, own) for column in vars(rows).values()))
-            _run_to_full_depth(model, cache, hidden.index_select(0, own), part, unread.index_select(0, own))
+    for segment in sorted(set(segments.tolist())):
+        own = (segments == segment).nonzero()[:, 0].to(hidden.device)
+        _run_to_full_depth(model, cache, hidden.index_select(0, own), rows.select(own), unread.index_select(0, own))
+        if cache.segment is not None:
             cache.encode(min((segment + 1) * cache.segment, cache.length))
     if cache.lanes is not None:
         cache.lanes.table[:, STAGE] = cache.lanes.idle
@@ -108,21 +93,13 @@ def _embedded(model: LoopedModel, pending: PendingTokens) -> Tensor:
 
 
 def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, rows: RowIndices, unread: Tensor) -> None:
-    """Runs rows to loop T.
-
-    Args:
-        model: The looped model.
-        cache: Planes with room for them.
-        hidden: `[R, W]`.
-        rows: Their places.
-        unread: Which of them nobody has read, bool `[R]`: a coda leaves their K/V at loop T, as a prompt's.
-    """
+    """Runs rows `[R, W]` to loop T; of those that nobody has read a coda leaves K/V at loop T, as of a prompt's."""
     assert cache.depth is not None
     layers, placement, ops = cache.planes, cache.placement(cache.length), model.operations
     first = (rows.loops == 0).nonzero()[:, 0]
     if model.stages[0] and len(first):
-        own = RowIndices(*(column.index_select(0, first) for column in vars(rows).values()))
-        entered = model.prelude(hidden.index_select(0, first), PassRows(layers, placement, own, ops, cache.length))
+        view = PassRows(layers, placement, rows.select(first), ops, cache.length)
+        entered = model.prelude(hidden.index_select(0, first), view)
         hidden = hidden.index_copy(0, first, entered)
     while len(rows.loops):
         view = PassRows(layers, placement, rows, ops, cache.length)
@@ -131,8 +108,7 @@ def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, ro
         goes_on = rows.loops + 1 < cache.depth
         over = (~goes_on & unread).nonzero()[:, 0]
         if model.stages[1] and len(over):
-            own = RowIndices(*(column.index_select(0, over) for column in vars(rows).values()))
-            states = hidden.index_select(0, over)
+            own, states = rows.select(over), hidden.index_select(0, over)
             if cache.lacks_final:
                 # tokens before them left nothing in the plane of full depth
                 own = replace(own, loops=torch.full_like(own.loops, READ))
@@ -140,9 +116,8 @@ def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, ro
             else:
                 write_coda(model, layers, placement, states, own, cache.length)
         left = goes_on.nonzero()[:, 0]
-        columns = [column.index_select(0, left) for column in vars(rows).values()]
-        columns[-1] += 1
-        hidden, rows, unread = hidden.index_select(0, left), RowIndices(*columns), unread.index_select(0, left)
+        rows = replace(rows.select(left), loops=rows.loops.index_select(0, left) + 1)
+        hidden, unread = hidden.index_select(0, left), unread.index_select(0, left)
 
 
 @torch.no_grad()
@@ -151,13 +126,7 @@ def decode_tokens(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Passes run until the deepest of the tokens has stopped; its deeper loops follow beside later tokens.
 
-    Args:
-        model: The looped model.
-        cache: Planes and lanes; sequences that have ended only note their token as pending.
-        rule: When a token may stop.
-        drop: Never run the loops after the exit.
-        token_ids: int64 `[B]`.
-        positions: Position of the token in each sequence, `[B]`.
+    Sequences that have ended only note their token as pending. Under `drop` no loop runs after an exit.
 
     Returns:
         Logits `[B, V]`, depths, met and diverged `[B]`; zeros for ended sequences.
@@ -190,8 +159,7 @@ def decode_tokens(
 def _runner(model: LoopedModel, cache: DepthCache, rule: ExitRule, drop: bool, batch: int) -> EagerRunner:
     if cache.depth is None or cache.batch != batch:
         raise ValueError(f"the cache holds {cache.batch} sequences, not {batch}")
-    like = model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=model.device))
-    lanes = cache.reserve_lanes(like, model.state_width)
+    lanes = cache.reserve_lanes(model)
     lanes.resume()
     lanes.stop_decoding()
     settings = SequenceSettings(batch, cache.depth, lanes.device)
@@ -229,5 +197,5 @@ def _run(runner: EagerRunner, cache: DepthCache, batch: int) -> tuple[Tensor, Te
     if cache.record is not None:
         alive = np.flatnonzero(depths)
         cache.record.note_read(alive, cache.length - 1, depths[alive])
-    tensors = [torch.from_numpy(array).to(logits.device) for array in (depths, met, diverged)]
-    return logits, tensors[0], tensors[1], tensors[2]
+    reached, by_rule, broken = (torch.from_numpy(array).to(logits.device) for array in (depths, met, diverged))
+    return logits, reached, by_rule, broken

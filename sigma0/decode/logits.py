@@ -34,12 +34,7 @@ def mask_logits(logits: Tensor, bits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Alternative:
-    """An id and its log-probability.
-
-    Attributes:
-        id: The id.
-        logprob: Natural logarithm of its probability, before temperature, penalties and cuts.
-    """
+    """An id and the natural logarithm of its probability, before temperature, penalties and cuts."""
 
     id: int
     logprob: float

@@ -7,68 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from sigma0.decode.attention import PassRows
 from sigma0.decode.ops import BlockLayer, BlockShape, EndWeights, LoopEndWeights, Operations
 
 PlainBlock = tuple[Sequence[BlockLayer], BlockShape, tuple[Tensor, Tensor]]
-
-
-class BatchRows(Protocol):
-    """The rows of one pass, as the layers of a block see them.
-
-    Attributes:
-        longest: One more than the largest cache position, or a bound on it.
-        ops: Operations of the pass.
-    """
-
-    longest: int
-    ops: Operations
-
-    def positions(self, device: torch.device) -> Tensor:
-        """Positions for rotary embeddings, int64 `[R]`, on a device."""
-
-    def loops(self, device: torch.device) -> Tensor:
-        """Loops finished by each row, int64 `[R]`; of a prelude or a coda the plane that is written."""
-
-    def project(self, layer: int, hidden: Tensor, weight: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-        """Rotated queries `[R, H, d]` of normed rows `[R, D]`, whose K/V it writes to the planes of their loops.
-
-        Where `ops.project_rows` is None there is no such kernel.
-
-        Args:
-            layer: Layer index within the block.
-            hidden: `[R, D]`.
-            weight: Queries, keys and values packed, `[(H + 2 H_kv) d, D]`.
-            cos: Of all positions, `[P, d]`.
-            signed_sin: Likewise; the first half of each has its sign turned.
-        """
-
-    def run_block(
-        self, layers: Sequence[BlockLayer], shape: BlockShape, hidden: Tensor, tables: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """What all layers of the block make of rows `[R, D]`, whose K/V they write.
-
-        Where `ops.run_block` is None there is no such call.
-
-        Args:
-            layers: Their weights.
-            shape: What they share.
-            hidden: float32 `[R, D]`.
-            tables: cos and signed sin of all positions, `[P, d]` each.
-        """
-
-    def attend(self, layer: int, query: Tensor, keys: Tensor | None, values: Tensor | None, scaling: float) -> Tensor:
-        """Writes each row's K/V to the plane of its loop, then attends to that plane up to the row's own position.
-
-        Args:
-            layer: Layer index within the block.
-            query: `[R, H, d]`, rotated.
-            keys: `[R, H_kv, d]`, rotated; None where `project` has written them.
-            values: `[R, H_kv, d]`, or None likewise.
-            scaling: Factor on the scores.
-
-        Returns:
-            `[R, H, d]`.
-        """
 
 
 class KVShape(Protocol):
@@ -86,21 +28,15 @@ class KVShape(Protocol):
 
     @property
     def stages(self) -> tuple[int, int]:
-        """Layers of prelude and coda."""
+        """Layers of prelude and coda, whose K/V lie behind those of the block; (0, 0) for neither."""
 
 
-class LoopedModel(Protocol):
+class LoopedModel(KVShape, Protocol):
     """All that the decoder knows of a model: the stages of a pass over its rows, and the end of a loop.
 
     What is in flight of a token is `[W]`: its state `[D]`, and behind it what every loop reads of it. W > D only where
     a loop ends without a norm.
     """
-
-    config: PreTrainedConfig
-
-    @property
-    def stages(self) -> tuple[int, int]:
-        """Layers of prelude and coda, whose K/V lie behind those of the block; (0, 0) for neither."""
 
     @property
     def state_width(self) -> int:
@@ -117,7 +53,7 @@ class LoopedModel(Protocol):
     def enter(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """What loop 1, or the prelude, starts from, `[R, W]`: of ids `[R]` at positions `[R]`."""
 
-    def prelude(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+    def prelude(self, hidden: Tensor, rows: PassRows) -> Tensor:
         """What loop 1 starts from, `[R, W]`, where there is a prelude: of rows `[R, W]` as they have entered."""
 
     def reserve_positions(self, longest: int, like: Tensor) -> Hashable:
@@ -127,7 +63,7 @@ class LoopedModel(Protocol):
             Another value where programs that were compiled before read what is no more.
         """
 
-    def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+    def loop(self, hidden: Tensor, rows: PassRows) -> Tensor:
         """One loop of the shared block over rows `[R, W]`, before the loop's norm."""
 
     def norm(self, hidden: Tensor) -> Tensor:
@@ -153,7 +89,7 @@ class LoopedModel(Protocol):
             Also cos and signed sin of all positions, `[P, d]`; None where a layer does anything else.
         """
 
-    def read(self, hidden: Tensor, rows: BatchRows | None = None) -> Tensor:
+    def read(self, hidden: Tensor, rows: PassRows | None = None) -> Tensor:
         """Logits `[R, V]` of rows `[R, W]` after a loop: the output head, or a coda and a head.
 
         Args:

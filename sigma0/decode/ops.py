@@ -44,7 +44,7 @@ from sigma0.kernels.exit_state import (
     RuleRows,
 )
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
-from sigma0.kernels.lane_rows import EndWeights, LaneBooks, LaneTables, LiveRows, RowCount, Settled
+from sigma0.kernels.lane_rows import EndWeights, LaneBooks, LaneTables, RowCount, Settled
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.native import is_available
@@ -65,78 +65,6 @@ from sigma0.kernels.row_qkv import row_qkv
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
 from sigma0.kernels.step_rows import BegunRows, begin_rows, best_parts, settle_rows
 from sigma0.presence import wants_triton
-
-__all__ = [
-    "DIVERGED",
-    "FATES",
-    "FULL_ECHO",
-    "KEPT",
-    "LAST_LOOP",
-    "LOGIT_STATS",
-    "MET",
-    "MODES",
-    "MOST_ROWS",
-    "NGRAM",
-    "PARALLEL",
-    "PURPOSE",
-    "ROW_DTYPES",
-    "SHRINK",
-    "STATISTICS",
-    "TORCH",
-    "Backend",
-    "BegunRows",
-    "Block",
-    "BlockLayer",
-    "BlockShape",
-    "CodedPlanes",
-    "CodedRows",
-    "Collapse",
-    "CollapseRule",
-    "CollapseState",
-    "DepthRows",
-    "EndWeights",
-    "ExitParams",
-    "ExitState",
-    "Fate",
-    "Fit",
-    "LaneBooks",
-    "LaneTables",
-    "LiveRows",
-    "LoopEndOutput",
-    "LoopEndWeights",
-    "Operations",
-    "PlaneCodec",
-    "RowCount",
-    "RowPlaces",
-    "RuleRows",
-    "Settled",
-    "Span",
-    "Steps",
-    "TextMemory",
-    "begin_rows",
-    "best_parts",
-    "certainty",
-    "collapse_reference",
-    "combined",
-    "compiled_together",
-    "copy_past_exits",
-    "copy_plane",
-    "counter_words",
-    "depth_attention_reference",
-    "fate_of",
-    "gumbel",
-    "leads_reference",
-    "no_broadcast",
-    "observe",
-    "observe_paths",
-    "operations",
-    "row_norm",
-    "runs_triton",
-    "settle_rows",
-    "solve",
-    "span_attention",
-    "spans_of",
-]
 
 Backend = Literal["auto", "torch", "triton"]
 

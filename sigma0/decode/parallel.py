@@ -48,31 +48,19 @@ class ParallelSettings(BaseSettings):
 
 @dataclass(frozen=True)
 class TensorParallelGroup:
-    """The ranks that share a model.
-
-    Attributes:
-        group: Their process group.
-        device: Device of its messages.
-    """
+    """The ranks that share a model: their process group, and the device of its messages."""
 
     group: "dist.ProcessGroup"
     device: torch.device
 
     def broadcast(self, decision: Tensor) -> Tensor:
-        """Rank 0's decision, on every rank.
-
-        Args:
-            decision: Of one shape and dtype on all ranks; not modified.
-        """
+        """Rank 0's decision, of one shape and dtype on all ranks, on every rank."""
         sent = decision.detach().to(self.device, copy=True).contiguous()
         dist.broadcast(sent, group=self.group, group_src=0)
         return sent.to(decision.device)
 
     def check_same_inputs(self, *inputs: object) -> None:
-        """Checks that all ranks are called with the same inputs.
-
-        Args:
-            *inputs: All that the work depends on, compared by `repr`.
+        """Checks that all ranks are called with the same inputs, all that the work depends on, compared by `repr`.
 
         Raises:
             ValueError: On every rank, if they differ.
@@ -184,7 +172,8 @@ def tensor_parallel_group(wanted: bool) -> Iterator[bool]:
     try:
         yield os.environ.get("RANK", "0") == "0"
     except RuntimeError as error:
-        if not _is_of_the_group(error):
+        # gloo has no class for its errors
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
             raise
         rank, first = os.environ.get("RANK", "?"), first_line(error)
         raise ConnectionError(
@@ -193,8 +182,3 @@ def tensor_parallel_group(wanted: bool) -> Iterator[bool]:
         ) from error
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _is_of_the_group(error: RuntimeError) -> bool:
-    """Whether an error is of the process group; gloo has no class for its errors."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()

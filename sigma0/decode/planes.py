@@ -103,22 +103,14 @@ class LayerPlanes:
         self.flat_keys, self.flat_values, self.blocks = selected.flat_keys, selected.flat_values, len(index)
 
     def write(self, flat_rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Writes the K/V `[R, H_kv, d]` of rows.
-
-        Args:
-            flat_rows: plane * (positions + 1) + position, int64 `[R]`.
-            keys: `[R, H_kv, d]`.
-            values: `[R, H_kv, d]`.
-        """
+        """Writes the K/V `[R, H_kv, d]` of rows to plane * (positions + 1) + position, int64 `[R]`."""
         for planes, new in ((self.flat_keys, keys), (self.flat_values, values)):
             planes.view(-1, *planes.shape[2:]).index_copy_(0, flat_rows, new)
 
     def propagate_past_exit(self, positions: Tensor, planes: Tensor) -> None:
-        """Copies the K/V of positions from the last plane that was written to all deeper ones (`drop`).
+        """Copies the K/V of flat positions from the last plane of each, counted from 0, to all deeper ones (`drop`).
 
-        Args:
-            positions: Flat positions, int64 `[N]`.
-            planes: Last plane of each, counted from 0, int64 `[N]`.
+        Both are int64 `[N]`.
         """
         positions, planes = (index.to(self.flat_keys.device) for index in (positions, planes))
         targets = torch.arange(1, len(self.flat_keys), device=planes.device)[:, None]  # [T - 1, 1]
@@ -261,8 +253,8 @@ class CodedLayer(LayerPlanes):
 
     def _new_coded(self, positions: int) -> tuple[CodedPlanes, CodedPlanes]:
         _, _, heads, width = self.flat_keys.shape
-        made = [CodedPlanes(self.codec, positions, heads, width, self.flat_keys.device) for _ in range(2)]
-        return made[0], made[1]
+        made = self.codec, positions, heads, width, self.flat_keys.device
+        return CodedPlanes(*made), CodedPlanes(*made)
 
     def _move(self, blocks: int, size: int, targets: Tensor, sources: Tensor) -> None:
         known, self._blocks, self._size = self.coded, blocks, size

@@ -13,7 +13,6 @@ so that drafts see the best that is known of the tokens before them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,25 +20,13 @@ from torch import Tensor
 
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, Placement, RowIndices
+from sigma0.decode.compiled import CompiledLoop
 from sigma0.decode.lanes import Lanes
-from sigma0.decode.model import BatchRows, LoopedModel
+from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import Operations, copy_plane
 from sigma0.decode.planes import FINAL, READ, LayerPlanes
-from sigma0.decode.settings import Program, SequenceSettings
-from sigma0.decode.transfer import Ints, to_device
-
-# Above every cache position.
-ALL_FINAL = 2**62
-
-
-class Loop(Protocol):
-    """What runs the block in place of the model."""
-
-    def __call__(self, hidden: Tensor, rows: PassRows) -> Tensor:
-        """See `LoopedModel.loop`."""
-
-    def norm(self, raw: Tensor) -> Tensor:
-        """See `LoopedModel.norm`."""
+from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
+from sigma0.decode.transfer import Bools, Ints, to_device
 
 
 @dataclass(frozen=True)
@@ -47,14 +34,10 @@ class Batch:
     """What a step works on.
 
     Attributes:
-        model: The looped model.
-        lanes: Tokens in flight.
-        settings: Of every sequence.
         program: What a pass has to compute.
         layers: Planes of every layer.
         placement: Where cache positions lie.
         longest: Bound on the cache positions of a pass, plus one.
-        ops: Operations of a pass.
         loop: What runs the block in place of the model's own `loop`; None for that.
     """
 
@@ -66,7 +49,7 @@ class Batch:
     placement: Placement
     longest: int
     ops: Operations
-    loop: Loop | None = None
+    loop: CompiledLoop | None = None
 
     def norm(self, raw: Tensor) -> Tensor:
         """The norm after a loop, `[R, D]`."""
@@ -78,7 +61,6 @@ class Chunk:
     """Positions of one sequence at the same loop.
 
     Attributes:
-        sequence: Which.
         positions: Cache positions, which are positions for rotary embeddings too, ascending, `[N]`.
         targets: Loop after which each leaves, `[N]`.
         loops: Loops finished.
@@ -93,21 +75,22 @@ class Chunk:
     loops: int
     hidden: Tensor
     reads: Ints
-    final: int = ALL_FINAL
+    final: int
 
     def select(self, rows: Ints) -> "Chunk":
         """Some of its rows."""
         hidden = self.hidden.index_select(0, to_device(rows, self.hidden.device))
-        return replace(
-            self, positions=self.positions[rows], targets=self.targets[rows], hidden=hidden, reads=self.reads[rows]
-        )
+        positions, targets, reads = (part[rows] for part in (self.positions, self.targets, self.reads))
+        return replace(self, positions=positions, targets=targets, hidden=hidden, reads=reads)
+
+    def columns(self) -> Ints:
+        """Its rows as `RowIndices` has them, `[4, N]`, at the plane of the loop that they run next."""
+        sequences, planes = np.full_like(self.positions, self.sequence), np.full_like(self.positions, self.loops)
+        return np.stack([sequences, self.positions, self.positions, planes])
 
     def rows(self, device: torch.device) -> RowIndices:
-        """Its rows, at the plane of the loop that they run next."""
-        sequences = np.full_like(self.positions, self.sequence)
-        planes = np.full_like(self.positions, self.loops)
-        stacked = to_device(np.stack([sequences, self.positions, self.positions, planes]), device)
-        return RowIndices(*stacked)
+        """The same on a device."""
+        return RowIndices(*to_device(self.columns(), device))
 
 
 class Prefill:
@@ -125,31 +108,9 @@ class Prefill:
     def __len__(self) -> int:
         return sum(len(chunk.positions) for chunk in self.chunks) if self.chunks else 0
 
-    def enter(
-        self,
-        sequence: int,
-        positions: Ints,
-        targets: Ints,
-        hidden: Tensor,
-        reads: Ints | None = None,
-        final: int = ALL_FINAL,
-    ) -> None:
-        """Puts a chunk before loop 1; rows whose target is 0 do not run.
-
-        Args:
-            sequence: Which.
-            positions: Ascending cache positions, `[N]`.
-            targets: Loop after which each leaves, `[N]`.
-            hidden: What loop 1, or a prelude, starts from, `[N, W]`.
-            reads: Loop whose reading a coda's K/V are of, `[N]`; None for the last that each runs.
-            final: Cache positions from it on were read at exits, also where those were loop T.
-        """
-        chunk = Chunk(sequence, positions, targets, 0, hidden, targets if reads is None else reads, final)
-        kept = np.flatnonzero(targets > 0)
-        if len(kept) < len(positions):
-            chunk = chunk.select(kept)
-        if len(chunk.positions):
-            self.chunks.append(chunk)
+    def enter(self, chunk: Chunk) -> None:
+        """Adds a chunk, before loop 1 or a prelude; rows whose target is 0 do not run."""
+        self.chunks += _parted([chunk], [chunk.targets > 0])[0]
 
     def has(self, sequence: int) -> bool:
         """Whether positions of a sequence are under way."""
@@ -162,47 +123,28 @@ class Prefill:
 
     def take_read(self) -> list[Chunk]:
         """Takes rows that a coda reads now, by sequence in ascending order: none before it is unread."""
-        for chunk in self.chunks:
-            which = np.flatnonzero(chunk.reads == chunk.loops)
-            if len(which):
-                self.held.append(chunk.select(which))
+        self.held += _parted(self.chunks, [chunk.reads == chunk.loops for chunk in self.chunks])[0]
         unread: dict[int, int] = {}
         for chunk in self.chunks:
             # what leaves before it is read does not count
             left = chunk.positions[(chunk.reads > chunk.loops) & (chunk.reads <= chunk.targets)]
             if len(left):
-                unread[chunk.sequence] = min(unread.get(chunk.sequence, ALL_FINAL), int(left.min()))
-        taken: list[Chunk] = []
-        held: list[Chunk] = []
-        for chunk in self.held:
-            ready = chunk.positions < unread.get(chunk.sequence, ALL_FINAL)
-            for parts, which in ((taken, np.flatnonzero(ready)), (held, np.flatnonzero(~ready))):
-                if len(which):
-                    parts.append(chunk.select(which))
-        self.held = held
+                unread[chunk.sequence] = min(unread.get(chunk.sequence, NO_LIMIT), int(left.min()))
+        ready = [chunk.positions < unread.get(chunk.sequence, NO_LIMIT) for chunk in self.held]
+        taken, self.held = _parted(self.held, ready)
         return [
             _joined([part for part in taken if part.sequence == own]) for own in {part.sequence: 0 for part in taken}
         ]
 
     def behind(self, lanes: RowIndices) -> RowIndices:
         """Rows of lanes `[R]`, then those of all chunks."""
-        counts = [len(chunk.positions) for chunk in self.chunks]
-        sequences = np.repeat([chunk.sequence for chunk in self.chunks], counts)
-        positions = np.concatenate([chunk.positions for chunk in self.chunks])
-        planes = np.repeat([chunk.loops for chunk in self.chunks], counts)
-        rows = to_device(np.stack([sequences, positions, positions, planes]), lanes.loops.device)
+        rows = to_device(np.concatenate([chunk.columns() for chunk in self.chunks], axis=1), lanes.loops.device)
         return RowIndices(*(torch.cat(pair) for pair in zip(vars(lanes).values(), rows, strict=True)))
 
-    def loop(self, model: LoopedModel, view: BatchRows, hidden: Tensor) -> Tensor:
-        """One loop of the lanes and of all chunks.
+    def loop(self, model: LoopedModel, view: PassRows, hidden: Tensor) -> Tensor:
+        """One loop of the lanes, whose states `[R, W]` are given and come back before the norm, and of all chunks.
 
-        Args:
-            model: The looped model.
-            view: The rows of both, as `behind` puts them.
-            hidden: States of the lanes, `[R, W]`; R may be 0.
-
-        Returns:
-            The lanes' states before the loop's norm, `[R, W]`.
+        `view` is of both, as `behind` puts them; R may be 0.
         """
         raw = model.loop(torch.cat([hidden, *(chunk.hidden for chunk in self.chunks)]), view)
         normed = model.norm(raw[len(hidden) :])
@@ -214,18 +156,20 @@ class Prefill:
 
     def leave(self) -> list[Chunk]:
         """Takes out the rows that have reached their targets."""
-        gone, kept = [], []
-        for chunk in self.chunks:
-            arrived = chunk.targets <= chunk.loops
-            if arrived.all():
-                gone.append(chunk)
-            elif arrived.any():
-                gone.append(chunk.select(np.flatnonzero(arrived)))
-                kept.append(chunk.select(np.flatnonzero(~arrived)))
-            else:
-                kept.append(chunk)
-        self.chunks = kept
+        gone, self.chunks = _parted(self.chunks, [chunk.targets <= chunk.loops for chunk in self.chunks])
         return gone
+
+
+def _parted(chunks: list[Chunk], which: list[Bools]) -> tuple[list[Chunk], list[Chunk]]:
+    """The rows of chunks that are among some of them, and the others."""
+    parts: tuple[list[Chunk], list[Chunk]] = [], []
+    for chunk, among in zip(chunks, which, strict=True):
+        for part, rows in zip(parts, (among, ~among), strict=True):
+            if rows.all():
+                part.append(chunk)
+            elif rows.any():
+                part.append(chunk.select(np.flatnonzero(rows)))
+    return parts
 
 
 def _joined(chunks: list[Chunk]) -> Chunk:
@@ -241,20 +185,12 @@ def _joined(chunks: list[Chunk]) -> Chunk:
 
 
 def run_prelude(batch: Batch, hidden: Tensor, rows: RowIndices, count: int, live: Tensor | None) -> Tensor:
-    """States of a pass `[R, W]` whose first rows may be tokens that run their first loop.
+    """States of a pass `[R, W]` whose first `count` rows may be tokens that run their first loop.
 
-    Args:
-        batch: What the step works on.
-        hidden: `[R, W]`.
-        rows: Their places.
-        count: Of the first rows that may be such tokens.
-        live: Which of those are, bool `[count]`; None where all are.
+    `live` says which of those are, bool `[count]`; None where all are.
     """
-    first = hidden[:count]
-    sequences, cache_positions, positions = (
-        part[:count] for part in (rows.sequences, rows.cache_positions, rows.positions)
-    )
-    indices = RowIndices(sequences, cache_positions, positions, torch.zeros_like(sequences))
+    first, own = hidden[:count], rows.each(lambda column: column[:count])
+    indices = replace(own, loops=torch.zeros_like(own.loops))
     view = PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live)
     entered = batch.model.prelude(first, view)
     if live is not None:
@@ -279,66 +215,38 @@ def prefill_coda(batch: Batch, beside: Prefill) -> None:
     model, layers, place, longest = batch.model, batch.layers, batch.placement, batch.longest
     for read in beside.take_read():
         at_end = (read.reads == batch.lanes.depth) & (read.positions < read.final)
-        final, early = np.flatnonzero(at_end), np.flatnonzero(~at_end)
-        if len(final):
-            own = read.select(final)
+        final, early = _parted([read], [at_end])
+        for own in final:
             write_coda(model, layers, place, own.hidden, own.rows(batch.lanes.device), longest)
-        if len(early):
-            own = read.select(early)
-            rows = own.rows(batch.lanes.device)
-            at_exit = replace(rows, loops=torch.full_like(rows.loops, READ))
+        for own in early:
+            at_exit = replace(own, loops=READ).rows(batch.lanes.device)
             model.read(own.hidden, PassRows(layers, place, at_exit, batch.ops, longest))
 
 
-def read_rows(batch: Batch, hidden: Tensor, rows: RowIndices, live: Tensor | None) -> Tensor:
-    """Logits `[K, V]` of rows that are read.
-
-    Args:
-        batch: What the step works on.
-        hidden: `[K, W]`.
-        rows: Their places; `loops` are loops finished.
-        live: Which of them count, bool `[K]`; None where all do.
-    """
-    model = batch.model
-    if not model.stages[1]:
-        return model.read(hidden)
+def read_rows(batch: Batch, hidden: Tensor, rows: RowIndices, live: Tensor) -> Tensor:
+    """Logits `[K, V]` of rows `[K, W]` through a coda, given loops finished and which of them count, bool `[K]`."""
     planes = torch.zeros_like(rows.loops)
     if batch.program.verify:
         checked = batch.settings.table[:, columns.VERIFY].index_select(0, rows.sequences) > 0
         planes = ((rows.loops >= batch.lanes.depth) & checked).long() * FINAL
-    indices = RowIndices(rows.sequences, rows.cache_positions, rows.positions, planes)
-    logits = model.read(hidden, PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live))
+    view = PassRows(batch.layers, batch.placement, replace(rows, loops=planes), batch.ops, batch.longest, live)
+    logits = batch.model.read(hidden, view)
     if batch.program.verify:
-        written = planes == FINAL if live is None else (planes == FINAL) & live
         place = batch.placement
         # nobody's position lies last
-        at = torch.where(written, place.flat(rows.sequences, rows.cache_positions), place.total - 1)
-        publish(model, batch.layers, at)
+        at = place.flat(rows.sequences, rows.cache_positions)
+        at = torch.where((planes == FINAL) & live, at, place.total - 1)
+        publish(batch.model, batch.layers, at)
     return logits
 
 
 def write_coda(
-    model: LoopedModel,
-    layers: Sequence[LayerPlanes],
-    placement: Placement,
-    hidden: Tensor,
-    rows: RowIndices,
-    longest: int,
+    model: LoopedModel, layers: Sequence[LayerPlanes], place: Placement, hidden: Tensor, rows: RowIndices, longest: int
 ) -> None:
-    """Leaves the coda's K/V of rows at loop T in both planes, as a prefill does, without logits that anybody wants.
-
-    Args:
-        model: With a coda.
-        layers: All planes.
-        placement: Where cache positions lie.
-        hidden: `[K, W]`.
-        rows: Their places.
-        longest: Bound on cache positions, plus one.
-    """
-    final = torch.full_like(rows.loops, FINAL)
-    indices = RowIndices(rows.sequences, rows.cache_positions, rows.positions, final)
-    model.read(hidden, PassRows(layers, placement, indices, model.operations, longest))
-    publish(model, layers, placement.flat(rows.sequences, rows.cache_positions))
+    """Leaves the coda's K/V of rows `[K, W]` at loop T in both planes, as a prefill does; nobody wants their logits."""
+    indices = replace(rows, loops=torch.full_like(rows.loops, FINAL))
+    model.read(hidden, PassRows(layers, place, indices, model.operations, longest))
+    publish(model, layers, place.flat(rows.sequences, rows.cache_positions))
 
 
 def publish(model: LoopedModel, layers: Sequence[LayerPlanes], positions: Tensor) -> None:

@@ -25,7 +25,7 @@ from sigma0.decode.logits import flag_broken
 from sigma0.decode.prefill import Batch
 from sigma0.decode.sampling import Sampler, judged
 from sigma0.decode.sampling_params import SamplingSettings, SequenceSampling, request_seeds, sampling_of
-from sigma0.decode.step import Looped, read
+from sigma0.decode.step import Choice, Chosen, Looped, read
 from sigma0.decode.transfer import Ints, to_device, to_host
 
 _DEPTH = 6
@@ -210,13 +210,7 @@ def is_over(
 ) -> Tensor:
     """Whether sequences end, bool `[N]` on the host; criteria, too, see rows of one length at a time.
 
-    Args:
-        stopping_criteria: Beside lengths and EOS ids.
-        ids: Of every sequence, the new tokens included, `[B, >= longest]`.
-        sequences: Batch index of each, `[N]`.
-        lengths: Ids of each, `[N]`.
-        scores: Kept scores of every sequence of the batch; None where none are kept.
-        guard: Watches the criteria.
+    As `process_rows` but that new tokens count as ids, given kept scores of every sequence of the batch; None of none.
     """
     over = np.zeros(len(sequences), dtype=np.bool_)
     for group in _of_one_length(lengths):
@@ -253,15 +247,10 @@ def split_criteria(
 
 
 def narrowed(logits_processor: LogitsProcessorList, sequences: Ints) -> CheckedProcessors:
-    """The processors as they are for some rows of the batch.
+    """Processors, prepared for the whole batch, as they are for some rows of it, given their batch indices `[N]`.
 
-    Args:
-        logits_processor: Prepared for the whole batch.
-        sequences: Batch indices of the rows, `[N]`.
-
-    Returns:
-        The same list, but for a repetition penalty that holds the left padding of each row, and for a caller's
-        function, which gets the batch index of a single row.
+    Others are a repetition penalty that holds the left padding of each row, and a caller's function, which gets the
+    batch index of a single row.
     """
     fitting = CheckedProcessors()
     for item in logits_processor:
@@ -304,22 +293,13 @@ class Ids(Protocol):
         """As `Operations` has it."""
 
 
-class Host:
-    """Calls logits processors and stopping criteria of the caller; the choice itself is greedy or drawn.
-
-    Args:
-        loop: The token loop, for its ids.
-        logits_processor: As transformers prepared them.
-        settings: By which ids are chosen out of processed scores.
-        keeps_scores: Whether processed scores are kept.
-        keeps_logits: Whether logits are kept.
+class Host(Choice):
+    """Calls logits processors and stopping criteria of the caller; the choice itself is greedy or drawn by settings.
 
     Attributes:
         scores: Processed scores of each sequence's new tokens, each `[V]`; None unless kept.
         raw_logits: As `scores`, before processing.
     """
-
-    on_device, takes_best, draws, fixed, tensors = False, False, False, None, ()
 
     def __init__(
         self,
@@ -346,8 +326,8 @@ class Host:
         token_ids = self._sampler.draw_first(scores, positions, logits)
         return token_ids, self._over(sequences, lengths, token_ids)
 
-    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """See `sigma0.decode.runner.Choice.choose`."""
+    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
+        """See `sigma0.decode.step.Choice.choose`."""
         logits = read(batch, looped, which)
         sequences = to_host(looped.sequences.index_select(0, which))
         lengths = to_host(looped.table[:, CACHE_POSITION].index_select(0, which)) + 1 + self._loop.shift
@@ -371,7 +351,7 @@ class Host:
 
     def _choose_verified(
         self, batch: Batch, looped: Looped, which: Tensor, logits: Tensor, sequences: Any, lengths: Any
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    ) -> Chosen:
         """Row by row, the oldest of a sequence first; what lies behind a draft that falls is not asked about."""
         count, depth = len(sequences), batch.lanes.depth
         token_ids, stands, ends = (np.zeros(count, dtype=np.int64) for _ in range(3))
@@ -439,13 +419,9 @@ class Host:
 def choice_for(
     loop: Ids, logits_processor: LogitsProcessorList, config: GenerationConfig, settings: SamplingSettings
 ) -> Sampler | Host:
-    """The choice that a generation config asks for; the step stops for Python only where it must.
+    """The choice that a config and processors ask for, as transformers prepared them; sets the settings of all.
 
-    Args:
-        loop: For its ids.
-        logits_processor: As transformers prepared them.
-        config: As transformers prepared it.
-        settings: Of every sequence, none of which is set; changed.
+    The step stops for Python only where it must.
     """
     keep, batch = bool(config.return_dict_in_generate), len(loop.lengths)
     scores, logits = keep and bool(config.output_scores), keep and bool(config.output_logits)

@@ -54,18 +54,17 @@ class TextStats:
             For each of the numbers named in `sigma0.decode.ops.LOGIT_STATS`, and last for the proximity of the ids
             alone, which is not rounded to float32, those of all texts; entropy and margin are NaN without logits.
         """
-        if self._ops.collapse_rows is not None:
-            certain = None if logits is None else self._certain(logits)
-            return self._ops.collapse_rows(texts, token_ids, certain, self._rule)
+        ops = self._ops
+        if ops.collapse_rows is not None:
+            certain = None  # entropies and margins on the host, float32 `[2, N]`
+            if logits is not None and ops.certainty_rows is not None:
+                certain = ops.certainty_rows(logits)
+            elif logits is not None:
+                certain = torch.from_numpy(to_host(torch.stack(certainty(logits))))
+            return ops.collapse_rows(texts, token_ids, certain, self._rule)
         rows = torch.full((len(texts), 2), torch.nan) if logits is None else logits.cpu()
         lines = [self._counted(*each) for each in zip(texts, token_ids, rows, strict=True)]
         return [list(column) for column in zip(*lines, strict=True)]
-
-    def _certain(self, logits: Tensor) -> Tensor:
-        """Entropies and margins on the host, float32 `[2, N]`."""
-        if self._ops.certainty_rows is not None:
-            return self._ops.certainty_rows(logits)
-        return torch.from_numpy(to_host(torch.stack(certainty(logits))))
 
     def _counted(self, text: Text, token_id: int, logits: Tensor) -> list[float]:
         assert isinstance(text, CollapseState)

@@ -1,7 +1,6 @@
 """What calls a step: its parts one after the other, or all of it as one call that is read late."""
 
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,11 +39,9 @@ _BOUND = 256
 
 @dataclass(frozen=True)
 class RunnerChoice:
-    """What calls the step.
+    """What calls the step, and why.
 
     Attributes:
-        name: "eager", "compile" or "cudagraph".
-        reason: Why.
         late: Whether the host reads what a step emits while the next one runs.
         captured: Whether steps are launched as CUDA graphs.
     """
@@ -81,26 +78,6 @@ class Step:
         return self.read.index_select(0, to_device(self.rows, self.read.device))
 
 
-def replaceable(batch: Batch) -> tuple[object, ...]:
-    """What a run may replace by other tensors, while all others stay where they are."""
-    place, settings, lanes = batch.placement, batch.settings, batch.lanes
-    return (
-        batch.layers[0].flat_keys,
-        lanes.table,
-        settings.table,
-        place.starts,
-        place.blocks,
-        settings.eos,
-        settings.exits,
-        settings.settled,
-        lanes.exit_state,
-        None if lanes.criteria is None else lanes.criteria.best,
-        lanes.probs,
-        lanes.paths,
-        lanes.masks,
-    )
-
-
 class EagerRunner:
     """Runs loops over the lanes of a cache or of an engine.
 
@@ -131,17 +108,10 @@ class EagerRunner:
         announce: Announce = silently,
         graphs: StepGraphs | None = None,
     ) -> None:
-        self.model = model
-        self.lanes = lanes
-        self.settings = settings
-        self.storage = storage
-        self.counts = counts
-        self.chosen = chosen
-        self.graphs = graphs
-        self._announce = announce
+        self.model, self.lanes, self.settings, self.storage = model, lanes, settings, storage
+        self.counts, self.chosen, self.graphs, self._announce = counts, chosen, graphs, announce
         coded = storage.placement(0).coded is not None
         self.ops = model.operations.over_coded_planes() if coded else model.operations
-        self.holds = coded
         self.program = Program()
         self._stages = lanes.stages()
         self._batch: Batch | None = None
@@ -149,7 +119,7 @@ class EagerRunner:
         self._open()
 
     def _open(self) -> None:
-        """Makes ready what a kind of runner has of its own."""
+        """Makes what a kind of runner has of its own."""
         compiles = self.chosen.name == "compile" and not self.chosen.captured
         self._loop = CompiledLoop(self.model, self._announce, self._give_up) if compiles else None
 
@@ -176,17 +146,14 @@ class EagerRunner:
         if program.masked:
             lanes.remember_masks(int(self.model.config.vocab_size))
 
-    def live(self) -> tuple[int, int]:
-        """Lanes that are live, and those of them that wait for their reading."""
-        stages = self._stages if self.lanes.device.type == "cpu" else self.lanes.stages()
-        return int(np.count_nonzero(stages < self.lanes.idle)), int(np.count_nonzero(stages < self.lanes.depth))
+    def live(self) -> tuple[int, int, int]:
+        """Lanes that are live, those of them that wait for their reading, and whose tokens run their first loop next.
 
-    def entering(self) -> int:
-        """Lanes whose tokens run their first loop next; 0 where there is no prelude that would run for them."""
-        if not self.model.stages[0]:
-            return 0
+        The last is 0 where there is no prelude that would run for them.
+        """
         stages = self._stages if self.lanes.device.type == "cpu" else self.lanes.stages()
-        return int(np.count_nonzero(stages == 0))
+        live, decoding = np.count_nonzero(stages < self.lanes.idle), np.count_nonzero(stages < self.lanes.depth)
+        return int(live), int(decoding), int(np.count_nonzero(stages == 0)) if self.model.stages[0] else 0
 
     def bound_on(self, longest: int) -> int:
         """Bound on the cache positions of some steps to come, plus one, given that of the next."""
@@ -223,36 +190,28 @@ class EagerRunner:
         decoding, which = rows.codes.shape[0], self.to_read(rows)
         if not which.shape[0]:
             return Step(NOTHING, None, decoding)
-        return Step(*self.settle(batch, rows, which, choice), decoding)
-
-    def hold(self, busy: Collection[int] = ()) -> None:
-        """Between steps: `Storage.hold`, where K/V are encoded."""
-        if self.holds:
-            self.storage.hold(self.lanes, busy)
+        token_ids, stands, ends, logits = choice.choose(batch, rows, which)
+        return Step(to_host(settle(batch, rows, which, token_ids, stands, ends)), logits, decoding)
 
     def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
         """Runs a loop of every live lane, and of the prefill beside them; None where there is neither."""
-        if not beside:
-            beside = None
-        live, decoding = self.live()
+        beside = beside or None
+        live, decoding, entering = self.live()
         if not live and beside is None:
             return None
         batch = self.batch(longest)
-        looped = run_loop(batch, live, decoding, beside, entering=self.entering())
+        looped = run_loop(batch, live, decoding, entering, beside)
         self.counts.prompt_rows += 0 if beside is None else len(beside)
-        self._count_loop(looped, live, decoding)
-        return batch, looped
-
-    def _count_loop(self, looped: Looped, live: int, decoding: int) -> None:
-        """Counts a loop of so many live rows, and lets readers know which of them run no further."""
         self.counts.passes += 1
         self.counts.rows += live
         if self.program.reads_logits:
             self.counts.head_rows += decoding
         if self.program.drops:
             self._leave(looped)
+        return batch, looped
 
     def _leave(self, looped: Looped) -> None:
+        """Lets readers know which rows run no further."""
         stopped = np.flatnonzero(to_host(looped.codes))
         if len(stopped):
             which = to_device(stopped, looped.loops.device)
@@ -274,21 +233,6 @@ class EagerRunner:
         if not self.program.masked or only is None or not looped.seen or self.model.stages[1]:
             return 0
         return int((to_host(only)[to_host(looped.lanes)[to_host(which)]] >= 0).sum())
-
-    def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Ints, Tensor]:
-        """Reads rows, samples, judges and feeds back.
-
-        Args:
-            batch: What the loop worked on.
-            looped: The rows.
-            which: Those of `to_read`, at least one.
-            choice: How ids are chosen.
-
-        Returns:
-            What the step emits, `[K, 9]`, and logits `[K, V]`.
-        """
-        token_ids, stands, ends, logits = choice.choose(batch, looped, which)
-        return to_host(settle(batch, looped, which, token_ids, stands, ends)), logits
 
 
 class LateRunner(EagerRunner):
@@ -322,13 +266,8 @@ class LateRunner(EagerRunner):
     def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
         """Launches a step, the first time `lag` more, and then reads the oldest that is under way.
 
-        Args:
-            longest: Bound on the cache positions of the step, plus one: what is known of, and `lag` more.
-            choice: How ids are chosen; on the device, where there is a lag.
-            beside: Prefill that runs a loop before the lanes; nothing, where there is a lag.
-
-        Returns:
-            What was read; None where nothing is in flight, or under way, any more.
+        As `EagerRunner.step`, but that `longest` is of `lag` more positions than are known of, that prefill runs its
+        loop before the lanes, and that where there is a lag, ids are chosen on the device and nothing runs beside.
         """
         assert not self.lag or (choice.on_device and not beside), "what the host has to see runs without a lag"
         if not choice.on_device:
@@ -359,14 +298,13 @@ class LateRunner(EagerRunner):
 
     def _launch(self, longest: int, choice: Choice, count: int) -> tuple[Landing, Tensor]:
         """Lines on their way to the host, and the logits, which the next launch may change."""
-        lines, logits = whole_step(self.batch(longest), count, choice, suspends=self.chosen.late)
-        return self._land(lines), logits
+        return self._land(*whole_step(self.batch(longest), count, choice, suspends=self.chosen.late))
 
-    def _land(self, lines: Tensor) -> Landing:
+    def _land(self, lines: Tensor, logits: Tensor) -> tuple[Landing, Tensor]:
         """Sends what a step has emitted to the host, and the table as it is behind the step."""
-        if not self.shows_lanes:
-            return Landing(lines)
-        return Landing(torch.cat([lines.flatten(), self.lanes.table[:-1].flatten()]))
+        if self.shows_lanes:
+            lines = torch.cat([lines.flatten(), self.lanes.table[:-1].flatten()])
+        return Landing(lines), logits
 
     def _read(self) -> Step:
         landing, logits = self._under_way.popleft()

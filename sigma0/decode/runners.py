@@ -10,6 +10,7 @@ and launched from then on. A graph is captured while every lane is idle: then a 
 """
 
 from collections.abc import Callable, Hashable, Mapping
+from operator import is_
 from typing import Literal, get_args
 
 import torch
@@ -39,14 +40,13 @@ from sigma0.decode.ops import (
     Block,
     LaneBooks,
     LaneTables,
-    RowCount,
     RowPlaces,
     Settled,
     compiled_together,
     no_broadcast,
 )
 from sigma0.decode.prefill import Batch, Prefill
-from sigma0.decode.runner import NOTHING, EagerRunner, LateRunner, RunnerChoice, Step, replaceable
+from sigma0.decode.runner import NOTHING, EagerRunner, LateRunner, RunnerChoice, Step
 from sigma0.decode.settings import Program, SequenceSettings
 from sigma0.decode.step import Choice, Looped, run_block, whole_step
 from sigma0.decode.transfer import Ints, Landing, PassCounts, to_host
@@ -55,12 +55,8 @@ from sigma0.decode.transfer import Ints, Landing, PassCounts, to_host
 _SHORTEST = 1024
 RunnerName = Literal["auto", "eager", "compile", "cudagraph"]
 RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
-
-
 # Devices that would be waited for if the host looked at the decisions of a pass before it went on.
 LATE_DEVICES = frozenset({"cuda"})
-
-
 # What captures steps, by type of device.
 CAPTURES: Mapping[str, Callable[[torch.device], Capture]] = {"cuda": CudaCapture}
 
@@ -80,13 +76,13 @@ def choose_runner(wanted: str, model: LoopedModel, python: str | None = None, wa
     if wanted not in RUNNERS:
         raise ValueError(f"no such runner: {wanted!r}; there are {', '.join(RUNNERS)}")
     reason = "what auto takes" if wanted == "auto" else "asked for"
-    python = python or _looks(model)
+    if python is None and model.device.type == "cuda" and model.operations.depth_attention is None:
+        python = "attention in plain torch reads positions on the host"
     if wanted != "eager" and model.device.type in CAPTURES:
         why_not = python or _why_not_whole(model)
         if why_not is None:
-            return RunnerChoice(
-                "compile" if wanted == "compile" else "cudagraph", reason, late=waits is None, captured=True
-            )
+            name: Literal["compile", "cudagraph"] = "compile" if wanted == "compile" else "cudagraph"
+            return RunnerChoice(name, reason, late=waits is None, captured=True)
         reason = why_not
     elif wanted in ("compile", "cudagraph"):
         why_not = _why_not_compiled(model) if wanted == "compile" else f"no CUDA graphs on {model.device.type}"
@@ -101,13 +97,6 @@ def choose_runner(wanted: str, model: LoopedModel, python: str | None = None, wa
     return RunnerChoice("eager", f"{reason}; {sees}")
 
 
-def _looks(model: LoopedModel) -> str | None:
-    """Why a step of a model looks at its values on the host; None where it does not."""
-    if model.device.type == "cuda" and model.operations.depth_attention is None:
-        return "attention in plain torch reads positions on the host"
-    return None
-
-
 def _why_not_whole(model: LoopedModel) -> str | None:
     """Why a model's step cannot be one launch; None where it can."""
     if model.operations.broadcast is not no_broadcast:
@@ -115,7 +104,8 @@ def _why_not_whole(model: LoopedModel) -> str | None:
     if isinstance(model, nn.Module):
         if len({parameter.device for parameter in model.parameters()}) > 1:
             return "a step in one piece is for models on one device, this one is spread over several"
-        if any(_is_hooked(module) for module in model.modules()):
+        modules = list(model.modules())
+        if any(own._forward_hooks or own._forward_pre_hooks or getattr(own, "_hf_hook", None) for own in modules):
             return "modules of the model have hooks, which only Python can call"
     return None
 
@@ -128,11 +118,6 @@ def _why_not_compiled(model: LoopedModel) -> str | None:
     if why_not is None and not compiler():
         return "no C++ compiler was found (set CXX, or install g++)"
     return why_not
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    own = (module._forward_hooks, module._forward_pre_hooks, getattr(module, "_hf_hook", None))
-    return any(own)
 
 
 def open_runner(
@@ -149,12 +134,11 @@ def open_runner(
     place = storage.placement(0)
     if place.coded is not None and (choice.name != "eager" or choice.late):
         choice = RunnerChoice("eager", "K/V in few bits are encoded between steps")
-    unordered = place.seen is not None
     if choice.name == "compile" and not choice.captured and model.operations.run_block is not None:
         with torch.no_grad():
             if model.plain_block(1, lanes.hidden) is not None:
                 choice = RunnerChoice("eager", "the layers run in C++ as they are, in one call")
-    if unordered and model.operations.attend_rows is None and (choice.late or choice.captured):
+    if place.seen is not None and model.operations.attend_rows is None and (choice.late or choice.captured):
         choice = RunnerChoice("eager", f"{choice.reason}; pads do not all come first")
     if choice.captured:
         graphs = StepGraphs(CAPTURES[model.device.type](model.device)) if graphs is None else graphs
@@ -187,13 +171,7 @@ class NativeRunner(EagerRunner):
         if not self._knows:
             return super().step(longest, choice, beside)
         batch, settings, lanes = self.batch(longest), self.settings, self.lanes
-        held = self._held
-        if (
-            batch is not self._over
-            or held[0] is not settings.eos
-            or held[1] is not settings.exits
-            or held[2] is not lanes.paths
-        ):
+        if batch is not self._over or not all(map(is_, self._held, (settings.eos, settings.exits, lanes.paths))):
             self._hand_over(batch)
             if not self._knows:
                 return super().step(longest, choice, beside)
@@ -308,17 +286,8 @@ class NativeRunner(EagerRunner):
         return Block(layers, shape, planes, tables, places)
 
 
-def row_count(own: Lanes, prompts: Ints, passes: Ints, rows: Ints) -> RowCount:
-    """Counts rows of new tokens in lanes; other arguments as `RowCount` takes them."""
-    return RowCount(own.table, own.depth, *map(torch.from_numpy, (prompts, passes, rows)))
-
-
 class GraphRunner(LateRunner):
     """Launches captured steps, which `graphs` keep; compiled before that, where `chosen` is "compile"."""
-
-    def _open(self) -> None:
-        super()._open()
-        self._constants: list[Tensor] = []
 
     def bound_on(self, longest: int) -> int:
         """See `EagerRunner.bound_on`: a graph is captured for it."""
@@ -331,8 +300,8 @@ class GraphRunner(LateRunner):
         if batch is not known:
             programs_of(self.model).keep_for(self.model.reserve_positions(batch.longest, self.lanes.hidden))
             self._constants = model_tensors(self.model)
-            # a parameter may have been given other memory
-            self._weights = tuple((id(tensor), _address(tensor)) for tensor in self._constants)
+            # a parameter may have been given other memory; oneDNN's layout has no address
+            self._weights = tuple((id(own), 0 if own.is_mkldnn else own.data_ptr()) for own in self._constants)
             self._kept().keep_over(batch.layers[0].flat_keys)
         return batch
 
@@ -342,20 +311,26 @@ class GraphRunner(LateRunner):
         rules = self.settings.growth, self.settings.spiral
         key = (count, batch.program, batch.longest, choice.fixed, self.chosen, *rules, self._weights)
         step = steps.get(key)
-        if step is None or not step.is_over(self._parts(batch, choice)):
+        parts = () if step is None else self._parts(batch, choice)
+        if step is None or len(parts) != len(step.parts) or not all(map(is_, parts, step.parts)):
             captured = self._captured(batch, choice, count, key)
             # what the first step of a kind makes room for is there now
             step = steps[key] = StepGraph(captured, self._parts(batch, choice), self._constants)
         step.captured.replay()
         lines, logits = step.captured.outputs
-        return self._land(lines), logits
+        return self._land(lines, logits)
 
     def _kept(self) -> StepGraphs:
         assert self.graphs is not None, "a graph runner keeps graphs"
         return self.graphs
 
     def _parts(self, batch: Batch, choice: Choice) -> tuple[object, ...]:
-        return (*choice.tensors, *replaceable(batch))
+        """What a run may replace by other tensors, while all others stay where they are."""
+        place, settings, lanes = batch.placement, batch.settings, batch.lanes
+        best = None if lanes.criteria is None else lanes.criteria.best
+        of_settings = settings.table, settings.eos, settings.exits, settings.settled
+        of_lanes = lanes.table, lanes.exit_state, best, lanes.probs, lanes.paths, lanes.masks
+        return (*choice.tensors, batch.layers[0].flat_keys, place.starts, place.blocks, *of_settings, *of_lanes)
 
     def _captured(self, batch: Batch, choice: Choice, count: int, key: Hashable) -> Captured:
         stages = self.lanes.table[:, STAGE]
@@ -400,8 +375,3 @@ class GraphRunner(LateRunner):
 
         lines, logits = programs_of(self.model).call(whole, step, batch, choice)
         return lines, logits
-
-
-def _address(tensor: Tensor) -> int:
-    # oneDNN's layout has none
-    return 0 if tensor.is_mkldnn else tensor.data_ptr()

@@ -13,36 +13,21 @@ Under `verify` a draft x was drawn from q at an earlier loop, and a deeper one, 
                 (speculative sampling: arXiv 2211.17192, section 2.3)
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
+from sigma0.decode import sampling_params as columns
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, POSITION, STAGE
 from sigma0.decode.logits import BROKEN, flag_broken
 from sigma0.decode.ops import combined, counter_words, gumbel, no_broadcast
 from sigma0.decode.prefill import Batch
-from sigma0.decode.sampling_params import (
-    DRAWS,
-    FREQUENCY,
-    MIN_LENGTH,
-    MIN_P,
-    NO_ID,
-    PADDING,
-    PRESENCE,
-    PROMPT,
-    REPETITION,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P_CUT,
-    SamplingProgram,
-    SamplingSettings,
-    SequenceSampling,
-)
+from sigma0.decode.sampling_params import NO_ID, SamplingProgram, SamplingSettings, SequenceSampling
 from sigma0.decode.settings import PROMPT as FIRST_POSITION
-from sigma0.decode.step import Looped, read, sample_greedy
+from sigma0.decode.step import Choice, Chosen, Looped, read, sample_greedy
 from sigma0.decode.transfer import to_host
 
 # What a random number is for. A token is drawn once where it is read first; under `verify` each deeper loop t may test
@@ -100,17 +85,17 @@ def process(
         scores = scores + _bad_words(settings, scores, sequences, ids, lengths)
     if program.min_length:
         ends = settings.eos.index_select(0, sequences)  # [K, E]
-        ends = ends.masked_fill((lengths >= table[:, MIN_LENGTH])[:, None], NO_ID)
+        ends = ends.masked_fill((lengths >= table[:, columns.MIN_LENGTH])[:, None], NO_ID)
         scores = scores.masked_fill(_among(ends, scores), -torch.inf)
     if program.temperature:
-        scores = scores / _column(numbers, TEMPERATURE)
+        scores = scores / _column(numbers, columns.TEMPERATURE)
     if program.top_k:
-        scores = _top_k(scores, table[:, TOP_K], min(program.top_k, scores.shape[1]))
+        scores = _top_k(scores, table[:, columns.TOP_K], min(program.top_k, scores.shape[1]))
     if program.top_p:
-        scores = _top_p(scores, _column(numbers, TOP_P_CUT))
+        scores = _top_p(scores, _column(numbers, columns.TOP_P_CUT))
     if program.min_p:
         probs = torch.softmax(scores, dim=-1)
-        least = _column(numbers, MIN_P) * probs.amax(dim=-1, keepdim=True)
+        least = _column(numbers, columns.MIN_P) * probs.amax(dim=-1, keepdim=True)
         scores = scores.masked_fill(probs < least, -torch.inf)
     return scores
 
@@ -160,14 +145,15 @@ def _penalised(
     indices = torch.arange(ids.shape[1], device=ids.device)  # [C]
     written = indices < lengths[:, None]  # [K, C]
     if program.output_penalties:
-        counted = written & (indices >= _column(table, PROMPT))
+        counted = written & (indices >= _column(table, columns.PROMPT))
         counts = _with_spare(scores, torch.float32)
         counts.scatter_add_(1, _in_range(ids, counted, scores), torch.ones_like(ids, dtype=torch.float32))
         counts = counts[:, :-1]
-        scores = scores - _column(numbers, FREQUENCY) * counts - _column(numbers, PRESENCE) * (counts > 0)
+        frequency, presence = _column(numbers, columns.FREQUENCY), _column(numbers, columns.PRESENCE)
+        scores = scores - frequency * counts - presence * (counts > 0)
     if program.repetition:
-        occurs = _among(ids.masked_fill(~(written & (indices >= _column(table, PADDING))), NO_ID), scores)
-        penalty = _column(numbers, REPETITION)
+        occurs = _among(ids.masked_fill(~(written & (indices >= _column(table, columns.PADDING))), NO_ID), scores)
+        penalty = _column(numbers, columns.REPETITION)
         scores = torch.where(occurs, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
     return scores
 
@@ -221,7 +207,7 @@ def _in_range(ids: Tensor, counts: Tensor, scores: Tensor) -> Tensor:
 
 def _draws(settings: SamplingSettings, sequences: Tensor) -> Tensor:
     """Whether each row's sequence draws, bool `[K, 1]`."""
-    return settings.table.index_select(0, sequences)[:, DRAWS : DRAWS + 1] > 0
+    return settings.table.index_select(0, sequences)[:, columns.DRAWS : columns.DRAWS + 1] > 0
 
 
 def _column(values: Tensor, column: int) -> Tensor:
@@ -260,7 +246,7 @@ def judged(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, stand
     return torch.where(decodes, token_ids, table[:, DRAFT]), stands
 
 
-class Sampler:
+class Sampler(Choice):
     """Chooses ids on the device: the argmax, or a draw, of processed scores.
 
     Args:
@@ -271,10 +257,13 @@ class Sampler:
         broadcast: As `Operations` has it.
 
     Attributes:
+        scores: None, as `raw_logits`: nothing is kept of what ids are chosen from.
         program: What sampling has to compute.
         hooks: Processors that run on the host after the others, by sequence.
         errors: What broke in them, by sequence.
     """
+
+    scores = raw_logits = None
 
     def __init__(
         self,
@@ -284,9 +273,17 @@ class Sampler:
         broadcast: Callable[[Tensor], Tensor] = no_broadcast,
     ) -> None:
         self._settings, self._ids, self._shift, self._broadcast = settings, ids, shift, broadcast
-        self.program = settings.program()
         self.hooks: dict[int, LogitsProcessor] = {}
         self.errors: dict[int, Exception] = {}
+        self._look()
+
+    def _look(self) -> None:
+        """Notes what has changed with the settings and hooks."""
+        ids = (self._ids,) if isinstance(self._ids, Tensor) else ()
+        self.program, self.tensors = self._settings.program(), (*self._settings.tensors, *ids)
+        self.fixed = self.program, self._shift
+        self.on_device = not self.hooks and (bool(ids) or not self.program.reads_ids)
+        self.takes_best = self.program.is_greedy and not self.hooks
 
     def set(
         self, sequence: int, sampling: SequenceSampling, ids: Sequence[int], hook: LogitsProcessor | None = None
@@ -297,50 +294,20 @@ class Sampler:
         self._ids[sequence, : len(ids)] = torch.tensor(ids, device=self._ids.device)
         if hook is not None:
             self.hooks[sequence] = hook
-        self.program = self._settings.program()
+        self._look()
 
     def clear(self, sequence: int) -> None:
         """Forgets a sequence."""
         self._settings.clear(sequence)
         self.hooks.pop(sequence, None)
         self.errors.pop(sequence, None)
-        self.program = self._settings.program()
-
-    @property
-    def on_device(self) -> bool:
-        """Whether nothing but tensors takes part."""
-        return not self.hooks and (isinstance(self._ids, Tensor) or not self.program.reads_ids)
-
-    @property
-    def takes_best(self) -> bool:
-        """Whether the likeliest ids are taken."""
-        return self.program.is_greedy and not self.hooks
-
-    @property
-    def draws(self) -> bool:
-        """Whether some ids are drawn."""
-        return self.program.draws
-
-    @property
-    def fixed(self) -> Hashable:
-        """What a compiled choice takes for constant."""
-        return self.program, self._shift
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Those that it reads and writes."""
-        return (*self._settings.tensors, self._ids) if isinstance(self._ids, Tensor) else self._settings.tensors
+        self._look()
 
     def first(self, logits: Tensor, positions: Tensor, length: int) -> tuple[Tensor, Tensor | None]:
-        """The ids `[B]` behind the prompts of all sequences.
+        """The ids `[B]` behind the prompts of all sequences, `BROKEN` where logits `[B, V]` are not finite.
 
-        Args:
-            logits: `[B, V]`.
-            positions: Position of each token that is sampled, int64 `[B]`.
-            length: Ids of each prompt.
-
-        Returns:
-            The ids, `BROKEN` where logits are not finite, and what criteria say of them, bool `[B]`; None of none.
+        Given the position of each, int64 `[B]`, and the ids of each prompt. What criteria say of them comes with them,
+        bool `[B]`; None of none.
         """
         sequences = torch.arange(len(logits), device=positions.device)
         scores = self._processed(logits, sequences, torch.full_like(positions, length))
@@ -352,8 +319,8 @@ class Sampler:
         token_ids = draw(self._settings, self.program, scores, sequences, positions)
         return self._broadcast(flag_broken(token_ids, logits))
 
-    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """See `sigma0.decode.runner.Choice.choose`."""
+    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
+        """See `sigma0.decode.step.Choice.choose`."""
         logits = read(batch, looped, which)
         if self.takes_best:
             stands = token_ids = sample_greedy(batch, logits)
@@ -379,19 +346,10 @@ class Sampler:
         return token_ids, stands, None, logits
 
     def draw(self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """What rows say: a new id, or whether the draft that was read from them earlier stands.
+        """What rows `which` say by processed scores, float32 `[K, V]`: an id, and whether it is the draft from before.
 
         Where sequences that draw and greedy ones share a pass, the rule for distributions is the greedy rule too: all
         of p and q lies on one id.
-
-        Args:
-            batch: What the pass worked on.
-            looped: Its rows.
-            which: Those that were read, int64 `[K]`.
-            scores: Processed, float32 `[K, V]`.
-
-        Returns:
-            Ids `[K]`, and whether they are the drafts that they were before, bool `[K]`.
         """
         own = self._settings, self.program
         table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)

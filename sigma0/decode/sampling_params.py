@@ -107,6 +107,7 @@ class SequenceSampling:
     def __post_init__(self) -> None:
         biases = dict(self.logit_bias)
         are_biases = len(biases) == len(self.logit_bias) and min(biases, default=0) >= 0
+        are_biases = are_biases and all(map(math.isfinite, biases.values()))
         for name, holds, wanted in (
             ("temperature", self.temperature > 0, "above 0"),
             ("top_k", self.top_k >= 0, "at least 0"),
@@ -114,11 +115,7 @@ class SequenceSampling:
             ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
             ("bad_words", all(word and min(word) >= 0 for word in self.bad_words), "runs of ids, none empty"),
-            (
-                "logit_bias",
-                are_biases and all(map(math.isfinite, biases.values())),
-                "ids, each once, with finite numbers",
-            ),
+            ("logit_bias", are_biases, "ids, each once, with finite numbers"),
         ):
             if not holds:
                 raise ValueError(f"{name} has to be {wanted}, got {getattr(self, name)!r}")
@@ -296,20 +293,12 @@ def _numbers(wanted: SequenceSampling) -> list[float]:
 
 
 def request_seeds(batch: int) -> list[int]:
-    """Seeds of sequences that bring none, from torch's global generator: `torch.manual_seed` decides them.
-
-    Args:
-        batch: B; all seeds of a batch come from one call, the first sequence's first.
-    """
+    """Seeds of B sequences that bring none, by a call of torch's global generator: `torch.manual_seed` decides them."""
     return torch.randint(0, 2**63 - 1, (batch,)).tolist()
 
 
 def request_seed(seed: int | None) -> int:
-    """Seed of a request that is alone: what `request_seeds(1)` says after `torch.manual_seed(seed)`.
-
-    Args:
-        seed: The request's; None takes the next from torch's global generator.
-    """
+    """Seed of a lone request: what `request_seeds(1)` says after `torch.manual_seed(seed)`; or now, for None."""
     if seed is None:
         return request_seeds(1)[0]
     return int(torch.randint(0, 2**63 - 1, (1,), generator=torch.Generator().manual_seed(seed)))

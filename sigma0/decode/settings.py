@@ -17,6 +17,7 @@ LAST, MIN_LOOPS, LEAVES, VERIFY, REDRAFT, LIMIT, PROMPT, MODE, PATIENCE, BREAK_A
 # Columns of the thresholds.
 OWN, Q, THETA, THRESHOLDS = range(4)
 _NO_EOS = -1
+# Above every cache position.
 NO_LIMIT = 2**62
 
 
@@ -186,13 +187,7 @@ class SequenceSettings:
             self.exits = self.settled = None
 
     def program(self, paths: bool = False, draws: bool = False, masked: bool = False) -> Program:
-        """What a pass over the sequences that are set has to compute.
-
-        Args:
-            paths: Whether the states after every loop are kept for statistics.
-            draws: Whether some sequence draws its tokens.
-            masked: Whether some sequence follows a grammar.
-        """
+        """What a pass over the sequences that are set has to compute, beside what `Program` has of these names."""
         wanted = [each for each in self._exits if each is not None]
         params = [each.rule.params(watch=False) for each in wanted]
         modes = frozenset(each.decides_by for each in params) - {"none"}

@@ -50,12 +50,7 @@ Numbers = Sequence[tuple[Where, list[float]]]
 
 @dataclass(frozen=True)
 class PathReader:
-    """Computes the statistics of loop states.
-
-    Attributes:
-        gate: Gate logits `[N]` of normed states `[N, D]`.
-        rule: Limits of the fates.
-    """
+    """Computes the statistics of loop states by a gate, which takes normed states `[N, D]`, and the limits of fates."""
 
     gate: Callable[[Tensor], Tensor]
     rule: ExitParams
@@ -112,11 +107,7 @@ def deepest_reader(model: LoopedModel) -> DeepestReader | None:
 
 
 class DeepestQueue(Generic[Where]):
-    """States of tokens that run no further, until the head reads many of them at once.
-
-    Args:
-        reader: Of the model.
-    """
+    """States of tokens that run no further, until the head reads many of them at once."""
 
     def __init__(self, reader: DeepestReader) -> None:
         self._reader = reader
@@ -129,15 +120,9 @@ class DeepestQueue(Generic[Where]):
         self._where: list[Where] = []
 
     def add(self, states: Tensor, token_ids: Sequence[int], where: Sequence[Where]) -> Numbers[Where]:
-        """Adds tokens.
+        """Adds N tokens, whose states `[N, D]` nobody writes to any more; `take`, where many wait by now, else nothing.
 
-        Args:
-            states: `[N, D]`, which nobody writes to any more.
-            token_ids: `[N]`.
-            where: What is given back with the numbers of each, `[N]`.
-
-        Returns:
-            As `take`, where many wait by now; else nothing.
+        `where` is given back with the numbers of each.
         """
         self._states.append(states)
         self._token_ids += token_ids
@@ -181,12 +166,9 @@ class LoopNotes(Generic[Where]):
         lanes.remember_paths(self.window)
 
     def read(self, slots: Ints, positions: Ints, by_gate: bool) -> Floats:
-        """Statistics of tokens, `[N, T, 8]`; undefined past their last loops.
+        """Statistics `[N, T, 8]` of tokens, by slots and cache positions `[N]`; undefined past their last loops.
 
-        Args:
-            slots: Of each, `[N]`.
-            positions: Its cache position, `[N]`.
-            by_gate: Whether only their hazards are wanted; the others are undefined then.
+        Where only their hazards are wanted (`by_gate`), the others are undefined.
         """
         lanes = self._lanes
         assert lanes.paths is not None
@@ -200,10 +182,7 @@ class LoopNotes(Generic[Where]):
     def mildest_fates(self, at: Sequence[tuple[int, int]], loops: Sequence[int], running: int) -> list[int]:
         """The mildest fate of the last `running` loops of tokens, an index into `FATES`.
 
-        Args:
-            at: Slot and cache position of each.
-            loops: That it has finished, more than `running`.
-            running: Loops that are looked at.
+        Given slot and cache position of each, and the loops that it has finished, more than `running`.
         """
         lanes, paths = self._lanes, self._lanes.paths
         assert paths is not None
@@ -217,15 +196,12 @@ class LoopNotes(Generic[Where]):
     def add_deepest(
         self, tokens: Sequence[tuple[Where, int]], at: Sequence[tuple[int, int]], loops: Sequence[int]
     ) -> list[tuple[Where, Deepest]]:
-        """Takes tokens that run no further, whose states the head is still to read.
+        """Takes tokens that run no further, whose states the head is still to read; what is known now of all so far.
 
         Args:
             tokens: What is given back with what is known of each, and its id.
             at: Its slot and cache position.
             loops: That it has finished.
-
-        Returns:
-            What is known now, of these and of earlier ones.
         """
         if self._deepest is None or not tokens:
             return []
@@ -351,13 +327,9 @@ class RunRecord:
         return torch.from_numpy(told).to(self.device)
 
     def follow(self, lanes: Lanes, gate: Callable[[Tensor], Tensor], rule: ExitRule, drop: bool) -> None:
-        """Takes the statistics of the tokens in these lanes from now on.
+        """Takes the statistics of the tokens in these lanes from now on, by a gate and by the rule's limits of fates.
 
-        Args:
-            lanes: Of all sequences.
-            gate: Gate logits `[N]` of normed states `[N, D]`.
-            rule: The exit rule, for the limits of the fates.
-            drop: Whether tokens run no loop after their exits.
+        `drop` says whether tokens run no loop after their exits.
         """
         self.drops_rows = drop
         if self._lanes is lanes:
@@ -367,13 +339,7 @@ class RunRecord:
         lanes.remember_paths(max(_WINDOW, 4 * lanes.depth))
 
     def note_read(self, sequences: Ints, cache_position: int, depths: Ints) -> None:
-        """Notes that the tokens behind a cache position have been read.
-
-        Args:
-            sequences: Batch indices, `[N]`.
-            cache_position: The position that they were read from.
-            depths: Loop at which, `[N]`; under `drop` the last that is run.
-        """
+        """Notes that the tokens behind a cache position have been read in `sequences` `[N]` at `depths` `[N]`."""
         index = cache_position - self.first_position
         self._reserve(index + 1)
         self._known[sequences] = index + 1
@@ -396,17 +362,10 @@ class RunRecord:
     def note_tokens(
         self, logits: Tensor, sequences: list[int], token_ids: Sequence[int], depths: Sequence[int] | None = None
     ) -> Sequence[float]:
-        """Notes the next final token of some sequences.
+        """Notes the next final token of N different sequences; their proximity to collapse, of the ids alone.
 
-        Args:
-            logits: That it was sampled from, `[N, V]`.
-            sequences: Batch index of each, all different, `[N]`.
-            token_ids: `[N]`.
-            depths: Loop at which each was read, which is the last that it runs under `drop`; None where `note_read`
-                has told it.
-
-        Returns:
-            The proximity of each to collapse, of the ids alone.
+        It was sampled from logits `[N, V]`, and read at `depths`, under `drop` the last that it runs; None where
+        `note_read` has told it.
         """
         self._is_stale, texts = True, [self._texts[sequence] for sequence in sequences]
         *columns, proximities = self._text_stats.take(texts, token_ids, logits)

@@ -13,7 +13,7 @@ No part of it reads a value of a tensor on the host. Which parts a step has is s
 the caller, so that a step has one fixed shape for each of both.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -70,13 +70,7 @@ class Looped(Rows):
 
 
 def run_loop(
-    batch: Batch,
-    count: int,
-    decoding: int,
-    beside: Prefill | None = None,
-    padded: bool = False,
-    bounded: bool = False,
-    entering: int = 0,
+    batch: Batch, count: int, decoding: int, entering: int, beside: Prefill | None = None, padded: bool = False
 ) -> Looped:
     """Rows, block and loop end.
 
@@ -84,12 +78,10 @@ def run_loop(
         batch: Lanes, settings and planes.
         count: R, live lanes, or a bound on them.
         decoding: L, those of them that decode, or a bound on them.
+        entering: How many of those run their first loop, or a bound on them; read where there is a prelude.
         beside: Prefill that runs a loop in the same pass; None for none.
-        padded: Whether both are bounds. Rows past the live ones are idle or suspended lanes then: they are computed
+        padded: Whether these are bounds. Rows past the live ones are idle or suspended lanes then: they are computed
             and written nowhere.
-        bounded: Whether L is a bound, and R is not.
-        entering: How many of the decoding rows run their first loop, or a bound on it where L is one; read where there
-            is a prelude.
     """
     lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
     # nobody's lane is left out: it has no sequence, and padding writes any stage and position into it
@@ -99,7 +91,7 @@ def run_loop(
     sequences, planes = rows // depth, stage % depth
     loops = planes + 1
     owned = stage < lanes.idle if padded else None
-    enters = stage[:entering] == 0 if padded or bounded else None
+    enters = stage[:entering] == 0 if padded else None
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, positions, planes)
     previous, raw = run_block(batch, previous, indices, beside, owned, entering, enters)
@@ -112,17 +104,17 @@ def run_loop(
         _keep_paths(batch, hidden, indices, owned)
     ran, ruled = Rows(rows, table, sequences, loops, hidden), Ruled()
     if decoding and not program.known:
-        ruled = ask_rules(batch, ran, previous, decoding, end, program.redrafts and not padded and not bounded)
+        ruled = ask_rules(batch, ran, previous, decoding, end, program.redrafts and not padded)
     own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 11]
     codes = stop_codes(batch, ran, own, ruled)
-    if padded or bounded:
+    if padded:
         codes = codes.masked_fill(table[:decoding, STAGE] >= depth, 0)
     advance_stages(batch, rows, table, loops, own, codes)
     reads = codes > 0
     if program.verify:
         reads = checked(batch, table, sequences, loops)
         reads[:decoding] |= codes > 0
-    seen = not padded and not bounded and lanes.device.type == "cpu"
+    seen = not padded and lanes.device.type == "cpu"
     return Looped(rows, table, sequences, loops, hidden, codes, reads, ruled.logits, seen)
 
 
@@ -137,14 +129,8 @@ def run_block(
 ) -> tuple[Tensor, Tensor]:
     """States `[R, W]` ahead of the shared block, behind a prelude, and behind it, before the loop's norm.
 
-    Args:
-        batch: Model and planes.
-        hidden: `[R, W]`.
-        indices: Where the rows are.
-        beside: Prefill that runs a loop in the same pass; None for none.
-        owned: Which rows are somebody's, bool `[R]`; None where all are.
-        entering: How many of the first rows may run their first loop.
-        enters: Which of those do, bool `[entering]`; None where all do.
+    `beside` is as `run_loop` takes it, `owned` says which rows are somebody's, bool `[R]`, and `enters` which of the
+    first `entering` rows run their first loop, bool `[entering]`; None of either where all do.
     """
     prelude, coda = batch.model.stages
     if prelude and beside is not None:
@@ -190,7 +176,8 @@ def _loop_end(
     return end.hidden if whole else raw, end
 
 
-# Ids, which drafts stand, which sequences end, and logits, as `Choice.choose` returns them.
+# Of K rows that were read: ids int64 `[K]`; which drafts stand, bool `[K]`; which sequences end by criteria, bool
+# `[K]`, None where the settings alone say it; and the logits `[K, V]`.
 Chosen = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
 
@@ -200,53 +187,20 @@ class Choice(Protocol):
     Attributes:
         on_device: Whether nothing but tensors takes part.
         takes_best: Whether the likeliest id of each row is taken, and nothing is looked at but logits.
-        draws: Whether ids are drawn.
         fixed: What a compiled choice takes for constant.
         tensors: Those that it reads and writes.
     """
 
-    @property
-    def on_device(self) -> bool:
-        """See above."""
-
-    @property
-    def takes_best(self) -> bool:
-        """See above."""
-
-    @property
-    def draws(self) -> bool:
-        """See above."""
-
-    @property
-    def fixed(self) -> Hashable:
-        """See above."""
-
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """See above."""
+    on_device: bool = False
+    takes_best: bool = False
+    fixed: Hashable = None
+    tensors: tuple[Tensor, ...] = ()
 
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
-        """What is read from rows.
-
-        Args:
-            batch: Model, lanes and settings.
-            looped: The rows of a pass.
-            which: Those that are read, int64 `[K]`.
-
-        Returns:
-            Ids int64 `[K]`; which drafts stand, bool `[K]`; which sequences end by criteria, bool `[K]`, None where the
-            settings alone say it; and the logits `[K, V]`.
-        """
+        """What is read from the rows `which`, int64 `[K]`, of a pass."""
 
 
-def whole_step(
-    batch: Batch,
-    count: int,
-    choice: Choice,
-    decoding: int | None = None,
-    suspends: bool = False,
-    entering: int | None = None,
-) -> tuple[Tensor, Tensor]:
+def whole_step(batch: Batch, count: int, choice: Choice, suspends: bool = False) -> tuple[Tensor, Tensor]:
     """A step as one call of fixed shapes: which rows are read is a mask, and nothing is looked at on the host.
 
     A CPU looks at the decisions of a loop for nothing, and then reads the head of the few rows that stop. A device
@@ -257,8 +211,6 @@ def whole_step(
         batch: What the step works on.
         count: Live lanes, or a bound on them, at most S T.
         choice: How ids are chosen, on the device.
-        decoding: Bound on the rows that are to be read, where `count` is no bound; None where it is.
-        entering: Bound on the rows that run their first loop; None where `decoding` says nothing else.
         suspends: Whether sequences that end are suspended: the next step may be launched before the host has seen it.
 
     Returns:
@@ -266,18 +218,12 @@ def whole_step(
         not, and a last line of counts; and the logits of those rows, `[K, V]`.
     """
     lanes, program = batch.lanes, batch.program
-    padded = decoding is None
-    if padded and kernel_step.knows(batch, choice.takes_best):
+    if kernel_step.knows(batch, choice.takes_best):
         return kernel_step.run_step(batch, count, suspends)
-    if entering is None:
-        # a sequence has one token that decodes at most
-        entering = min(count, lanes.sequences) if decoding is None else decoding
-    if program.reads_logits and program.verify:
-        # the head reads all rows once where both the rule and the drafts need it
-        decoding = count
-    elif decoding is None:
-        decoding = min(count, lanes.sequences)
-    looped = run_loop(batch, count, decoding, padded=padded, bounded=not padded, entering=entering)
+    # a sequence has one token that decodes at most; the head reads all rows once where the rule and drafts need it
+    entering = min(count, lanes.sequences)
+    decoding = count if program.reads_logits and program.verify else entering
+    looped = run_loop(batch, count, decoding, entering, padded=True)
     if program.drops:
         _leave(batch, looped)
     reads = looped.reads  # [K]
@@ -386,9 +332,9 @@ def settle(
         batch: Lanes and settings.
         looped: The rows.
         which: Rows that were read: those that stop, and drafts that are checked, int64 `[K]`.
-        token_ids: What holds for each now: a new id, or the draft where it stands, `[K]`.
-        stands: Whether a draft stands, bool `[K]`; of any dtype where none is checked.
-        ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
+        token_ids: What holds for each now, as in `Chosen`: a new id, or the draft where it stands.
+        stands: Likewise; of any dtype where none is checked.
+        ends: Likewise.
         live: Which of the K count, bool `[K]`; None where all do.
 
     Returns:
@@ -455,9 +401,7 @@ def _ends(batch: Batch, sequences: Tensor, cache_positions: Tensor, token_ids: T
     return is_eos | (cache_positions + 1 >= limit)
 
 
-def _enter(
-    batch: Batch, lanes: Tensor, table: Tensor, token_ids: Tensor, ends: Tensor, fed: Tensor | None = None
-) -> None:
+def _enter(batch: Batch, lanes: Tensor, table: Tensor, token_ids: Tensor, ends: Tensor, fed: Tensor | None) -> None:
     """Feeds ids back, each behind the lane that it was read from; the lane stays idle where the sequence ends."""
     own, following = batch.lanes, batch.lanes.next.index_select(0, lanes)
     stays_out = ends if fed is None else ends | ~fed

@@ -15,6 +15,7 @@ emitted. After a draft that would end the sequence no token is fed.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,11 +23,12 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from sigma0.config import ExitConfig
-from sigma0.decode.compiled import Announce, silently
+from sigma0.decode.compiled import silently
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.grammar.compiled import Grammars
 from sigma0.decode.grammar.rows import GrammarRows, may_force
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.lanes import Lanes
 from sigma0.decode.logits import BROKEN, NOT_FINITE
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.python_hooks import Host, choice_for, split_criteria
@@ -34,21 +36,16 @@ from sigma0.decode.repetition import CollapseStop, TextStats
 from sigma0.decode.runner import EagerRunner, Step
 from sigma0.decode.runners import GraphRunner, choose_runner, open_runner
 from sigma0.decode.sampling import Sampler
-from sigma0.decode.settings import NO_LIMIT, SequenceExit
+from sigma0.decode.settings import NO_LIMIT, SequenceExit, SequenceSettings
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.step import READ_AT, SEQUENCE, TOKEN
 from sigma0.decode.transfer import Bools, Ints, PendingTokens, to_device, to_host
 
 
-@dataclass(frozen=True)
-class Exits:
-    """Where the last prompt token of every sequence was read.
+class Exits(NamedTuple):
+    """Where the last prompt token of every sequence was read, all `[B]`, and the logits of that, `[B, V]`.
 
-    Attributes:
-        depths: Exit depths, from 1, `[B]`.
-        met: Whether the rule was met, `[B]`.
-        logits: Head of the state that was read, `[B, V]`.
-        diverged: Whether it was read there because its loop diverged, `[B]`.
+    At which loop, from 1; whether its rule was met, and whether it was read there because its loop diverged.
     """
 
     depths: Ints
@@ -62,8 +59,6 @@ class Emission:
     """A new token of one sequence.
 
     Attributes:
-        sequence: Batch index.
-        token_id: The token.
         depth: Loop at which it was read, from 1.
         met: Whether its exit rule was met.
         last: Whether the sequence ends with it.
@@ -147,22 +142,15 @@ class TokenLoop:
         self.tail_passes = 0
         self._emitted: Ints = np.zeros(batch, dtype=np.int64)
         self._over: set[int] = set()
-        with torch.no_grad():
-            like = model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=self.device))
-            cache.reserve_lanes(like, model.state_width)
-        self._settings, sampling = cache.reserve_settings()
+        lanes = cache.reserve_lanes(model)
+        settings, sampling = cache.reserve_settings()
         self.choice: Sampler | Host = choice_for(self, logits_processor, generation_config, sampling)
-        wanted = getattr(generation_config, "runner", "auto")
-        self._grammars = self._grammar_rows(grammars, config)
-        self.runner = self._runner(config, wanted, getattr(model, "announce", silently))
+        self._grammars = None if grammars is None else self._grammar_rows(lanes, grammars, config)
+        self.runner = self._runner(lanes, settings, config, getattr(generation_config, "runner", "auto"))
 
-    def _runner(self, config: ExitConfig, wanted: str, announce: Announce) -> EagerRunner:
+    def _runner(self, lanes: Lanes, settings: SequenceSettings, config: ExitConfig, wanted: str) -> EagerRunner:
         cache, batch = self.cache, len(self.lengths)
-        assert cache.depth is not None
         with torch.no_grad():
-            lanes = cache.lanes
-            assert lanes is not None
-            settings = self._settings
             drop = config.after_exit == "drop"
             settings.set_exit(range(batch), SequenceExit(self.rule, drop, self.verifies, self.first_position))
             limit = None if self.max_length is None else self.max_length - 1 - self.shift
@@ -176,6 +164,7 @@ class TokenLoop:
             waits = None if self.record is None else "statistics are kept of every token"
             waits = waits if self._grammars is None else "a grammar says of each token which ids may follow"
             chosen = choose_runner(wanted, self.model, python, waits)
+            announce = getattr(self.model, "announce", silently)
             runner = open_runner(chosen, self.model, lanes, settings, cache, cache.counts, announce, cache.graphs)
             if isinstance(runner, GraphRunner):
                 cache.graphs = runner.graphs
@@ -184,11 +173,7 @@ class TokenLoop:
                 self.record.follow(lanes, self.model.gate, self.rule, drop)
         return runner
 
-    def _grammar_rows(self, grammars: Grammars | None, config: ExitConfig) -> GrammarRows | None:
-        if grammars is None:
-            return None
-        lanes = self.cache.lanes
-        assert lanes is not None
+    def _grammar_rows(self, lanes: Lanes, grammars: Grammars, config: ExitConfig) -> GrammarRows:
         rows = GrammarRows(lanes, self.vocabulary)
         for sequence, grammar in enumerate(grammars.each):
             if grammar is not None:
@@ -208,20 +193,8 @@ class TokenLoop:
     def ids_up_to(self, length: int) -> Tensor:
         """The first `length` ids of every sequence, right-padded, `[B, length]`."""
         new = length - self.prompt_ids.shape[1]
-        rows = [(ids + [self.pad] * new)[:new] for ids in self.new_ids]
-        return torch.cat(
-            [self.prompt_ids, torch.tensor(rows, dtype=torch.int64).view(len(rows), -1).to(self.device)], 1
-        )
-
-    @property
-    def scores(self) -> list[list[Tensor]] | None:
-        """Processed scores of each sequence's new tokens, each `[V]`; None unless asked for."""
-        return self.choice.scores if isinstance(self.choice, Host) else None
-
-    @property
-    def raw_logits(self) -> list[list[Tensor]] | None:
-        """As `scores`, before processing."""
-        return self.choice.raw_logits if isinstance(self.choice, Host) else None
+        rows = torch.tensor([(ids + [self.pad] * new)[:new] for ids in self.new_ids], dtype=torch.int64)
+        return torch.cat([self.prompt_ids, rows.view(len(self.new_ids), -1).to(self.device)], 1)
 
     def run(self, first: Exits) -> Iterator[tuple[Emission, ...]]:
         """Yields the new tokens of each pass in which any appeared.
@@ -265,16 +238,15 @@ class TokenLoop:
         if len(self._over) == len(self.lengths):
             return None
         runner, cache = self.runner, self.cache
-        longest = cache.length
-        if runner.lag:
-            ahead = longest + runner.lag
-            longest = ahead if self.max_length is None else min(ahead, self.max_length - 1 - self.shift)
-        longest = max(longest, cache.length)
+        longest = cache.length + runner.lag
+        if self.max_length is not None:
+            longest = max(min(longest, self.max_length - 1 - self.shift), cache.length)
         cache.reserve_positions(longest)
         step = runner.step(longest, self.choice)
         if step is None:
             return None
-        runner.hold()
+        if cache.segments is not None:
+            cache.hold(runner.lanes)
         self.tail_passes = 0 if step.decoding else self.tail_passes + 1
         if self.record is not None:
             self.record.after_pass()
@@ -345,11 +317,6 @@ class TokenLoop:
         lanes.drop(to_device(keep, lanes.device))
         return True
 
-    def _drop_fed(self) -> None:
-        """Drops the tokens from the position on that each sequence feeds next."""
-        lanes = self.runner.lanes
-        lanes.drop(to_device(self.cache_positions.copy(), lanes.device))
-
     @torch.no_grad()
     def _close(self) -> None:
         """After the last step, or where a run is closed before its end: what was not emitted is taken back.
@@ -364,7 +331,8 @@ class TokenLoop:
             self.lengths[sequence] = self.prompt_ids.shape[1] + emitted
             self.cache_positions[sequence] = self.first_position + max(emitted - 1, 0)
         lanes.resume()
-        self._drop_fed()
+        # and what each sequence feeds next
+        lanes.drop(to_device(self.cache_positions.copy(), lanes.device))
         lanes.stop_decoding()
         end = int(self.cache_positions.max())
         cache.trim(end)
@@ -373,11 +341,5 @@ class TokenLoop:
             sequences = np.repeat(np.arange(len(missing)), missing)
             cache_positions = np.concatenate([np.arange(start, end) for start in self.cache_positions.tolist()])
             ids = self.ids_up_to(end + self.shift + 1).cpu().numpy()
-            cache.add_pending(
-                PendingTokens(
-                    ids[sequences, cache_positions + self.shift],
-                    sequences,
-                    cache_positions,
-                    cache_positions + self.offsets[sequences],
-                )
-            )
+            lacking, positions = ids[sequences, cache_positions + self.shift], cache_positions + self.offsets[sequences]
+            cache.add_pending(PendingTokens(lacking, sequences, cache_positions, positions))

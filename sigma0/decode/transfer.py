@@ -60,14 +60,7 @@ def to_host(tensor: Tensor) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class PendingTokens:
-    """Tokens with a cache position for which no loop has run.
-
-    Attributes:
-        token_ids: Their ids, int64 `[N]`, on the host.
-        sequences: Batch index, `[N]`.
-        cache_positions: `[N]`.
-        positions: Position for rotary embeddings, `[N]`.
-    """
+    """Tokens with a cache position for which no loop has run, `[N]` each; `positions` are for rotary embeddings."""
 
     token_ids: Ints
     sequences: Ints

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigma0.decode.model import BatchRows
+from sigma0.decode.attention import PassRows
 from sigma0.decode.ops import ROW_DTYPES, BlockLayer, BlockShape, Operations
 from sigma0.models.ouro_block import OuroDecoderLayer, OuroRMSNorm, PreNormDecoderLayer
 from sigma0.models.row_linear import is_plain
@@ -77,7 +77,7 @@ def block_of(layers: Sequence[Any]) -> tuple[list[BlockLayer], BlockShape] | Non
     return parts, BlockShape(head_dim, kv_heads, epsilons.pop(), attention.scaling)
 
 
-def run_fused(layers: Iterable[Any], hidden: Tensor, rows: BatchRows, cos: Tensor, signed_sin: Tensor) -> Tensor:
+def run_fused(layers: Iterable[Any], hidden: Tensor, rows: PassRows, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """One loop of the layers over rows, before the norm.
 
     Args:

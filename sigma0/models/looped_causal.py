@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from sigma0.config import ExitConfig
+from sigma0.decode.attention import PassRows
 from sigma0.decode.exits import ExitRule, Selection, select_exits
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.lockstep import catch_up, enter_pending
 from sigma0.decode.logits import mask_logits
-from sigma0.decode.model import BatchRows, PlainBlock
+from sigma0.decode.model import PlainBlock
 from sigma0.decode.ops import EndWeights, Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_size
 from sigma0.decode.stats import PathReader
@@ -102,11 +103,11 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         """See `decode.model.LoopedModel.plain_block`: none, unless a family says otherwise."""
         return None
 
-    def prelude(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+    def prelude(self, hidden: Tensor, rows: PassRows) -> Tensor:
         """What loop 1 starts from, `[R, W]`: what has entered, where there is no prelude."""
         return hidden
 
-    def read(self, hidden: Tensor, rows: BatchRows | None = None) -> Tensor:
+    def read(self, hidden: Tensor, rows: PassRows | None = None) -> Tensor:
         """Logits `[R, V]` of normed states `[R, D]`."""
         return self.head(hidden)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from sigma0.decode.model import BatchRows
+from sigma0.decode.attention import PassRows
 from sigma0.decode.ops import EndWeights, LoopEndWeights
 from sigma0.models.looped import LoopedPreTrainedModel
 from sigma0.models.nanbeige_config import NanbeigeConfig
@@ -79,7 +79,7 @@ class NanbeigeForCausalLM(NanbeigePreTrainedModel, SharedBlockForCausalLM):
         """Weights of the norm after a loop, where there is one."""
         return LoopEndWeights(None) if self.model.norms_for_head else super().loop_end_weights()
 
-    def read(self, hidden: Tensor, rows: BatchRows | None = None) -> Tensor:
+    def read(self, hidden: Tensor, rows: PassRows | None = None) -> Tensor:
         """Logits `[R, V]` of the states `[R, D]` that loops leave."""
         return super().read(super().norm(hidden) if self.model.norms_for_head else hidden, rows)
 

@@ -15,8 +15,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     eager_attention_forward,
 )
 
+from sigma0.decode.attention import PassRows
 from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import ROW_DTYPES, Operations, row_norm, runs_triton
 from sigma0.models.row_linear import Modules, PackedLinear, is_plain
 
@@ -67,7 +67,7 @@ class OuroAttention(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: DepthCache | None = None,
         plane: int = 0,
-        rows: BatchRows | None = None,
+        rows: PassRows | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attention of `[B, S, D]`, or of the rows of a pass, `[R, D]`.
@@ -100,7 +100,7 @@ class OuroAttention(nn.Module):
         return self.o_proj(attended.reshape(*hidden_states.shape[:-1], -1)), weights
 
     def attend_rows(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: BatchRows
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: PassRows
     ) -> tuple[Tensor, None]:
         """Attention of the rows of a pass, `[R, D]`; arguments as `forward` takes them."""
         own: dict[str, Any] = self._modules
@@ -174,7 +174,7 @@ class PreNormDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         transformed = self.mlp(self.post_attention_layernorm(hidden_states))
         return self._added(hidden_states, transformed, 1)
 
-    def _run_rows(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: BatchRows) -> Tensor:
+    def _run_rows(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: PassRows) -> Tensor:
         """The same for the rows of a pass, `[R, D]`, of which there are so few that calls of modules are a cost."""
         # out of the dictionaries, since looking modules up by attribute takes as long as a small product
         own: dict[str, Any] = self._modules

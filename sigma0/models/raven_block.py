@@ -18,8 +18,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import eager_attention_forward
 
+from sigma0.decode.attention import PassRows
 from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.model import BatchRows
 from sigma0.models.ouro_block import OuroRMSNorm, rms_norm
 from sigma0.models.raven_config import RavenConfig
 from sigma0.models.row_linear import Modules, PackedLinear
@@ -93,7 +93,7 @@ class RavenAttention(nn.Module):
         return output
 
     def attend_rows(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: BatchRows, layer: int
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: PassRows, layer: int
     ) -> Tensor:
         """Attention of the rows of a pass, `[R, D]`.
 
@@ -133,7 +133,7 @@ class RavenMLP(nn.Module):
         self.proj = nn.Linear(config.intermediate_size, config.n_embd, bias=False)
         self.gate_up, self.down = PackedLinear("fc"), PackedLinear("proj")
 
-    def forward(self, hidden_states: Tensor, rows: BatchRows | None = None) -> Tensor:
+    def forward(self, hidden_states: Tensor, rows: PassRows | None = None) -> Tensor:
         """`[..., D]`; with the short products of a pass over rows where these are given."""
         if rows is None:
             gate, up = self.fc(hidden_states).chunk(2, -1)
@@ -176,7 +176,7 @@ class RavenBlock(GradientCheckpointingLayer):  # type: ignore[misc]
             *((product, mlp._modules) for product in (mlp.gate_up, mlp.down)),
         ]
 
-    def forward(self, hidden_states: Tensor, rows: BatchRows | None = None, layer: int = 0, **kwargs: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, rows: PassRows | None = None, layer: int = 0, **kwargs: Any) -> Tensor:
         """One layer over `[B, S, D]`, or over the rows of a pass, `[R, D]`.
 
         Args:

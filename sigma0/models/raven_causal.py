@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sigma0.decode.attention import PassRows, RowIndices
 from sigma0.decode.exits import ExitRule, Selection, no_gate_logits, select_exits
-from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import LoopEndWeights
 from sigma0.decode.parallel import broadcaster
 from sigma0.models.looped_causal import LoopedForCausalLM, masked_reader
@@ -90,14 +89,14 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
         embedded = self.transformer.embed(token_ids)
         return torch.cat([self.transformer.start(embedded, positions), embedded], dim=-1)
 
-    def prelude(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+    def prelude(self, hidden: Tensor, rows: PassRows) -> Tensor:
         """Start states and what every loop reads, `[R, 2 D]`, of rows as they have entered."""
         width = self.config.n_embd
         injected = self._run(self.transformer.prelude, hidden[:, width:], rows, self.num_block_layers)
         embeds = self.config.initial_state_mode == "embed-init"
         return torch.cat([injected if embeds else hidden[:, :width], injected], dim=-1)
 
-    def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+    def loop(self, hidden: Tensor, rows: PassRows) -> Tensor:
         """One pass of the core over rows `[R, 2 D]`."""
         model, width = self.transformer, self.config.n_embd
         injected, core = hidden[:, width:], model.core_block
@@ -123,7 +122,7 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
         """No norm, no gate."""
         return LoopEndWeights(None)
 
-    def read(self, hidden: Tensor, rows: BatchRows | None = None) -> Tensor:
+    def read(self, hidden: Tensor, rows: PassRows | None = None) -> Tensor:
         """Logits `[R, V]` of rows `[R, 2 D]`, through the coda."""
         assert rows is not None or not self.stages[1], "a coda reads K/V"
         model, state = self.transformer, hidden[:, : self.config.n_embd]
@@ -150,7 +149,7 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
         """See `LoopedForCausalLM.readable`."""
         return read_beside_full_depth(self.transformer, states)
 
-    def _run(self, layers: Any, hidden: Tensor, rows: BatchRows, first: int) -> Tensor:
+    def _run(self, layers: Any, hidden: Tensor, rows: PassRows, first: int) -> Tensor:
         """Layers over rows `[R, D]`, from one of the K/V layers on."""
         tables = self.transformer._rotary_table.rows(rows.positions(hidden.device), rows.longest, hidden)
         for index, layer in enumerate(layers):

@@ -9,9 +9,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from sigma0.decode.attention import PassRows
 from sigma0.decode.exits import no_gate_logits
 from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.model import BatchRows, PlainBlock
+from sigma0.decode.model import PlainBlock
 from sigma0.decode.ops import MOST_ROWS, TORCH, EndWeights, LoopEndWeights
 from sigma0.decode.parallel import check_heads
 from sigma0.models.cache_name import given_cache, named_cache
@@ -139,7 +140,7 @@ class SharedBlockModel(LoopedPreTrainedModel):
         parts = block_of(list(self.layers))
         return None if parts is None else (*parts, self._rotary_table.reserve(longest, like))
 
-    def run_rows(self, hidden_states: Tensor, rows: BatchRows) -> Tensor:
+    def run_rows(self, hidden_states: Tensor, rows: PassRows) -> Tensor:
         """One loop of the layers over the rows of a pass, `[R, D]`, before the norm."""
         fuses = rows.ops.project_rows is not None or (
             rows.ops.run_block is not None
@@ -180,7 +181,7 @@ class SharedBlockForCausalLM(LoopedForCausalLM):
         readable: Tensor = self.model.head_input(states)
         return readable
 
-    def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+    def loop(self, hidden: Tensor, rows: PassRows) -> Tensor:
         """One loop over the rows of a pass, `[R, D]`, before the norm."""
         output: Tensor = self.model.run_rows(hidden, rows)
         return output

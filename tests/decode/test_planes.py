@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sigma0.decode.attention import CodedPlacement, Placement
+from sigma0.decode.attention import Placement
 from sigma0.decode.kv_cache import DepthCache, Plane
 from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.ops import PlaneCodec
@@ -121,9 +121,9 @@ def test_where_cache_positions_lie():
     table = torch.tensor([[3, 0, 0], [1, 4, 2]])
     paged = Placement(2, 11, table)
     assert paged.flat(sequences, positions).tolist() == [0, 2, 4] and paged.room == 6
-    coded = Placement(2, 5, coded=CodedPlacement(7))
+    coded = Placement(2, 5, coded=7)
     assert coded.flat(sequences, positions).tolist() == [0, 2, 2] and coded.room == 7
-    assert Placement(2, 5, coded=CodedPlacement(7, table)).room == 21
+    assert Placement(2, 5, blocks=table, coded=7).room == 21
 
 
 def test_blocks_of_an_engine():
