@@ -216,11 +216,7 @@ class Scheduler:
         return blocks, last_hash
 
     def prefill_chunks(self, rows: int) -> list[PrefillChunk]:
-        """The prefill of the next pass.
-
-        Args:
-            rows: Rows that the pass has already.
-        """
+        """The prefill of the next pass, which has so many rows already."""
         room = max(0, self.pass_rows - rows)
         if not room or not self._filling:
             return []

@@ -69,7 +69,7 @@ def test_long_contexts_are_looked_through_elsewhere(service, pocket, monkeypatch
     """The engine's thread looks nothing up in them, and says what it would have said."""
     request = job(pocket, context=(STORY, LONG))
     expected = ask(Engine(*pocket, "pocket", LIMITS, watch=True), request)[-1]
-    monkeypatch.setattr("sigma0.serve.engine.engine.check", None)
+    monkeypatch.setattr("sigma0.serve.engine.engine.look_up", None)
     *_, done = asyncio.run(collect_one(service, request))
     assert done == expected and done.verdict.grounded == 1.0
     # another process takes over where it is killed
