@@ -348,6 +348,18 @@ def test_the_first_token_does_not_wait_for_the_last_loop(model, pocket):
     assert isinstance(engine.step()[0][1], TokenOutput)
 
 
+@pytest.mark.parametrize(
+    "config, loops",
+    [(CONFIGS[5], 2), (ExitConfig(mode="fixed", depth=2, after_exit="verify"), 4), (CONFIGS[0], 4)],
+    ids=str,
+)
+def test_a_prompt_runs_as_many_loops_as_its_tokens_may(model, pocket, config, loops):
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(kv_bytes=KV), watch=True)
+    ask(engine, job(9, 3, exit_config=config))
+    # the last token of a prompt runs in a lane
+    assert engine.counts.prompt_rows == loops * 8
+
+
 def test_decoding_is_not_held_up_by_a_long_prompt(model, pocket):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(pass_rows=8, kv_bytes=KV), watch=True)
     engine.submit(job(2, 40, exit_config=ExitConfig(mode="fixed", depth=1)))
