@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import count
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -135,7 +134,6 @@ class EngineClient(ABC):
         self._limits, self._status = facts.limits, facts.status
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._listeners: dict[int, QueuedEvents] = {}
-        self._keys = count()
         self._looking: Future[tuple[SlotView, ...]] | None = None
         self._sent = self._taken = 0
         self._lock = threading.Lock()
@@ -154,7 +152,7 @@ class EngineClient(ABC):
             waiting = self._status.waiting + self._sent - self._taken
             if waiting >= self._limits.max_waiting + self._limits.max_running - self._status.running:
                 raise Busy(f"{waiting} requests are waiting already")
-            key = next(self._keys)
+            key = self._sent
             events = QueuedEvents(asyncio.get_running_loop(), partial(self._cancel, key))
             self._listeners[key] = events
             self._sent += 1
