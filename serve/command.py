@@ -3,7 +3,7 @@
 import logging
 import os
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from ipaddress import ip_address
 from pathlib import Path
@@ -103,7 +103,7 @@ def serve(
         from sigma0.serve.engine.wire import EngineSpec
 
         # it imports what an engine needs while this process imports what a server does
-        process = None if ray or ladder is not None else stack.enter_context(EngineProcess())
+        process = None if ray or ladder is not None else stack.enter_context(closing(EngineProcess()))
 
         from pydantic import SecretStr
 

@@ -12,6 +12,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import compress, islice
 
 
 class BlockPool:
@@ -76,24 +77,17 @@ class BlockPool:
             del self._block_of[self._hash_of.pop(oldest)]
             self._free[oldest] = 1
             self._free_count += 1
-        blocks: list[int] = []
         run = b"\1" * count
-        start = -1 if after is None or self._free[after + 1 : after + 1 + count] != run else after + 1
-        if start < 0:
-            start = self._free.find(run, near)
-        if start < 0:
+        start = self._free.find(run, near)
+        if after is not None and self._free.startswith(run, after + 1):
+            start = after + 1
+        elif start < 0:
             start = self._free.find(run)
-        while len(blocks) < count:
-            if start < 0:
-                start = self._free.find(1)
-            while start < self.total and self._free[start] and len(blocks) < count:
-                self._free[start] = 0
-                blocks.append(start)
-                start += 1
-            start = -1
+        pieces = range(start, self.total) if start >= 0 else compress(range(self.total), self._free)
+        blocks = list(islice(pieces, count))
         self._free_count -= count
         for block in blocks:
-            self._references[block] = 1
+            self._free[block], self._references[block] = 0, 1
         self._allocated += blocks
         return blocks
 

@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import Pipe, get_context
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ _CONTEXT: Any = get_context("fork" if sys.platform == "linux" else "spawn")
 REFUSALS = (ValueError, OSError, FloatingPointError)
 
 
-class EngineProcess(AbstractContextManager["EngineProcess"]):
+class EngineProcess:
     """Starts a process that waits to be told what to load.
 
     It is forked, so it has to be started before this process computes with torch or asks for a GPU, and best once
@@ -55,14 +56,13 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
         Raises:
             OSError: If the process is gone.
         """
-        self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        _send(self._connection, message)
 
     def receive(self) -> Any:
         """The next message.
 
         Raises:
-            EOFError: If the process is gone.
-            OSError: As well.
+            EOFError: If the process is gone, or an OSError.
         """
         return self._connection.recv()
 
@@ -92,9 +92,9 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
         self.end()
         self._connection.close()
 
-    def __exit__(self, *exception: object) -> None:
-        """Closes it."""
-        self.close()
+
+def _send(connection: "Connection[Any, Any]", message: object) -> None:
+    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
 
 def main(connection: "Connection[Any, Any]", theirs: "Connection[Any, Any]") -> None:
@@ -133,9 +133,7 @@ def _run(connection: "Connection[Any, Any]", start: "SimpleQueue[bytes]", inbox:
     from sigma0.serve.engine.loop import EngineLoop
     from sigma0.serve.engine.wire import EngineFacts, EngineSpec
 
-    def send(message: object) -> None:
-        connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-
+    send = partial(_send, connection)
     log_to_stderr()
     spec: EngineSpec
     # unpickled here, where it imports what it needs

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import count
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -135,8 +134,7 @@ class EngineClient(ABC):
         self._limits, self._status = facts.limits, facts.status
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._listeners: dict[int, QueuedEvents] = {}
-        self._keys = count()
-        self._looking: list[Future[tuple[SlotView, ...]]] = []
+        self._looking: Future[tuple[SlotView, ...]] | None = None
         self._sent = self._taken = 0
         self._lock = threading.Lock()
         self._is_ending = False
@@ -154,7 +152,7 @@ class EngineClient(ABC):
             waiting = self._status.waiting + self._sent - self._taken
             if waiting >= self._limits.max_waiting + self._limits.max_running - self._status.running:
                 raise Busy(f"{waiting} requests are waiting already")
-            key = next(self._keys)
+            key = self._sent
             events = QueuedEvents(asyncio.get_running_loop(), partial(self._cancel, key))
             self._listeners[key] = events
             self._sent += 1
@@ -181,15 +179,15 @@ class EngineClient(ABC):
 
     async def slots(self) -> tuple[SlotView, ...]:
         """As `Service` has it, after the current pass; for which `LOOKING` seconds are waited."""
-        future: Future[tuple[SlotView, ...]] = Future()
         with self._lock:
             if self._lost is not None:
                 raise Unavailable(self._lost)
-            # whoever asks meanwhile gets the same answer
-            if not self._looking:
+            if self._looking is None:
+                self._looking = Future()
                 self._inbox.put(Tell.LOOK)
-            self._looking.append(future)
-        return await asyncio.wait_for(asyncio.wrap_future(future), LOOKING)
+            # whoever asks meanwhile gets the same answer, which ends for none of them where one waits no more
+            answer = asyncio.shield(asyncio.wrap_future(self._looking))
+        return await asyncio.wait_for(answer, LOOKING)
 
     async def drain(self) -> None:
         """Takes no more requests and returns once all that were taken are finished."""
@@ -214,19 +212,15 @@ class EngineClient(ABC):
         deliveries: list[Delivery] = []
         with self._lock:
             self._status, self._taken = report.status, report.taken
-            looking = self._looking if report.slots is not None else []
-            if looking:
-                self._looking = []
+            if report.slots is not None and self._looking is not None:
+                self._looking.set_result(report.slots)
+                self._looking = None
             for key, event in report.events:
                 # of a request that was cancelled since, events may still come
                 over = not isinstance(event, TokenOutput)
                 listener = self._listeners.pop(key, None) if over else self._listeners.get(key)
                 if listener is not None:
                     deliveries.append((listener, event))
-        for future in looking:
-            # one that nobody waits for any more is cancelled
-            if future.set_running_or_notify_cancel():
-                future.set_result(report.slots or ())
         QueuedEvents.put(deliveries)
 
     def _lose(self, why: str) -> None:
@@ -236,8 +230,7 @@ class EngineClient(ABC):
             failure = RequestCutOff("the server is being shut down") if self._is_ending else Unavailable(why)
             left = [(listener, failure) for listener in self._listeners.values()]
             self._listeners.clear()
-            looking, self._looking = self._looking, []
-        for future in looking:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(failure)
+            if self._looking is not None:
+                self._looking.set_exception(failure)
+                self._looking = None
         QueuedEvents.put(left)

@@ -8,14 +8,12 @@ prompt positions still run on to T.
 """
 
 import secrets
-from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.config import ExitConfig, switches
@@ -31,7 +29,7 @@ from sigma0.decode.runner import RunnerChoice
 from sigma0.decode.step import ENDS, SEQUENCE, TOKEN
 from sigma0.decode.transfer import PassCounts, to_device
 from sigma0.serve.engine.block_pool import BlockPool, root_hash
-from sigma0.serve.engine.grounding import is_short
+from sigma0.serve.engine.grounding import is_short, look_up
 from sigma0.serve.engine.messages import (
     Busy,
     EngineLimits,
@@ -47,7 +45,6 @@ from sigma0.serve.engine.messages import (
 from sigma0.serve.engine.outputs import UNKNOWN, OutputProcessor, Unjudged
 from sigma0.serve.engine.request import RequestState
 from sigma0.serve.engine.scheduler import ScheduledStep, Scheduler, SequenceEntry
-from sigma0.signals.grounding.check import check
 
 if TYPE_CHECKING:
     from sigma0.models.hf_generate import DepthGenerationMixin
@@ -85,15 +82,13 @@ class Engine:
         if tp_group(model) is not None:
             raise ValueError("an engine needs a whole model: load it without tensor_parallel")
         self.limits = limits or EngineLimits()
-        shape = BlockShape.of(model, self.limits.page_size)
+        shape, slots = BlockShape.of(model, self.limits.page_size), self.limits.max_running
         kv = model.kv_config
         codec = plane_codec(kv, shape.planes) if kv.is_coded else None
         self._segment = kv.segment if kv.is_coded else None
-        under_way = 0 if self._segment is None else self.limits.max_running * self._segment
-        blocks = shape.count_in(self.limits.kv_bytes, model.dtype, codec, under_way)
+        blocks = shape.count_in(self.limits.kv_bytes, model.dtype, codec, slots * (self._segment or 0))
         self.model, self.tokenizer, self.name = model, tokenizer, name
         self._open_scheduler(blocks, shape.size)
-        slots = self.limits.max_running
         self.context = context_length(model, blocks, shape.size)
         planes = PagedPlanes(shape, blocks, model.dtype, model.device, slots, self.context, kv)
         watching = switches().verdict if watch is None else watch
@@ -123,8 +118,8 @@ class Engine:
         return ServiceStatus(
             waiting=len(self.scheduler.waiting),
             running=len(self.scheduler.running),
-            passes=self._batch.counts.passes,
-            rows=self._batch.counts.rows + self._batch.counts.prompt_rows,
+            passes=self.counts.passes,
+            rows=self.counts.rows + self.counts.prompt_rows,
             tokens=self._tokens,
             exit_loops=self._exit_loops,
             blocks_total=self.pool.total,
@@ -228,10 +223,6 @@ class Engine:
         self._preemptions += len(step.preempted)
         if step.preempted:
             self._outputs.flush()
-        for entry in step.admitted:
-            if not entry.preemptions:
-                # on resume it also finds the blocks that it wrote itself
-                self._states[entry.key].admit(entry.cached)
         self._apply(step)
         return [self._fail(self._state_of(slot), self._batch.error_of(slot)) for slot in self._batch.broken]
 
@@ -245,6 +236,9 @@ class Engine:
                 entry.prefill_end = state.suspended.end
         for entry in step.admitted:
             state = states[entry.key]
+            if not entry.preemptions:
+                # on resume it also finds the blocks that it wrote itself
+                state.admit(entry.cached)
             batch.admit(entry.slot, state.asked, entry.token_ids, entry.cached, entry.exact, state.suspended)
             state.suspended = None
         for slot, blocks in step.tables.items():
@@ -288,14 +282,13 @@ class Engine:
                 states.append(state)
                 counts = counts or state.stops
                 reads = reads or state.request.logprobs is not None
-        for slot, read, prompt_logits in passed.prompts:
-            self._state_of(slot).note_prompt(read, prompt_logits)
+        for slot, positions, prompt_logits in passed.prompts:
+            self._state_of(slot).note_prompt(positions, prompt_logits)
         for slot, ready in passed.ready.items():
             self._state_of(slot).entry.ready = ready
-        for slot, positions in passed.complete.items():
+        for slot, exact in passed.complete.items():
             if slot not in broken:
-                self.scheduler.register(self._state_of(slot).entry, positions)
-        left = [(self._state_of(slot), slot, position) for slot, position in passed.left] if watch else []
+                self.scheduler.register(self._state_of(slot).entry, exact)
         for slot in broken:
             state = self._state_of(slot)
             events.append(self._fail(state, batch.error_of(slot)))
@@ -303,8 +296,12 @@ class Engine:
         logits = passed.step.logits if rows and reads else None
         known = [UNKNOWN] * len(rows)
         if rows and counts:
-            known = self._outputs.known(states, own, _rows(logits, rows))
+            read = logits
+            if logits is not None and len(rows) < len(logits):
+                read = logits.index_select(0, to_device(np.array(rows), logits.device))
+            known = self._outputs.known(states, own, read)
         if watch:
+            left = [(self._state_of(slot), slot, position) for slot, position in passed.left if slot not in broken]
             # behind what has told the newest ids, which are read with the states
             self._outputs.note_left(left)
         for row, state, line, signs in zip(rows, states, own, known, strict=True):
@@ -334,7 +331,7 @@ class Engine:
             if self._outputs.watch:
                 judge = partial(self._outputs.judged, output, state.request)
                 later = self.defers_long and not is_short(state.request.context)
-                finished = Unjudged(judge) if later else judge(_looked_up)
+                finished = Unjudged(judge) if later else judge(look_up)
         except Exception as error:
             return self._fail(state, error)
         self._remove(state)
@@ -346,16 +343,3 @@ class Engine:
         kind = "FloatingPointError" if error is None else type(error).__name__
         self._remove(state)
         return state.entry.key, RequestFailed(f"{kind} inside of this request", kind)
-
-
-def _looked_up(text: str, context: Sequence[str]) -> float | None:
-    return check(text, context).score
-
-
-def _rows(logits: Tensor | None, rows: list[int]) -> Tensor | None:
-    """Those rows of logits `[K, V]`; None where there are none."""
-    if logits is None or not rows:
-        return None
-    if len(rows) == logits.shape[0]:
-        return logits
-    return logits.index_select(0, to_device(np.array(rows), logits.device))

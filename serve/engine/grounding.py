@@ -19,6 +19,11 @@ def is_short(context: Sequence[str]) -> bool:
     return len(context) <= FEW and sum(map(len, context)) <= SHORT
 
 
+def look_up(text: str, context: Sequence[str]) -> float | None:
+    """How far a context bears a text out, in [0, 1]; None where nothing can be checked."""
+    return check(text, context).score
+
+
 class GroundingProcess:
     """Looks up one text after the other; may be called from any thread."""
 
@@ -27,7 +32,7 @@ class GroundingProcess:
         self._connection: Connection | None = None
 
     def score(self, text: str, context: Sequence[str]) -> float | None:
-        """How far a context bears a text out, in [0, 1]; None where nothing can be checked.
+        """As `look_up` says.
 
         Raises:
             ChildProcessError: If its process ends twice over it.
@@ -61,4 +66,4 @@ def _serve(descriptor: int) -> None:
     with Connection(descriptor) as connection, suppress(EOFError, ConnectionError):
         while True:
             text, context = json.loads(connection.recv_bytes())
-            connection.send_bytes(json.dumps(check(text, context).score).encode())
+            connection.send_bytes(json.dumps(look_up(text, context)).encode())

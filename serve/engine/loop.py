@@ -119,11 +119,9 @@ class EngineLoop:
     def _submit(self, key: int, request: EngineRequest, grammar: CompiledGrammar | None = None) -> Events:
         try:
             self._engine.submit(request, grammar, key)
-        except Busy as error:
-            return [(key, error)]
         except Exception as error:
             # caught here, since without its loop the service would neither answer nor end; the caller logs the cause
-            return [(key, _failed(error))]
+            return [(key, error if isinstance(error, Busy) else _failed(error))]
         return []
 
     def _pass(self) -> Events:

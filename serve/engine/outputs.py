@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import repeat
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -131,10 +130,8 @@ class OutputProcessor:
         if not self.watch or logits is None:
             return [Known(repetition=repetition) for repetition in repetitions]
         self._note_fates(exits)
-        met: Iterable[bool | None] = repeat(None)
-        if any(state.shadow_rule is not None for state in states):
-            shadows = self._shadows(states, lines, read[_MARGIN])
-            met = [shadows.get(row) for row in range(len(states))]
+        shadows = self._shadows(states, lines, read[_MARGIN])
+        met = map(shadows.get, range(len(states)))
         fates = [FATES[state.fates.item(len(state.outputs))] for state in states]
         known = (read[_PROXIMITY], _finite(read[_MARGIN]), _finite(read[_ENTROPY]), fates, met, repetitions)
         return list(map(Known, *known))
@@ -267,19 +264,11 @@ class OutputProcessor:
         in_flight = zip(table[own, CACHE_POSITION].tolist(), loops[own].tolist(), strict=True)
         self.flush([(state, slot, position, ran) for position, ran in in_flight])
         _tell(self._notes.read_deepest())
-        unknown, final = Deepest(), []
-        for index, (token, code) in enumerate(zip(state.outputs, state.fates.tolist(), strict=False)):
-            read = state.deepest.get(index, unknown)
-            final.append(
-                token._replace(
-                    fate=FATES[code],
-                    deepest_surprise=read.surprise,
-                    deepest_entropy=read.entropy,
-                    deepest_margin=read.margin,
-                    deepest_agrees=read.agrees,
-                )
-            )
-        return final
+        # a token ends with what is read of it in the end
+        read = [state.deepest.get(index, Deepest()) for index in range(len(state.outputs))]
+        fates = [FATES[code] for code in state.fates[: len(read)].tolist()]
+        final = zip(state.outputs, read, fates, strict=True)
+        return [TokenOutput(*token[:-4], *deepest)._replace(fate=fate) for token, deepest, fate in final]
 
 
 def _index(state: RequestState, position: int) -> int:

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from sigma0.serve.engine.child import EngineProcess
 from sigma0.serve.engine.client import EngineClient
-from sigma0.serve.engine.wire import EngineFacts, EngineSpec, Tell, take_all
+from sigma0.serve.engine.wire import Command, EngineFacts, EngineSpec, Tell, take_all
 
 _LOG = logging.getLogger(__name__)
 # Seconds for the pass under way when a service is closed, and for a process that closed its connection to end.
@@ -57,13 +57,12 @@ class ProcessService(EngineClient):
         return facts
 
     def _write(self) -> None:
-        is_open = True
+        commands: list[Command] = []
         # where the process is gone, the reader notices as well
         with suppress(OSError):
-            while is_open:
+            while Tell.CLOSE not in commands:
                 commands = take_all(self._inbox)
                 self._process.send(commands)
-                is_open = Tell.CLOSE not in commands
 
     def _read(self) -> None:
         try:

@@ -160,5 +160,5 @@ class RequestState:
             proximity: Of the ids alone, this one included.
         """
         self._high = self._high + 1 if proximity >= _STOP.tau else 0
-        self.collapsed = self.stops and _STOP.ends_after(len(self.outputs) + 1, self._high)
+        self.collapsed = _STOP.ends_after(len(self.outputs) + 1, self._high)
         return self.collapsed

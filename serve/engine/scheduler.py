@@ -155,17 +155,15 @@ class Scheduler:
         if not (self._short or self.waiting or self._filling or self._changed):
             return _NOTHING
         preempted: list[tuple[SequenceEntry, int]] = []
-        size = self.pool.size
-        if self._short:
-            short = [entry for entry in self.running.values() if entry.key in self._short]
-            self._short.clear()
-            for entry in short:
-                if entry.key in self.running and entry.entered >= len(entry.blocks) * size:
-                    preempted += self.reserve(entry, entry.entered + 1)
+        short = [entry for entry in self.running.values() if entry.key in self._short]
+        self._short.clear()
+        for entry in short:
+            # one before it may have preempted it
+            if entry.key in self.running:
+                preempted += self.reserve(entry, entry.entered + 1)
         admitted = self.admit()
         prefill = self.prefill_chunks(rows)
-        changed = [self.running[key] for key in self._changed if key in self.running]
-        tables = {entry.slot: tuple(entry.blocks) for entry in changed}
+        tables = {entry.slot: tuple(entry.blocks) for key, entry in self.running.items() if key in self._changed}
         self._changed.clear()
         return ScheduledStep(
             tuple(preempted), tuple(admitted), tables, tuple(self.pool.pop_allocated()), tuple(prefill)
@@ -216,11 +214,7 @@ class Scheduler:
         return blocks, last_hash
 
     def prefill_chunks(self, rows: int) -> list[PrefillChunk]:
-        """The prefill of the next pass.
-
-        Args:
-            rows: Rows that the pass has already.
-        """
+        """The prefill of the next pass, which has so many rows already."""
         room = max(0, self.pass_rows - rows)
         if not room or not self._filling:
             return []

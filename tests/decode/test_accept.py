@@ -9,6 +9,7 @@ import torch
 
 from sigma0.decode.sampling import OWN_DRAW, accept_drawn, distribution, draw, uniform
 from sigma0.decode.sampling_params import SamplingSettings, SequenceSampling
+from tests.decode.test_random_numbers import deviation
 
 COUNT = 100_000
 # Weights of eighths: every sum is exact in float32.
@@ -37,14 +38,6 @@ def test_the_law_is_exact_for_every_pair_of_small_laws():
         assert out == [Fraction(weight, 8) for weight in p]
 
 
-def statistic(seen, law):
-    expected = law * seen.sum()
-    often = expected >= 5
-    seen, expected = seen[often], expected[often]
-    freedom = len(expected) - 1
-    return float((((seen - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom))
-
-
 def drafted(first, later, wrong=None):
     """Ids that come out of a draft by the first scores and tests by the later ones, one loop after the other."""
     rows = SamplingSettings(1, torch.device("cpu"))
@@ -71,20 +64,20 @@ def drafted(first, later, wrong=None):
 def test_what_comes_out_follows_the_deepest_loop(vocabulary, loops):
     source = torch.Generator().manual_seed(vocabulary)
     first, *later = torch.randn(loops + 1, vocabulary, generator=source) * 1.5
-    assert abs(statistic(*drafted(first, later))) < 4.5
+    assert abs(deviation(*drafted(first, later))) < 4.5
 
 
 @pytest.mark.parametrize("wrong", ["from p", "accepts", "old q", "old q of the redrawn", "redrawn"])
 def test_a_wrong_rule_fails_the_same_test(wrong):
     source = torch.Generator().manual_seed(7)
     first, *later = torch.randn(3, 7, generator=source) * 1.5
-    assert abs(statistic(*drafted(first, later, wrong))) > 8
+    assert abs(deviation(*drafted(first, later, wrong))) > 8
 
 
 def test_forbidden_ids_never_come_out_and_equal_laws_always_stand():
     first, later = torch.tensor([0.0, 1.0, 2.0, -math.inf]), torch.tensor([1.0, -math.inf, 0.0, 0.5])
     seen, law = drafted(first, [later])
-    assert int(seen[1]) == 0 and abs(statistic(seen[[0, 2, 3]], law[[0, 2, 3]])) < 4.5
+    assert int(seen[1]) == 0 and abs(deviation(seen[[0, 2, 3]], law[[0, 2, 3]])) < 4.5
     p = torch.softmax(torch.randn(1000, 9, generator=torch.Generator().manual_seed(2)), -1)
     stands, rest = accept_drawn(p.argmax(-1), p, p.clone(), torch.linspace(0, 0.999, 1000))
     assert stands.all() and torch.equal(rest, p)

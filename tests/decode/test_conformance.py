@@ -210,8 +210,8 @@ def padded(rows):
 def written(model, rows, config, new, ends=(), **asked):
     ids, mask = padded(rows)
     settings = {"max_new_tokens": new, "do_sample": False, "exit_config": config, "return_dict_in_generate": True}
-    settings |= {"eos_token_id": sorted(ends) or None, "pad_token_id": 0}
-    return model.generate(ids, attention_mask=mask, **settings | asked)
+    settings |= {"eos_token_id": sorted(ends) or None, "pad_token_id": 0, "attention_mask": mask}
+    return model.generate(ids, **settings | asked)
 
 
 def check_way(way, out, made):

@@ -10,12 +10,12 @@ from sigma0.config import RULE_DEFAULTS, exit_for
 from sigma0.decode import compiled as programs
 from sigma0.decode.exits import CRITERIA, REASON_WHEN_MET, Criteria
 from sigma0.models.raven_published import _Meter
-from sigma0.serve.engine.messages import EngineRequest
 from tests.decode.captures import called_by
+from tests.decode.test_conformance import written
 from tests.marks import needs_compiler
 from tests.models.raven_reference import Reference, tiny_raven
 from tests.reference import settled_model
-from tests.serve.engine.test_conformance import served
+from tests.serve.engine.test_conformance import check_alone, prompts_of, requests_of, served
 
 NEW = 8
 TIE = 1e-5
@@ -102,14 +102,7 @@ def test_a_run_of_all_loops_decides_the_same(mode):
     for seed, delta in enumerate((None, None, 0.3 * DELTAS[mode] if mode != "argmax-stability" else 2)):
         config = config_of(mode, delta, min_loops=1 + seed % 2)
         ids = torch.randint(1, 61, (1, 5 + seed), generator=torch.Generator().manual_seed(seed))
-        out = model.generate(
-            ids,
-            max_new_tokens=NEW,
-            do_sample=False,
-            exit_config=config,
-            return_dict_in_generate=True,
-            eos_token_id=None,
-        )
+        out = written(model, ids.tolist(), config, NEW)
         tokens, depths, near = exits_of(model, out.sequences, ids.shape[1], config)
         assert near > TIE
         assert out.sequences[0, ids.shape[1] :].tolist() == tokens
@@ -127,24 +120,15 @@ def test_a_coda_is_read_at_the_loop_of_the_criterion(mode):
     for prompt in ([5, 9, 2], [11], [3, 3, 7, 40, 21]):
         expected = reference.write(prompt, 5, mode, config_of(mode).threshold)
         assert expected.margin > TIE
-        out = model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=5,
-            do_sample=False,
-            exit_config=config_of(mode),
-            return_dict_in_generate=True,
-        )
+        out = written(model, [prompt], config_of(mode), 5)
         assert out.sequences[0, len(prompt) :].tolist() == expected.tokens
         assert out.exit_depths[0].tolist() == expected.depths
 
 
 @pytest.mark.parametrize("mode", CRITERIA)
 def test_verify_is_full_depth(mode):
-    model, ids = settled_model(9, total_ut_steps=4), torch.tensor([[4, 8, 15, 16]])
-    full, checked = (
-        model.generate(ids, max_new_tokens=NEW, do_sample=False, exit_config=config, return_dict_in_generate=True)
-        for config in (ExitConfig(mode="full"), config_of(mode, after_exit="verify"))
-    )
+    model, configs = settled_model(9, total_ut_steps=4), (ExitConfig(mode="full"), config_of(mode, after_exit="verify"))
+    full, checked = (written(model, [[4, 8, 15, 16]], config, NEW) for config in configs)
     assert torch.equal(full.sequences, checked.sequences)
 
 
@@ -154,15 +138,14 @@ def test_verify_is_full_depth(mode):
 @pytest.mark.parametrize("mode", CRITERIA)
 def test_a_step_is_one_graph(mode, after, monkeypatch):
     monkeypatch.setattr(programs, "generate_code", lambda graph, examples: graph)
-    model, ids = settled_model(11, total_ut_steps=4, num_hidden_layers=1), torch.tensor([[4, 8, 15], [0, 2, 23]])
-    found = []
+    model, config, found = (
+        settled_model(11, total_ut_steps=4, num_hidden_layers=1),
+        config_of(mode, after_exit=after),
+        [],
+    )
     for way, runner in (("eager", "eager"), ("captured", "compile")):
         with called_by(way, model) as (asked, _):
-            wanted = {"exit_config": config_of(mode, after_exit=after), "return_dict_in_generate": True}
-            mask = (ids > 0).long()
-            found.append(
-                model.generate(ids, attention_mask=mask, max_new_tokens=NEW, **asked | wanted | {"runner": runner})
-            )
+            found.append(written(model, [[4, 8, 15], [2, 23]], config, NEW, **asked | {"runner": runner}))
     eager, compiled = found
     assert compiled.runner.name == "compile" and compiled.runner.captured
     assert torch.equal(eager.sequences, compiled.sequences)
@@ -173,25 +156,12 @@ def test_a_step_is_one_graph(mode, after, monkeypatch):
 def test_mixed_requests_of_an_engine_are_each_alone_also_after_preemption(pocket, monkeypatch):
     model, tokenizer = pocket
     monkeypatch.setattr(model.generation_config, "eos_token_id", None)
-    source = random.Random(13)
     configs = [config_of(mode, after_exit=after) for mode in CRITERIA for after in ("finish", "drop")]
     configs.append(ExitConfig(mode="margin", theta=0.5))
-    prompts = [[source.randrange(5, 500) for _ in range(source.randint(1, 15))] for _ in configs]
-    pairs = list(zip(prompts, configs, strict=True))
-    asked = [EngineRequest(tuple(prompt), NEW, config, on_collapse="ignore") for prompt, config in pairs]
-    found, engine = served(model, tokenizer, asked, 12, watch=False, together=5)
+    requests = requests_of(prompts_of(13, len(configs), 15), configs, NEW)
+    found, engine = served(model, tokenizer, requests, 12, watch=False, together=5)
     assert engine.status().preemptions > 2
-    for (prompt, config), done in zip(pairs, found, strict=True):
-        out = model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=NEW,
-            do_sample=False,
-            exit_config=config,
-            return_dict_in_generate=True,
-            eos_token_id=None,
-        )
-        alone = zip(out.sequences[0, len(prompt) :].tolist(), out.exit_depths[0].tolist(), strict=True)
-        assert [(token.id, token.depth) for token in done.tokens] == list(alone)
+    check_alone(model, requests, found)
 
 
 @pytest.mark.parametrize(

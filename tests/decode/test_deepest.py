@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.config import DEEPEST_ROWS
-from sigma0.decode.stats import Deepest, DeepestQueue, deepest_of, deepest_reader
+from sigma0.decode.stats import Deepest, deepest_of, deepest_reader
 from sigma0.kernels.collapse_rows import certainty_rows
-from tests.decode.test_stats import Foreign, LogitsProcessorList
 from tests.marks import needs_library
 from tests.models.raven_reference import tiny_raven
 from tests.reference import DroppingReference, logits_of, tiny_model, tiny_nanbeige
@@ -162,19 +161,6 @@ def test_under_drop_it_is_the_exit(backend):
         np.testing.assert_allclose(out.deepest_readings[0, 0, 1:3], first.readings[0, 0, :2], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("after_exit", ["finish", "drop"])
-def test_transformers_own_loop_tells_the_same_of_the_same_loops(after_exit):
-    model, config = tiny_model(5, total_ut_steps=5), ExitConfig(q=0.6, after_exit=after_exit)
-    wave = write(model, PROMPTS, config, 9)
-    stock = write(model, PROMPTS, config, 9, logits_processor=LogitsProcessorList([Foreign()]))
-    assert torch.equal(wave.sequences, stock.sequences)
-    ran = [out.loop_statistics[..., 0].isfinite().sum(-1) for out in (wave, stock)]
-    same = ran[0] == ran[1]
-    assert same.sum() > 9
-    torch.testing.assert_close(wave.deepest_readings[same], stock.deepest_readings[same], rtol=1e-4, atol=1e-5)
-    assert not stock.deepest_readings.isnan().any()
-
-
 def test_what_is_asked_while_a_text_is_written_is_of_the_loops_so_far():
     """A record may be looked at after every pass, and at the end says what it says at the end alone."""
     model, config = tiny_model(5, total_ut_steps=5), ExitConfig(q=0.6)
@@ -239,20 +225,3 @@ def test_of_logits_that_are_not_finite_nothing_is_known(number):
     assert numbers.isnan().all(-1).tolist() == [False, True, False]
     assert Deepest.of(numbers[1].tolist()) == Deepest()
     assert None not in Deepest.of(numbers[0].tolist()) and Deepest.of(numbers[0].tolist()).agrees is False
-
-
-def test_a_queue_gives_back_what_it_was_given():
-    model = tiny_model(5)
-    reader = deepest_reader(model)
-    queue, states = (
-        DeepestQueue(reader),
-        torch.randn(2 * DEEPEST_ROWS + 9, 32, generator=torch.Generator().manual_seed(1)),
-    )
-    token_ids, told = [number % 61 for number in range(len(states))], []
-    for part in torch.arange(len(states)).split(50):
-        told += queue.add(states[part], [token_ids[row] for row in part], [f"token {row}" for row in part.tolist()])
-    told += queue.take()
-    assert [where for where, _ in told] == [f"token {row}" for row in range(len(states))] and not queue.take()
-    with torch.no_grad():
-        expected = deepest_of(model.read(states), torch.tensor(token_ids))
-    torch.testing.assert_close(torch.tensor([numbers for _, numbers in told]), expected)

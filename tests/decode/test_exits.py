@@ -1,6 +1,6 @@
-"""The exit rules loop by loop, against the plain-Python decisions of the reference."""
+"""Exit rules: loop by loop as the plain-Python decisions of the reference, what is known beforehand, and afterwards."""
 
-from dataclasses import replace
+import math
 
 import pytest
 import torch
@@ -8,12 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigma0 import ExitConfig
-from sigma0.decode.exits import ExitRule, exit_reason, select_exits
+from sigma0.decode.exits import (
+    CRITERIA,
+    REASON_WHEN_MET,
+    ExitRule,
+    exit_probabilities,
+    exit_reason,
+    no_gate_logits,
+    select_exits,
+)
 from sigma0.decode.ops import ExitState, observe
-from tests.reference import decide
+from sigma0.decode.stats import PathReader
+from tests.reference import decide, setting
 
 ROWS, WIDTH, VOCABULARY = 9, 7, 11
-MODES = ["qexit", "converge", "accel", "margin"]
+
+
+def rule(mode="qexit", loops=6, inner_break=False, fates=None, **values):
+    return ExitRule(ExitConfig(mode=mode, **values), loops, inner_break, fates)
 
 
 def trajectory(seed: int, total: int):
@@ -28,7 +40,7 @@ def trajectory(seed: int, total: int):
     return states, gates, logits
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["qexit", "converge", "accel", "margin"])
 @pytest.mark.parametrize("scale", ["states", "steps"])
 @settings(max_examples=40, deadline=None)
 @given(
@@ -39,21 +51,18 @@ def trajectory(seed: int, total: int):
     min_loops=st.integers(1, 9),
 )
 def test_rows_decide_as_the_definition_says(mode, scale, seed, total, threshold, patience, min_loops):
-    config = replace(
-        ExitConfig(),
-        mode=mode,
-        q=threshold,
-        eps=threshold,
-        theta=threshold,
-        patience=patience,
-        min_loops=min_loops,
-        accel_scale=scale,
-    )
+    """Also of a run of all loops, whose statistics another rule had computed."""
+    limits = dict.fromkeys(("q", "eps", "theta"), threshold)
+    config = setting(mode, patience=patience, min_loops=min_loops, accel_scale=scale, **limits)
     states, gates, logits = trajectory(seed, total)
-    rule = ExitRule(config, total)
+    own = ExitRule(config, total)
     chosen = select_exits(
-        rule, states[:, None].float(), gates[:, None].float(), lambda hidden: _head(hidden, states, logits)
+        own, states[:, None].float(), gates[:, None].float(), lambda hidden: _head(hidden, states, logits)
     )
+    if own.is_about_loops:
+        reader = PathReader(lambda hidden: gates.T.flatten().float(), rule("full", total).params(watch=True))
+        statistics, fates = reader.read(states.transpose(0, 1).float())
+        assert statistics.shape == (ROWS, total, 8) and fates.shape == (ROWS, total)
     for row in range(ROWS):
         expected = decide(config, states[:, row], gates[:, row], logits[:, row], total)
         if expected.margin < 1e-5:
@@ -61,6 +70,8 @@ def test_rows_decide_as_the_definition_says(mode, scale, seed, total, threshold,
         assert int(chosen.depths[0, row]) == (expected.depth if expected.met else total)
         assert bool(chosen.met[0, row]) == expected.met
         assert torch.equal(chosen.hidden[0, row], states[int(chosen.depths[0, row]) - 1, row].float())
+        if own.is_about_loops:
+            assert own.would_have_been_met(statistics[row].numpy(), None) == expected.met
 
 
 def _head(hidden, states, logits):
@@ -79,8 +90,8 @@ def test_accel_holds_its_fire_on_drift_and_fires_on_a_geometric_approach():
     gates = torch.zeros(8, 1, 1)
 
     def met(states, scale):
-        rule = ExitRule(ExitConfig(mode="accel", eps=0.1, accel_scale=scale), 8)
-        return bool(select_exits(rule, states[:, None], gates, lambda hidden: hidden).met)
+        own = rule("accel", 8, eps=0.1, accel_scale=scale)
+        return bool(select_exits(own, states[:, None], gates, lambda hidden: hidden).met)
 
     assert met(approach, "states")
     assert not met(drift, "states")
@@ -90,8 +101,8 @@ def test_accel_holds_its_fire_on_drift_and_fires_on_a_geometric_approach():
 
 def test_accel_with_four_loops_and_patience_two_stops_only_at_the_end():
     states = torch.stack([torch.tensor([[1 - 0.1**loop, 0.0]]) for loop in range(1, 5)])
-    rule = ExitRule(ExitConfig(mode="accel", eps=0.5, patience=2), 4)
-    chosen = select_exits(rule, states[:, None], torch.zeros(4, 1, 1), lambda hidden: hidden)
+    own = rule("accel", 4, eps=0.5, patience=2)
+    chosen = select_exits(own, states[:, None], torch.zeros(4, 1, 1), lambda hidden: hidden)
     assert (int(chosen.depths), bool(chosen.met)) == (4, True)
 
 
@@ -99,14 +110,13 @@ def test_accel_with_four_loops_and_patience_two_stops_only_at_the_end():
 def test_a_row_decides_by_itself(mode):
     """Rows together or apart, in whatever slots, at whatever loops: the same decisions."""
     states, gates, _ = (tensor.float() for tensor in trajectory(3, 5))
-    threshold = {"q": 0.7} if mode == "qexit" else {"eps": 0.4}
-    rule = ExitRule(ExitConfig(mode=mode, **threshold), 5).params(watch=True)
+    params = rule(mode, 5, **({"q": 0.7} if mode == "qexit" else {"eps": 0.4})).params(watch=True)
 
     def decisions(rows: list[int], slots: list[int]) -> torch.Tensor:
         state, told = ExitState.empty(12, WIDTH, torch.float32, "cpu"), []
         for loop in range(5):
             before = states[max(loop - 1, 0)][rows]
-            told.append(observe(states[loop][rows], before, gates[loop][rows], state, torch.tensor(slots), rule))
+            told.append(observe(states[loop][rows], before, gates[loop][rows], state, torch.tensor(slots), params))
         return torch.stack([each.decisions for each in told], dim=1)
 
     together = decisions(list(range(ROWS)), list(range(ROWS)))
@@ -118,22 +128,91 @@ def test_a_row_decides_by_itself(mode):
 def test_q_of_one_runs_every_loop_even_where_the_sum_rounds_to_one():
     gates = torch.full((4, 1, 1), 40.0)
     assert float(torch.sigmoid(gates[0])) == 1.0
-    rule = ExitRule(ExitConfig(q=1.0), 4)
-    chosen = select_exits(rule, torch.zeros(4, 1, 1, 2), gates, lambda hidden: hidden)
+    chosen = select_exits(rule(loops=4, q=1.0), torch.zeros(4, 1, 1, 2), gates, lambda hidden: hidden)
     assert (int(chosen.depths), bool(chosen.met)) == (4, False)
 
 
-def test_reasons():
-    assert exit_reason("full", False) == exit_reason("fixed", False) == "fixed"
-    assert [exit_reason(mode, True) for mode in MODES] == [
-        "threshold_met",
-        "fixed_point",
-        "accel_fixed_point",
-        "confident",
-    ]
-    assert {exit_reason(mode, False) for mode in MODES} == {"max_depth"}
+def test_why_a_token_stopped():
+    for mode, reason in REASON_WHEN_MET.items():
+        assert exit_reason(mode, True) == reason and exit_reason(mode, False) == "max_depth"
+        assert exit_reason(mode, True, True) == exit_reason(mode, False, diverged=True) == "divergence"
+        assert exit_reason(mode, True, True, True) == exit_reason(mode, False, forced=True) == "forced"
+    assert exit_reason("full", True) == "fixed" and exit_reason("full", False, True) == "divergence"
 
 
-def test_a_depth_above_the_loops_is_refused():
-    with pytest.raises(ValueError, match="depth=7 exceeds the model's 6 loops"):
-        ExitRule(ExitConfig(mode="fixed", depth=7), 6)
+@pytest.mark.parametrize(
+    "own, expected",
+    [
+        (rule(q=0.25), (0.25, None, 6, 1, False, None, 2)),
+        (rule(), (0.5, None, 6, 1, False, None, 2)),
+        (rule("margin", theta=0.25, min_loops=9), (0.25, None, 6, 6, True, None, 2)),
+        (rule("accel", eps=0.25, patience=3, min_loops=2), (0.25, None, 6, 2, False, None, 3)),
+        (rule("full"), (1.0, 6, 6, 1, False, None, 2)),
+        (rule("fixed", depth=4), (1.0, 4, 4, 1, False, None, 2)),
+        (rule("kl", delta=0.25), (0.25, None, 6, 1, True, CRITERIA.index("kl"), 2)),
+        (rule("cosine", delta=0.25), (0.25, None, 6, 1, False, CRITERIA.index("cosine"), 2)),
+        (rule("argmax-stability", stable=3), (3, None, 6, 1, True, 5, 2)),
+        (rule("entropy-diff"), (0.01, None, 6, 1, True, 0, 2)),
+    ],
+)
+def test_what_a_rule_says_of_itself(own, expected):
+    found = own.threshold, own.fixed_depth, own.last_loop, own.min_loops, own.needs_logits, own.criterion, own.patience
+    assert found == expected and own.total_loops == 6 and own.course is None
+
+
+def test_exits_that_are_known_beforehand():
+    known = {"full": (True, True), "fixed 6": (True, True), "fixed 5": (True, False), "qexit": (False, False)}
+    rules = {
+        "full": rule("full"),
+        "fixed 6": rule("fixed", depth=6),
+        "fixed 5": rule("fixed", depth=5),
+        "qexit": rule(),
+    }
+    for name, own in rules.items():
+        assert (own.is_known_beforehand, own.reads_at_full_depth) == known[name], name
+    broken = rule("full", inner_break=True)
+    assert not broken.is_known_beforehand and not broken.reads_at_full_depth
+
+
+def test_rules_that_statistics_of_loops_decide():
+    about = [rule(), rule("converge"), rule("accel"), rule(q=0.999)]
+    others = [rule(q=1.0), rule("margin"), rule("kl"), rule("cosine")]
+    assert all(own.is_about_loops for own in about) and not any(own.is_about_loops for own in others)
+
+
+def test_what_is_known_without_loops():
+    margin = rule("margin", theta=0.5, min_loops=3)
+    table = [(0.5, 3, True), (0.6, 4, True), (0.49, 3, None), (0.9, 2, None), (None, 5, None)]
+    for lead, depth, known in table:
+        assert margin.known_without_loops(depth, lead) is known
+    assert rule("kl").known_without_loops(6, 0.9) is rule("cosine").known_without_loops(6, 0.9) is None
+    assert rule(q=1.0).known_without_loops(6, 0.9) is False
+
+
+def test_a_model_without_a_gate_never_leaves():
+    hidden = torch.zeros(3, 2, dtype=torch.bfloat16)
+    gates = no_gate_logits(hidden)
+    assert gates.tolist() == [-math.inf] * 3 and gates.dtype == hidden.dtype
+    chosen = select_exits(rule(q=0.001), torch.zeros(4, 1, 3, 2), None, lambda states: states)
+    assert chosen.depths.tolist() == [[4, 4, 4]] and not chosen.met.any()
+
+
+def test_chances_to_leave_are_a_distribution():
+    gates = torch.tensor([[0.0, 3.0], [-1.0, 40.0], [2.0, 0.0]])
+    hazards = torch.sigmoid(gates.double())
+    expected = [hazards[0], (1 - hazards[0]) * hazards[1], (1 - hazards[0]) * (1 - hazards[1])]
+    told = exit_probabilities(gates)
+    torch.testing.assert_close(told, torch.stack(expected).float())
+    assert exit_probabilities(gates[:1]).tolist() == [[1.0, 1.0]]
+
+
+def test_at_full_depth_a_rule_is_only_noted():
+    gates = torch.full((4, 1, 2), -9.0)
+    gates[1, 0, 1] = 9.0
+    states = torch.arange(8.0).view(4, 1, 2, 1)
+    early = select_exits(rule(loops=4), states, gates, lambda hidden: hidden)
+    assert early.depths.tolist() == [[4, 2]] and early.met.tolist() == [[False, True]]
+    assert early.hidden.flatten().tolist() == [6.0, 3.0]
+    late = select_exits(rule(loops=4), states, gates, lambda hidden: hidden, at_full_depth=True)
+    assert late.depths.tolist() == [[4, 4]] and late.met.tolist() == [[False, True]]
+    assert late.hidden.flatten().tolist() == [6.0, 7.0] and not late.diverged.any()

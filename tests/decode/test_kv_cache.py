@@ -1,7 +1,10 @@
+"""A cache as it is filled, cut, copied and continued, the bytes that it takes, and that it goes once nobody has it."""
+
 import copy
 import gc
 import pickle
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import torch
 
 from sigma0 import DepthCache, ExitConfig
 from sigma0.decode.transfer import PendingTokens
+from tests.decode.test_conformance import written
 from tests.reference import tiny_model
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
@@ -21,6 +25,20 @@ def filled(model, ids=IDS, config=None, **kwargs):
     return cache
 
 
+MARGIN = ExitConfig(mode="margin", theta=0.01)
+
+
+@pytest.fixture
+def waiting():
+    """A model, and a cache one of whose tokens waits for its deeper loops."""
+    model = tiny_model(seed=0, total_ut_steps=5)
+    cache = filled(model, config=MARGIN)
+    with torch.no_grad():
+        model(IDS[:, :1], past_key_values=cache, exit_config=MARGIN)
+    assert cache.in_flight is not None
+    return model, cache
+
+
 def snapshot(cache):
     return [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
 
@@ -31,35 +49,6 @@ def test_planes_are_indexed_by_loop_then_layer(tiny):
     for loop in range(3):
         for layer in range(2):
             assert torch.equal(cache.layers[loop * 2 + layer].keys, cache.planes[layer].keys[loop, :, :, :4])
-
-
-def test_growth_doubles_and_keeps_what_is_there(tiny):
-    cache = filled(tiny)
-    before, capacities = snapshot(cache), []
-    with torch.no_grad():
-        for token in range(20):
-            tiny(torch.full((2, 1), token + 1), past_key_values=cache)
-            capacities.append(cache.planes[0].keys.shape[3])
-    assert sorted(set(capacities)) == [8, 16, 32]
-    assert cache.get_seq_length() == 24
-    for layer, (keys, values) in zip(cache.layers, before, strict=True):
-        assert torch.equal(layer.keys[:, :, :4], keys)
-        assert torch.equal(layer.values[:, :, :4], values)
-
-
-def test_known_capacity_is_allocated_once(tiny):
-    cache = filled(tiny, capacity=9)
-    storage = cache.planes[0].keys.data_ptr()
-    with torch.no_grad():
-        for token in range(5):
-            tiny(torch.full((2, 1), token + 1), past_key_values=cache)
-    assert cache.planes[0].keys.shape[3] == 9
-    assert cache.planes[0].keys.data_ptr() == storage
-
-
-def test_fixed_keeps_no_deeper_planes(tiny):
-    cache = filled(tiny, config={"mode": "fixed", "depth": 2})
-    assert cache.planes[0].keys.shape[0] == 2
 
 
 @pytest.mark.parametrize("config", [{"mode": "full"}, {"q": 0.5}, {"mode": "fixed", "depth": 1}])
@@ -79,12 +68,11 @@ def test_fixed_at_full_depth_may_continue_as_full(tiny):
 
 def test_crop_takes_columns_and_their_waiting_tokens():
     model = tiny_model(seed=0, total_ut_steps=5)
-    config = ExitConfig(mode="margin", theta=0.01)
-    cache = filled(model, config=config)
+    cache = filled(model, config=MARGIN)
     before = snapshot(cache)
     with torch.no_grad():
         for token in (3, 4):
-            model(torch.full((2, 1), token), past_key_values=cache, exit_config=config)
+            model(torch.full((2, 1), token), past_key_values=cache, exit_config=MARGIN)
     assert sorted(set(cache.in_flight.cache_positions.tolist())) == [4, 5]
     cache.crop(-1)
     assert (cache.length, set(cache.in_flight.cache_positions.tolist())) == (5, {4})
@@ -93,8 +81,8 @@ def test_crop_takes_columns_and_their_waiting_tokens():
     for layer, (keys, _) in zip(cache.layers, before, strict=True):
         assert torch.equal(layer.keys, keys)
     with torch.no_grad():
-        again = model(torch.full((2, 1), 3), past_key_values=cache, exit_config=config).logits
-        fresh = model(torch.full((2, 1), 3), past_key_values=filled(model), exit_config=config).logits
+        again = model(torch.full((2, 1), 3), past_key_values=cache, exit_config=MARGIN).logits
+        fresh = model(torch.full((2, 1), 3), past_key_values=filled(model), exit_config=MARGIN).logits
     torch.testing.assert_close(again, fresh)
 
 
@@ -118,23 +106,57 @@ def test_batch_operations(tiny):
     assert cache.seen(4).tolist() == [[True] * 4, [False, True, True, True]]
 
 
-def test_reordering_waiting_tokens_is_refused():
-    model = tiny_model(seed=0, total_ut_steps=5)
-    config = ExitConfig(mode="margin", theta=0.01)
-    cache = filled(model, config=config)
-    with torch.no_grad():
-        model(IDS[:, :1], past_key_values=cache, exit_config=config)
+def test_waiting_tokens_are_not_reordered_nor_run_by_the_model_without_a_head(waiting):
+    model, cache = waiting
     with pytest.raises(ValueError, match="wait for their deeper loops"):
         cache.reorder_cache(torch.tensor([1, 0]))
+    with torch.no_grad(), pytest.raises(ValueError, match="wait for their deeper loops"):
+        model.model(IDS, past_key_values=cache)
 
 
-def test_reset_forgets_everything(tiny):
-    cache = filled(tiny, config={"mode": "fixed", "depth": 2})
-    cache.reset()
-    assert (cache.length, cache.depth, cache.planes) == (0, None, [])
-    with torch.no_grad():
-        tiny(IDS, past_key_values=cache, exit_config={"mode": "full"})
-    assert cache.length == 4
+def generate(model, new, after="finish", batch=1, prompt=5):
+    ids = torch.arange(9, 9 + batch * prompt).view(batch, prompt)
+    config = ExitConfig(q=0.5, after_exit=after)
+    return written(model, ids.tolist(), config, new).past_key_values
+
+
+@pytest.mark.parametrize("after", ["finish", "drop", "verify"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_bytes_in_use_follow_the_formula(after, batch, kv_heads):
+    cache = generate(tiny_model(seed=0, num_key_value_heads=kv_heads), 40, after, batch)
+    one = 2 * 3 * 2 * kv_heads * 8 * 4  # layers, loops, keys and values, heads, width, bytes
+    tokens = batch * (5 + 40 - 1)  # the last new token is not fed back
+    assert cache.bytes_in_use == tokens * one
+    held = sum(tensor.nbytes for planes in cache.planes for tensor in (planes.keys, planes.values))
+    assert cache.bytes_allocated == held and cache.bytes_in_use <= held <= 1.05 * cache.bytes_in_use
+
+
+def test_fixed_keeps_planes_for_its_loops_alone(tiny):
+    cache = DepthCache(2, 3)
+    assert cache.bytes_in_use == cache.bytes_allocated == 0
+    tiny(IDS[:1], past_key_values=cache, exit_config=ExitConfig(mode="fixed", depth=2))
+    assert cache.bytes_in_use == 4 * (2 * 2 * 2 * 2 * 8 * 4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("after", ["finish", "verify"])
+def test_nothing_of_a_generation_outlives_it(after):
+    """A hundred generations: every cache and every tensor is gone once its output is."""
+    model = tiny_model(seed=0, num_hidden_layers=1, total_ut_steps=2)
+
+    def tensors():
+        gc.collect()
+        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+    for _ in range(3):
+        generate(model, 3, after)
+    before = tensors()
+    caches = weakref.WeakSet()
+    for _ in range(100):
+        caches.add(generate(model, 3, after))
+    assert tensors() == before
+    assert len(caches) == 0
 
 
 @pytest.mark.slow
@@ -169,9 +191,10 @@ def test_another_number_of_sequences_is_refused(tiny):
         tiny.generate(IDS[:1], past_key_values=filled(tiny, IDS[:1, :2]), num_return_sequences=3, do_sample=True)
 
 
-def test_an_emptied_cache_is_as_new(tiny):
+@pytest.mark.parametrize("empty", [lambda cache: cache.crop(-4), DepthCache.reset])
+def test_an_emptied_cache_is_as_new(tiny, empty):
     cache = filled(tiny, config={"mode": "fixed", "depth": 2})
-    cache.crop(-4)
+    empty(cache)
     with torch.no_grad():
         tiny(IDS[:1], past_key_values=cache, exit_config={"mode": "full"})
     assert (cache.length, cache.depth, cache.planes[0].keys.shape[:2]) == (4, 3, (3, 1))
@@ -186,49 +209,14 @@ def test_caches_made_under_inference_mode_can_be_continued(tiny):
     assert torch.equal(second.sequences, tiny.generate(whole, **settings).sequences)
 
 
-def test_waiting_tokens_are_named_by_the_model_without_a_head():
-    model = tiny_model(seed=0, total_ut_steps=5)
-    config = ExitConfig(mode="margin", theta=0.01)
-    cache = filled(model, config=config)
-    with torch.no_grad():
-        model(IDS[:, :1], past_key_values=cache, exit_config=config)
-        with pytest.raises(ValueError, match="wait for their deeper loops"):
-            model.model(IDS, past_key_values=cache)
-
-
-def test_drop_copies_the_exit_plane_down():
-    model = tiny_model(seed=0, total_ut_steps=5)
-    config = ExitConfig(q=0.4, after_exit="drop")
-    outputs = model.generate(IDS, max_new_tokens=6, do_sample=False, exit_config=config, return_dict_in_generate=True)
-    cache, depths = outputs.past_key_values, outputs.exit_depths
-    assert (depths[:, 1:] < 5).any()
-    for row in range(2):
-        for index in range(1, 6):
-            column, depth = 3 + index, int(depths[row, index])
-            for planes in cache.planes:
-                for loop in range(depth, 5):
-                    assert torch.equal(planes.keys[loop, row, :, column], planes.keys[depth - 1, row, :, column])
-                    assert torch.equal(planes.values[loop, row, :, column], planes.values[depth - 1, row, :, column])
-
-
-def test_drop_after_finish_completes_what_waits():
+def test_drop_after_finish_completes_what_waits(waiting):
     """A cache left by `finish` keeps its exact planes when the next token is decoded with `drop`."""
-    model = tiny_model(seed=0, total_ut_steps=5)
-    finish = ExitConfig(mode="margin", theta=0.01)
-    cache = filled(model, config=finish)
+    model, cache = waiting
     with torch.no_grad():
-        model(IDS[:, :1], past_key_values=cache, exit_config=finish)
-        assert cache.in_flight is not None
-        model(IDS[:, 1:2], past_key_values=cache, exit_config=ExitConfig(mode="margin", theta=0.01, after_exit="drop"))
+        model(IDS[:, 1:2], past_key_values=cache, exit_config=replace(MARGIN, after_exit="drop"))
         whole = filled(model, torch.cat([IDS, IDS[:, :1]], 1))
     for ours, exact in zip(cache.layers, whole.layers, strict=True):
         torch.testing.assert_close(ours.keys[:, :, :5], exact.keys, rtol=1e-4, atol=1e-5)
-
-
-def test_caches_are_made_for_the_model(tiny):
-    cache = tiny.new_cache(capacity=3)
-    assert isinstance(cache, DepthCache)
-    assert (len(cache.held), len(cache.layers), cache.capacity) == (2, 6, 3)
 
 
 def test_trajectories_that_were_not_kept_begin_anew():

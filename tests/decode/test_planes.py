@@ -75,14 +75,6 @@ def test_spans_are_written_and_read_by_block():
     assert layer.flat_keys.shape == (4, 25, HEADS, WIDTH)
 
 
-def test_planes_can_be_written_wherever_they_were_made():
-    for inference in (True, False):
-        with torch.inference_mode(inference):
-            layer = LayerPlanes(LIKE, 2, 1, 4)
-            table = PagedPlanes(SHAPE, 2, torch.float32, torch.device("cpu")).table
-        assert not any(each.is_inference() for each in (layer.flat_keys, layer.flat_values, table))
-
-
 def test_rows_are_written_where_they_are_told():
     layer = LayerPlanes(LIKE, 2, 1, 4)
     keys, values = numbered((2, HEADS, WIDTH)), numbered((2, HEADS, WIDTH), 50)

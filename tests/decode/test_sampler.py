@@ -12,6 +12,7 @@ from transformers.generation import logits_process as processors
 
 from sigma0.decode.sampling import OWN_DRAW, distribution, draw, process, uniform
 from sigma0.decode.sampling_params import SamplingProgram, SamplingSettings, SequenceSampling, sampling_of
+from tests.decode.test_random_numbers import deviation
 
 CPU = torch.device("cpu")
 TENSORS = ("numbers", "table", "keys", "eos", "words", "biased", "biases")
@@ -210,27 +211,6 @@ def test_logits_that_are_not_finite_give_some_id():
     distribution(rows, rows.program(), scores, sequences)
 
 
-def test_what_nobody_asks_for_is_not_computed():
-    rows = SamplingSettings(4, CPU)
-    assert rows.program() == SamplingProgram() and rows.program().is_greedy
-    logits = torch.randn(2, 9)
-    assert process(rows, rows.program(), logits, torch.tensor([0, 4]), None, torch.tensor([1, 1])) is logits
-    rows.set(2, SequenceSampling(draws=True, top_k=33, min_length=4, eos=(1, 2, 3)))
-    rows.set(3, SequenceSampling(bad_words=((1, 2, 3), (4,)), top_p=0.5, min_p=0.5, frequency_penalty=1.0))
-    assert rows.program() == SamplingProgram(
-        draws=True, top_k=64, min_length=True, bad_words=True, top_p=True, min_p=True, output_penalties=True
-    )
-    rows.clear(2)
-    rows.clear(3)
-    rows.set(0, SequenceSampling(logit_bias=((3, 1.0), (4, -2.0))))
-    assert rows.program() == SamplingProgram(bias=True) and not rows.program().reads_ids
-    rows.clear(0)
-    assert rows.program().is_greedy
-    for name in TENSORS:
-        values = getattr(rows, name)
-        assert (values == values[-1]).all(), name
-
-
 def test_a_row_that_belongs_to_nobody_is_greedy():
     rows = tables([SequenceSampling(draws=True, temperature=9.0, seed=8)] * 2)
     logits = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
@@ -252,16 +232,9 @@ def test_draws_of_a_sequence_follow_its_scores():
             scores = process(rows, rows.program(), logits.expand(count, kinds), at, None, positions)
             drawn[sequence, purpose] = draw(rows, rows.program(), scores, at, positions, purpose)
     own = drawn[0, 0]
-    for first, second in (
-        (own[:-1], own[1:]),
-        (own, drawn[1, 0]),
-        (own, drawn[0, 1]),
-        (drawn[1, 1], drawn[0, 0]),
-    ):
+    for first, second in ((own[:-1], own[1:]), (own, drawn[1, 0]), (own, drawn[0, 1]), (drawn[1, 1], own)):
         seen = torch.bincount(first * kinds + second, minlength=kinds * kinds)
-        expected = (law[:, None] * law).flatten() * len(first)
-        statistic = float(((seen - expected) ** 2 / expected).sum())
-        assert abs(statistic - 24) / math.sqrt(48) < 4.5
+        assert abs(deviation(seen, (law[:, None] * law).flatten())) < 4.5
 
 
 EVERYTHING = [

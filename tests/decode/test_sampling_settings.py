@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sigma0.decode.logits import Alternative, logprobs_of
+from sigma0.decode.sampling import process
 from sigma0.decode.sampling_params import (
     SamplingParams,
     SamplingProgram,
@@ -47,6 +48,8 @@ def test_by_default_the_likeliest_id_is_taken():
     settings.set(0, plain, plain)
     assert settings.numbers.tolist() == [PLAIN] * 3 and not settings.table.any()
     assert settings.program() == SamplingProgram() and settings.program().is_greedy
+    logits = torch.randn(2, 9)
+    assert process(settings, settings.program(), logits, torch.tensor([0, 2]), None, torch.tensor([1, 1])) is logits
     assert [tuple(each.shape) for each in settings.tensors] == [
         (3, 6), (3, 5), (3, 2), (3, 1), (3, 1, 1), (3, 1), (3, 1),
     ]  # fmt: skip
@@ -111,16 +114,6 @@ def test_lists_of_ids_widen_one_by_one():
     settings.set(0, SequenceSampling(bad_words=((4,), (5, 6)), eos=(1,), logit_bias=((1, 1.0),)))
     assert all(each is old for each, old in zip(settings.tensors, kept, strict=True))
     assert settings.words.tolist() == [[[-1, -1, 4], [-1, 5, 6]], [[-1, -1, -1]] * 2]
-
-
-def test_tables_can_be_written_wherever_they_were_made():
-    wide = SequenceSampling(eos=(1, 2), bad_words=((1, 2), (3,)), logit_bias=((1, 1.0), (2, 1.0)))
-    for inference in (True, False):
-        with torch.inference_mode(inference):
-            settings = SamplingSettings(1, CPU)
-            assert not any(each.is_inference() for each in settings.tensors)
-            settings.set(0, wide)
-        assert not any(each.is_inference() for each in settings.tensors)
 
 
 @pytest.mark.parametrize(

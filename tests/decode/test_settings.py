@@ -7,7 +7,10 @@ import torch
 
 from sigma0 import ExitConfig, FateConfig
 from sigma0.decode.exits import CRITERIA, Course, ExitRule
+from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.ops import MODES
+from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.sampling_params import SamplingSettings, SequenceSampling
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceExit, SequenceSettings
 
 CPU = torch.device("cpu")
@@ -88,11 +91,16 @@ def test_ends_of_sequences_are_as_many_as_any_has():
     assert settings.eos.tolist() == [[3, 4, 5], [9, -1, -1], [6, 7, 8]]
 
 
-def test_tables_can_be_written_wherever_they_were_made():
-    for inference in (True, False):
-        with torch.inference_mode(inference):
-            settings = SequenceSettings(1, 4, CPU)
-        assert not any(each.is_inference() for each in (settings.table, settings.thresholds, settings.eos))
+@pytest.mark.parametrize("inference", [True, False])
+def test_tables_and_planes_can_be_written_wherever_they_were_made(inference):
+    with torch.inference_mode(inference):
+        settings, sampling = SequenceSettings(1, 4, CPU), SamplingSettings(1, CPU)
+        made = [settings.table, settings.thresholds, settings.eos, *sampling.tensors]
+        layer = LayerPlanes(torch.zeros(2, 0, 3), 2, 1, 4)
+        paged = PagedPlanes(BlockShape(1, 4, 2, 3, 5), 2, torch.float32, CPU)
+        made += [layer.flat_keys, layer.flat_values, paged.table]
+        sampling.set(0, SequenceSampling(eos=(1, 2), bad_words=((1, 2), (3,)), logit_bias=((1, 1.0), (2, 1.0))))
+    assert not any(each.is_inference() for each in (*made, *sampling.tensors))
 
 
 def test_limits_of_fates_are_those_of_the_last_rule():

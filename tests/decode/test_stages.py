@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sigma0 import ExitConfig
+from tests.decode.test_conformance import written
 from tests.models.raven_reference import SHAPES, Reference, tiny_raven
 
 NEW = 7
@@ -20,12 +21,8 @@ def rule(mode, threshold, after="finish", **values):
     return ExitConfig(mode=mode, after_exit=after, **{name: threshold}, **values)
 
 
-def generate(model, rows, config, **kwargs):
-    width = max(map(len, rows))
-    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    settings = {"max_new_tokens": NEW, "do_sample": False, "exit_config": config, "return_dict_in_generate": True}
-    return model.generate(ids, attention_mask=mask, **settings | kwargs), width
+def generate(model, rows, config, **asked):
+    return written(model, rows, config, NEW, **asked), max(map(len, rows))
 
 
 def drawn(seed, count, longest=12):
@@ -78,13 +75,13 @@ def test_a_second_turn_sees_codas_as_they_were_read(layout):
     reference, first, second = Reference(model), drawn(17, 1)[0], drawn(18, 1)[0]
     config, cache = rule("margin", 0.1), model.new_cache()
     once, width = generate(model, [first], config, past_key_values=cache)
-    written = once.sequences[0].tolist()
-    out, _ = generate(model, [written + second], config, past_key_values=cache)
+    turn = once.sequences[0].tolist()
+    out, _ = generate(model, [turn + second], config, past_key_values=cache)
     expected = reference.write(first, NEW, "margin", 0.1)
-    assert written[width:] == expected.tokens
+    assert turn[width:] == expected.tokens
     # the last new token of the first turn was never fed, so it belongs to the second prompt
     depths = [model.num_loops] * (len(first) - 1) + expected.depths + [model.num_loops] * len(second)
-    ids, tokens = written + second, []
+    ids, tokens = turn + second, []
     again = type(expected)()
     for _ in range(NEW):
         states = reference.model.transformer(torch.tensor([ids])).loop_states[:, 0]
@@ -93,17 +90,17 @@ def test_a_second_turn_sees_codas_as_they_were_read(layout):
         tokens.append(int(logits.argmax()))
         ids.append(tokens[-1])
     assert again.margin > TIE
-    assert out.sequences[0, len(written) + len(second) :].tolist() == tokens
+    assert out.sequences[0, len(turn) + len(second) :].tolist() == tokens
 
 
 @pytest.mark.parametrize("layout", SHAPES)
 def test_a_batch_whose_texts_ended_apart_is_continued(layout):
     """The last id of a text that ended early is run before the next prompt; its coda sees the answer before it."""
-    model, full = tiny_raven(layout, 33), ExitConfig(mode="full")
+    model = tiny_raven(layout, 33)
     rows, cache = drawn(31, 4), model.new_cache()
-    endless, width = generate(model, rows, full, eos_token_id=None)
+    endless, width = generate(model, rows, FULL)
     ends = endless.sequences[1:3, width + 1].tolist()
-    once, width = generate(model, rows, full, past_key_values=cache, eos_token_id=ends)
+    once, width = generate(model, rows, FULL, past_key_values=cache, eos_token_id=ends)
     answers = once.sequences[:, width:].tolist()
     lengths = [next((n for n, token in enumerate(row, 1) if token in ends), len(row)) for row in answers]
     assert any(1 < own < max(lengths) for own in lengths)
@@ -112,13 +109,10 @@ def test_a_batch_whose_texts_ended_apart_is_continued(layout):
         for row, own in zip(rows, lengths, strict=True)
     ]
     ids = torch.cat([once.sequences, torch.tensor([[5], [6], [9], [10]])], dim=1)
-    settings = {"max_new_tokens": 1, "do_sample": False, "exit_config": full, "return_dict_in_generate": True}
-    out = model.generate(
-        ids, attention_mask=torch.tensor(seen), past_key_values=cache, output_logits=True, eos_token_id=None, **settings
-    )
+    asked = {"output_logits": True}
+    out = written(model, ids.tolist(), FULL, 1, attention_mask=torch.tensor(seen), past_key_values=cache, **asked)
     for index, mask in enumerate(seen):
-        text = ids[index][torch.tensor(mask) > 0][None]
-        fresh = model.generate(text, attention_mask=torch.ones_like(text), output_logits=True, **settings)
+        fresh = written(model, [ids[index][torch.tensor(mask) > 0].tolist()], FULL, 1, **asked)
         assert torch.allclose(out.logits[0][index], fresh.logits[0][0], atol=1e-4, rtol=0)
 
 
@@ -154,8 +148,8 @@ def test_verify_goes_on_behind_full_depth(layout):
     text = [*once.sequences[0].tolist(), 7, *second]
     out, width = generate(model, [text], checked, past_key_values=cache)
     assert out.sequences[0, width:].tolist() == reference.full_depth(text, NEW).tokens
-    fresh, written = model.new_cache(), out.sequences[:, : cache.length]
-    model(written, past_key_values=fresh, exit_config=FULL)
+    fresh = model.new_cache()
+    model(out.sequences[:, : cache.length], past_key_values=fresh, exit_config=FULL)
     for ours, theirs in zip(cache.planes, fresh.planes, strict=True):
         for held, expected in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
             assert torch.allclose(held[-1, :, :, : len(text) - 1], expected[-1, :, :, : len(text) - 1], atol=1e-4)

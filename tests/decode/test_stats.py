@@ -103,6 +103,11 @@ def test_transformers_own_loop_tells_the_same(after_exit):
     reached = torch.arange(5) < wave.exit_depths[..., None]  # behind the exits the two run unlike numbers of loops
     torch.testing.assert_close(wave.loop_statistics[reached], stock.loop_statistics[reached], rtol=1e-4, atol=1e-4)
     assert torch.equal(wave.loop_fates[reached], stock.loop_fates[reached])
+    ran = [out.loop_statistics[..., 0].isfinite().sum(-1) for out in (wave, stock)]
+    same = ran[0] == ran[1]
+    assert same.sum() > 6
+    torch.testing.assert_close(wave.deepest_readings[same], stock.deepest_readings[same], rtol=1e-4, atol=1e-5)
+    assert not stock.deepest_readings.isnan().any()
 
 
 @pytest.mark.parametrize("after_exit", ["finish", "verify", "drop"])

@@ -13,6 +13,7 @@ from sigma0 import ExitConfig
 from tests.reference import gap, settled_model, tiny_model
 
 FULL = ExitConfig(mode="full")
+FIRST = ExitConfig(mode="fixed", depth=1, after_exit="verify")
 RULES = st.one_of(
     st.floats(0.05, 1.0).map(lambda q: ExitConfig(q=q, after_exit="verify")),
     st.floats(0.01, 0.9).map(lambda theta: ExitConfig(mode="margin", theta=theta, after_exit="verify")),
@@ -116,7 +117,6 @@ def test_a_stream_keeps_nothing_for_gradients(pocket, after_exit):
 
 def test_only_checked_tokens_are_streamed():
     model, ids = MODELS[1], torch.tensor([[9, 10, 11]])
-    config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
     full = run(model, ids, FULL, 12).sequences[0, 3:].tolist()
     put = []
 
@@ -127,10 +127,10 @@ def test_only_checked_tokens_are_streamed():
         def end(self):
             put.append("end")
 
-    model.generate(ids, max_new_tokens=12, do_sample=False, exit_config=config, streamer=Streamer())
+    model.generate(ids, max_new_tokens=12, do_sample=False, exit_config=FIRST, streamer=Streamer())
     assert put[-1] == "end" and [token for chunk in put[1:-1] for token in chunk] == full
     with pytest.raises(ValueError, match="streamer on a batch"):
-        model.generate(ids.expand(2, -1), max_new_tokens=2, exit_config=config, streamer=Streamer())
+        model.generate(ids.expand(2, -1), max_new_tokens=2, exit_config=FIRST, streamer=Streamer())
 
 
 class Counting(LogitsProcessor):
@@ -163,11 +163,10 @@ class Sated(StoppingCriteria):
 
 def test_what_keeps_state_between_calls_is_refused_by_name():
     model, ids = MODELS[1], torch.tensor([[9, 10, 11]])
-    config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
     with pytest.raises(ValueError, match=r"Counting keeps state.*verify"):
-        run(model, ids, config, 4, logits_processor=LogitsProcessorList([Counting()]))
+        run(model, ids, FIRST, 4, logits_processor=LogitsProcessorList([Counting()]))
     with pytest.raises(ValueError, match=r"Sated keeps state"):
-        run(model, ids, config, 4, stopping_criteria=StoppingCriteriaList([Sated()]))
+        run(model, ids, FIRST, 4, stopping_criteria=StoppingCriteriaList([Sated()]))
 
 
 def test_strangers_see_one_sequence_at_a_time():
@@ -190,21 +189,19 @@ def test_a_callers_function_gets_the_true_batch_index():
         asked.add(batch)
         return allowed[batch]
 
-    config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
-    found = run(model, ids, config, 8, prefix_allowed_tokens_fn=prefix)
+    found = run(model, ids, FIRST, 8, prefix_allowed_tokens_fn=prefix)
     full = run(model, ids, FULL, 8, prefix_allowed_tokens_fn=prefix)
     assert found.sequences.tolist() == full.sequences.tolist() and asked == {0, 1, 2}
 
 
 def test_a_single_step_is_refused_and_a_forward_reads_at_full_depth():
     model, ids = MODELS[1], torch.tensor([[9, 10, 11]])
-    config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
     cache = model.new_cache()
     with torch.no_grad():
-        logits = model(ids, exit_config=config, past_key_values=cache).logits
+        logits = model(ids, exit_config=FIRST, past_key_values=cache).logits
         assert torch.equal(logits, model(ids, exit_config=FULL).logits)
         with pytest.raises(ValueError, match="call generate or stream"):
-            model(ids[:, :1], exit_config=config, past_key_values=cache)
+            model(ids[:, :1], exit_config=FIRST, past_key_values=cache)
 
 
 @pytest.mark.parametrize(
@@ -215,54 +212,40 @@ def test_criteria_may_answer_in_any_form(answer):
         def __call__(self, input_ids, scores, **kwargs):
             return answer(input_ids.shape[1] >= 6)
 
-    ids, config = torch.tensor([[9, 10]]), ExitConfig(mode="fixed", depth=1, after_exit="verify")
-    texts = [
-        run(MODELS[1], ids, each, 9, stopping_criteria=StoppingCriteriaList([Long()])).sequences.tolist()
-        for each in (FULL, config)
-    ]
+    criteria = {"stopping_criteria": StoppingCriteriaList([Long()])}
+    texts = [run(MODELS[1], torch.tensor([[9, 10]]), each, 9, **criteria).sequences.tolist() for each in (FULL, FIRST)]
     assert texts[0] == texts[1] and len(texts[0][0]) == 6
 
 
-def test_ends_that_a_criterion_only_sees_at_drafts_are_taken_back():
-    """Scores are kept for told tokens alone: every draft that runs ahead of them seems to be the last."""
+@pytest.mark.parametrize(
+    "ends, length",
+    [(lambda ids, scores: ids.shape[1] - 2 > len(scores), 11), (lambda ids, scores: len(scores) >= 4, 6)],
+    ids=["at drafts alone", "at loop T alone"],
+)
+def test_what_a_criterion_says_of_a_draft_is_followed_only_if_it_says_so_at_loop_t(ends, length):
+    """Scores are kept for told tokens alone: a draft that runs ahead of them may seem to be the last, or not to be."""
 
-    class Ahead(StoppingCriteria):
+    class Own(StoppingCriteria):
         def __call__(self, input_ids, scores, **kwargs):
-            return torch.tensor([input_ids.shape[1] - 2 > len(scores)])
+            return torch.tensor([ends(input_ids, scores)])
 
-    ids, config = torch.tensor([[9, 10]]), ExitConfig(mode="fixed", depth=1, after_exit="verify")
-    criteria = {"stopping_criteria": StoppingCriteriaList([Ahead()]), "output_scores": True}
-    full = run(MODELS[2], ids, FULL, 9, **criteria)
-    found = run(MODELS[2], ids, config, 9, **criteria)
-    assert found.sequences.tolist() == full.sequences.tolist() and found.sequences.shape[1] == 11
-    assert not found.accepted.all(), "no draft seemed to be the last: that was not tested"
-
-
-def test_a_criterion_that_changes_its_mind_at_loop_t_is_followed():
-    """Scores are kept for told tokens alone, so this one sees an end at T that it did not see at the draft."""
-
-    class Counts(StoppingCriteria):
-        def __call__(self, input_ids, scores, **kwargs):
-            return torch.tensor([len(scores) >= 4])
-
-    ids, config = torch.tensor([[9, 10]]), ExitConfig(mode="fixed", depth=1, after_exit="verify")
-    criteria = {"stopping_criteria": StoppingCriteriaList([Counts()]), "output_scores": True}
-    full = run(MODELS[2], ids, FULL, 9, **criteria)
-    found = run(MODELS[2], ids, config, 9, **criteria)
-    assert found.sequences.tolist() == full.sequences.tolist() and found.sequences.shape[1] == 6
+    ids, criteria = torch.tensor([[9, 10]]), {"stopping_criteria": StoppingCriteriaList([Own()]), "output_scores": True}
+    full, found = (run(MODELS[2], ids, config, 9, **criteria) for config in (FULL, FIRST))
+    assert found.sequences.tolist() == full.sequences.tolist() and found.sequences.shape[1] == length
     assert found.past_key_values.length == full.past_key_values.length
+    assert length == 6 or not found.accepted.all(), "no draft seemed to be the last: that was not tested"
 
 
 def test_a_cache_whose_last_tokens_were_taken_back_goes_on_without_a_mask():
     model, generator = MODELS[1], torch.Generator().manual_seed(3)
-    config, trimmed = ExitConfig(mode="fixed", depth=1, after_exit="verify"), 0
+    trimmed = 0
     for _ in range(12):
         ids = torch.randint(8, 61, (2, 4), generator=generator)
         mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
         written = run(model, ids, FULL, 8, mask, eos_token_id=None).sequences[:, 4:]
         # Both sequences end with a token that full depth writes, so that followers of a draft may outlive the text.
         kwargs = {"eos_token_id": [int(written[0, 3]), int(written[1, 4])]}
-        full, found = run(model, ids, FULL, 8, mask, **kwargs), run(model, ids, config, 8, mask, **kwargs)
+        full, found = run(model, ids, FULL, 8, mask, **kwargs), run(model, ids, FIRST, 8, mask, **kwargs)
         assert found.sequences.tolist() == full.sequences.tolist()
         caches = [each.past_key_values for each in (full, found)]
         assert caches[1].length == caches[0].length

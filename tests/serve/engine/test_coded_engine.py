@@ -1,10 +1,9 @@
 """K/V in few bits: an answer is what `generate` gives under the same codec, whatever runs beside it."""
 
 from dataclasses import replace
+from functools import partial
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,9 +11,23 @@ from sigma0 import ExitConfig
 from sigma0.config import KVConfig
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, RequestOutput
+from tests.decode.test_conformance import written
 from tests.reference import settled_model
 from tests.serve.engine.spied_worker import KV
-from tests.serve.engine.test_engine import CONFIGS, SAMPLINGS, alone, drain, jobs, outcome, poisoned
+from tests.serve.engine.test_engine import (
+    CONFIGS,
+    FULL,
+    SAMPLINGS,
+    alone,
+    ask,
+    check_company,
+    check_preempted,
+    drain,
+    jobs,
+    outcome,
+    poisoned,
+)
+from tests.serve.engine.test_engine import job as any_job
 
 FEW_BITS = KVConfig(codec="residual", group=8, segment=16)
 # of a position in few bits, and as it is computed
@@ -35,9 +48,7 @@ def kv_bytes(slots, blocks, page):
     return slots * FEW_BITS.segment * COMPUTED_BYTES + blocks * page * CODED_BYTES
 
 
-def job(length, new, seed=1, **asked):
-    ids = np.random.default_rng(seed).integers(5, 60, length).tolist()
-    return EngineRequest(tuple(ids), new, asked.pop("exit_config", CONFIGS[0]), on_collapse="ignore", **asked)
+job = partial(any_job, on_collapse="ignore")
 
 
 @pytest.mark.exhaustive
@@ -45,18 +56,7 @@ def job(length, new, seed=1, **asked):
 @given(st.lists(jobs(), min_size=2, max_size=5), st.integers(0, 2**16), st.sampled_from([4, 16]), st.booleans())
 def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
     asked = [replace(each, max_new_tokens=each.max_new_tokens * 4) for each in asked]
-    rng, queue, keys, found = np.random.default_rng(seed), list(asked), [], {}
-    positions = max(len(each.prompt_ids) + each.max_new_tokens for each in asked) + (page if crowded else 400)
-    limits = EngineLimits(3, 16, int(rng.integers(3, 40)), page, kv_bytes(3, -(-positions // page) + 1, page))
-    engine = Engine(model, pocket[1], "tiny", limits, watch=True)
-    while queue or engine.has_work:
-        if queue and rng.random() < 0.4:
-            keys.append(engine.submit(queue.pop(0)))
-        for key, event in engine.step():
-            found.setdefault(key, []).append(event)
-    assert engine.pool.used == 0
-    for key, each in zip(keys, asked, strict=True):
-        assert outcome(found[key]) == outcome(alone(model, pocket[1], each))
+    check_company(model, pocket[1], asked, seed, page, crowded, kv_bytes)
 
 
 @pytest.mark.grid(fast=0, slow=1)
@@ -70,10 +70,7 @@ def test_alone_is_what_generate_says(pocket, monkeypatch, config):
     for length in (1, 16, len(story)):
         asked = EngineRequest(tuple(story[:length]), 40, config, on_collapse="ignore")
         done = alone(model, tokenizer, asked)[-1]
-        out = model.generate(
-            torch.tensor([asked.prompt_ids]), max_new_tokens=40, do_sample=False, exit_config=config,
-            return_dict_in_generate=True,
-        )  # fmt: skip
+        out = written(model, [story[:length]], config, 40)
         assert [token.id for token in done.tokens] == out.sequences[0, length:].tolist()
         assert [token.depth for token in done.tokens] == out.exit_depths[0].tolist()
         assert (done.passes, done.rows) == (out.loop_passes, out.loop_rows)
@@ -82,25 +79,18 @@ def test_alone_is_what_generate_says(pocket, monkeypatch, config):
 @pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], CONFIGS[2], CONFIGS[5]], ids=str)
 def test_requests_that_are_preempted_again_and_again(model, pocket, config):
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(3, 8, 8, 4, kv_bytes(3, 20, 4)), watch=True)
     asked = [job(10, 60, seed, exit_config=config, sampling=SAMPLINGS[seed % 2]) for seed in range(3)]
-    keys = [engine.submit(each) for each in asked]
-    found = drain(engine)
-    assert engine.status().preemptions > 0
-    for key, each in zip(keys, asked, strict=True):
-        assert outcome(found[key]) == outcome(alone(model, pocket[1], each))
+    check_preempted(model, pocket[1], asked, kv_bytes(3, 20, 4))
 
 
 def test_whole_segments_are_found_again(model, pocket):
     """Of a prompt and of an answer, since both are the same function of the ids before them."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(2, 8, 64, 4, KV), watch=True)
     asked = job(37, 30, exit_config=ExitConfig(mode="margin", theta=0.3))
-    key = engine.submit(asked)
-    done = drain(engine)[key][-1]
+    done = ask(engine, asked)[-1]
     ids = (*asked.prompt_ids, *(token.id for token in done.tokens))
     turn = replace(asked, prompt_ids=(*ids[:64], 7, 8), max_new_tokens=20)
-    key = engine.submit(turn)
-    warm = drain(engine)[key][-1]
+    warm = ask(engine, turn)[-1]
     assert done.cached_tokens == 0 and warm.cached_tokens == 64, "two segments hold tokens of the answer"
     assert outcome([warm]) == outcome(alone(model, pocket[1], turn))
 
@@ -108,28 +98,23 @@ def test_whole_segments_are_found_again(model, pocket):
 def test_what_was_dropped_is_never_found(model, pocket):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(2, 8, 64, 4, KV), watch=True)
     asked = job(32, 40, exit_config=ExitConfig(q=0.01, after_exit="drop"))
-    key = engine.submit(asked)
-    done = drain(engine)[key][-1]
+    done = ask(engine, asked)[-1]
     assert any(token.depth < 4 for token in done.tokens)
-    turn = EngineRequest((*asked.prompt_ids, *(token.id for token in done.tokens)), 3, ExitConfig(mode="full"))
-    key = engine.submit(turn)
-    assert drain(engine)[key][-1].cached_tokens == 16, "the second segment holds the prompt's last token"
+    turn = EngineRequest((*asked.prompt_ids, *(token.id for token in done.tokens)), 3, FULL)
+    assert ask(engine, turn)[-1].cached_tokens == 16, "the second segment holds the prompt's last token"
 
 
 def test_numbers_that_are_none_end_their_request_alone(model, pocket):
     """One is in a prompt, whose states nobody reads before its segment is encoded."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(2, 8, 64, 4, KV), watch=True)
-    other = job(20, 40, 2)
+    other, odd = job(20, 40, 2), EngineRequest((61, *range(5, 40)), 4, FULL)
     with poisoned(model, 61):
-        broken = engine.submit(EngineRequest((61, *range(5, 40)), 4, ExitConfig(mode="full")))
+        broken = engine.submit(odd)
         kept = engine.submit(other)
         found = drain(engine)
     assert isinstance(found[broken][-1], RequestFailed) and isinstance(found[kept][-1], RequestOutput)
     assert outcome(found[kept]) == outcome(alone(model, pocket[1], other))
-    again = engine.submit(EngineRequest((61, *range(5, 40)), 4, ExitConfig(mode="full")))
-    assert outcome(drain(engine)[again]) == outcome(
-        alone(model, pocket[1], EngineRequest((61, *range(5, 40)), 4, ExitConfig(mode="full")))
-    ), "nothing of the broken one is found"
+    assert outcome(ask(engine, odd)) == outcome(alone(model, pocket[1], odd)), "nothing of the broken one is found"
 
 
 def test_memory_holds_the_segments_under_way_too(model, pocket):
@@ -143,5 +128,3 @@ def test_memory_holds_the_segments_under_way_too(model, pocket):
     assert sum(tensors) == 20 * 16 * CODED_BYTES
     with pytest.raises(ValueError, match="the segments under way take"):
         Engine(model, pocket[1], "tiny", EngineLimits(3, kv_bytes=memory - 20 * 16 * CODED_BYTES))
-    with pytest.raises(ValueError, match="a segment of 16 cache positions is no multiple of a block of 7"):
-        Engine(model, pocket[1], "tiny", EngineLimits(3, page_size=7))

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 
+import sigma0
 from sigma0 import ExitConfig
 from sigma0.decode.kv_store import BlockShape
 from sigma0.decode.sampling_params import SamplingParams
@@ -16,6 +17,21 @@ from sigma0.serve.engine.messages import EngineLimits, EngineRequest
 from tests.decode.captures import called_by
 from tests.decode.test_conformance import AFTER, FAMILIES, TRACED, Case, written
 from tests.marks import exhaustive, fast_if, named, needs_compiler, slow
+from tests.models.raven_reference import SHAPES, tiny_raven
+
+
+def requests_of(prompts, configs, new):
+    pairs = zip(prompts, configs, strict=True)
+    return [EngineRequest(tuple(prompt), new, config, on_collapse="ignore") for prompt, config in pairs]
+
+
+def check_alone(model, requests, found):
+    """Holds what becomes of requests to what `generate` writes of each by itself."""
+    for number, (asked, done) in enumerate(zip(requests, found, strict=True)):
+        out = written(model, [list(asked.prompt_ids)], asked.exit_config, asked.max_new_tokens)
+        with named(number, asked.exit_config):
+            assert [token.id for token in done.tokens] == out.sequences[0, len(asked.prompt_ids) :].tolist()
+            assert [token.depth for token in done.tokens] == out.exit_depths[0].tolist()
 
 
 def served(model, tokenizer, requests, blocks, seed=0, watch=True, runner="auto", together=4):
@@ -64,7 +80,7 @@ def cell(way, family):
 def test_requests_are_their_references(pocket, monkeypatch, way, family, blocks):
     model, ends, rows = mixed(family)
     monkeypatch.setattr(model.generation_config, "eos_token_id", ends)
-    requests = [EngineRequest(tuple(row.prompt), row.case.new, row.config, on_collapse="ignore") for row in rows]
+    requests = [request for row in rows for request in requests_of([row.prompt], [row.config], row.case.new)]
     with called_by(way, model) as (asked, _):
         found, engine = served(model, pocket[1], requests, blocks, runner=asked["runner"])
         assert engine.runner.captured == (way == "captured")
@@ -117,7 +133,7 @@ def test_a_pass_is_waited_for_once(pocket, monkeypatch):
 @needs_compiler
 def test_another_engine_takes_the_programs_of_the_first_and_an_engine_that_was_reset_writes_the_same(pocket):
     model, _, rows = mixed("ouro")
-    requests = [EngineRequest(tuple(row.prompt), 9, row.config, on_collapse="ignore") for row in rows[:6]]
+    requests = requests_of([row.prompt for row in rows[:6]], [row.config for row in rows[:6]], 9)
     texts, known = [], []
     with called_by("compile", model):
         for _ in range(2):
@@ -134,3 +150,55 @@ def test_another_engine_takes_the_programs_of_the_first_and_an_engine_that_was_r
             found |= dict(engine.step())
     assert known[0] == known[1] > 0
     assert texts[0] == texts[1] == [[token.id for token in found[key].tokens] for key in keys]
+
+
+@pytest.fixture(params=SHAPES)
+def with_coda(request, pocket):
+    model = tiny_raven(request.param, 23, vocab_size=pocket[0].config.vocab_size)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def prompts_of(seed, count, longest):
+    source = random.Random(seed)
+    return [[source.randrange(5, 500) for _ in range(source.randint(1, longest))] for _ in range(count)]
+
+
+@pytest.mark.grid(fast=0, slow=1)
+def test_recomputed_codas_are_read_in_order(with_coda, pocket):
+    """Exits of an answer that differ are recomputed over all that lies before them, whatever loop that was read at."""
+    rules = [
+        ExitConfig(mode="kl", delta=0.1),
+        ExitConfig(mode="minp-kl", delta=0.02),
+        ExitConfig(mode="latent-diff", delta=0.5, after_exit="drop"),
+        ExitConfig(mode="argmax-stability", stable=1),
+    ]
+    requests = requests_of(prompts_of(4, 24, 6), rules * 6, 12)
+    found, engine = served(with_coda, pocket[1], requests, 9, watch=False)
+    assert engine.status().preemptions > 6
+    check_alone(with_coda, requests, found)
+
+
+@pytest.mark.grid(fast=0, slow=1)
+def test_blocks_found_again_are_those_of_full_depth(with_coda, pocket):
+    """A later request's prompt holds the first one's answer, whose codas were read at its exits."""
+    early = ExitConfig(mode="margin", theta=0.1)
+    prompt = (prompts_of(3, 1, 20)[0] * 20)[:18]
+    longer = [*written(with_coda, [prompt], early, 12).sequences[0].tolist(), 7, 8]
+    rules = [early] * 3 + [ExitConfig(mode="margin", theta=0.1, after_exit="verify"), ExitConfig(mode="full")]
+    requests = requests_of([prompt] * 2 + [longer] * 3, rules, 12)
+    found, _ = served(with_coda, pocket[1], requests, 200, watch=False, together=1)
+    assert sum(done.cached_tokens for done in found) > 16
+    check_alone(with_coda, requests, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", ["finish", "verify"])
+def test_over_quantised_weights_requests_side_by_side_are_answered_as_one_by_one(after):
+    """In float32, where a row does not depend on how many share its pass."""
+    pytest.importorskip("torchao")
+    model, tokenizer = sigma0.load("pocket", device="cpu", dtype="float32", quantization="int8")
+    model.generation_config.eos_token_id = None
+    prompts = [range(start, start + 9) for start in (5, 60, 200)]
+    requests = requests_of(prompts, [ExitConfig(mode="margin", theta=0.5, after_exit=after)] * 3, 8)
+    check_alone(model, requests, served(model, tokenizer, requests, 100, watch=False)[0])

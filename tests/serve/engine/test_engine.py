@@ -18,12 +18,13 @@ from sigma0.serve.engine.scheduler import ScheduledStep
 from tests.reference import settled_model
 from tests.serve.engine.spied_worker import KV
 
+FULL = ExitConfig(mode="full")
 CONFIGS = (
     ExitConfig(q=0.5),
     ExitConfig(q=0.5, after_exit="drop"),
     ExitConfig(q=0.5, after_exit="verify"),
     ExitConfig(q=0.5, after_exit="verify", redraft=False),
-    ExitConfig(mode="full"),
+    FULL,
     ExitConfig(mode="fixed", depth=2),
     ExitConfig(mode="margin", theta=0.3),
     ExitConfig(mode="margin", theta=0.3, after_exit="verify"),
@@ -48,21 +49,30 @@ def model(pocket):
     return found
 
 
-def drain(engine):
+def step(engine, found):
+    """One pass, whose events are added to those that were found, by request."""
+    for key, event in engine.step():
+        found.setdefault(key, []).append(event)
+
+
+def drain(engine, found=None):
     """All events, by request."""
-    events = {}
+    found = {} if found is None else found
     for _ in range(5000):
         if not engine.has_work:
-            return events
-        for key, event in engine.step():
-            events.setdefault(key, []).append(event)
+            return found
+        step(engine, found)
     raise AssertionError(f"the engine does not end: {engine.status()}")
 
 
-def alone(model, tokenizer, job):
-    engine = Engine(model, tokenizer, "tiny", EngineLimits(max_running=1, kv_bytes=KV), watch=True)
+def ask(engine, job):
+    """What becomes of a request."""
     key = engine.submit(job)
     return drain(engine)[key]
+
+
+def alone(model, tokenizer, job):
+    return ask(Engine(model, tokenizer, "tiny", EngineLimits(max_running=1, kv_bytes=KV), watch=True), job)
 
 
 def outcome(events):
@@ -98,45 +108,40 @@ def poisoned(model, token_id):
             weights[token_id] = kept
 
 
-FULL = ExitConfig(mode="full")
-
-
 def is_near(model, ids, config):
     """Whether any decision over a text is so near a tie that rounding may turn it."""
     with torch.no_grad():
-        out = model(torch.tensor([ids]), output_loop_states=True, exit_config=ExitConfig(mode="full"))
+        out = model(torch.tensor([ids]), output_loop_states=True, exit_config=FULL)
     best = out.loop_logits.float().softmax(-1).topk(2, dim=-1).values
     lead = best[..., 0] - best[..., 1]
     hazard = torch.sigmoid(out.gate_logits.float())
     cumulative = 1 - torch.cumprod(1 - hazard, dim=0)
-    near = (
-        (lead < 1e-5).any() | ((lead - config.theta).abs() < 1e-5).any() | ((cumulative - config.q).abs() < 1e-5).any()
-    )
-    return bool(near)
+    distances = lead, (lead - config.theta).abs(), (cumulative - config.q).abs()
+    return any(bool((distance < 1e-5).any()) for distance in distances)
+
+
+def job(length=5, new=6, seed=1, **settings):
+    ids = np.random.default_rng(seed).integers(5, 60, length).tolist()
+    return EngineRequest(tuple(ids), new, settings.pop("exit_config", ExitConfig(q=0.5)), **settings)
 
 
 @st.composite
 def jobs(draw):
-    length = draw(st.integers(1, 40))
-    seed = draw(st.integers(0, 50))
-    ids = np.random.default_rng(seed).integers(5, 60, length)
-    return EngineRequest(
-        prompt_ids=tuple(ids.tolist()),
-        max_new_tokens=draw(st.integers(1, 12)),
+    return job(
+        draw(st.integers(1, 40)),
+        draw(st.integers(1, 12)),
+        draw(st.integers(0, 50)),
         exit_config=draw(st.sampled_from(CONFIGS)),
         sampling=draw(st.sampled_from(SAMPLINGS)),
         logprobs=draw(st.sampled_from([None, 2])),
     )
 
 
-@pytest.mark.slow
-@settings(max_examples=15, deadline=None)
-@given(st.lists(jobs(), min_size=2, max_size=6), st.integers(0, 2**16), st.sampled_from([4, 7, 16]), st.booleans())
-def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
+def check_company(model, tokenizer, asked, seed, page, crowded, bytes_of):
     """Arrivals, cancellations, preemptions and prefixes found: each request as if it were alone."""
-    tokenizer, rng = pocket[1], np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     columns = max(len(job.prompt_ids) + job.max_new_tokens for job in asked) + (page if crowded else 400)
-    limits = EngineLimits(4, 16, int(rng.integers(3, 40)), page, POSITION_BYTES * page * (-(-columns // page) + 1))
+    limits = EngineLimits(4, 16, int(rng.integers(3, 40)), page, bytes_of(4, -(-columns // page) + 1, page))
     engine = Engine(model, tokenizer, "tiny", limits, watch=True)
     queue, keys, found, cancelled = list(enumerate(asked)), {}, {}, set()
     for _ in range(3000):
@@ -164,6 +169,15 @@ def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
             assert is_near(model, ids, job.exit_config), f"{job} differs in company"
 
 
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(st.lists(jobs(), min_size=2, max_size=6), st.integers(0, 2**16), st.sampled_from([4, 7, 16]), st.booleans())
+def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
+    check_company(
+        model, pocket[1], asked, seed, page, crowded, lambda slots, blocks, page: POSITION_BYTES * page * blocks
+    )
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("number", range(2))
 def test_alone_is_what_generate_says(pocket, config, number):
@@ -180,11 +194,10 @@ def test_alone_is_what_generate_says(pocket, config, number):
     done = alone(model, tokenizer, job)[-1]
     asked = {"do_sample": True, "seed": 3} if number else {}
     expected = sigma0.generate(model, tokenizer, story, exit_config=config, max_new_tokens=12, verdict=True, **asked)
-    fields = ("id", "depth", "reason", "fate")
+    fields = ("id", "depth", "reason", "fate", "deepest_agrees")
     assert [[getattr(token, name) for name in fields] for token in done.tokens] == [
         [getattr(token, name) for name in fields] for token in expected.tokens
     ]
-    assert [token.deepest_agrees for token in done.tokens] == [token.deepest_agrees for token in expected.tokens]
     for name in ("proximity", "margin", "entropy", "deepest_surprise", "deepest_entropy", "deepest_margin"):
         mine, theirs = ([getattr(token, name) for token in each.tokens] for each in (done, expected))
         assert mine == pytest.approx(theirs, abs=1e-4)
@@ -209,10 +222,8 @@ def test_long_answers_are_read_at_their_deepest_loops_as_generate_reads_them(mod
                 others.append(engine.submit(EngineRequest(ids, 8, config)))
             if turn % 7 == 4:
                 engine.cancel(others[-1])
-            for key, event in engine.step():
-                found.setdefault(key, []).append(event)
-        for key, events in drain(engine).items():
-            found.setdefault(key, []).extend(events)
+            step(engine, found)
+        drain(engine, found)
     for key, each in zip(keys, asked, strict=True):
         ids = torch.tensor([each.prompt_ids])
         out = model.generate(
@@ -236,30 +247,20 @@ def test_rules_that_keep_more_of_a_token_come_and_go(model, pocket, config):
         if turn % 9 == 0:
             engine.submit(job(2, 1 + turn % 2, turn, exit_config=CONFIGS[9 + turn % 2]))
         turn += 1
-        for key, event in engine.step():
-            found.setdefault(key, []).append(event)
+        step(engine, found)
     for key, each in zip(keys, asked, strict=True):
         expected = alone(model, pocket[1], each)
         assert outcome(found[key]) == outcome(expected)
         np.testing.assert_allclose(deepest(found[key]), deepest(expected), rtol=1e-4, atol=1e-5)
 
 
-def job(length=5, new=6, seed=1, **settings):
-    ids = np.random.default_rng(seed).integers(5, 60, length).tolist()
-    return EngineRequest(tuple(ids), new, settings.pop("exit_config", ExitConfig(q=0.5)), **settings)
-
-
 def test_a_prompt_begun_alike_is_found(model, pocket):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     ids = tuple(np.random.default_rng(1).integers(5, 60, 30).tolist())
-    first = engine.submit(EngineRequest(ids, 4, ExitConfig(mode="full")))
-    cold = drain(engine)[first][-1]
-    again = engine.submit(EngineRequest((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop")))
-    warm = drain(engine)[again][-1]
+    again = EngineRequest((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop"))
+    (*_, cold), (*_, warm) = ask(engine, EngineRequest(ids, 4, FULL)), ask(engine, again)
     assert cold.cached_tokens == 0 and warm.cached_tokens == 20
-    assert outcome([warm]) == outcome(
-        alone(model, pocket[1], EngineRequest((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop")))
-    )
+    assert outcome([warm]) == outcome(alone(model, pocket[1], again))
 
 
 @pytest.mark.parametrize("mode", ["full", "qexit"])
@@ -269,8 +270,7 @@ def test_prompts_are_shared_by_those_with_the_same_salt(model, pocket, mode):
     expected = outcome(alone(model, pocket[1], asked))
     cached = []
     for salt in (None, "a", "b", "a", None, "b"):
-        key = engine.submit(replace(asked, cache_salt=salt))
-        found = drain(engine)[key]
+        found = ask(engine, replace(asked, cache_salt=salt))
         assert outcome(found) == expected, "a salt changes no answer"
         cached.append(found[-1].cached_tokens)
     assert cached == [0, 0, 0, 28, 28, 28]
@@ -279,7 +279,7 @@ def test_prompts_are_shared_by_those_with_the_same_salt(model, pocket, mode):
 def test_a_salt_outlasts_preemption(model, pocket):
     """What a salted request wrote before and after is found by its salt alone."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(3, 8, 8, 4, POSITION_BYTES * 4 * 14), watch=True)
-    asked = [job(10, 30, seed, exit_config=ExitConfig(mode="full"), cache_salt="a") for seed in range(3)]
+    asked = [job(10, 30, seed, exit_config=FULL, cache_salt="a") for seed in range(3)]
     for each in asked:
         engine.submit(each)
     drain(engine)
@@ -287,8 +287,7 @@ def test_a_salt_outlasts_preemption(model, pocket):
     cached = {"a": 0, None: 0}
     for each in asked:
         for salt in cached:
-            key = engine.submit(replace(each, max_new_tokens=1, cache_salt=salt))
-            cached[salt] += drain(engine)[key][-1].cached_tokens
+            cached[salt] += ask(engine, replace(each, max_new_tokens=1, cache_salt=salt))[-1].cached_tokens
     assert cached["a"] > 0 and cached[None] == 0
 
 
@@ -296,20 +295,15 @@ def test_what_was_dropped_is_never_found(model, pocket):
     """The blocks of the prompt are exact, those of the answer are not: the next turn finds the former alone."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     asked = job(8, 12, exit_config=ExitConfig(q=0.01, after_exit="drop"))
-    key = engine.submit(asked)
-    done = drain(engine)[key][-1]
+    done = ask(engine, asked)[-1]
     assert any(token.depth < 4 for token in done.tokens)
-    turn = EngineRequest((*asked.prompt_ids, *(token.id for token in done.tokens), 9, 9), 3, ExitConfig(mode="full"))
-    key = engine.submit(turn)
-    assert drain(engine)[key][-1].cached_tokens == 8
+    turn = EngineRequest((*asked.prompt_ids, *(token.id for token in done.tokens), 9, 9), 3, FULL)
+    assert ask(engine, turn)[-1].cached_tokens == 8
 
 
-@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], CONFIGS[2]], ids=str)
-def test_a_request_that_is_preempted_again_and_again(model, pocket, config):
-    tokenizer = pocket[1]
-    limits = EngineLimits(3, 8, 8, 4, POSITION_BYTES * 4 * 14)
-    engine = Engine(model, tokenizer, "tiny", limits, watch=True)
-    asked = [job(10, 30, seed, exit_config=config, sampling=SAMPLINGS[seed % 2]) for seed in range(3)]
+def check_preempted(model, tokenizer, asked, kv_bytes):
+    """Three requests that are preempted again and again."""
+    engine = Engine(model, tokenizer, "tiny", EngineLimits(3, 8, 8, 4, kv_bytes), watch=True)
     keys = [engine.submit(each) for each in asked]
     found = drain(engine)
     assert engine.status().preemptions > 0
@@ -321,10 +315,17 @@ def test_a_request_that_is_preempted_again_and_again(model, pocket, config):
         assert found[key][-1].cached_tokens == 0, "its own blocks, found again, are no prompt's"
 
 
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], CONFIGS[2]], ids=str)
+def test_a_request_that_is_preempted_again_and_again(model, pocket, config):
+    asked = [job(10, 30, seed, exit_config=config, sampling=SAMPLINGS[seed % 2]) for seed in range(3)]
+    check_preempted(model, pocket[1], asked, POSITION_BYTES * 4 * 14)
+
+
 def test_fates_outlast_a_preemption_during_recomputation(model, pocket):
     """Preempted after its positions have entered again and before they have run: their fates are kept."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
-    key = engine.submit(job(6, 20, exit_config=ExitConfig(mode="full")))
+    asked = job(6, 20, exit_config=FULL)
+    key = engine.submit(asked)
     state = engine._states[key]
     while len(state.outputs) < 8:
         engine.step()
@@ -338,13 +339,25 @@ def test_fates_outlast_a_preemption_during_recomputation(model, pocket):
         engine._schedule()
     assert saved[0].any() and (saved[0] == saved[1]).all()
     done = drain(engine)[key][-1]
-    assert outcome([done]) == outcome(alone(model, pocket[1], job(6, 20, exit_config=ExitConfig(mode="full"))))
+    assert outcome([done]) == outcome(alone(model, pocket[1], asked))
 
 
 def test_the_first_token_does_not_wait_for_the_last_loop(model, pocket):
     engine = Engine(model, pocket[1], "tiny", watch=True)
     engine.submit(job(5, 1, exit_config=ExitConfig(mode="fixed", depth=1)))
     assert isinstance(engine.step()[0][1], TokenOutput)
+
+
+@pytest.mark.parametrize(
+    "config, loops",
+    [(CONFIGS[5], 2), (ExitConfig(mode="fixed", depth=2, after_exit="verify"), 4), (CONFIGS[0], 4)],
+    ids=str,
+)
+def test_a_prompt_runs_as_many_loops_as_its_tokens_may(model, pocket, config, loops):
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(kv_bytes=KV), watch=True)
+    ask(engine, job(9, 3, exit_config=config))
+    # the last token of a prompt runs in a lane
+    assert engine.counts.prompt_rows == loops * 8
 
 
 def test_decoding_is_not_held_up_by_a_long_prompt(model, pocket):
@@ -378,11 +391,11 @@ def test_what_cannot_run_is_refused(model, pocket):
 
 
 def test_log_probabilities_are_the_models(model, pocket):
-    asked = job(6, 3, logprobs=3, sampling=SamplingParams(temperature=0.5, seed=1), exit_config=ExitConfig(mode="full"))
+    asked = job(6, 3, logprobs=3, sampling=SamplingParams(temperature=0.5, seed=1), exit_config=FULL)
     done = alone(model, pocket[1], asked)[-1]
     ids = [*asked.prompt_ids, *(token.id for token in done.tokens)]
     with torch.no_grad():
-        expected = model(torch.tensor([ids]), exit_config=ExitConfig(mode="full")).logits[0].log_softmax(-1)
+        expected = model(torch.tensor([ids]), exit_config=FULL).logits[0].log_softmax(-1)
     for place, token in enumerate(done.tokens, start=len(asked.prompt_ids) - 1):
         assert token.logprob == pytest.approx(float(expected[place, token.id]), abs=1e-4)
         best = expected[place].topk(3)

@@ -1,4 +1,4 @@
-"""What breaks inside of one request fails that one alone."""
+"""What breaks inside of one request fails that one alone, and what breaks in a step leaves nothing behind."""
 
 # ruff: noqa: F401, F811  (fixtures are imported by name)
 
@@ -11,9 +11,11 @@ from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFai
 from sigma0.signals.canary import Tighten
 from tests.serve.engine.spied_worker import KV
 from tests.serve.engine.test_engine import (
+    CONFIGS,
     FULL,
     POSITION_BYTES,
     alone,
+    ask,
     drain,
     job,
     model,
@@ -28,8 +30,7 @@ def test_numbers_that_are_none_fail_one_request_alone(model, pocket):
     with poisoned(model, 60):
         good, bad = engine.submit(job(9, 8)), engine.submit(EngineRequest((5, 60, 7, 8, 9), 8, ExitConfig(q=0.5)))
         found = drain(engine)
-        again = engine.submit(job(9, 8))
-        afterwards = drain(engine)[again]
+        afterwards = ask(engine, job(9, 8))
     assert isinstance(found[bad][-1], RequestFailed) and len(found[bad]) == 1
     assert outcome(found[good]) == outcome(alone(model, pocket[1], job(9, 8))) == outcome(afterwards)
 
@@ -55,9 +56,8 @@ def test_numbers_that_are_none_stay_with_a_request_that_is_cancelled(model, pock
             engine.step()
         engine.cancel(bad)
         asked = job(1, 7, 4)
-        key = engine.submit(asked)
-        found = drain(engine)
-    assert outcome(found[key]) == outcome(alone(model, pocket[1], asked))
+        found = ask(engine, asked)
+    assert outcome(found) == outcome(alone(model, pocket[1], asked))
 
 
 def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
@@ -70,9 +70,8 @@ def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
         bad = engine.submit(EngineRequest((*shared, 60), 4, FULL))
         rest = drain(engine)
     assert isinstance(rest[bad][-1], RequestFailed)
-    again = engine.submit(good)
     expected = outcome(alone(model, pocket[1], good))
-    assert outcome([*found, *rest[key]]) == outcome(drain(engine)[again]) == expected
+    assert outcome([*found, *rest[key]]) == outcome(ask(engine, good)) == expected
 
 
 def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypatch):
@@ -86,3 +85,34 @@ def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypa
     found = drain(engine)
     assert isinstance(found[bad][-1], RequestFailed) and "RuntimeError" in str(found[bad][-1])
     assert isinstance(found[good][-1], RequestOutput) and engine.pool.used == 0
+
+
+@pytest.mark.grid(fast=5, slow=4)
+@pytest.mark.parametrize("steps", [1, 3, 9])
+@pytest.mark.parametrize("breaks", ["admit", "run", "remove"])
+def test_what_a_broken_step_leaves_is_dropped(model, pocket, monkeypatch, steps, breaks):
+    """Also where the scheduler has admitted a request that the batch never got."""
+    asked = [job(5 + seed, 9, seed, exit_config=CONFIGS[seed]) for seed in range(6)]
+    expected = [outcome(alone(model, pocket[1], each)) for each in asked]
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(2, 16, 64, 4, POSITION_BYTES * 4 * 40))
+    for each in asked:
+        engine.submit(each)
+    for _ in range(steps):
+        engine.step()
+    whole = getattr(engine._batch, breaks)
+
+    def broken(*arguments):
+        if breaks == "remove":
+            # half of it
+            whole(*arguments)
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._batch, breaks, broken)
+        with pytest.raises(MemoryError):
+            drain(engine)
+    engine.reset()
+    assert not engine.has_work and engine.status().running == engine.status().blocks_used == engine.pool.cached == 0
+    keys = [engine.submit(each) for each in asked]
+    events = drain(engine)
+    assert [outcome(events[key]) for key in keys] == expected and engine.status().blocks_used == 0

@@ -21,17 +21,15 @@ from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.loop import EngineService
-from sigma0.serve.engine.messages import Busy, EngineLimits, RequestFailed, RequestOutput
+from sigma0.serve.engine.messages import Busy, RequestFailed, RequestOutput
 from sigma0.serve.engine.process import ProcessService
 from sigma0.serve.engine.wire import EngineSpec
 from sigma0.signals.verdict import door
 from tests.serve.conftest import serving
-from tests.serve.engine.spied_worker import KV
-from tests.serve.engine.test_worker import collect, collect_one, endless, job
+from tests.serve.engine.test_worker import LIMITS, collect, collect_one, endless, job
 
 pytestmark = pytest.mark.slow
 
-LIMITS = EngineLimits(4, 8, kv_bytes=KV)
 SPEC = EngineSpec("pocket", LIMITS, device="cpu", dtype="float32")
 # a service that has a long request under way when it names its engine's process
 PARENT = """
@@ -62,11 +60,8 @@ def test_a_rule_of_the_door_reaches_the_engine(pocket):
     spec = replace(SPEC, door_rule="certificate")
     service = EngineService(spec.build())
 
-    async def run():
-        return await collect(service.submit(job(pocket, exit_config=ExitConfig(mode="fixed", depth=2))))
-
     try:
-        done = asyncio.run(run())[-1]
+        done = asyncio.run(collect_one(service, job(pocket, exit_config=ExitConfig(mode="fixed", depth=2))))[-1]
     finally:
         service.close()
     # at a depth that was set beforehand nobody knows whether it converged

@@ -19,11 +19,21 @@ def scheduler(blocks=10, size=4, running=3, waiting=8, rows=16, segment=None):
     return Scheduler(BlockPool(blocks, size), running, waiting, rows, segment)
 
 
-def started(queue, *entries):
+def added(queue, *entries):
     for sequence in entries:
         queue.add(sequence)
-    assert queue.admit() == list(entries)
     return entries
+
+
+def started(queue, *entries):
+    assert added(queue, *entries) == tuple(queue.admit())
+    return entries
+
+
+def scheduled(queue, *entries):
+    """The first step of sequences."""
+    added(queue, *entries)
+    return queue.schedule(0)
 
 
 def feed(queue, *sequences, token_id=7):
@@ -34,9 +44,7 @@ def feed(queue, *sequences, token_id=7):
 
 def test_first_come_first_admitted_as_far_as_slots_and_blocks_go():
     queue = scheduler(blocks=9)
-    entries = [entry(key, length) for key, length in enumerate((7, 30, 3))]
-    for sequence in entries:
-        queue.add(sequence)
+    entries = [*added(queue, *(entry(key, length) for key, length in enumerate((7, 30, 3))))]
     # the second does not fit, and the third does not overtake it
     assert queue.admit() == entries[:1] and list(queue.waiting) == entries[1:]
     assert len(entries[0].blocks) == 2
@@ -44,38 +52,22 @@ def test_first_come_first_admitted_as_far_as_slots_and_blocks_go():
     assert queue.admit() == entries[1:2]
 
 
-def test_a_full_queue_says_so():
-    queue = scheduler(waiting=2, running=1)
-    for key in range(2):
+@pytest.mark.parametrize("waiting", [0, 2])
+def test_a_full_queue_says_so(waiting):
+    queue = scheduler(waiting=waiting, running=1)
+    for key in range(waiting + 1):
+        assert not queue.is_full, "one of them can begin at once"
         queue.add(entry(key, 2))
-    assert not queue.is_full, "one of them can begin at once"
-    queue.add(entry(2, 2))
     assert queue.is_full
-    queue.admit()
+    queue.schedule(0)
     assert queue.is_full
-
-
-def test_short_prompts_that_keep_coming_do_not_starve_a_long_one():
-    queue = scheduler(blocks=100, rows=1)
-    long = entry(0, 50)
-    queue.add(long)
-    for key in range(1, 100):
-        if len(queue.waiting) < 3:
-            queue.add(entry(key, 5))
-        queue.admit()
-        assert sum(stop - start for _, start, stop in queue.prefill_chunks(0)) == 1
-        for sequence in list(queue.running.values()):
-            if sequence is not long and sequence.entered == sequence.prefill_end:
-                queue.remove(sequence)
-    assert long.entered == 50
+    queue.remove(queue.running[0])
+    assert not queue.is_full
 
 
 def test_the_last_one_admitted_is_preempted():
     queue = scheduler(blocks=7, size=2, running=3)
-    first, second = entry(0, 4), entry(1, 4)
-    for sequence in (first, second):
-        queue.add(sequence)
-    queue.admit()
+    first, second = started(queue, entry(0, 4), entry(1, 4))
     assert queue.reserve(first, 8) == []
     assert queue.reserve(first, 9) == [(second, 1)]
     assert second.blocks == [] and second.slot == -1 and second.preemptions == 1
@@ -85,34 +77,11 @@ def test_the_last_one_admitted_is_preempted():
     assert queue.reserve(first, 15) == [(first, 0)]
 
 
-def test_the_last_position_is_never_cached():
-    queue = scheduler(blocks=20, size=2)
-    first, again = entry(0, 6), entry(0, 6)
-    queue.add(first)
-    queue.admit()
-    queue.register(first, 6)
-    again.key = 1
-    queue.add(again)
-    queue.admit()
-    assert again.entered == 4
-
-
 @pytest.mark.parametrize(("name", "bound"), [("max_running", 1), ("max_waiting", 0), ("pass_rows", 1)])
 def test_bad_limits_are_named(name, bound):
     limits = {"max_running": 1, "max_waiting": 0, "pass_rows": 1, name: bound - 1}
     with pytest.raises(ValueError, match=f"{name} must be at least {bound}, got {bound - 1}"):
         Scheduler(BlockPool(1, 1), **limits)
-
-
-def test_without_a_queue_only_what_can_start_at_once_is_taken():
-    queue = scheduler(waiting=0, running=1)
-    assert not queue.is_full
-    queue.add(entry(0, 2))
-    assert queue.is_full
-    queue.schedule(0)
-    assert queue.is_full
-    queue.remove(queue.running[0])
-    assert not queue.is_full
 
 
 def test_it_needs_no_torch():
@@ -126,9 +95,7 @@ def test_it_needs_no_torch():
 def test_a_step_names_what_the_engine_has_to_do():
     queue = scheduler(blocks=10, size=4, running=2, rows=6)
     first, second, third = entry(0, 7), entry(1, 3), entry(2, 5)
-    for sequence in (first, second, third):
-        queue.add(sequence)
-    step = queue.schedule(0)
+    step = scheduled(queue, first, second, third)
     assert step.admitted == (first, second) and step.preempted == ()
     assert step.tables == {0: tuple(first.blocks), 1: tuple(second.blocks)}
     assert sorted(step.wiped) == sorted([*first.blocks, *second.blocks])
@@ -142,8 +109,7 @@ def test_a_step_names_what_the_engine_has_to_do():
 def test_the_block_of_a_token_is_there_before_the_pass_that_feeds_it():
     queue = scheduler(blocks=10, size=4, running=1)
     sequence = entry(0, 3)
-    queue.add(sequence)
-    queue.schedule(0)
+    scheduled(queue, sequence)
     assert sequence.remaining == 0 and len(sequence.blocks) == 1, "position 3 has its block"
     feed(queue, sequence)
     assert sequence.token_ids == [0, 1, 2, 7] and sequence.entered == sequence.prefill_end == 4
@@ -155,8 +121,7 @@ def test_the_block_of_a_token_is_there_before_the_pass_that_feeds_it():
 def test_what_was_fed_in_place_of_a_draft_takes_those_behind_along():
     queue = scheduler(blocks=10, size=4, running=1)
     sequence = entry(0, 3)
-    queue.add(sequence)
-    queue.schedule(0)
+    scheduled(queue, sequence)
     for token_id in (7, 8, 9):
         feed(queue, sequence, token_id=token_id)
     queue.feed(sequence, 4, 5)
@@ -166,24 +131,20 @@ def test_what_was_fed_in_place_of_a_draft_takes_those_behind_along():
 def test_blocks_are_found_once_they_are_complete_and_outlast_the_end():
     queue = scheduler(blocks=10, size=2, running=2)
     first, second = entry(0, 6), SequenceEntry(1, [0, 1, 2, 3, 9, 9], 6, 5)
-    queue.add(first)
-    queue.schedule(0)
+    scheduled(queue, first)
     feed(queue, first)
     queue.register(first, 5)
     queue.remove(first)
     assert queue.pool.used == 0 and not queue.running and queue.pool.cached == 2
-    queue.add(second)
-    step = queue.schedule(0)
+    step = scheduled(queue, second)
     assert second.cached == 4 and step.prefill == ((second, 4, 6),)
     assert set(step.wiped) == set(second.blocks[2:]), "what was found is not wiped"
 
 
 def test_a_preempted_sequence_finds_its_own_blocks_but_those_in_flight():
     queue = scheduler(blocks=4, size=2, running=2)
-    sequence, window = entry(0, 3), 2
-    sequence.window = window
-    queue.add(sequence)
-    queue.schedule(0)
+    sequence = entry(0, 3, window=2)
+    scheduled(queue, sequence)
     for _ in range(2):
         feed(queue, sequence)
         queue.register(sequence, sequence.entered - 2)
@@ -201,9 +162,7 @@ def test_blocks_of_a_sequence_follow_each_other():
     """Two sequences that grow in turns."""
     queue = scheduler(blocks=32, size=2, running=2)
     sequences = entry(0, 5), entry(1, 3)
-    for sequence in sequences:
-        queue.add(sequence)
-    queue.schedule(0)
+    scheduled(queue, *sequences)
     for _ in range(20):
         feed(queue, *sequences)
         queue.schedule(2)
@@ -218,8 +177,7 @@ def test_all_work_ends_and_no_block_is_lost(lengths, blocks, running, data):
     queue = scheduler(blocks=blocks, size=4, running=running, waiting=len(lengths), rows=8)
     entries = [entry(key, min(length, 4 * blocks - 10)) for key, length in enumerate(lengths)]
     written = dict.fromkeys(range(len(entries)), 0)
-    for sequence in entries:
-        queue.add(sequence)
+    added(queue, *entries)
     for _ in range(2000):
         step = queue.schedule(0)
         assert sum(len(sequence.blocks) for sequence in queue.running.values()) >= queue.pool.used
@@ -236,13 +194,6 @@ def test_all_work_ends_and_no_block_is_lost(lengths, blocks, running, data):
             break
     assert set(written.values()) == {10}
     assert queue.pool.used == 0
-
-
-def test_a_new_sequence_has_nothing_yet():
-    assert entry(1, 2) == SequenceEntry(
-        key=1, token_ids=[1000, 1001], prefill_end=2, cacheable=1, exact=None, window=1, entered=0, slot=-1, blocks=[],
-        registered=0, last_hash=b"", cached=0, preemptions=0, root=b"", ready=None,
-    )  # fmt: skip
 
 
 def test_what_may_enter_ends_with_the_prompt_and_with_what_is_ready():
@@ -274,8 +225,7 @@ def test_slots_begin_at_the_same_distance_from_each_other():
 def test_one_block_is_spared_for_each_that_runs(length, admitted):
     queue = scheduler(blocks=4, size=4)
     started(queue, entry(0, 3))
-    second = entry(1, length)
-    queue.add(second)
+    (second,) = added(queue, entry(1, length))
     # with the token that is fed next, eight positions are two blocks and nine are three
     assert queue.admit() == ([second] if admitted else [])
     assert queue.pool.available == (1 if admitted else 3)
@@ -327,11 +277,6 @@ def test_whole_segments_are_found_again_and_one_may_enter_behind_them(matched, e
     assert queue.prefill_chunks(0) == [(sequence, entered + 4, min(entered + 8, 15))]
 
 
-def test_without_segments_all_may_enter():
-    (sequence,) = started(scheduler(), entry(0, 9))
-    assert sequence.ready is None and sequence.may_enter == 9
-
-
 @pytest.mark.parametrize(
     "rows, expected",
     [
@@ -376,8 +321,7 @@ def test_a_table_that_was_extended_between_passes_is_told():
 def test_a_block_goes_to_the_sequence_that_runs_before_a_newcomer():
     queue = scheduler(blocks=2, size=2, running=2)
     first, second = entry(0, 1), entry(1, 1)
-    queue.add(first)
-    queue.schedule(0)
+    scheduled(queue, first)
     queue.add(second)
     assert queue.admit() == []
     queue.feed(first, 1, 7)
@@ -441,7 +385,6 @@ def test_full_blocks_are_registered_once_and_in_a_chain():
 def test_one_that_waits_can_be_removed():
     queue = scheduler(running=1)
     started(queue, entry(0, 2))
-    waiting = entry(1, 2)
-    queue.add(waiting)
+    (waiting,) = added(queue, entry(1, 2))
     queue.remove(waiting)
     assert not queue.waiting and list(queue.running) == [0]

@@ -19,7 +19,7 @@ from tests.byte_model import byte_model
 from tests.decode.captures import called_by
 from tests.schemas import OBJECTS, REFERENCES
 from tests.serve.engine.spied_worker import KV
-from tests.serve.engine.test_engine import CONFIGS, POSITION_BYTES, alone, drain, outcome
+from tests.serve.engine.test_engine import CONFIGS, POSITION_BYTES, alone, drain, outcome, step
 
 SPECS = (
     None,
@@ -67,11 +67,9 @@ def together(byte, wanted, blocks=KV, runner="eager", watch=True):
     keys = [engine.submit(job) for job in wanted[:half]]
     events = {}
     for _ in range(7):
-        for key, event in engine.step():
-            events.setdefault(key, []).append(event)
+        step(engine, events)
     keys += [engine.submit(job) for job in wanted[half:]]
-    for key, later in drain(engine).items():
-        events.setdefault(key, []).extend(later)
+    drain(engine, events)
     return [events[key] for key in keys], engine
 
 
