@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from sigma0.bench.core.lines import alone, append, cut
+from sigma0.bench.core.lines import alone, append, cut, parsed
 from sigma0.bench.core.options import LEDGER, OWN
 from sigma0.bench.core.rows import Conditions, Figure, row_key
 from sigma0.bench.core.rows_decoding import (
@@ -111,18 +111,9 @@ def read_rows(path: Path) -> list[AnyRow]:
     Raises:
         ValueError: For a line that is no row, named by its number; a last line without its end included.
     """
-    if not path.exists():
-        return []
-    rows = []
-    lines = path.read_bytes().split(b"\n")
-    if lines[-1]:
+    if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
         raise ValueError(f"{str(path)!r} ends in a half-written line: measure again with it, which cuts the line off")
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            rows.append(parse_row(line))
-        except ValueError as error:
-            raise ValueError(f"line {number} of {str(path)!r} is no row of this schema: {error}") from error
-    return rows
+    return parsed(path, parse_row, "row of this schema")
 
 
 def append_row(path: Path, row: AnyRow) -> bool:

@@ -1,11 +1,18 @@
 """Files of lines that several processes append to, each line whole, also where a writer was killed."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import FileLock
+
+from sigma0.errors import one_line
+
+Parsed = TypeVar("Parsed")
+# characters of an error that are told
+_TOLD = 400
 
 
 @contextmanager
@@ -41,3 +48,23 @@ def append(path: Path, line: bytes) -> None:
         file.write(line + b"\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def parsed(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[Parsed]:
+    """Every whole line of a file, as it is parsed; none where the file is missing.
+
+    Args:
+        path: Of the file.
+        parse: Of one line.
+        what: A line is called in errors.
+
+    Raises:
+        ValueError: For a line that is refused, named by its number.
+    """
+    found = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], start=1):
+        try:
+            found.append(parse(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"line {number} of {str(path)!r} is no {what}: {one_line(error)[:_TOLD]}") from error
+    return found

@@ -1,13 +1,18 @@
-"""What a benchmark prints: rows that are in the ledger, or one report."""
+"""What a benchmark prints and draws: rows that are in the ledger, or one report."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from sigma0.bench.core.ledger import AnyRow
+from sigma0.errors import needs_extra
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def tell_rows(rows: Sequence[AnyRow], as_json: bool, table: Callable[[], None], closing: str) -> None:
@@ -44,3 +49,23 @@ def tell_report(report: Mapping[str, Any], out: Path | None, as_json: bool) -> b
     if as_json:
         typer.echo(text)
     return not as_json
+
+
+@contextmanager
+def drawing(paths: Sequence[Path], size: tuple[float, float], font: int = 10, dpi: int = 110) -> "Iterator[Figure]":
+    """A figure to draw on, which is written at the end: the same bytes for the same values.
+
+    Args:
+        paths: Files, .png or .svg.
+        size: Width and height in inches.
+        font: Size of the text in points.
+        dpi: Dots an inch.
+    """
+    with needs_extra("bench"):
+        import matplotlib
+        from matplotlib.figure import Figure
+    with matplotlib.rc_context({"font.size": font, "svg.hashsalt": "sigma0"}):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        for path in paths:
+            figure.savefig(path, dpi=dpi, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue
 
-from sigma0.bench.core.lines import append, cut
-from sigma0.errors import needs_extra, one_line
+from sigma0.bench.core.lines import append, cut, parsed
+from sigma0.errors import needs_extra
 from sigma0.serve.cluster.cluster import join
 
 Function = Callable[[Any], Any]
@@ -90,17 +90,9 @@ class KeptResults:
         self._path.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
-        if not self._path.exists():
-            return {}
         cut(self._path)
-        known = {}
-        for number, line in enumerate(self._path.read_bytes().splitlines(), start=1):
-            try:
-                kept = KeptResult.model_validate_json(line)
-            except ValidationError as error:
-                raise ValueError(f"line {number} of {str(self._path)!r} is no result: {one_line(error)}") from error
-            known[kept.key] = kept.result
-        return known
+        kept = parsed(self._path, KeptResult.model_validate_json, "result")
+        return {each.key: each.result for each in kept}
 
 
 def key_of(function: Function, item: Any) -> str:

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from sigma0.bench.core.ledger import DepthRow, FidelityRow, Figure
+from sigma0.bench.core.output import drawing
 from sigma0.commands.console import depth_style
 
 SAVINGS = {
@@ -48,8 +47,7 @@ def draw_trade_off(rows: Sequence[FidelityRow], paths: Sequence[Path]) -> None:
         rows: All rows of one run.
         paths: Files to write, .png or .svg.
     """
-    with matplotlib.rc_context({"font.size": 10, "svg.hashsalt": "sigma0"}):
-        picture = Picture(figsize=(12, 8), layout="constrained")
+    with drawing(paths, (12, 8)) as picture:
         axes = picture.subplots(2, 3, sharey="row", sharex="col")
         for line, (fidelity, title) in zip(axes, FIDELITIES.items(), strict=True):
             line[0].set_ylabel(title)
@@ -65,13 +63,11 @@ def draw_trade_off(rows: Sequence[FidelityRow], paths: Sequence[Path]) -> None:
         first = rows[0]
         picture.suptitle(f"{first.model}: {first.n} prompts, {first.total_loops} loops, bars are 95 % intervals")
         picture.legend(handles=_legend(rows), loc="outside lower center", ncols=6, frameon=False)
-        _save(picture, paths)
 
 
 def draw_depths(row: DepthRow, paths: Sequence[Path]) -> None:
     """Draws the new tokens of the sample texts, each box in the colour of its depth."""
-    with matplotlib.rc_context({"font.size": 9, "svg.hashsalt": "sigma0"}):
-        picture = Picture(figsize=(11, 0.62 * len(row.samples) + 1.2), layout="constrained")
+    with drawing(paths, (11, 0.62 * len(row.samples) + 1.2), font=9) as picture:
         axis = picture.subplots()
         for line, sample in enumerate(row.samples):
             for column, (text, depth) in enumerate(sample.tokens[:_COLUMNS]):
@@ -91,7 +87,6 @@ def draw_depths(row: DepthRow, paths: Sequence[Path]) -> None:
             f"{row.model}, {row.mode} ({settings}): the loop each token of {len(row.samples)} answers took"
         )
         picture.legend(handles=handles, loc="outside lower center", ncols=row.total_loops, frameon=False, title="loop")
-        _save(picture, paths)
 
 
 def _curve(axis: Axes, rows: Sequence[FidelityRow], saving: str, fidelity: str) -> None:
@@ -145,9 +140,3 @@ def _legend(rows: Sequence[FidelityRow]) -> list[Line2D]:
 
 def _shown(text: str) -> str:
     return text.strip() or "\u2423"
-
-
-def _save(picture: Picture, paths: Sequence[Path]) -> None:
-    for path in paths:
-        # No date inside, so that the same rows give the same file.
-        picture.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})

@@ -18,7 +18,7 @@ _AREA = typer.Option("--area", "--folder", help=f"{', '.join(AREAS)} (by default
 
 
 def mutants(
-    n: Annotated[int, typer.Option("-n", "--count", min=1, help="Mutants of each area.")] = 20,
+    n: Annotated[int, typer.Option("-n", "--count", min=1, help="Mutants of each area.")] = 10,
     seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
     area: Annotated[list[str] | None, _AREA] = None,
 ) -> None:

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import matplotlib
-from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import MaxNLocator
 
 from sigma0.bench.core.ledger import SimulationRow
+from sigma0.bench.core.output import drawing
 from sigma0.bench.simulation.routing import ROUTINGS
 from sigma0.bench.simulation.spread import interval, mean
 from sigma0.bench.simulation.traffic import LONG, SHORT
@@ -36,8 +35,7 @@ def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> Non
         "answers of full depth, 95th percentile, ms": lambda row: _p95(row, LONG),
         "refused, %": lambda row: [100 * row.refused],
     }
-    with matplotlib.rc_context({"font.size": 10, "svg.hashsalt": "sigma0"}):
-        picture = Picture(figsize=(16, 4.6), layout="constrained")
+    with drawing(paths, (16, 4.6)) as picture:
         for axis, (title, value) in zip(picture.subplots(1, len(panels)), panels.items(), strict=True):
             for routing in dict.fromkeys(row.routing for row in shown):
                 mine = sorted((row for row in shown if row.routing == routing), key=lambda row: row.rate)
@@ -63,9 +61,6 @@ def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> Non
         )
         handles, labels = picture.axes[0].get_legend_handles_labels()
         picture.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-        for path in paths:
-            # no date inside, so that the same rows give the same file
-            picture.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})
 
 
 def _p95(row: SimulationRow, kind: str) -> list[float]:

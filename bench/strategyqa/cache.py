@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from sigma0.bench.core.lines import alone, append, cut
+from sigma0.bench.core.lines import alone, append, cut, parsed
 from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.config import Messages
 from sigma0.reason.messages import ChatModel, Completion, Usage
@@ -31,16 +31,9 @@ class AnswerCache:
         self.path = path
         self._identities = identities
         self._alone = Lock()
-        self._known: dict[str, Completion] = {}
         with alone(path):
             cut(path)
-            content = path.read_bytes() if path.exists() else b""
-        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-            try:
-                value = json.loads(line)
-                self._known[value["key"]] = completion_from_dict(value["answer"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"line {number} of {str(path)!r} is no answer: {error}") from error
+            self._known = dict(parsed(path, _answer, "answer"))
 
     def get(self, model: ChatModel, messages: Messages, settings: AskSettings) -> Completion | None:
         """See `asking.Cache`."""
@@ -64,6 +57,11 @@ class AnswerCache:
         values = {name: value for name, value in asdict(settings).items() if name != "grammar" or value is not None}
         told = [model.name, self._identities[model.name], [dict(each) for each in messages], values]
         return sha256(json.dumps(told, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def _answer(line: bytes) -> tuple[str, Completion]:
+    value = json.loads(line)
+    return value["key"], completion_from_dict(value["answer"])
 
 
 def completion_from_dict(value: dict[str, Any]) -> Completion:

@@ -7,9 +7,9 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from sigma0.bench.core.ledger import AnyRow, StrategyQARow
+from sigma0.bench.core.output import drawing
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.strategyqa.measure import FEW
-from sigma0.errors import needs_extra
 
 HEADINGS = (
     "level",
@@ -111,19 +111,16 @@ def table(rows: Sequence[StrategyQARow]) -> Table:
 
 def draw(rows: Sequence[StrategyQARow], path: Path) -> None:
     """Accuracy with its interval against tokens written for each item, as .svg or .png."""
-    with needs_extra("bench"):
-        from matplotlib.figure import Figure
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for row in rows:
-        tokens, found = row.completion_tokens / row.n, row.accuracy
-        spread = [[found.value - found.low], [found.high - found.value]]
-        axes.errorbar([tokens], [found.value], yerr=spread, fmt="o", capsize=3)
-        axes.annotate(name(row), (tokens, found.value), textcoords="offset points", xytext=(5, 5), fontsize=8)
-    axes.axhline(rows[0].majority, color="#888888", linestyle="--", label="always the commoner label")
-    axes.set_xscale("log")
-    axes.set_xlabel("tokens written for an item")
-    axes.set_ylabel("right answers, 95 % intervals")
-    axes.set_title(f"{rows[0].model}: {rows[0].prompts}", fontsize=9)
-    axes.legend(fontsize=8)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    with drawing([path], (7.5, 4.5), dpi=100) as figure:
+        axes = figure.subplots()
+        for row in rows:
+            tokens, found = row.completion_tokens / row.n, row.accuracy
+            spread = [[found.value - found.low], [found.high - found.value]]
+            axes.errorbar([tokens], [found.value], yerr=spread, fmt="o", capsize=3)
+            axes.annotate(name(row), (tokens, found.value), textcoords="offset points", xytext=(5, 5), fontsize=8)
+        axes.axhline(rows[0].majority, color="#888888", linestyle="--", label="always the commoner label")
+        axes.set_xscale("log")
+        axes.set_xlabel("tokens written for an item")
+        axes.set_ylabel("right answers, 95 % intervals")
+        axes.set_title(f"{rows[0].model}: {rows[0].prompts}", fontsize=9)
+        axes.legend(fontsize=8)
