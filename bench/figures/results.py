@@ -65,7 +65,7 @@ class Results:
     @cached_property
     def gpu(self) -> Any:
         """What the last GPU told beside the ledger's rows."""
-        return json.loads((self.root / "bench" / "results" / "gpu-h200.json").read_text())
+        return json.loads((self.root / "bench" / "gpu" / "h200.json").read_text())
 
     def effort(self, name: str) -> EffortReport:
         """A report on policies of effort."""
