@@ -12,9 +12,10 @@ import pytest
 from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.bench.strategyqa.react_traces import ReactTrace
 from sigma0.bench.strategyqa.runner import run_level
+from sigma0.bench.strategyqa.workflow import Template, Workflow
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.messages import Completion
-from tests.bench.strategyqa.definitions import DEFINITIONS, GOOD, Case, made
+from tests.bench.strategyqa.definitions import DEFINITIONS, GOOD, Case, asked, made
 from tests.bench.strategyqa.scripts import ITEMS
 from tests.marks import named
 
@@ -187,3 +188,39 @@ def test_misses_are_counted_by_step_over_a_run():
     found = run_level(made("L2"), ITEMS, ScriptedChat(replies), AskSettings(), retries=0)
     assert dict(found.misses) == expected and sum(expected.values()) == 20 and len(expected) == 4
     assert found.right == 0
+
+
+LISTED = "1. What is it?\n2. Is #1 so?"
+
+
+@pytest.mark.parametrize(
+    "name, replies, miss",
+    [
+        ("L0", ["It depends."], "answer: no yes or no in 'It depends.'"),
+        ("L1-cot", ["____"], "reason: no words in '____'"),
+        ("L1-coc", ['print("Answer: Yes")'], "answer: no yes or no outside of print in 'print(\"Answer: Yes\")'"),
+        ("L2", ["First, how long?"], "decompose: no numbered steps in 'First, how long?'"),
+        ("L2", ["1. ...\n---\n* * *"], "decompose: no numbered steps in '1. ... --- * * *'"),
+        ("L2", ["1. Is #1 long?"], "decompose: step 1 refers to #1, which is not answered by then"),
+        ("L2", ["1. A?\n2. Is #3 B?\n3. C?"], "decompose: step 2 refers to #3, which is not answered by then"),
+        ("L2", ["1. A?\n2. Is #0 B?"], "decompose: step 2 refers to #0, which is not answered by then"),
+        ("L2", [f"1. A?\n2. Is #{'9' * 5000}?"], "decompose: step 2 is longer than 300 characters"),
+        ("L2", [LISTED, "..."], "answer_factual: no words in '...'"),
+        ("L2", [LISTED, "a", "Perhaps."], "evaluate_condition: no yes or no in 'Perhaps.'"),
+        ("L2", [LISTED, "a", "Yes", "It is yes or no."], "combine_facts: no yes or no in 'It is yes or no.'"),
+        ("L4-pipeline", ["Condition: #1 < #2"], "analyse: no numbered thing in 'Condition: #1 < #2'"),
+        ("L4-pipeline", [LISTED, "How?"], "decompose: no numbered question in 'How?'"),
+        ("L4-pipeline", [LISTED, LISTED, "2 kg", "...\n**"], "answer: nothing was said to step 2"),
+        ("L4-pipeline", [LISTED, LISTED, "a", "b", "Perhaps."], "combine: no yes or no in 'Perhaps.'"),
+        ("L5", ["1. ?\n***"], "decompose: no numbered question in '1. ? ***'"),
+        ("L5-icl", [LISTED, ""], "answer: no yes or no in ''"),
+    ],
+)
+def test_a_miss_says_what_was_read_and_ends_the_run(name, replies, miss):
+    found, calls = asked(made(name), "Do gulls swim?", *replies)
+    assert (found.answer, found.miss, len(calls)) == (None, miss, len(replies))
+
+
+def test_fewer_steps_than_the_template_has_are_a_miss():
+    level = Workflow(Template(("decompose", "answer_factual", "answer_factual", "combine_facts")))
+    assert asked(level, "Is it?", "1. How?")[0].miss == "decompose: 1 steps where the template has 2"
