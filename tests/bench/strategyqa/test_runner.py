@@ -1,6 +1,7 @@
 """Runs over items: order, failures, the cache, batches, scores, and the command."""
 
 import json
+from hashlib import sha256
 from threading import Barrier
 
 import pytest
@@ -15,9 +16,10 @@ from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.bench.strategyqa.batched import BatchedChat
 from sigma0.bench.strategyqa.cache import AnswerCache
 from sigma0.bench.strategyqa.direct import Direct
-from sigma0.bench.strategyqa.items import Item, load_both, load_items, world_items
+from sigma0.bench.strategyqa.items import load_both, load_items, world_items
 from sigma0.bench.strategyqa.level import Prediction, read_answer
 from sigma0.bench.strategyqa.measure import score
+from sigma0.bench.strategyqa.prompted import ChainOfThought
 from sigma0.bench.strategyqa.registry import ONCE
 from sigma0.bench.strategyqa.runner import run_level
 from sigma0.reason.chat import ChatFailed, Completion, LocalChat, ScriptedChat
@@ -25,6 +27,7 @@ from sigma0.reason.messages import ChatSettings, Usage
 
 ITEMS = world_items(8)
 SETTINGS = AskSettings()
+USER = [{"role": "user", "content": "Is it?"}]
 
 
 def test_there_are_just_these_experiments():
@@ -127,46 +130,18 @@ def test_a_question_without_an_answer_is_asked_again_and_then_missed():
     assert dict(run.misses) == {"no answer": 1} and not run.answered[0].right
 
 
-class Twofold(Direct):
-    """Asks twice about each item."""
-
-    def predict(self, question, ask):
-        super().predict(question, ask)
-        return super().predict(question, ask)
-
-
 def test_only_the_attempt_that_counts_is_counted():
-    """A question that failed behind another one: what its attempt asked before is in neither usage nor purposes."""
-    asked = []
+    """A question that failed after another one: what its attempt asked before is in neither usage nor purposes."""
+    told = iter(["First it is", ChatFailed("the line is cut"), "It is", "No"])
 
     def said(messages, **_):
-        asked.append(messages)
-        if len(asked) == 2:
-            raise ChatFailed("the line is cut")
-        return "No"
+        found = next(told)
+        if isinstance(found, ChatFailed):
+            raise found
+        return found
 
-    run = run_level(Twofold(), ITEMS[:1], ScriptedChat(said), SETTINGS, retries=1)
-    assert len(asked) == 4 and run.usage.calls == 2 and run.answered[0].purposes == ("answer", "answer")
-
-
-class Learner(Direct):
-    learns = True
-
-    def __init__(self):
-        self.log = []
-
-    def predict(self, question, ask):
-        self.log.append(("predict", question.qid))
-        return super().predict(question, ask)
-
-    def learn(self, item, prediction):
-        self.log.append(("learn", item.qid))
-
-
-def test_a_level_that_learns_sees_each_label_behind_its_own_prediction():
-    level = Learner()
-    run_level(level, ITEMS, ScriptedChat(lambda **_: "Yes"), SETTINGS, concurrency=8)
-    assert level.log == [(what, item.qid) for item in ITEMS for what in ("predict", "learn")]
+    run = run_level(ChainOfThought(), ITEMS[:1], ScriptedChat(said), SETTINGS, retries=1)
+    assert not list(told) and run.usage.calls == 2 and run.answered[0].purposes == ("reason", "answer")
 
 
 def test_a_level_is_never_scored_on_what_it_was_made_from():
@@ -192,6 +167,21 @@ def test_the_cache_repeats_a_run_without_a_question(tmp_path, pocket):
     path.write_text('{"key": "x", "answer": {"text": "y"}}\n')
     with pytest.raises(ValueError, match="line 1"):
         AnswerCache(path, {})
+
+
+def test_an_answer_of_before_there_were_grammars_is_found(tmp_path):
+    first = {"effort": "low", "max_tokens": 9, "temperature": 0.0, "seed": 3, "stop": []}
+    key = sha256(json.dumps(["scripted", "digest", USER, first], sort_keys=True).encode()).hexdigest()
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps({"key": key, "answer": Completion("Yes.").to_dict()}) + "\n")
+    cache, chat = AnswerCache(path, {"scripted": "digest"}), ScriptedChat([])
+    settings = AskSettings("low", 9, 0.0, 3)
+    assert cache.get(chat, USER, settings) == Completion("Yes.")
+    held = AskSettings("low", 9, 0.0, 3, grammar='start: "No."')
+    assert cache.get(chat, USER, held) is None
+    cache.put(chat, USER, held, Completion("No."))
+    assert AnswerCache(path, {"scripted": "digest"}).get(chat, USER, held) == Completion("No.")
+    assert cache.get(chat, USER, settings) == Completion("Yes.")
 
 
 def test_batches_say_what_each_question_is_told_alone(pocket):
@@ -260,6 +250,7 @@ def test_the_command_runs_every_level_on_the_shipped_model_and_repeats_itself(tm
         (["-e", "L4", "--route", "dice"], "no such route: 'dice'"),
         (["-e", "L0", "--data", "/no/where", "--split", "test"], "no such split: 'test'"),
         (["-e", "L0", "--data", "/no/where"], "is no folder"),
+        (["-e", "L0", "--workers", "2", "--base-url", "http://127.0.0.1:9/v1"], "raise --concurrency instead"),
     ],
 )
 def test_bad_input_is_told_in_a_line(options, message):
@@ -272,16 +263,3 @@ def test_a_ledger_that_cannot_be_read_is_told_before_a_question_is_asked(tmp_pat
     out.write_text('{"benchmark": "beauty"}\n')
     found = CliRunner().invoke(app, ["strategyqa", "-e", "L0", "-n", "2", "--cache", str(cache), "--out", str(out)])
     assert found.exit_code == 2 and "line 1" in found.stderr and not cache.exists()
-
-
-def test_items_show_no_label_to_a_level():
-    seen = []
-
-    class Spy(Direct):
-        def predict(self, question, ask):
-            seen.append(vars(question))
-            return super().predict(question, ask)
-
-    item = Item(qid="q", term="t", description="d", question="Is it?", answer=True, facts=("secret",))
-    run_level(Spy(), [item], ScriptedChat(["Yes"]), SETTINGS)
-    assert seen == [{"qid": "q", "text": "Is it?"}]

@@ -2,10 +2,8 @@
 
 import json
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -19,10 +17,6 @@ from sigma0.bench.strategyqa.opening import Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE
 from sigma0.bench.strategyqa.work import SpreadLevels, do_level
 from sigma0.reason.messages import ChatFailed
-from tests import processes  # noqa: F401 - what the server that forks has imported
-
-# What depends on the clock, and on nothing else.
-EXEMPT = {"time", "seconds"}
 
 
 class Here(Pool):
@@ -103,7 +97,9 @@ def test_a_run_that_broke_off_goes_on(tmp_path, kept, monkeypatch):
 
 def test_an_opening_is_the_same_behind_json(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "big").mkdir()
+    # a folder does not take the place of a name
+    for name in ("world", "pocket", "big"):
+        (tmp_path / name).mkdir()
     settings = AskSettings("high", 7, 0.5, 3, ("\n",))
     told = opening(settings=settings, cache=Path("answers.jsonl"), ladder="pocket, big", route="verdict")
     assert Opening.model_validate_json(told.model_dump_json()) == told
@@ -112,14 +108,6 @@ def test_an_opening_is_the_same_behind_json(tmp_path, monkeypatch):
     assert (found.data, found.model, found.paragraphs) == ("world", "pocket", None)
     with pytest.raises(ValueError, match="seeds"):
         Opening(**{**dict(told), "seeds": 3})
-
-
-def test_a_folder_does_not_take_the_place_of_a_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("world", "pocket", "big"):
-        (tmp_path / name).mkdir()
-    found = opening(ladder="pocket,big").resolved()
-    assert (found.data, found.model, found.ladder) == ("world", "pocket", f"pocket,{tmp_path / 'big'}")
 
 
 def test_a_worker_that_finds_something_else_under_the_names_is_refused(tmp_path, kept):
@@ -143,47 +131,17 @@ def test_what_names_hide_is_in_the_digest(tmp_path):
     assert opening().open().sha256() == digests[0]
 
 
-def test_workers_and_an_endpoint_exclude_each_other():
-    line = ["strategyqa", "-e", "L0", "--workers", "2", "--base-url", "http://127.0.0.1:9/v1"]
-    result = CliRunner().invoke(app, line)
-    assert result.exit_code != 0 and "raise --concurrency instead" in result.output
-
-
-def command(out, workers):
-    size = ["-e", "L0", "-e", "L5", "-n", "24", "--max-new-tokens", "24"]
-    return ["strategyqa", *size, "--workers", str(workers), "--out", str(out), "--device", "cpu"]
-
-
-def told(path):
-    """Rows without what the clock says."""
-    return [row.model_dump(exclude=EXEMPT) for row in read_rows(path)]
-
-
-class Processes(Pool):
-    """Workers that are plain processes, forked by a server that has run none of the tests."""
-
-    def _each(self, function, items):
-        with ProcessPoolExecutor(self.workers, get_context("forkserver")) as workers:
-            asked = {workers.submit(function, item): key for key, item in items.items()}
-            for done in as_completed(asked):
-                yield asked[done], json.loads(json.dumps(done.result()))
-        self.redone += 1
-
-
-@pytest.mark.exhaustive
-def test_rows_of_two_workers_are_those_of_one(tmp_path, monkeypatch):
+def test_the_rows_of_workers_are_those_of_one_process(tmp_path, monkeypatch):
     """With Ray's workers, and where one is killed: `tests/bench/fidelity/test_work.py`, `core/test_workers.py`."""
-    out, alone = tmp_path / "two.jsonl", tmp_path / "one.jsonl"
-    with monkeypatch.context() as patch:
-        pools = []
-        patch.setattr(
-            "sigma0.bench.strategyqa.command.worker_pool",
-            lambda workers, *_: nullcontext(pools.append(Processes(workers)) or pools[0]),
-        )
-        spread = CliRunner().invoke(app, command(out, 2))
-    assert spread.exit_code == 0, spread.output
-    assert [pool.workers for pool in pools] == [2] and "1 parts were done again" in spread.stderr
+    out, alone, pool = tmp_path / "two.jsonl", tmp_path / "one.jsonl", Here(2)
+    pool.redone = 1
+    monkeypatch.setattr("sigma0.bench.strategyqa.command.worker_pool", lambda workers, *_: nullcontext(pool))
+    for path, workers in ((out, 2), (alone, 1)):
+        size = ["-e", "L0", "-e", "L5", "-n", "3", "--max-new-tokens", "6", "--device", "cpu", "--dtype", "float32"]
+        found = CliRunner().invoke(app, ["strategyqa", *size, "--workers", str(workers), "--out", str(path)])
+        assert found.exit_code == 0, found.output
+        assert ("1 parts were done again" in found.stderr) == (workers == 2)
     assert not list(tmp_path.glob(".two-*.work.jsonl")), "what was kept for the run goes with its end"
-    result = CliRunner().invoke(app, command(alone, 1))
-    assert result.exit_code == 0, result.output
-    assert told(out) == told(alone) and [row["level"] for row in told(out)] == ["L0", "L5"]
+    # without what the clock says
+    rows, expected = ([row.model_dump(exclude={"time", "seconds"}) for row in read_rows(path)] for path in (out, alone))
+    assert rows == expected and [row["level"] for row in rows] == ["L0", "L5"]
