@@ -17,9 +17,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.direct import FORM
-from sigma0.bench.strategyqa.items import Item
-from sigma0.bench.strategyqa.level import Level, Prediction, Question, read
+from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, read, start
 from sigma0.bench.strategyqa.question_types import COMPARATIVES, POSSIBILITIES, asked
 from sigma0.reason.messages import Completion
 from sigma0.signals.verdict import DoorPolicy, objections
@@ -39,7 +37,7 @@ _SIGNS = {
 _WORD = re.compile(r"\W*(simple|medium|hard)\W*", re.IGNORECASE)
 
 
-class Adaptive:
+class Adaptive(Level):
     """Sends a question to a level by its difficulty.
 
     By `verdict` it is asked as L0 does first. Where that answer's door is `converge` it stands, whatever it says;
@@ -60,7 +58,6 @@ class Adaptive:
     """
 
     name = "L4"
-    learns = False
 
     def __init__(
         self, simple: Level, medium: Level, hard: Level, route: Route = "rules", policy: DoorPolicy | None = None
@@ -83,9 +80,6 @@ class Adaptive:
         difficulty, why = by_rules(question.text)
         return self._sent(difficulty, why, {}, question, ask)
 
-    def learn(self, item: Item, prediction: Prediction) -> None:
-        """Learns nothing."""
-
     def seeds(self) -> Sequence[str]:
         """Ids of the items that any of its levels was made from."""
         return tuple(dict.fromkeys(qid for level in self.levels.values() for qid in level.seeds()))
@@ -100,7 +94,7 @@ class Adaptive:
             difficulty: Difficulty = next(each for each in DIFFICULTIES if each == word.group(1).lower())
             return self._sent(difficulty, "the model says so", {}, question, ask)
         difficulty, why = by_rules(question.text)
-        unread = f"route: none of {', '.join(DIFFICULTIES)} but {' '.join(said.split())[:60]!r}"
+        unread = f"route: none of {', '.join(DIFFICULTIES)} but {start(said)}"
         return self._sent(difficulty, why, {"unread_route": unread}, question, ask)
 
     def _by_verdict(self, question: Question, ask: Ask) -> Prediction:

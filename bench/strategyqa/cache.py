@@ -1,17 +1,19 @@
 """Answers that models gave, one JSON line each: a run is resumed from them, and repeated bit for bit."""
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from sigma0.bench.core.lines import alone, append, cut
 from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.config import Messages
-from sigma0.reason.messages import ChatModel, Completion, Usage
-from sigma0.signals.verdict import ReasonVerdict
+from sigma0.reason.messages import ChatModel, Completion
+
+_COMPLETION = TypeAdapter(Completion)
 
 
 class AnswerCache:
@@ -38,7 +40,12 @@ class AnswerCache:
         for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             try:
                 value = json.loads(line)
-                self._known[value["key"]] = completion_from_dict(value["answer"])
+                answer = _COMPLETION.validate_python(value["answer"])
+                if value["answer"].keys() != answer.to_dict().keys():
+                    raise ValueError(
+                        f"a completion holds {', '.join(answer.to_dict())}, got {', '.join(value['answer'])}"
+                    )
+                self._known[value["key"]] = answer
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"line {number} of {str(path)!r} is no answer: {error}") from error
 
@@ -64,17 +71,3 @@ class AnswerCache:
         values = {name: value for name, value in asdict(settings).items() if name != "grammar" or value is not None}
         told = [model.name, self._identities[model.name], [dict(each) for each in messages], values]
         return sha256(json.dumps(told, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
-
-
-def completion_from_dict(value: dict[str, Any]) -> Completion:
-    """A completion out of what its `to_dict` said.
-
-    Raises:
-        ValueError: For unknown keys or bad values.
-    """
-    names = {each.name for each in fields(Completion)}
-    if set(value) != names:
-        raise ValueError(f"a completion holds {', '.join(sorted(names))}, got {', '.join(sorted(value))}")
-    verdict = value["verdict"]
-    known = None if verdict is None else ReasonVerdict.model_validate(verdict)
-    return Completion(**{**value, "usage": Usage(**value["usage"]), "verdict": known})

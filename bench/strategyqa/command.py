@@ -17,11 +17,10 @@ from sigma0.bench.core.workers import KeptResults, worker_pool
 from sigma0.bench.strategyqa import options
 from sigma0.bench.strategyqa.asking import MAX_TOKENS, AskSettings
 from sigma0.bench.strategyqa.level import Level
-from sigma0.bench.strategyqa.measure import FEW, score
+from sigma0.bench.strategyqa.measure import FEW, conditions_of, to_rows
 from sigma0.bench.strategyqa.opening import WORLD, Opened, Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE, variant
 from sigma0.bench.strategyqa.runner import LevelRun
-from sigma0.bench.strategyqa.scored import conditions_of, to_rows
 from sigma0.bench.strategyqa.table import doors, draw, table
 from sigma0.bench.strategyqa.work import SpreadLevels
 from sigma0.commands.console import one_line_errors, progress_bar
@@ -85,7 +84,7 @@ def levels(
             replace(run, level=name, variant=variant(name, opened.makings))
             for name, run in zip(names, found, strict=True)
         ]
-        rows = to_rows(score(runs), opened)
+        rows = to_rows(runs, opened)
         for row in rows:
             append_row(out, row)
         if picture is not None:
@@ -98,14 +97,14 @@ def _beside(opened: Opened, made: Sequence[tuple[str, Level]], hidden: bool) -> 
     total = len(made) * len(opened.items)
     with progress_bar("items", total, hidden) as advance:
         done = iter(range(1, total + 1))
-        return [opened.bench.run(level, opened.items, lambda: advance(next(done))) for _, level in made]
+        return [opened.run(level, opened.items, lambda: advance(next(done))) for _, level in made]
 
 
 def _spread(
     opening: Opening, opened: Opened, made: Sequence[tuple[str, Level]], workers: int, out: Path, hidden: bool
 ) -> list[LevelRun]:
     """Runs levels by workers, with a file beside the ledger in which their results are kept until all are there."""
-    model = opened.bench.asked.model
+    model = opened.asked.model
     path = out.with_name(f".{out.stem}-{conditions_of(opened).run}.work.jsonl")
     gpus = int(model is not None and model.device.type == "cuda")
     with KeptResults(path) as kept, worker_pool(workers, opening.threads, gpus) as pool:

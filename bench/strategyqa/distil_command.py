@@ -19,13 +19,11 @@ from sigma0.bench.strategyqa.distillation import (
     Rows,
     distil_demonstrations,
     distil_template,
-    save_demonstrations,
-    save_template,
+    save,
 )
-from sigma0.bench.strategyqa.measure import score
+from sigma0.bench.strategyqa.measure import to_rows
 from sigma0.bench.strategyqa.opening import WORLD, Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, Makings
-from sigma0.bench.strategyqa.scored import to_rows
 from sigma0.bench.strategyqa.table import table
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Device, Dtype, ServedModel, Threads
@@ -72,21 +70,21 @@ def distill(
         )  # fmt: skip
         check_ledger(out)
         opened = opening.open()
-        bench, held_out, shown = opened.bench, opened.items, opened.train[:seen]
+        held_out, shown = opened.items, opened.train[:seen]
         # what the higher level searches are facts of other items than those that it answers
         makings = Makings(opened.train[seen:], paragraphs)
         total = len(shown) + 2 * len(held_out)
         with progress_bar("items", total, hidden=as_json) as advance:
             done = iter(range(1, total + 1))
-            found = bench.run(EXPERIMENTS[source](makings), shown, lambda: advance(next(done)))
+            found = opened.run(EXPERIMENTS[source](makings), shown, lambda: advance(next(done)))
             rows = [(item, each.prediction) for item, each in zip(shown, found.answered, strict=True)]
             distilled = write(target, rows, file, most)
             runs = [
-                bench.run(EXPERIMENTS[target](each), held_out, lambda: advance(next(done)))
+                opened.run(EXPERIMENTS[target](each), held_out, lambda: advance(next(done)))
                 for each in (makings, distilled)
             ]
         runs[1] = replace(runs[1], variant=f"from {source}, {found.right} of {len(shown)} right")
-        measured = to_rows(score(runs, target), opened)
+        measured = to_rows(runs, opened, target)
         for row in measured:
             append_row(out, row)
     told = f"{closing(measured, out)}\n{source} was right on {found.right} of {len(shown)}; distilled to {file}"
@@ -112,7 +110,7 @@ def write(target: str, rows: Rows, file: Path, most: int) -> Makings:
         ValueError: If there is nothing to distil.
     """
     if target == "L1-ptp":
-        save_demonstrations(distil_demonstrations(rows, most), file)
+        save(distil_demonstrations(rows, most), file)
         return Makings(demonstrations=file)
-    save_template(distil_template(rows), file)
+    save(distil_template(rows), file)
     return Makings(template=file)

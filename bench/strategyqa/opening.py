@@ -25,8 +25,8 @@ WORLD_SCORED, WORLD_SEEDS = 60, 200
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Who is asked, and how.
+class Opened:
+    """What an `Opening` opens: who is asked what, and how.
 
     Attributes:
         asked: The model.
@@ -34,6 +34,10 @@ class Bench:
         cache: None asks everything.
         concurrency: Items at a time.
         retries: How often an item is begun anew that got no answer.
+        items: That are scored.
+        train: That levels may be seeded from.
+        where: The items are from.
+        makings: Of the levels.
     """
 
     asked: Asked
@@ -41,6 +45,10 @@ class Bench:
     cache: AnswerCache | None
     concurrency: int
     retries: int
+    items: list[Item]
+    train: list[Item]
+    where: str
+    makings: Makings
 
     def run(self, level: Level, items: Sequence[Item], advance: Callable[[], None]) -> LevelRun:
         """Runs a level over items; see `run_level`."""
@@ -48,28 +56,9 @@ class Bench:
             level, items, self.asked.chat, self.settings, self.cache, self.concurrency, self.retries, advance
         )
 
-
-@dataclass(frozen=True)
-class Opened:
-    """What an `Opening` opens.
-
-    Attributes:
-        bench: Who is asked.
-        items: That are scored.
-        train: That levels may be seeded from.
-        where: The items are from.
-        makings: Of the levels.
-    """
-
-    bench: Bench
-    items: list[Item]
-    train: list[Item]
-    where: str
-    makings: Makings
-
     def sha256(self) -> str:
         """Of all that answers depend on and that names may hide: weights, items, and the files levels are made from."""
-        asked, made = self.bench.asked, self.makings
+        asked, made = self.asked, self.makings
         files = (made.paragraphs, made.demonstrations, made.template)
         contents = [None if path is None else sha256(path.read_bytes()).hexdigest() for path in files]
         return sha256(repr([asked.identity, asked.settings, self.items, self.train, contents]).encode()).hexdigest()
@@ -88,7 +77,7 @@ class Opening(BaseModel):
         device: For models here.
         dtype: For models here.
         concurrency: Items at a time, and questions in a batch.
-        retries: See `Bench`.
+        retries: See `Opened`.
         settings: Of all questions; its seed is that of the micro-world's stories too.
         cache: File of answers; None keeps none.
         paragraphs: See `Makings`, like the next three.
@@ -128,10 +117,7 @@ class Opening(BaseModel):
         if self.route not in get_args(Route):
             raise ValueError(f"no such route: {self.route!r}; there are {', '.join(get_args(Route))}")
         items, train, where = read_items(self.data, self.split, self.n, self.settings.seed)
-        makings = Makings(train, self.paragraphs, None, self.demonstrations, self.template, cast(Route, self.route))
-        return Opened(self._bench(), items, train, where, makings)
-
-    def _bench(self) -> Bench:
+        makings = Makings(train, self.paragraphs, self.demonstrations, self.template, cast(Route, self.route))
         settings = self.settings
         if settings.effort not in SHARES:
             raise ValueError(f"no such effort: {settings.effort!r}; there are {', '.join(SHARES)}")
@@ -141,7 +127,8 @@ class Opening(BaseModel):
         # answers in another dtype may differ
         identities = {asked.chat.name: f"{asked.identity} {asked.dtype}"}
         kept = None if self.cache is None else AnswerCache(self.cache, identities)
-        return Bench(asked, settings, kept, concurrency_of(asked.chat, self.concurrency), self.retries)
+        concurrency = concurrency_of(asked.chat, self.concurrency)
+        return Opened(asked, settings, kept, concurrency, self.retries, items, train, where, makings)
 
     def resolved(self) -> "Opening":
         """The same for a process in another folder."""

@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.direct import FORM
-from sigma0.bench.strategyqa.items import Item
-from sigma0.bench.strategyqa.level import Prediction, Question, read
+from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, read
 from sigma0.bench.strategyqa.react_traces import ActionName, ReactStep, ReactTrace
 from sigma0.bench.strategyqa.retrieval import TOP_K, Index, shown
 from sigma0.bench.strategyqa.workflow import (
@@ -18,8 +16,6 @@ from sigma0.bench.strategyqa.workflow import (
     read_fact,
     read_parts,
 )
-
-__all__ = ["React", "ReactStep", "ReactTrace", "SimpleReact"]
 
 # thoughts with their actions at most
 STEP_LIMIT = 6
@@ -34,7 +30,7 @@ _THOUGHT = re.compile(r"Thought:[ \t]*(\S.*)")
 _ACTION = re.compile(r"Action:[ \t]*([A-Za-z_]+)[ \t]*\[(.*)\]")
 
 
-class React:
+class React(Level):
     """Thinks, acts and reads what came of it, until it finishes; the facts so far are numbered and shown.
 
     Calls: act at each step, and after it decompose, lookup or evaluate where that is the action. With an index lookup
@@ -50,7 +46,6 @@ class React:
     """
 
     name = "L3"
-    learns = False
     actions: tuple[ActionName, ...] = tuple(ACTIONS)
     keeps_facts = True
 
@@ -67,13 +62,6 @@ class React:
         while len(run.steps) < self.limit and not run.finished:
             run.step()
         return ReactTrace(question.qid, question.text, tuple(run.steps), self.limit).prediction()
-
-    def learn(self, item: Item, prediction: Prediction) -> None:
-        """Learns nothing."""
-
-    def seeds(self) -> Sequence[str]:
-        """Knows no items."""
-        return ()
 
 
 class SimpleReact(React):

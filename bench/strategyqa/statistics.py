@@ -4,29 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 
-from sigma0.calibrate.bootstrap import share
-
-
-@dataclass(frozen=True)
-class Rate:
-    """A share of items with its exact 95 % interval.
-
-    Attributes:
-        hits: Items that count.
-        n: All items.
-        low: Of the interval.
-        high: Of the interval.
-    """
-
-    hits: int
-    n: int
-    low: float
-    high: float
-
-    @property
-    def value(self) -> float:
-        """The share."""
-        return self.hits / self.n
+from sigma0.calibrate.bootstrap import Estimate, share
 
 
 @dataclass(frozen=True)
@@ -44,22 +22,13 @@ class McNemar:
     p: float
 
 
-def rate(hits: int, n: int) -> Rate:
-    """A share with its interval.
-
-    Raises:
-        ValueError: If n is below 1 or hits is not between 0 and n.
-    """
-    return Rate(hits, n, *share(hits, n).interval)
-
-
-def majority(labels: Sequence[bool]) -> Rate:
-    """What always saying the commoner label would score.
+def majority(labels: Sequence[bool]) -> Estimate:
+    """What always saying the commoner label would score, with its exact 95 % interval.
 
     Raises:
         ValueError: For no labels.
     """
-    return rate(max(sum(labels), len(labels) - sum(labels)), len(labels))
+    return share(max(sum(labels), len(labels) - sum(labels)), len(labels))
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:

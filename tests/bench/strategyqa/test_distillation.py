@@ -7,17 +7,14 @@ from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.strategyqa import opening
+from sigma0.bench.strategyqa import EXPERIMENTS, Makings, opening
 from sigma0.bench.strategyqa.distillation import (
     Demonstration,
-    demonstrated,
     distil_demonstrations,
     distil_template,
     load_demonstrations,
     load_template,
-    save_demonstrations,
-    save_template,
-    templated,
+    save,
 )
 from sigma0.bench.strategyqa.items import Item, world_items
 from sigma0.bench.strategyqa.level import Prediction, Question
@@ -113,9 +110,9 @@ def test_where_there_is_nothing_to_distil_that_is_said(distil):
 
 def test_demonstrations_go_through_a_file_into_the_lower_level(tmp_path):
     found, path = distil_demonstrations([RIGHT, RIGHT_NO, LONG], 2), tmp_path / "out" / "d.json"
-    save_demonstrations(found, path)
+    save(found, path)
     assert load_demonstrations(path) == found
-    level = demonstrated(path)
+    level = EXPERIMENTS["L1-ptp"](Makings(demonstrations=path))
     prediction, ((_, prompt),) = asked(level, "Is it new?", "...\nFinal answer: No")
     assert level.seeds() == ("right", "right-no") and prediction.answer is False
     assert all(one.text in prompt for one in found) and DEMONSTRATION not in prompt
@@ -123,9 +120,9 @@ def test_demonstrations_go_through_a_file_into_the_lower_level(tmp_path):
 
 def test_a_template_goes_through_a_file_into_the_lower_level(tmp_path):
     path = tmp_path / "t.json"
-    save_template(distil_template([RIGHT, RIGHT_NO]), path)
+    save(distil_template([RIGHT, RIGHT_NO]), path)
     assert json.loads(path.read_text()) == {"pattern": list(SHAPE), "qids": ["right", "right-no"]}
-    level = templated(path)
+    level = EXPERIMENTS["L2"](Makings(template=path))
     assert level.seeds() == ("right", "right-no") and level.template == load_template(path)
 
 

@@ -107,11 +107,11 @@ def share(level, items):
 @pytest.mark.parametrize("name", LEVELS)
 def test_with_shuffled_labels_no_level_is_above_what_the_commoner_label_scores(name, seed):
     items = shuffled(seed)
-    guess = majority([item.answer for item in items])
+    guess = majority([item.answer for item in items]).interval[1]
     found = share(made(name), items)
-    assert found <= guess.high
+    assert found <= guess
     # and it is no model that is always wrong: that would be a leak too
-    assert found >= 1 - guess.high
+    assert found >= 1 - guess
 
 
 @pytest.mark.parametrize("name", LEVELS)

@@ -269,7 +269,7 @@ def test_with_true_labels_a_rule_in_the_questions_is_learned():
         items.append(item(f"q{number}", f"Do {animal} live in {place}?", animals[animal]))
     right = prequential(Improving(), items)
     assert sum(right[60:]) / 60 >= 0.95 and sum(right[:12]) / 12 <= 0.8
-    assert sum(right[60:]) / 60 > majority([each.answer for each in items]).high
+    assert sum(right[60:]) / 60 > majority([each.answer for each in items]).interval[1]
 
 
 def test_a_run_is_the_same_again_and_after_a_saved_memory_of_so_many_patterns(tmp_path):

@@ -1,24 +1,20 @@
-"""TF-IDF over paragraphs: what is found, what is stored, what is refused; and L2 with paragraphs in its prompts."""
+"""TF-IDF over paragraphs: what is found and what is refused; and L2 with paragraphs in its prompts."""
 
-import builtins
 import json
-from hashlib import sha256
-from io import BytesIO
+import sys
 from itertools import pairwise
+from unittest.mock import ANY
 
-import numpy as np
 import pytest
 
+from sigma0.bench.strategyqa import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.items import world_items
 from sigma0.bench.strategyqa.retrieval import (
-    MATRIX_FILE,
-    TERMS_FILE,
     Paragraph,
     ParagraphIndex,
     Passage,
     fact_paragraphs,
     load_paragraphs,
-    open_index,
     shown,
 )
 from sigma0.bench.strategyqa.traces import WorkflowTrace
@@ -35,23 +31,6 @@ TEXTS = {
 
 
 @pytest.fixture
-def source(tmp_path):
-    path = tmp_path / "paragraphs.json"
-    values = {
-        name: {"title": title, "section": "s", "headers": [["h"]], "para_index": n, "content": text}
-        for n, (name, (title, text)) in enumerate(TEXTS.items())
-    }
-    path.write_text(json.dumps(values))
-    return path
-
-
-@pytest.fixture
-def folder(tmp_path, source):
-    ParagraphIndex(load_paragraphs(source)).save(tmp_path / "index", source)
-    return tmp_path / "index"
-
-
-@pytest.fixture
 def index():
     return ParagraphIndex({name: Paragraph(title=title, content=text) for name, (title, text) in TEXTS.items()})
 
@@ -62,7 +41,6 @@ def test_the_best_paragraph_comes_first_and_strangers_not_at_all(index):
     assert {each.id for each in found} == {"Piano-1", "Piano-2", "Car-1"}
     assert all(1 >= a.score >= b.score > 0 for a, b in pairwise(found))
     assert index.search("zebra", 3) == [] and index.search("", 3) == []
-    assert len(index) == len(TEXTS)
 
 
 def test_equal_paragraphs_stand_in_the_order_of_the_file(index):
@@ -79,102 +57,14 @@ def test_nothing_cannot_be_searched_or_asked_for(index):
             ParagraphIndex(paragraphs)
 
 
-def test_a_stored_index_finds_the_same_to_the_last_bit(source, folder):
-    made = ParagraphIndex(load_paragraphs(source))
-    loaded = ParagraphIndex.load(folder, source)
-    for query in ("How long is a grand piano?", "fish", "small water car", "nothing of it"):
-        assert loaded.search(query, 5) == made.search(query, 5)
-    assert sorted(path.name for path in folder.iterdir()) == sorted([MATRIX_FILE, TERMS_FILE])
-
-
-def test_an_index_is_made_once_and_written_the_same_each_time(source, folder, tmp_path):
-    ParagraphIndex.load(folder, source).save(tmp_path / "again", source)
-    assert open_index(source, tmp_path / "new").search("fish", 2) == open_index(source, folder).search("fish", 2)
-    before = (tmp_path / "new" / TERMS_FILE).stat().st_mtime_ns
-    open_index(source, tmp_path / "new")
-    assert (tmp_path / "new" / TERMS_FILE).stat().st_mtime_ns == before
-    for name in (MATRIX_FILE, TERMS_FILE):
-        assert len({(tmp_path / each / name).read_bytes() for each in ("index", "again", "new")}) == 1
-
-
-def test_no_pickle_is_read_or_written(folder):
-    with np.load(folder / MATRIX_FILE, allow_pickle=False) as file:
-        assert sorted(file.files) == ["data", "indices", "indptr", "shape"]
-        assert all(file[name].dtype.kind in "if" for name in file.files)
-
-
-def test_an_index_of_other_paragraphs_is_refused(source, folder, tmp_path, index):
-    with pytest.raises(ValueError, match="was not made from"):
-        index.save(tmp_path / "other", source)
-    assert not (tmp_path / "other").exists()
-    source.write_text(source.read_text().replace("Italy", "Spain"))
-    with pytest.raises(ValueError, match="was not made from"):
-        ParagraphIndex.load(folder, source)
-
-
-def test_a_changed_or_missing_part_is_named(source, folder):
-    content = bytearray((folder / MATRIX_FILE).read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / MATRIX_FILE).write_bytes(content)
-    with pytest.raises(ValueError, match="changed since it was written"):
-        ParagraphIndex.load(folder, source)
-    for name in (MATRIX_FILE, TERMS_FILE):
-        (folder / name).unlink()
-        with pytest.raises(ValueError, match=name):
-            ParagraphIndex.load(folder, source)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda told: told["idf"].__setitem__(0, 99.0),
-        lambda told: told.update(source="0" * 64),
-        lambda told: told.update(digest="0" * 64),
-        lambda told: told.update(extra=1),
-        lambda told: told.pop("digest"),
-        lambda told: told.update(idf="many"),
-    ],
-)
-def test_changed_terms_are_refused(source, folder, change):
-    told = json.loads((folder / TERMS_FILE).read_text())
-    change(told)
-    for content in (json.dumps(told), "", "[]", "1", "{"):
-        (folder / TERMS_FILE).write_text(content)
-        with pytest.raises(ValueError, match=TERMS_FILE):
-            ParagraphIndex.load(folder, source)
-
-
-def forge(folder, vocabulary=None, **parts):
-    """An index with other parts, whose digests all fit."""
-    with np.load(folder / MATRIX_FILE) as file:
-        held = {name: file[name] for name in file.files} | parts
-    packed = BytesIO()
-    np.savez(packed, **held)
-    (folder / MATRIX_FILE).write_bytes(packed.getvalue())
-    told = json.loads((folder / TERMS_FILE).read_text())
-    told["matrix"] = sha256(packed.getvalue()).hexdigest()
-    told["vocabulary"] |= vocabulary or {}
-    del told["digest"]
-    told["digest"] = sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-    (folder / TERMS_FILE).write_text(json.dumps(told))
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"indices": np.full(40, 10**6)},
-        {"indptr": np.array([0, 5, 3, 9, 10, 11])},
-        {"shape": np.array([2, 2])},
-        {"data": np.array([print], dtype=object)},
-        {"vocabulary": {"piano": 10**6}},
-    ],
-)
-def test_a_forged_index_whose_digests_fit_is_refused(source, folder, parts):
-    forge(folder)
-    assert ParagraphIndex.load(folder, source).search("fish", 1)[0].id == "Fish-1", "the forger forges well"
-    forge(folder, **parts)
-    with pytest.raises(ValueError, match="make it again"):
-        ParagraphIndex.load(folder, source)
+def test_a_published_file_is_searched(tmp_path):
+    path = tmp_path / "paragraphs.json"
+    more = {"section": "s", "headers": [["h"]], "para_index": 1}
+    path.write_text(
+        json.dumps({name: {"title": title, "content": text, **more} for name, (title, text) in TEXTS.items()})
+    )
+    level = EXPERIMENTS["L2-rag"](Makings(paragraphs=path))
+    assert level.index.search("fish", 1)[0] == Passage("Fish-1", "Fish", TEXTS["Fish-1"][1], ANY)
 
 
 @pytest.mark.parametrize(
@@ -189,14 +79,7 @@ def test_what_is_no_paragraph_file_is_refused(tmp_path, content):
 
 
 def test_a_missing_library_is_told_in_one_line(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("sklearn"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name="sklearn")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
     with pytest.raises(ValueError, match=r"sigma0-lm\[bench\]"):
         ParagraphIndex({"a": Paragraph(title="t", content="some words")})
 

@@ -56,7 +56,7 @@ def test_every_level_is_run_as_in_one_process(tmp_path, kept):
     opened, told_done = told.open(), []
     spread = SpreadLevels(Here(1), told.resolved(), opened, kept)
     runs = spread.run(made(opened), told_done.append)
-    own = [opened.bench.run(level, opened.items, lambda: None) for _, level in made(opened)]
+    own = [opened.run(level, opened.items, lambda: None) for _, level in made(opened)]
     assert [without_seconds(run) for run in runs] == [without_seconds(run) for run in own]
     assert any(each.usage.completion_tokens for run in own for each in run.answered)
     assert told_done[-1] == spread.count(made(opened)) == 11 * 2 + 1, "the level that learns is one piece"
@@ -67,7 +67,7 @@ def test_every_level_is_run_as_in_one_process(tmp_path, kept):
 def test_as_many_items_go_to_a_worker_as_it_answers_at_a_time(tmp_path, kept, monkeypatch):
     told = opening()
     opened, pieces = told.open(), []
-    batched = replace(opened, bench=replace(opened.bench, concurrency=2))
+    batched = replace(opened, concurrency=2)
     monkeypatch.setattr(Here, "spread", lambda self, function, items, kept, advance: pieces.extend(items) or [])
     with pytest.raises(ValueError, match="shorter"):
         SpreadLevels(Here(1), told, batched, kept).run(made(opened, ("L0", "L5", "L2")), print)
