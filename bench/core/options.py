@@ -1,9 +1,13 @@
 """The options that benchmarks share beside those of the product's commands, each defined once."""
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from pydantic import BaseModel
 
 LEDGER = Path("bench/results/leaderboard.jsonl")
 # Where rows go that are not asked to be recorded there.
@@ -34,3 +38,35 @@ Rounds = Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians ar
 WorkerCount = Annotated[
     int, typer.Option(min=1, help="Processes that the work is spread over, each with the model; the extra ray.")
 ]
+
+
+def with_options(model: type[BaseModel], *left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the fields of a model as options, in the place of its parameter of that model.
+
+    Args:
+        model: Whose fields are annotated as options and have defaults.
+        left_out: Fields that keep their defaults.
+    """
+    fields = {name: field for name, field in model.model_fields.items() if name not in left_out}
+
+    def give(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        name = next(name for name, hint in hints.items() if hint is model)
+
+        @wraps(command)
+        def called(**given: Any) -> None:
+            command(**{name: model(**{field: given.pop(field) for field in fields})}, **given)
+
+        own, types = signature(command), get_type_hints(model, include_extras=True)
+        options = [
+            Parameter(field, Parameter.KEYWORD_ONLY, default=found.default, annotation=types[field])
+            for field, found in fields.items()
+        ]
+        at = list(own.parameters).index(name)
+        others = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in own.parameters.values()]
+        parameters = [*others[:at], *options, *others[at + 1 :]]
+        called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {**hints, **{field: types[field] for field in fields}}
+        return called
+
+    return give

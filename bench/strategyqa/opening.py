@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import cast, get_args
+from typing import Annotated, cast, get_args
 
+import typer
 from pydantic import BaseModel, ConfigDict
 
+from sigma0.bench.core.options import AnswerTokens
 from sigma0.bench.strategyqa.adaptive import Route
-from sigma0.bench.strategyqa.asking import AskSettings
+from sigma0.bench.strategyqa.asking import MAX_TOKENS, AskSettings
 from sigma0.bench.strategyqa.cache import AnswerCache
 from sigma0.bench.strategyqa.items import Item, Split, load_both, load_items, world_items
 from sigma0.bench.strategyqa.level import Level
@@ -17,6 +19,7 @@ from sigma0.bench.strategyqa.models import Asked, concurrency_of, open_model
 from sigma0.bench.strategyqa.registry import Makings
 from sigma0.bench.strategyqa.runner import LevelRun, run_level
 from sigma0.checkpoints import shipped_models
+from sigma0.commands.options import Device, Dtype, ServedModel, Threads
 from sigma0.config import SHARES
 
 WORLD = "world"
@@ -65,47 +68,36 @@ class Opened:
 
 
 class Opening(BaseModel):
-    """How a run is opened: what the command line says, by which workers open it again.
-
-    Attributes:
-        data: Where items are from, see `read_items`, like the next two.
-        split: Of the data.
-        n: Items at most.
-        model: As `open_model` takes it, like the next four.
-        ladder: Rungs.
-        base_url: Of an endpoint.
-        device: For models here.
-        dtype: For models here.
-        concurrency: Items at a time, and questions in a batch.
-        retries: See `Opened`.
-        settings: Of all questions; its seed is that of the micro-world's stories too.
-        cache: File of answers; None keeps none.
-        paragraphs: See `Makings`, like the next three.
-        demonstrations: For L1-ptp.
-        template: For L2.
-        route: For L4.
-        threads: CPU threads.
-    """
+    """How a run is opened: what the command line says, by which workers open it again; each field is an option."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data: str
-    split: str
-    n: int | None
-    model: str
-    ladder: str | None
-    base_url: str | None
-    device: str
-    dtype: str
-    concurrency: int
-    retries: int
-    settings: AskSettings
-    cache: Path | None
-    paragraphs: Path | None = None
-    demonstrations: Path | None = None
-    template: Path | None = None
-    route: str = "rules"
-    threads: int = 1
+    data: Annotated[
+        str, typer.Option(help="Folder of train.json and dev.json, a dataset's hub id, or world: the micro-world.")
+    ] = WORLD
+    split: Annotated[str, typer.Option(help="Items that are scored: dev or train.")] = "dev"
+    n: Annotated[int | None, typer.Option("-n", "--n", min=1, help="The first items at most.")] = None
+    model: ServedModel = "pocket"
+    ladder: Annotated[str | None, typer.Option(help="Rungs in place of --model, the lowest first.")] = None
+    base_url: Annotated[str | None, typer.Option(help="A server that speaks OpenAI's protocol.")] = None
+    effort: Annotated[str, typer.Option(help="minimal, low, medium or high.")] = "medium"
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0
+    seed: Annotated[int, typer.Option(help="Of the sampling, and of the micro-world's stories.")] = 0
+    max_new_tokens: AnswerTokens = MAX_TOKENS
+    concurrency: Annotated[int, typer.Option(min=1, help="Items at a time, and questions in a batch.")] = 16
+    retries: Annotated[int, typer.Option(min=0, help="How often an item is begun anew that got no answer.")] = 2
+    cache: Annotated[
+        Path | None, typer.Option(help="Answers by model and prompt: resumes a run, and repeats it bit for bit.")
+    ] = None
+    paragraphs: Annotated[
+        Path | None, typer.Option(help="L2-rag: the published paragraph file; else facts of train are searched.")
+    ] = None
+    demonstrations: Annotated[Path | None, typer.Option(help="L1-ptp: traces that `distill` wrote.")] = None
+    template: Annotated[Path | None, typer.Option(help="L2: steps that `distill` wrote.")] = None
+    route: Annotated[str, typer.Option(help="L4: rules, model or verdict.")] = "rules"
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    threads: Threads = 1
 
     def open(self) -> Opened:
         """Opens the items, then the model and the cache.
@@ -116,11 +108,11 @@ class Opening(BaseModel):
         """
         if self.route not in get_args(Route):
             raise ValueError(f"no such route: {self.route!r}; there are {', '.join(get_args(Route))}")
-        items, train, where = read_items(self.data, self.split, self.n, self.settings.seed)
+        if self.effort not in SHARES:
+            raise ValueError(f"no such effort: {self.effort!r}; there are {', '.join(SHARES)}")
+        items, train, where = read_items(self.data, self.split, self.n, self.seed)
         makings = Makings(train, self.paragraphs, self.demonstrations, self.template, cast(Route, self.route))
-        settings = self.settings
-        if settings.effort not in SHARES:
-            raise ValueError(f"no such effort: {settings.effort!r}; there are {', '.join(SHARES)}")
+        settings = AskSettings(self.effort, self.max_new_tokens, self.temperature, self.seed)
         asked = open_model(self.model, self.ladder, self.base_url, self.device, self.dtype, self.concurrency)
         if settings.temperature > 0 and not asked.samples:
             raise ValueError(f"{asked.chat.name} hands up whole answers, which are greedy: temperature must be 0")

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.workers import KeptResults, Pool
-from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.bench.strategyqa.opening import Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE
 from sigma0.bench.strategyqa.work import SpreadLevels, do_level
@@ -28,10 +27,7 @@ class Here(Pool):
 
 
 def opening(**changes):
-    told = {
-        "data": "world", "split": "dev", "n": 5, "model": "pocket", "ladder": None, "base_url": None, "device": "cpu",
-        "dtype": "float32", "concurrency": 2, "retries": 0, "settings": AskSettings(max_tokens=6), "cache": None,
-    }  # fmt: skip
+    told = {"n": 5, "device": "cpu", "dtype": "float32", "concurrency": 2, "retries": 0, "max_new_tokens": 6}
     return Opening(**(told | changes))
 
 
@@ -52,7 +48,7 @@ def without_seconds(run):
 
 @pytest.mark.exhaustive
 def test_every_level_is_run_as_in_one_process(tmp_path, kept):
-    told = opening(n=2, settings=AskSettings(max_tokens=4))
+    told = opening(n=2, max_new_tokens=4)
     opened, told_done = told.open(), []
     spread = SpreadLevels(Here(1), told.resolved(), opened, kept)
     runs = spread.run(made(opened), told_done.append)
@@ -100,8 +96,7 @@ def test_an_opening_is_the_same_behind_json(tmp_path, monkeypatch):
     # a folder does not take the place of a name
     for name in ("world", "pocket", "big"):
         (tmp_path / name).mkdir()
-    settings = AskSettings("high", 7, 0.5, 3, ("\n",))
-    told = opening(settings=settings, cache=Path("answers.jsonl"), ladder="pocket, big", route="verdict")
+    told = opening(cache=Path("answers.jsonl"), ladder="pocket, big", route="verdict")
     assert Opening.model_validate_json(told.model_dump_json()) == told
     found = told.resolved()
     assert found.cache == tmp_path / "answers.jsonl" and found.ladder == f"pocket,{tmp_path / 'big'}"
