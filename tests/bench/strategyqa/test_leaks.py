@@ -1,8 +1,6 @@
-"""No level has an item's label before it has answered it, whatever the model makes of what it is shown."""
+"""No level has an item's label before it has answered it: no prompt and no state of it depends on one."""
 
 import pickle
-import random
-import re
 from functools import cache
 from hashlib import sha256
 
@@ -11,19 +9,12 @@ import pytest
 from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.bench.strategyqa.items import world_items
 from sigma0.bench.strategyqa.runner import run_level
-from sigma0.bench.strategyqa.statistics import majority
 from sigma0.reason.chat import ChatFailed, ScriptedChat
 from tests.bench.strategyqa.definitions import DEFINITIONS
 from tests.bench.strategyqa.definitions import made as made_of
 
 SETTINGS = AskSettings()
 LEVELS = list(DEFINITIONS)
-STEPS = "1. What is it?\n2. Is #1 so?"
-_LABEL = re.compile(r"(?:answer is|Answer:|answer:) (Yes|No)\b")
-_WORD = re.compile(r"\w+")
-# a line of a prompt, without what may stand before a question, and the characters that tell questions apart
-_ASKED = re.compile(r'^(?:Question: |>>> strategy_qa\(")?(.*)$', re.MULTILINE)
-_BEGINNING = 80
 
 
 def made(name):
@@ -31,103 +22,20 @@ def made(name):
 
 
 @cache
-def stories(split="test", n=200):
+def stories(split="test", n=120):
     """Items of the world under ids of which none is the beginning of another."""
     return [item.model_copy(update={"qid": f"{split}-{place:04d}"}) for place, item in enumerate(world_items(n, split))]
 
 
-def labelled(items, labels):
-    return [item.model_copy(update={"answer": label}) for item, label in zip(items, labels, strict=True)]
-
-
-def shuffled(seed, n=200):
-    items = stories()[:n]
-    labels = [item.answer for item in items]
-    random.Random(seed).shuffle(labels)
-    return labelled(items, labels)
-
-
-def words(text):
-    return frozenset(_WORD.findall(text.lower()))
-
-
-def goes_on(prompt, answer):
-    """What keeps a level going, with an answer wherever one can stand."""
+def decided(messages, **_):
+    """What keeps a level going, with an answer wherever one can stand that the prompt alone decides."""
+    prompt = messages[0]["content"]
+    answer = "Yes" if sha256(prompt.encode()).digest()[0] % 2 else "No"
     if "Action: one of" in prompt:
         return f"Thought: so\nAction: {f'finish[{answer}]' if 'Observation:' in prompt else 'lookup[What is it?]'}"
     if "numbered" in prompt:
-        return f"{STEPS}\nCondition: #2"
+        return "1. What is it?\n2. Is #1 so?\nCondition: #2"
     return "medium" if "How hard is it" in prompt else f"{answer}."
-
-
-class Exploits:
-    """A scripted model that remembers all texts with a label that it was ever shown, and copies that of the likeliest.
-
-    A text that has the question in it is the likeliest, else the one that shares most words with it. Without any it
-    says what is right most often.
-    """
-
-    def __init__(self, items):
-        self.words = {item.question: words(item.question) for item in items}
-        self.asked = {question[:_BEGINNING]: question for question in self.words}
-        assert len(self.asked) == len(items)
-        yes = sum(item.answer for item in items)
-        self.guess = "Yes" if 2 * yes >= len(items) else "No"
-        self.known = {}
-
-    def __call__(self, messages, **_):
-        prompt = messages[0]["content"]
-        for text in prompt.split("\n\n"):
-            label = _LABEL.search(text)
-            if label is not None and text not in self.known:
-                self.known[text] = (words(text), label.group(1))
-        begun = (line[:_BEGINNING] for line in reversed(_ASKED.findall(prompt)))
-        asked = next((self.asked[line] for line in begun if line in self.asked), "")
-        return goes_on(prompt, self.likeliest(asked))
-
-    def likeliest(self, asked):
-        if not asked or not self.known:
-            return self.guess
-        wanted = self.words[asked]
-
-        def likeness(text):
-            found, _ = self.known[text]
-            return asked in text, len(found & wanted) / len(found | wanted)
-
-        return self.known[max(self.known, key=likeness)][1]
-
-
-def share(level, items):
-    run = run_level(level, items, ScriptedChat(Exploits(items)), SETTINGS, retries=0)
-    assert not run.misses
-    return run.right / len(items)
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", LEVELS)
-def test_with_shuffled_labels_no_level_is_above_what_the_commoner_label_scores(name, seed):
-    items = shuffled(seed)
-    guess = majority([item.answer for item in items]).interval[1]
-    found = share(made(name), items)
-    assert found <= guess
-    # and it is no model that is always wrong: that would be a leak too
-    assert found >= 1 - guess
-
-
-@pytest.mark.parametrize("name", LEVELS)
-def test_a_label_in_a_question_would_show(name):
-    """The model does exploit what it is shown, through every level: else the test above would mean nothing."""
-    items = [
-        item.model_copy(update={"question": f"The answer is {'Yes' if item.answer else 'No'}. {item.question}"})
-        for item in shuffled(0, 60)
-    ]
-    assert share(made(name), items) == 1.0
-
-
-def decided(messages, **_):
-    """An answer that the prompt alone decides."""
-    prompt = messages[0]["content"]
-    return goes_on(prompt, "Yes" if sha256(prompt.encode()).digest()[0] % 2 else "No")
 
 
 def prompts(name, items):
@@ -143,7 +51,8 @@ def test_no_prompt_depends_on_the_label_of_its_item_or_of_a_later_one(name):
     items = stories()[:24]
     labels = [item.answer for item in items]
     place = 12
-    changed = labelled(items, [*labels[:place], *(not label for label in labels[place:])])
+    turned = [*labels[:place], *(not label for label in labels[place:])]
+    changed = [item.model_copy(update={"answer": label}) for item, label in zip(items, turned, strict=True)]
     first, run = prompts(name, items)
     second, again = prompts(name, changed)
     assert first[: place + 1] == second[: place + 1]
@@ -215,13 +124,12 @@ class Watched:
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_the_memory_never_holds_an_item_before_it_was_scored(concurrency):
     """Also where calls fail and an item is begun anew, and where several items at a time are wanted."""
-    items = shuffled(5, 120)
-    exploits, calls = Exploits(items), iter(range(10**6))
+    items, calls = stories(), iter(range(10**6))
 
     def said(messages, **_):
         if next(calls) % 7 == 3:
             raise ChatFailed("the line is cut")
-        return exploits(messages)
+        return decided(messages)
 
     level = Watched(made("L5"), items)
     run = run_level(level, items, ScriptedChat(said), SETTINGS, concurrency=concurrency, retries=3)
