@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from sigma0.bench.core.lines import append, cut
 from sigma0.bench.core.rows import Conditions
 from sigma0.bench.humaneval.problems import Problem
 from sigma0.bench.humaneval.sampling import Sample, SampleSettings
@@ -79,12 +80,8 @@ class SampleFile:
         self._saved: dict[tuple[str, str, int], SavedSample] = {}
         if path is None or not path.exists():
             return
-        content = path.read_bytes()
-        kept = content.rfind(b"\n") + 1
-        if kept < len(content):
-            with path.open("r+b") as file:
-                file.truncate(kept)
-        for number, line in enumerate(content[:kept].split(b"\n")[:-1], start=1):
+        cut(path)
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
             try:
                 self._take(_LINE.validate_json(line))
             except ValueError as error:
@@ -136,8 +133,7 @@ class SampleFile:
         self._take(line)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                file.write(line.model_dump_json().encode() + b"\n")
+            append(self.path, line.model_dump_json().encode())
 
     def _take(self, line: Run | SavedSample) -> None:
         if isinstance(line, Run):
