@@ -53,14 +53,12 @@ class Ask:
         settings: Of all questions.
         cache: None asks everything.
         asked: So far.
-        cached: How many of those came from the cache.
     """
 
     model: ChatModel
     settings: AskSettings = field(default_factory=AskSettings)
     cache: Cache | None = None
     asked: list[Asked] = field(default_factory=list)
-    cached: int = 0
 
     def __call__(self, purpose: str, prompt: str, stop: Sequence[str] = ()) -> str:
         """The answer to a question.
@@ -80,7 +78,5 @@ class Ask:
             found = self.model.complete(messages, settings)
             if self.cache is not None:
                 self.cache.put(self.model, messages, settings, found)
-        else:
-            self.cached += 1
         self.asked.append(Asked(purpose, prompt, found))
         return found.text

@@ -6,7 +6,7 @@ from typing import Any
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, numbered, read, start
-from sigma0.bench.strategyqa.memory import Pattern, PatternMemory
+from sigma0.bench.strategyqa.memory import LIMIT, Pattern, PatternMemory
 
 MAX_STEPS = 4
 TOP_K = 3
@@ -53,19 +53,18 @@ class Improving(_WithMemory):
     Calls: decompose, answer.
 
     Args:
-        memory: What it knows at first; it is changed. By default nothing.
+        limit: Patterns that it keeps at most.
         top_k: Patterns that are shown at most.
 
     Raises:
-        ValueError: For a negative `top_k`.
+        ValueError: For a negative `top_k`, or a limit under 1.
     """
 
     name = "L5"
     learns = True
 
-    def __init__(self, memory: PatternMemory | None = None, top_k: int = TOP_K) -> None:
-        super().__init__(PatternMemory() if memory is None else memory, top_k)
-        self._seeds = tuple(self.memory.seen)
+    def __init__(self, limit: int = LIMIT, top_k: int = TOP_K) -> None:
+        super().__init__(PatternMemory(limit), top_k)
         self._waiting: set[str] = set()
 
     def predict(self, question: Question, ask: Ask) -> Prediction:
@@ -102,10 +101,6 @@ class Improving(_WithMemory):
             item.qid,
         )
         self.memory.prune()
-
-    def seeds(self) -> Sequence[str]:
-        """Ids of the items that the memory had learned from when the level was made."""
-        return self._seeds
 
 
 class Seeded(_WithMemory):

@@ -21,7 +21,6 @@ class Answered:
         prediction: The level's.
         purposes: Of its questions, in their order.
         usage: Of them all, cached ones as when they were asked.
-        cached: How many came from the cache.
         doors: That the verdicts on their answers opened; empty where a model has none.
     """
 
@@ -30,7 +29,6 @@ class Answered:
     prediction: Prediction
     purposes: tuple[str, ...]
     usage: Usage
-    cached: int
     doors: tuple[str, ...]
 
     @property
@@ -141,4 +139,4 @@ def _answer(level: Level, item: Item, ask: Ask, retries: int) -> Answered:
         usage = usage.plus(each.answer.usage)
     doors = tuple(str(each.answer.door) for each in ask.asked if each.answer.door is not None)
     purposes = tuple(each.purpose for each in ask.asked)
-    return Answered(item.qid, item.answer, prediction, purposes, usage, ask.cached, doors)
+    return Answered(item.qid, item.answer, prediction, purposes, usage, doors)

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,56 +107,17 @@ def test_pruning_drops_the_lowest_then_the_least_used_then_the_oldest():
     assert memory.prune() == []
     assert "q0" in memory.seen
     assert "p1" not in memory
+    # a number is never given twice
+    assert memory.add("positive", "Do hens lay?", [], "The answer is Yes.", "c").id == "p6"
     with pytest.raises(ValueError, match="a limit of 0"):
         PatternMemory(0)
 
 
-def test_a_memory_is_the_same_behind_a_file(tmp_path):
-    path = tmp_path / "memory.json"
-    memory = filled("Do gulls swim?", "Could crows fly?", "Do lamps burn?", limit=2)
-    memory.record_use("p2", True)
-    memory.prune()
-    memory.save(path)
-    again = PatternMemory.load(path)
-    assert (again.patterns, again.seen, again.limit) == (memory.patterns, memory.seen, 2)
-    assert again.retrieve("Do crows swim?") == memory.retrieve("Do crows swim?")
-    assert again.add("positive", "Do rivers run?", [], "The answer is Yes.", "d").id == "p4"
-    assert [each.name for each in tmp_path.iterdir()] == ["memory.json"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda value: value.update(more=1),
-        *(
-            lambda value, more=more: value["patterns"][0].update(more)
-            for more in (
-                {"more": 1}, {"confidence": "1"}, {"confidence": 1.5}, {"uses": -1}, {"successes": 5}, {"kind": "odd"},
-                {"source": "unseen"},
-            )
-        ),
-        lambda value: value["patterns"].append(value["patterns"][0]),
-        lambda value: value.update(limit=0),
-        lambda value: value.pop("seen"),
-    ],
-)  # fmt: skip
-def test_a_file_that_is_no_memory_is_refused_by_its_path(tmp_path, change):
-    path = tmp_path / "memory.json"
-    filled("Do gulls swim?").save(path)
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
-    with pytest.raises(ValueError, match="memory"):
-        PatternMemory.load(path)
-
-
-@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[]"])
-def test_what_cannot_be_read_is_refused(tmp_path, content):
-    path = tmp_path / "memory.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"memory\.json"):
-        PatternMemory.load(path)
+def test_bad_patterns_are_refused():
+    good = filled("Do gulls eat fish?").patterns[0].model_dump()
+    for change in ({"confidence": 1.5}, {"uses": -1}, {"successes": 1}, {"kind": "odd"}, {"more": 1}):
+        with pytest.raises(ValidationError):
+            Pattern(**{**good, **change})
 
 
 @given(st.lists(WORDS, max_size=12), WORDS, st.integers(1, 6), st.integers(0, 5))

@@ -9,7 +9,6 @@ from sigma0.bench.strategyqa.level import Question
 from sigma0.bench.strategyqa.prompted import DEMONSTRATION
 from sigma0.bench.strategyqa.react import React, SimpleReact, read_step
 from sigma0.bench.strategyqa.react_traces import ReactTrace
-from sigma0.bench.strategyqa.retrieval import Paragraph, ParagraphIndex
 from sigma0.bench.strategyqa.traces import TraceStep, WorkflowTrace
 from sigma0.bench.strategyqa.workflow import LONGEST, MAX_STEPS, Template, Workflow, fill, function_of, read_fact
 from tests.bench.strategyqa.definitions import act, asked, listed
@@ -145,18 +144,6 @@ def test_the_simple_loop_has_no_other_actions_and_no_numbers_of_facts():
     assert prediction.answer is True and [purpose for purpose, _ in calls] == ["act", "act", "lookup", "act"]
     assert "there is no action 'evaluate': take one of lookup, finish" in calls[1][1]
     assert calls[2][1].endswith("in a few words: Who is #1 in the charts?")
-
-
-def test_an_index_tells_facts_in_place_of_the_model():
-    index = ParagraphIndex({"a": Paragraph(title="Piano", content="A piano is\n2 metres long.")})
-    replies = [act("lookup", "How long is a piano?"), act("lookup", "zebra"), act("finish", "no")]
-    prediction, calls = asked(React(index), PIANO, *replies)
-    assert [purpose for purpose, _ in calls] == ["act", "act", "act"]
-    assert "Observation: - Piano: A piano is 2 metres long.\n" in calls[1][1]
-    assert calls[1][1].endswith("Facts so far:\n#1 How long is a piano? - Piano: A piano is 2 metres long.\n")
-    assert "Observation: Nothing was found.\n" in calls[2][1]
-    misses = ReactTrace.from_dict(prediction.trace).get_audit_info()["misses"]
-    assert misses == ["lookup: nothing was found for 'zebra'"]
 
 
 def test_a_trace_is_a_demonstration_in_the_very_form_of_the_hand_written_one():
