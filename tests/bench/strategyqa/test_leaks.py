@@ -7,6 +7,7 @@ from hashlib import sha256
 import pytest
 
 from sigma0.bench.strategyqa.asking import AskSettings
+from sigma0.bench.strategyqa.improving import Improving
 from sigma0.bench.strategyqa.items import world_items
 from sigma0.bench.strategyqa.runner import run_level
 from sigma0.reason.chat import ChatFailed, ScriptedChat
@@ -81,66 +82,40 @@ def test_of_an_item_nothing_but_its_question_is_ever_shown(name):
     assert all(any(item.question in prompt for prompt in each) for item, each in zip(items, asked, strict=True))
 
 
-class Watched:
-    """A level whose whole state is looked at before each prediction, and as it learns."""
-
-    def __init__(self, level, items):
-        self.level = level
-        self.name, self.learns = level.name, level.learns
-        self.left = [item.qid for item in items]
-        self.learned = list(level.seeds())
-        self.states = {pickle.dumps(level)}
-
-    def seeds(self):
-        return self.level.seeds()
+class Watched(Improving):
+    """Whose whole state is looked at before each prediction."""
 
     def predict(self, question, ask):
-        self.look()
-        assert question.qid == self.left[0] and set(vars(question)) == {"qid", "text"}
+        assert set(vars(question)) == {"qid", "text"}
         # one that is begun anew waits for the label of the item that it is asked
-        if question.qid not in getattr(self.level, "_waiting", ()):
-            state = pickle.dumps(self.level)
-            self.states.add(state)
-            assert not [qid for qid in self.left if qid.encode() in state]
-        found = self.level.predict(question, ask)
-        if not self.learns:
-            self.left.pop(0)
-        return found
-
-    def learn(self, item, prediction):
-        self.look()
-        self.level.learn(item, prediction)
-        self.learned.append(self.left.pop(0))
-        assert self.learned[-1] == item.qid
-        self.look()
-
-    def look(self):
-        memory = getattr(self.level, "memory", None)
-        if memory is not None:
-            assert list(memory.seen) == self.learned
-            assert {pattern.source for pattern in memory.patterns} <= set(self.learned)
+        if question.qid not in self._waiting:
+            state, learned = pickle.dumps(self), len(self.memory.seen)
+            items = stories()
+            assert (
+                list(self.memory.seen) == [item.qid for item in items[:learned]] and items[learned].qid == question.qid
+            )
+            assert not any(item.qid.encode() in state for item in items[learned:])
+        return super().predict(question, ask)
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_the_memory_never_holds_an_item_before_it_was_scored(concurrency):
     """Also where calls fail and an item is begun anew, and where several items at a time are wanted."""
-    items, calls = stories(), iter(range(10**6))
+    calls, level = iter(range(10**6)), Watched()
 
     def said(messages, **_):
         if next(calls) % 7 == 3:
             raise ChatFailed("the line is cut")
         return decided(messages)
 
-    level = Watched(made("L5"), items)
-    run = run_level(level, items, ScriptedChat(said), SETTINGS, concurrency=concurrency, retries=3)
-    assert not level.left and len(level.learned) == len(items) == len(run.answered)
-    assert len(level.states) == len(items) and not run.misses
+    run = run_level(level, stories(), ScriptedChat(said), SETTINGS, concurrency=concurrency, retries=3)
+    assert len(level.memory.seen) == len(run.answered) == len(stories()) and not run.misses
 
 
 @pytest.mark.parametrize("name", [name for name in LEVELS if name != "L5"])
 def test_nothing_in_a_level_that_does_not_learn_changes_as_it_answers(name):
-    items = stories()[:10]
-    level = Watched(made(name), items)
-    run = run_level(level, items, ScriptedChat(decided), SETTINGS)
-    assert len(run.answered) == 10 and not level.left
-    assert level.states == {pickle.dumps(level.level)}
+    level = made(name)
+    state = pickle.dumps(level)
+    run = run_level(level, stories()[:10], ScriptedChat(decided), SETTINGS)
+    level.learn(stories()[0], run.answered[0].prediction)
+    assert pickle.dumps(level) == state and not level.learns

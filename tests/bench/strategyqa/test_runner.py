@@ -213,6 +213,7 @@ def test_scores_are_paired_with_the_baseline():
     for name, answers in (("L0", wrong), ("L1-coc", right), ("L4-pipeline", ["?"] * 8)):
         run = run_level(Direct(), ITEMS, says(answers), SETTINGS, retries=0)
         runs.append(type(run)(name, "none", run.answered))
+    assert [each["p_value"] for each in score(runs[1:])] == [None, None], "without the baseline nothing is compared"
     _, first, second = found = score(runs)
     assert [each["accuracy"].value for each in found] == [0.0, 1.0, 0.0]
     assert [each["difference"] for each in found] == [None, 1.0, 0.0]
