@@ -18,7 +18,6 @@ from sigma0.bench.core.rows_tasks import StrategyQARow
 from sigma0.bench.core.workers import KeptResults, worker_pool
 from sigma0.bench.strategyqa.distillation import (
     MOST,
-    Rows,
     distil_demonstrations,
     distil_template,
     save,
@@ -119,7 +118,13 @@ def distill(
         with _items_bar(len(shown) + 2 * len(held_out), as_json) as advance:
             found = opened.run(EXPERIMENTS[source](makings), shown, advance)
             rows = [(item, each.prediction) for item, each in zip(shown, found.answered, strict=True)]
-            distilled = write(target, rows, file, most)
+            # what the lower level is made with then
+            if target == "L1-ptp":
+                save(distil_demonstrations(rows, most), file)
+                distilled = Makings(demonstrations=file)
+            else:
+                save(distil_template(rows), file)
+                distilled = Makings(template=file)
             runs = [opened.run(EXPERIMENTS[target](each), held_out, advance) for each in (makings, distilled)]
         runs[1] = replace(runs[1], variant=f"from {source}, {found.right} of {len(shown)} right")
         measured = _kept(to_rows(runs, opened, target), out)
@@ -165,26 +170,13 @@ def chosen(experiments: Sequence[str]) -> tuple[str, ...]:
         ValueError: For one that there is not, or one that is named twice.
     """
     if list(experiments) == ["all"]:
-        return ONCE
+        return tuple(ONCE)
     unknown = [name for name in experiments if name not in EXPERIMENTS]
     if unknown:
         raise ValueError(f"no such level: {unknown[0]!r}; there are all, {', '.join(EXPERIMENTS)}")
     if len(set(experiments)) < len(experiments):
         raise ValueError(f"a level is named twice: {', '.join(experiments)}")
     return tuple(experiments)
-
-
-def write(target: str, rows: Rows, file: Path, most: int) -> Makings:
-    """Writes the file that a level is shown, and what the level is made with then.
-
-    Raises:
-        ValueError: If there is nothing to distil.
-    """
-    if target == "L1-ptp":
-        save(distil_demonstrations(rows, most), file)
-        return Makings(demonstrations=file)
-    save(distil_template(rows), file)
-    return Makings(template=file)
 
 
 def closing(rows: Sequence[StrategyQARow], out: Path) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.items import Item
-from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, numbered, read, start
+from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, listed, numbered, read, start
 from sigma0.bench.strategyqa.memory import LIMIT, Pattern, PatternMemory
 
 MAX_STEPS = 4
@@ -39,7 +39,7 @@ class _WithMemory(Level):
         if not steps:
             return Prediction(None, f"decompose: no numbered question in {start(said)}", trace)
         trace["steps"] = steps
-        asked = f"{shown}Question: {question.text}\nSteps:\n{_listed(steps)}\nAnswer the steps in your mind. {FORM}"
+        asked = f"{shown}Question: {question.text}\nSteps:\n{listed(steps)}\nAnswer the steps in your mind. {FORM}"
         said = ask("answer", asked)
         return read(said, "answer", {**trace, "reasoning": said})
 
@@ -151,13 +151,9 @@ def what_went_wrong(item: Item, prediction: Prediction) -> str:
 
 
 def _shown(pattern: Pattern) -> str:
-    steps = _listed(pattern.decomposition)
+    steps = listed(step[:MAX_LENGTH] for step in pattern.decomposition)
     head = "A question that was answered well" if pattern.kind == "positive" else "A question that went wrong"
     return "\n".join(part for part in (f"{head}: {pattern.question[:MAX_LENGTH]}", steps, pattern.lesson) if part)
-
-
-def _listed(steps: Sequence[str]) -> str:
-    return "\n".join(f"{number}. {step[:MAX_LENGTH]}" for number, step in enumerate(steps, start=1))
 
 
 def _word(answer: bool) -> str:

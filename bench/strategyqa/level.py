@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +109,11 @@ def start(text: str) -> str:
 def has_words(text: str) -> bool:
     """Whether a text holds a letter or a digit: marks and pictures alone say nothing."""
     return re.search(r"[^\W_]", text) is not None
+
+
+def listed(entries: Iterable[str]) -> str:
+    """A numbered list, one entry a line."""
+    return "\n".join(f"{number}. {entry}" for number, entry in enumerate(entries, start=1))
 
 
 def numbered(text: str, most: int) -> Sequence[str]:

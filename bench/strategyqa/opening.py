@@ -15,12 +15,13 @@ from sigma0.bench.strategyqa.asking import MAX_TOKENS, AskSettings
 from sigma0.bench.strategyqa.cache import AnswerCache
 from sigma0.bench.strategyqa.items import Item, Split, load_both, load_items, world_items
 from sigma0.bench.strategyqa.level import Level
-from sigma0.bench.strategyqa.models import Asked, concurrency_of, open_model
+from sigma0.bench.strategyqa.models import Asked, open_model
 from sigma0.bench.strategyqa.registry import Makings
 from sigma0.bench.strategyqa.runner import LevelRun, run_level
 from sigma0.checkpoints import shipped_models
 from sigma0.commands.options import Device, Dtype, ServedModel, Threads
 from sigma0.config import SHARES
+from sigma0.reason.chat import LadderChat, LocalChat
 
 WORLD = "world"
 # items of the micro-world: scored where no number is given, and seeded from
@@ -119,20 +120,16 @@ class Opening(BaseModel):
         # answers in another dtype may differ
         identities = {asked.chat.name: f"{asked.identity} {asked.dtype}"}
         kept = None if self.cache is None else AnswerCache(self.cache, identities)
-        concurrency = concurrency_of(asked.chat, self.concurrency)
+        # one of a model that answers one question at a time
+        concurrency = 1 if isinstance(asked.chat, LocalChat | LadderChat) else self.concurrency
         return Opened(asked, settings, kept, concurrency, self.retries, items, train, where, makings)
 
     def resolved(self) -> "Opening":
         """The same for a process in another folder."""
         ladder = None if self.ladder is None else ",".join(_model_path(name.strip()) for name in self.ladder.split(","))
-        files = {
-            name: None if path is None else path.resolve()
-            for name, path in self
-            if name in ("cache", "paragraphs", "demonstrations", "template")
-        }
         data = self.data if self.data == WORLD else _path(self.data)
-        names = {"data": data, "model": _model_path(self.model), "ladder": ladder}
-        return self.model_copy(update={**names, **files})
+        files = {name: value.resolve() for name, value in self if isinstance(value, Path)}
+        return self.model_copy(update={"data": data, "model": _model_path(self.model), "ladder": ladder, **files})
 
 
 def read_items(data: str, split: str, n: int | None, seed: int) -> tuple[list[Item], list[Item], str]:

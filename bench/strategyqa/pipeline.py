@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, numbered, read, start
+from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, listed, numbered, read, start
 from sigma0.bench.strategyqa.logic import evaluate, names_step, parse_condition
 from sigma0.bench.strategyqa.question_types import QuestionType, question_type
 from sigma0.bench.strategyqa.values import Undecided, Value, value_of
@@ -79,10 +79,9 @@ def analyse_prompt(text: str) -> str:
 
 def decompose_prompt(text: str, analysis: Analysis) -> str:
     """Asks for a question for each thing."""
-    needs = "\n".join(f"{number}. {need}" for number, need in enumerate(analysis.needs, start=1))
     return (
-        f"Question: {text}\nTo answer this question of {analysis.question_type}, one must know:\n{needs}\n"
-        "Write a numbered list with one short question for each, in this order. #1 stands for the answer to the first."
+        f"Question: {text}\nTo answer this question of {analysis.question_type}, one must know:\n"
+        f"{listed(analysis.needs)}\nWrite a numbered list with one short question for each, in this order. #1 stands for the answer to the first."
     )
 
 

@@ -65,38 +65,31 @@ def _workflow(makings: Makings) -> Level:
     return Workflow(None if makings.template is None else load_template(makings.template))
 
 
-def _adaptive(makings: Makings) -> Level:
-    return Adaptive(ChainOfThought(), Workflow(), React(), makings.route)
-
-
-EXPERIMENTS: dict[str, Callable[[Makings], Level]] = {
+# one name of each level, for runs of all of them
+ONCE: dict[str, Callable[[Makings], Level]] = {
     "L0": lambda makings: Direct(),
-    "L0-baseline": lambda makings: Direct(),
     "L1-cot": lambda makings: ChainOfThought(),
     "L1-coc": lambda makings: ChainOfCode(),
     "L1-ptp": _traced,
     "L2": _workflow,
-    "L2-trace": _workflow,
     "L2-rag": _retrieving,
     "L3": lambda makings: React(),
-    "L3-react": lambda makings: React(),
     "L3-simple": lambda makings: SimpleReact(),
-    "L4": _adaptive,
-    "L4-adaptive": _adaptive,
+    "L4": lambda makings: Adaptive(ChainOfThought(), Workflow(), React(), makings.route),
     "L4-pipeline": lambda makings: Pipeline(),
     "L5": lambda makings: Improving(),
-    "L5-improving": lambda makings: Improving(),
     "L5-icl": _seeded,
 }
-# one name of each level, for runs of all of them
-ONCE = ("L0", "L1-cot", "L1-coc", "L1-ptp", "L2", "L2-rag", "L3", "L3-simple", "L4", "L4-pipeline", "L5", "L5-icl")
+ALIASES = {"L0-baseline": "L0", "L2-trace": "L2", "L3-react": "L3", "L4-adaptive": "L4", "L5-improving": "L5"}
+EXPERIMENTS = {**ONCE, **{alias: ONCE[name] for alias, name in ALIASES.items()}}
 
 
 def variant(name: str, makings: Makings) -> str:
     """What a level was made with, in words, where that is not always the same."""
-    if name in ("L4", "L4-adaptive"):
+    name = ALIASES.get(name, name)
+    if name == "L4":
         return f"by {makings.route}"
     if name == "L2-rag":
         return "facts of train" if makings.paragraphs is None else makings.paragraphs.name
-    shown = {"L1-ptp": makings.demonstrations, "L2": makings.template, "L2-trace": makings.template}.get(name)
+    shown = {"L1-ptp": makings.demonstrations, "L2": makings.template}.get(name)
     return "" if shown is None else shown.name

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 
 from sigma0.bench.strategyqa.asking import Ask, AskSettings, Cache
 from sigma0.bench.strategyqa.items import Item
@@ -61,10 +62,7 @@ class LevelRun:
     @property
     def usage(self) -> Usage:
         """Of all."""
-        whole = Usage()
-        for each in self.answered:
-            whole = whole.plus(each.usage)
-        return whole
+        return reduce(Usage.plus, (each.usage for each in self.answered), Usage())
 
     @property
     def misses(self) -> Counter[str]:
@@ -134,9 +132,7 @@ def _answer(level: Level, item: Item, ask: Ask, retries: int) -> Answered:
             if attempt == retries:
                 prediction = Prediction(None, f"no answer: {error}")
     assert prediction is not None
-    usage = Usage()
-    for each in ask.asked:
-        usage = usage.plus(each.answer.usage)
+    usage = reduce(Usage.plus, (each.answer.usage for each in ask.asked), Usage())
     doors = tuple(str(each.answer.door) for each in ask.asked if each.answer.door is not None)
     purposes = tuple(each.purpose for each in ask.asked)
     return Answered(item.qid, item.answer, prediction, purposes, usage, doors)

@@ -84,26 +84,6 @@ def test_texts_are_those_of_the_hf_backend_and_of_generate(full, hf, rows):
         assert text == sigma0.generate(full.opened.model, full.tokenizer, row["prompt"], **settings).text
 
 
-def test_a_batch_takes_fewer_passes_than_the_hf_backend_in_lockstep(hf, rows, monkeypatch):
-    ours = Sigma0LM("pocket", batch_size=6, **CPU, **EAGER)
-    monkeypatch.setattr(hf.model.generation_config, "exit_config", ours.exit_config)
-    ids, seen = hf.tok_batch_encode([row["prompt"] for row in rows["answer"]])
-    lockstep = hf._model_generate(
-        ids, ids.shape[1] + 24, ["\n"], attention_mask=seen, do_sample=False, return_dict_in_generate=True
-    )
-    texts = ours.generate_until(asked("generate_until", [(row["prompt"], GREEDY) for row in rows["answer"]]), True)
-    new = lockstep.sequences[:, ids.shape[1] :]
-    assert hf.tokenizer.batch_decode(new, skip_special_tokens=True) == texts
-    assert ours.get_model_info()["sigma0"]["requests"]["generate_until"]["loop_passes"] < lockstep.loop_passes
-
-
-def test_the_hf_backend_refuses_to_verify(hf, rows, monkeypatch):
-    monkeypatch.setattr(hf.model.generation_config, "exit_config", ExitConfig(q=0.6, after_exit="verify"))
-    monkeypatch.setattr(hf, "batch_size_per_gpu", 1)
-    with pytest.raises(ValueError, match="keeps state between calls"):
-        hf.generate_until(asked("generate_until", [(row["prompt"], GREEDY) for row in rows["answer"]]), True)
-
-
 def test_requests_of_different_settings_come_back_in_their_order(full, rows):
     prompt = rows["answer"][0]["prompt"]
     short = {"until": " in", "max_gen_toks": 24}

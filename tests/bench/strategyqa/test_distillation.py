@@ -118,14 +118,6 @@ def test_demonstrations_go_through_a_file_into_the_lower_level(tmp_path):
     assert all(one.text in prompt for one in found) and DEMONSTRATION not in prompt
 
 
-def test_a_template_goes_through_a_file_into_the_lower_level(tmp_path):
-    path = tmp_path / "t.json"
-    save(distil_template([RIGHT, RIGHT_NO]), path)
-    assert json.loads(path.read_text()) == {"pattern": list(SHAPE), "qids": ["right", "right-no"]}
-    level = EXPERIMENTS["L2"](Makings(template=path))
-    assert level.seeds() == ("right", "right-no") and level.template == load_template(path)
-
-
 @pytest.mark.parametrize(
     "load, value",
     [
@@ -212,7 +204,9 @@ def test_a_template_is_written_loaded_and_measured(run, source, right):
     """Of L5 those items count whose label the script happened to say."""
     found, rows, file = run(source, "L2", "--json")
     assert found.exit_code == 0, found.output
-    assert load_template(file).pattern == SHAPE and [row.calls for row in rows] == [4.0, 4.0]
+    template = load_template(file)
+    assert template.pattern == SHAPE and EXPERIMENTS["L2"](Makings(template=file)).seeds() == template.qids
+    assert [row.calls for row in rows] == [4.0, 4.0]
     told = [json.loads(line) for line in found.stdout.splitlines()]
     assert [row["accuracy"]["value"] for row in told] == [1.0, 1.0]
     assert told[1]["variant"] == f"from {source}, {right} of 12 right"

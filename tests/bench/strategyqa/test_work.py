@@ -41,25 +41,6 @@ def made(opened, names=ONCE):
     return [(name, EXPERIMENTS[name](opened.makings)) for name in names]
 
 
-def without_seconds(run):
-    timeless = (replace(each, usage=replace(each.usage, seconds=0.0)) for each in run.answered)
-    return replace(run, answered=tuple(timeless))
-
-
-@pytest.mark.exhaustive
-def test_every_level_is_run_as_in_one_process(tmp_path, kept):
-    told = opening(n=2, max_new_tokens=4)
-    opened, told_done = told.open(), []
-    spread = SpreadLevels(Here(1), told.resolved(), opened, kept)
-    runs = spread.run(made(opened), told_done.append)
-    own = [opened.run(level, opened.items, lambda: None) for _, level in made(opened)]
-    assert [without_seconds(run) for run in runs] == [without_seconds(run) for run in own]
-    assert any(each.usage.completion_tokens for run in own for each in run.answered)
-    assert told_done[-1] == spread.count(made(opened)) == 11 * 2 + 1, "the level that learns is one piece"
-    again = SpreadLevels(Pool(1), told.resolved(), opened, kept).run(made(opened), told_done.append)
-    assert again == runs, "kept results come back whole, seconds too"
-
-
 def test_as_many_items_go_to_a_worker_as_it_answers_at_a_time(tmp_path, kept, monkeypatch):
     told = opening()
     opened, pieces = told.open(), []
