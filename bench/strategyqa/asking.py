@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from sigma0.config import Effort, Messages
+from sigma0.bench.strategyqa.cache import AnswerCache
+from sigma0.config import Effort
 from sigma0.reason.messages import ChatModel, ChatSettings, Completion
 
 MAX_TOKENS = 64
@@ -23,16 +23,6 @@ class Asked:
     purpose: str
     prompt: str
     answer: Completion
-
-
-class Cache(Protocol):
-    """Answers that were given before."""
-
-    def get(self, model: ChatModel, messages: Messages, settings: "AskSettings") -> Completion | None:
-        """The answer to the same question of the same model."""
-
-    def put(self, model: ChatModel, messages: Messages, settings: "AskSettings", answer: Completion) -> None:
-        """Keeps an answer."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,7 @@ class Ask:
 
     model: ChatModel
     settings: AskSettings = field(default_factory=AskSettings)
-    cache: Cache | None = None
+    cache: AnswerCache | None = None
     asked: list[Asked] = field(default_factory=list)
 
     def __call__(self, purpose: str, prompt: str, stop: Sequence[str] = ()) -> str:

@@ -9,9 +9,8 @@ from threading import Lock
 from pydantic import TypeAdapter
 
 from sigma0.bench.core.lines import alone, append, cut
-from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.config import Messages
-from sigma0.reason.messages import ChatModel, Completion
+from sigma0.reason.messages import ChatModel, ChatSettings, Completion
 
 _COMPLETION = TypeAdapter(Completion)
 
@@ -49,12 +48,12 @@ class AnswerCache:
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"line {number} of {str(path)!r} is no answer: {error}") from error
 
-    def get(self, model: ChatModel, messages: Messages, settings: AskSettings) -> Completion | None:
-        """See `asking.Cache`."""
+    def get(self, model: ChatModel, messages: Messages, settings: ChatSettings) -> Completion | None:
+        """The answer to the same question of the same model."""
         return self._known.get(self._key(model, messages, settings))
 
-    def put(self, model: ChatModel, messages: Messages, settings: AskSettings, answer: Completion) -> None:
-        """See `asking.Cache`."""
+    def put(self, model: ChatModel, messages: Messages, settings: ChatSettings, answer: Completion) -> None:
+        """Keeps an answer."""
         key = self._key(model, messages, settings)
         with self._alone:
             if key not in self._known:
@@ -66,7 +65,7 @@ class AnswerCache:
     def __len__(self) -> int:
         return len(self._known)
 
-    def _key(self, model: ChatModel, messages: Messages, settings: AskSettings) -> str:
+    def _key(self, model: ChatModel, messages: Messages, settings: ChatSettings) -> str:
         # answers that were kept before there were grammars are answers without one
         values = {name: value for name, value in asdict(settings).items() if name != "grammar" or value is not None}
         told = [model.name, self._identities[model.name], [dict(each) for each in messages], values]

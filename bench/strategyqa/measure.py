@@ -77,7 +77,7 @@ def score(runs: Sequence[LevelRun], against: str = BASELINE) -> list[dict[str, A
         [] if run is base else [(right[each.qid], each.right) for each in run.answered if each.qid in right]
         for run in runs
     ]
-    raw = {str(place): mcnemar(*zip(*found, strict=True)).p for place, found in enumerate(pairs) if found}
+    raw = {str(place): mcnemar(*zip(*found, strict=True)) for place, found in enumerate(pairs) if found}
     corrected = holm(raw)
     rows = []
     for place, (run, found) in enumerate(zip(runs, pairs, strict=True)):

@@ -81,7 +81,8 @@ def decompose_prompt(text: str, analysis: Analysis) -> str:
     """Asks for a question for each thing."""
     return (
         f"Question: {text}\nTo answer this question of {analysis.question_type}, one must know:\n"
-        f"{listed(analysis.needs)}\nWrite a numbered list with one short question for each, in this order. #1 stands for the answer to the first."
+        f"{listed(analysis.needs)}\nWrite a numbered list with one short question for each, in this order. #1 stands "
+        "for the answer to the first."
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -49,13 +49,6 @@ class Passage:
     title: str
     text: str
     score: float
-
-
-class Index(Protocol):
-    """Whatever finds paragraphs."""
-
-    def search(self, query: str, top_k: int) -> list[Passage]:
-        """The paragraphs that are most like a query, at most `top_k`, best first."""
 
 
 _PARAGRAPHS = TypeAdapter(dict[str, Paragraph])

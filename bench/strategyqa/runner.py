@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 
-from sigma0.bench.strategyqa.asking import Ask, AskSettings, Cache
+from sigma0.bench.strategyqa.asking import Ask, AskSettings
+from sigma0.bench.strategyqa.cache import AnswerCache
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import Level, Prediction, Question
 from sigma0.reason.messages import ChatFailed, ChatModel, Usage
@@ -76,7 +77,7 @@ def run_level(
     items: Sequence[Item],
     model: ChatModel,
     settings: AskSettings,
-    cache: Cache | None = None,
+    cache: AnswerCache | None = None,
     concurrency: int = 1,
     retries: int = 2,
     advance: Callable[[], None] = lambda: None,

@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, numbered, read, start
-from sigma0.bench.strategyqa.retrieval import TOP_K, Index, shown
+from sigma0.bench.strategyqa.retrieval import TOP_K, ParagraphIndex, shown
 from sigma0.bench.strategyqa.traces import STRICT, Function, TraceStep, Value, WorkflowTrace, words
 
 # steps of a decomposition at most
@@ -72,7 +72,9 @@ class Workflow(Level):
 
     name = "L2"
 
-    def __init__(self, template: Template | None = None, index: Index | None = None, top_k: int = TOP_K) -> None:
+    def __init__(
+        self, template: Template | None = None, index: ParagraphIndex | None = None, top_k: int = TOP_K
+    ) -> None:
         self.template = template
         self.index = index
         self.top_k = top_k
@@ -98,7 +100,7 @@ class RetrievalWorkflow(Workflow):
 
     name = "L2-rag"
 
-    def __init__(self, index: Index, top_k: int = TOP_K) -> None:
+    def __init__(self, index: ParagraphIndex, top_k: int = TOP_K) -> None:
         super().__init__(None, index, top_k)
 
 
