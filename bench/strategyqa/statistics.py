@@ -36,7 +36,7 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
     only_second = sum(other and not one for one, other in pairs)
     n, fewer = only_first + only_second, min(only_first, only_second)
     tail = 2 * sum(comb(n, k) for k in range(fewer + 1))
-    return min(tail, 2**n) / 2**n
+    return float(min(tail, 2**n) / 2**n)
 
 
 def holm(values: Mapping[str, float]) -> dict[str, float]:
