@@ -84,13 +84,13 @@ def test_the_most_common_pattern_is_the_template_and_all_who_voted_are_its_seeds
     template = distil_template([LONG, RIGHT, WRONG, RIGHT_NO, UNGROUNDED, MISSED])
     assert template == Template(SHAPE, ("long", "right", "right-no"))
     assert distil_template([LONG, RIGHT]).pattern == SHAPE
-    assert distil_template([LONG]).pattern == ("decompose", "answer_factual", *SHAPE[1:])
+    assert distil_template([LONG, RIGHT, LONG]).pattern == ("decompose", "answer_factual", *SHAPE[1:])
 
 
 def test_plans_become_a_template_but_no_demonstration():
     """As a level that only plans its steps keeps them."""
     plan = (RIGHT[0], Prediction(True, None, {"patterns": [], "steps": ["What?", "Is #1 so?"], "reasoning": "Yes"}))
-    early = (LONG[0], Prediction(True, None, {"steps": ["Is #1 so?"]}))
+    early = (LONG[0], Prediction(True, None, {"steps": ["What?", "Is #2 so?"]}))
     assert distil_template([plan, early]) == Template(SHAPE, ("right",))
     with pytest.raises(ValueError, match="patterns, steps, reasoning holds no answered steps"):
         distil_demonstrations([plan])

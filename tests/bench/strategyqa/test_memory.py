@@ -106,7 +106,7 @@ def test_pruning_drops_the_lowest_then_the_least_used_then_the_oldest():
     assert ids(memory.patterns) == ["p2", "p5"]
     assert memory.prune() == []
     assert "q0" in memory.seen
-    assert "p1" not in memory
+    assert "p1" not in memory and memory._counts == filled("Do crows fly?", "Do rivers run?")._counts
     # a number is never given twice
     assert memory.add("positive", "Do hens lay?", [], "The answer is Yes.", "c").id == "p6"
     with pytest.raises(ValueError, match="a limit of 0"):
