@@ -112,7 +112,8 @@ def test_the_rows_of_workers_are_those_of_one_process(tmp_path, monkeypatch):
     out, alone, pool = tmp_path / "two.jsonl", tmp_path / "one.jsonl", Here(2)
     pool.redone = 1
     monkeypatch.setattr("sigma0.bench.strategyqa.command.worker_pool", lambda workers, *_: nullcontext(pool))
-    for path, workers in ((out, 2), (alone, 1)):
+    # a worker that goes on to another run begins anew with a level that learns
+    for path, workers in ((out, 2), (tmp_path / "again.jsonl", 2), (alone, 1)):
         size = ["-e", "L0", "-e", "L5", "-n", "3", "--max-new-tokens", "6", "--device", "cpu", "--dtype", "float32"]
         found = CliRunner().invoke(app, ["strategyqa", *size, "--workers", str(workers), "--out", str(path)])
         assert found.exit_code == 0, found.output
