@@ -144,7 +144,7 @@ COMMANDS = {
         "Success, false accepts and cost of five policies of verification effort, beside flat high effort.",
     ),
     "strategyqa": Target(
-        "sigma0.bench.strategyqa.commands", "strategyqa", "Levels of control on yes or no questions, and distillation."
+        "sigma0.bench.strategyqa.command", "strategyqa", "Levels of control on yes or no questions, and distillation."
     ),
     "serve": Target(
         "sigma0.bench.serving.command",

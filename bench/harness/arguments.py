@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, get_args
+from typing import Any, cast, get_args
 from weakref import WeakValueDictionary
-
-from pydantic import TypeAdapter
 
 from sigma0.commands.exit_options import exit_settings
 from sigma0.config import Effort, ExitConfig, exit_for
@@ -18,7 +16,6 @@ EXIT_ARGUMENTS = {
     **{name: name for name in ("q", "eps", "patience", "theta", "depth", "min_loops", "after_exit", "redraft")},
 }
 PLACES = ("device", "dtype", "backend")
-_EFFORT = TypeAdapter(Effort)
 
 
 class Loaded:
@@ -85,7 +82,7 @@ def check_effort(effort: str) -> Effort:
     """
     if effort not in get_args(Effort):
         raise ValueError(f"a looped model knows the efforts {', '.join(get_args(Effort))}, got {effort!r}")
-    return _EFFORT.validate_python(effort)
+    return cast(Effort, effort)
 
 
 def open_model(name: str, arguments: Mapping[str, Any]) -> Opened:
@@ -106,17 +103,12 @@ def open_model(name: str, arguments: Mapping[str, Any]) -> Opened:
         raise ValueError(f"a sigma0 model takes no argument {', '.join(unknown)}, only {', '.join(known)}")
     effort = check_effort(str(given.get("effort", "medium")))
     places = {key: given[key] for key in PLACES if key in given}
-    loaded = _loaded(name, places)
+    key = (name, *sorted(places.items()))
+    # held here until it is returned: the dictionary alone would let it go
+    loaded = _LOADED.get(key) or Loaded(name, places)
+    _LOADED[key] = loaded
     options = {field: given[key] for key, field in EXIT_ARGUMENTS.items() if key in given}
     own = exit_settings(options, loaded.model.resolve_exit_config(None), written="{}=")
     own = loaded.model.resolve_exit_config(own)
     own.stops_at(loaded.model.num_loops)
     return Opened(name, loaded, own, effort)
-
-
-def _loaded(name: str, places: Mapping[str, Any]) -> Loaded:
-    key = (name, *sorted(places.items()))
-    found = _LOADED.get(key)
-    if found is None:
-        found = _LOADED[key] = Loaded(name, places)
-    return found

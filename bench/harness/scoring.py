@@ -89,17 +89,12 @@ def score(model: Any, pairs: Sequence[Pair], exit_config: ExitConfig, batch_size
                 yield number, _score(read, pairs[number], limit)
 
 
-@dataclass(frozen=True)
-class _Read:
-    """The last positions of one text: log-probabilities `[n, V]`, depth and reason of each."""
-
-    logprobs: Tensor
-    depths: tuple[int, ...]
-    reasons: tuple[str, ...]
+_Read = tuple[Tensor, tuple[int, ...], tuple[str, ...]]
 
 
 @torch.no_grad()
 def _read(model: Any, texts: Sequence[tuple[int, ...]], last: int, exit_config: ExitConfig) -> Iterator[_Read]:
+    """The last positions of each text: log-probabilities `[n, V]`, depth and reason of each."""
     # pads stand on the right, where no real token sees them
     ids = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(model.device)
     first = max(0, min(len(text) for text in texts) - last)
@@ -109,16 +104,16 @@ def _read(model: Any, texts: Sequence[tuple[int, ...]], last: int, exit_config: 
         end = len(text) - first
         reasons = (exit_reason(exit_config.mode, *flags) for flags in zip(met[row], broken[row], strict=True))
         logprobs = torch.log_softmax(output.logits[row, :end].float(), -1)
-        yield _Read(logprobs, tuple(depths[row][:end]), tuple(reasons)[:end])
+        yield logprobs, tuple(depths[row][:end]), tuple(reasons)[:end]
 
 
 def _score(read: _Read, pair: Pair, limit: int) -> Score:
     n = len(pair.continuation)
-    logprobs = read.logprobs[-n:]
+    logprobs, depths, reasons = read[0][-n:], read[1][-n:], read[2][-n:]
     targets = torch.tensor(pair.continuation, device=logprobs.device)
     left_out = max(0, len(pair.context) + n - 1 - limit)
     return Score(
         logprob=float(logprobs.gather(1, targets[:, None]).sum()),
         is_greedy=bool((logprobs.argmax(-1) == targets).all()),
-        reading=Reading(read.depths[-n:], read.reasons[-n:], left_out),
+        reading=Reading(depths, reasons, left_out),
     )

@@ -61,13 +61,10 @@ class DepthTally:
 
     total_loops: int
     _readings: list[Reading] = field(default_factory=list)
-    _counted: int = 0
-    _spent: int = 0
-    _batches: int = 0
-    _passes: int = 0
-    _rows: int = 0
-    _prompt_rows: int = 0
-    _full_passes: int = 0
+    # depths of the tokens that count in the shares
+    _counted: list[int] = field(default_factory=list)
+    # costs of the batches, and tokens after the first of the longest text in each
+    _batches: list[tuple[BatchCost, int]] = field(default_factory=list)
 
     def add(self, reading: Reading, written: bool) -> None:
         """Counts a request.
@@ -77,19 +74,13 @@ class DepthTally:
             written: Whether the model wrote them; False where they were given and scored.
         """
         self._readings.append(reading)
-        counted = reading.depths[1:] if written else reading.depths
-        self._counted += len(counted)
-        self._spent += sum(counted)
+        self._counted += reading.depths[1:] if written else reading.depths
 
     def add_batch(self, readings: Sequence[Reading], cost: BatchCost) -> None:
         """Counts a written batch, its requests included."""
         for reading in readings:
             self.add(reading, written=True)
-        self._batches += 1
-        self._passes += cost.passes
-        self._rows += cost.rows
-        self._prompt_rows += cost.prompt_rows
-        self._full_passes += self.total_loops * (max(len(reading.depths) for reading in readings) - 1)
+        self._batches.append((cost, max(len(reading.depths) for reading in readings) - 1))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; shares are None where there was nothing to save."""
@@ -97,23 +88,27 @@ class DepthTally:
             tuple(depth for each in self._readings for depth in each.depths),
             tuple(reason for each in self._readings for reason in each.reasons),
         )
+        spent, full = sum(self._counted), self.total_loops * len(self._counted)
         told: dict[str, Any] = {
             "requests": len(self._readings),
             "truncated_requests": sum(each.truncated > 0 for each in self._readings),
             **counts(whole),
-            "mean_depth": self._spent / self._counted if self._counted else None,
-            "depth_saved": _saved(self._spent, self.total_loops * self._counted),
+            "mean_depth": spent / len(self._counted) if self._counted else None,
+            "depth_saved": _saved(spent, full),
         }
         if not self._batches:
             return told
+        passes, rows, prompt_rows = (
+            sum(getattr(cost, name) for cost, _ in self._batches) for name in ("passes", "rows", "prompt_rows")
+        )
         return {
             **told,
-            "passes_saved": _saved(self._passes, self._full_passes),
-            "rows_saved": _saved(self._rows, self.total_loops * self._counted),
-            "batches": self._batches,
-            "loop_passes": self._passes,
-            "loop_rows": self._rows,
-            "prompt_rows": self._prompt_rows,
+            "passes_saved": _saved(passes, self.total_loops * sum(steps for _, steps in self._batches)),
+            "rows_saved": _saved(rows, full),
+            "batches": len(self._batches),
+            "loop_passes": passes,
+            "loop_rows": rows,
+            "prompt_rows": prompt_rows,
         }
 
 

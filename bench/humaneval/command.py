@@ -1,7 +1,8 @@
 """`python -m sigma0.bench humaneval`: functions written by a model, and run against their checks in the sandbox."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +13,10 @@ from rich.console import Console
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import OWN, HumanEvalRow, append_row
 from sigma0.bench.core.options import AsJsonLines, ExitJson, LedgerFile
-from sigma0.bench.humaneval.judging import MEMORY_MB, TIMEOUT_S, Judgement, Limits, judge
+from sigma0.bench.humaneval.judging import MEMORY_MB, TIMEOUT_S, Limits, judge
 from sigma0.bench.humaneval.problems import SIZE, Problem, load_problems
 from sigma0.bench.humaneval.row import row_of
-from sigma0.bench.humaneval.sampling import MAX_NEW_TOKENS, Sample, SampleSettings, write_sample
+from sigma0.bench.humaneval.sampling import MAX_NEW_TOKENS, SampleSettings, write_sample
 from sigma0.bench.humaneval.saved import Run, SampleFile
 from sigma0.bench.humaneval.table import table
 from sigma0.calibrate.prompts import Prompt, encode_prompts
@@ -25,30 +26,6 @@ from sigma0.config import ExitConfig
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.load import load_causal
 from sigma0.reason.sandbox.sandbox import Sandbox
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A run with what became of its samples.
-
-    Attributes:
-        row: Of the ledger.
-        samples: Of each problem.
-        judgements: Of each of them.
-    """
-
-    row: HumanEvalRow
-    samples: list[list[Sample]]
-    judgements: list[list[Judgement]]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: the row, and of each sample how it ended."""
-        pairs = [
-            {"task_id": sample.task_id, "number": sample.number, **asdict(judgement)}
-            for row, told in zip(self.samples, self.judgements, strict=True)
-            for sample, judgement in zip(row, told, strict=True)
-        ]
-        return {"row": self.row.model_dump(mode="json"), "judged": pairs}
 
 
 def humaneval(
@@ -107,9 +84,10 @@ def humaneval(
             raise ValueError(f"the samples are written and not judged: {sandbox.unavailable}; judge them with --judge")
         found = [_judge(sandbox, each, problems[: each.conditions.n], saved, limits, as_json) for each in runs]
         added = 0
-        for judged in found:
-            added += append_row(out, judged.row)
-            typer.echo(json.dumps(judged.to_dict())) if as_json else Console().print(table(judged.row))
+        for row, judged in found:
+            added += append_row(out, row)
+            told = {"row": row.model_dump(mode="json"), "judged": judged}
+            typer.echo(json.dumps(told)) if as_json else Console().print(table(row))
         if not as_json:
             typer.echo(f"{added} new rows in {out}")
 
@@ -156,13 +134,16 @@ def _exits(model: Any, name: str, asked: SampleSettings) -> dict[str, Any] | Non
 
 def _judge(
     sandbox: Sandbox, run: Run, problems: list[Problem], saved: SampleFile, limits: Limits, hidden: bool
-) -> Judged:
-    """Judges the samples of a run."""
+) -> tuple[HumanEvalRow, list[dict[str, Any]]]:
+    """The row of a run, and of each of its samples how it ended, as plain JSON values."""
     samples = saved.all_of(run, problems)
     judgements = []
     with progress_bar("checks", len(problems), hidden) as advance:
         for done, (problem, row) in enumerate(zip(problems, samples, strict=True), start=1):
             judgements.append([judge(sandbox, problem, sample.completion, limits) for sample in row])
             advance(done)
-    commits = saved.commits(run, problems)
-    return Judged(row_of(run, samples, judgements, limits, commits), samples, judgements)
+    told = [
+        {"task_id": sample.task_id, "number": sample.number, **asdict(judgement)}
+        for sample, judgement in zip(chain(*samples), chain(*judgements), strict=True)
+    ]
+    return row_of(run, samples, judgements, limits, saved.commits(run, problems)), told

@@ -1,7 +1,6 @@
 """Completions of prompts as they are: no chat template, fixed stop strings, any exit setting."""
 
 import time
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -84,16 +83,6 @@ class Sample(BaseModel):
         return self
 
 
-@dataclass(frozen=True)
-class _Written:
-    """A continuation before it is cut: text, whether it ended by itself, tokens; depths, passes and rows."""
-
-    text: str
-    finished: bool
-    new_tokens: int
-    loops: tuple[int, int, int] | None = None
-
-
 def write_sample(model: Any, tokenizer: Any, problem: Problem, number: int, settings: SampleSettings) -> Sample:
     """Continues the prompt of a problem.
 
@@ -114,19 +103,16 @@ def write_sample(model: Any, tokenizer: Any, problem: Problem, number: int, sett
         written = write(model, tokenizer, settings.prompt_of(problem), settings, seed)
     except ValueError as error:
         raise ValueError(f"{problem.task_id}: {error}") from error
-    text = truncate_at_stop(written.text, settings.stop)
-    depths, passes, rows = written.loops or (None, None, None)
+    whole = written.pop("text")
+    text = truncate_at_stop(whole, settings.stop)
     return Sample(
         task_id=problem.task_id,
         problem_sha256=problem.digest,
         number=number,
         completion=text,
-        finished=written.finished or text != written.text,
-        new_tokens=written.new_tokens,
-        depths=depths,
-        passes=passes,
-        rows=rows,
+        finished=written.pop("ended") or text != whole,
         seconds=time.monotonic() - began,
+        **written,
     )
 
 
@@ -142,7 +128,8 @@ def _drawing(settings: SampleSettings) -> dict[str, Any]:
     return {"do_sample": True, "temperature": settings.temperature, "top_k": 0, "top_p": 1.0}
 
 
-def _looped(model: Any, tokenizer: Any, prompt: str, settings: SampleSettings, seed: int) -> _Written:
+def _looped(model: Any, tokenizer: Any, prompt: str, settings: SampleSettings, seed: int) -> dict[str, Any]:
+    """A continuation before it is cut, whether it ended by itself, and what it took."""
     written = generate(
         model,
         tokenizer,
@@ -155,12 +142,18 @@ def _looped(model: Any, tokenizer: Any, prompt: str, settings: SampleSettings, s
         on_collapse="ignore",
         **_drawing(settings),
     )
-    depths = sum(token.depth for token in written.tokens[1:])
-    loops = (depths, written.loop_passes, written.loop_rows)
-    return _Written(written.text, written.stop_reason != "length", len(written.tokens), loops)
+    return {
+        "text": written.text,
+        "ended": written.stop_reason != "length",
+        "new_tokens": len(written.tokens),
+        "depths": sum(token.depth for token in written.tokens[1:]),
+        "passes": written.loop_passes,
+        "rows": written.loop_rows,
+    }
 
 
-def _plain(model: Any, tokenizer: Any, prompt: str, settings: SampleSettings, seed: int) -> _Written:
+def _plain(model: Any, tokenizer: Any, prompt: str, settings: SampleSettings, seed: int) -> dict[str, Any]:
+    """Likewise, of a model without loops."""
     ids = encode(tokenizer, prompt).to(model.device)
     check_context(model, ids.shape[1], settings.max_new_tokens)
     with torch.random.fork_rng():
@@ -175,6 +168,5 @@ def _plain(model: Any, tokenizer: Any, prompt: str, settings: SampleSettings, se
         )
     new = out[0, ids.shape[1] :]
     text = str(tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-    told = model.generation_config.eos_token_id
-    ends = eos_ids(told)
-    return _Written(text, int(new[-1]) in ends, len(new))
+    ends = eos_ids(model.generation_config.eos_token_id)
+    return {"text": text, "ended": int(new[-1]) in ends, "new_tokens": len(new)}

@@ -189,7 +189,7 @@ def difference(first: Sequence[Result], second: Sequence[Result]) -> Figure:
 
 
 def _p_value(first: Sequence[Result], second: Sequence[Result]) -> float:
-    return mcnemar([one.right for one in first], [other.right for other in second]).p
+    return mcnemar([one.right for one in first], [other.right for other in second])
 
 
 def _share(flags: Iterable[bool]) -> Figure:

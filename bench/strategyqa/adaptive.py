@@ -14,12 +14,10 @@ No points are simple, one is medium, more are hard. The rules look at no label, 
 
 import re
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.direct import FORM
-from sigma0.bench.strategyqa.items import Item
-from sigma0.bench.strategyqa.level import Level, Prediction, Question, read
+from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, read, start
 from sigma0.bench.strategyqa.question_types import COMPARATIVES, POSSIBILITIES, asked
 from sigma0.reason.messages import Completion
 from sigma0.signals.verdict import DoorPolicy, objections
@@ -39,7 +37,7 @@ _SIGNS = {
 _WORD = re.compile(r"\W*(simple|medium|hard)\W*", re.IGNORECASE)
 
 
-class Adaptive:
+class Adaptive(Level):
     """Sends a question to a level by its difficulty.
 
     By `verdict` it is asked as L0 does first. Where that answer's door is `converge` it stands, whatever it says;
@@ -60,7 +58,6 @@ class Adaptive:
     """
 
     name = "L4"
-    learns = False
 
     def __init__(
         self, simple: Level, medium: Level, hard: Level, route: Route = "rules", policy: DoorPolicy | None = None
@@ -76,52 +73,37 @@ class Adaptive:
 
     def predict(self, question: Question, ask: Ask) -> Prediction:
         """See `Level`."""
-        if self.route == "verdict":
-            return self._by_verdict(question, ask)
-        if self.route == "model":
-            return self._by_model(question, ask)
-        difficulty, why = by_rules(question.text)
-        return self._sent(difficulty, why, {}, question, ask)
-
-    def learn(self, item: Item, prediction: Prediction) -> None:
-        """Learns nothing."""
+        difficulty, why, trace = self._routed(question, ask)
+        told: dict[str, Any] = {"route": self.route, "difficulty": difficulty, "why": why}
+        if trace.get("door") == "converge":
+            return read(trace["first"], "first", told | trace)
+        level = self.levels[difficulty]
+        found = level.predict(question, ask)
+        miss = None if found.miss is None else f"{level.name}: {found.miss}"
+        return Prediction(found.answer, miss, {**told, "level": level.name, **trace, "trace": found.trace})
 
     def seeds(self) -> Sequence[str]:
         """Ids of the items that any of its levels was made from."""
         return tuple(dict.fromkeys(qid for level in self.levels.values() for qid in level.seeds()))
 
-    def _by_model(self, question: Question, ask: Ask) -> Prediction:
+    def _routed(self, question: Question, ask: Ask) -> tuple[Difficulty, str, dict[str, Any]]:
+        """Where a question goes, why, and what was said on the way."""
+        if self.route == "verdict":
+            first = ask("first", f"{question.text}\n{FORM}")
+            completion = ask.asked[-1].answer
+            return *by_verdict(completion, self.policy), {"first": first, "door": completion.door}
+        difficulty, why = by_rules(question.text)
+        if self.route == "rules":
+            return difficulty, why, {}
         said = ask(
             "route",
             f"Question: {question.text}\nHow hard is it to answer? Reply with one word: simple, medium or hard.",
         )
         word = _WORD.fullmatch(said)
         if word is not None:
-            difficulty: Difficulty = next(each for each in DIFFICULTIES if each == word.group(1).lower())
-            return self._sent(difficulty, "the model says so", {}, question, ask)
-        difficulty, why = by_rules(question.text)
-        unread = f"route: none of {', '.join(DIFFICULTIES)} but {' '.join(said.split())[:60]!r}"
-        return self._sent(difficulty, why, {"unread_route": unread}, question, ask)
-
-    def _by_verdict(self, question: Question, ask: Ask) -> Prediction:
-        first = ask("first", f"{question.text}\n{FORM}")
-        completion = ask.asked[-1].answer
-        trace = {"first": first, "door": completion.door}
-        if completion.door == "converge":
-            return read(
-                first, "first", {"route": "verdict", "difficulty": "simple", "why": "its door is converge"} | trace
-            )
-        difficulty, why = by_verdict(completion, self.policy)
-        return self._sent(difficulty, why, trace, question, ask)
-
-    def _sent(
-        self, difficulty: Difficulty, why: str, trace: dict[str, str | None], question: Question, ask: Ask
-    ) -> Prediction:
-        level = self.levels[difficulty]
-        found = level.predict(question, ask)
-        told = {"route": self.route, "difficulty": difficulty, "why": why, "level": level.name, **trace}
-        miss = None if found.miss is None else f"{level.name}: {found.miss}"
-        return Prediction(found.answer, miss, {**told, "trace": found.trace})
+            return cast(Difficulty, word.group(1).lower()), "the model says so", {}
+        unread = f"route: none of {', '.join(DIFFICULTIES)} but {start(said)}"
+        return difficulty, why, {"unread_route": unread}
 
 
 def by_rules(text: str) -> tuple[Difficulty, str]:
@@ -134,7 +116,9 @@ def by_rules(text: str) -> tuple[Difficulty, str]:
 
 
 def by_verdict(completion: Completion, policy: DoorPolicy) -> tuple[Difficulty, str]:
-    """The difficulty of a question whose first answer does not stand, and why."""
+    """The difficulty of a question by its first answer, and why; simple is one whose first answer stands."""
+    if completion.door == "converge":
+        return "simple", "its door is converge"
     if completion.verdict is None:
         return "medium", "its first answer has no verdict"
     found = objections(completion.verdict, policy)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from sigma0.config import Effort, Messages
+from sigma0.bench.strategyqa.cache import AnswerCache
+from sigma0.config import Effort
 from sigma0.reason.messages import ChatModel, ChatSettings, Completion
 
 MAX_TOKENS = 64
@@ -25,16 +25,6 @@ class Asked:
     answer: Completion
 
 
-class Cache(Protocol):
-    """Answers that were given before."""
-
-    def get(self, model: ChatModel, messages: Messages, settings: "AskSettings") -> Completion | None:
-        """The answer to the same question of the same model."""
-
-    def put(self, model: ChatModel, messages: Messages, settings: "AskSettings", answer: Completion) -> None:
-        """Keeps an answer."""
-
-
 @dataclass(frozen=True)
 class AskSettings(ChatSettings):
     """What every question of a run has in common: `ChatSettings` with other defaults."""
@@ -53,14 +43,12 @@ class Ask:
         settings: Of all questions.
         cache: None asks everything.
         asked: So far.
-        cached: How many of those came from the cache.
     """
 
     model: ChatModel
     settings: AskSettings = field(default_factory=AskSettings)
-    cache: Cache | None = None
+    cache: AnswerCache | None = None
     asked: list[Asked] = field(default_factory=list)
-    cached: int = 0
 
     def __call__(self, purpose: str, prompt: str, stop: Sequence[str] = ()) -> str:
         """The answer to a question.
@@ -80,7 +68,5 @@ class Ask:
             found = self.model.complete(messages, settings)
             if self.cache is not None:
                 self.cache.put(self.model, messages, settings, found)
-        else:
-            self.cached += 1
         self.asked.append(Asked(purpose, prompt, found))
         return found.text

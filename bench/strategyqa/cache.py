@@ -1,17 +1,18 @@
 """Answers that models gave, one JSON line each: a run is resumed from them, and repeated bit for bit."""
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from sigma0.bench.core.lines import alone, append, cut, parsed
-from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.config import Messages
-from sigma0.reason.messages import ChatModel, Completion, Usage
-from sigma0.signals.verdict import ReasonVerdict
+from sigma0.reason.messages import ChatModel, ChatSettings, Completion
+
+_COMPLETION = TypeAdapter(Completion)
 
 
 class AnswerCache:
@@ -35,12 +36,12 @@ class AnswerCache:
             cut(path)
             self._known = dict(parsed(path, _answer, "answer"))
 
-    def get(self, model: ChatModel, messages: Messages, settings: AskSettings) -> Completion | None:
-        """See `asking.Cache`."""
+    def get(self, model: ChatModel, messages: Messages, settings: ChatSettings) -> Completion | None:
+        """The answer to the same question of the same model."""
         return self._known.get(self._key(model, messages, settings))
 
-    def put(self, model: ChatModel, messages: Messages, settings: AskSettings, answer: Completion) -> None:
-        """See `asking.Cache`."""
+    def put(self, model: ChatModel, messages: Messages, settings: ChatSettings, answer: Completion) -> None:
+        """Keeps an answer."""
         key = self._key(model, messages, settings)
         with self._alone:
             if key not in self._known:
@@ -52,7 +53,7 @@ class AnswerCache:
     def __len__(self) -> int:
         return len(self._known)
 
-    def _key(self, model: ChatModel, messages: Messages, settings: AskSettings) -> str:
+    def _key(self, model: ChatModel, messages: Messages, settings: ChatSettings) -> str:
         # answers that were kept before there were grammars are answers without one
         values = {name: value for name, value in asdict(settings).items() if name != "grammar" or value is not None}
         told = [model.name, self._identities[model.name], [dict(each) for each in messages], values]
@@ -61,18 +62,7 @@ class AnswerCache:
 
 def _answer(line: bytes) -> tuple[str, Completion]:
     value = json.loads(line)
-    return value["key"], completion_from_dict(value["answer"])
-
-
-def completion_from_dict(value: dict[str, Any]) -> Completion:
-    """A completion out of what its `to_dict` said.
-
-    Raises:
-        ValueError: For unknown keys or bad values.
-    """
-    names = {each.name for each in fields(Completion)}
-    if set(value) != names:
-        raise ValueError(f"a completion holds {', '.join(sorted(names))}, got {', '.join(sorted(value))}")
-    verdict = value["verdict"]
-    known = None if verdict is None else ReasonVerdict.model_validate(verdict)
-    return Completion(**{**value, "usage": Usage(**value["usage"]), "verdict": known})
+    answer = _COMPLETION.validate_python(value["answer"])
+    if value["answer"].keys() != answer.to_dict().keys():
+        raise ValueError(f"a completion holds {', '.join(answer.to_dict())}, got {', '.join(value['answer'])}")
+    return value["key"], answer

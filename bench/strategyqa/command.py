@@ -1,58 +1,64 @@
-"""`python -m sigma0.bench strategyqa`: levels of control on yes or no questions."""
+"""`python -m sigma0.bench strategyqa`: levels of control on yes or no questions, and what one learns of another."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from sigma0.bench.core.ledger import OWN, append_row, check_ledger
-from sigma0.bench.core.options import AnswerTokens, AsJsonLines, LedgerFile, WorkerCount
+from sigma0.bench.core.options import AsJsonLines, LedgerFile, WorkerCount
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.rows_tasks import StrategyQARow
 from sigma0.bench.core.workers import KeptResults, worker_pool
-from sigma0.bench.strategyqa import options
-from sigma0.bench.strategyqa.asking import MAX_TOKENS, AskSettings
+from sigma0.bench.strategyqa.distillation import (
+    MOST,
+    distil_demonstrations,
+    distil_template,
+    save,
+)
 from sigma0.bench.strategyqa.level import Level
-from sigma0.bench.strategyqa.measure import FEW, score
-from sigma0.bench.strategyqa.opening import WORLD, Opened, Opening
-from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE, variant
+from sigma0.bench.strategyqa.measure import FEW, conditions_of, to_rows
+from sigma0.bench.strategyqa.opening import Opened, Opening
+from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE, Makings, variant
 from sigma0.bench.strategyqa.runner import LevelRun
-from sigma0.bench.strategyqa.scored import conditions_of, to_rows
 from sigma0.bench.strategyqa.table import doors, draw, table
 from sigma0.bench.strategyqa.work import SpreadLevels
 from sigma0.commands.console import one_line_errors, progress_bar
-from sigma0.commands.options import Device, Dtype, ServedModel, Threads
-from sigma0.config import Effort
+from sigma0.commands.options import grouped
+
+# levels whose traces hold each step with its answer, and with L5 those that hold steps at all
+ANSWERED = ("L2", "L2-rag", "L3", "L3-simple")
+SOURCES = {"L1-ptp": ANSWERED, "L2": (*ANSWERED, "L5")}
 
 
+class _LevelsByDefault(TyperGroup):
+    """Takes options without a command's name for those of `levels`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts the name in where there is none."""
+        named = bool(args) and (args[0] in self.commands or args[0] == "--help")
+        return super().parse_args(ctx, args if named or not args else ["levels", *args])
+
+
+strategyqa = typer.Typer(
+    cls=_LevelsByDefault, no_args_is_help=True, help="Levels of control on yes or no questions, and distillation."
+)
+
+
+@strategyqa.command()
+@grouped
 def levels(
     experiments: Annotated[
         list[str], typer.Option("-e", "--experiment", help="Levels, or all; may be repeated. L0 is what p-values need.")
     ],
-    data: options.DataOption = WORLD,
-    split: Annotated[str, typer.Option(help="Items that are scored: dev or train.")] = "dev",
-    n: options.ItemsOption = None,
-    model: ServedModel = "pocket",
-    ladder: options.LadderOption = None,
-    base_url: options.BaseUrlOption = None,
-    effort: options.EffortOption = "medium",
-    temperature: options.TemperatureOption = 0.0,
-    seed: options.SeedOption = 0,
-    max_new_tokens: AnswerTokens = MAX_TOKENS,
-    concurrency: options.ConcurrencyOption = 16,
-    retries: options.RetriesOption = 2,
-    cache: options.CacheOption = None,
-    paragraphs: options.ParagraphsOption = None,
-    demonstrations: Annotated[Path | None, typer.Option(help="L1-ptp: traces that `distill` wrote.")] = None,
-    template: Annotated[Path | None, typer.Option(help="L2: steps that `distill` wrote.")] = None,
-    route: Annotated[str, typer.Option(help="L4: rules, model or verdict.")] = "rules",
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    threads: Threads = 1,
+    opening: Opening,
     workers: WorkerCount = 1,
     picture: Annotated[Path | None, typer.Option(help="Accuracy against cost, as .svg or .png.")] = None,
     out: LedgerFile = OWN,
@@ -63,49 +69,90 @@ def levels(
     With several workers, those of a level that does not learn take items in turns, and one that learns is one worker's;
     a run that was cut off goes on where it stopped, once it is started again under the same conditions.
     """
-    torch.set_num_threads(threads)
+    torch.set_num_threads(opening.threads)
     with one_line_errors():
         names = chosen(experiments)
-        if workers > 1 and base_url is not None:
+        if workers > 1 and opening.base_url is not None:
             raise ValueError("--workers have a model each, and --base-url has none here: raise --concurrency instead")
-        settings = AskSettings(cast(Effort, effort), max_new_tokens, temperature, seed)
-        opening = Opening(
-            data=data, split=split, n=n, model=model, ladder=ladder, base_url=base_url, device=device, dtype=dtype,
-            concurrency=concurrency, retries=retries, settings=settings, cache=cache,
-            paragraphs=paragraphs, demonstrations=demonstrations, template=template, route=route,
-            threads=threads,
-        )  # fmt: skip
         check_ledger(out)
         opened = opening.open()
         made = [(name, EXPERIMENTS[name](opened.makings)) for name in names]
-        found = (
-            _beside(opened, made, as_json) if workers == 1 else _spread(opening, opened, made, workers, out, as_json)
-        )
+        if workers == 1:
+            with _items_bar(len(made) * len(opened.items), as_json) as advance:
+                found = [opened.run(level, opened.items, advance) for _, level in made]
+        else:
+            found = _spread(opening, opened, made, workers, out, as_json)
         runs = [
             replace(run, level=name, variant=variant(name, opened.makings))
             for name, run in zip(names, found, strict=True)
         ]
-        rows = to_rows(score(runs), opened)
-        for row in rows:
-            append_row(out, row)
+        rows = _kept(to_rows(runs, opened), out)
         if picture is not None:
             draw(rows, picture)
     tell_rows(rows, as_json, lambda: Console().print(table(rows)), closing(rows, out))
 
 
-def _beside(opened: Opened, made: Sequence[tuple[str, Level]], hidden: bool) -> list[LevelRun]:
-    """Runs levels in this process."""
-    total = len(made) * len(opened.items)
+@strategyqa.command()
+@partial(grouped, left_out=("split", "demonstrations", "template", "route"))
+def distill(
+    source: Annotated[str, typer.Option("--from", help="L2, L2-rag, L3, L3-simple; for L2 also L5.")],
+    target: Annotated[str, typer.Option("--to", help="L1-ptp: gets demonstrations. L2: gets a template of steps.")],
+    file: Annotated[Path, typer.Option(help="Where what was distilled is written.")],
+    seen: Annotated[int, typer.Option(min=1, help="Items of train that the higher level goes through.")] = 100,
+    most: Annotated[int, typer.Option(min=1, help="Demonstrations at most.")] = MOST,
+    *,
+    opening: Opening,
+    out: LedgerFile = OWN,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Distil a higher level's right and audited traces, and measure the lower level with and without them on dev."""
+    torch.set_num_threads(opening.threads)
+    with one_line_errors():
+        if target not in SOURCES:
+            raise ValueError(f"nothing is distilled to {target!r}: to {' or '.join(SOURCES)}")
+        if source not in SOURCES[target]:
+            raise ValueError(f"nothing is distilled from {source!r} to {target}: from {', '.join(SOURCES[target])}")
+        check_ledger(out)
+        opened = opening.open()
+        held_out, shown = opened.items, opened.train[:seen]
+        # what the higher level searches are facts of other items than those that it answers
+        makings = Makings(opened.train[seen:], opening.paragraphs)
+        with _items_bar(len(shown) + 2 * len(held_out), as_json) as advance:
+            found = opened.run(EXPERIMENTS[source](makings), shown, advance)
+            rows = [(item, each.prediction) for item, each in zip(shown, found.answered, strict=True)]
+            # what the lower level is made with then
+            if target == "L1-ptp":
+                save(distil_demonstrations(rows, most), file)
+                distilled = Makings(demonstrations=file)
+            else:
+                save(distil_template(rows), file)
+                distilled = Makings(template=file)
+            runs = [opened.run(EXPERIMENTS[target](each), held_out, advance) for each in (makings, distilled)]
+        runs[1] = replace(runs[1], variant=f"from {source}, {found.right} of {len(shown)} right")
+        measured = _kept(to_rows(runs, opened, target), out)
+    told = f"{closing(measured, out)}\n{source} was right on {found.right} of {len(shown)}; distilled to {file}"
+    tell_rows(measured, as_json, lambda: Console().print(table(measured)), told)
+
+
+@contextmanager
+def _items_bar(total: int, hidden: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar that is told of each item."""
     with progress_bar("items", total, hidden) as advance:
         done = iter(range(1, total + 1))
-        return [opened.bench.run(level, opened.items, lambda: advance(next(done))) for _, level in made]
+        yield lambda: advance(next(done))
+
+
+def _kept(rows: list[StrategyQARow], out: Path) -> list[StrategyQARow]:
+    for row in rows:
+        append_row(out, row)
+    return rows
 
 
 def _spread(
     opening: Opening, opened: Opened, made: Sequence[tuple[str, Level]], workers: int, out: Path, hidden: bool
 ) -> list[LevelRun]:
     """Runs levels by workers, with a file beside the ledger in which their results are kept until all are there."""
-    model = opened.bench.asked.model
+    model = opened.asked.model
     path = out.with_name(f".{out.stem}-{conditions_of(opened).run}.work.jsonl")
     gpus = int(model is not None and model.device.type == "cuda")
     with KeptResults(path) as kept, worker_pool(workers, opening.threads, gpus) as pool:
@@ -125,7 +172,7 @@ def chosen(experiments: Sequence[str]) -> tuple[str, ...]:
         ValueError: For one that there is not, or one that is named twice.
     """
     if list(experiments) == ["all"]:
-        return ONCE
+        return tuple(ONCE)
     unknown = [name for name in experiments if name not in EXPERIMENTS]
     if unknown:
         raise ValueError(f"no such level: {unknown[0]!r}; there are all, {', '.join(EXPERIMENTS)}")

@@ -6,16 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import Prediction
-from sigma0.bench.strategyqa.prompted import ProgramTrace
 from sigma0.bench.strategyqa.react_traces import ReactTrace
 from sigma0.bench.strategyqa.traces import Function, WorkflowTrace
-from sigma0.bench.strategyqa.workflow import Template, Workflow, check_parts, function_of, is_pattern
+from sigma0.bench.strategyqa.workflow import Template, check_parts, function_of, is_pattern
 from sigma0.errors import one_line
 
 Rows = Sequence[tuple[Item, Prediction]]
@@ -49,7 +48,7 @@ class Demonstration(BaseModel):
         return text
 
 
-_DEMONSTRATIONS = TypeAdapter(list[Demonstration])
+_DEMONSTRATIONS = TypeAdapter(Annotated[list[Demonstration], Field(min_length=1)])
 _TEMPLATE = TypeAdapter(Template)
 
 
@@ -114,26 +113,21 @@ def audited(trace: Mapping[str, Any]) -> WorkflowTrace | None:
     )
 
 
-def save_demonstrations(demonstrations: Sequence[Demonstration], path: Path) -> None:
-    """Writes a file that `load_demonstrations` reads."""
-    _write([one.model_dump() for one in demonstrations], path)
+def save(found: Sequence[Demonstration] | Template, path: Path) -> None:
+    """Writes a file that `load_demonstrations` or `load_template` reads."""
+    adapter: TypeAdapter[Any] = _TEMPLATE if isinstance(found, Template) else _DEMONSTRATIONS
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = adapter.dump_python(found, mode="json")
+    path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def load_demonstrations(path: Path) -> list[Demonstration]:
-    """The demonstrations of a file.
+    """The demonstrations of a file, of which there is at least one.
 
     Raises:
         ValueError: If it cannot be read, is empty, or holds unknown keys or other texts.
     """
-    found = _load(_DEMONSTRATIONS, path)
-    if not found:
-        raise ValueError(f"{str(path)!r} holds no demonstrations")
-    return found
-
-
-def save_template(template: Template, path: Path) -> None:
-    """Writes a file that `load_template` reads."""
-    _write(_TEMPLATE.dump_python(template, mode="json"), path)
+    return _load(_DEMONSTRATIONS, path)
 
 
 def load_template(path: Path) -> Template:
@@ -143,25 +137,6 @@ def load_template(path: Path) -> Template:
         ValueError: If it cannot be read, or holds unknown keys or another pattern than a workflow has.
     """
     return _load(_TEMPLATE, path)
-
-
-def demonstrated(path: Path) -> ProgramTrace:
-    """L1-ptp with the demonstrations of a file; it is never scored on the items that these come from.
-
-    Raises:
-        ValueError: As `load_demonstrations`.
-    """
-    found = load_demonstrations(path)
-    return ProgramTrace([one.text for one in found], [one.qid for one in found])
-
-
-def templated(path: Path) -> Workflow:
-    """L2 held to the template of a file; it is never scored on the items that this was made from.
-
-    Raises:
-        ValueError: As `load_template`.
-    """
-    return Workflow(load_template(path))
 
 
 def _right(rows: Rows) -> list[tuple[Item, Prediction]]:
@@ -186,11 +161,6 @@ def _pattern(trace: Mapping[str, Any]) -> tuple[Function, ...] | None:
 def _nothing(rows: Rows) -> str:
     right = len(_right(rows))
     return f"nothing to distil: of {len(rows)} predictions {right} are right, and no trace of these passes the audit"
-
-
-def _write(value: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _load(adapter: TypeAdapter[T], path: Path) -> T:

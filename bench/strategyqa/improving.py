@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.direct import FORM
 from sigma0.bench.strategyqa.items import Item
-from sigma0.bench.strategyqa.level import Prediction, Question, numbered, read
-from sigma0.bench.strategyqa.memory import Pattern, PatternMemory
+from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, listed, numbered, read, start
+from sigma0.bench.strategyqa.memory import LIMIT, Pattern, PatternMemory
 
 MAX_STEPS = 4
 TOP_K = 3
@@ -16,7 +15,7 @@ MAX_LENGTH = 300
 SEED_CONFIDENCE = 0.8
 
 
-class _WithMemory:
+class _WithMemory(Level):
     """Splits a question and answers it, both with patterns in the prompt."""
 
     def __init__(self, memory: PatternMemory, top_k: int) -> None:
@@ -28,14 +27,20 @@ class _WithMemory:
     def _answered(self, question: Question, ask: Ask) -> Prediction:
         patterns = self.memory.retrieve(question.text, self.top_k)
         assert all(pattern.source != question.qid for pattern in patterns), question.qid
-        shown = shown_patterns(patterns)
+        # the best last, next to the question
+        shown = "".join(f"{_shown(pattern)}\n\n" for pattern in reversed(patterns))
         trace: dict[str, Any] = {"patterns": [pattern.id for pattern in patterns]}
-        said = ask("decompose", decompose_prompt(question.text, shown))
+        said = ask(
+            "decompose",
+            f"{shown}Question: {question.text}\nDo not answer it yet. Write a numbered list of 2 to {MAX_STEPS} short "
+            "questions that lead to the answer. #1 stands for the answer to the first.",
+        )
         steps = [step[:MAX_LENGTH] for step in numbered(said, MAX_STEPS)]
         if not steps:
-            return Prediction(None, f"decompose: no numbered question in {' '.join(said.split())[:60]!r}", trace)
+            return Prediction(None, f"decompose: no numbered question in {start(said)}", trace)
         trace["steps"] = steps
-        said = ask("answer", answer_prompt(question.text, steps, shown))
+        asked = f"{shown}Question: {question.text}\nSteps:\n{listed(steps)}\nAnswer the steps in your mind. {FORM}"
+        said = ask("answer", asked)
         return read(said, "answer", {**trace, "reasoning": said})
 
 
@@ -48,19 +53,18 @@ class Improving(_WithMemory):
     Calls: decompose, answer.
 
     Args:
-        memory: What it knows at first; it is changed. By default nothing.
+        limit: Patterns that it keeps at most.
         top_k: Patterns that are shown at most.
 
     Raises:
-        ValueError: For a negative `top_k`.
+        ValueError: For a negative `top_k`, or a limit under 1.
     """
 
     name = "L5"
     learns = True
 
-    def __init__(self, memory: PatternMemory | None = None, top_k: int = TOP_K) -> None:
-        super().__init__(PatternMemory() if memory is None else memory, top_k)
-        self._seeds = tuple(self.memory.seen)
+    def __init__(self, limit: int = LIMIT, top_k: int = TOP_K) -> None:
+        super().__init__(PatternMemory(limit), top_k)
         self._waiting: set[str] = set()
 
     def predict(self, question: Question, ask: Ask) -> Prediction:
@@ -98,10 +102,6 @@ class Improving(_WithMemory):
         )
         self.memory.prune()
 
-    def seeds(self) -> Sequence[str]:
-        """Ids of the items that the memory had learned from when the level was made."""
-        return self._seeds
-
 
 class Seeded(_WithMemory):
     """Is shown training items with their steps and answers, and learns nothing after that.
@@ -117,7 +117,6 @@ class Seeded(_WithMemory):
     """
 
     name = "L5-icl"
-    learns = False
 
     def __init__(self, items: Sequence[Item], top_k: int = TOP_K) -> None:
         if not items:
@@ -139,31 +138,9 @@ class Seeded(_WithMemory):
             raise ValueError(f"the level was seeded from {question.qid!r}: score it on other items")
         return self._answered(question, ask)
 
-    def learn(self, item: Item, prediction: Prediction) -> None:
-        """Learns nothing."""
-
     def seeds(self) -> Sequence[str]:
         """Ids of the items that it was seeded from."""
         return tuple(self.memory.seen)
-
-
-def shown_patterns(patterns: Sequence[Pattern]) -> str:
-    """Patterns as they stand in a prompt, the best last, next to the question; "" for none."""
-    return "".join(f"{_shown(pattern)}\n\n" for pattern in reversed(patterns))
-
-
-def decompose_prompt(text: str, shown: str) -> str:
-    """Asks for steps."""
-    return (
-        f"{shown}Question: {text}\nDo not answer it yet. Write a numbered list of 2 to {MAX_STEPS} short questions "
-        "that lead to the answer. #1 stands for the answer to the first."
-    )
-
-
-def answer_prompt(text: str, steps: Sequence[str], shown: str) -> str:
-    """Asks for the answer by way of the steps."""
-    listed = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, start=1))
-    return f"{shown}Question: {text}\nSteps:\n{listed}\nAnswer the steps in your mind. {FORM}"
 
 
 def what_went_wrong(item: Item, prediction: Prediction) -> str:
@@ -174,7 +151,7 @@ def what_went_wrong(item: Item, prediction: Prediction) -> str:
 
 
 def _shown(pattern: Pattern) -> str:
-    steps = "\n".join(f"{number}. {step[:MAX_LENGTH]}" for number, step in enumerate(pattern.decomposition, start=1))
+    steps = listed(step[:MAX_LENGTH] for step in pattern.decomposition)
     head = "A question that was answered well" if pattern.kind == "positive" else "A question that went wrong"
     return "\n".join(part for part in (f"{head}: {pattern.question[:MAX_LENGTH]}", steps, pattern.lesson) if part)
 

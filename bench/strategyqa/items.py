@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -45,11 +45,6 @@ class Item(BaseModel):
     facts: tuple[str, ...] = ()
     decomposition: tuple[str, ...] = ()
     evidence: list[Any] = []
-
-    @property
-    def paragraphs(self) -> frozenset[str]:
-        """Ids of all paragraphs that any annotator named."""
-        return frozenset(_names(self.evidence)) - {"operation", "no_evidence"}
 
 
 _ITEMS = TypeAdapter(list[Item])
@@ -143,11 +138,3 @@ def _checked(values: Any, source: str) -> list[Item]:
         return _ITEMS.validate_json(json.dumps(values))
     except ValidationError as error:
         raise ValueError(f"{source}: {one_line(error)[:400]}") from error
-
-
-def _names(value: Sequence[Any] | str) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    else:
-        for each in value:
-            yield from _names(each)

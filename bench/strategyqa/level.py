@@ -1,13 +1,15 @@
 """What a level of control is: it predicts from the question alone, and may learn once it has been scored."""
 
 import re
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.items import Item
 
+FORM = "Answer with Yes or No."
 # "Yes or no" repeats the form that was asked for, and "no idea" denies that there is an answer: neither is one
 _OR = r"[\s,.]{0,3}(?:/|\b(?:or|and)\b)\s{0,3}"
 YES_OR_NO = rf"(yes\b(?!{_OR}no\b)|no\b(?!{_OR}yes\b|\s+(?:idea|clue|answer|information|opinion|comment)\b))"
@@ -53,8 +55,8 @@ class Prediction:
             raise ValueError(f"an answer or the reason why there is none, got {self.answer!r} and {self.miss!r}")
 
 
-class Level(Protocol):
-    """A level of control.
+class Level(ABC):
+    """A level of control; unless it says otherwise, it learns nothing and was made from no items.
 
     Attributes:
         name: In the registry.
@@ -62,16 +64,18 @@ class Level(Protocol):
     """
 
     name: str
-    learns: bool
+    learns = False
 
+    @abstractmethod
     def predict(self, question: Question, ask: Ask) -> Prediction:
         """Answers a question."""
 
-    def learn(self, item: Item, prediction: Prediction) -> None:
+    def learn(self, item: Item, prediction: Prediction) -> None:  # noqa: B027 - most levels do nothing
         """Is shown an item that it has answered, with its label."""
 
     def seeds(self) -> Sequence[str]:
         """Ids of the items that it was made from: it is never scored on them."""
+        return ()
 
 
 def read_answer(text: str) -> bool | None:
@@ -93,13 +97,23 @@ def read(text: str, step: str, trace: dict[str, Any]) -> Prediction:
     """
     answer = read_answer(text)
     if answer is None:
-        return Prediction(None, f"{step}: no yes or no in {' '.join(text.split())[:60]!r}", trace)
+        return Prediction(None, f"{step}: no yes or no in {start(text)}", trace)
     return Prediction(answer, None, trace)
+
+
+def start(text: str) -> str:
+    """How a text begins, in quotation marks: for the reason of a miss."""
+    return repr(" ".join(text.split())[:60])
 
 
 def has_words(text: str) -> bool:
     """Whether a text holds a letter or a digit: marks and pictures alone say nothing."""
     return re.search(r"[^\W_]", text) is not None
+
+
+def listed(entries: Iterable[str]) -> str:
+    """A numbered list, one entry a line."""
+    return "\n".join(f"{number}. {entry}" for number, entry in enumerate(entries, start=1))
 
 
 def numbered(text: str, most: int) -> Sequence[str]:

@@ -11,7 +11,7 @@ other condition that rests on it is open.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from sigma0.bench.strategyqa.values import Relation, Undecided, Value, compare, value_of
 
@@ -25,47 +25,19 @@ _SIGNS: dict[str, Relation] = {"<": "<", "<=": "<=", ">": ">", ">=": ">=", "=": 
 
 
 @dataclass(frozen=True)
-class Operand:
-    """A step's answer, or a value that is written out.
+class Condition:
+    """Conditions joined, or operands compared: numbers of steps, from 1 on, and values that are written out.
 
     Attributes:
-        step: From 1 on; None for a value.
-        value: None for a step.
+        sign: `and`, `or`, `not`, or a relation.
+        parts: One for `not`, two for a relation, else at least two.
     """
 
-    step: int | None
-    value: Value | None = None
+    sign: Literal["and", "or", "not"] | Relation
+    parts: tuple["Condition | int | Value", ...]
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Two operands and what is asked of them; without a second, the first is a yes or no.
-
-    Attributes:
-        first: The left one.
-        relation: Between them.
-        second: The right one.
-    """
-
-    first: Operand
-    relation: Relation = "="
-    second: Operand | None = None
-
-
-@dataclass(frozen=True)
-class Joined:
-    """Conditions joined.
-
-    Attributes:
-        word: By what.
-        parts: One for `not`, else at least two.
-    """
-
-    word: Literal["and", "or", "not"]
-    parts: tuple["Condition", ...]
-
-
-Condition = Compared | Joined
+_YES = Value("truth", "yes", truth=True)
 
 
 def parse_condition(text: str) -> Condition:
@@ -77,7 +49,7 @@ def parse_condition(text: str) -> Condition:
     if len(text) > MAX_LENGTH:
         raise ValueError(f"a condition has at most {MAX_LENGTH} characters, got {len(text)}")
     parser = _Parser(_tokens(text))
-    found = parser.condition(0)
+    found = parser.joined("or", 0)
     if parser.left:
         raise ValueError(f"the condition goes on with {parser.left[0][1]!r} where it should end")
     return found
@@ -85,9 +57,7 @@ def parse_condition(text: str) -> Condition:
 
 def names_step(condition: Condition) -> bool:
     """Whether a condition rests on any step; one that does not is true or false whatever the answers are."""
-    if isinstance(condition, Joined):
-        return any(names_step(part) for part in condition.parts)
-    return condition.first.step is not None or (condition.second is not None and condition.second.step is not None)
+    return any(names_step(part) if isinstance(part, Condition) else isinstance(part, int) for part in condition.parts)
 
 
 def evaluate(condition: Condition, values: Sequence[Value]) -> bool | Undecided:
@@ -97,28 +67,28 @@ def evaluate(condition: Condition, values: Sequence[Value]) -> bool | Undecided:
         condition: It.
         values: Of the steps, in order.
     """
-    if isinstance(condition, Joined):
-        parts = [evaluate(part, values) for part in condition.parts]
-        if condition.word == "not":
-            return parts[0] if isinstance(parts[0], Undecided) else not parts[0]
-        decides = condition.word == "or"
+    parts = [
+        evaluate(part, values) if isinstance(part, Condition) else _value(part, values) for part in condition.parts
+    ]
+    unknown = next((part for part in parts if isinstance(part, Undecided)), None)
+    if condition.sign in ("and", "or"):
+        decides = condition.sign == "or"
         if any(part is decides for part in parts):
             return decides
-        return next((part for part in parts if isinstance(part, Undecided)), not decides)
-    first = _value(condition.first, values)
-    second = Value("truth", "yes", truth=True) if condition.second is None else _value(condition.second, values)
-    if isinstance(first, Undecided):
-        return first
-    return second if isinstance(second, Undecided) else compare(first, condition.relation, second)
+        return not decides if unknown is None else unknown
+    if unknown is not None:
+        return unknown
+    if condition.sign == "not":
+        return not parts[0]
+    first, second = parts
+    assert isinstance(first, Value) and isinstance(second, Value)
+    return compare(first, cast(Relation, condition.sign), second)
 
 
-def _value(operand: Operand, values: Sequence[Value]) -> Value | Undecided:
-    if operand.step is None:
-        assert operand.value is not None
-        return operand.value
-    if not 1 <= operand.step <= len(values):
-        return Undecided(f"there is no step #{operand.step}")
-    return values[operand.step - 1]
+def _value(operand: int | Value, values: Sequence[Value]) -> Value | Undecided:
+    if isinstance(operand, Value):
+        return operand
+    return values[operand - 1] if 1 <= operand <= len(values) else Undecided(f"there is no step #{operand}")
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
@@ -140,45 +110,43 @@ class _Parser:
     def __init__(self, tokens: list[tuple[str, str]]) -> None:
         self.left = tokens
 
-    def condition(self, depth: int) -> Condition:
-        return self._joined("or", depth)
-
-    def _joined(self, word: Literal["and", "or"], depth: int) -> Condition:
+    def joined(self, word: Literal["and", "or"], depth: int) -> Condition:
+        """Conditions joined by a word, or one alone."""
         parts = [self._part(word, depth)]
         while self._takes("word", word):
             parts.append(self._part(word, depth))
-        return parts[0] if len(parts) == 1 else Joined(word, tuple(parts))
+        return parts[0] if len(parts) == 1 else Condition(word, tuple(parts))
 
     def _part(self, word: Literal["and", "or"], depth: int) -> Condition:
-        return self._joined("and", depth) if word == "or" else self._single(depth)
+        return self.joined("and", depth) if word == "or" else self._single(depth)
 
     def _single(self, depth: int) -> Condition:
         if depth > _DEPTH:
             raise ValueError(f"a condition goes at most {_DEPTH} deep")
         if self._takes("word", "not"):
-            return Joined("not", (self._single(depth + 1),))
+            return Condition("not", (self._single(depth + 1),))
         if self._takes("bracket", "("):
-            found = self.condition(depth + 1)
+            found = self.joined("or", depth + 1)
             if not self._takes("bracket", ")"):
                 raise ValueError("a bracket of the condition is not closed")
             return found
         first = self._operand()
         if not self.left or self.left[0][0] != "sign":
-            return Compared(first)
-        return Compared(first, _SIGNS[self.left.pop(0)[1]], self._operand())
+            return Condition("=", (first, _YES))
+        return Condition(_SIGNS[self.left.pop(0)[1]], (first, self._operand()))
 
-    def _operand(self) -> Operand:
+    def _operand(self) -> int | Value:
         if not self.left:
             raise ValueError("the condition ends too early")
         kind, text = self.left.pop(0)
         if kind == "step":
-            return Operand(int(text[1:]))
+            return int(text[1:])
         if kind == "number":
-            return Operand(None, Value("number", text, number=float(text)))
+            return Value("number", text, number=float(text))
         if kind == "text":
-            return Operand(None, value_of(text))
+            return value_of(text)
         if kind == "word" and text in ("yes", "no", "true", "false"):
-            return Operand(None, Value("truth", text, truth=text in ("yes", "true")))
+            return Value("truth", text, truth=text in ("yes", "true"))
         raise ValueError(f"{text!r} is no step, number, yes, no or quoted text")
 
     def _takes(self, kind: str, text: str) -> bool:

@@ -1,61 +1,71 @@
-"""Levels beside L0 on the same items: accuracy with intervals, paired tests, and what it took."""
+"""Levels beside L0 on the same items, as rows: accuracy with intervals, paired tests, and what it took."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
+from datetime import datetime, timezone
+from hashlib import sha256
+from typing import Any
 
+import torch
+
+from sigma0.bench.core.conditions import device_name, git_commit, library_versions
+from sigma0.bench.core.rows import Conditions, Figure
+from sigma0.bench.core.rows_tasks import StrategyQARow
+from sigma0.bench.strategyqa.opening import Opened
 from sigma0.bench.strategyqa.runner import LevelRun
-from sigma0.bench.strategyqa.statistics import holm, majority, mcnemar, rate
-from sigma0.calibrate.bootstrap import Estimate
-from sigma0.reason.messages import Usage
+from sigma0.bench.strategyqa.statistics import holm, majority, mcnemar
+from sigma0.calibrate.bootstrap import share
 
 BASELINE = "L0"
 # under so many items, differences of 10 points are noise
 FEW = 200
 
 
-@dataclass(frozen=True)
-class Score:
-    """How a level did.
+def to_rows(runs: Sequence[LevelRun], opened: Opened, against: str = BASELINE) -> list[StrategyQARow]:
+    """The rows of a run, which has just ended.
 
-    Attributes:
-        level: Its name.
-        variant: What tells it from others of its name.
-        labels: What it used of labels: none, those of items that it was seeded from, or each item's own behind its
-            prediction.
-        n: Items.
-        accuracy: Share of right answers; a miss is wrong.
-        majority: Share of the commoner label.
-        misses: Items without an answer, by the step that failed.
-        against: The level that it is held against.
-        difference: Accuracy less that of `against` on the same items; None for that one, and where it was not run.
-        p_value: Of McNemar's test against it on the same items, as it is.
-        p_holm: The same, corrected for all levels of the run by Holm's method.
-        calls: Questions for each item.
-        usage: Of all items.
-        doors: That verdicts on answers opened.
-        cached: Share of questions that came from the cache.
+    Args:
+        runs: Of levels on its items.
+        opened: What it went through.
+        against: As of `score`.
     """
-
-    level: str
-    variant: str
-    labels: str
-    n: int
-    accuracy: Estimate
-    majority: float
-    misses: dict[str, int]
-    against: str
-    difference: float | None
-    p_value: float | None
-    p_holm: float | None
-    calls: float
-    usage: Usage
-    doors: dict[str, int]
-    cached: float
+    settings = opened.settings
+    common = {
+        **conditions_of(opened).model_dump(),
+        "time": datetime.now(timezone.utc).isoformat(),
+        "effort": settings.effort,
+        "temperature": settings.temperature,
+        "seed": settings.seed,
+    }
+    return [StrategyQARow(**common, **each) for each in score(runs, against)]
 
 
-def score(runs: Sequence[LevelRun], against: str = BASELINE) -> list[Score]:
-    """The scores of some levels.
+def conditions_of(opened: Opened) -> Conditions:
+    """What a run is measured under."""
+    asked, model = opened.asked, opened.asked.model
+    known = [(item.qid, item.question, item.answer) for item in opened.items]
+    return Conditions(
+        model=asked.chat.name,
+        model_sha256=asked.identity,
+        settings_sha256=asked.settings,
+        total_loops=0 if model is None else getattr(model, "num_loops", 1),
+        parameters=0 if model is None else sum(parameter.numel() for parameter in model.parameters()),
+        device="endpoint" if model is None else device_name(model.device),
+        dtype=asked.dtype,
+        threads=torch.get_num_threads(),
+        prompts=opened.where,
+        prompts_sha256=sha256(repr(known).encode()).hexdigest(),
+        n=len(opened.items),
+        batch_size=opened.concurrency,
+        max_new_tokens=opened.settings.max_tokens,
+        commit=git_commit(),
+        versions=library_versions(),
+    )
+
+
+def score(runs: Sequence[LevelRun], against: str = BASELINE) -> list[dict[str, Any]]:
+    """What a row says of each of some levels, by the names of `StrategyQARow`.
 
     Args:
         runs: On items of one set; each may have gone through fewer of them.
@@ -67,34 +77,28 @@ def score(runs: Sequence[LevelRun], against: str = BASELINE) -> list[Score]:
         [] if run is base else [(right[each.qid], each.right) for each in run.answered if each.qid in right]
         for run in runs
     ]
-    raw = {str(place): mcnemar(*zip(*found, strict=True)).p for place, found in enumerate(pairs) if found}
+    raw = {str(place): mcnemar(*zip(*found, strict=True)) for place, found in enumerate(pairs) if found}
     corrected = holm(raw)
-    return [
-        _score(run, against, found, raw.get(str(place)), corrected.get(str(place)))
-        for place, (run, found) in enumerate(zip(runs, pairs, strict=True))
-    ]
-
-
-def _score(
-    run: LevelRun, against: str, pairs: Sequence[tuple[bool, bool]], raw: float | None, corrected: float | None
-) -> Score:
-    n = len(run.answered)
-    asked = sum(len(each.purposes) for each in run.answered)
-    hits = rate(run.right, n)
-    return Score(
-        level=run.level,
-        variant=run.variant,
-        labels=run.labels,
-        n=n,
-        accuracy=Estimate(hits.value, (hits.low, hits.high)),
-        majority=majority([each.label for each in run.answered]).value,
-        misses=dict(run.misses),
-        against=against,
-        difference=sum(own - base for base, own in pairs) / len(pairs) if pairs else None,
-        p_value=raw,
-        p_holm=corrected,
-        calls=asked / n,
-        usage=run.usage,
-        doors=dict(Counter(door for each in run.answered for door in each.doors)),
-        cached=sum(each.cached for each in run.answered) / asked if asked else 0.0,
-    )
+    rows = []
+    for place, (run, found) in enumerate(zip(runs, pairs, strict=True)):
+        usage = asdict(run.usage)
+        del usage["calls"]
+        n = len(run.answered)
+        rows.append(
+            {
+                "level": run.level,
+                "variant": run.variant,
+                "labels": run.labels,
+                "accuracy": Figure.of(share(run.right, n)),
+                "majority": majority([each.label for each in run.answered]).value,
+                "misses": dict(run.misses),
+                "against": against,
+                "difference": sum(own - first for first, own in found) / len(found) if found else None,
+                "p_value": raw.get(str(place)),
+                "p_holm": corrected.get(str(place)),
+                "calls": sum(len(each.purposes) for each in run.answered) / n,
+                "doors": dict(Counter(door for each in run.answered for door in each.doors)),
+                **usage,
+            }
+        )
+    return rows

@@ -1,21 +1,17 @@
 """What a level learned from items that it has answered: patterns that worked, and lessons from those that did not."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import log, sqrt
-from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sigma0.bench.strategyqa.question_types import QuestionType, asked, question_type
-from sigma0.errors import one_line
 from sigma0.signals.grounding.words import is_stop, stem, words_of
 
 Kind = Literal["positive", "negative"]
 LIMIT = 200
-MAX_BYTES = 64 * 2**20
 # at which two patterns of a kind and a type are one
 SAME = 0.95
 # how many uses the confidence that a pattern begins with is worth
@@ -56,17 +52,6 @@ class Pattern(BaseModel):
         if self.successes > self.uses:
             raise ValueError(f"{self.successes} successes in {self.uses} uses")
         return self
-
-
-class _Stored(BaseModel):
-    """The file of a memory."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    limit: int
-    added: int
-    seen: tuple[str, ...]
-    patterns: tuple[Pattern, ...]
 
 
 class PatternMemory:
@@ -185,40 +170,6 @@ class PatternMemory:
 
     def __contains__(self, pattern_id: str) -> bool:
         return pattern_id in self._patterns
-
-    def save(self, path: Path) -> None:
-        """Replaces a file in one step, so that a crash leaves the old or the new one, whole."""
-        stored = _Stored(limit=self.limit, added=self._added, seen=tuple(self.seen), patterns=tuple(self.patterns))
-        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(stored.model_dump_json(indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-
-    @classmethod
-    def load(cls, path: Path) -> "PatternMemory":
-        """The memory in a file.
-
-        Raises:
-            ValueError: If it cannot be read or is none, naming what is wrong.
-        """
-        try:
-            if path.stat().st_size > MAX_BYTES:
-                raise ValueError(f"the pattern memory {str(path)!r} is larger than {MAX_BYTES} bytes")
-            stored = _Stored.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise ValueError(f"the pattern memory {str(path)!r} cannot be read: {error}") from error
-        except ValidationError as error:
-            raise ValueError(f"the pattern memory {str(path)!r}: {one_line(error)}") from error
-        memory = cls(stored.limit)
-        memory.seen = dict.fromkeys(stored.seen)
-        memory._added = stored.added
-        for pattern in stored.patterns:
-            if pattern.id in memory or pattern.source not in memory.seen:
-                raise ValueError(f"the pattern memory {str(path)!r} holds {pattern.id!r} twice or of an unseen item")
-            memory._put(pattern)
-        return memory
 
     def _put(self, pattern: Pattern) -> None:
         self._patterns[pattern.id] = pattern

@@ -7,7 +7,7 @@ from typing import Any
 from sigma0.bench.core.digests import settings_sha256, weights_sha256
 from sigma0.bench.strategyqa.batched import BatchedChat
 from sigma0.commands.solve_models import as_ladder, open_chats
-from sigma0.reason.chat import ChatModel, EndpointChat, LadderChat, LocalChat
+from sigma0.reason.chat import ChatModel, EndpointChat, LocalChat
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,6 @@ def open_model(model: str, ladder: str | None, base_url: str | None, device: str
     if isinstance(chat, LocalChat) and not chat.is_looped and batch_size > 1:
         chat = BatchedChat(chat, batch_size)
     return Asked(chat, identity, settings, first, samples)
-
-
-def concurrency_of(chat: ChatModel, wanted: int) -> int:
-    """Items at a time: one of a model that answers one question at a time."""
-    return 1 if isinstance(chat, LocalChat | LadderChat) else wanted
 
 
 def _identity(chat: ChatModel, name: str) -> str:

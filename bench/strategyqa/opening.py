@@ -4,20 +4,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import cast, get_args
+from typing import Annotated, cast, get_args
 
+import typer
 from pydantic import BaseModel, ConfigDict
 
+from sigma0.bench.core.options import AnswerTokens
 from sigma0.bench.strategyqa.adaptive import Route
-from sigma0.bench.strategyqa.asking import AskSettings
+from sigma0.bench.strategyqa.asking import MAX_TOKENS, AskSettings
 from sigma0.bench.strategyqa.cache import AnswerCache
 from sigma0.bench.strategyqa.items import Item, Split, load_both, load_items, world_items
 from sigma0.bench.strategyqa.level import Level
-from sigma0.bench.strategyqa.models import Asked, concurrency_of, open_model
+from sigma0.bench.strategyqa.models import Asked, open_model
 from sigma0.bench.strategyqa.registry import Makings
 from sigma0.bench.strategyqa.runner import LevelRun, run_level
 from sigma0.checkpoints import shipped_models
+from sigma0.commands.options import Device, Dtype, ServedModel, Threads
 from sigma0.config import SHARES
+from sigma0.reason.chat import LadderChat, LocalChat
 
 WORLD = "world"
 # items of the micro-world: scored where no number is given, and seeded from
@@ -25,8 +29,8 @@ WORLD_SCORED, WORLD_SEEDS = 60, 200
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Who is asked, and how.
+class Opened:
+    """What an `Opening` opens: who is asked what, and how.
 
     Attributes:
         asked: The model.
@@ -34,6 +38,10 @@ class Bench:
         cache: None asks everything.
         concurrency: Items at a time.
         retries: How often an item is begun anew that got no answer.
+        items: That are scored.
+        train: That levels may be seeded from.
+        where: The items are from.
+        makings: Of the levels.
     """
 
     asked: Asked
@@ -41,6 +49,10 @@ class Bench:
     cache: AnswerCache | None
     concurrency: int
     retries: int
+    items: list[Item]
+    train: list[Item]
+    where: str
+    makings: Makings
 
     def run(self, level: Level, items: Sequence[Item], advance: Callable[[], None]) -> LevelRun:
         """Runs a level over items; see `run_level`."""
@@ -48,75 +60,45 @@ class Bench:
             level, items, self.asked.chat, self.settings, self.cache, self.concurrency, self.retries, advance
         )
 
-
-@dataclass(frozen=True)
-class Opened:
-    """What an `Opening` opens.
-
-    Attributes:
-        bench: Who is asked.
-        items: That are scored.
-        train: That levels may be seeded from.
-        where: The items are from.
-        makings: Of the levels.
-    """
-
-    bench: Bench
-    items: list[Item]
-    train: list[Item]
-    where: str
-    makings: Makings
-
     def sha256(self) -> str:
         """Of all that answers depend on and that names may hide: weights, items, and the files levels are made from."""
-        asked, made = self.bench.asked, self.makings
+        asked, made = self.asked, self.makings
         files = (made.paragraphs, made.demonstrations, made.template)
         contents = [None if path is None else sha256(path.read_bytes()).hexdigest() for path in files]
         return sha256(repr([asked.identity, asked.settings, self.items, self.train, contents]).encode()).hexdigest()
 
 
 class Opening(BaseModel):
-    """How a run is opened: what the command line says, by which workers open it again.
-
-    Attributes:
-        data: Where items are from, see `read_items`, like the next two.
-        split: Of the data.
-        n: Items at most.
-        model: As `open_model` takes it, like the next four.
-        ladder: Rungs.
-        base_url: Of an endpoint.
-        device: For models here.
-        dtype: For models here.
-        concurrency: Items at a time, and questions in a batch.
-        retries: See `Bench`.
-        settings: Of all questions; its seed is that of the micro-world's stories too.
-        cache: File of answers; None keeps none.
-        paragraphs: See `Makings`, like the next three.
-        demonstrations: For L1-ptp.
-        template: For L2.
-        route: For L4.
-        threads: CPU threads.
-    """
+    """How a run is opened: what the command line says, by which workers open it again; each field is an option."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data: str
-    split: str
-    n: int | None
-    model: str
-    ladder: str | None
-    base_url: str | None
-    device: str
-    dtype: str
-    concurrency: int
-    retries: int
-    settings: AskSettings
-    cache: Path | None
-    paragraphs: Path | None = None
-    demonstrations: Path | None = None
-    template: Path | None = None
-    route: str = "rules"
-    threads: int = 1
+    data: Annotated[
+        str, typer.Option(help="Folder of train.json and dev.json, a dataset's hub id, or world: the micro-world.")
+    ] = WORLD
+    split: Annotated[str, typer.Option(help="Items that are scored: dev or train.")] = "dev"
+    n: Annotated[int | None, typer.Option("-n", "--n", min=1, help="The first items at most.")] = None
+    model: ServedModel = "pocket"
+    ladder: Annotated[str | None, typer.Option(help="Rungs in place of --model, the lowest first.")] = None
+    base_url: Annotated[str | None, typer.Option(help="A server that speaks OpenAI's protocol.")] = None
+    effort: Annotated[str, typer.Option(help="minimal, low, medium or high.")] = "medium"
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0
+    seed: Annotated[int, typer.Option(help="Of the sampling, and of the micro-world's stories.")] = 0
+    max_new_tokens: AnswerTokens = MAX_TOKENS
+    concurrency: Annotated[int, typer.Option(min=1, help="Items at a time, and questions in a batch.")] = 16
+    retries: Annotated[int, typer.Option(min=0, help="How often an item is begun anew that got no answer.")] = 2
+    cache: Annotated[
+        Path | None, typer.Option(help="Answers by model and prompt: resumes a run, and repeats it bit for bit.")
+    ] = None
+    paragraphs: Annotated[
+        Path | None, typer.Option(help="L2-rag: the published paragraph file; else facts of train are searched.")
+    ] = None
+    demonstrations: Annotated[Path | None, typer.Option(help="L1-ptp: traces that `distill` wrote.")] = None
+    template: Annotated[Path | None, typer.Option(help="L2: steps that `distill` wrote.")] = None
+    route: Annotated[str, typer.Option(help="L4: rules, model or verdict.")] = "rules"
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    threads: Threads = 1
 
     def open(self) -> Opened:
         """Opens the items, then the model and the cache.
@@ -127,33 +109,27 @@ class Opening(BaseModel):
         """
         if self.route not in get_args(Route):
             raise ValueError(f"no such route: {self.route!r}; there are {', '.join(get_args(Route))}")
-        items, train, where = read_items(self.data, self.split, self.n, self.settings.seed)
-        makings = Makings(train, self.paragraphs, None, self.demonstrations, self.template, cast(Route, self.route))
-        return Opened(self._bench(), items, train, where, makings)
-
-    def _bench(self) -> Bench:
-        settings = self.settings
-        if settings.effort not in SHARES:
-            raise ValueError(f"no such effort: {settings.effort!r}; there are {', '.join(SHARES)}")
+        if self.effort not in SHARES:
+            raise ValueError(f"no such effort: {self.effort!r}; there are {', '.join(SHARES)}")
+        items, train, where = read_items(self.data, self.split, self.n, self.seed)
+        makings = Makings(train, self.paragraphs, self.demonstrations, self.template, cast(Route, self.route))
+        settings = AskSettings(self.effort, self.max_new_tokens, self.temperature, self.seed)
         asked = open_model(self.model, self.ladder, self.base_url, self.device, self.dtype, self.concurrency)
         if settings.temperature > 0 and not asked.samples:
             raise ValueError(f"{asked.chat.name} hands up whole answers, which are greedy: temperature must be 0")
         # answers in another dtype may differ
         identities = {asked.chat.name: f"{asked.identity} {asked.dtype}"}
         kept = None if self.cache is None else AnswerCache(self.cache, identities)
-        return Bench(asked, settings, kept, concurrency_of(asked.chat, self.concurrency), self.retries)
+        # one of a model that answers one question at a time
+        concurrency = 1 if isinstance(asked.chat, LocalChat | LadderChat) else self.concurrency
+        return Opened(asked, settings, kept, concurrency, self.retries, items, train, where, makings)
 
     def resolved(self) -> "Opening":
         """The same for a process in another folder."""
         ladder = None if self.ladder is None else ",".join(_model_path(name.strip()) for name in self.ladder.split(","))
-        files = {
-            name: None if path is None else path.resolve()
-            for name, path in self
-            if name in ("cache", "paragraphs", "demonstrations", "template")
-        }
         data = self.data if self.data == WORLD else _path(self.data)
-        names = {"data": data, "model": _model_path(self.model), "ladder": ladder}
-        return self.model_copy(update={**names, **files})
+        files = {name: value.resolve() for name, value in self if isinstance(value, Path)}
+        return self.model_copy(update={"data": data, "model": _model_path(self.model), "ladder": ladder, **files})
 
 
 def read_items(data: str, split: str, n: int | None, seed: int) -> tuple[list[Item], list[Item], str]:

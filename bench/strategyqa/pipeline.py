@@ -6,9 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.direct import FORM
-from sigma0.bench.strategyqa.items import Item
-from sigma0.bench.strategyqa.level import Prediction, Question, has_words, numbered, read
+from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, listed, numbered, read, start
 from sigma0.bench.strategyqa.logic import evaluate, names_step, parse_condition
 from sigma0.bench.strategyqa.question_types import QuestionType, question_type
 from sigma0.bench.strategyqa.values import Undecided, Value, value_of
@@ -34,7 +32,7 @@ class Analysis:
     condition: str
 
 
-class Pipeline:
+class Pipeline(Level):
     """Fixed stages, of which the last is Python's wherever it can be.
 
     The analysis lists what must be known, and states a condition on it, such as `#1 < #2`. Where the steps are as many
@@ -45,7 +43,6 @@ class Pipeline:
     """
 
     name = "L4-pipeline"
-    learns = False
 
     def predict(self, question: Question, ask: Ask) -> Prediction:
         """See `Level`."""
@@ -53,12 +50,12 @@ class Pipeline:
         said = ask("analyse", analyse_prompt(question.text))
         analysis = read_analysis(question.text, said)
         if analysis is None:
-            return Prediction(None, f"analyse: no numbered thing in {_shown(said)}", {"analysis": said})
+            return Prediction(None, f"analyse: no numbered thing in {start(said)}", {"analysis": said})
         trace["analysis"] = asdict(analysis)
         said = ask("decompose", decompose_prompt(question.text, analysis))
         steps = [step[:MAX_LENGTH] for step in numbered(said, MAX_STEPS)]
         if not steps:
-            return Prediction(None, f"decompose: no numbered question in {_shown(said)}", trace)
+            return Prediction(None, f"decompose: no numbered question in {start(said)}", trace)
         answers: list[str] = []
         trace["steps"] = []
         for number, step in enumerate(steps, start=1):
@@ -69,13 +66,6 @@ class Pipeline:
             if not answers[-1]:
                 return Prediction(None, f"answer: nothing was said to step {number}", trace)
         return _combine(question, ask, analysis, answers, trace)
-
-    def learn(self, item: Item, prediction: Prediction) -> None:
-        """Learns nothing."""
-
-    def seeds(self) -> Sequence[str]:
-        """Knows no items."""
-        return ()
 
 
 def analyse_prompt(text: str) -> str:
@@ -89,10 +79,10 @@ def analyse_prompt(text: str) -> str:
 
 def decompose_prompt(text: str, analysis: Analysis) -> str:
     """Asks for a question for each thing."""
-    needs = "\n".join(f"{number}. {need}" for number, need in enumerate(analysis.needs, start=1))
     return (
-        f"Question: {text}\nTo answer this question of {analysis.question_type}, one must know:\n{needs}\n"
-        "Write a numbered list with one short question for each, in this order. #1 stands for the answer to the first."
+        f"Question: {text}\nTo answer this question of {analysis.question_type}, one must know:\n"
+        f"{listed(analysis.needs)}\nWrite a numbered list with one short question for each, in this order. #1 stands "
+        "for the answer to the first."
     )
 
 
@@ -138,7 +128,3 @@ def _combine(
     known = "\n".join(f"{step['question']} {step['answer']}" for step in trace["steps"])
     said = ask("combine", f"Question: {question.text}\nKnown:\n{known}\nSo, going by what is known: {FORM}")
     return read(said, "combine", {**trace, "decided": "model", "why": decided.why, "combined": said})
-
-
-def _shown(text: str) -> str:
-    return repr(" ".join(text.split())[:60])

@@ -1,12 +1,10 @@
-"""L1: fixed prompts that make a model reason in words, in code, or in the trace of a program."""
+"""L0 and L1: fixed prompts that ask at once, or make a model reason in words, in code, or in the trace of a program."""
 
 import re
 from collections.abc import Sequence
 
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.direct import FORM
-from sigma0.bench.strategyqa.items import Item
-from sigma0.bench.strategyqa.level import Prediction, Question, has_words, read, read_answer
+from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, read, read_answer, start
 
 DEMONSTRATION = """>>> strategy_qa("Would a grand piano fit into the boot of a small car?")
 Calling decompose("Would a grand piano fit into the boot of a small car?")...
@@ -27,20 +25,20 @@ Final answer: No
 _PRINTING = re.compile(r"\bprint[ \t]*\([^\n]*")
 
 
-class _Fixed:
-    """A level that is a prompt: it learns nothing, and knows no items."""
+class Direct(Level):
+    """Asks the question as it is.
 
-    learns = False
+    Calls: answer.
+    """
 
-    def learn(self, item: Item, prediction: Prediction) -> None:
-        """Learns nothing."""
+    name = "L0"
 
-    def seeds(self) -> Sequence[str]:
-        """Knows no items."""
-        return ()
+    def predict(self, question: Question, ask: Ask) -> Prediction:
+        """See `Level`."""
+        return read(ask("answer", f"{question.text}\n{FORM}"), "answer", {})
 
 
-class ChainOfThought(_Fixed):
+class ChainOfThought(Level):
     """Reasons first, and then answers from the reasoning.
 
     Calls: reason, answer.
@@ -52,14 +50,12 @@ class ChainOfThought(_Fixed):
         """See `Level`."""
         reasoning = ask("reason", f"{question.text}\nThink step by step. Do not answer yet.")
         if not has_words(reasoning):
-            return Prediction(
-                None, f"reason: no words in {' '.join(reasoning.split())[:60]!r}", {"reasoning": reasoning}
-            )
+            return Prediction(None, f"reason: no words in {start(reasoning)}", {"reasoning": reasoning})
         asked = f"Question: {question.text}\nReasoning: {reasoning}\nSo, going by this reasoning: {FORM}"
         return read(ask("answer", asked), "answer", {"reasoning": reasoning})
 
 
-class ChainOfCode(_Fixed):
+class ChainOfCode(Level):
     """Writes a program of thought, and says what it would print: it is not run.
 
     Calls: answer.
@@ -75,12 +71,11 @@ class ChainOfCode(_Fixed):
         )
         program = ask("answer", asked)
         answer = read_answer(_PRINTING.sub("", program))
-        start = " ".join(program.split())[:60]
-        miss = f"answer: no yes or no outside of print in {start!r}" if answer is None else None
+        miss = f"answer: no yes or no outside of print in {start(program)}" if answer is None else None
         return Prediction(answer, miss, {"program": program})
 
 
-class ProgramTrace(_Fixed):
+class ProgramTrace(Level):
     """Completes a doctest: the trace of a program that works such questions out.
 
     Calls: trace.

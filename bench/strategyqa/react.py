@@ -5,11 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.direct import FORM
-from sigma0.bench.strategyqa.items import Item
-from sigma0.bench.strategyqa.level import Prediction, Question, read
+from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, read
 from sigma0.bench.strategyqa.react_traces import ActionName, ReactStep, ReactTrace
-from sigma0.bench.strategyqa.retrieval import TOP_K, Index, shown
 from sigma0.bench.strategyqa.workflow import (
     LONGEST,
     decompose_prompt,
@@ -18,8 +15,6 @@ from sigma0.bench.strategyqa.workflow import (
     read_fact,
     read_parts,
 )
-
-__all__ = ["React", "ReactStep", "ReactTrace", "SimpleReact"]
 
 # thoughts with their actions at most
 STEP_LIMIT = 6
@@ -34,15 +29,12 @@ _THOUGHT = re.compile(r"Thought:[ \t]*(\S.*)")
 _ACTION = re.compile(r"Action:[ \t]*([A-Za-z_]+)[ \t]*\[(.*)\]")
 
 
-class React:
+class React(Level):
     """Thinks, acts and reads what came of it, until it finishes; the facts so far are numbered and shown.
 
-    Calls: act at each step, and after it decompose, lookup or evaluate where that is the action. With an index lookup
-    searches it and calls nothing.
+    Calls: act at each step, and after it decompose, lookup or evaluate where that is the action.
 
     Args:
-        index: None has the model itself tell facts.
-        top_k: Paragraphs that a lookup shows at most.
         limit: Steps at most.
 
     Raises:
@@ -50,15 +42,12 @@ class React:
     """
 
     name = "L3"
-    learns = False
     actions: tuple[ActionName, ...] = tuple(ACTIONS)
     keeps_facts = True
 
-    def __init__(self, index: Index | None = None, top_k: int = TOP_K, limit: int = STEP_LIMIT) -> None:
+    def __init__(self, limit: int = STEP_LIMIT) -> None:
         if limit < 1:
             raise ValueError(f"a model needs at least 1 step, got limit {limit}")
-        self.index = index
-        self.top_k = top_k
         self.limit = limit
 
     def predict(self, question: Question, ask: Ask) -> Prediction:
@@ -68,19 +57,11 @@ class React:
             run.step()
         return ReactTrace(question.qid, question.text, tuple(run.steps), self.limit).prediction()
 
-    def learn(self, item: Item, prediction: Prediction) -> None:
-        """Learns nothing."""
-
-    def seeds(self) -> Sequence[str]:
-        """Knows no items."""
-        return ()
-
 
 class SimpleReact(React):
     """The same loop with lookup and finish alone; facts stand only where they were read.
 
-    Calls: act at each step, and after it lookup where that is the action. With an index lookup searches it and calls
-    nothing.
+    Calls: act at each step, and after it lookup where that is the action.
     """
 
     name = "L3-simple"
@@ -162,14 +143,8 @@ class _Run:
         return "; ".join(f"{number}. {part}" for number, part in enumerate(parts, start=1)), None
 
     def _lookup(self, argument: str) -> tuple[str, str | None]:
-        if self._level.index is None:
-            said = self._ask("lookup", fact_prompt(self._question.text, argument))
-            fact, miss = read_fact(said, "lookup")
-            return (f"That failed: {miss}.", miss) if fact is None else (fact, None)
-        found = self._level.index.search(argument, self._level.top_k)
-        if not found:
-            return "Nothing was found.", f"lookup: nothing was found for {argument[:60]!r}"
-        return shown(found, LONGEST // len(found)).replace("\n", " ").strip(), None
+        fact, miss = read_fact(self._ask("lookup", fact_prompt(self._question.text, argument)), "lookup")
+        return (f"That failed: {miss}.", miss) if fact is None else (fact, None)
 
     def _evaluate(self, argument: str) -> tuple[str, str | None]:
         known = self._known()

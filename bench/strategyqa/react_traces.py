@@ -4,11 +4,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from sigma0.bench.strategyqa.level import Prediction
-from sigma0.bench.strategyqa.traces import STRICT, TraceStep, WorkflowTrace, parsed
+from sigma0.bench.strategyqa.traces import STRICT, Trace, TraceStep, WorkflowTrace
 
 ActionName = Literal["decompose", "lookup", "evaluate", "finish"]
 
@@ -37,7 +36,7 @@ class ReactStep:
 
 
 @dataclass(frozen=True, config=STRICT)
-class ReactTrace:
+class ReactTrace(Trace):
     """What a model did for a question.
 
     Attributes:
@@ -48,6 +47,7 @@ class ReactTrace:
         kind: Tells this trace from others.
     """
 
+    what = "trace of thoughts and actions"
     qid: str
     question: str
     steps: tuple[ReactStep, ...]
@@ -102,22 +102,6 @@ class ReactTrace:
         first = TraceStep("decompose", (self.question,), parts, "steps")
         last = TraceStep("combine_facts", (values,), self.answer, "answer", None, tuple(places.values()))
         return WorkflowTrace(self.qid, self.question, (first, *steps, last))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dict(_TRACE.dump_python(self, mode="json"))
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> "ReactTrace":
-        """A trace out of what its `to_dict` said.
-
-        Raises:
-            ValueError: For unknown keys or bad values.
-        """
-        return parsed(_TRACE, value, "trace of thoughts and actions")
-
-
-_TRACE = TypeAdapter(ReactTrace)
 
 
 def _workflow_step(step: ReactStep, places: Mapping[int, int]) -> TraceStep:

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sigma0.bench.strategyqa.adaptive import Adaptive, Route
-from sigma0.bench.strategyqa.direct import Direct
-from sigma0.bench.strategyqa.distillation import demonstrated, templated
+from sigma0.bench.strategyqa.distillation import load_demonstrations, load_template
 from sigma0.bench.strategyqa.improving import Improving, Seeded
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import Level
 from sigma0.bench.strategyqa.pipeline import Pipeline
-from sigma0.bench.strategyqa.prompted import ChainOfCode, ChainOfThought, ProgramTrace
+from sigma0.bench.strategyqa.prompted import ChainOfCode, ChainOfThought, Direct, ProgramTrace
 from sigma0.bench.strategyqa.react import React, SimpleReact
-from sigma0.bench.strategyqa.retrieval import ParagraphIndex, fact_paragraphs, open_index
+from sigma0.bench.strategyqa.retrieval import ParagraphIndex, fact_paragraphs, load_paragraphs
 from sigma0.bench.strategyqa.workflow import RetrievalWorkflow, Workflow
 
 # items of train that a level is seeded from, and whose facts are searched where no paragraphs are given
@@ -27,7 +26,6 @@ class Makings:
     Attributes:
         train: Items that levels may be seeded from; none of them is scored.
         paragraphs: The published paragraph file; without it, facts of `train` are searched.
-        index: Folder where the index of the paragraphs is kept.
         demonstrations: Distilled traces that L1-ptp shows.
         template: Distilled steps that L2 is held to.
         route: Who decides in L4.
@@ -35,7 +33,6 @@ class Makings:
 
     train: Sequence[Item] = ()
     paragraphs: Path | None = None
-    index: Path | None = None
     demonstrations: Path | None = None
     template: Path | None = None
     route: Route = "rules"
@@ -43,12 +40,12 @@ class Makings:
 
 def _retrieving(makings: Makings) -> Level:
     if makings.paragraphs is not None:
-        found = open_index(makings.paragraphs, makings.index or makings.paragraphs.parent)
+        found = load_paragraphs(makings.paragraphs)
     elif makings.train:
-        found = ParagraphIndex(fact_paragraphs(makings.train))
+        found = fact_paragraphs(makings.train)
     else:
         raise ValueError("L2-rag searches paragraphs: give the published file, or items of train")
-    return RetrievalWorkflow(found)
+    return RetrievalWorkflow(ParagraphIndex(found))
 
 
 def _seeded(makings: Makings) -> Level:
@@ -58,45 +55,41 @@ def _seeded(makings: Makings) -> Level:
 
 
 def _traced(makings: Makings) -> Level:
-    return ProgramTrace() if makings.demonstrations is None else demonstrated(makings.demonstrations)
+    if makings.demonstrations is None:
+        return ProgramTrace()
+    found = load_demonstrations(makings.demonstrations)
+    return ProgramTrace([one.text for one in found], [one.qid for one in found])
 
 
 def _workflow(makings: Makings) -> Level:
-    return Workflow() if makings.template is None else templated(makings.template)
+    return Workflow(None if makings.template is None else load_template(makings.template))
 
 
-def _adaptive(makings: Makings) -> Level:
-    return Adaptive(ChainOfThought(), Workflow(), React(), makings.route)
-
-
-EXPERIMENTS: dict[str, Callable[[Makings], Level]] = {
+# one name of each level, for runs of all of them
+ONCE: dict[str, Callable[[Makings], Level]] = {
     "L0": lambda makings: Direct(),
-    "L0-baseline": lambda makings: Direct(),
     "L1-cot": lambda makings: ChainOfThought(),
     "L1-coc": lambda makings: ChainOfCode(),
     "L1-ptp": _traced,
     "L2": _workflow,
-    "L2-trace": _workflow,
     "L2-rag": _retrieving,
     "L3": lambda makings: React(),
-    "L3-react": lambda makings: React(),
     "L3-simple": lambda makings: SimpleReact(),
-    "L4": _adaptive,
-    "L4-adaptive": _adaptive,
+    "L4": lambda makings: Adaptive(ChainOfThought(), Workflow(), React(), makings.route),
     "L4-pipeline": lambda makings: Pipeline(),
     "L5": lambda makings: Improving(),
-    "L5-improving": lambda makings: Improving(),
     "L5-icl": _seeded,
 }
-# one name of each level, for runs of all of them
-ONCE = ("L0", "L1-cot", "L1-coc", "L1-ptp", "L2", "L2-rag", "L3", "L3-simple", "L4", "L4-pipeline", "L5", "L5-icl")
+ALIASES = {"L0-baseline": "L0", "L2-trace": "L2", "L3-react": "L3", "L4-adaptive": "L4", "L5-improving": "L5"}
+EXPERIMENTS = {**ONCE, **{alias: ONCE[name] for alias, name in ALIASES.items()}}
 
 
 def variant(name: str, makings: Makings) -> str:
     """What a level was made with, in words, where that is not always the same."""
-    if name in ("L4", "L4-adaptive"):
+    name = ALIASES.get(name, name)
+    if name == "L4":
         return f"by {makings.route}"
     if name == "L2-rag":
         return "facts of train" if makings.paragraphs is None else makings.paragraphs.name
-    shown = {"L1-ptp": makings.demonstrations, "L2": makings.template, "L2-trace": makings.template}.get(name)
+    shown = {"L1-ptp": makings.demonstrations, "L2": makings.template}.get(name)
     return "" if shown is None else shown.name

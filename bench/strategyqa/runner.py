@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 
-from sigma0.bench.strategyqa.asking import Ask, AskSettings, Cache
+from sigma0.bench.strategyqa.asking import Ask, AskSettings
+from sigma0.bench.strategyqa.cache import AnswerCache
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import Level, Prediction, Question
 from sigma0.reason.messages import ChatFailed, ChatModel, Usage
@@ -21,7 +23,6 @@ class Answered:
         prediction: The level's.
         purposes: Of its questions, in their order.
         usage: Of them all, cached ones as when they were asked.
-        cached: How many came from the cache.
         doors: That the verdicts on their answers opened; empty where a model has none.
     """
 
@@ -30,7 +31,6 @@ class Answered:
     prediction: Prediction
     purposes: tuple[str, ...]
     usage: Usage
-    cached: int
     doors: tuple[str, ...]
 
     @property
@@ -63,10 +63,7 @@ class LevelRun:
     @property
     def usage(self) -> Usage:
         """Of all."""
-        whole = Usage()
-        for each in self.answered:
-            whole = whole.plus(each.usage)
-        return whole
+        return reduce(Usage.plus, (each.usage for each in self.answered), Usage())
 
     @property
     def misses(self) -> Counter[str]:
@@ -80,7 +77,7 @@ def run_level(
     items: Sequence[Item],
     model: ChatModel,
     settings: AskSettings,
-    cache: Cache | None = None,
+    cache: AnswerCache | None = None,
     concurrency: int = 1,
     retries: int = 2,
     advance: Callable[[], None] = lambda: None,
@@ -136,9 +133,7 @@ def _answer(level: Level, item: Item, ask: Ask, retries: int) -> Answered:
             if attempt == retries:
                 prediction = Prediction(None, f"no answer: {error}")
     assert prediction is not None
-    usage = Usage()
-    for each in ask.asked:
-        usage = usage.plus(each.answer.usage)
+    usage = reduce(Usage.plus, (each.answer.usage for each in ask.asked), Usage())
     doors = tuple(str(each.answer.door) for each in ask.asked if each.answer.door is not None)
     purposes = tuple(each.purpose for each in ask.asked)
-    return Answered(item.qid, item.answer, prediction, purposes, usage, ask.cached, doors)
+    return Answered(item.qid, item.answer, prediction, purposes, usage, doors)

@@ -1,69 +1,22 @@
 """What a difference between two levels is worth: paired tests, their correction, and what guessing would score."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import comb
 
-from sigma0.calibrate.bootstrap import share
+from sigma0.calibrate.bootstrap import Estimate, share
 
 
-@dataclass(frozen=True)
-class Rate:
-    """A share of items with its exact 95 % interval.
-
-    Attributes:
-        hits: Items that count.
-        n: All items.
-        low: Of the interval.
-        high: Of the interval.
-    """
-
-    hits: int
-    n: int
-    low: float
-    high: float
-
-    @property
-    def value(self) -> float:
-        """The share."""
-        return self.hits / self.n
-
-
-@dataclass(frozen=True)
-class McNemar:
-    """Two levels on the same items, compared where one is right and the other wrong.
-
-    Attributes:
-        only_first: Items that only the first has right.
-        only_second: That only the second has right.
-        p: Two-sided: how often two equally good levels would differ as far.
-    """
-
-    only_first: int
-    only_second: int
-    p: float
-
-
-def rate(hits: int, n: int) -> Rate:
-    """A share with its interval.
-
-    Raises:
-        ValueError: If n is below 1 or hits is not between 0 and n.
-    """
-    return Rate(hits, n, *share(hits, n).interval)
-
-
-def majority(labels: Sequence[bool]) -> Rate:
-    """What always saying the commoner label would score.
+def majority(labels: Sequence[bool]) -> Estimate:
+    """What always saying the commoner label would score, with its exact 95 % interval.
 
     Raises:
         ValueError: For no labels.
     """
-    return rate(max(sum(labels), len(labels) - sum(labels)), len(labels))
+    return share(max(sum(labels), len(labels) - sum(labels)), len(labels))
 
 
-def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
-    """McNemar's test in its exact form (Q. McNemar, 1947), at any number of items.
+def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
+    """The p-value of McNemar's two-sided test in its exact form (Q. McNemar, 1947), at any number of items.
 
     Of the items on which the two differ, either is as likely to be right where they are equally good: the p-value is
     twice the lower tail of that binomial distribution, at most 1. Whole numbers are summed, so that nothing is rounded
@@ -83,7 +36,7 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
     only_second = sum(other and not one for one, other in pairs)
     n, fewer = only_first + only_second, min(only_first, only_second)
     tail = 2 * sum(comb(n, k) for k in range(fewer + 1))
-    return McNemar(only_first, only_second, min(tail, 2**n) / 2**n)
+    return float(min(tail, 2**n) / 2**n)
 
 
 def holm(values: Mapping[str, float]) -> dict[str, float]:

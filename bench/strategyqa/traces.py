@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -13,9 +13,35 @@ from sigma0.errors import one_line
 
 Function = Literal["decompose", "retrieve", "answer_factual", "evaluate_condition", "combine_facts"]
 Value = str | bool | tuple[str | bool, ...] | None
-T = TypeVar("T")
+T = TypeVar("T", bound="Trace")
 
 STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+class Trace:
+    """What a level did for a question, as plain JSON values.
+
+    Attributes:
+        what: It is, in words.
+    """
+
+    what: ClassVar[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dict(TypeAdapter(type(self)).dump_python(self, mode="json"))
+
+    @classmethod
+    def from_dict(cls: type[T], value: Mapping[str, Any]) -> T:
+        """A trace out of what its `to_dict` said.
+
+        Raises:
+            ValueError: For unknown keys or bad values.
+        """
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(value))
+        except (ValidationError, TypeError) as error:
+            raise ValueError(f"no {cls.what}: {one_line(error)[:400]}") from error
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -45,7 +71,7 @@ class TraceStep:
 
 
 @dataclass(frozen=True, config=STRICT)
-class WorkflowTrace:
+class WorkflowTrace(Trace):
     """What a workflow did for a question.
 
     Attributes:
@@ -55,6 +81,7 @@ class WorkflowTrace:
         kind: Tells this trace from others.
     """
 
+    what = "trace of a workflow"
     qid: str
     question: str
     steps: tuple[TraceStep, ...]
@@ -104,19 +131,6 @@ class WorkflowTrace:
             "used": [self.steps[number].result for number in final if 0 <= number < len(self.steps)],
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dict(_TRACE.dump_python(self, mode="json"))
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> "WorkflowTrace":
-        """A trace out of what its `to_dict` said.
-
-        Raises:
-            ValueError: For unknown keys or bad values.
-        """
-        return parsed(_TRACE, value, "trace of a workflow")
-
     def _grounded(self, number: int) -> bool:
         step = self.steps[number]
         needed = step.function in ("evaluate_condition", "combine_facts")
@@ -124,21 +138,6 @@ class WorkflowTrace:
         if step.function == "combine_facts" and found:
             found = step.arguments == (tuple(self.steps[used].result for used in step.uses),)
         return found and bool(step.uses or not needed)
-
-
-_TRACE = TypeAdapter(WorkflowTrace)
-
-
-def parsed(adapter: TypeAdapter[T], value: Mapping[str, Any], what: str) -> T:
-    """A trace out of plain JSON values.
-
-    Raises:
-        ValueError: For unknown keys or bad values, naming what was expected.
-    """
-    try:
-        return adapter.validate_json(json.dumps(value))
-    except (ValidationError, TypeError) as error:
-        raise ValueError(f"no {what}: {one_line(error)[:400]}") from error
 
 
 def words(value: Value) -> str:

@@ -7,13 +7,15 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from sigma0.bench.core.workers import KeptResults, Pool
-from sigma0.bench.strategyqa.level import Level, Prediction
+from sigma0.bench.strategyqa.level import Level
 from sigma0.bench.strategyqa.opening import Opened, Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS
 from sigma0.bench.strategyqa.runner import Answered, LevelRun, labels_used
-from sigma0.reason.messages import Usage
+
+_ANSWERED = TypeAdapter(list[Answered])
 
 
 class SpreadLevels:
@@ -28,7 +30,7 @@ class SpreadLevels:
 
     def __init__(self, pool: Pool, opening: Opening, opened: Opened, kept: KeptResults) -> None:
         self._pool, self._kept = pool, kept
-        self._n, self._step = len(opened.items), opened.bench.concurrency
+        self._n, self._step = len(opened.items), opened.concurrency
         # with the digest, what was kept of other weights or items is not taken for theirs
         self._shared = {"opening": opening.model_dump(mode="json"), "sha256": opened.sha256()}
 
@@ -43,7 +45,7 @@ class SpreadLevels:
         pieces = [piece for name, level in order for piece in self._pieces(name, level)]
         found: dict[str, list[Answered]] = {name: [] for name, _ in levels}
         for piece, result in zip(pieces, self._pool.spread(do_level, pieces, self._kept, advance), strict=True):
-            found[piece["level"]] += [_answered(each) for each in result]
+            found[piece["level"]] += _ANSWERED.validate_python(result)
         return [LevelRun(level.name, labels_used(level), tuple(found[name])) for name, level in levels]
 
     def count(self, levels: Sequence[tuple[str, Level]]) -> int:
@@ -66,15 +68,8 @@ def do_level(piece: Any) -> Any:
     if found != piece["sha256"]:
         raise ValueError("a worker found other weights, items or files under the same names than this process did")
     level = _level(json.dumps(piece["opening"]), piece["level"])
-    run = opened.bench.run(level, opened.items[piece["first"] : piece["first"] + piece["step"]], lambda: None)
+    run = opened.run(level, opened.items[piece["first"] : piece["first"] + piece["step"]], lambda: None)
     return [asdict(each) for each in run.answered]
-
-
-def _answered(told: dict[str, Any]) -> Answered:
-    lists = {name: tuple(told[name]) for name in ("purposes", "doors")}
-    return Answered(
-        **{**told, **lists, "prediction": Prediction(**told["prediction"]), "usage": Usage(**told["usage"])}
-    )
 
 
 @lru_cache(maxsize=1)

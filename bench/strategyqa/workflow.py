@@ -7,13 +7,9 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.direct import FORM
-from sigma0.bench.strategyqa.items import Item
-from sigma0.bench.strategyqa.level import Prediction, Question, has_words, numbered, read
-from sigma0.bench.strategyqa.retrieval import TOP_K, Index, shown
+from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, numbered, read, start
+from sigma0.bench.strategyqa.retrieval import TOP_K, ParagraphIndex, shown
 from sigma0.bench.strategyqa.traces import STRICT, Function, TraceStep, Value, WorkflowTrace, words
-
-__all__ = ["RetrievalWorkflow", "Run", "Template", "TraceStep", "Workflow", "WorkflowTrace"]
 
 # steps of a decomposition at most
 MAX_STEPS = 5
@@ -62,7 +58,7 @@ def is_pattern(functions: Sequence[Function]) -> bool:
     return ends and set(inner) <= {"answer_factual", "evaluate_condition"} and 1 <= len(inner) <= MAX_STEPS
 
 
-class Workflow:
+class Workflow(Level):
     """Has the question split, each step answered, and the answer drawn from these answers, in Python.
 
     Calls: decompose, then answer_factual or evaluate_condition for each step, then combine_facts.
@@ -70,20 +66,22 @@ class Workflow:
     Args:
         template: The steps that it is held to; by default they are as many as the model finds, and one that asks yes or
             no about earlier answers is a condition.
+        index: Searched before each question of fact; None searches nothing.
+        top_k: Paragraphs at most.
     """
 
     name = "L2"
-    learns = False
 
-    def __init__(self, template: Template | None = None) -> None:
+    def __init__(
+        self, template: Template | None = None, index: ParagraphIndex | None = None, top_k: int = TOP_K
+    ) -> None:
         self.template = template
+        self.index = index
+        self.top_k = top_k
 
     def predict(self, question: Question, ask: Ask) -> Prediction:
         """See `Level`."""
-        return Run(question, ask, self.template).trace().prediction()
-
-    def learn(self, item: Item, prediction: Prediction) -> None:
-        """Learns nothing."""
+        return _Run(self, question, ask).trace().prediction()
 
     def seeds(self) -> Sequence[str]:
         """The items that its template was made from."""
@@ -98,61 +96,37 @@ class RetrievalWorkflow(Workflow):
     Args:
         index: Searched before each question of fact.
         top_k: Paragraphs at most.
-        template: As of `Workflow`.
     """
 
     name = "L2-rag"
 
-    def __init__(self, index: Index, top_k: int = TOP_K, template: Template | None = None) -> None:
-        super().__init__(template)
-        self.index = index
-        self.top_k = top_k
-
-    def predict(self, question: Question, ask: Ask) -> Prediction:
-        """See `Level`."""
-        return Run(question, ask, self.template, self.index, self.top_k).trace().prediction()
+    def __init__(self, index: ParagraphIndex, top_k: int = TOP_K) -> None:
+        super().__init__(None, index, top_k)
 
 
-class Run:
-    """One question's way through a workflow; it ends at the first step that fails.
+class _Run:
+    """One question's way through a workflow; it ends at the first step that fails."""
 
-    Args:
-        question: It.
-        ask: Who is asked.
-        template: See `Workflow`.
-        index: Searched before each question of fact; None searches nothing.
-        top_k: Paragraphs at most.
-    """
-
-    def __init__(
-        self,
-        question: Question,
-        ask: Ask,
-        template: Template | None = None,
-        index: Index | None = None,
-        top_k: int = TOP_K,
-    ) -> None:
+    def __init__(self, level: Workflow, question: Question, ask: Ask) -> None:
+        self._level = level
         self._question = question
         self._ask = ask
-        self._template = template
-        self._index = index
-        self._top_k = top_k
         self._steps: list[TraceStep] = []
         # numbers of the steps that hold the answers to #1, #2, ...
         self._answers: list[int] = []
 
     def trace(self) -> WorkflowTrace:
         """Goes it."""
-        parts = self._decompose()
-        functions = self._template.parts if self._template else tuple(map(function_of, parts))
+        template = self._level.template
+        parts = self._decompose(template)
+        functions = template.parts if template else tuple(map(function_of, parts))
         if parts and all(self._answer(part, function) for part, function in zip(parts, functions, strict=True)):
             self._combine()
         return WorkflowTrace(self._question.qid, self._question.text, tuple(self._steps))
 
-    def _decompose(self) -> tuple[str, ...]:
+    def _decompose(self, template: Template | None) -> tuple[str, ...]:
         text = self._question.text
-        said = self._ask("decompose", decompose_prompt(text, self._template))
-        parts, miss = read_parts(said, self._template)
+        parts, miss = read_parts(self._ask("decompose", decompose_prompt(text, template)), template)
         self._note(TraceStep("decompose", (text,), None if miss else parts, "steps", miss))
         return () if miss else parts
 
@@ -171,20 +145,17 @@ class Run:
         return self._note(step)
 
     def _retrieve(self, query: str, part: str, uses: tuple[int, ...]) -> str:
-        if self._index is None:
+        if self._level.index is None:
             return ""
-        found = self._index.search(query, self._top_k)
+        found = self._level.index.search(query, self._level.top_k)
         self._note(TraceStep("retrieve", (query,), tuple(each.id for each in found), part, None, uses))
         return shown(found, LONGEST)
 
     def _combine(self) -> None:
         used = [self._steps[number] for number in self._answers]
         facts = "".join(f"- {step.arguments[0]} {words(step.result)}\n" for step in used)
-        found = read(
-            self._ask("combine_facts", combine_prompt(self._question.text, facts)),
-            "combine_facts",
-            {},
-        )
+        asked = f"Facts:\n{facts}Question: {self._question.text}\nGoing by these facts: {FORM}"
+        found = read(self._ask("combine_facts", asked), "combine_facts", {})
         values = tuple(step.result for step in used if isinstance(step.result, str | bool))
         self._note(TraceStep("combine_facts", (values,), found.answer, "answer", found.miss, tuple(self._answers)))
 
@@ -214,11 +185,6 @@ def fact_prompt(text: str, part: str, passages: str = "") -> str:
     return f"{known}Question: {text}\nAnswer only this part of it, in a few words: {part}"
 
 
-def combine_prompt(text: str, facts: str) -> str:
-    """Asks for the answer that follows from facts, which are lines."""
-    return f"Facts:\n{facts}Question: {text}\nGoing by these facts: {FORM}"
-
-
 def function_of(part: str) -> Function:
     """What a step of a decomposition calls for: a condition asks yes or no about earlier answers."""
     return "evaluate_condition" if _REFERENCE.search(part) and _CONDITION.search(part) else "answer_factual"
@@ -228,7 +194,7 @@ def read_parts(text: str, template: Template | None = None) -> tuple[tuple[str, 
     """The steps out of a model's list, and what is wrong with them; None where nothing is."""
     parts = tuple(numbered(text, len(template.parts) if template else MAX_STEPS))
     if not parts:
-        return (), f"decompose: no numbered steps in {_start(text)!r}"
+        return (), f"decompose: no numbered steps in {start(text)}"
     if template and len(parts) < len(template.parts):
         return parts, f"decompose: {len(parts)} steps where the template has {len(template.parts)}"
     return parts, check_parts(parts)
@@ -248,7 +214,7 @@ def check_parts(parts: Sequence[str]) -> str | None:
 def read_fact(text: str, step: str) -> tuple[str | None, str | None]:
     """The first line of a model's words, and what is wrong with it; None where nothing is."""
     fact = next((" ".join(line.split()) for line in text.splitlines() if has_words(line)), "")
-    return (fact[:LONGEST].removesuffix("."), None) if fact else (None, f"{step}: no words in {_start(text)!r}")
+    return (fact[:LONGEST].removesuffix("."), None) if fact else (None, f"{step}: no words in {start(text)}")
 
 
 def fill(part: str, results: Sequence[Value]) -> tuple[str, tuple[int, ...]]:
@@ -266,7 +232,3 @@ def fill(part: str, results: Sequence[Value]) -> tuple[str, tuple[int, ...]]:
             raise ValueError(f"#{number} has no answer yet: there are {len(results)}")
     filled = _REFERENCE.sub(lambda found: words(results[int(found.group(1)) - 1]), part)
     return filled, tuple(number - 1 for number in numbers)
-
-
-def _start(text: str) -> str:
-    return " ".join(text.split())[:60]

@@ -1,7 +1,7 @@
 """The options that commands share, each defined once."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import copy
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import wraps
@@ -220,32 +220,44 @@ class LoadOptions:
         return load(model, **asdict(self), **more)
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Makes an option of each field of the dataclasses that a command takes, under the heading of the dataclass."""
+def grouped(command: Callable[..., None], left_out: Collection[str] = ()) -> Callable[..., None]:
+    """Makes an option of each field of the dataclasses or pydantic models that a command takes.
+
+    Args:
+        command: What runs.
+        left_out: Fields that keep their defaults.
+    """
     signature = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hints[name] for name in signature.parameters if is_dataclass(hints[name])}
-    parameters = []
+    groups = {name: found for name in signature.parameters if (found := _fields(hints[name], left_out))}
+    parameters, kind = [], inspect.Parameter.KEYWORD_ONLY
     for name, parameter in signature.parameters.items():
-        for field in fields(groups[name]) if name in groups else ():
-            annotation = get_type_hints(groups[name], include_extras=True)[field.name]
-            if field.name not in groups[name].SHOWN:
-                annotation = _under(groups[name].PANEL, annotation)
-            parameters.append(
-                inspect.Parameter(field.name, parameter.kind, default=field.default, annotation=annotation)
-            )
+        for field, default in groups.get(name, {}).items():
+            annotation = get_type_hints(hints[name], include_extras=True)[field]
+            if (panel := getattr(hints[name], "PANEL", None)) and field not in hints[name].SHOWN:
+                annotation = _under(panel, annotation)
+            parameters.append(inspect.Parameter(field, kind, default=default, annotation=annotation))
         if name not in groups:
-            parameters.append(parameter.replace(annotation=hints[name]))
+            parameters.append(parameter.replace(kind=kind, annotation=hints[name]))
 
     @wraps(command)
     def run(**given: Any) -> None:
-        for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        for name, found in groups.items():
+            given[name] = hints[name](**{field: given.pop(field) for field in found})
         command(**given)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _fields(group: Any, left_out: Collection[str]) -> dict[str, Any]:
+    """Fields of a dataclass or a pydantic model with their defaults; none of anything else."""
+    if is_dataclass(group):
+        found = {field.name: field.default for field in fields(group)}
+    else:
+        found = {name: field.default for name, field in getattr(group, "model_fields", {}).items()}
+    return {name: default for name, default in found.items() if name not in left_out}
 
 
 def _under(panel: str, annotation: Any) -> Any:

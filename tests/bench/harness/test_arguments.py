@@ -1,6 +1,9 @@
+import sys
+
 import pytest
 
-from sigma0.bench.harness.arguments import check_effort, open_model
+from sigma0.bench.harness import __main__ as command
+from sigma0.bench.harness.arguments import open_model
 from sigma0.config import ExitConfig
 
 CPU = {"device": "cpu", "dtype": "float32"}
@@ -40,12 +43,31 @@ def test_bad_arguments_are_named(arguments, told):
         open_model("pocket", {**CPU, **arguments})
 
 
-def test_an_effort_of_another_kind_of_model_is_refused():
-    assert check_effort("minimal") == "minimal"
-    with pytest.raises(ValueError, match="'xhigh'"):
-        check_effort("xhigh")
-
-
 def test_the_same_weights_are_loaded_once():
     first, second = open_model("pocket", {**CPU, "exit": "full"}), open_model("pocket", CPU)
     assert first.model is second.model and first.own != second.own
+
+
+@pytest.mark.parametrize(
+    "arguments, added",
+    [
+        (["--model", "sigma0", "--tasks", "x"], True),
+        (["run", "--model=sigma0", "--model_args", "model=pocket,device=cpu"], True),
+        (["-M", "sigma0"], True),
+        (["--model", "sigma0", "--device", "cuda:1"], False),
+        (["--model", "sigma0", "--device=cpu"], False),
+        (["--model", "hf", "--tasks", "sigma0"], False),
+        (["--config", "run.yaml", "--model", "sigma0"], False),
+        (["ls", "tasks"], False),
+        (["--model"], False),
+    ],
+)
+def test_a_device_is_looked_for_where_none_is_named(arguments, added):
+    assert command.with_device(arguments) == [*arguments, *(["--device", "auto"] if added else [])]
+
+
+def test_without_lm_eval_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(SystemExit, match=r"sigma0-lm\[eval\]"):
+        command.main()

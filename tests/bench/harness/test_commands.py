@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sigma0.bench.harness.items import QUESTIONS
+from sigma0.bench.harness.items import QUESTIONS, TASKS, files
+from sigma0.bench.pocket.items import split_of
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "bench" / "harness" / "README.md").read_text()
@@ -87,3 +88,12 @@ def test_inspect_runs_our_model_and_keeps_its_verdicts(tmp_path):
         assert told["effort"] == "low" and told["exit_config"]["q"] == 0.45
         assert told["door"] in ("converge", "escalate") and set(told["verdict"]) >= {"converged", "stable", "grounded"}
     assert found["results"]["scores"][0]["metrics"]["accuracy"]["value"] > 0.4
+
+
+def test_the_committed_questions_are_the_generators_of_stories_that_no_model_was_trained_on():
+    for name, text in files().items():
+        assert (TASKS / name).read_text() == text
+        rows = [json.loads(line) for line in text.splitlines()]
+        assert len({row["id"] for row in rows}) == QUESTIONS
+        assert {split_of(row["prompt"].rpartition(". ")[0] + ".") for row in rows} == {"test"}
+        assert "yes" not in rows[0] or 10 <= sum(row["yes"] for row in rows) <= 30

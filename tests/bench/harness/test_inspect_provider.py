@@ -48,7 +48,7 @@ def known(model, **settings):
 
 
 def test_an_answer_is_that_of_generate_with_its_verdict(model):
-    output, text = said(model), known(model)
+    output, text = said(model, num_choices=1, logprobs=False), known(model)
     assert (output.completion, output.stop_reason) == (text.text, "stop")
     assert (output.usage.input_tokens, output.usage.output_tokens) == (text.prompt_tokens, len(text.tokens))
     told = output.metadata["sigma0"]
@@ -57,6 +57,8 @@ def test_an_answer_is_that_of_generate_with_its_verdict(model):
         assert told[name] == getattr(text, name)
     assert sum(told["by_loop"].values()) == sum(told["reasons"].values()) == told["tokens"] == len(text.tokens)
     assert (told["effort"], told["exit_config"]["q"]) == ("medium", 0.6)
+    ids = model.api.opened.tokenizer(QUESTION)["input_ids"]
+    assert asyncio.run(model.api.count_text_tokens(QUESTION)) == len(ids)
 
 
 def test_effort_is_depth(model):
@@ -118,17 +120,8 @@ def test_what_it_cannot_do_is_refused(model, settings, told):
         said(model, **settings)
 
 
-def test_one_choice_is_what_it_gives(model):
-    assert said(model, num_choices=1, logprobs=False).completion == said(model).completion
-
-
 def test_bad_model_arguments_are_named():
     with pytest.raises(ValueError, match="takes no argument exits"):
         get_model("sigma0/pocket", exits="full")
     with pytest.raises(ValueError, match="has no base_url"):
         get_model("sigma0/pocket", base_url="http://localhost")
-
-
-def test_tokens_are_counted_by_the_models_own_tokenizer(model):
-    ids = model.api.opened.tokenizer("Where is Mary?")["input_ids"]
-    assert asyncio.run(model.api.count_text_tokens("Where is Mary?")) == len(ids)

@@ -55,10 +55,6 @@ def pairs(rows):
     return [*found, ("", "Mary went to the kitchen."), ("Where is Mary? ", "Mary is in the kitchen.")]
 
 
-def test_it_is_registered():
-    assert get_model("sigma0") is Sigma0LM
-
-
 @pytest.mark.parametrize("setting", [FULL, EAGER], ids=["full", "qexit"])
 def test_scores_are_those_of_the_hf_backend_at_the_same_setting(hf, pairs, setting, monkeypatch):
     ours = Sigma0LM("pocket", batch_size=4, **CPU, **setting)
@@ -71,7 +67,6 @@ def test_scores_are_those_of_the_hf_backend_at_the_same_setting(hf, pairs, setti
     assert any(greedy for _, greedy in found)
 
 
-@pytest.mark.slow
 def test_rolling_scores_are_those_of_the_hf_backend(full, hf, rows):
     texts = [(row["prompt"],) for row in rows["answer"][:2]] + [("Mary went to the kitchen. " * 450,)]
     known = hf.loglikelihood_rolling(asked("loglikelihood_rolling", texts), disable_tqdm=True)
@@ -87,34 +82,6 @@ def test_texts_are_those_of_the_hf_backend_and_of_generate(full, hf, rows):
     for row, text in zip(rows["answer"], texts, strict=True):
         settings = {"exit_config": {"mode": "full"}, "max_new_tokens": 24, "verdict": False}
         assert text == sigma0.generate(full.opened.model, full.tokenizer, row["prompt"], **settings).text
-
-
-def test_an_early_exit_writes_what_generate_writes_at_it(rows):
-    model = Sigma0LM("pocket", batch_size=4, **CPU, **EAGER)
-    texts = model.generate_until(asked("generate_until", [(row["prompt"], GREEDY) for row in rows["answer"]]), True)
-    for row, text in zip(rows["answer"], texts, strict=True):
-        settings = {"exit_config": {"mode": "qexit", "q": 0.6}, "max_new_tokens": 24, "verdict": False}
-        assert text == sigma0.generate(model.opened.model, model.tokenizer, row["prompt"], **settings).text
-
-
-def test_a_batch_takes_fewer_passes_than_the_hf_backend_in_lockstep(hf, rows, monkeypatch):
-    ours = Sigma0LM("pocket", batch_size=6, **CPU, **EAGER)
-    monkeypatch.setattr(hf.model.generation_config, "exit_config", ours.exit_config)
-    ids, seen = hf.tok_batch_encode([row["prompt"] for row in rows["answer"]])
-    lockstep = hf._model_generate(
-        ids, ids.shape[1] + 24, ["\n"], attention_mask=seen, do_sample=False, return_dict_in_generate=True
-    )
-    texts = ours.generate_until(asked("generate_until", [(row["prompt"], GREEDY) for row in rows["answer"]]), True)
-    new = lockstep.sequences[:, ids.shape[1] :]
-    assert hf.tokenizer.batch_decode(new, skip_special_tokens=True) == texts
-    assert ours.get_model_info()["sigma0"]["requests"]["generate_until"]["loop_passes"] < lockstep.loop_passes
-
-
-def test_the_hf_backend_refuses_to_verify(hf, rows, monkeypatch):
-    monkeypatch.setattr(hf.model.generation_config, "exit_config", ExitConfig(q=0.6, after_exit="verify"))
-    monkeypatch.setattr(hf, "batch_size_per_gpu", 1)
-    with pytest.raises(ValueError, match="keeps state between calls"):
-        hf.generate_until(asked("generate_until", [(row["prompt"], GREEDY) for row in rows["answer"]]), True)
 
 
 def test_requests_of_different_settings_come_back_in_their_order(full, rows):
@@ -142,7 +109,6 @@ def test_what_was_read_where_is_in_the_results_and_in_the_log(tmp_path, rows):
     assert sum(len(line["depths"]) for line in lines[:3]) == written["tokens"]
 
 
-@pytest.mark.slow
 def test_a_whole_evaluation_keeps_the_depths(tmp_path, monkeypatch, rows):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.chdir(TASKS.parents[2])
@@ -176,24 +142,18 @@ def test_lengths_and_stop_strings_have_several_spellings(full):
     assert write_settings({"until": None}, full).until == ()
 
 
-@pytest.mark.parametrize(
-    ("asked_for", "told"),
-    [
+def test_a_setting_that_it_does_not_have_is_refused(full):
+    for asked_for, told in (
         ({"num_beams": 2}, "without num_beams"),
         ({"until": [""]}, "not empty"),
         ({"until": [3]}, "not empty"),
         ({"max_gen_toks": 0}, "at least 1"),
-    ],
-)
-def test_a_setting_that_it_does_not_have_is_refused(full, asked_for, told):
-    with pytest.raises(ValueError, match=told):
-        write_settings(asked_for, full)
-
-
-@pytest.mark.parametrize("size", ["auto", 0, "-1"])
-def test_a_batch_size_is_a_number(size):
-    with pytest.raises(ValueError, match="batch_size"):
-        Sigma0LM("pocket", batch_size=size)
+    ):
+        with pytest.raises(ValueError, match=told):
+            write_settings(asked_for, full)
+    for size in ("auto", 0, "-1"):
+        with pytest.raises(ValueError, match="batch_size"):
+            Sigma0LM("pocket", batch_size=size)
 
 
 def test_messages_go_through_the_chat_template(full):
@@ -205,6 +165,7 @@ def test_messages_go_through_the_chat_template(full):
 
 
 def test_the_device_of_the_model_s_arguments_wins():
+    assert get_model("sigma0") is Sigma0LM
     named = Sigma0LM.create_from_arg_string("model=pocket,device=cpu", {"device": "cuda:0", "batch_size": 2})
     assert (named.device.type, named.batch_size) == ("cpu", 2)
     assert Sigma0LM.create_from_arg_obj({"model": "pocket"}, {"device": "cpu", "batch_size": None}).batch_size == 1

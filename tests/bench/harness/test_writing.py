@@ -54,11 +54,6 @@ def test_a_text_ends_ahead_of_the_first_string(pocket, prompts):
     assert all(len(short) < len(text) for short, text in zip(stopped.texts, whole, strict=True))
 
 
-def test_cutting_finds_the_earliest():
-    assert truncate_at_stop("a b c", ("c", "b")) == "a "
-    assert truncate_at_stop("a", ("b",)) == "a"
-
-
 def test_a_long_prompt_loses_its_beginning(pocket):
     model, tokenizer = pocket
     ids = tokenizer("Mary went to the kitchen. " * 600)["input_ids"]

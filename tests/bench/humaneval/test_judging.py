@@ -1,8 +1,6 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sigma0.bench.humaneval.judging import Judgement, Limits, judge, judgement
 from sigma0.reason.sandbox.sandbox import RunResult, Sandbox
@@ -18,25 +16,19 @@ ENDS = {
     "no body": ("", "wrong", "AssertionError"),
     "wrong": ("    return x + 2\n", "wrong", "AssertionError"),
     "unclosed": ("    return (2 * x\n", "syntax", "SyntaxError"),
-    "unclosed text": ('    return """2 * x\n', "syntax", "SyntaxError"),
     "prose": ("The pen is in the garage.", "syntax", "Error"),
     "not text": ("    return 2 * x  # \x00\n", "syntax", "null byte"),
     "half a character": ("    return 2 * x  # \ud800\n", "syntax", "surrogates"),
     "return outside": ("    return 2 * x\nreturn 3\n", "syntax", "outside function"),
     "raises": ("    return 2 * y\n", "exception", "NameError"),
-    "raises at once": ("    return 2 * x\nimport nothing_of_this_name\n", "exception", "ModuleNotFoundError"),
     "own assertion": ("    assert x > 0, 'no negatives'\n    return 2 * x\n", "exception", "no negatives"),
-    "own assertion at the top": ("    return 2 * x\nassert double(2) == 5\n", "exception", "AssertionError"),
     "endless": ("    while True:\n        pass\n", "time", "not done"),
-    "asleep": ("    import time\n    time.sleep(60)\n", "time", "not done"),
     "huge": ("    return len(bytearray(2**32))\n", "limits", "MemoryError"),
     "endless text": (RIGHT + "#" * 2**20, "limits", "longer than the sandbox takes"),
     "recursion": ("    return double(x)\n", "exception", "RecursionError"),
     "deleted": (RIGHT + "del double\n", "exception", "KeyError"),
     "exits": ("    import sys\n    sys.exit(0)\n", "exception", "SystemExit"),
-    "exits at once": (RIGHT + "raise SystemExit(0)\n", "exception", "SystemExit"),
     "leaves": ("    import os\n    os._exit(0)\n", "exception", "exit code 0"),
-    "leaves at once": (RIGHT + "import os\nos._exit(0)\n", "exception", "exit code 0"),
     "leaves loudly": (
         "    import os\n    os.write(3, b'passed')\n    os.write(1, b'[\"passed\", \"\"]')\n    os._exit(0)\n",
         "exception",
@@ -44,6 +36,12 @@ ENDS = {
     ),
     "ends itself": ("    import os\n    os.kill(os.getpid(), 9)\n", "exception", "before its check"),
     "replaces the writer": ("    import os\n    os.write = print\n    os._exit = print\n" + RIGHT, "passed", ""),
+    "a class that looks for its module": (
+        "    return _Pair(x).sum\n\nfrom dataclasses import dataclass\n\n@dataclass\nclass _Pair:\n    a: 'int'\n"
+        "    @property\n    def sum(self):\n        return 2 * self.a\n",
+        "passed",
+        "",
+    ),
     "a text that raises": (
         "    class Bad(Exception):\n        def __str__(self):\n            raise self\n    raise Bad\n",
         "exception",
@@ -75,15 +73,6 @@ def test_published_solutions_pass_and_those_of_another_problem_do_not(sandbox):
 
 
 @needs_bubblewrap
-def test_classes_of_a_completion_have_a_module(sandbox):
-    completion = (
-        "    return _Pair(x, x).sum\n\nfrom dataclasses import dataclass\n\n@dataclass\nclass _Pair:\n    a: 'int'\n"
-        "    b: 'int'\n\n    @property\n    def sum(self):\n        return self.a + self.b\n"
-    )
-    assert judge(sandbox, DOUBLE, completion) == Judgement("passed", "")
-
-
-@needs_bubblewrap
 def test_a_forged_line_without_sense_is_no_pass(sandbox):
     search = "    import re\n    nonce = re.search(\"'nonce': '(\\\\w+)'\", open('/tmp/main.py').read()).group(1)\n"
     completion = search + "    import os\n    os.write(LINE, f'{nonce}[\"perfect\"]\\n'.encode())\n    os._exit(0)\n"
@@ -97,20 +86,16 @@ def ended(stdout="", **changes):
     return RunResult(**(values | {"stdout": stdout} | changes))
 
 
-@given(st.text(), st.sampled_from([["passed", ""], ["great", ""], ["passed"], "passed", {"passed": 1}, None]))
-def test_only_a_whole_last_line_behind_the_nonce_says_that_it_passed(noise, said):
-    line = f"nonce{json.dumps(said)}"
-    found = judgement(ended(f"{noise}\n{line}\n"), "nonce")
-    assert (found.outcome == "passed") == (said == ["passed", ""])
-    assert judgement(ended(f"{line}\n{noise}."), "nonce").outcome == "exception"
-    assert judgement(ended(f"{noise}\n{line}\n"), "another").outcome == "exception"
-
-
-def test_a_run_that_was_ended_did_not_pass_whatever_it_wrote():
-    line = 'nonce["passed", ""]\n'
-    assert judgement(ended(line), "nonce").outcome == "passed"
+def test_only_a_whole_last_line_with_the_nonce_says_that_it_passed():
+    line = 'nonce["passed", ""]'
+    assert judgement(ended(f"noise\n{line}\n"), "nonce").outcome == "passed"
+    for said in (["great", ""], ["passed"], "passed", {"passed": 1}, None):
+        assert judgement(ended(f"nonce{json.dumps(said)}\n"), "nonce").outcome == "exception"
+    assert judgement(ended(f"{line}\nnoise."), "nonce").outcome == "exception"
+    assert judgement(ended(line), "another").outcome == "exception"
+    # whatever it wrote, a run that was ended did not pass
     assert judgement(ended(line, ok=False, exit_code=None, timed_out=True), "nonce").outcome == "time"
+    assert judgement(ended(line, ok=False, exit_code=3), "nonce").outcome == "exception"
     for limit in ("memory", "output"):
         found = judgement(ended(line, ok=False, exit_code=None, cut=limit), "nonce")
         assert found.outcome == "limits" and limit in found.detail
-    assert judgement(ended(line, ok=False, exit_code=3), "nonce").outcome == "exception"

@@ -6,6 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from sigma0.bench.strategyqa import EXPERIMENTS, Makings
+from sigma0.bench.strategyqa.asking import Ask
+from sigma0.bench.strategyqa.level import Question
+from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.messages import Completion
 from sigma0.signals.verdict import ReasonVerdict
 from tests.bench.strategyqa.scripts import ITEMS, SCRIPTS, TRAIN, TRAIN_KINDS, UNDECIDABLE
@@ -33,13 +36,7 @@ Action: one of
 - finish[yes] or finish[no] answers the question
 
 """
-SIMPLE_RULES = """Answer the question step by step. Reply with two lines:
-Thought: what to do next
-Action: one of
-- lookup[question] tells a fact
-- finish[yes] or finish[no] answers the question
-
-"""
+SIMPLE_RULES = "".join(line for line in RULES.splitlines(True) if not line.startswith(("- decompose", "- evaluate")))
 GOOD = ReasonVerdict(converged=True, depth=2.0, proximity=0.1, grounded=None, stable="contract", reason="threshold_met")
 # one objection, and two
 SPIRAL = GOOD.model_copy(update={"stable": "spiral"})
@@ -348,6 +345,13 @@ DEFINITIONS = {
     "L5": improving,
     "L5-icl": seeded,
 }
+
+
+def asked(level, question, *replies):
+    """What a level makes of a question or of its text, and the purposes and prompts of its calls."""
+    ask = Ask(ScriptedChat(replies))
+    question = question if isinstance(question, Question) else Question("new", question)
+    return level.predict(question, ask), [(each.purpose, each.prompt) for each in ask.asked]
 
 
 def made(name, train=TRAIN):

@@ -15,22 +15,24 @@ TRAIN = _ITEMS.validate_json((_FOLDER / "train.json").read_bytes())
 
 @dataclass(frozen=True)
 class Step:
-    """A step of an item, marked by hand.
+    """A step of an item.
 
     Attributes:
         asks: As it must be asked, earlier answers in the place of `#1`.
-        says: The answer that must be read: a fact, or yes or no to a condition.
-        is_condition: Whether it asks yes or no about earlier answers.
+        says: The answer that must be read: a fact, or Yes or No to a condition.
     """
 
     asks: str
     says: str
-    is_condition: bool
+
+    @property
+    def is_condition(self):
+        return self.says in ("Yes", "No")
 
 
 @dataclass(frozen=True)
 class Script:
-    """What is to be expected of an item, marked by hand.
+    """What is to be expected of an item.
 
     Attributes:
         difficulty: By the rules of the router.
@@ -47,198 +49,44 @@ class Script:
     opposite: str | None = None
 
 
-def fact(asks, says):
-    return Step(asks, says, False)
+# marked by hand: difficulty, kind, the answer to each step, the condition that is the label, and the one that is not
+_MARKED = {
+    "penguins": ("simple", "factual", ("birds", "Yes"), "#2", "not #2"),
+    "violin": ("medium", "comparison", ("0.6 metres", "1.8 metres", "No"), "#1 > #2", "#1 <= #2"),
+    "goldfish": ("medium", "possibility", ("fresh water", "very salty water", "No"), "#1 = #2", "#1 != #2"),
+    "aristotle": ("medium", "similarity", ("the 4th century BC", "the 18th century", "No")),
+    "elephants": ("hard", "comparison", ("10 tonnes", "about 5 kg", "Yes"), "#1 > #2", "#2 > #1"),
+    "boiling": ("hard", "comparison", ("on high mountains", "it lowers it", "Yes"), "#3", "not #3"),
+    "lima": ("simple", "factual", ("Santiago", "No"), '#1 = "Lima"', '#1 != "Lima"'),
+    "newton": ("simple", "temporal", ("in 1727", "in 1876", "No"), "#2 < #1", "#2 >= #1"),
+    "marzipan": ("hard", "possibility", ("almonds", "No"), "not #2", "#2"),
+    "smoke": ("simple", "causal", ("tar", "Yes")),
+    "whales": ("medium", "factual", ("mammals", "mammals", "Yes", "Yes"), "#3 and #1 = #2", "#1 != #2 or not #3"),
+    "leap": ("medium", "temporal", ("366", "Yes"), "it is even", "it is odd"),
+    "gelatine": ("medium", "possibility", ("bones of animals", "parts of animals", "Yes"), "#1 < #2", "#2 < #1"),
+    "eiffel": ("hard", "temporal", ("Berlin", "Paris", "No"), "#1 = #2", "#1 != #2"),
+    "hamlet": ("simple", "factual", ("with a duel", "No")),
+    "zurich": ("medium", "comparison", ("9,500 km", "220 km", "Yes"), "#1 >= #2", "not #1 >= #2"),
+    "panama": ("hard", "comparison", ("the Panama Canal", "3", "3", "6", "No"), "#4 < 3", "#4 >= 3"),
+    "ice": ("simple", "factual", ("frozen water",)),
+    "tomato": ("simple", "factual", ("a fleshy one", "Yes"), "yes", "no"),
+    "rome": ("simple", "temporal", ("in 476", "in 1492", "Yes"), "#1 < #2", "#1 > #2"),
+}
 
 
-def yes(asks):
-    return Step(asks, "Yes", True)
-
-
-def no(asks):
-    return Step(asks, "No", True)
+def _steps(item, answers):
+    steps = []
+    for asks, says in zip(item.decomposition, answers, strict=True):
+        for number, step in enumerate(steps, start=1):
+            asks = asks.replace(f"#{number}", step.says)
+        steps.append(Step(asks, says))
+    return tuple(steps)
 
 
 SCRIPTS = {
-    "penguins": Script(
-        "simple",
-        "factual",
-        (fact("What kind of animal are penguins?", "birds"), yes("Do birds lay eggs?")),
-        "#2",
-        "not #2",
-    ),
-    "violin": Script(
-        "medium",
-        "comparison",
-        (
-            fact("How tall is a violin?", "0.6 metres"),
-            fact("How tall is a double bass?", "1.8 metres"),
-            no("Is 0.6 metres more than 1.8 metres?"),
-        ),
-        "#1 > #2",
-        "#1 <= #2",
-    ),
-    "goldfish": Script(
-        "medium",
-        "possibility",
-        (
-            fact("In which water do goldfish live?", "fresh water"),
-            fact("Which water is in the Dead Sea?", "very salty water"),
-            no("Is very salty water the same as fresh water?"),
-        ),
-        "#1 = #2",
-        "#1 != #2",
-    ),
-    "aristotle": Script(
-        "medium",
-        "similarity",
-        (
-            fact("In which century did Aristotle live?", "the 4th century BC"),
-            fact("In which century was Napoleon born?", "the 18th century"),
-            no("Is the 4th century BC the same as the 18th century?"),
-        ),
-    ),
-    "elephants": Script(
-        "hard",
-        "comparison",
-        (
-            fact("How much do 2 elephants weigh?", "10 tonnes"),
-            fact("How much do 1 mouse and 1 cat weigh?", "about 5 kg"),
-            yes("Is 10 tonnes more than about 5 kg?"),
-        ),
-        "#1 > #2",
-        "#2 > #1",
-    ),
-    "boiling": Script(
-        "hard",
-        "comparison",
-        (
-            fact("Where is the air thin?", "on high mountains"),
-            fact("What does thin air do to a boiling point?", "it lowers it"),
-            yes("If it lowers it, is it lower on high mountains?"),
-        ),
-        "#3",
-        "not #3",
-    ),
-    "lima": Script(
-        "simple",
-        "factual",
-        (fact("What is the capital of Chile?", "Santiago"), no("Is Santiago Lima?")),
-        '#1 = "Lima"',
-        '#1 != "Lima"',
-    ),
-    "newton": Script(
-        "simple",
-        "temporal",
-        (
-            fact("When did Isaac Newton die?", "in 1727"),
-            fact("When was the telephone invented?", "in 1876"),
-            no("Is in 1876 before in 1727?"),
-        ),
-        "#2 < #1",
-        "#2 >= #1",
-    ),
-    "marzipan": Script(
-        "hard",
-        "possibility",
-        (fact("What is the marzipan made of?", "almonds"), no("Are almonds peanuts?")),
-        "not #2",
-        "#2",
-    ),
-    "smoke": Script(
-        "simple",
-        "causal",
-        (fact("What does smoke contain?", "tar"), yes("Does tar harm the lungs?")),
-    ),
-    "whales": Script(
-        "medium",
-        "factual",
-        (
-            fact("What kind of animal are cows?", "mammals"),
-            fact("What kind of animal are whales?", "mammals"),
-            yes("Do mammals feed their young with milk?"),
-            yes("Is mammals the same as mammals?"),
-        ),
-        "#3 and #1 = #2",
-        "#1 != #2 or not #3",
-    ),
-    "leap": Script(
-        "medium",
-        "temporal",
-        (fact("How many days has a leap year?", "366"), yes("Is 366 an even number?")),
-        "it is even",
-        "it is odd",
-    ),
-    "gelatine": Script(
-        "medium",
-        "possibility",
-        (
-            fact("What is gelatine made of?", "bones of animals"),
-            fact("What does a vegetarian refuse?", "parts of animals"),
-            yes("Are bones of animals among parts of animals?"),
-        ),
-        "#1 < #2",
-        "#2 < #1",
-    ),
-    "eiffel": Script(
-        "hard",
-        "temporal",
-        (
-            fact("Which city held the Olympic Games in 1936?", "Berlin"),
-            fact("In which city is the Eiffel Tower?", "Paris"),
-            no("Is Berlin Paris?"),
-        ),
-        "#1 = #2",
-        "#1 != #2",
-    ),
-    "hamlet": Script(
-        "simple",
-        "factual",
-        (fact("How does “Hamlet” end?", "with a duel"), no("Is with a duel a wedding?")),
-    ),
-    "zurich": Script(
-        "medium",
-        "comparison",
-        (
-            fact("How far is Kyōto from Zürich?", "9,500 km"),
-            fact("How far is Genève from Zürich?", "220 km"),
-            yes("Is 9,500 km more than 220 km?"),
-        ),
-        "#1 >= #2",
-        "not #1 >= #2",
-    ),
-    "panama": Script(
-        "hard",
-        "comparison",
-        (
-            fact("Which canal crosses Panama?", "the Panama Canal"),
-            fact("How many locks lead up in the Panama Canal?", "3"),
-            fact("How many locks lead down in the Panama Canal?", "3"),
-            fact("How many are 3 and 3 together?", "6"),
-            no("Is 6 less than 3?"),
-        ),
-        "#4 < 3",
-        "#4 >= 3",
-    ),
-    "ice": Script("simple", "factual", (fact("What is ice?", "frozen water"),)),
-    "tomato": Script(
-        "simple",
-        "factual",
-        (fact("Which kind of fruit is a tomato?", "a fleshy one"), yes("Is a fleshy one a berry?")),
-        "yes",
-        "no",
-    ),
-    "rome": Script(
-        "simple",
-        "temporal",
-        (
-            fact("When did Rome fall?", "in 476"),
-            fact("When did Columbus sail?", "in 1492"),
-            yes("Is in 476 before in 1492?"),
-        ),
-        "#1 < #2",
-        "#1 > #2",
-    ),
+    item.qid: Script(difficulty, kind, _steps(item, answers), *conditions)
+    for item in ITEMS
+    for difficulty, kind, answers, *conditions in [_MARKED[item.qid]]
 }
 # of the items of train, marked by hand like the others
 TRAIN_KINDS = {

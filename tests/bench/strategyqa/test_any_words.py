@@ -2,15 +2,12 @@
 
 import json
 import re
-from dataclasses import dataclass
 from functools import cache
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigma0.bench.strategyqa.asking import AskSettings
-from sigma0.bench.strategyqa.memory import PatternMemory
 from sigma0.bench.strategyqa.react_traces import ReactTrace
 from sigma0.bench.strategyqa.runner import run_level
 from sigma0.bench.strategyqa.traces import WorkflowTrace
@@ -24,36 +21,9 @@ FRAGMENTS = (
     *("Yes", "No", "yes", "no.", "true", "Answer: ", "The answer is ", "Final answer: No", "or", "/", "**", "maybe"),
     *("1. ", "2) ", "- ", "* ", "99999999999999999999. ", "\n", "\r\n", "\u2028", "\x0b", " ", "\t", "\x00", "🙃", "٣"),
     *("#1", "#2", "#0", "#999999999999999999999", "#", "Is #1 so?", "What is #1?", "If #1, is it #2?", "What is it?"),
-    *(
-        "Condition: ",
-        "condition",
-        ":",
-        "#1 < #2",
-        "#1 = #2",
-        "not ",
-        "(",
-        ")",
-        "and ",
-        '"',
-        "'",
-        "<",
-        ">=",
-        "!=",
-        "-1.5",
-    ),
+    *("Condition: ", "condition", ":", "#1 < #2", "#1 = #2", "not ", "(", ")", "and ", '"', "'", "<", ">=", "!="),
     *("2 km", "3", "1e99", "-9" * 30, "9 trillion", "44 BC", "in 1776", "31 February 1900", "0000-00-00", "99.99.9999"),
-    *(
-        "Thought: ",
-        "Thought: so\nAction: ",
-        "Action: ",
-        "lookup[",
-        "evaluate[",
-        "decompose[",
-        "finish[",
-        "yes]",
-        "#1]",
-        "]",
-    ),
+    *("Thought: ", "Thought: so\nAction: ", "Action: ", "lookup[", "evaluate[", "decompose[", "finish[", "yes]", "#1]"),
     *(
         "Observation: ",
         "That failed: ",
@@ -66,7 +36,6 @@ FRAGMENTS = (
         "{",
         "}",
         "\\",
-        "`",
     ),
     *("A question that was answered well: ", "Question: ", "No answer", "Yes and no", "x" * 400, "_" * 400, "\n" * 400),
 )
@@ -83,30 +52,18 @@ arguments = st.sampled_from(("What is it?", "Is #1 so?", "#1", "yes", "No")) | s
 answers = st.sampled_from(("Yes", "No.", "simple", "medium", "hard", "2 km", "3 kg", "a swan", "maybe")) | soup
 
 
-@dataclass(frozen=True)
-class Reply:
-    """What a model says when it is asked next: to the point, or any words at all.
+def reply(said, wild, verdict, door):
+    """What a model says to a prompt: a list, an action or an answer, as is asked for, or any words in their place."""
 
-    Attributes:
-        said: Where a list, an action, or an answer is asked for.
-        wild: In their place; None where it keeps to the point.
-        verdict: On it.
-        door: That it opens.
-    """
-
-    said: tuple[str, str, str]
-    wild: str | None
-    verdict: object
-    door: str | None
-
-    def to(self, prompt):
+    def to(prompt):
         place = 1 if "Action: one of" in prompt else 0 if "numbered" in prompt else 2
-        text = self.said[place] if self.wild is None else self.wild
-        return Completion(text, verdict=self.verdict, door=self.door)
+        return Completion(said[place] if wild is None else wild, verdict=verdict, door=door)
+
+    return to
 
 
 REPLIES = st.builds(
-    Reply,
+    reply,
     st.tuples(
         st.builds("{}\nCondition: {}".format, lists, conditions),
         st.builds("Thought: so\nAction: {}[{}]".format, actions, arguments),
@@ -178,12 +135,7 @@ def check_answer(prediction, said):
     assert any(re.search(rf"(?<![^\W_]){word}(?![^\W_])", text.lower()) for text in said)
 
 
-def test_every_level_has_an_order():
-    assert set(ORDER) == set(DEFINITIONS)
-
-
-@pytest.mark.exhaustive
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(sorted(DEFINITIONS)), st.lists(REPLIES, min_size=1, max_size=8), st.integers(0, 17))
 def test_no_words_break_a_level_or_make_it_say_what_was_not_said(name, replies, start):
     """Three items in a row, so that what one left in a memory is shown to the next; replies begin anew at their end."""
@@ -191,7 +143,7 @@ def test_no_words_break_a_level_or_make_it_say_what_was_not_said(name, replies, 
     heard = []
 
     def said(messages, **_):
-        heard.append(replies[len(heard) % len(replies)].to(messages[0]["content"]))
+        heard.append(replies[len(heard) % len(replies)](messages[0]["content"]))
         return heard[-1]
 
     chat = ScriptedChat(said)
@@ -214,13 +166,10 @@ def test_no_words_break_a_level_or_make_it_say_what_was_not_said(name, replies, 
 
 @settings(max_examples=25, deadline=None)
 @given(replies=st.lists(REPLIES, min_size=12, max_size=12))
-def test_whatever_was_learned_is_kept_in_a_file_and_shown_in_blocks(tmp_path_factory, replies):
+def test_whatever_was_learned_is_shown_in_blocks(replies):
     level, items, left = made("L5"), ITEMS[:6], iter(replies)
-    chat = ScriptedChat(lambda messages, **_: next(left).to(messages[0]["content"]))
+    chat = ScriptedChat(lambda messages, **_: next(left)(messages[0]["content"]))
     run_level(level, items, chat, AskSettings(), retries=0)
-    path = tmp_path_factory.mktemp("memory") / "memory.json"
-    level.memory.save(path)
-    assert PatternMemory.load(path).patterns == level.memory.patterns
     for call in chat.calls:
         # no words of a model end a block or begin one: each is of a question that was asked before
         *blocks, _ = call["messages"][0]["content"].split("\n\n")

@@ -1,11 +1,9 @@
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sigma0.bench.strategyqa.memory import SAME, Pattern, PatternMemory
+from sigma0.bench.strategyqa.memory import Pattern, PatternMemory
 from sigma0.bench.strategyqa.question_types import question_type
 
 WORD = st.sampled_from(["gull", "crow", "fish", "lamp", "older", "could", "river", "stone", "than"])
@@ -41,13 +39,6 @@ def test_a_pattern_keeps_what_it_is_from():
         found.uses = 3
 
 
-@pytest.mark.parametrize("change", [{"confidence": 1.5}, {"uses": -1}, {"successes": 1}, {"kind": "odd"}, {"more": 1}])
-def test_bad_patterns_are_refused(change):
-    good = filled("Do gulls eat fish?").patterns[0].model_dump()
-    with pytest.raises(ValidationError):
-        Pattern(**{**good, **change})
-
-
 def test_patterns_of_the_same_type_come_first_then_the_most_alike():
     memory = filled(
         "Could gulls eat fish?", "Do lamps burn oil?", "Do gulls swim far?", "Do gulls eat fish whole?", "Is it?"
@@ -55,9 +46,7 @@ def test_patterns_of_the_same_type_come_first_then_the_most_alike():
     assert ids(memory.retrieve("Do gulls eat fish?", 5)) == ["p4", "p3", "p2", "p5", "p1"]
     assert ids(memory.retrieve("Can gulls eat fish?", 1)) == ["p1"]
     assert memory.retrieve("Do gulls eat fish?", 0) == []
-
-
-def test_rare_words_weigh_more_than_common_ones():
+    # rare words weigh more than common ones
     memory = filled("Do gulls nest?", "Do gulls dive?", "Do gulls sleep?", "Do storks dance?")
     assert ids(memory.retrieve("Do gulls dance?", 1)) == ["p4"]
 
@@ -70,18 +59,6 @@ def test_confidence_weighs_likeness_and_ties_go_to_the_older():
     assert ids(memory.retrieve("Do gulls eat fish?", 3)) == ["p2", "p3", "p1"]
 
 
-def test_uses_move_the_confidence_less_and_less():
-    memory = filled("Do gulls eat fish?")
-    seen = []
-    for success in (True, True, False):
-        memory.record_use("p1", success)
-        seen.append(memory.patterns[0].confidence)
-    assert seen == [2 / 3, 3 / 4, pytest.approx(3 / 5)]
-    assert (memory.patterns[0].uses, memory.patterns[0].successes) == (3, 2)
-    with pytest.raises(ValueError, match="no pattern 'p9'"):
-        memory.record_use("p9", True)
-
-
 @given(st.floats(0, 1), st.lists(st.booleans(), max_size=30))
 def test_a_confidence_is_the_mean_of_where_it_began_and_its_outcomes(first, outcomes):
     memory = filled("Do gulls eat fish?", confidence=first)
@@ -90,6 +67,8 @@ def test_a_confidence_is_the_mean_of_where_it_began_and_its_outcomes(first, outc
     found = memory.patterns[0]
     assert found.confidence == pytest.approx((2 * first + sum(outcomes)) / (2 + len(outcomes)))
     assert (found.uses, found.successes) == (len(outcomes), sum(outcomes))
+    with pytest.raises(ValueError, match="no pattern 'p9'"):
+        memory.record_use("p9", True)
 
 
 def test_near_duplicates_become_one_that_keeps_its_words():
@@ -127,67 +106,18 @@ def test_pruning_drops_the_lowest_then_the_least_used_then_the_oldest():
     assert ids(memory.patterns) == ["p2", "p5"]
     assert memory.prune() == []
     assert "q0" in memory.seen
-    assert "p1" not in memory
-
-
-def test_a_number_is_never_given_twice():
-    memory = filled("Do gulls swim?", "Do crows fly?", limit=1)
-    memory.prune()
-    assert memory.add("positive", "Do lamps burn?", [], "The answer is Yes.", "c").id == "p3"
-
-
-def test_a_memory_is_the_same_behind_a_file(tmp_path):
-    path = tmp_path / "memory.json"
-    memory = filled("Do gulls swim?", "Could crows fly?", "Do lamps burn?", limit=2)
-    memory.record_use("p2", True)
-    memory.prune()
-    memory.save(path)
-    again = PatternMemory.load(path)
-    assert (again.patterns, again.seen, again.limit) == (memory.patterns, memory.seen, 2)
-    assert again.retrieve("Do crows swim?") == memory.retrieve("Do crows swim?")
-    assert again.add("positive", "Do rivers run?", [], "The answer is Yes.", "d").id == "p4"
-    assert [each.name for each in tmp_path.iterdir()] == ["memory.json"]
-
-
-def _less(value):
-    del value["seen"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda value: value.update(more=1),
-        lambda value: value["patterns"][0].update(more=1),
-        lambda value: value["patterns"][0].update(confidence="1"),
-        lambda value: value["patterns"][0].update(successes=5),
-        lambda value: value["patterns"][0].update(source="unseen"),
-        lambda value: value["patterns"].append(value["patterns"][0]),
-        lambda value: value.update(limit=0),
-        _less,
-    ],
-)
-def test_a_file_that_is_no_memory_is_refused_by_its_path(tmp_path, change):
-    path = tmp_path / "memory.json"
-    filled("Do gulls swim?").save(path)
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
-    with pytest.raises(ValueError, match="memory"):
-        PatternMemory.load(path)
-
-
-@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[]"])
-def test_what_cannot_be_read_is_refused(tmp_path, content):
-    path = tmp_path / "memory.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"memory\.json"):
-        PatternMemory.load(path)
-
-
-def test_a_memory_without_room_is_refused():
+    assert "p1" not in memory and memory._counts == filled("Do crows fly?", "Do rivers run?")._counts
+    # a number is never given twice
+    assert memory.add("positive", "Do hens lay?", [], "The answer is Yes.", "c").id == "p6"
     with pytest.raises(ValueError, match="a limit of 0"):
         PatternMemory(0)
+
+
+def test_bad_patterns_are_refused():
+    good = filled("Do gulls eat fish?").patterns[0].model_dump()
+    for change in ({"confidence": 1.5}, {"uses": -1}, {"successes": 1}, {"kind": "odd"}, {"more": 1}):
+        with pytest.raises(ValidationError):
+            Pattern(**{**good, **change})
 
 
 @given(st.lists(WORDS, max_size=12), WORDS, st.integers(1, 6), st.integers(0, 5))
@@ -201,13 +131,3 @@ def test_retrieval_is_bounded_sorted_and_repeatable(texts, query, limit, top_k):
     kind = question_type(" ".join(query))
     others = [pattern.question_type != kind for pattern in memory.retrieve(" ".join(query), 99)]
     assert others == sorted(others)
-
-
-@given(WORDS, WORDS)
-def test_likeness_is_symmetric_and_one_for_the_same(first, second):
-    memory = filled(" ".join(first), " ".join(second))
-    one, other = frozenset(first), frozenset(second)
-    likeness = memory._likeness(one, other)
-    assert likeness == memory._likeness(other, one)
-    assert 0 <= likeness <= 1 + 1e-12
-    assert memory._likeness(one, one) >= SAME

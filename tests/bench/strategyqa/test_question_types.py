@@ -1,9 +1,7 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sigma0.bench.strategyqa.items import world_items
-from sigma0.bench.strategyqa.question_types import QUESTION_TYPES, asked, question_type
+from sigma0.bench.strategyqa.question_types import asked, question_type
 
 
 @pytest.mark.parametrize(
@@ -23,30 +21,18 @@ from sigma0.bench.strategyqa.question_types import QUESTION_TYPES, asked, questi
         ("WOULD a cat drive a bus?", "possibility"),
         ("Do gulls eat fish?", "factual"),
         ("", "factual"),
+        # the first rule that holds decides
+        ("Could both be of the same size, or is one larger?", "similarity"),
+        ("Could one be larger?", "comparison"),
     ],
 )
 def test_words_of_a_question_tell_its_type(text, expected):
     assert question_type(text) == expected
 
 
-def test_the_first_rule_that_holds_decides():
-    assert question_type("Could both be of the same size, or is one larger?") == "similarity"
-    assert question_type("Could one be larger?") == "comparison"
-
-
 def test_a_story_before_the_question_does_not_count():
     assert question_type("Ella is older than Tom. Does Ella sing?") == "factual"
     for item in world_items(20):
         assert asked(item.question) == item.decomposition[-1]
-
-
-@pytest.mark.parametrize("text", ["Would Dr. Seuss like St. Paul?", "Who? Me?", "No question at all. None.", ""])
-def test_what_has_no_story_is_the_question_itself(text):
-    assert asked(text) == text
-
-
-@pytest.mark.slow
-@given(st.text(max_size=300))
-def test_every_text_has_a_type(text):
-    assert question_type(text) in QUESTION_TYPES
-    assert asked(text) in text
+    for text in ("Would Dr. Seuss like St. Paul?", "Who? Me?", "No question at all. None.", ""):
+        assert asked(text) == text

@@ -1,30 +1,25 @@
-"""TF-IDF over paragraphs: what is found, what is stored, what is refused; and L2 with paragraphs in its prompts."""
+"""TF-IDF over paragraphs: what is found and what is refused; and L2 with paragraphs in its prompts."""
 
-import builtins
 import json
-from hashlib import sha256
-from io import BytesIO
+import sys
 from itertools import pairwise
+from unittest.mock import ANY
 
-import numpy as np
 import pytest
 
-from sigma0.bench.strategyqa import retrieval
+from sigma0.bench.strategyqa import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.items import world_items
-from sigma0.bench.strategyqa.level import Question
 from sigma0.bench.strategyqa.retrieval import (
-    MATRIX_FILE,
-    TERMS_FILE,
     Paragraph,
     ParagraphIndex,
     Passage,
     fact_paragraphs,
     load_paragraphs,
-    open_index,
+    shown,
 )
 from sigma0.bench.strategyqa.traces import WorkflowTrace
-from sigma0.bench.strategyqa.workflow import RetrievalWorkflow, fact_prompt
-from tests.bench.strategyqa.test_workflow import LENGTHS, PIANO, PIANO_REPLIES, asked
+from sigma0.bench.strategyqa.workflow import RetrievalWorkflow
+from tests.bench.strategyqa.definitions import asked
 
 TEXTS = {
     "Piano-1": ("Piano", "A grand piano is between 1.5 and 3 metres long."),
@@ -33,23 +28,6 @@ TEXTS = {
     "Fish-1": ("Fish", "Fish live in water."),
     "Fish-2": ("Fish", "Fish live in water."),
 }
-
-
-@pytest.fixture
-def source(tmp_path):
-    path = tmp_path / "paragraphs.json"
-    values = {
-        name: {"title": title, "section": "s", "headers": [["h"]], "para_index": n, "content": text}
-        for n, (name, (title, text)) in enumerate(TEXTS.items())
-    }
-    path.write_text(json.dumps(values))
-    return path
-
-
-@pytest.fixture
-def folder(tmp_path, source):
-    ParagraphIndex(load_paragraphs(source)).save(tmp_path / "index", source)
-    return tmp_path / "index"
 
 
 @pytest.fixture
@@ -63,7 +41,6 @@ def test_the_best_paragraph_comes_first_and_strangers_not_at_all(index):
     assert {each.id for each in found} == {"Piano-1", "Piano-2", "Car-1"}
     assert all(1 >= a.score >= b.score > 0 for a, b in pairwise(found))
     assert index.search("zebra", 3) == [] and index.search("", 3) == []
-    assert len(index) == len(TEXTS)
 
 
 def test_equal_paragraphs_stand_in_the_order_of_the_file(index):
@@ -72,133 +49,22 @@ def test_equal_paragraphs_stand_in_the_order_of_the_file(index):
     assert [each.id for each in index.search("fish", 1)] == ["Fish-1"]
 
 
-@pytest.mark.parametrize("top_k", [0, -1])
-def test_no_paragraphs_cannot_be_asked_for(index, top_k):
+def test_nothing_cannot_be_searched_or_asked_for(index):
     with pytest.raises(ValueError, match="top_k"):
-        index.search("fish", top_k)
-
-
-def test_paragraphs_without_words_cannot_be_searched():
+        index.search("fish", 0)
     for paragraphs in ({}, {"a": Paragraph(title="", content="!")}):
         with pytest.raises(ValueError, match="hold no words"):
             ParagraphIndex(paragraphs)
 
 
-def test_a_stored_index_finds_the_same_to_the_last_bit(source, folder):
-    made = ParagraphIndex(load_paragraphs(source))
-    loaded = ParagraphIndex.load(folder, source)
-    for query in ("How long is a grand piano?", "fish", "small water car", "nothing of it"):
-        assert loaded.search(query, 5) == made.search(query, 5)
-    assert sorted(path.name for path in folder.iterdir()) == sorted([MATRIX_FILE, TERMS_FILE])
-
-
-def test_an_index_is_written_the_same_each_time(source, folder, tmp_path):
-    ParagraphIndex.load(folder, source).save(tmp_path / "again", source)
-    for name in (MATRIX_FILE, TERMS_FILE):
-        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
-
-
-def test_an_index_is_made_once(source, tmp_path):
-    made = open_index(source, tmp_path / "new")
-    before = (tmp_path / "new" / TERMS_FILE).stat().st_mtime_ns
-    assert open_index(source, tmp_path / "new").search("fish", 2) == made.search("fish", 2)
-    assert (tmp_path / "new" / TERMS_FILE).stat().st_mtime_ns == before
-
-
-def test_no_pickle_is_read_or_written(folder):
-    with np.load(folder / MATRIX_FILE, allow_pickle=False) as file:
-        assert sorted(file.files) == ["data", "indices", "indptr", "shape"]
-        assert all(file[name].dtype.kind in "if" for name in file.files)
-
-
-def test_a_changed_source_is_refused(source, folder):
-    source.write_text(source.read_text().replace("Italy", "Spain"))
-    with pytest.raises(ValueError, match="was not made from"):
-        ParagraphIndex.load(folder, source)
-
-
-def test_an_index_is_not_stored_under_another_source(source, tmp_path, index):
-    with pytest.raises(ValueError, match="was not made from"):
-        index.save(tmp_path / "index", source)
-    assert not (tmp_path / "index").exists()
-
-
-def test_a_changed_matrix_is_refused(source, folder):
-    content = bytearray((folder / MATRIX_FILE).read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / MATRIX_FILE).write_bytes(content)
-    with pytest.raises(ValueError, match="changed since it was written"):
-        ParagraphIndex.load(folder, source)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda told: told["idf"].__setitem__(0, 99.0),
-        lambda told: told["vocabulary"].update(piano=0),
-        lambda told: told.update(source="0" * 64),
-        lambda told: told.update(digest="0" * 64),
-        lambda told: told.update(extra=1),
-        lambda told: told.pop("digest"),
-        lambda told: told.update(idf="many"),
-    ],
-)
-def test_changed_terms_are_refused(source, folder, change):
-    told = json.loads((folder / TERMS_FILE).read_text())
-    change(told)
-    (folder / TERMS_FILE).write_text(json.dumps(told))
-    with pytest.raises(ValueError, match=TERMS_FILE):
-        ParagraphIndex.load(folder, source)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "1", "{", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1")])
-def test_terms_that_are_none_are_refused(source, folder, content):
-    (folder / TERMS_FILE).write_text(content)
-    with pytest.raises(ValueError, match=TERMS_FILE):
-        ParagraphIndex.load(folder, source)
-
-
-def forge(folder, vocabulary=None, **parts):
-    """An index with other parts, whose digests all fit."""
-    with np.load(folder / MATRIX_FILE) as file:
-        held = {name: file[name] for name in file.files} | parts
-    packed = BytesIO()
-    np.savez(packed, **held)
-    (folder / MATRIX_FILE).write_bytes(packed.getvalue())
-    told = json.loads((folder / TERMS_FILE).read_text())
-    told["matrix"] = sha256(packed.getvalue()).hexdigest()
-    told["vocabulary"] |= vocabulary or {}
-    del told["digest"]
-    told["digest"] = sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-    (folder / TERMS_FILE).write_text(json.dumps(told))
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"indices": np.full(40, 10**6)},
-        {"indptr": np.array([0, 5, 3, 9, 10, 11])},
-        {"shape": np.array([2, 2])},
-        {"data": np.array([print], dtype=object)},
-        {"vocabulary": {"piano": 10**6}},
-    ],
-)
-def test_a_forged_index_whose_digests_fit_is_refused(source, folder, parts):
-    forge(folder, **parts)
-    with pytest.raises(ValueError, match="make it again"):
-        ParagraphIndex.load(folder, source)
-
-
-def test_the_forger_of_these_tests_forges_well(source, folder):
-    forge(folder)
-    assert ParagraphIndex.load(folder, source).search("fish", 1)[0].id == "Fish-1"
-
-
-@pytest.mark.parametrize("name", [TERMS_FILE, MATRIX_FILE])
-def test_a_missing_part_is_named(source, folder, name):
-    (folder / name).unlink()
-    with pytest.raises(ValueError, match=name):
-        ParagraphIndex.load(folder, source)
+def test_a_published_file_is_searched(tmp_path):
+    path = tmp_path / "paragraphs.json"
+    more = {"section": "s", "headers": [["h"]], "para_index": 1}
+    path.write_text(
+        json.dumps({name: {"title": title, "content": text, **more} for name, (title, text) in TEXTS.items()})
+    )
+    level = EXPERIMENTS["L2-rag"](Makings(paragraphs=path))
+    assert level.index.search("fish", 1)[0] == Passage("Fish-1", "Fish", TEXTS["Fish-1"][1], ANY)
 
 
 @pytest.mark.parametrize(
@@ -213,14 +79,7 @@ def test_what_is_no_paragraph_file_is_refused(tmp_path, content):
 
 
 def test_a_missing_library_is_told_in_one_line(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("sklearn"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name="sklearn")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
     with pytest.raises(ValueError, match=r"sigma0-lm\[bench\]"):
         ParagraphIndex({"a": Paragraph(title="t", content="some words")})
 
@@ -233,47 +92,14 @@ def test_facts_of_items_are_paragraphs():
     assert found[0].text == items[0].facts[0] and found[0].id == f"{items[0].qid}-0"
 
 
-def test_passages_stand_before_each_question_of_fact(index):
-    level = RetrievalWorkflow(index, top_k=1)
-    prediction, calls = asked(PIANO, PIANO_REPLIES, level)
-    passages = [f"- {TEXTS[name][0]}: {TEXTS[name][1]}\n" for name in ("Piano-1", "Car-1")]
-    assert [purpose for purpose, _ in calls] == [
-        "decompose",
-        "answer_factual",
-        "answer_factual",
-        "evaluate_condition",
-        "combine_facts",
-    ]
-    assert calls[1][1] == fact_prompt(PIANO.text, LENGTHS[0], passages[0])
-    assert calls[2][1] == fact_prompt(PIANO.text, LENGTHS[1], passages[1])
-    assert passages[0] in calls[1][1] and not any("Passages" in calls[n][1] for n in (0, 3, 4))
+def test_what_was_searched_is_in_the_trace_and_the_query_holds_the_answers_before_it(index):
+    replies = ["1. What is in Italy?\n2. Who invented #1?\n3. Zebra?\n4. Is #1 it?", "a piano", "x", "y", "Yes", "Yes"]
+    prediction, calls = asked(RetrievalWorkflow(index, top_k=1), "Q?", *replies)
     trace = WorkflowTrace.from_dict(prediction.trace)
-    assert [step.result for step in trace.steps if step.function == "retrieve"] == [("Piano-1",), ("Car-1",)]
-    audit = trace.get_audit_info()
-    assert audit["grounded"] and audit["calls"]["retrieve"] == 2
-    assert audit["used"] == ["at least 1.5 metres", "about 0.7 metres", False]
-
-
-def test_retrieval_is_no_part_of_pattern_and_demonstration(index):
-    plain = WorkflowTrace.from_dict(asked(PIANO, PIANO_REPLIES)[0].trace)
-    found = WorkflowTrace.from_dict(asked(PIANO, PIANO_REPLIES, RetrievalWorkflow(index))[0].trace)
-    assert found.pattern == plain.pattern and found.to_icl_demo() == plain.to_icl_demo()
-
-
-def test_the_query_holds_the_answers_before_it():
-    queries = []
-
-    class Spy:
-        def search(self, query, top_k):
-            queries.append((query, top_k))
-            return [Passage("p", "T", "long\n" * 500, 1.0)]
-
-    listed = "1. Who wrote it?\n2. Where was #1 born?"
-    _, calls = asked(Question("q", "Q?"), [listed, "Ann", "Rome", "Yes"], RetrievalWorkflow(Spy(), top_k=2))
-    assert queries == [("Who wrote it?", 2), ("Where was Ann born?", 2)]
-    assert len(calls[1][1]) < retrieval.TOP_K * 300
-
-
-def test_nothing_found_leaves_the_prompt_as_it_is(index):
-    _, calls = asked(Question("q", "Q?"), ["1. Zebra?", "x", "No"], RetrievalWorkflow(index))
-    assert calls[1][1] == fact_prompt("Q?", "Zebra?")
+    searched = [step for step in trace.steps if step.function == "retrieve"]
+    assert [step.arguments[0] for step in searched] == ["What is in Italy?", "Who invented a piano?", "Zebra?"]
+    assert [step.result for step in searched] == [("Piano-2",), ("Piano-2",), ()]
+    assert "Passages:\n- Piano: The piano was invented in Italy.\n" in calls[2][1]
+    assert not any("Passages" in prompt for _, prompt in (calls[0], *calls[3:]))
+    assert trace.get_audit_info()["grounded"] and trace.pattern == tuple(purpose for purpose, _ in calls)
+    assert shown([Passage("p", "T", "long\n" * 500, 1.0)], 9) == "- T: long long\n"

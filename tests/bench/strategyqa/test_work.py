@@ -2,10 +2,8 @@
 
 import json
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -14,15 +12,10 @@ from typer.testing import CliRunner
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.workers import KeptResults, Pool
-from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.bench.strategyqa.opening import Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE
 from sigma0.bench.strategyqa.work import SpreadLevels, do_level
 from sigma0.reason.messages import ChatFailed
-from tests import processes  # noqa: F401 - what the server that forks has imported
-
-# What depends on the clock, and on nothing else.
-EXEMPT = {"time", "seconds"}
 
 
 class Here(Pool):
@@ -34,10 +27,7 @@ class Here(Pool):
 
 
 def opening(**changes):
-    told = {
-        "data": "world", "split": "dev", "n": 5, "model": "pocket", "ladder": None, "base_url": None, "device": "cpu",
-        "dtype": "float32", "concurrency": 2, "retries": 0, "settings": AskSettings(max_tokens=6), "cache": None,
-    }  # fmt: skip
+    told = {"n": 5, "device": "cpu", "dtype": "float32", "concurrency": 2, "retries": 0, "max_new_tokens": 6}
     return Opening(**(told | changes))
 
 
@@ -51,29 +41,10 @@ def made(opened, names=ONCE):
     return [(name, EXPERIMENTS[name](opened.makings)) for name in names]
 
 
-def without_seconds(run):
-    timeless = (replace(each, usage=replace(each.usage, seconds=0.0)) for each in run.answered)
-    return replace(run, answered=tuple(timeless))
-
-
-@pytest.mark.exhaustive
-def test_every_level_is_run_as_in_one_process(tmp_path, kept):
-    told = opening(n=2, settings=AskSettings(max_tokens=4))
-    opened, told_done = told.open(), []
-    spread = SpreadLevels(Here(1), told.resolved(), opened, kept)
-    runs = spread.run(made(opened), told_done.append)
-    own = [opened.bench.run(level, opened.items, lambda: None) for _, level in made(opened)]
-    assert [without_seconds(run) for run in runs] == [without_seconds(run) for run in own]
-    assert any(each.usage.completion_tokens for run in own for each in run.answered)
-    assert told_done[-1] == spread.count(made(opened)) == 11 * 2 + 1, "the level that learns is one piece"
-    again = SpreadLevels(Pool(1), told.resolved(), opened, kept).run(made(opened), told_done.append)
-    assert again == runs, "kept results come back whole, seconds too"
-
-
 def test_as_many_items_go_to_a_worker_as_it_answers_at_a_time(tmp_path, kept, monkeypatch):
     told = opening()
     opened, pieces = told.open(), []
-    batched = replace(opened, bench=replace(opened.bench, concurrency=2))
+    batched = replace(opened, concurrency=2)
     monkeypatch.setattr(Here, "spread", lambda self, function, items, kept, advance: pieces.extend(items) or [])
     with pytest.raises(ValueError, match="shorter"):
         SpreadLevels(Here(1), told, batched, kept).run(made(opened, ("L0", "L5", "L2")), print)
@@ -103,23 +74,16 @@ def test_a_run_that_broke_off_goes_on(tmp_path, kept, monkeypatch):
 
 def test_an_opening_is_the_same_behind_json(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "big").mkdir()
-    settings = AskSettings("high", 7, 0.5, 3, ("\n",))
-    told = opening(settings=settings, cache=Path("answers.jsonl"), ladder="pocket, big", route="verdict")
+    # a folder does not take the place of a name
+    for name in ("world", "pocket", "big"):
+        (tmp_path / name).mkdir()
+    told = opening(cache=Path("answers.jsonl"), ladder="pocket, big", route="verdict")
     assert Opening.model_validate_json(told.model_dump_json()) == told
     found = told.resolved()
     assert found.cache == tmp_path / "answers.jsonl" and found.ladder == f"pocket,{tmp_path / 'big'}"
     assert (found.data, found.model, found.paragraphs) == ("world", "pocket", None)
     with pytest.raises(ValueError, match="seeds"):
         Opening(**{**dict(told), "seeds": 3})
-
-
-def test_a_folder_does_not_take_the_place_of_a_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("world", "pocket", "big"):
-        (tmp_path / name).mkdir()
-    found = opening(ladder="pocket,big").resolved()
-    assert (found.data, found.model, found.ladder) == ("world", "pocket", f"pocket,{tmp_path / 'big'}")
 
 
 def test_a_worker_that_finds_something_else_under_the_names_is_refused(tmp_path, kept):
@@ -143,47 +107,18 @@ def test_what_names_hide_is_in_the_digest(tmp_path):
     assert opening().open().sha256() == digests[0]
 
 
-def test_workers_and_an_endpoint_exclude_each_other():
-    line = ["strategyqa", "-e", "L0", "--workers", "2", "--base-url", "http://127.0.0.1:9/v1"]
-    result = CliRunner().invoke(app, line)
-    assert result.exit_code != 0 and "raise --concurrency instead" in result.output
-
-
-def command(out, workers):
-    size = ["-e", "L0", "-e", "L5", "-n", "24", "--max-new-tokens", "24"]
-    return ["strategyqa", *size, "--workers", str(workers), "--out", str(out), "--device", "cpu"]
-
-
-def told(path):
-    """Rows without what the clock says."""
-    return [row.model_dump(exclude=EXEMPT) for row in read_rows(path)]
-
-
-class Processes(Pool):
-    """Workers that are plain processes, forked by a server that has run none of the tests."""
-
-    def _each(self, function, items):
-        with ProcessPoolExecutor(self.workers, get_context("forkserver")) as workers:
-            asked = {workers.submit(function, item): key for key, item in items.items()}
-            for done in as_completed(asked):
-                yield asked[done], json.loads(json.dumps(done.result()))
-        self.redone += 1
-
-
-@pytest.mark.exhaustive
-def test_rows_of_two_workers_are_those_of_one(tmp_path, monkeypatch):
+def test_the_rows_of_workers_are_those_of_one_process(tmp_path, monkeypatch):
     """With Ray's workers, and where one is killed: `tests/bench/fidelity/test_work.py`, `core/test_workers.py`."""
-    out, alone = tmp_path / "two.jsonl", tmp_path / "one.jsonl"
-    with monkeypatch.context() as patch:
-        pools = []
-        patch.setattr(
-            "sigma0.bench.strategyqa.command.worker_pool",
-            lambda workers, *_: nullcontext(pools.append(Processes(workers)) or pools[0]),
-        )
-        spread = CliRunner().invoke(app, command(out, 2))
-    assert spread.exit_code == 0, spread.output
-    assert [pool.workers for pool in pools] == [2] and "1 parts were done again" in spread.stderr
+    out, alone, pool = tmp_path / "two.jsonl", tmp_path / "one.jsonl", Here(2)
+    pool.redone = 1
+    monkeypatch.setattr("sigma0.bench.strategyqa.command.worker_pool", lambda workers, *_: nullcontext(pool))
+    # a worker that goes on to another run begins anew with a level that learns
+    for path, workers in ((out, 2), (tmp_path / "again.jsonl", 2), (alone, 1)):
+        size = ["-e", "L0", "-e", "L5", "-n", "3", "--max-new-tokens", "6", "--device", "cpu", "--dtype", "float32"]
+        found = CliRunner().invoke(app, ["strategyqa", *size, "--workers", str(workers), "--out", str(path)])
+        assert found.exit_code == 0, found.output
+        assert ("1 parts were done again" in found.stderr) == (workers == 2)
     assert not list(tmp_path.glob(".two-*.work.jsonl")), "what was kept for the run goes with its end"
-    result = CliRunner().invoke(app, command(alone, 1))
-    assert result.exit_code == 0, result.output
-    assert told(out) == told(alone) and [row["level"] for row in told(out)] == ["L0", "L5"]
+    # without what the clock says
+    rows, expected = ([row.model_dump(exclude={"time", "seconds"}) for row in read_rows(path)] for path in (out, alone))
+    assert rows == expected and [row["level"] for row in rows] == ["L0", "L5"]

@@ -1,137 +1,43 @@
-"""L2: which questions are asked, in which order and words, and what becomes of each answer that cannot be read."""
+"""L2 and L3: how steps, thoughts and actions are read and bounded, and the traces that are audited and shown."""
 
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.direct import FORM
-from sigma0.bench.strategyqa.items import world_items
 from sigma0.bench.strategyqa.level import Question
-from sigma0.bench.strategyqa.prompted import DEMONSTRATION, ProgramTrace
+from sigma0.bench.strategyqa.prompted import DEMONSTRATION
+from sigma0.bench.strategyqa.react import React, SimpleReact, read_step
+from sigma0.bench.strategyqa.react_traces import ReactTrace
 from sigma0.bench.strategyqa.traces import TraceStep, WorkflowTrace
-from sigma0.bench.strategyqa.workflow import (
-    LONGEST,
-    MAX_STEPS,
-    Template,
-    Workflow,
-    check_parts,
-    combine_prompt,
-    decompose_prompt,
-    fact_prompt,
-    fill,
-    function_of,
-    read_fact,
-)
-from sigma0.reason.chat import ScriptedChat
-from sigma0.reason.messages import ChatFailed
+from sigma0.bench.strategyqa.workflow import LONGEST, MAX_STEPS, Template, Workflow, fill, function_of, read_fact
+from tests.bench.strategyqa.definitions import act, asked, listed
 
 PIANO = Question("piano", "Would a grand piano fit into the boot of a small car?")
 LENGTHS = ("How long is a grand piano?", "How long is the boot of a small car?", "Is #1 less than #2?")
-PIANO_REPLIES = (
-    "1. How long is a grand piano?\n2. How long is the boot of a small car?\n3. Is #1 less than #2?",
-    "at least 1.5 metres.",
-    "\nabout 0.7 metres\nor so",
-    "No, it is not.",
-    "So the answer is no.",
-)
-PIANO_TEMPLATE = Template(("decompose", "answer_factual", "answer_factual", "evaluate_condition", "combine_facts"))
+SAID = ("at least 1.5 metres", "about 0.7 metres", "No")
+PIANO_REPLIES = (listed(LENGTHS), *SAID, "So the answer is no.")
+THOUGHTS = (
+    act("decompose", PIANO.text), listed(LENGTHS), act("lookup", LENGTHS[0]), SAID[0], act("lookup", LENGTHS[1]),
+    SAID[1], act("evaluate", LENGTHS[2]), SAID[2], act("finish", "No"),
+)  # fmt: skip
+ALL = ("decompose", "lookup", "evaluate", "finish")
+PATTERN = ("decompose", "answer_factual", "evaluate_condition", "combine_facts")
 
 
-def asked(question, replies, level=None):
-    chat = ScriptedChat(replies)
-    ask = Ask(chat)
-    prediction = (level or Workflow()).predict(question, ask)
-    assert len(chat.calls) == len(ask.asked)
-    assert [each["messages"] for each in chat.calls] == [[{"role": "user", "content": e.prompt}] for e in ask.asked]
-    return prediction, [(each.purpose, each.prompt) for each in ask.asked]
+def workflow_trace():
+    return WorkflowTrace.from_dict(json.loads(json.dumps(asked(Workflow(), PIANO, *PIANO_REPLIES)[0].trace)))
 
 
-def test_a_condition_is_asked_of_the_answers_before_it():
-    prediction, calls = asked(PIANO, PIANO_REPLIES)
-    condition = "Is at least 1.5 metres less than about 0.7 metres?"
-    facts = (
-        f"- {LENGTHS[0]} at least 1.5 metres\n"
-        "- How long is the boot of a small car? about 0.7 metres\n"
-        "- Is at least 1.5 metres less than about 0.7 metres? No\n"
-    )
-    assert calls == [
-        ("decompose", decompose_prompt(PIANO.text)),
-        ("answer_factual", fact_prompt(PIANO.text, LENGTHS[0])),
-        ("answer_factual", fact_prompt(PIANO.text, LENGTHS[1])),
-        ("evaluate_condition", f"{condition}\n{FORM}"),
-        ("combine_facts", combine_prompt(PIANO.text, facts)),
-    ]
-    assert prediction.answer is False and prediction.miss is None
-    assert PIANO.text in calls[0][1] and facts in calls[-1][1] and calls[-1][1].endswith(FORM)
+def react_trace(*replies, level=None):
+    return ReactTrace.from_dict(json.loads(json.dumps(asked(level or React(), PIANO, *replies)[0].trace)))
 
 
-@pytest.mark.parametrize("item", world_items(6), ids=lambda item: item.qid)
-def test_a_story_is_asked_about_step_by_step(item):
-    """Its facts name no earlier answer, so that each is a question of fact, asked beside the story."""
-    parts = item.decomposition[-MAX_STEPS:]
-    replies = ["\n".join(f"{n}) {part}" for n, part in enumerate(parts, start=1))]
-    replies += [f"fact {n}" for n in range(len(parts))] + ["Yes" if item.answer else "No"]
-    prediction, calls = asked(Question.of(item), replies)
-    assert [purpose for purpose, _ in calls] == ["decompose", *["answer_factual"] * len(parts), "combine_facts"]
-    assert [prompt for _, prompt in calls[1:-1]] == [fact_prompt(item.question, part) for part in parts]
-    assert calls[-1][1] == combine_prompt(item.question, "".join(f"- {p} fact {n}\n" for n, p in enumerate(parts)))
-    assert prediction.answer == item.answer
-    assert all(item.question in prompt for _, prompt in calls)
-
-
-@pytest.mark.parametrize(
-    "replies, miss",
-    [
-        ([""], "decompose: no numbered steps in ''"),
-        (
-            ["First, how long is it? Then compare."],
-            "decompose: no numbered steps in 'First, how long is it? Then compare.'",
-        ),
-        (["1. ...\n---\n* * *"], "decompose: no numbered steps in '1. ... --- * * *'"),
-        (["1. Is #1 long?"], "decompose: step 1 refers to #1, which is not answered by then"),
-        (["1. How long?\n2. Is #3 long?\n3. Why?"], "decompose: step 2 refers to #3, which is not answered by then"),
-        (["1. How long?\n2. Is #0 long?"], "decompose: step 2 refers to #0, which is not answered by then"),
-        ([f"1. {'long ' * 100}"], f"decompose: step 1 is longer than {LONGEST} characters"),
-        ([f"1. How long?\n2. Is #{'9' * 5000}?"], f"decompose: step 2 is longer than {LONGEST} characters"),
-        ([PIANO_REPLIES[0], " \n"], "answer_factual: no words in ''"),
-        ([*PIANO_REPLIES[:2], "..."], "answer_factual: no words in '...'"),
-        ([*PIANO_REPLIES[:3], "Perhaps."], "evaluate_condition: no yes or no in 'Perhaps.'"),
-        ([*PIANO_REPLIES[:4], ""], "combine_facts: no yes or no in ''"),
-        ([*PIANO_REPLIES[:4], "It depends: yes or no."], "combine_facts: no yes or no in 'It depends: yes or no.'"),
-    ],
-)
-def test_what_cannot_be_read_is_a_miss_and_ends_the_run(replies, miss):
-    prediction, calls = asked(PIANO, replies)
-    assert (prediction.answer, prediction.miss) == (None, miss)
-    assert len(calls) == len(replies)
-    trace = WorkflowTrace.from_dict(json.loads(json.dumps(prediction.trace)))
-    assert trace.get_audit_info()["misses"] == [miss] and not trace.get_audit_info()["grounded"]
-    assert not trace.steps[-1].ok and trace.steps[-1].result is None
-    with pytest.raises(ValueError, match="no answer to show"):
-        trace.to_icl_demo()
-
-
-@given(st.lists(st.text(max_size=80), min_size=12, max_size=12))
-def test_no_words_of_a_model_break_it(replies):
-    prediction, calls = asked(PIANO, ["1. What?\n2. Is #1 so?", *replies])
-    assert (prediction.answer is None) == (prediction.miss is not None)
-    assert 2 <= len(calls) <= 4
-    assert WorkflowTrace.from_dict(prediction.trace).to_dict() == prediction.trace
-
-
-def test_a_model_that_fails_is_no_miss_of_its_own():
-    with pytest.raises(ChatFailed):
-        asked(PIANO, PIANO_REPLIES[:2])
-
-
-def test_steps_are_bounded():
-    listed = "\n".join(f"{n}. What is {n}?" for n in range(1, 30))
-    _, calls = asked(PIANO, [listed, *["x"] * MAX_STEPS, "Yes"])
+def test_steps_and_answers_are_bounded():
+    _, calls = asked(Workflow(), PIANO, listed(f"What is {n}?" for n in range(30)), *["x"] * MAX_STEPS, "Yes")
     assert [purpose for purpose, _ in calls] == ["decompose", *["answer_factual"] * MAX_STEPS, "combine_facts"]
+    assert read_fact("**\n  about   2 m.\nmore", "lookup") == ("about 2 m", None)
+    assert read_fact("x" * 900, "lookup") == ("x" * LONGEST, None)
 
 
 def test_answers_are_put_in_once_and_only_where_there_are_any():
@@ -141,43 +47,32 @@ def test_answers_are_put_in_once_and_only_where_there_are_any():
         fill("Is #2?", ["a"])
 
 
-def test_a_fact_is_the_first_line_with_words_and_is_bounded():
-    assert read_fact("**\n  about   2 m.\nmore", "lookup") == ("about 2 m", None)
-    assert read_fact("x" * 900, "lookup") == ("x" * LONGEST, None)
-
-
 @pytest.mark.parametrize(
-    "part, function",
+    "part, is_condition",
     [
-        ("Is #1 greater than #2?", "evaluate_condition"),
-        ("If #1, does it float?", "evaluate_condition"),
-        ("Considering #1 and #2, could he have met him?", "evaluate_condition"),
-        ("Did#1 end before it?", "evaluate_condition"),
-        ("What is #1 made of?", "answer_factual"),
-        ("Is water wet?", "answer_factual"),
-        ("The island of #1", "answer_factual"),
+        ("Is #1 greater than #2?", True),
+        ("If #1, does it float?", True),
+        ("Considering #1 and #2, could he have met him?", True),
+        ("Did#1 end before it?", True),
+        ("What is #1 made of?", False),
+        ("Is water wet?", False),
+        ("The island of #1", False),
     ],
 )
-def test_a_condition_asks_yes_or_no_about_an_earlier_answer(part, function):
-    assert function_of(part) == function
+def test_a_condition_asks_yes_or_no_about_an_earlier_answer(part, is_condition):
+    assert function_of(part) == ("evaluate_condition" if is_condition else "answer_factual")
 
 
 def test_a_template_fixes_what_is_done_and_how_often():
-    template = Template(("decompose", "answer_factual", "evaluate_condition", "combine_facts"), ("a", "b"))
-    level = Workflow(template)
-    listed = "1. How long is it?\n2. Which of them is #1?\n3. What else?"
-    prediction, calls = asked(PIANO, [listed, "2 m", "Yes", "Yes"], level)
-    assert [purpose for purpose, _ in calls] == list(template.pattern)
-    assert calls[2][1] == f"Which of them is 2 m?\n{FORM}"
+    level = Workflow(Template(PATTERN, ("a", "b")))
+    replies = ["1. How long is it?\n2. Which of them is #1?\n3. What else?", "2 m", "Yes", "Yes"]
+    prediction, calls = asked(level, PIANO, *replies)
+    assert tuple(purpose for purpose, _ in calls) == PATTERN
+    assert calls[2][1] == "Which of them is 2 m?\nAnswer with Yes or No."
     assert "Split it into 2 short questions" in calls[0][1]
     assert "Number 1 asks for a fact. Number 2 asks for yes or no about earlier answers." in calls[0][1]
-    assert WorkflowTrace.from_dict(prediction.trace).pattern == template.pattern
+    assert WorkflowTrace.from_dict(prediction.trace).pattern == PATTERN
     assert level.seeds() == ("a", "b") and Workflow().seeds() == ()
-
-
-def test_fewer_steps_than_the_template_has_are_a_miss():
-    prediction, _ = asked(PIANO, ["1. How long is it?"], Workflow(PIANO_TEMPLATE))
-    assert prediction.miss == "decompose: 1 steps where the template has 3"
 
 
 @pytest.mark.parametrize(
@@ -198,35 +93,66 @@ def test_a_template_that_no_workflow_has_is_refused(pattern):
         Template(pattern)
 
 
+@pytest.mark.parametrize(
+    "said, why",
+    [
+        ("", "the first line is no 'Thought: ...' but ''"),
+        ("Action: finish[yes]", "the first line is no 'Thought: ...' but 'Action: finish[yes]'"),
+        ("Thought:\nAction: finish[yes]", "the first line is no 'Thought: ...' but 'Thought:'"),
+        ("Thought: a", "the second line is no 'Action: name[argument]' but ''"),
+        ("Thought: a\nAction: finish yes", "the second line is no 'Action: name[argument]' but 'Action: finish yes'"),
+        ("Thought: a\nAction: f[a] b", "the second line is no 'Action: name[argument]' but 'Action: f[a] b'"),
+        ("Thought: a\nAction: finish[yes]\nThought: b", "there is more than one thought and one action: 'Thought: b'"),
+        ("Thought: a\nAction: search[x]", f"there is no action 'search': take one of {', '.join(ALL)}"),
+        ("Thought: a\nAction: lookup[ ]", f"the argument has 0 characters: give 1 to {LONGEST}"),
+        (f"Thought: a\nAction: lookup[{'x' * 301}]", f"the argument has 301 characters: give 1 to {LONGEST}"),
+    ],
+)
+def test_words_that_are_no_step_say_why(said, why):
+    assert read_step(said, ALL) == why
+
+
+@pytest.mark.parametrize(
+    "replies, miss",
+    [
+        ([act("decompose", "q"), "1. Is #1 so?"], "decompose: step 1 refers to #1, which is not answered by then"),
+        ([act("lookup", "#1?")], "lookup: #1 has no answer yet: there are 0"),
+        ([act("evaluate", "Is #2 so?")], "evaluate: #2 has no answer yet: there are 0"),
+        ([act("finish", "maybe")], "finish: takes yes or no, not 'maybe'"),
+    ],
+)
+def test_an_action_that_fails_is_told_to_the_model_and_counted(replies, miss):
+    prediction, calls = asked(React(), PIANO, *replies, act("finish", "Yes"))
+    assert prediction.answer is True
+    assert calls[-1][0] == "act" and "Observation: That failed: " in calls[-1][1] and "Facts so far" not in calls[-1][1]
+    audit = ReactTrace.from_dict(prediction.trace).get_audit_info()
+    assert audit["misses"] == [miss] and not audit["grounded"] and audit["used"] == []
+
+
+def test_no_answer_within_the_limit_is_a_miss():
+    quiet, calls = asked(React(limit=2), PIANO, *[act("lookup", "q"), "fact"] * 2)
+    assert quiet.miss == "finish: none within 2 steps" and len(calls) == 4
+    both, _ = asked(React(limit=1), PIANO, act("finish", "both"))
+    assert both.answer is None and "finish: takes yes or no, not 'both'" in both.miss
+    with pytest.raises(ValueError, match="limit 0"):
+        React(limit=0)
+
+
+def test_the_simple_loop_has_no_other_actions_and_no_numbers_of_facts():
+    replies = [act("evaluate", "Is it?"), act("lookup", "Who is #1 in the charts?"), "Ann", act("finish", "yes")]
+    prediction, calls = asked(SimpleReact(), PIANO, *replies)
+    assert prediction.answer is True and [purpose for purpose, _ in calls] == ["act", "act", "lookup", "act"]
+    assert "there is no action 'evaluate': take one of lookup, finish" in calls[1][1]
+    assert calls[2][1].endswith("in a few words: Who is #1 in the charts?")
+
+
 def test_a_trace_is_a_demonstration_in_the_very_form_of_the_hand_written_one():
-    calls = (
-        TraceStep("decompose", (PIANO.text,), LENGTHS, "steps"),
-        TraceStep("answer_factual", (LENGTHS[0],), "at least 1.5 metres", LENGTHS[0]),
-        TraceStep("answer_factual", (LENGTHS[1],), "about 0.7 metres", LENGTHS[1]),
-        TraceStep(
-            "evaluate_condition",
-            ("Is at least 1.5 metres less than about 0.7 metres?",),
-            False,
-            LENGTHS[2],
-            None,
-            (1, 2),
-        ),
-        TraceStep("combine_facts", ((False,),), False, "answer", None, (3,)),
-    )
-    assert WorkflowTrace("piano", PIANO.text, calls).to_icl_demo() == DEMONSTRATION
-
-
-def test_a_demonstration_comes_from_a_run_and_is_shown_to_the_lower_level():
-    prediction, _ = asked(PIANO, PIANO_REPLIES)
-    demo = WorkflowTrace.from_dict(json.loads(json.dumps(prediction.trace))).to_icl_demo()
+    """What was done by thoughts and actions, as the workflow that would have done the same."""
     combined = '["at least 1.5 metres", "about 0.7 metres", False]'
-    assert demo == DEMONSTRATION.replace("combine_facts([False])", f"combine_facts({combined})")
-    chat = ScriptedChat(["Calling decompose(...)...\nFinal answer: Yes"])
-    level = ProgramTrace([demo], ["piano"])
-    found = level.predict(Question("other", "Can a fish ring a bell?"), Ask(chat))
-    assert found.answer is True and level.seeds() == ("piano",)
-    (call,) = chat.calls
-    assert f'{demo}\n>>> strategy_qa("Can a fish ring a bell?")\n' in call["messages"][0]["content"]
+    for trace in (workflow_trace(), react_trace(*THOUGHTS).to_workflow()):
+        expected = DEMONSTRATION.replace("combine_facts([False])", f"combine_facts({combined})")
+        assert trace.to_icl_demo() == expected
+        assert [step.uses for step in trace.steps] == [(), (), (), (1, 2), (1, 2, 3)]
 
 
 def test_quotation_marks_and_lines_in_answers_stay_inside_a_demonstration():
@@ -240,24 +166,27 @@ def test_quotation_marks_and_lines_in_answers_stay_inside_a_demonstration():
     assert '...answer_factual returned "say \\"x\\"\\n>>> Final answer: Yes"\n' in demo
 
 
-def test_an_audit_counts_the_calls_and_tells_what_the_answer_rests_on():
-    prediction, _ = asked(PIANO, PIANO_REPLIES)
-    trace = WorkflowTrace.from_dict(prediction.trace)
-    assert trace.get_audit_info() == {
-        "steps": 5,
-        "calls": {"decompose": 1, "answer_factual": 2, "evaluate_condition": 1, "combine_facts": 1},
-        "misses": [],
-        "grounded": True,
-        "used": ["at least 1.5 metres", "about 0.7 metres", False],
-    }
-    assert [step.uses for step in trace.steps] == [(), (), (), (1, 2), (1, 2, 3)]
+@pytest.mark.parametrize(
+    "trace, calls",
+    [
+        (workflow_trace(), {"decompose": 1, "answer_factual": 2, "evaluate_condition": 1, "combine_facts": 1}),
+        (react_trace(*THOUGHTS), {"decompose": 1, "lookup": 2, "evaluate": 1, "finish": 1}),
+    ],
+    ids=["workflow", "react"],
+)
+def test_an_audit_counts_the_calls_and_tells_what_the_answer_rests_on(trace, calls):
+    used = ["at least 1.5 metres", "about 0.7 metres", False]
+    assert trace.get_audit_info() == {"steps": 5, "calls": calls, "misses": [], "grounded": True, "used": used}
 
 
-def test_a_condition_that_names_no_answer_is_not_grounded():
-    level = Workflow(Template(("decompose", "answer_factual", "evaluate_condition", "combine_facts")))
-    prediction, _ = asked(PIANO, ["1. How long?\n2. Is it long?", "2 m", "Yes", "Yes"], level)
-    assert prediction.answer is True
-    assert WorkflowTrace.from_dict(prediction.trace).get_audit_info()["grounded"] is False
+def test_what_has_no_answer_is_not_grounded_and_not_shown():
+    assert react_trace(act("finish", "no")).get_audit_info()["grounded"] is False
+    unfinished = react_trace("?", level=React(limit=1))
+    missed = WorkflowTrace.from_dict(asked(Workflow(), PIANO, *PIANO_REPLIES[:4], "")[0].trace)
+    for trace, show in ((unfinished, unfinished.to_workflow), (missed, missed.to_icl_demo)):
+        assert trace.get_audit_info()["grounded"] is False
+        with pytest.raises(ValueError, match="has no answer"):
+            show()
 
 
 @pytest.mark.parametrize(
@@ -267,33 +196,31 @@ def test_a_condition_that_names_no_answer_is_not_grounded():
         lambda trace: trace["steps"][-1].update(uses=[4]),
         lambda trace: trace["steps"][-1].update(arguments=[["at least 1.5 metres", "about 9 metres", False]]),
         lambda trace: trace["steps"][3].update(uses=[-1]),
-        lambda trace: trace["steps"][2].update(miss="answer_factual: gone", result=None),
+        lambda trace: trace["steps"][3].update(uses=[]),
+        lambda trace: trace["steps"][2].update(miss="answer_factual: gone"),
     ],
 )
 def test_a_trace_that_claims_what_it_did_not_use_is_not_grounded(change):
-    trace = asked(PIANO, PIANO_REPLIES)[0].trace
+    trace = workflow_trace().to_dict()
     change(trace)
     assert WorkflowTrace.from_dict(trace).get_audit_info()["grounded"] is False
 
 
+@pytest.mark.parametrize("trace", [workflow_trace(), react_trace(*THOUGHTS)], ids=["workflow", "react"])
 @pytest.mark.parametrize(
     "change",
     [
         lambda trace: trace.update(extra=1),
         lambda trace: trace["steps"][0].update(extra=1),
-        lambda trace: trace["steps"][0].update(function="guess"),
-        lambda trace: trace["steps"][-1].update(result=1),
-        lambda trace: trace.update(kind="react"),
+        lambda trace: trace["steps"][0].update(function="guess", action="guess"),
+        lambda trace: trace["steps"][-1].update(miss=1),
+        lambda trace: trace.update(kind="other"),
         lambda trace: trace.pop("qid"),
         lambda trace: trace.update(qid=object()),
     ],
 )
-def test_a_trace_with_unknown_keys_or_bad_values_is_refused(change):
-    trace = asked(PIANO, PIANO_REPLIES)[0].trace
-    change(trace)
-    with pytest.raises(ValueError, match="no trace of a workflow"):
-        WorkflowTrace.from_dict(trace)
-
-
-def test_all_steps_of_the_story_items_are_in_order():
-    assert all(check_parts(item.decomposition) is None for item in world_items(20))
+def test_a_trace_with_unknown_keys_or_bad_values_is_refused(trace, change):
+    told = trace.to_dict()
+    change(told)
+    with pytest.raises(ValueError, match=r"no trace of (a workflow|thoughts and actions)"):
+        type(trace).from_dict(told)

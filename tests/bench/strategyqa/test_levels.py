@@ -1,0 +1,287 @@
+"""What is one level's alone: how L1 and L4 read and route, what L4's pipeline decides, what L5 learns."""
+
+import json
+import random
+
+import pytest
+
+from sigma0.bench.strategyqa.adaptive import Adaptive, by_rules, by_verdict
+from sigma0.bench.strategyqa.asking import AskSettings
+from sigma0.bench.strategyqa.improving import Improving, Seeded
+from sigma0.bench.strategyqa.items import Item, world_items
+from sigma0.bench.strategyqa.level import Prediction, Question, read
+from sigma0.bench.strategyqa.pipeline import Analysis, Pipeline, read_analysis, with_answers
+from sigma0.bench.strategyqa.prompted import ChainOfCode, ProgramTrace
+from sigma0.bench.strategyqa.runner import run_level
+from sigma0.bench.strategyqa.statistics import majority
+from sigma0.reason.chat import ScriptedChat
+from sigma0.reason.messages import ChatFailed, Completion
+from sigma0.signals.verdict import DoorPolicy, ReasonVerdict
+from tests.bench.strategyqa.definitions import asked
+
+GOOD = ReasonVerdict(
+    converged=True, depth=2.0, proximity=0.1, grounded=None, stable="contract", reason="threshold_met", confidence=0.95
+)
+UNSURE = GOOD.model_copy(update={"confidence": 0.5})
+LOST = UNSURE.model_copy(update={"converged": False, "proximity": 0.9, "stable": "diverge", "reason": "divergence"})
+SIMPLE, MEDIUM, HARD = "Do gulls eat fish?", "Could gulls eat fish?", "Could gulls or crows eat more than 3 fish?"
+
+
+def test_a_trace_ends_where_another_doctest_begins():
+    said = 'Final answer: Yes\n>>> strategy_qa("Do hens swim?")\nFinal answer: No'
+    assert asked(ProgramTrace(), SIMPLE, said)[0].answer is True
+    assert asked(ProgramTrace(), SIMPLE, f">>>{said}")[0].miss == "trace: no yes or no in ''"
+
+
+@pytest.mark.parametrize(
+    "said, answer",
+    [
+        ('if gulls == "birds":\n    print("Answer: Yes")\nelse:\n    print("Answer: No")', None),
+        ('print ("Answer: No")\nAnswer: Yes', True),
+        ("print('Answer: Yes')\nIt prints 'Answer: No'.", False),
+        ("swims = True\nAnswer: Yes", True),
+    ],
+)
+def test_what_stands_in_a_program_is_not_what_it_prints(said, answer):
+    found, _ = asked(ChainOfCode(), SIMPLE, said)
+    assert (found.answer, found.trace) == (answer, {"program": said})
+
+
+class Named:
+    """A level of one call that says its name."""
+
+    def __init__(self, name, seeds=(), learns=False):
+        self.name, self.learns, self.seeds = name, learns, lambda: seeds
+
+    def predict(self, question, ask):
+        return read(ask(self.name, f"{self.name}: {question.text}"), "answer", {"said": self.name})
+
+
+def routed(route, text, *replies):
+    return asked(Adaptive(Named("one"), Named("two"), Named("three"), route=route), text, *replies)
+
+
+@pytest.mark.parametrize(
+    "text, difficulty, why",
+    [
+        (SIMPLE, "simple", "no sign"),
+        (MEDIUM, "medium", "possibility"),
+        ("Are gulls larger to look at?", "medium", "comparison"),
+        ("Were gulls seen in 1900?", "medium", "number"),
+        ("Do gulls and crows eat fish?", "medium", "conjunction"),
+        ("Do gulls eat all the fish of the sea on all days?", "medium", "more than 10 words"),
+        ("Do gulls eat " + "all " * 14 + "fish?", "hard", "more than 10 words, more than 16 words"),
+        (HARD, "hard", "comparison, number, conjunction, possibility"),
+    ],
+)
+def test_rules_count_signs_of_a_question(text, difficulty, why):
+    assert by_rules(text) == by_rules(f"Ella is 5 years older than Tom. {text}") == (difficulty, why)
+    found, calls = routed("rules", text, "Yes.")
+    name = {"simple": "one", "medium": "two", "hard": "three"}[difficulty]
+    assert calls == [(name, f"{name}: {text}")] and found.answer is True
+    told = {"route": "rules", "difficulty": difficulty, "why": why, "level": name}
+    assert found.trace == {**told, "trace": {"said": name}}
+
+
+@pytest.mark.parametrize(
+    "said, name",
+    [("simple", "one"), (" Medium.\n", "two"), ("**HARD**", "three")]
+    + [(said, None) for said in ("", "It is hard", "simple or hard", "easy", "simplehard", "\x00", "hard hard")],
+)
+def test_a_model_that_says_one_of_three_words_decides_and_else_the_rules(said, name):
+    found, calls = routed("model", MEDIUM, said, "No")
+    assert [purpose for purpose, _ in calls] == ["route", name or "two"]
+    unread = None if name else f"route: none of simple, medium, hard but {said!r}"
+    assert found.trace.get("unread_route") == unread
+    assert found.trace["why"] == ("the model says so" if name else "possibility")
+
+
+@pytest.mark.parametrize(
+    "verdict, door, name, why",
+    [
+        (GOOD, "converge", None, "its door is converge"),
+        (UNSURE, "escalate", "two", "its confidence is 0.50, under 0.90"),
+        (LOST, "abort", "three", "its reason is divergence; its confidence is 0.50, under 0.90; "),
+        (None, None, "two", "its first answer has no verdict"),
+        (None, "abort", "two", "its first answer has no verdict"),
+        (GOOD, "escalate", "two", "its door is escalate"),
+    ],
+)
+def test_how_far_a_first_verdict_is_off_tells_where_a_question_goes(verdict, door, name, why):
+    found, calls = routed("verdict", SIMPLE, Completion("Yes", verdict=verdict, door=door), "No")
+    assert [purpose for purpose, _ in calls] == ["first", *([name] if name else [])]
+    assert found.answer is (name is None) and found.trace["why"].startswith(why)
+    difficulty = {None: "simple", "two": "medium", "three": "hard"}[name]
+    assert [found.trace[key] for key in ("first", "door", "difficulty")] == ["Yes", door, difficulty]
+
+
+def test_a_router_has_a_policy_and_knows_its_levels():
+    assert by_verdict(Completion("Yes", verdict=UNSURE), DoorPolicy(require_grounding=True))[0] == "hard"
+    assert Adaptive(Named("one", ("a", "b")), Named("two"), Named("three", ("b", "c"))).seeds() == ("a", "b", "c")
+    with pytest.raises(ValueError, match="unknown route 'dice': take one of rules, model, verdict"):
+        routed("dice", SIMPLE)
+    with pytest.raises(ValueError, match="do not learn, and five does"):
+        Adaptive(Named("one"), Named("two"), Named("five", learns=True))
+
+
+HENS = "Is a hen heavier than a swan?"
+ANALYSIS = "1. weight of a hen\n2. weight of a swan\nCondition: #1 > #2"
+STEPS = "1. How heavy is a hen?\n2. How heavy is a swan?"
+
+
+def test_python_combines_what_it_can_compare():
+    found, calls = asked(Pipeline(), HENS, ANALYSIS, STEPS, "2 kg", "**\nabout 10,000 g\nOr so.")
+    assert len(calls) == 4 and found.answer is False
+    needs = ["weight of a hen", "weight of a swan"]
+    assert json.loads(json.dumps(found.trace)) == {
+        "analysis": {"question_type": "comparison", "needs": needs, "condition": "#1 > #2"},
+        "steps": [
+            {"question": "How heavy is a hen?", "answer": "2 kg", "value": "2000 g"},
+            {"question": "How heavy is a swan?", "answer": "about 10,000 g", "value": "10000 g"},
+        ],
+        "decided": "python",
+        "why": "#1 > #2",
+    }
+
+
+@pytest.mark.parametrize(
+    "condition, answers, why",
+    [
+        ("#1 > #2", ("2 kg", "3 m"), "2000 g and 3 m have different units"),
+        ("#1 > #2", ("light", "heavy"), "light and heavy are no numbers, so that neither is smaller"),
+        ("#1 = #2", ("a swan", "maybe"), "'maybe' is no short answer"),
+        ("No", ("2 kg", "3 kg"), "the condition names no step"),
+        ("not (1 < 2 or 7 = 7)", ("2 kg", "3 kg"), "the condition names no step"),
+        ("#1 > #2", ("swan",), "2 things were to be known, and 1 steps were taken"),
+        ("#1 is more", ("2 kg", "3 kg"), "the condition goes on with 'is'"),
+        ("#1 > #3", ("2 kg", "3 kg"), "there is no step #3"),
+        ("", ("2 kg", "3 kg"), "no condition was stated"),
+    ],
+)
+def test_the_model_combines_what_python_cannot(condition, answers, why):
+    analysis = ANALYSIS.replace("#1 > #2", condition)
+    found, calls = asked(Pipeline(), HENS, analysis, STEPS[: 23 * len(answers)], *answers, "Yes, it is.")
+    assert [purpose for purpose, _ in calls] == ["analyse", "decompose", *["answer"] * len(answers), "combine"]
+    assert found.answer is True and found.trace["decided"] == "model" and found.trace["why"].startswith(why)
+
+
+def test_a_miss_of_the_pipeline_keeps_the_work_that_was_done():
+    found, _ = asked(Pipeline(), HENS, ANALYSIS, STEPS, "2 kg", "")
+    assert [step["answer"] for step in found.trace["steps"]] == ["2 kg", ""]
+    assert asked(Pipeline(), HENS, "nonsense")[0].trace == {"analysis": "nonsense"}
+
+
+def test_answers_stand_for_their_numbers_in_later_steps_of_which_there_are_five():
+    assert with_answers("Is #2 the garage? #7 #0 #1", ["#2", "it"]) == "Is it the garage? #7 #0 #2"
+    _, calls = asked(Pipeline(), HENS, ANALYSIS, "\n".join(f"{n}. What?" for n in range(1, 9)), *["this"] * 5, "Yes")
+    assert [purpose for purpose, _ in calls].count("answer") == 5
+
+
+@pytest.mark.parametrize(
+    "text, needs, condition",
+    [
+        ("Sure!\n1. birth\n 2) death \n**Condition:** `#1 < #2`.", ("birth", "death"), "#1 < #2"),
+        ("- birth\n* Condition: #1", ("birth",), "#1"),
+        ("1. birth\n2. Condition: #1", ("birth",), "#1"),
+        ("1. birth\nconditions: #1", ("birth",), ""),
+        ("1. birth\n'Condition: not #1'", ("birth",), "not #1"),
+        ("\n".join(f"{number}. what" for number in range(9)), ("what",) * 5, ""),
+    ],
+)
+def test_an_analysis_is_read_with_marks_around_it(text, needs, condition):
+    assert read_analysis("Was Bach born before Liszt?", text) == Analysis("temporal", needs, condition)
+
+
+@pytest.mark.parametrize(
+    "said", ["\n" * 10**5, "-\n" * 10**4, ". \n" * 10**4, "condition:" + " " * 10**5], ids=range(4)
+)
+def test_long_nonsense_is_read_in_time_that_grows_with_its_length(said):
+    """Where the time grew with the square of it, these would take minutes."""
+    assert read_analysis(HENS, said) is None
+
+
+def item(qid, question, answer, decomposition=("What?",)):
+    return Item(qid=qid, term="", description="", question=question, answer=answer, decomposition=decomposition)
+
+
+def learned(level, each, *replies):
+    """Has a level predict an item and learn from it; gives the prediction."""
+    found, _ = asked(level, Question.of(each), *replies)
+    level.learn(each, found)
+    return found
+
+
+def prequential(level, items):
+    """Whether each prediction was right, by a model that says what the best pattern that it is shown does, else Yes."""
+
+    def said(messages, **_):
+        prompt = messages[0]["content"]
+        if "Write a numbered list" in prompt:
+            return STEPS
+        lessons = [line for line in prompt.splitlines() if "nswer is " in line]
+        return lessons[-1].rstrip(".").split()[-1] if lessons else "Yes"
+
+    return [each.right for each in run_level(level, items, ScriptedChat(said), AskSettings()).answered]
+
+
+def test_learning_counts_the_patterns_that_were_shown_and_a_miss_is_a_lesson():
+    level = Improving(top_k=1)
+    for qid, label in (("a", True), ("b", True), ("c", False)):
+        learned(level, item(qid, f"Do gulls eat {qid * 3}?", label), STEPS, "Yes")
+    missed = learned(level, item("d", "Could it be?", True), "no list")
+    assert missed.trace["patterns"] and not missed.answer
+    with pytest.raises(ChatFailed):
+        asked(level, Question("e", "Is it so?"))
+    level.learn(item("e", "Is it so?", False), Prediction(None, "no answer came"))
+    patterns = level.memory.patterns
+    assert [each.source for each in patterns] == ["a", "b", "c", "d", "e"]
+    assert [each.kind for each in patterns] == ["positive", "positive", "negative", "negative", "negative"]
+    assert sum(each.uses for each in patterns) == 3 and sum(each.successes for each in patterns) == 1
+    assert patterns[3].decomposition == ()
+    assert [each.lesson for each in patterns[3:]] == [
+        "No answer could be read (decompose: no numbered question in 'no list'); the answer is Yes.",
+        "No answer could be read (no answer came); the answer is No.",
+    ]
+
+
+def test_nothing_is_learned_before_it_was_predicted_or_twice():
+    level, first = Improving(), world_items(1)[0]
+    with pytest.raises(ValueError, match="was not predicted"):
+        level.learn(first, Prediction(True))
+    found = learned(level, first, STEPS, "Yes")
+    with pytest.raises(ValueError, match="or was learned from"):
+        level.learn(first, found)
+    with pytest.raises(ValueError, match=f"has learned from '{first.qid}'"):
+        asked(level, Question.of(first))
+    seeded = Seeded([first])
+    with pytest.raises(ValueError, match="was seeded from"):
+        asked(seeded, Question.of(first))
+
+
+def test_with_true_labels_a_rule_in_the_questions_is_learned():
+    draw = random.Random(0)
+    animals = {"gulls": True, "crows": False, "storks": True, "hens": False, "ducks": False, "swans": True}
+    items = []
+    for number in range(120):
+        animal = draw.choice(sorted(animals))
+        place = "".join(draw.choices("bcdfglmnprst", k=5))
+        items.append(item(f"q{number}", f"Do {animal} live in {place}?", animals[animal]))
+    right = prequential(Improving(), items)
+    assert sum(right[60:]) / 60 >= 0.95 and sum(right[:12]) / 12 <= 0.8
+    assert sum(right[60:]) / 60 > majority([each.answer for each in items]).interval[1]
+
+
+def test_a_run_is_the_same_again_and_keeps_so_many_patterns():
+    items, levels = world_items(60, seed=5), [Improving(7), Improving(7)]
+    assert prequential(levels[0], items) == prequential(levels[1], items)
+    assert levels[0].memory.patterns == levels[1].memory.patterns and len(levels[0].memory) == 7
+    assert len(levels[0].memory.seen) == 60 and levels[0].seeds() == ()
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(ValueError, match="at least one"):
+        Seeded([])
+    with pytest.raises(ValueError, match="'a' has no decomposition"):
+        Seeded([item("a", "Do gulls swim?", True, ())])
+    with pytest.raises(ValueError, match="top_k"):
+        Improving(top_k=-1)
