@@ -57,31 +57,11 @@ def percent(value):
     return f"{100 * (value - 1):.1f} %"
 
 
-def test_the_text_quotes_the_costs_of_both_models():
-    told = {
-        name: next(row["ratio"] for row in found["costs"] if row["way"] == "both")
-        for name, found in REPORT["models"].items()
-    }
-    small, large = ((percent(each["value"]), *map(percent, each["interval"])) for each in told.values())
-    assert list(told) == ["pocket", "pocket-large"]
-    quoted = (
-        f"{small[0]} (95 % interval {small[1]} to {small[2]}) more CPU time a token on `pocket` and {large[0]} "
-        f"({large[1]} to {large[2]}) on `pocket-large`"
-    )
-    assert quoted in TEXT
-    assert all(each["interval"][1] <= 1.1 for each in told.values())
-
-
-def test_the_text_quotes_what_is_cut_and_what_is_ended():
-    kinds = {row["kind"]: row for row in REPORT["texts"]}
-    share = {kind: f"{row['ended']} of {row['texts']}" for kind, row in kinds.items()}
-    assert f"{share['prose']} of prose, {share['code']} of code and {share['lists']} of lists" in TEXT
-    loops = [share[f"{kind} loops"] for kind in ("exact", "changed", "drifted")]
-    assert f"it ended {loops[0]} exact ones, {loops[1]} with a fault in each period and {loops[2]} that drift" in TEXT
-    answers = {found["answers"] for found in REPORT["models"].values()}
-    assert {found["cut"] for found in REPORT["models"].values()} == {0} and kinds["stories"]["ended"] == 0
-    assert f"Of {answers.pop()} ordinary answers none was cut" in TEXT and not answers
-    assert f"any of {kinds['stories']['texts']} stories" in TEXT
+def test_it_costs_little_and_cuts_no_ordinary_answer():
+    both = [next(row["ratio"] for row in found["costs"] if row["way"] == "both") for found in REPORT["models"].values()]
+    assert list(REPORT["models"]) == ["pocket", "pocket-large"] and all(each["interval"][1] <= 1.1 for each in both)
+    assert {found["cut"] for found in REPORT["models"].values()} == {0}
+    assert next(row["ended"] for row in REPORT["texts"] if row["kind"] == "stories") == 0
 
 
 def test_the_shipped_setting_is_the_one_that_was_measured():
