@@ -1,13 +1,12 @@
 """The contract between the decoder and a model: rows at different loops share one pass of the block."""
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from sigma0.decode.attention import PassRows
 from sigma0.decode.ops import BlockLayer, BlockShape, EndWeights, LoopEndWeights, Operations
 
 PlainBlock = tuple[Sequence[BlockLayer], BlockShape, tuple[Tensor, Tensor]]
@@ -53,7 +52,7 @@ class LoopedModel(KVShape, Protocol):
     def enter(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """What loop 1, or the prelude, starts from, `[R, W]`: of ids `[R]` at positions `[R]`."""
 
-    def prelude(self, hidden: Tensor, rows: PassRows) -> Tensor:
+    def prelude(self, hidden: Tensor, rows: Any) -> Tensor:
         """What loop 1 starts from, `[R, W]`, where there is a prelude: of rows `[R, W]` as they have entered."""
 
     def reserve_positions(self, longest: int, like: Tensor) -> Hashable:
@@ -63,7 +62,7 @@ class LoopedModel(KVShape, Protocol):
             Another value where programs that were compiled before read what is no more.
         """
 
-    def loop(self, hidden: Tensor, rows: PassRows) -> Tensor:
+    def loop(self, hidden: Tensor, rows: Any) -> Tensor:
         """One loop of the shared block over rows `[R, W]`, before the loop's norm."""
 
     def norm(self, hidden: Tensor) -> Tensor:
@@ -89,7 +88,7 @@ class LoopedModel(KVShape, Protocol):
             Also cos and signed sin of all positions, `[P, d]`; None where a layer does anything else.
         """
 
-    def read(self, hidden: Tensor, rows: PassRows | None = None) -> Tensor:
+    def read(self, hidden: Tensor, rows: Any = None) -> Tensor:
         """Logits `[R, V]` of rows `[R, W]` after a loop: the output head, or a coda and a head.
 
         Args:

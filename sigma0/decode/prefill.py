@@ -13,6 +13,7 @@ so that drafts see the best that is known of the tokens before them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,13 +21,22 @@ from torch import Tensor
 
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, Placement, RowIndices
-from sigma0.decode.compiled import CompiledLoop
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import Operations, copy_plane
 from sigma0.decode.planes import FINAL, READ, LayerPlanes
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 from sigma0.decode.transfer import Bools, Ints, to_device
+
+
+class Loop(Protocol):
+    """What runs the block in place of the model."""
+
+    def __call__(self, hidden: Tensor, rows: PassRows) -> Tensor:
+        """See `LoopedModel.loop`."""
+
+    def norm(self, raw: Tensor) -> Tensor:
+        """See `LoopedModel.norm`."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ class Batch:
     placement: Placement
     longest: int
     ops: Operations
-    loop: CompiledLoop | None = None
+    loop: Loop | None = None
 
     def norm(self, raw: Tensor) -> Tensor:
         """The norm after a loop, `[R, D]`."""

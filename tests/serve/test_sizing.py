@@ -3,7 +3,6 @@
 import gc
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,7 +38,6 @@ from sigma0.serve.sizing import (
 )
 from tests.models.raven_reference import tiny_raven
 
-PAGE = (Path(__file__).parents[2] / "serve" / "README.md").read_text()
 DTYPES = (torch.float32, torch.bfloat16)
 
 
