@@ -34,7 +34,7 @@ class LoopedModel(KVShape, Protocol):
     """All that the decoder knows of a model: the stages of a pass over its rows, and the end of a loop.
 
     What is in flight of a token is `[W]`: its state `[D]`, and behind it what every loop reads of it. W > D only where
-    a loop ends without a norm.
+    a loop ends without a norm. `rows` are `sigma0.decode.attention.PassRows`, which stand above this.
     """
 
     @property
