@@ -100,7 +100,7 @@ def headline_table(results: Results) -> str:
     )
     rows = fidelity_runs(results)["pocket-large"]
     (rule,) = (r for r in rows if (r.mode, r.after_exit) == ("margin", "finish") and r.promise is not None)
-    (fixed,) = (r for r in rows if rule_label(r) == "fixed (depth 2)" and r.after_exit == "finish")
+    (two,) = (r for r in rows if rule_label(r) == "fixed (depth 2)" and r.after_exit == "finish")
     speeds = [f"{gpu[way].tokens_per_second.value:.0f}" for way in ("full", "finish", "verify")]
     times = [f"{cpu[way].milliseconds_per_token.value:.2f} ms" for way in ("huggingface-static", "full", "finish")]
     place = gpu["full"].device.removeprefix("cuda (").removesuffix(")")
@@ -117,8 +117,9 @@ def headline_table(results: Results) -> str:
             "`pocket-large`, float32, one CPU thread",
         ],
         [
-            f"two loops a token: {percent(fixed.exact_match)} same text, {percent(fixed.passes_saved)} saved",
-            f"`margin`, calibrated: {percent(rule.exact_match)} same text, {percent(rule.passes_saved)} passes saved",
+            f"two loops a token: text as at full depth in {with_interval(two.exact_match)}, {percent(two.passes_saved)} of "
+            "passes saved",
+            f"`margin`, calibrated: {with_interval(rule.exact_match)}, {percent(rule.passes_saved)} saved",
             f"`pocket-large`, {rule.n} held-out questions",
         ],
     ]

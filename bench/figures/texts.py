@@ -64,4 +64,4 @@ def changed(root: Path) -> dict[str, str]:
 def printed(command: str) -> str:
     """What a `sigma0` command prints, run once in a process of its own."""
     words = [sys.executable, "-m", "sigma0.cli", *shlex.split(command)[1:]]
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip("\n") + "\n"
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip() + "\n"
