@@ -117,8 +117,8 @@ def headline_table(results: Results) -> str:
             "`pocket-large`, float32, one CPU thread",
         ],
         [
-            f"two loops a token: text as at full depth in {with_interval(two.exact_match)}, {percent(two.passes_saved)} of "
-            "passes saved",
+            f"two loops a token: full depth's text in {with_interval(two.exact_match)}, "
+            f"{percent(two.passes_saved)} of passes saved",
             f"`margin`, calibrated: {with_interval(rule.exact_match)}, {percent(rule.passes_saved)} saved",
             f"`pocket-large`, {rule.n} held-out questions",
         ],
