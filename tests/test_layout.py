@@ -132,6 +132,11 @@ def _is_cast(node):
     return isinstance(node, ast.Attribute) and node.attr == "to" and isinstance(node.value, ast.Name)
 
 
+def test_words_that_a_reader_has_to_guess_do_not_come_back():
+    texts = [*set(sources()), *ROOT.glob("*.md"), *(ROOT / "sigma0").glob("**/*.md")]
+    assert not [path for path in texts if "parted by" in path.read_text()], "separated by, comma-separated"
+
+
 def test_files_stay_short():
     for path in set(sources()):
         assert len(path.read_text().splitlines()) <= 500, path

@@ -35,9 +35,9 @@ def fidelity(
         str, typer.Option(help=f"{TASK} (questions about held-out stories), or a file: JSON lines or paragraphs.")
     ] = TASK,
     n: Annotated[int, typer.Option("-n", "--n", min=2, help="Prompts at most, the first ones.")] = 60,
-    modes: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(MODES),
+    modes: Annotated[str, typer.Option(help="Some of these, separated by commas.")] = ",".join(MODES),
     after: Annotated[
-        str, typer.Option(help="After the exit: some of finish, drop, verify, parted by commas.")
+        str, typer.Option(help="After the exit: some of finish, drop, verify, separated by commas.")
     ] = "finish,drop",
     grid: Annotated[str, typer.Option(help='Other thresholds, as JSON: {"qexit": [0.5, 0.9]}.')] = "{}",
     max_new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each prompt at most.")] = 32,

@@ -24,7 +24,7 @@ _WORKER = (sys.executable, "-m", "sigma0.bench.gpu.worker")
 
 def gpu(
     minutes: Annotated[float, typer.Option(min=0.1, help="Time that this call may take.")] = 7.0,
-    part: Annotated[str, typer.Option(help="Some of what --list names, parted by commas; by default all.")] = "",
+    part: Annotated[str, typer.Option(help="Some of what --list names, separated by commas; by default all.")] = "",
     show: Annotated[bool, typer.Option("--list", help="List the parts and what of them is done; run none.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Run what is done already too.")] = False,
     rehearse: Annotated[bool, typer.Option("--rehearse", help="Run all of it small, on a CPU.")] = False,

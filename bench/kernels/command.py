@@ -27,8 +27,8 @@ from sigma0.models.load import resolve_device
 def kernels(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...; the kernels themselves need CUDA.")] = "auto",
     dtype: StatedDtype = "bfloat16",
-    rows: Annotated[str, typer.Option(help="Rows of a pass, parted by commas.")] = "1,4,16,64",
-    contexts: Annotated[str, typer.Option(help="Columns that a row attends to, parted by commas.")] = "512,4096",
+    rows: Annotated[str, typer.Option(help="Rows of a pass, separated by commas.")] = "1,4,16,64",
+    contexts: Annotated[str, typer.Option(help="Columns that a row attends to, separated by commas.")] = "512,4096",
     ways: Annotated[str, typer.Option(help=f"Some of {', '.join(WAYS)}; by default all, and eager off CUDA.")] = "",
     whole_pass: Annotated[bool, typer.Option(help="Time a pass of the block too, for the shares.")] = True,
     tune: Annotated[
@@ -90,7 +90,7 @@ def _tune(shape: str, place: torch.device, dtype: torch.dtype, seconds: float, t
 def _numbers(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise ValueError(f"whole numbers from 1 on, parted by commas, not {text!r}")
+        raise ValueError(f"whole numbers from 1 on, separated by commas, not {text!r}")
     return tuple(int(part) for part in parts)
 
 

@@ -37,7 +37,7 @@ def kv(
         typer.Option("--kv", help="A codec, or a kv_config as JSON; may be given again; by default a range of them."),
     ] = None,
     contexts: Annotated[
-        str, typer.Option(help="Ids of each prompt, parted by commas: several in a row; 0 for their own length.")
+        str, typer.Option(help="Ids of each prompt, separated by commas: several in a row; 0 for their own length.")
     ] = "0",
     segment: Annotated[int, typer.Option(help="Cache positions that are encoded together.")] = KVConfig().segment,
     free: Annotated[int, typer.Option(min=0, help="Prompts that are continued freely too.")] = 20,
@@ -109,6 +109,6 @@ def _contexts(text: str, most: int) -> list[int]:
     found = []
     for part in dict.fromkeys(text.split(",")):
         if not part.strip().isdigit() or not 0 <= int(part) <= most:
-            raise ValueError(f"--contexts takes numbers from 0 to {most}, parted by commas, got {part!r}")
+            raise ValueError(f"--contexts takes numbers from 0 to {most}, separated by commas, got {part!r}")
         found.append(int(part))
     return found

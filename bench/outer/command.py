@@ -67,7 +67,7 @@ def outer(
     n: HardStories = 500,
     seed: Annotated[int, typer.Option(help="Of the stories and the samples.")] = 0,
     shown: ShownExamples = 3,
-    ways: Annotated[str, typer.Option(help="Some of the loops, parted by semicolons; all by default.")] = "",
+    ways: Annotated[str, typer.Option(help="Some of the loops, separated by semicolons; all by default.")] = "",
     dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32",
     most_votes: Annotated[int, typer.Option(min=1, help="Answers of a vote at most.")] = 32,
     threads: Threads = 1,

@@ -25,9 +25,9 @@ _HEADINGS = ("way", "runner", "telemetry", "sequences", "rows", "us/pass", "us/r
 
 
 def overhead(
-    ways: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(WAYS),
-    runners: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(RUNNERS),
-    rows: Annotated[str, typer.Option(help="Rows of a pass, parted by commas.")] = "1,8,64,256",
+    ways: Annotated[str, typer.Option(help="Some of these, separated by commas.")] = ",".join(WAYS),
+    runners: Annotated[str, typer.Option(help="Some of these, separated by commas.")] = ",".join(RUNNERS),
+    rows: Annotated[str, typer.Option(help="Rows of a pass, separated by commas.")] = "1,8,64,256",
     loops: Annotated[int, typer.Option(min=1, help="T of the empty model.")] = 8,
     passes: Annotated[int, typer.Option(min=8, help="Passes of a round, about.")] = 64,
     rounds: Rounds = 7,

@@ -31,7 +31,7 @@ def quantization(
         str,
         typer.Option(help=f"A random checkpoint instead, of which bytes and time mean something: {', '.join(SHAPES)}."),
     ] = "",
-    to: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(QUANTIZATIONS),
+    to: Annotated[str, typer.Option(help="Some of these, separated by commas.")] = ",".join(QUANTIZATIONS),
     n: Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out questions, for fidelity.")] = 60,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each answer at most.")] = 32,
     device: Device = "auto",

@@ -16,14 +16,14 @@ from sigma0.errors import needs_extra
 def serve(
     model: ModelArgument = "pocket-large",
     clients: Annotated[
-        str, typer.Option(help="Numbers of clients that ask on and on, parted by commas.")
+        str, typer.Option(help="Numbers of clients that ask on and on, separated by commas.")
     ] = "1,4,16,64",
-    rates: Annotated[str, typer.Option(help="Requests a second of an open loop, parted by commas.")] = "",
+    rates: Annotated[str, typer.Option(help="Requests a second of an open loop, separated by commas.")] = "",
     requests: Annotated[int, typer.Option(min=1, help="Requests for each client, way and round.")] = 2,
     max_tokens: Annotated[int, typer.Option(min=2, help="New tokens of every answer; none ends by itself.")] = 48,
     rounds: Rounds = 3,
     runner: Runner = "auto",
-    ways: Annotated[str, typer.Option(help="Some of these, full first, parted by commas.")] = ",".join(WAYS),
+    ways: Annotated[str, typer.Option(help="Some of these, full first, separated by commas.")] = ",".join(WAYS),
     compare: Annotated[bool, typer.Option(help="Also ask transformers serve, where it starts.")] = True,
     out: LedgerFile = OWN,
     as_json: AsJsonLines = False,

@@ -16,7 +16,7 @@ from sigma0.errors import needs_extra
 def vllm(
     model: ModelArgument = "pocket-large",
     python: Annotated[str, typer.Option(help="Interpreter of the environment that has vLLM.")] = sys.executable,
-    clients: Annotated[str, typer.Option(help="Numbers of clients that ask on and on, parted by commas.")] = "1,8,32",
+    clients: Annotated[str, typer.Option(help="Numbers of concurrent clients, separated by commas.")] = "1,8,32",
     requests: Annotated[int, typer.Option(min=1, help="Requests for each client, way and round; 32 at least.")] = 2,
     max_tokens: Annotated[int, typer.Option(min=2, help="New tokens of every answer at most.")] = 48,
     drafts: Annotated[int, typer.Option(min=1, help="Drafts of a step at most.")] = 4,

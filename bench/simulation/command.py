@@ -34,15 +34,15 @@ _LIBRARIES = ("sigma0-lm", "numpy")
 
 def simulate(
     inputs: Annotated[Path, typer.Option(help="What `python -m sigma0.bench passes` wrote.")] = INPUTS,
-    replicas: Annotated[str, typer.Option(help="Replicas of the fleets, parted by commas.")] = "16,10240",
+    replicas: Annotated[str, typer.Option(help="Replicas of the fleets, separated by commas.")] = "16,10240",
     rates: Annotated[
         str,
         typer.Option(
-            help="Requests a second for each replica, parted by commas; by default 25 to 100 % of the most that one "
+            help="Requests a second for each replica, separated by commas; by default 25 to 100 % of the most that one "
             "answers where it finds its prefixes."
         ),
     ] = "",
-    routings: Annotated[str, typer.Option(help=f"Some of {', '.join(ROUTINGS)}; parted by commas.")] = COMPARED,
+    routings: Annotated[str, typer.Option(help=f"Some of {', '.join(ROUTINGS)}; separated by commas.")] = COMPARED,
     short_share: Annotated[float, typer.Option(help="Share of chats whose tokens may stop early.")] = 0.5,
     turns: Annotated[float, typer.Option(help="Mean turns of a chat.")] = 3.0,
     think: Annotated[float, typer.Option(help="Mean seconds from an answer to the next turn.")] = 5.0,
@@ -150,12 +150,12 @@ def to_row(
 
 
 def named(text: str) -> list[str]:
-    """Names parted by commas, each once."""
+    """Names separated by commas, each once."""
     return list(dict.fromkeys(text.split(",")))
 
 
 def rates_of(text: str) -> list[float]:
-    """Rates parted by commas; none where there is no text.
+    """Rates separated by commas; none where there is no text.
 
     Raises:
         ValueError: For what is no number above 0.
@@ -170,7 +170,7 @@ def rates_of(text: str) -> list[float]:
 
 
 def counts_of(text: str) -> list[int]:
-    """Numbers of replicas parted by commas.
+    """Numbers of replicas separated by commas.
 
     Raises:
         ValueError: For what is no whole number.

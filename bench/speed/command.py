@@ -31,9 +31,9 @@ from sigma0.decode.runners import choose_runner
 def speed(
     model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id; left out with --shape.")] = "",
     shape: Annotated[str, typer.Option(help=f"A random checkpoint instead: {', '.join(SHAPES)}.")] = "",
-    ways: Annotated[str, typer.Option(help=f"Some of these, parted by commas, or {', '.join(MORE_WAYS)}.")] = ",".join(
-        WAYS
-    ),
+    ways: Annotated[
+        str, typer.Option(help=f"Some of these, separated by commas, or {', '.join(MORE_WAYS)}.")
+    ] = ",".join(WAYS),
     exit_config: ExitJson = "",
     course: Annotated[
         str,

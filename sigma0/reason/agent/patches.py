@@ -20,7 +20,7 @@ def patch_between(before: Mapping[str, StoredFile], after: Mapping[str, StoredFi
     """A unified diff from one state to another, by path.
 
     Args:
-        before: Files by their paths, parted by `/`, without quotes, backslashes and control characters.
+        before: Files by their paths, separated by `/`, without quotes, backslashes and control characters.
         after: Likewise.
 
     Raises:
@@ -55,7 +55,7 @@ def _mode(file: StoredFile) -> str:
 
 
 def _lines(path: str, file: StoredFile | None) -> list[str]:
-    """Lines as patches know them: parted by line feeds alone."""
+    """Lines as patches know them: separated by line feeds alone."""
     text = as_text(b"" if file is None else file.data)
     if text is None:
         raise ValueError(f"{path!r} is changed and no UTF-8 text: a patch cannot hold it")

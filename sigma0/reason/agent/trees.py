@@ -33,7 +33,7 @@ class Tree:
     """What a folder holds.
 
     Attributes:
-        files: By path, parted by `/`.
+        files: By path, separated by `/`.
         folders: Paths.
         left_out: Path and reason of what was left out for another reason than its name; the first of them.
     """
