@@ -38,6 +38,7 @@ static int64_t start(Books* books) {
   }
   books->count = starts[idle];
   books->decoding = starts[depth];
+  books->entering = 0;
   for (int64_t lane = 0; lane < books->lanes; ++lane) {
     const int64_t* line = books->table + lane * TABLE_WIDTH;
     if (!is_live(line[STAGE], idle)) {

@@ -57,6 +57,8 @@ def masked_reader(read: Callable[[Tensor], Tensor], cache: DepthCache | None) ->
 class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrainedModel):
     """A looped model with its output head; the logits of a position are read at the loop that the exit rule picks."""
 
+    # stages of a pass that a class computes otherwise than the class above it that says their weights
+    _replaced: frozenset[str] = frozenset()
     # arguments of the forward that the base model takes beside the usual ones
     model_inputs: frozenset[str] = frozenset()
     _multiply: Product = staticmethod(F.linear)
@@ -74,6 +76,14 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         if outputs % tp_size(config) and not config.tie_word_embeddings:
             # transformers 5.17 gathers no shards of different sizes: every process then keeps the whole head
             del self._tp_plan["lm_head"]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._replaced = frozenset() if "plain_weights" in vars(cls) else cls._replaced.union(vars(cls))
+
+    def _plain(self, stage: str, weight: Tensor | None) -> Tensor | None:
+        """A weight of a stage, where that is no other than the family's."""
+        return None if stage in self._replaced else weight
 
     @abstractmethod
     def block_weights(self) -> Iterator[tuple[PackedLinear, Modules]]:

@@ -83,7 +83,7 @@ class OuroForCausalLM(OuroPreTrainedModel, SharedBlockForCausalLM):
         """See `SharedBlockForCausalLM.plain_weights`; of the gate too."""
         own: Any = self.model._modules
         gate = own["early_exit_gate"]
-        weight, bias = plain_weight(gate, nn.Linear), gate._parameters.get("bias")
+        weight, bias = self._plain("gate", plain_weight(gate, nn.Linear)), gate._parameters.get("bias")
         return super().plain_weights()._replace(gate=weight, bias=bias)
 
     def loop_end_weights(self) -> LoopEndWeights:

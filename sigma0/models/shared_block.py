@@ -201,16 +201,16 @@ class SharedBlockForCausalLM(LoopedForCausalLM):
         own = self.model._modules
         norm, embedding = own["norm"], own["embed_tokens"]
         return EndWeights(
-            plain_weight(norm, OuroRMSNorm),
+            self._plain("norm", plain_weight(norm, OuroRMSNorm)),
             norm.__dict__.get("variance_epsilon", 0.0),
-            embedding=plain_weight(embedding, nn.Embedding),
-            head=self._head.matrix(self._modules),
+            embedding=self._plain("enter", plain_weight(embedding, nn.Embedding)),
+            head=self._plain("read", self._plain("head", self._head.matrix(self._modules))),
         )
 
     def plain_block(self, longest: int, like: Tensor) -> PlainBlock | None:
         """See `decode.model.LoopedModel.plain_block`."""
         block: PlainBlock | None = self.model.plain_block(longest, like)
-        return block
+        return None if "loop" in self._replaced else block
 
     def loop_end_weights(self) -> LoopEndWeights:
         """Weights of the norm; a family with a gate adds it."""

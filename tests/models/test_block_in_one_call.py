@@ -8,6 +8,7 @@ from sigma0.decode.attention import PassRows, Placement, RowIndices
 from sigma0.decode.ops import MOST_ROWS, TORCH, operations
 from sigma0.decode.planes import LayerPlanes
 from sigma0.models import fused_rows
+from sigma0.models.ouro import OuroForCausalLM
 from tests.marks import needs_compiler
 from tests.reference import tiny_model, tiny_nanbeige
 
@@ -146,3 +147,24 @@ def test_a_cache_of_another_dtype_is_refused(kept, computed):
         model.to(computed)
         with pytest.raises((ValueError, RuntimeError), match=r"dtype|begin a new cache"):
             model(ids[:, :1], past_key_values=cache)
+
+
+@pytest.mark.parametrize("stage", ["enter", "loop", "norm", "gate", "read"])
+def test_a_stage_of_a_class_below_runs_as_it_is(stage):
+    model = tiny_model(4, num_hidden_layers=2)
+    ids = torch.arange(5, 12)[None]
+
+    def negated(self, *arguments):
+        return getattr(OuroForCausalLM, stage)(self, *arguments).neg()
+
+    def exits():
+        options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "exit_config": {"q": 0.9}}
+        output = model.generate(ids, return_dict_in_generate=True, **options)
+        return output.sequences.tolist(), output.exit_depths.tolist()
+
+    own = exits()
+    model.__class__ = type("Negated", (OuroForCausalLM,), {stage: negated})
+    fast = exits()
+    model.backend = "torch"
+    assert fast == exits()
+    assert fast != own
