@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -35,52 +35,33 @@ class Figure(BaseModel):
 
 
 class Conditions(BaseModel):
-    """Under which a row was measured; two rows of one run share all of them.
-
-    Attributes:
-        model: Name of the model, as it was loaded.
-        model_sha256: Of its weights: of the one safetensors file, or of "sha256  name" lines where there are several.
-        settings_sha256: Of the "sha256  name" lines of its other files (configs, tokenizer).
-        total_loops: T; 1 of a model without loops.
-        parameters: How many.
-        device: Device type, and the processor's name and caches.
-        dtype: Of the weights.
-        threads: CPU threads.
-        prompts: Where they come from: a file's name, or a task and its split and seed.
-        prompts_sha256: Of the prompts' ids and their known answers.
-        n: Prompts.
-        batch_size: Prompts in a batch.
-        max_new_tokens: New tokens of each prompt at most.
-        commit: Git commit of the code, "+" and a digest of the differences behind it where there are some; None outside
-            a repository.
-        versions: Of Python and of the libraries that compute.
-        quantization: To what the weights of the block were rounded as the model was loaded; None where they were not.
-        stride: Loops that a pass runs; `total_loops` counts passes.
-        kv: How K/V were stored; None as the model computes them.
-        product_ms: Of a fixed product on the device (`sigma0.bench.core.conditions.product_ms`), which tells machines
-            of one name apart; None of rows from before it was taken. No condition: two starts of a run differ in it.
-    """
+    """Under which a row was measured; two rows of one run share all of them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str
-    model_sha256: str
-    settings_sha256: str
-    total_loops: int
-    parameters: int
-    device: str
-    dtype: str
-    threads: int
-    prompts: str
-    prompts_sha256: str
-    n: int
-    batch_size: int
-    max_new_tokens: int
+    model: str  # Name of the model, as it was loaded
+    model_sha256: str  # Of its weights: of the one safetensors file, or of "sha256  name" lines where there are several
+    settings_sha256: str  # Of the "sha256  name" lines of its other files (configs, tokenizer)
+    total_loops: int  # T; 1 of a model without loops
+    parameters: int  # How many
+    device: str  # Device type, and the processor's name and caches
+    dtype: str  # Of the weights
+    threads: int  # CPU threads
+    prompts: str  # Where they come from: a file's name, or a task and its split and seed
+    prompts_sha256: str  # Of the prompts' ids and their known answers
+    n: int  # Prompts
+    batch_size: int  # Prompts in a batch
+    max_new_tokens: int  # New tokens of each prompt at most
+    # Git commit of the code, "+" and a digest of the differences behind it where there are some; None outside a
+    # repository
     commit: str | None
-    versions: dict[str, str]
+    versions: dict[str, str]  # Of Python and of the libraries that compute
+    # To what the weights of the block were rounded as the model was loaded; None where they were not
     quantization: str | None = None
-    stride: int = 1
-    kv: dict[str, Any] | None = None
+    stride: int = 1  # Loops that a pass runs; `total_loops` counts passes
+    kv: dict[str, Any] | None = None  # How K/V were stored; None as the model computes them
+    # Of a fixed product on the device (`sigma0.bench.core.conditions.product_ms`), which tells machines of one
+    # name apart; None of rows from before it was taken. No condition: two starts of a run differ in it
     product_ms: float | None = None
 
     @property
@@ -99,6 +80,23 @@ class Conditions(BaseModel):
         """A short name for these conditions, the same for all rows of a run."""
         shared = {name: getattr(self, name) for name in Conditions.model_fields if name not in self.unnamed}
         return sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Measured(Conditions):
+    """A row: what was measured, under which conditions.
+
+    Attributes:
+        keyed: Names of the fields that make two rows of a run measurements of the same thing.
+    """
+
+    keyed: ClassVar[tuple[str, ...]]
+
+    time: str  # when its run began or ended, ISO 8601, UTC; the same for all rows of a run that times ways in turn
+
+    @property
+    def key(self) -> str:
+        """What makes two rows of a run measurements of the same thing."""
+        return json.dumps([getattr(self, name) for name in ("benchmark", *self.keyed)], sort_keys=True)
 
 
 def short_commit(commit: str | None) -> str:
