@@ -21,56 +21,36 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Limits of an engine.
+    """Limits of an engine."""
 
-    Attributes:
-        max_running: Requests that run at most.
-        max_waiting: Requests in the queue at most.
-        pass_rows: Rows up to which prefill may fill a pass.
-        page_size: Cache positions of a block of K/V.
-        kv_bytes: Memory for K/V in bytes, allocated when the engine is made.
-    """
-
-    max_running: int = 16
-    max_waiting: int = 64
-    pass_rows: int = 256
-    page_size: int = 16
-    kv_bytes: int = 2**28
+    max_running: int = 16  # Requests that run at most
+    max_waiting: int = 64  # Requests in the queue at most
+    pass_rows: int = 256  # Rows up to which prefill may fill a pass
+    page_size: int = 16  # Cache positions of a block of K/V
+    kv_bytes: int = 2**28  # Memory for K/V in bytes, allocated when the engine is made
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A prompt to be continued.
+    """A prompt to be continued."""
 
-    Attributes:
-        prompt_ids: At least one.
-        max_new_tokens: At least 1; with the prompt within the model's context.
-        stop: Strings that end the text, which does not hold them.
-        logprobs: Number of alternatives output with each token's log-probability; None for neither.
-        prompt_logprobs: The same of the prompt's ids, which then are all computed, and none taken from the cache.
-        ignore_eos: Whether end ids are tokens like others.
-        context: Texts that the answer may be grounded in.
-        whole: Whether nothing is sent to the client before the end, so that it may be restarted where its engine is
-            lost.
-        cache_salt: Only requests with the same one share K/V of a common prefix; None shares with all without one.
-        grammar: What the answer has to be; None for anything.
-        id: What it is called in a list of requests; nothing depends on it.
-    """
-
-    prompt_ids: tuple[int, ...]
-    max_new_tokens: int
+    prompt_ids: tuple[int, ...]  # At least one
+    max_new_tokens: int  # At least 1; with the prompt within the model's context
     exit_config: ExitConfig
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    stop: tuple[str, ...] = ()
-    logprobs: int | None = None
+    stop: tuple[str, ...] = ()  # Strings that end the text, which does not hold them
+    logprobs: int | None = None  # Number of alternatives output with each token's log-probability; None for neither
+    # The same of the prompt's ids, which then are all computed, and none taken from the cache
     prompt_logprobs: int | None = None
-    ignore_eos: bool = False
-    context: tuple[str, ...] = ()
+    ignore_eos: bool = False  # Whether end ids are tokens like others
+    context: tuple[str, ...] = ()  # Texts that the answer may be grounded in
+    # Whether nothing is sent to the client before the end, so that it may be restarted where its engine is lost
     whole: bool = False
+    # Only requests with the same one share K/V of a common prefix; None shares with all without one
     cache_salt: str | None = None
     on_collapse: OnCollapse = "stop"
-    grammar: Spec | None = None
-    id: str = field(default="", compare=False)
+    grammar: Spec | None = None  # What the answer has to be; None for anything
+    id: str = field(default="", compare=False)  # What it is called in a list of requests; nothing depends on it
 
 
 def context_length(model: StoredSettings, blocks: int, block_size: int) -> int:
@@ -126,109 +106,67 @@ class PromptToken(NamedTuple):
 
 
 class TokenOutput(NamedTuple):
-    """A new token, final: it is never taken back.
-
-    Attributes:
-        text: New text that may be shown: "" while a character is incomplete or a stop string may have begun. The texts
-            of all tokens together are the whole text.
-        depth: Loop that it was sampled at, from 1; 0 of a model without loops.
-        reason: Why it exited there; None of a model without loops.
-        fate: Of its loops so far.
-        proximity: Repetition score of the text.
-        margin: Lead of the top-1 over the top-2 probability.
-        entropy: Of the distribution, in nats.
-        logprob: None where not requested.
-        alternatives: The most probable ids, in falling order.
-        rung: Name of the model that sampled it.
-        handed_up: Why it left the lowest rung of a ladder; None where it did not.
-        would_have_met: Under `full` and `fixed`, whether the model's own exit rule would have been met by that loop;
-            None where that is not known.
-        deepest_surprise: Minus log probability of the token after the last loop that it has run, nats: at its exit or
-            deeper. Known once the request is finished, and not of every model (`sigma0.decode.stats`); as are the
-            next three.
-        deepest_entropy: Of the distribution there, in nats.
-        deepest_margin: Lead of the top-1 over the top-2 probability there.
-        deepest_agrees: Whether the token is the most probable one there.
-    """
+    """A new token, final: it is never taken back."""
 
     id: int
+    # New text that may be shown: "" while a character is incomplete or a stop string may have begun. The texts of
+    # all tokens together are the whole text
     text: str
-    depth: int
-    reason: Reason | None
-    fate: Fate | None
-    proximity: float | None
-    margin: float | None
-    entropy: float | None
-    logprob: float | None
-    alternatives: tuple[Alternative, ...]
-    rung: str
-    handed_up: str | None = None
+    depth: int  # Loop that it was sampled at, from 1; 0 of a model without loops
+    reason: Reason | None  # Why it exited there; None of a model without loops
+    fate: Fate | None  # Of its loops so far
+    proximity: float | None  # Repetition score of the text
+    margin: float | None  # Lead of the top-1 over the top-2 probability
+    entropy: float | None  # Of the distribution, in nats
+    logprob: float | None  # None where not requested
+    alternatives: tuple[Alternative, ...]  # The most probable ids, in falling order
+    rung: str  # Name of the model that sampled it
+    handed_up: str | None = None  # Why it left the lowest rung of a ladder; None where it did not
+    # Under `full` and `fixed`, whether the model's own exit rule would have been met by that loop; None where
+    # that is not known
     would_have_met: bool | None = None
+    # Minus log probability of the token after the last loop that it has run, nats: at its exit or deeper. Known
+    # once the request is finished, and not of every model (`sigma0.decode.stats`); as are the next three
     deepest_surprise: float | None = None
-    deepest_entropy: float | None = None
-    deepest_margin: float | None = None
-    deepest_agrees: bool | None = None
+    deepest_entropy: float | None = None  # Of the distribution there, in nats
+    deepest_margin: float | None = None  # Lead of the top-1 over the top-2 probability there
+    deepest_agrees: bool | None = None  # Whether the token is the most probable one there
 
 
 class Times(NamedTuple):
-    """Seconds of a request in its engine.
+    """Seconds of a request in its engine."""
 
-    Attributes:
-        queue: Until it was first admitted.
-        prefill: From then on, until its first token.
-        decode: From then on, until its end.
-    """
-
-    queue: float
-    prefill: float
-    decode: float
+    queue: float  # Until it was first admitted
+    prefill: float  # From then on, until its first token
+    decode: float  # From then on, until its end
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The output of a finished request.
-
-    Attributes:
-        tokens: All tokens, with what their loops after their exits have added.
-        finish_reason: `stop` (an end id, a stop string or a collapse) or `length`; under a grammar a collapse is that.
-        cached_tokens: Of the prompt's ids, how many were found in the prefix cache.
-        total_loops: T.
-        passes: Passes with a row of a new token, after the first token.
-        rows: Rows of the request in those passes.
-        savings: Over the tokens after the first.
-        verdict: On the whole text; None where verdicts are switched off.
-        door: Its routing decision; `abort` of a ladder alone.
-        door_text: The decision and its reasons, in a sentence.
-        preemptions: How often it was preempted and recomputed.
-        trail: Decisions of a ladder, one JSON object each; empty elsewhere.
-        costs: Of each rung of a ladder, as JSON values; empty elsewhere.
-        collapsed: Whether it was ended because it repeated itself.
-        times: How long it waited and ran; None where no engine says.
-        prompt: Of the prompt's ids from the second on, where their log-probabilities were requested.
-        top_rung: Of a ladder, whether its highest rung was asked.
-        not_tried: Of a ladder, rung and limit of each kind of step that the budget refused.
-    """
+    """The output of a finished request."""
 
     text: str
-    tokens: tuple[TokenOutput, ...]
+    tokens: tuple[TokenOutput, ...]  # All tokens, with what their loops after their exits have added
+    # `stop` (an end id, a stop string or a collapse) or `length`; under a grammar a collapse is that
     finish_reason: FinishReason
     prompt_tokens: int
-    cached_tokens: int
-    total_loops: int
-    passes: int
-    rows: int
-    savings: Savings
-    verdict: ReasonVerdict | None = None
-    door: Door | None = None
-    door_text: str | None = None
-    preemptions: int = 0
-    trail: tuple[dict[str, Any], ...] = ()
-    costs: tuple[dict[str, Any], ...] = ()
-    collapsed: bool = False
-    times: Times | None = field(default=None, compare=False)
+    cached_tokens: int  # Of the prompt's ids, how many were found in the prefix cache
+    total_loops: int  # T
+    passes: int  # Passes with a row of a new token, after the first token
+    rows: int  # Rows of the request in those passes
+    savings: Savings  # Over the tokens after the first
+    verdict: ReasonVerdict | None = None  # On the whole text; None where verdicts are switched off
+    door: Door | None = None  # Its routing decision; `abort` of a ladder alone
+    door_text: str | None = None  # The decision and its reasons, in a sentence
+    preemptions: int = 0  # How often it was preempted and recomputed
+    trail: tuple[dict[str, Any], ...] = ()  # Decisions of a ladder, one JSON object each; empty elsewhere
+    costs: tuple[dict[str, Any], ...] = ()  # Of each rung of a ladder, as JSON values; empty elsewhere
+    collapsed: bool = False  # Whether it was ended because it repeated itself
+    times: Times | None = field(default=None, compare=False)  # How long it waited and ran; None where no engine says
+    # Of the prompt's ids from the second on, where their log-probabilities were requested
     prompt: tuple[PromptToken, ...] = ()
-    top_rung: bool = False
-    not_tried: tuple[str, ...] = ()
+    top_rung: bool = False  # Of a ladder, whether its highest rung was asked
+    not_tried: tuple[str, ...] = ()  # Of a ladder, rung and limit of each kind of step that the budget refused
 
     @property
     def tokens_forced(self) -> int:
@@ -238,23 +176,15 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """Gauges and counters of a service.
+    """Gauges and counters of a service."""
 
-    Attributes:
-        waiting: Requests in the queue.
-        running: Requests that run.
-        passes: So far, as are the rows in them, new tokens and preemptions.
-        exit_loops: Sum of the depths of those tokens.
-        blocks_total: Of K/V: those that requests hold, those that only the prefix cache keeps, and free ones.
-    """
-
-    waiting: int
-    running: int
-    passes: int
+    waiting: int  # Requests in the queue
+    running: int  # Requests that run
+    passes: int  # So far, as are the rows in them, new tokens and preemptions
     rows: int
     tokens: int
-    exit_loops: int
-    blocks_total: int
+    exit_loops: int  # Sum of the depths of those tokens
+    blocks_total: int  # Of K/V: those that requests hold, those that only the prefix cache keeps, and free ones
     blocks_used: int
     blocks_cached: int
     preemptions: int
@@ -262,33 +192,22 @@ class ServiceStatus:
 
 @dataclass(frozen=True)
 class SlotView:
-    """A request in an engine, running or waiting, without anything of its text.
+    """A request in an engine, running or waiting, without anything of its text."""
 
-    Attributes:
-        id: Beginning of the id of its HTTP request, and the number of its choice.
-        state: `waiting` for a lane and pages, also after a preemption; `prefill` until its first token; `decode`.
-        lane: Its place in the batch; None while it waits.
-        pages: Pages of K/V that it holds.
-        exit: Mode of its exit setting.
-        after_exit: What becomes of tokens behind their exits.
-        depth: Loop that its newest token was read at; None before the first one.
-        seconds: Since it was queued.
-        engine: Name of its engine; None where there is only one.
-    """
-
-    id: str
+    id: str  # Beginning of the id of its HTTP request, and the number of its choice
+    # `waiting` for a lane and pages, also after a preemption; `prefill` until its first token; `decode`
     state: Literal["waiting", "prefill", "decode"]
-    lane: int | None
+    lane: int | None  # Its place in the batch; None while it waits
     prompt_tokens: int
     new_tokens: int
     max_new_tokens: int
-    pages: int
-    exit: str
-    after_exit: str
-    depth: int | None
+    pages: int  # Pages of K/V that it holds
+    exit: str  # Mode of its exit setting
+    after_exit: str  # What becomes of tokens behind their exits
+    depth: int | None  # Loop that its newest token was read at; None before the first one
     preemptions: int
-    seconds: float
-    engine: str | None = None
+    seconds: float  # Since it was queued
+    engine: str | None = None  # Name of its engine; None where there is only one
 
 
 class Busy(RuntimeError):
@@ -342,19 +261,12 @@ class RequestEvents(Protocol):
 
 
 class Service(Protocol):
-    """The engine, or several, as the API sees them.
+    """The engine, or several, as the API sees them."""
 
-    Attributes:
-        name: Of the model.
-        model: The settings of the looped model.
-        tokenizer: Its tokenizer.
-        context: Most tokens of prompt and answer together.
-    """
-
-    name: str
-    model: StoredSettings
-    tokenizer: PreTrainedTokenizerFast
-    context: int
+    name: str  # Of the model
+    model: StoredSettings  # The settings of the looped model
+    tokenizer: PreTrainedTokenizerFast  # Its tokenizer
+    context: int  # Most tokens of prompt and answer together
 
     def submit(self, request: EngineRequest) -> RequestEvents:
         """Queues a request at once.

@@ -41,19 +41,14 @@ Left = tuple[RequestState, int, int, int]
 
 
 class Known(NamedTuple):
-    """What is known of a token at its exit, as `TokenOutput` has it.
-
-    Attributes:
-        met: Whether a rule that stops nothing would have been met.
-        repetition: The part of the proximity that the ids alone decide; 0 where it is not computed.
-    """
+    """What is known of a token at its exit, as `TokenOutput` has it."""
 
     proximity: float | None = None
     margin: float | None = None
     entropy: float | None = None
     fate: Fate | None = None
-    met: bool | None = None
-    repetition: float = 0.0
+    met: bool | None = None  # Whether a rule that stops nothing would have been met
+    repetition: float = 0.0  # The part of the proximity that the ids alone decide; 0 where it is not computed
 
 
 # Of a token that nobody looks at.
@@ -73,13 +68,9 @@ def _finite(numbers: list[float]) -> list[float] | list[float | None]:
 
 
 class Unjudged(NamedTuple):
-    """The output of a finished request, as soon as it is judged; nothing of it is the engine's any more.
+    """The output of a finished request, as soon as it is judged; nothing of it is the engine's any more."""
 
-    Attributes:
-        judge: The output with its verdict, given what looks a text up in a context.
-    """
-
-    judge: Callable[[LookUp], RequestOutput]
+    judge: Callable[[LookUp], RequestOutput]  # The output with its verdict, given what looks a text up in a context
 
 
 class OutputProcessor:

@@ -19,40 +19,24 @@ from sigma0.serve.engine.block_pool import BlockPool, block_hash
 
 @dataclass
 class SequenceEntry:
-    """A sequence as the scheduler sees it.
+    """A sequence as the scheduler sees it."""
 
-    Attributes:
-        key: Number of its request.
-        token_ids: All of its ids, drafts included.
-        prefill_end: Cache positions that must have entered before it can decode.
-        cacheable: Leading cache positions that blocks of the prefix cache may stand for.
-        exact: Leading cache positions that are ever written in every plane as a run of all loops does; None for all.
-        window: Cache positions that decode at the same time, at most.
-        entered: Cache positions that have entered so far.
-        slot: Batch slot while it runs; -1 in the queue.
-        blocks: Block table, in the order of its cache positions.
-        registered: Leading blocks that are registered in the prefix cache.
-        last_hash: Hash of the last of those.
-        cached: Cache positions found in the prefix cache when it was last admitted.
-        preemptions: How often it was preempted.
-        root: Hash ahead of its first block: only sequences with the same one share blocks.
-        ready: Cache positions that may have entered, since the segments before them are encoded; None for all.
-    """
-
-    key: int
-    token_ids: list[int]
-    prefill_end: int
-    cacheable: int
+    key: int  # Number of its request
+    token_ids: list[int]  # All of its ids, drafts included
+    prefill_end: int  # Cache positions that must have entered before it can decode
+    cacheable: int  # Leading cache positions that blocks of the prefix cache may stand for
+    # Leading cache positions that are ever written in every plane as a run of all loops does; None for all
     exact: int | None = None
-    window: int = 1
-    entered: int = 0
-    slot: int = -1
-    blocks: list[int] = field(default_factory=list)
-    registered: int = 0
-    last_hash: bytes = b""
-    cached: int = 0
-    preemptions: int = 0
-    root: bytes = b""
+    window: int = 1  # Cache positions that decode at the same time, at most
+    entered: int = 0  # Cache positions that have entered so far
+    slot: int = -1  # Batch slot while it runs; -1 in the queue
+    blocks: list[int] = field(default_factory=list)  # Block table, in the order of its cache positions
+    registered: int = 0  # Leading blocks that are registered in the prefix cache
+    last_hash: bytes = b""  # Hash of the last of those
+    cached: int = 0  # Cache positions found in the prefix cache when it was last admitted
+    preemptions: int = 0  # How often it was preempted
+    root: bytes = b""  # Hash ahead of its first block: only sequences with the same one share blocks
+    # Cache positions that may have entered, since the segments before them are encoded; None for all
     ready: int | None = None
 
     @property
@@ -72,21 +56,13 @@ PrefillChunk = tuple[SequenceEntry, int, int]
 
 @dataclass(frozen=True)
 class ScheduledStep:
-    """What the next pass needs, to be applied in this order.
+    """What the next pass needs, to be applied in this order."""
 
-    Attributes:
-        preempted: Sequences that run no more, each with the slot that it had.
-        admitted: Sequences that have a slot now; one that was preempted may be among them.
-        tables: Block tables that are new or longer, by slot.
-        wiped: Blocks whose content is void.
-        prefill: Cache positions that enter.
-    """
-
-    preempted: tuple[tuple[SequenceEntry, int], ...] = ()
-    admitted: tuple[SequenceEntry, ...] = ()
-    tables: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    wiped: tuple[int, ...] = ()
-    prefill: tuple[PrefillChunk, ...] = ()
+    preempted: tuple[tuple[SequenceEntry, int], ...] = ()  # Sequences that run no more, each with the slot that it had
+    admitted: tuple[SequenceEntry, ...] = ()  # Sequences that have a slot now; one that was preempted may be among them
+    tables: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # Block tables that are new or longer, by slot
+    wiped: tuple[int, ...] = ()  # Blocks whose content is void
+    prefill: tuple[PrefillChunk, ...] = ()  # Cache positions that enter
 
 
 # Of a pass in which nothing changes but the tokens in flight: most of them.

@@ -24,15 +24,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What an engine is made of, by names and numbers: it can be made in another process.
+    """What an engine is made of, by names and numbers: it can be made in another process."""
 
-    Attributes:
-        model: Shipped name, folder or hub id; this and all but the limits as `sigma0.load` takes them.
-        limits: Of the engine.
-    """
-
-    model: str
-    limits: EngineLimits = field(default_factory=EngineLimits)
+    model: str  # Shipped name, folder or hub id; this and all but the limits as `sigma0.load` takes them
+    limits: EngineLimits = field(default_factory=EngineLimits)  # Of the engine
     device: str = "auto"
     dtype: str = "auto"
     backend: Backend = "auto"
@@ -136,16 +131,9 @@ def take_all(queue: "SimpleQueue[T]", wait: bool = True) -> list[T]:
 
 @dataclass(frozen=True)
 class PassReport:
-    """What came of some commands and of a pass.
+    """What came of some commands and of a pass."""
 
-    Attributes:
-        events: Of requests, by number.
-        status: The engine's, after the pass.
-        taken: Requests that have reached the engine so far.
-        slots: The requests, where that was asked for.
-    """
-
-    events: tuple[tuple[int, Event], ...]
-    status: ServiceStatus
-    taken: int
-    slots: tuple[SlotView, ...] | None = None
+    events: tuple[tuple[int, Event], ...]  # Of requests, by number
+    status: ServiceStatus  # The engine's, after the pass
+    taken: int  # Requests that have reached the engine so far
+    slots: tuple[SlotView, ...] | None = None  # The requests, where that was asked for

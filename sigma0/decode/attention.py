@@ -24,28 +24,22 @@ from sigma0.decode.planes import CodedLayer, LayerPlanes
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the cache positions of each sequence lie, and which of them are seen.
+    """Where the cache positions of each sequence lie, and which of them are seen."""
 
-    Attributes:
-        size: Cache positions of a block.
-        total: Positions of a plane, nobody's included.
-        blocks: Block table, int64 `[S, n]`; None where block s is all of sequence s.
-        first: First flat position of each sequence whose blocks follow each other, -1 of the others, on the host;
-            None where block s is all of sequence s.
-        rooms: Positions that the blocks of each sequence hold, on the host; None where block s is all of sequence s.
-        starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
-        seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
-        coded: Cache positions of a block of earlier segments, which are in few bits: those `blocks` is then of, and
-            block s as computed is what sequence s has of the segment under way. None where all are as computed.
-    """
-
-    size: int
-    total: int
-    blocks: Tensor | None = None
+    size: int  # Cache positions of a block
+    total: int  # Positions of a plane, nobody's included
+    blocks: Tensor | None = None  # Block table, int64 `[S, n]`; None where block s is all of sequence s
+    # First flat position of each sequence whose blocks follow each other, -1 of the others, on the host; None
+    # where block s is all of sequence s
     first: Sequence[int] | None = None
+    # Positions that the blocks of each sequence hold, on the host; None where block s is all of sequence s
     rooms: Sequence[int] | None = None
+    # First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads
     starts: Tensor | None = None
+    # Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None
     seen: Tensor | None = None
+    # Cache positions of a block of earlier segments, which are in few bits: those `blocks` is then of, and block
+    # s as computed is what sequence s has of the segment under way. None where all are as computed
     coded: int | None = None
 
     @property

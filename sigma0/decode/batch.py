@@ -44,19 +44,15 @@ class _Running:
 
 @dataclass(frozen=True)
 class PassOutput:
-    """Result of a pass.
-
-    Attributes:
-        left: Slot and cache position of each token that has left its lane after its last loop.
-        complete: Leading cache positions that are exact in every plane now, by slot, where they fill a block.
-        ready: Cache positions that may have entered by now, by slot, where segments before them were encoded.
-        prompts: Slot, cache positions and logits `[N, V]` of prompts that the head was to read.
-    """
+    """Result of a pass."""
 
     step: Step
-    left: Sequence[Sequence[int]]
+    left: Sequence[Sequence[int]]  # Slot and cache position of each token that has left its lane after its last loop
+    # Leading cache positions that are exact in every plane now, by slot, where they fill a block
     complete: Mapping[int, int]
+    # Cache positions that may have entered by now, by slot, where segments before them were encoded
     ready: Mapping[int, int]
+    # Slot, cache positions and logits `[N, V]` of prompts that the head was to read
     prompts: Sequence[tuple[int, list[int], Tensor]]
 
 

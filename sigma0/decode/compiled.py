@@ -47,21 +47,14 @@ def silently(what: str) -> AbstractContextManager[object]:
 
 @dataclass(frozen=True)
 class Direct:
-    """A program without the frame of Python that dynamo calls it by, which takes a third of the time of a small one.
+    """A program without the frame of Python that dynamo calls it by, which takes a third of the time of a small one."""
 
-    Attributes:
-        code: Takes the inputs of its graph.
-        constants: Inputs, where they are the model's and the same in every call; None elsewhere.
-        tensors: Input and place among the tensors of a call, of which the first is `[R, W]` and the last a plane.
-        sizes: Inputs that are R, and inputs that are the positions of a plane.
-        offsets: Input and place of the tensor whose first number is so far into its memory.
-    """
-
-    code: Callable[..., Any]
-    constants: Sequence[Any]
+    code: Callable[..., Any]  # Takes the inputs of its graph
+    constants: Sequence[Any]  # Inputs, where they are the model's and the same in every call; None elsewhere
+    # Input and place among the tensors of a call, of which the first is `[R, W]` and the last a plane
     tensors: Sequence[tuple[int, int]]
-    sizes: tuple[Sequence[int], Sequence[int]]
-    offsets: Sequence[tuple[int, int]]
+    sizes: tuple[Sequence[int], Sequence[int]]  # Inputs that are R, and inputs that are the positions of a plane
+    offsets: Sequence[tuple[int, int]]  # Input and place of the tensor whose first number is so far into its memory
 
     @classmethod
     def of(cls, code: Callable[..., Any], inputs: Sequence[Any], state: Sequence[Tensor]) -> "Direct | None":

@@ -32,19 +32,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Ruled:
-    """What exit rules say of the decoding rows.
+    """What exit rules say of the decoding rows."""
 
-    Attributes:
-        met: Whether a rule holds, which counts from its first loop on, bool `[L]`; None where no rule is looked at.
-        decisions: `MET` or `DIVERGED` of rules over differences, else 0, int64 `[L]`; None for none.
-        given: Whether an exit that was given beforehand has come, bool `[L]`; None for none.
-        logits: `[L, V]`, or of all rows `[R, V]`, where a rule reads them.
-    """
-
+    # Whether a rule holds, which counts from its first loop on, bool `[L]`; None where no rule is looked at
     met: Tensor | None = None
-    decisions: Tensor | None = None
-    given: Tensor | None = None
-    logits: Tensor | None = None
+    decisions: Tensor | None = None  # `MET` or `DIVERGED` of rules over differences, else 0, int64 `[L]`; None for none
+    given: Tensor | None = None  # Whether an exit that was given beforehand has come, bool `[L]`; None for none
+    logits: Tensor | None = None  # `[L, V]`, or of all rows `[R, V]`, where a rule reads them
 
 
 def ask_rules(

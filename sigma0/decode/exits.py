@@ -200,17 +200,12 @@ def exit_reason(mode: ExitMode, met: bool, diverged: bool = False, forced: bool 
 
 @dataclass(frozen=True)
 class Course:
-    """Exits and judgements that are given beforehand in place of a rule's and a model's; behind its end it is repeated.
+    """Exits and judgements that are given beforehand in place of a rule's and a model's; behind its end it is repeated."""
 
-    Attributes:
-        exits: Loop at which each token that is fed back stops.
-        settled: Loop from which on a draft of `verify` is accepted, for each of them; empty where the model judges.
-        stride: How much further each next sequence of a batch begins.
-    """
-
-    exits: tuple[int, ...]
+    exits: tuple[int, ...]  # Loop at which each token that is fed back stops
+    # Loop from which on a draft of `verify` is accepted, for each of them; empty where the model judges
     settled: tuple[int, ...] = ()
-    stride: int = 0
+    stride: int = 0  # How much further each next sequence of a batch begins
 
     def tensors(self, sequences: int) -> tuple[Tensor, Tensor | None]:
         """`exits` and `settled` of every sequence, int64 `[S, n]`."""
@@ -356,19 +351,12 @@ class ExitRule:
 
 @dataclass(frozen=True)
 class Selection:
-    """The state at the exit of each position.
+    """The state at the exit of each position."""
 
-    Attributes:
-        hidden: `[B, S, D]`.
-        depths: Its loop, from 1, int64 `[B, S]`.
-        met: Whether the rule was met there, bool `[B, S]`.
-        diverged: Whether it was read there because its loop diverged, bool `[B, S]`.
-    """
-
-    hidden: Tensor
-    depths: Tensor
-    met: Tensor
-    diverged: Tensor
+    hidden: Tensor  # `[B, S, D]`
+    depths: Tensor  # Its loop, from 1, int64 `[B, S]`
+    met: Tensor  # Whether the rule was met there, bool `[B, S]`
+    diverged: Tensor  # Whether it was read there because its loop diverged, bool `[B, S]`
 
 
 def select_exits(

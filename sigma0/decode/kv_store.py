@@ -23,20 +23,14 @@ from sigma0.decode.transfer import Ints, to_device, to_host
 
 @dataclass(frozen=True)
 class BlockShape:
-    """What a block of a model takes.
-
-    Attributes:
-        planes: T.
-        size: Cache positions.
-        stages: Layers of a prelude, with one plane each, and of a coda, with two.
-    """
+    """What a block of a model takes."""
 
     layers: int
-    planes: int
+    planes: int  # T
     kv_heads: int
     head_dim: int
-    size: int
-    stages: tuple[int, int] = (0, 0)
+    size: int  # Cache positions
+    stages: tuple[int, int] = (0, 0)  # Layers of a prelude, with one plane each, and of a coda, with two
 
     @classmethod
     def of(cls, model: KVShape, size: int) -> "BlockShape":
@@ -74,15 +68,10 @@ class BlockShape:
 
 @dataclass
 class Segments:
-    """How far the K/V of sequences are encoded.
+    """How far the K/V of sequences are encoded."""
 
-    Attributes:
-        segment: G, cache positions that are encoded together.
-        coded: Leading cache positions of each sequence that are encoded, `[S]`.
-    """
-
-    segment: int
-    coded: Ints
+    segment: int  # G, cache positions that are encoded together
+    coded: Ints  # Leading cache positions of each sequence that are encoded, `[S]`
 
     def shorten(self, known: int, length: int) -> None:
         """Forgets cache positions from a length on, of so many that are known.
@@ -104,17 +93,11 @@ class Segments:
 
 
 class Storage(ABC):
-    """K/V of all sequences, as a runner sees them.
+    """K/V of all sequences, as a runner sees them."""
 
-    Attributes:
-        segments: Which segments are encoded; None where planes are stored as computed.
-        planes: The planes of each layer: those that loop, then prelude, then coda.
-        looping: L, layers that loop.
-    """
-
-    segments: Segments | None
-    planes: list[LayerPlanes]
-    looping: int
+    segments: Segments | None  # Which segments are encoded; None where planes are stored as computed
+    planes: list[LayerPlanes]  # The planes of each layer: those that loop, then prelude, then coda
+    looping: int  # L, layers that loop
 
     @abstractmethod
     def placement(self, longest: int) -> Placement:

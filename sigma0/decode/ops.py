@@ -89,59 +89,53 @@ def no_broadcast(decision: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Operations:
-    """What a pass calls.
+    """What a pass calls."""
 
-    Attributes:
-        backend: "torch" or "triton".
-        loop_end: End of a loop (`sigma0.kernels.loop_end`).
-        collapse: Statistics of logits and ids (`sigma0.kernels.collapse`).
-        leads: Whether the top-1 probability leads by a margin, for logits `[B, V]`; bool `[B]`.
-        depth_attention: Attention of rows each at its own plane; None where `attend_rows` or `span_attention` is used.
-        attend_rows: The same on a CPU where the functions in C++ were built, which writes the rows' K/V too; else None.
-        host_rows: Whether steps run there by `sigma0.kernels.lane_rows`.
-        best_rows: The argmax of rows of float32 logits there (`sigma0.kernels.row_choice`); else None.
-        run_block: All layers of a block over few rows there, in float32 (`sigma0.kernels.row_block`); else None.
-        norm_rows: RMS norm of rows, with what it is added to: there of float32, in Triton of `ROW_DTYPES`; else None.
-        path_fates: The mildest of the last fates of many tokens there (`sigma0.kernels.path_fates`); else None.
-        certainty_rows: Entropy and margin there (`sigma0.kernels.collapse_rows`); else None.
-        collapse_rows: The same and repetition, of many texts on the host with a C++ compiler; else None.
-        linear_rows: Product of rows with a weight, of the same bits in any company (`sigma0.kernels.row_linear`; of up
-            to sixteen rows on a CPU, `sigma0.kernels.row_dot`); None where torch's own is taken.
-        project_rows: Packed product, rotary embedding and K/V write of normed rows (`sigma0.kernels.row_qkv`); None
-            where a block does them one by one.
-        gate_rows: Gates and ups of normed rows (`sigma0.kernels.row_gated`); None as `project_rows`.
-        parts_rows: Product of rows with a weight, in parts that `add_rows` adds up (`sigma0.kernels.row_linear`); None
-            likewise.
-        add_rows: Parts, normed and added to the residual, and what is normed ahead of the next product
-            (`sigma0.kernels.row_norm_kernel`); None likewise.
-        step_rows: Whether whole steps run but for their layers by `sigma0.kernels.step_rows`, where these know them.
-        coded_attention: Attention over planes in few bits (`sigma0.kernels.coded_attention`).
-        broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
-            identity where the model is on one rank.
-    """
-
-    backend: Literal["torch", "triton"]
+    backend: Literal["torch", "triton"]  # "torch" or "triton"
+    # End of a loop (`sigma0.kernels.loop_end`)
     loop_end: Callable[[LoopEndModules, Tensor, Tensor, ExitState, Tensor, ExitParams | RuleRows], LoopEndOutput]
+    # Statistics of logits and ids (`sigma0.kernels.collapse`)
     collapse: Callable[[Tensor, Tensor | None, CollapseState | None, Tensor | None, CollapseRule], Collapse]
+    # Whether the top-1 probability leads by a margin, for logits `[B, V]`; bool `[B]`
     leads: Callable[[Tensor, float | Tensor], Tensor]
+    # Attention of rows each at its own plane; None where `attend_rows` or `span_attention` is used
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
+    # The same on a CPU where the functions in C++ were built, which writes the rows' K/V too; else None
     attend_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, RowPlaces, float], Tensor] | None = None
-    host_rows: bool = False
+    host_rows: bool = False  # Whether steps run there by `sigma0.kernels.lane_rows`
+    # The argmax of rows of float32 logits there (`sigma0.kernels.row_choice`); else None
     best_rows: Callable[[Tensor, int], Tensor] | None = None
+    # All layers of a block over few rows there, in float32 (`sigma0.kernels.row_block`); else None
     run_block: Callable[..., Tensor] | None = None
+    # RMS norm of rows, with what it is added to: there of float32, in Triton of `ROW_DTYPES`; else None
     norm_rows: Callable[..., Tensor] | None = None
+    # The mildest of the last fates of many tokens there (`sigma0.kernels.path_fates`); else None
     path_fates: Callable[[Tensor, Tensor, Tensor, int, ExitParams], Tensor] | None = None
+    # Entropy and margin there (`sigma0.kernels.collapse_rows`); else None
     certainty_rows: Callable[[Tensor], Tensor] | None = None
+    # The same and repetition, of many texts on the host with a C++ compiler; else None
     collapse_rows: Callable[..., list[list[float]]] | None = None
+    # Product of rows with a weight, of the same bits in any company (`sigma0.kernels.row_linear`; of up to
+    # sixteen rows on a CPU, `sigma0.kernels.row_dot`); None where torch's own is taken
     linear_rows: Callable[[Tensor, Tensor], Tensor] | None = None
+    # Packed product, rotary embedding and K/V write of normed rows (`sigma0.kernels.row_qkv`); None where a block
+    # does them one by one
     project_rows: Callable[..., Tensor] | None = None
+    # Gates and ups of normed rows (`sigma0.kernels.row_gated`); None as `project_rows`
     gate_rows: Callable[[Tensor, Tensor], Tensor] | None = None
+    # Product of rows with a weight, in parts that `add_rows` adds up (`sigma0.kernels.row_linear`); None likewise
     parts_rows: Callable[[Tensor, Tensor], Tensor] | None = None
+    # Parts, normed and added to the residual, and what is normed ahead of the next product
+    # (`sigma0.kernels.row_norm_kernel`); None likewise
     add_rows: Callable[..., tuple[Tensor, Tensor]] | None = None
+    # Whether whole steps run but for their layers by `sigma0.kernels.step_rows`, where these know them
     step_rows: bool = False
+    # Attention over planes in few bits (`sigma0.kernels.coded_attention`)
     coded_attention: Callable[[Tensor, Sequence[Tensor], Sequence[CodedPlanes], CodedRows, float], Tensor] = (
         coded_attention_reference
     )
+    # Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the identity where the model
+    # is on one rank
     broadcast: Callable[[Tensor], Tensor] = no_broadcast
 
     def over_coded_planes(self) -> "Operations":

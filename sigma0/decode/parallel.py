@@ -34,15 +34,11 @@ _STARTED_BY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class ParallelSettings(BaseSettings):
-    """Read from the environment.
-
-    Attributes:
-        parallel_timeout: `SIGMA0_PARALLEL_TIMEOUT`: seconds that a process waits for the others, loading included,
-            before it ends.
-    """
+    """Read from the environment."""
 
     model_config = SettingsConfigDict(env_prefix="SIGMA0_", frozen=True, extra="ignore", env_ignore_empty=True)
 
+    # `SIGMA0_PARALLEL_TIMEOUT`: seconds that a process waits for the others, loading included, before it ends
     parallel_timeout: float = Field(default=300.0, gt=0, allow_inf_nan=False)
 
 

@@ -41,25 +41,17 @@ class Loop(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step works on.
-
-    Attributes:
-        program: What a pass has to compute.
-        layers: Planes of every layer.
-        placement: Where cache positions lie.
-        longest: Bound on the cache positions of a pass, plus one.
-        loop: What runs the block in place of the model's own `loop`; None for that.
-    """
+    """What a step works on."""
 
     model: LoopedModel
     lanes: Lanes
     settings: SequenceSettings
-    program: Program
-    layers: Sequence[LayerPlanes]
-    placement: Placement
-    longest: int
+    program: Program  # What a pass has to compute
+    layers: Sequence[LayerPlanes]  # Planes of every layer
+    placement: Placement  # Where cache positions lie
+    longest: int  # Bound on the cache positions of a pass, plus one
     ops: Operations
-    loop: Loop | None = None
+    loop: Loop | None = None  # What runs the block in place of the model's own `loop`; None for that
 
     def norm(self, raw: Tensor) -> Tensor:
         """The norm after a loop, `[R, D]`."""
@@ -68,24 +60,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Positions of one sequence at the same loop.
-
-    Attributes:
-        positions: Cache positions, which are positions for rotary embeddings too, ascending, `[N]`.
-        targets: Loop after which each leaves, `[N]`.
-        loops: Loops finished.
-        hidden: What is in flight of them, `[N, W]`.
-        reads: Loop whose reading a coda's K/V are of, `[N]`.
-        final: Cache positions from it on were read at exits, also where those were loop T.
-    """
+    """Positions of one sequence at the same loop."""
 
     sequence: int
-    positions: Ints
-    targets: Ints
-    loops: int
-    hidden: Tensor
-    reads: Ints
-    final: int
+    positions: Ints  # Cache positions, which are positions for rotary embeddings too, ascending, `[N]`
+    targets: Ints  # Loop after which each leaves, `[N]`
+    loops: int  # Loops finished
+    hidden: Tensor  # What is in flight of them, `[N, W]`
+    reads: Ints  # Loop whose reading a coda's K/V are of, `[N]`
+    final: int  # Cache positions from it on were read at exits, also where those were loop T
 
     def select(self, rows: Ints) -> "Chunk":
         """Some of its rows."""

@@ -82,16 +82,11 @@ class CollapseStop:
     """When a sequence has collapsed and is ended: its proximity, of the ids alone, stays high.
 
     How both were chosen, and what they cost: `python -m sigma0.bench collapse`.
-
-    Attributes:
-        tau: Proximity that must be reached after each of the last `running` ids.
-        running: Number of consecutive ids.
-        every: Checked when the number of ids is a multiple of it.
     """
 
-    tau: float = 0.9
-    running: int = 16
-    every: int = 4
+    tau: float = 0.9  # Proximity that must be reached after each of the last `running` ids
+    running: int = 16  # Number of consecutive ids
+    every: int = 4  # Checked when the number of ids is a multiple of it
 
     def ends_after(self, tokens: int, high: int) -> bool:
         """Whether a sequence of so many ids is ended, after the last `high` of which the proximity reached tau."""

@@ -39,36 +39,23 @@ _BOUND = 256
 
 @dataclass(frozen=True)
 class RunnerChoice:
-    """What calls the step, and why.
-
-    Attributes:
-        late: Whether the host reads what a step emits while the next one runs.
-        captured: Whether steps are launched as CUDA graphs.
-    """
+    """What calls the step, and why."""
 
     name: Literal["eager", "compile", "cudagraph"]
     reason: str
-    late: bool = False
-    captured: bool = False
+    late: bool = False  # Whether the host reads what a step emits while the next one runs
+    captured: bool = False  # Whether steps are launched as CUDA graphs
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the host has seen of a step.
+    """What the host has seen of a step."""
 
-    Attributes:
-        lines: What it has emitted and fed, in the columns of `sigma0.decode.step`, `[K, 9]`.
-        read: Logits that were read, `[K, V]`, or of more rows than there are lines; None for none.
-        decoding: Rows of it that waited for their reading.
-        rows: Which of them the lines are about; None for all.
-        table: Lanes behind the step, `[S T, 6]`; None where it was not wanted.
-    """
-
-    lines: Ints
-    read: Tensor | None
-    decoding: int
-    rows: Ints | None = None
-    table: Ints | None = None
+    lines: Ints  # What it has emitted and fed, in the columns of `sigma0.decode.step`, `[K, 9]`
+    read: Tensor | None  # Logits that were read, `[K, V]`, or of more rows than there are lines; None for none
+    decoding: int  # Rows of it that waited for their reading
+    rows: Ints | None = None  # Which of them the lines are about; None for all
+    table: Ints | None = None  # Lanes behind the step, `[S T, 6]`; None where it was not wanted
 
     @property
     def logits(self) -> Tensor | None:

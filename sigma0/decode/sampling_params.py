@@ -25,29 +25,17 @@ _LONG = 0xFFFF_FFFF_FFFF_FFFF
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling of one request; as in transformers, and the two penalties as in OpenAI's protocol.
+    """Sampling of one request; as in transformers, and the two penalties as in OpenAI's protocol."""
 
-    Attributes:
-        temperature: 0 is greedy.
-        top_p: In (0, 1].
-        top_k: 0 for none.
-        min_p: In [0, 1].
-        repetition_penalty: Above 0; 1 for none.
-        presence_penalty: Subtracted from the logits of ids that occur in the output.
-        frequency_penalty: Subtracted from the logits of ids for each occurrence in the output.
-        logit_bias: Ids, and what is added to the logit of each before anything else.
-        seed: Seed of the random draws; None draws one.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int | None = None
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float = 1.0  # In (0, 1]
+    top_k: int = 0  # 0 for none
+    min_p: float = 0.0  # In [0, 1]
+    repetition_penalty: float = 1.0  # Above 0; 1 for none
+    presence_penalty: float = 0.0  # Subtracted from the logits of ids that occur in the output
+    frequency_penalty: float = 0.0  # Subtracted from the logits of ids for each occurrence in the output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # Ids, and what is added to the logit of each before anything else
+    seed: int | None = None  # Seed of the random draws; None draws one
 
 
 def check_logit_bias(biases: Mapping[int, float], vocabulary: int) -> tuple[tuple[int, float], ...]:

@@ -16,29 +16,17 @@ from sigma0.decode.transfer import Ints
 
 @dataclass(frozen=True)
 class Asked:
-    """What a sequence asks of a batch.
+    """What a sequence asks of a batch."""
 
-    Attributes:
-        key: Number of the sequence for whoever asks, which nothing here looks at.
-        exit: When its tokens stop; `prompt` is the length of its prompt, and `prompt_in_lanes` holds.
-        limit: New tokens at most.
-        eos: Ids that end it.
-        sampling: How its ids are sampled.
-        hook: A logits processor that runs on the host after the others; None for none.
-        grammar: What its new ids follow; None for nothing.
-        forces: Whether ids that are the only ones allowed are fed without a reading.
-        reads_prompt: Whether the head reads its prompt.
-    """
-
-    key: int
-    exit: SequenceExit
-    limit: int
-    eos: Sequence[int]
-    sampling: SequenceSampling
-    hook: LogitsProcessor | None = None
-    grammar: CompiledGrammar | None = None
-    forces: bool = False
-    reads_prompt: bool = False
+    key: int  # Number of the sequence for whoever asks, which nothing here looks at
+    exit: SequenceExit  # When its tokens stop; `prompt` is the length of its prompt, and `prompt_in_lanes` holds
+    limit: int  # New tokens at most
+    eos: Sequence[int]  # Ids that end it
+    sampling: SequenceSampling  # How its ids are sampled
+    hook: LogitsProcessor | None = None  # A logits processor that runs on the host after the others; None for none
+    grammar: CompiledGrammar | None = None  # What its new ids follow; None for nothing
+    forces: bool = False  # Whether ids that are the only ones allowed are fed without a reading
+    reads_prompt: bool = False  # Whether the head reads its prompt
 
     @property
     def prompt(self) -> int:
@@ -54,23 +42,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Suspended:
-    """What was in flight of a sequence when it lost its slot.
+    """What was in flight of a sequence when it lost its slot."""
 
-    Attributes:
-        lanes: Copies of what its lanes hold, by name, `[T, ...]` each, and of what is kept beside them.
-        gate: What `qexit` keeps of each lane, `[T, 2]`.
-        loops: Loops that the token at each cache position in flight had finished, at least one of them.
-        read_at: Loop that each was read at; 0 where it was not.
-        depths: Loop at which each of its new tokens was read.
-        work: Passes with a row of a new token, and its rows in them.
-    """
-
-    lanes: dict[str, Tensor]
-    gate: Tensor
-    loops: dict[int, int]
-    read_at: dict[int, int]
-    depths: Sequence[int] = ()
-    work: tuple[int, int] = (0, 0)
+    lanes: dict[str, Tensor]  # Copies of what its lanes hold, by name, `[T, ...]` each, and of what is kept beside them
+    gate: Tensor  # What `qexit` keeps of each lane, `[T, 2]`
+    loops: dict[int, int]  # Loops that the token at each cache position in flight had finished, at least one of them
+    read_at: dict[int, int]  # Loop that each was read at; 0 where it was not
+    depths: Sequence[int] = ()  # Loop at which each of its new tokens was read
+    work: tuple[int, int] = (0, 0)  # Passes with a row of a new token, and its rows in them
 
     @property
     def end(self) -> int:

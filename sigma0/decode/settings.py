@@ -23,45 +23,25 @@ NO_LIMIT = 2**62
 
 @dataclass(frozen=True)
 class Program:
-    """What a pass has to compute: the union over the sequences in it. Everything else costs nothing.
+    """What a pass has to compute: the union over the sequences in it. Everything else costs nothing."""
 
-    Attributes:
-        gate: Some sequence stops by `qexit`.
-        modes: Rules over differences in use, as `ExitParams` names them; empty for none.
-        watch: Differences are kept: for such a rule, or the inner break.
-        breaks: Some token stops where its loop diverges.
-        margin: Some sequence stops by `margin`.
-        reads_logits: Some sequence's rule reads the head at every loop, so all tokens that decode are read.
-        verify: Some sequence checks its drafts.
-        mixed: Some sequence does not check its drafts, though another one does.
-        redrafts: Some sequence checks its drafts at every loop.
-        leaves: Some token leaves before loop T: under `drop`, or under `fixed`.
-        drops: Some token runs no loop after its exit.
-        prompts: Some sequence's last prompt token runs in a lane.
-        forced: Exits are given beforehand.
-        paths: The states after every loop are kept, for statistics.
-        draws: Some sequence draws its tokens.
-        criteria: Those of `sigma0.decode.exits` in use.
-        masked: Some sequence follows a grammar.
-    """
-
-    gate: bool = False
-    modes: frozenset[str] = frozenset()
-    watch: bool = False
-    breaks: bool = False
-    margin: bool = False
-    reads_logits: bool = False
-    verify: bool = False
-    mixed: bool = False
-    redrafts: bool = False
-    leaves: bool = False
-    drops: bool = False
-    prompts: bool = False
-    forced: bool = False
-    paths: bool = False
-    draws: bool = False
-    criteria: frozenset[str] = frozenset()
-    masked: bool = False
+    gate: bool = False  # Some sequence stops by `qexit`
+    modes: frozenset[str] = frozenset()  # Rules over differences in use, as `ExitParams` names them; empty for none
+    watch: bool = False  # Differences are kept: for such a rule, or the inner break
+    breaks: bool = False  # Some token stops where its loop diverges
+    margin: bool = False  # Some sequence stops by `margin`
+    reads_logits: bool = False  # Some sequence's rule reads the head at every loop, so all tokens that decode are read
+    verify: bool = False  # Some sequence checks its drafts
+    mixed: bool = False  # Some sequence does not check its drafts, though another one does
+    redrafts: bool = False  # Some sequence checks its drafts at every loop
+    leaves: bool = False  # Some token leaves before loop T: under `drop`, or under `fixed`
+    drops: bool = False  # Some token runs no loop after its exit
+    prompts: bool = False  # Some sequence's last prompt token runs in a lane
+    forced: bool = False  # Exits are given beforehand
+    paths: bool = False  # The states after every loop are kept, for statistics
+    draws: bool = False  # Some sequence draws its tokens
+    criteria: frozenset[str] = frozenset()  # Those of `sigma0.decode.exits` in use
+    masked: bool = False  # Some sequence follows a grammar
 
     @property
     def known(self) -> bool:
@@ -71,21 +51,13 @@ class Program:
 
 @dataclass(frozen=True)
 class SequenceExit:
-    """When the tokens of one sequence stop, and what follows.
+    """When the tokens of one sequence stop, and what follows."""
 
-    Attributes:
-        rule: The exit rule.
-        drop: Tokens leave at their exits.
-        verify: Drafts are checked at loop T.
-        prompt: Cache positions below it are a prompt's: they run every loop, and under `verify` are read at T.
-        prompt_in_lanes: Whether the last of them runs in a lane.
-    """
-
-    rule: ExitRule
-    drop: bool = False
-    verify: bool = False
-    prompt: int = 0
-    prompt_in_lanes: bool = False
+    rule: ExitRule  # The exit rule
+    drop: bool = False  # Tokens leave at their exits
+    verify: bool = False  # Drafts are checked at loop T
+    prompt: int = 0  # Cache positions below it are a prompt's: they run every loop, and under `verify` are read at T
+    prompt_in_lanes: bool = False  # Whether the last of them runs in a lane
 
 
 class SequenceSettings:

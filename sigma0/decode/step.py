@@ -52,21 +52,16 @@ ROWS, DECODING, READ_ROWS, LIVE, SEQUENCES, _COUNTS = range(6)
 
 @dataclass(frozen=True)
 class Looped(Rows):
-    """The same rows once it is known which of them stop.
+    """The same rows once it is known which of them stop."""
 
-    Attributes:
-        codes: Of the decoding rows: 0 where one goes on, else why it stops (`MET`, `LAST_LOOP`, `DIVERGED`,
-            `FORCED`), `[L]`.
-        reads: Which rows are to be read, those that stop and drafts that are checked: bool `[L]`, or `[R]` where
-            some sequence checks drafts.
-        logits: Of the decoding rows `[L, V]`, or of all `[R, V]`; None where the head has not read them.
-        seen: Whether the host may look at values of this step, and waits for none of them.
-    """
-
+    # Of the decoding rows: 0 where one goes on, else why it stops (`MET`, `LAST_LOOP`, `DIVERGED`, `FORCED`),
+    # `[L]`
     codes: Tensor
+    # Which rows are to be read, those that stop and drafts that are checked: bool `[L]`, or `[R]` where some
+    # sequence checks drafts
     reads: Tensor
-    logits: Tensor | None
-    seen: bool = False
+    logits: Tensor | None  # Of the decoding rows `[L, V]`, or of all `[R, V]`; None where the head has not read them
+    seen: bool = False  # Whether the host may look at values of this step, and waits for none of them
 
 
 def run_loop(
@@ -182,19 +177,12 @@ Chosen = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
 
 class Choice(Protocol):
-    """Chooses ids for the rows of a step.
+    """Chooses ids for the rows of a step."""
 
-    Attributes:
-        on_device: Whether nothing but tensors takes part.
-        takes_best: Whether the likeliest id of each row is taken, and nothing is looked at but logits.
-        fixed: What a compiled choice takes for constant.
-        tensors: Those that it reads and writes.
-    """
-
-    on_device: bool = False
-    takes_best: bool = False
-    fixed: Hashable = None
-    tensors: tuple[Tensor, ...] = ()
+    on_device: bool = False  # Whether nothing but tensors takes part
+    takes_best: bool = False  # Whether the likeliest id of each row is taken, and nothing is looked at but logits
+    fixed: Hashable = None  # What a compiled choice takes for constant
+    tensors: tuple[Tensor, ...] = ()  # Those that it reads and writes
 
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
         """What is read from the rows `which`, int64 `[K]`, of a pass."""

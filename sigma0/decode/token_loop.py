@@ -56,23 +56,15 @@ class Exits(NamedTuple):
 
 @dataclass(frozen=True)
 class Emission:
-    """A new token of one sequence.
-
-    Attributes:
-        depth: Loop at which it was read, from 1.
-        met: Whether its exit rule was met.
-        last: Whether the sequence ends with it.
-        diverged: Whether it was read where it was because its loop diverged.
-        forced: Whether it was fed without a reading, as the only id that its grammar allowed.
-    """
+    """A new token of one sequence."""
 
     sequence: int
     token_id: int
-    depth: int
-    met: bool
-    last: bool
-    diverged: bool = False
-    forced: bool = False
+    depth: int  # Loop at which it was read, from 1
+    met: bool  # Whether its exit rule was met
+    last: bool  # Whether the sequence ends with it
+    diverged: bool = False  # Whether it was read where it was because its loop diverged
+    forced: bool = False  # Whether it was fed without a reading, as the only id that its grammar allowed
 
 
 class TokenLoop:

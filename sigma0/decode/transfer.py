@@ -78,18 +78,10 @@ class PendingTokens:
 
 @dataclass
 class PassCounts:
-    """What was computed, in applications of the shared block to one token.
+    """What was computed, in applications of the shared block to one token."""
 
-    Attributes:
-        passes: Calls of the block after the prompt.
-        rows: Rows in those calls.
-        prompt_rows: Rows of prompts, pads left out, and of tokens caught up before a later prompt.
-        head_rows: Rows that the output head read after the prompt.
-        prompt_chunks: Chunks of prompts in an engine's passes.
-    """
-
-    passes: int = 0
-    rows: int = 0
-    prompt_rows: int = 0
-    head_rows: int = 0
-    prompt_chunks: int = 0
+    passes: int = 0  # Calls of the block after the prompt
+    rows: int = 0  # Rows in those calls
+    prompt_rows: int = 0  # Rows of prompts, pads left out, and of tokens caught up before a later prompt
+    head_rows: int = 0  # Rows that the output head read after the prompt
+    prompt_chunks: int = 0  # Chunks of prompts in an engine's passes
