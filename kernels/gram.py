@@ -32,7 +32,7 @@ from sigma0.presence import wants_triton
 # sin^2 of the angle under which two differences count as parallel, and the residual up to which a fit counts.
 PARALLEL, MAX_RESIDUAL = 0.01, 0.5
 # Added to a denominator so that 0 over 0 is 0, too small to change a larger float32; and the bound on a quotient.
-TINY, _HUGE = 1e-37, 1e30
+TINY, MAX_QUOTIENT = 1e-37, 1e30
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def steps_of(gram: Tensor, before: Tensor, over_steps: Tensor | bool) -> Steps:
 
 
 def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
-    return (numerator / (denominator + TINY)).clamp_max(_HUGE)
+    return (numerator / (denominator + TINY)).clamp_max(MAX_QUOTIENT)
 
 
 def fit_of(gram: Tensor, count: Tensor) -> Fit:
@@ -157,7 +157,7 @@ def solve(
     angle = torch.where(turns, torch.acos((a / (2 * far + TINY)).clamp(-1, 1)), (a < 0) * math.pi)
     residual = ((whole - explained).clamp_min(0) / (whole + TINY)).sqrt().clamp_max(1.0)
     return Fit(
-        radius.clamp_max(_HUGE).masked_fill(none, 0.0),
+        radius.clamp_max(MAX_QUOTIENT).masked_fill(none, 0.0),
         angle.masked_fill(none, 0.0),
         residual.masked_fill(none, 1.0),
         turns & ~none,
@@ -194,7 +194,7 @@ if wants_triton():
     _NO_FATE, _CONTRACT = tl.constexpr(NO_FATE), tl.constexpr(CONTRACT)
     _SPIRAL, _DIVERGE = tl.constexpr(SPIRAL), tl.constexpr(DIVERGE)
     _KEPT, _PARALLEL, _MAX_RESIDUAL = tl.constexpr(KEPT), tl.constexpr(PARALLEL), tl.constexpr(MAX_RESIDUAL)
-    _TINY_DENOMINATOR, _MAX_QUOTIENT, _PI = tl.constexpr(TINY), tl.constexpr(_HUGE), tl.constexpr(math.pi)
+    _TINY_DENOMINATOR, _MAX_QUOTIENT, _PI = tl.constexpr(TINY), tl.constexpr(MAX_QUOTIENT), tl.constexpr(math.pi)
 
     @triton.jit
     def acos(x):  # noqa: D103

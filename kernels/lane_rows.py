@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from sigma0.kernels.native import constants, function, structure
+from sigma0.kernels.row_attention import ELEMENTS
 from sigma0.kernels.row_block import Block
 from sigma0.kernels.row_dot import MOST_ROWS
 
 # A letter for each argument, and for the result, as `native.function` has them.
 _CALLS = {
     "start_rows": ("p", "n"),
-    "end_rows": ("ppn", ""),
+    "end_rows": ("ppnp", ""),
     "loop_rows": ("p", "f"),
     "lead_rows": ("ppnn", ""),
     "settle_rows": ("pppppn", "n"),
@@ -71,6 +72,8 @@ class LaneTables(NamedTuple):
         eos: Ids that end a sequence, int64 `[S, E]`.
         given: Loops at which tokens stop, of the token at each cache position behind a prompt, in a ring, int64
             `[S, n]`; None where rules say it.
+        differences: What rules over differences keep of each, `[S T + 1, K, W]`; None for no such rule.
+        gram: Likewise, float32 `[S T + 1, 10]`.
     """
 
     table: Tensor
@@ -82,6 +85,8 @@ class LaneTables(NamedTuple):
     thresholds: Tensor
     eos: Tensor
     given: Tensor | None = None
+    differences: Tensor | None = None
+    gram: Tensor | None = None
 
 
 class LiveRows(NamedTuple):
@@ -154,6 +159,7 @@ class LaneBooks:
             numbers |= {
                 "fed": (3, lanes),
                 "codes": (lanes,),
+                "decided": (lanes,),
                 "which": (lanes,),
                 "token_ids": (lanes,),
                 "kept": (lanes,),
@@ -197,13 +203,18 @@ class LaneBooks:
             "thresholds": (real, (sequences, thresholds)),
             "eos": (whole, (sequences, None)),
             "given": (whole, (sequences, None)),
+            "differences": (state, (rows, int(constants()["KEPT"]), width)),
+            "gram": (real, (rows, int(constants()["GRAM_SIZE"]))),
         }
         for name, (dtype, shape) in expected.items():
             _check(name, getattr(tables, name), dtype, shape)
             setattr(books, name, _address(getattr(tables, name)))
         if window < 1 or (tables.paths is not None and tables.paths.shape[2] > width):
             raise ValueError("paths are kept of states, at one cache position at least")
+        if tables.differences is not None and (tables.gram is None or tables.counts is None):
+            raise ValueError("rules over differences keep their products and counts too")
         size = tables.hidden.element_size()
+        books.element, books.noise = ELEMENTS[state], 4 * torch.finfo(state).eps
         books.bytes, books.window, books.eos_count = width * size, window, tables.eos.shape[1]
         books.path_bytes = 0 if tables.paths is None else tables.paths.shape[2] * size
         books.counts_width = 0 if tables.counts is None else tables.counts.shape[1]
@@ -211,8 +222,13 @@ class LaneBooks:
         # held, so that no other tensor can come to lie where one of them lay
         self._tables = tables
 
-    def take_weights(self, weights: EndWeights) -> None:
-        """Takes the weights of a model; those that the functions cannot take are left out."""
+    def take_weights(self, weights: EndWeights, gates: bool) -> None:
+        """Takes the weights of a model; those that the functions cannot take are left out.
+
+        Args:
+            weights: Of norm, gate, embedding and head.
+            gates: Whether some sequence stops by its gate: states are normed elsewhere then where that is not known.
+        """
         books, width = self._books, self._books.width
         shapes = ((width,), (1, width), (1,), (None, width), (None, width))
         given = (weights.norm, weights.gate, weights.bias, weights.embedding, weights.head)
@@ -222,14 +238,25 @@ class LaneBooks:
             for part, shape in zip(given, shapes, strict=True)
         ]
         norm, gate, bias, embedding, head = self._held
+        self.gates = gate is not None and bias is not None
+        norm = None if gates and not self.gates else norm
         books.norm, books.epsilon = _address(norm), weights.epsilon
         books.gate_weight, books.gate_bias, books.embedding = _address(gate), _address(bias), _address(embedding)
         books.embeddings = 0 if embedding is None else embedding.shape[0]
         books.head, books.vocabulary = _address(head), 0 if head is None else head.shape[0]
-        self.norms, self.gates = norm is not None, gate is not None and bias is not None
+        self.norms = norm is not None
 
     def take_program(
-        self, verify: bool, prompts: bool, gates: bool, leads: bool, whole: bool, drops: bool, block: Block | None
+        self,
+        verify: bool,
+        prompts: bool,
+        gates: bool,
+        leads: bool,
+        whole: bool,
+        drops: bool,
+        block: Block | None,
+        growth: float = 0.0,
+        spiral: float = 0.0,
     ) -> None:
         """Takes what the passes to come compute.
 
@@ -241,15 +268,18 @@ class LaneBooks:
             whole: Whether the head then reads all rows, since drafts are checked at every loop too.
             drops: Whether K/V of tokens that run no further are copied to deeper planes, where there is a block.
             block: The layers, where `loop` is to run them.
+            growth: Of the fate, where there are differences.
+            spiral: Likewise, radians.
 
         Raises:
-            ValueError: If the gate, or the norm behind a block, is not known.
+            ValueError: If the norm behind a block is not known.
         """
         books = self._books
-        if (gates and not self.gates) or (block is not None and not self.norms):
+        if block is not None and not self.norms:
             raise ValueError("what ends a loop is not known here")
         books.verify, books.prompts, books.asks_gate = verify, prompts, gates
         books.leads, books.whole, books.drops = leads, whole, drops
+        books.growth, books.spiral = growth, spiral
         books.block, books.most_rows = (None, 0) if block is None else (block.address, MOST_ROWS[torch.float32])
         self._block, self.has_block = block, block is not None
         self.has_head = self.has_block and self._held[-1] is not None
@@ -303,11 +333,12 @@ class LaneBooks:
             rows = self._own["which"].numpy()[rows]
         return self._logits.index_select(0, torch.from_numpy(rows))
 
-    def end(self, raw: Tensor) -> Tensor:
+    def end(self, raw: Tensor, gate_logits: Tensor | None = None) -> Tensor:
         """Puts states after a loop into their lanes, normed where the norm is known.
 
         Args:
             raw: `[R, W]`.
+            gate_logits: Of decoding rows, float32 `[L]`, where the gate is asked and not known.
 
         Returns:
             The states, `[R, W]`.
@@ -315,8 +346,11 @@ class LaneBooks:
         rows = self.rows(self._books.count)
         if raw.shape != rows.previous.shape or raw.dtype is not rows.previous.dtype:
             raise ValueError(f"a loop leaves {raw.dtype} {list(raw.shape)} of {list(rows.previous.shape)}")
+        _check("gate_logits", gate_logits, torch.float32, (self.decoding,))
+        if self._books.asks_gate and not self.gates and gate_logits is None:
+            raise ValueError("the gate is asked, and its weights are not known here: give its logits")
         raw = raw.contiguous()
-        self._calls.end_rows(self._pointer, raw.data_ptr(), raw.stride(0) * raw.element_size())
+        self._calls.end_rows(self._pointer, raw.data_ptr(), raw.stride(0) * raw.element_size(), _address(gate_logits))
         return rows.states if self.norms else raw
 
     def lead(self, logits: Tensor) -> None:

@@ -217,14 +217,5 @@ EXPORTED(void, attend_coded_rows)(
       tail_keys, tail_values, key_codes, value_codes, static_cast<const BFloat16*>(key_scales),
       static_cast<const BFloat16*>(value_scales), query, output, sequences, positions, planes, places,
       {bits, offsets, anchor, group, coded, kv_heads}, rows, heads, head_dim, segment, tail_total, scaling, threads};
-  switch (dtype) {
-    case 0:
-      return attend_all_coded<float>(all);
-    case 1:
-      return attend_all_coded<double>(all);
-    case 2:
-      return attend_all_coded<BFloat16>(all);
-    case 3:
-      return attend_all_coded<Half>(all);
-  }
+  of_element(dtype, [&](auto element) { attend_all_coded<decltype(element)>(all); });
 }

@@ -2,6 +2,7 @@
 // lane_rows.py.
 #pragma once
 #include "constants.h"
+#include "path_fates.h"
 #include "row_block.h"
 #include "row_choice.h"
 #include "row_norm.h"
@@ -79,6 +80,28 @@ static bool has_come(const Books* books, int64_t sequence, int64_t position, int
   return loops >= books->given[sequence * count + (at < 0 ? at + count : at)];
 }
 
+// `loop_end.observe` of all rows, given their states behind the loop, `stride` bytes apart.
+template <typename Element>
+void watch(Books* books, const char* states, int64_t stride) {
+  const int64_t width = books->width;
+  Element* differences = static_cast<Element*>(books->differences);
+  for (int64_t row = 0; row < books->count; ++row) {
+    const int64_t lane = column_of(books, LANE, row), sequence = column_of(books, SEQUENCE, row);
+    const int64_t *own = books->settings + sequence * SETTINGS_WIDTH, loops = column_of(books, LOOPS, row);
+    int32_t* counts = books->counts + lane * books->counts_width;
+    const Watched token{differences + lane * KEPT * width, books->gram + lane * GRAM_SIZE, counts};
+    const float threshold = books->thresholds[sequence * THRESHOLDS + OWN];
+    const Watch rule{own[MODE], own[PATIENCE], threshold, books->noise, books->growth, books->spiral};
+    const Element* now = reinterpret_cast<const Element*>(states + row * stride);
+    const Element* before = reinterpret_cast<const Element*>(books->previous + row * books->bytes);
+    const bool holds = watch_loop(token, now, before, width, rule);
+    const bool diverged = own[BREAK_AFTER] > 0 && counts[DIVERGING] >= own[BREAK_AFTER];
+    const bool gated = books->asks_gate && row < books->decoding && books->met[row];
+    const bool met = (holds || gated) && loops >= least(own[MIN_LOOPS], own[LAST]);
+    books->decided[row] = met ? MET : diverged ? DIVERGED : 0;
+  }
+}
+
 // Why decoding rows stop, and the next stage of all; which rows are to be read.
 static void stop(Books* books, const bool* met) {
   const int64_t depth = books->depth;
@@ -94,6 +117,9 @@ static void stop(Books* books, const bool* met) {
     if (row < books->decoding) {
       const bool last = loops >= own[LAST];
       int64_t code = last ? LAST_LOOP : 0;
+      if (books->differences != nullptr && (books->decided[row] == MET || (books->decided[row] == DIVERGED && !last))) {
+        code = books->decided[row];
+      }
       if (met != nullptr && met[row] && loops >= own[MIN_LOOPS]) {
         code = MET;
       }
@@ -129,26 +155,31 @@ static void stop(Books* books, const bool* met) {
   books->reads = reads;
 }
 
-// `qexit` of decoding rows, given their normed states, `width` numbers each.
-static void ask_gate(Books* books, const float* states) {
+// The gate's logit of a normed state.
+static float gate_logit(const Books* books, const float* state) {
   const int64_t width = books->width;
+  float parts[SIDE_BY_SIDE] = {};
+  float sum = books->gate_bias[0];
+  int64_t i = 0;
+  for (; i + SIDE_BY_SIDE <= width; i += SIDE_BY_SIDE) {
+    for (int64_t j = 0; j < SIDE_BY_SIDE; ++j) {
+      parts[j] += state[i + j] * books->gate_weight[i + j];
+    }
+  }
+  for (; i < width; ++i) {
+    sum += state[i] * books->gate_weight[i];
+  }
+  for (const float part : parts) {
+    sum += part;
+  }
+  return sum;
+}
+
+// `qexit` of decoding rows, given their normed states, `width` numbers each, or the gate's logits of them.
+static void ask_gate(Books* books, const float* states, const float* gate_logits) {
   for (int64_t row = 0; row < books->decoding; ++row) {
-    const float* own = states + row * width;
-    float parts[SIDE_BY_SIDE] = {};
-    float sum = books->gate_bias[0];
-    int64_t i = 0;
-    for (; i + SIDE_BY_SIDE <= width; i += SIDE_BY_SIDE) {
-      for (int64_t j = 0; j < SIDE_BY_SIDE; ++j) {
-        parts[j] += own[i + j] * books->gate_weight[i + j];
-      }
-    }
-    for (; i < width; ++i) {
-      sum += own[i] * books->gate_weight[i];
-    }
-    for (const float part : parts) {
-      sum += part;
-    }
-    const float hazard = 1.0f / (1.0f + std::exp(-sum));
+    const float logit = gate_logits ? gate_logits[row] : gate_logit(books, states + row * books->width);
+    const float hazard = 1.0f / (1.0f + std::exp(-logit));
     float* kept = books->gate + column_of(books, LANE, row) * 2;
     const float survival = kept[SURVIVAL], cumulative = kept[CUMULATIVE] + hazard * survival;
     kept[SURVIVAL] = survival * (1.0f - hazard);
@@ -158,10 +189,14 @@ static void ask_gate(Books* books, const float* states) {
 }
 
 // The end of a loop, given normed states; rows stop, unless `margin` is a rule.
-static void end(Books* books, const char* states, int64_t stride) {
+static void end(Books* books, const char* states, int64_t stride, const float* gate_logits) {
   keep_states(books, states, stride);
   if (books->asks_gate) {
-    ask_gate(books, reinterpret_cast<const float*>(states));
+    ask_gate(books, reinterpret_cast<const float*>(states), gate_logits);
+  }
+  if (books->differences != nullptr) {
+    const auto take = [&](auto element) { watch<decltype(element)>(books, states, stride); };
+    of_element(books->element, take);
   }
   if (!books->leads) {
     stop(books, books->asks_gate ? books->met : nullptr);
@@ -169,7 +204,8 @@ static void end(Books* books, const char* states, int64_t stride) {
 }
 
 // The end of a loop of the rows that `start_rows` took, given states behind the block; normed here where it is known how.
-EXPORTED(void, end_rows)(Books* books, const void* raw, int64_t stride) {
+// The gate's logits of decoding rows are given where its weights are not known.
+EXPORTED(void, end_rows)(Books* books, const void* raw, int64_t stride, const float* gate_logits) {
   const char* states = static_cast<const char*>(raw);
   if (books->norm != nullptr) {
     norm_rows(
@@ -177,7 +213,7 @@ EXPORTED(void, end_rows)(Books* books, const void* raw, int64_t stride) {
         books->width, books->epsilon);
     states = books->states;
   }
-  end(books, states, stride);
+  end(books, states, stride, gate_logits);
 }
 
 // `start_rows`, the block and `end_rows` in one. False where nothing but the first of them is done: too many rows, or a
@@ -195,7 +231,7 @@ static bool loop(Books* books) {
       columns + AT * lanes, columns + PLANE * lanes, books->count);
   if (ran) {
     norm_rows(states, books->norm, nullptr, states, books->count, books->width, books->epsilon);
-    end(books, books->states, books->bytes);
+    end(books, books->states, books->bytes, nullptr);
   }
   return ran;
 }

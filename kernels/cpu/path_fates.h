@@ -55,6 +55,75 @@ inline int fate_of(const double g[KEPT][KEPT], int64_t count, double norm, doubl
   return radius >= 1 + growth ? DIVERGE : spirals ? SPIRAL : CONTRACT;
 }
 
+// What is kept of a token between its loops, as `exit_state.ExitState` has it.
+struct Watched {
+  void* differences;
+  float* gram;
+  int32_t* counts;
+};
+
+// How a rule over differences reads them, of one row.
+struct Watch {
+  int64_t mode, patience;
+  float threshold;
+  double noise, growth, spiral;
+};
+
+// `loop_end.observe` of a row behind its loop: takes the newest difference in, and whether the rule holds.
+template <typename Element>
+bool watch_loop(const Watched& token, const Element* now, const Element* before, int64_t width, const Watch& rule) {
+  thread_local Scratch<float> scratch;
+  float *state = scratch.of((KEPT + 1) * width), *differences = state + width;
+  const auto widened = [&](const Element* from, float* to) {
+    for (int64_t i = 0; i < width; ++i) {
+      to[i] = static_cast<float>(wide(from[i]));
+    }
+  };
+  Element* ring = static_cast<Element*>(token.differences);
+  int32_t* counts = token.counts;
+  const int64_t count = counts[FINISHED], loops = count + 1, kept = least<int64_t>(count, KEPT);
+  Element* newest = ring + loops % KEPT * width;
+  for (int64_t i = 0; i < width; ++i) {
+    newest[i] = count > 0 ? narrow<Element>(wide(now[i]) - wide(before[i])) : Element{};
+  }
+  double gram[KEPT][KEPT] = {};
+  const auto place = [](int64_t i, int64_t j) { return i * KEPT - i * (i - 1) / 2 + j - i; };
+  for (int64_t i = 0; i < kept; ++i) {
+    widened(ring + (loops - i) % KEPT * width, differences + i * width);
+    gram[0][i] = dot(differences, differences + i * width, width);
+    for (int64_t j = i; i > 0 && j < kept; ++j) {
+      gram[i][j] = token.gram[place(i - 1, j - 1)];
+    }
+  }
+  for (int64_t i = 0; i < KEPT; ++i) {
+    for (int64_t j = i; j < KEPT; ++j) {
+      token.gram[place(i, j)] = static_cast<float>(gram[i][j]);
+    }
+  }
+  widened(now, state);
+  const double norm = std::sqrt(dot(state, state, width));
+  const int fate = fate_of(gram, count, norm, rule.noise, rule.growth, rule.spiral);
+  if (count > 0) {
+    widened(before, state);
+  }
+  const double length = count > 0 ? std::sqrt(dot(state, state, width)) : 0.0;
+  const double size = std::sqrt(gram[0][0]), older = std::sqrt(gram[1][1]);
+  const auto over = [](double number, double by) { return static_cast<float>(least(number / (by + TINY), MAX_QUOTIENT)); };
+  const double bend = std::sqrt(most(0.0, gram[0][0] - 2 * gram[0][1] + gram[1][1]));
+  const float bent = older > 0 ? over(bend, rule.mode == ACCEL_STEPS ? size + older : length) : 0.0f;
+  const bool close = loops >= 3 && bent < rule.threshold;
+  const bool shrinks = rule.mode == ACCEL_STEPS || (rule.mode == ACCEL && size <= SHRINK * older);
+  counts[STREAK] = close && shrinks ? counts[STREAK] * (count > 0) + 1 : 0;
+  counts[DIVERGING] = fate == DIVERGE ? counts[DIVERGING] * (count > 0) + 1 : 0;
+  const int32_t history = count > 0 ? counts[FATE_HISTORY] : 0;
+  counts[FATE_HISTORY] = ((history << FATE_BITS) & FATE_HISTORY_MASK) | fate;
+  counts[FINISHED] = static_cast<int32_t>(loops);
+  if (rule.mode == CONVERGE) {
+    return loops >= 2 && over(size, length) < rule.threshold;
+  }
+  return (rule.mode == ACCEL || rule.mode == ACCEL_STEPS) && counts[STREAK] >= rule.patience;
+}
+
 template <typename Element>
 void path_fates(
     const Element* paths, const int64_t* places, const int64_t* loops, int64_t* fates, int64_t count, int64_t total,
@@ -113,14 +182,5 @@ EXPORTED(void, path_fates)(
         static_cast<const decltype(element)*>(paths), places, loops, fates, count, total, width, running, noise, growth,
         spiral);
   };
-  switch (dtype) {
-    case 0:
-      return take(float{});
-    case 1:
-      return take(double{});
-    case 2:
-      return take(BFloat16{});
-    case 3:
-      return take(Half{});
-  }
+  of_element(dtype, take);
 }

@@ -155,6 +155,21 @@ inline Element narrow(std::conditional_t<std::is_same_v<Element, double>, double
   }
 }
 
+// Calls a function for a type of numbers, as `ELEMENTS` of row_attention.py counts them.
+template <typename Function>
+inline void of_element(int64_t dtype, const Function& function) {
+  switch (dtype) {
+    case 0:
+      return function(float{});
+    case 1:
+      return function(double{});
+    case 2:
+      return function(BFloat16{});
+    case 3:
+      return function(Half{});
+  }
+}
+
 template <typename Real>
 inline Vector<Real> splat(Real number) {
   return number - Vector<Real>{};

@@ -200,7 +200,7 @@ def exit_reason(mode: ExitMode, met: bool, diverged: bool = False, forced: bool 
 
 @dataclass(frozen=True)
 class Course:
-    """Exits and judgements that are given beforehand in place of a rule's and a model's; behind its end it is repeated."""
+    """Exits and judgements given beforehand in place of a rule's and a model's; behind its end it is repeated."""
 
     exits: tuple[int, ...]  # Loop at which each token that is fed back stops
     # Loop from which on a draft of `verify` is accepted, for each of them; empty where the model judges

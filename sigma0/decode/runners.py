@@ -2,7 +2,7 @@
 
 `NativeRunner`, on a CPU where the functions in C++ were built: a step is one call or two, with the output head between
 them. All that it does `EagerRunner` does in torch, in some hundred operations over a few numbers each; what these
-functions do not know (rules over differences, criteria, grammars, preludes and codas) it leaves to that one.
+functions do not know (criteria, grammars, preludes and codas) it leaves to that one.
 
 `GraphRunner`, on CUDA: a step is one launch of a graph. A step has one shape for each bound on its rows, works on
 tensors that stay where they are, and is not looked at on the host while it runs. So it is captured once for each bound,
@@ -162,9 +162,7 @@ class NativeRunner(EagerRunner):
         self._held: tuple[object, ...] = ()
         # every pass reads the head of tokens that decode, and of drafts with them
         self._whole = program.verify and program.redrafts
-        self._knows = self.model.stages == (0, 0) and not (
-            program.modes or program.watch or program.criteria or program.breaks or program.masked
-        )
+        self._knows = self.model.stages == (0, 0) and not (program.criteria or program.masked)
 
     def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
         """See `EagerRunner.step`."""
@@ -173,8 +171,6 @@ class NativeRunner(EagerRunner):
         batch, settings, lanes = self.batch(longest), self.settings, self.lanes
         if batch is not self._over or not all(map(is_, self._held, (settings.eos, settings.exits, lanes.paths))):
             self._hand_over(batch)
-            if not self._knows:
-                return super().step(longest, choice, beside)
         books = self._books
         assert books is not None
         took = not beside and books.has_block
@@ -212,7 +208,11 @@ class NativeRunner(EagerRunner):
         if beside:
             self.counts.prompt_rows += len(beside)
         _, raw = run_block(batch, rows.previous, at, beside or None)
-        return books.end(raw if books.norms else batch.norm(raw))
+        if books.norms:
+            return books.end(raw)
+        states = batch.norm(raw)
+        asks = batch.program.gate and not books.gates
+        return books.end(states, batch.model.gate(states[: books.decoding]).float().contiguous() if asks else None)
 
     def _settled(self, batch: Batch, books: LaneBooks, states: Tensor, choice: Choice) -> Step:
         """What follows from a loop."""
@@ -257,18 +257,19 @@ class NativeRunner(EagerRunner):
         """Takes all memory and weights as they are now."""
         lanes, settings, model, program = self.lanes, self.settings, self.model, batch.program
         self._over, self._held = batch, (settings.eos, settings.exits, lanes.paths)
-        counts = None if lanes.exit_state is None else lanes.exit_state.counts
+        state = lanes.exit_state
+        counts = None if state is None else state.counts
+        kept = (state.differences, state.gram) if state is not None and lanes.watched else ()
+        gate = state.gate if state is not None and lanes.watched else lanes.gate
         paths = lanes.paths if program.paths else None
-        fixed = lanes.table, lanes.hidden, lanes.gate, counts
-        tables = LaneTables(*fixed, paths, settings.table, settings.thresholds, settings.eos, settings.exits)
+        fixed = lanes.table, lanes.hidden, gate, counts, paths
+        tables = LaneTables(*fixed, settings.table, settings.thresholds, settings.eos, settings.exits, *kept)
         books = LaneBooks(tables, lanes.depth) if self._books is None else self._books
         books.take_tables(tables, max(lanes.window, 1))
-        books.take_weights(model.plain_weights())
-        self._knows = books.gates or not program.gate
-        if self._knows:
-            asked = program.verify, program.prompts, program.gate, program.margin, self._whole, program.drops
-            books.take_program(*asked, self._block(batch, books))
-            self._books = books
+        books.take_weights(model.plain_weights(), program.gate)
+        asked = program.verify, program.prompts, program.gate, program.margin, self._whole, program.drops
+        books.take_program(*asked, self._block(batch, books), settings.growth, settings.spiral)
+        self._books = books
 
     def _block(self, batch: Batch, books: LaneBooks) -> Block | None:
         """The layers in one call, where nothing but their weights makes them what they are."""

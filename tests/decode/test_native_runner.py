@@ -14,7 +14,7 @@ import sigma0
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import Placement
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, FLAGS, POSITION, STAGE, Lanes
-from sigma0.decode.ops import EndWeights, LaneBooks, LaneTables, operations
+from sigma0.decode.ops import MODES, EndWeights, LaneBooks, LaneTables, operations
 from sigma0.decode.runner import EagerRunner
 from sigma0.decode.runners import NativeRunner
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
@@ -30,6 +30,7 @@ class Model:
     """Embeds an id as a row that tells id and position; a loop turns states, and the head reads three of their sums."""
 
     stages = (0, 0)
+    tells_gate = True
     config = SimpleNamespace(vocab_size=VOCABULARY)
     operations = operations("auto", torch.device("cpu"))
     head = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(7))
@@ -52,7 +53,7 @@ class Model:
         return hidden @ self.head.T
 
     def plain_weights(self):
-        return EndWeights(gate=self.gate_weight, bias=self.gate_bias)
+        return EndWeights(gate=self.gate_weight, bias=self.gate_bias) if self.tells_gate else EndWeights()
 
     def plain_block(self, longest, like):
         return None
@@ -158,19 +159,26 @@ def table_of(lanes):
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 6), st.booleans())
 def test_steps_are_those_in_torch(seed, sequences, depth, verify):
     generator, twice, wanted, program = drawn(seed, sequences, depth, verify)
-    rules = {name: bool(generator.random() < 0.4) for name in ("gate", "margin", "forced", "drops")}
+    rules = {name: bool(generator.random() < 0.4) for name in ("gate", "margin", "forced", "drops", "watch")}
     if rules["forced"]:
         wanted.exits = torch.tensor(generator.integers(1, depth + 1, (sequences, 4)))
-    ruled = {"gate": columns.Q, "margin": columns.THETA}
-    for name, column in ruled.items():
-        wanted.thresholds[:, column] = torch.tensor(generator.random(sequences)).float()
-        wanted.thresholds[:, column] *= 1.0 if rules[name] else torch.inf
-    program = replace(program, reads_logits=rules["margin"], **rules)
+    modes = ["none", *(["qexit"] if rules["gate"] else []), *(["converge", "accel", "accel-steps"] * rules["watch"])]
+    for own, thresholds in zip(wanted.table, wanted.thresholds, strict=True):
+        own[columns.MODE] = MODES.index(modes[int(generator.integers(len(modes)))])
+        own[columns.PATIENCE], own[columns.BREAK_AFTER] = generator.integers(1, 3), generator.integers(0, 3)
+        thresholds[:] = torch.tensor(generator.random(3))
+        if own[columns.MODE] == MODES.index("qexit"):
+            thresholds[columns.OWN] = thresholds[columns.Q]
+        else:
+            thresholds[columns.Q] = torch.inf
+        thresholds[columns.THETA] *= 1.0 if rules["margin"] else torch.inf
+    program = replace(program, reads_logits=rules["margin"], modes=frozenset(modes) - {"none", "qexit"}, **rules)
     choice = Choice(seed, bool(generator.random() < 0.5) and not rules["forced"])
-    steps, found = [], []
+    model, steps, found = Model(), [], []
+    model.tells_gate = bool(generator.random() < 0.5)
     for kind, lanes in zip((EagerRunner, NativeRunner), twice, strict=True):
         storage, counts = Storage(sequences), PassCounts()
-        runner = kind(Model(), lanes, wanted, storage, counts)
+        runner = kind(model, lanes, wanted, storage, counts)
         runner.use(program)
         own = (runner.step(LONGEST, choice) for _ in range(3))
         # which rows logits are of is written again by the next step
@@ -179,8 +187,13 @@ def test_steps_are_those_in_torch(seed, sequences, depth, verify):
     (counts, noted, table), (own_counts, own_noted, own_table) = found
     assert (counts, noted) == (own_counts, own_noted) and torch.equal(table, own_table)
     live = twice[0].table[:-1, STAGE] < twice[0].idle
-    for part in ("hidden", "gate"):
-        torch.testing.assert_close(*(getattr(lanes, part)[:-1][live] for lanes in twice), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(*(lanes.hidden[:-1][live] for lanes in twice), rtol=1e-6, atol=1e-6)
+    if rules["gate"]:
+        decoding = twice[0].table[:-1, STAGE] < depth
+        torch.testing.assert_close(*(lanes.gates()[:-1][decoding] for lanes in twice), rtol=1e-6, atol=1e-6)
+    if rules["watch"]:
+        counts, own_counts = (lanes.exit_state.counts[:-1][live] for lanes in twice)
+        assert torch.equal(counts, own_counts)
     torch.testing.assert_close(twice[0].paths[:-1], twice[1].paths[:-1], rtol=0, atol=0)
     for in_torch, in_calls in zip(*steps, strict=True):
         assert in_torch[0] == in_calls[0]
@@ -235,9 +248,12 @@ def test_what_a_pass_is_given_is_checked():
     lanes = Lanes(2, 3, torch.zeros(1, WIDTH))
     lanes.table[:, STAGE] = torch.tensor([1, 6, 6, 5, 6, 6, 6])
     books, _ = books_of(lanes)
-    with pytest.raises(ValueError, match="is not known here"):
-        books.take_program(False, False, True, False, False, False, None)
     assert books.start() == 2
+    books.take_program(False, False, True, False, False, False, None)
+    for gate_logits in (None, torch.zeros(2), torch.zeros(1).double()):
+        with pytest.raises(ValueError, match=r"give its logits|gate_logits is torch"):
+            books.end(torch.zeros(2, WIDTH), gate_logits)
+    books.take_program(False, False, False, False, False, False, None)
     for raw in (torch.zeros(3, WIDTH), torch.zeros(2, WIDTH + 1), torch.zeros(2, WIDTH).double()):
         with pytest.raises(ValueError, match="a loop leaves"):
             books.end(raw)

@@ -12,7 +12,7 @@ import sigma0
 from sigma0.commands.doctor import _native
 from sigma0.decode import lanes, settings
 from sigma0.decode.ops import TORCH, operations
-from sigma0.kernels import collapse, exit_state, gram, native
+from sigma0.kernels import collapse, exit_state, gram, loop_end, native
 from tests.marks import exhaustive, needs_library, slow
 
 pytestmark = needs_library
@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[2]
 def test_constants_are_those_of_python():
     for name, value in native.constants().items():
         written = {
-            getattr(module, name) for module in (lanes, settings, collapse, exit_state, gram) if hasattr(module, name)
+            getattr(module, name)
+            for module in (lanes, settings, collapse, exit_state, gram, loop_end)
+            if hasattr(module, name)
         }
         assert written == {value} or name in {
             "LANE",
@@ -33,6 +35,7 @@ def test_constants_are_those_of_python():
             "LOOPS",
             "COLUMNS",
             "LINE_WIDTH",
+            "FINISHED",
         }
 
 
