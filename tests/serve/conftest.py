@@ -1,5 +1,6 @@
 """Real servers on loopback, a real client, and a browser."""
 
+import inspect
 import shutil
 import socket
 import threading
@@ -20,21 +21,45 @@ from tests.serve.engine.spied_worker import SpiedService
 from tests.serve.page.page_server import PageServer
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(obj):
+    """Asynchronous tests are run by the plugin of anyio."""
+    if inspect.iscoroutinefunction(obj):
+        pytest.mark.anyio(obj)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend():
+    return "asyncio"
+
+
 @contextmanager
-def serving(app, **settings):
-    """A real server; its address."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2, **settings))
+def running(server, listener=None):
+    """A uvicorn server in a thread; its port."""
+    listener = listener or socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     # the socket listens already: whoever connects before the app is up waits for it
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield listener.getsockname()[1]
     finally:
         server.should_exit = True
         thread.join(60)
         listener.close()
         assert not thread.is_alive()
+
+
+@contextmanager
+def serving(app, **settings):
+    """A real server; its address."""
+    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2, **settings)
+    with running(uvicorn.Server(config)) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+def two_rungs(pocket, above=None):
+    """A ladder's rungs: the model, and above it itself or another one of the same kind."""
+    return [Rung.local(*pocket, "pocket"), Rung.local(above or pocket[0], pocket[1], "above")]
 
 
 class Served:
@@ -69,8 +94,7 @@ def plain(pocket):
 @pytest.fixture(scope="session")
 def climbing(pocket):
     """A server whose ladder hands everything up."""
-    rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
-    with served(pocket, ladder=FidelityLadder(rungs, policy=Always())) as server:
+    with served(pocket, ladder=FidelityLadder(two_rungs(pocket), policy=Always())) as server:
         yield server
 
 

@@ -1,25 +1,11 @@
-"""Fault injection, SQLite's way: the n-th call of one point fails, once, in the mixed run of `tests.serve.mixed_run`.
-
-| point | fails at |
-|---|---|
-| allocation | each operation of torch in a turn of the engine that makes a tensor, with torch's out-of-memory error |
-| page | taking, finding, registering and freeing blocks of K/V |
-| tokeniser | encoding, decoding a prompt, each new token's text, the tokens of log-probabilities |
-| template | rendering the chat template |
-| socket | each write to a client |
-| step | the parts of a pass, and what is done with what came out of it |
-| grammar | compiling, copying, masking, taking and giving back |
-| endpoint | asking a ladder's endpoint, and reading each piece of its answer |
-"""
+"""Fault injection, SQLite's way: the n-th call of one point fails, once, in the mixed run of `mixed_run.py`."""
 
 import asyncio
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, wraps
-from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +40,6 @@ class Client:
         self.gone = asyncio.Event()
 
     def write(self, message: dict[str, Any]) -> None:
-        """Sends it."""
         self.messages.append(message)
 
     async def send(self, message: dict[str, Any]) -> None:
@@ -76,21 +61,18 @@ class Endpoint:
         self.chat = SimpleNamespace(completions=self)
 
     def create(self, **request: Any) -> "Endpoint":
-        """Begins an answer."""
         self._pieces = iter([("the ", None), ("endpoint", None), ("", "stop")])
         return self
 
     def __enter__(self) -> "Endpoint":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    __iter__ = __enter__
+
+    def close(self, *exception: object) -> None:
         pass
 
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def __iter__(self) -> "Endpoint":
-        return self
+    __exit__ = close
 
     def __next__(self) -> Any:
         text, ends = next(self._pieces)
@@ -100,17 +82,17 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Point:
-    """What fails.
+    """What fails."""
 
-    Attributes:
-        places: Methods, each a class and a name; none: the operations of torch.
-        error: Makes what is raised.
-        alone: Whether the fault belongs to one request, and all others have to be answered as ever.
-    """
-
+    # methods; none: the operations of torch
     places: tuple[tuple[Any, str], ...]
     error: Callable[[], Exception]
+    # whether the fault belongs to one request, and all others have to be answered as ever
     alone: bool
+
+
+def _methods(owner: Any, *names: str) -> tuple[tuple[Any, str], ...]:
+    return tuple((owner, name) for name in names)
 
 
 def _broken() -> Exception:
@@ -120,74 +102,48 @@ def _broken() -> Exception:
 POINTS = {
     "allocation": Point((), lambda: torch.OutOfMemoryError(PRIVATE), False),
     "page": Point(
-        ((BlockPool, "allocate_run"), (BlockPool, "match_prefix"), (BlockPool, "register"), (BlockPool, "free")),
-        lambda: MemoryError(PRIVATE),
-        False,
+        _methods(BlockPool, "allocate_run", "match_prefix", "register", "free"), lambda: MemoryError(PRIVATE), False
     ),
     "tokeniser": Point(
-        (
-            (TextEncoder, "text"),
-            (TextEncoder, "messages"),
-            (IncrementalDetokenizer, "__init__"),
-            (IncrementalDetokenizer, "add"),
-            (IncrementalDetokenizer, "end"),
-            (PreTrainedTokenizerFast, "_decode"),
-            (PreTrainedTokenizerFast, "convert_ids_to_tokens"),
-        ),
+        _methods(TextEncoder, "text", "messages")
+        + _methods(IncrementalDetokenizer, "__init__", "add", "end")
+        + _methods(PreTrainedTokenizerFast, "_decode", "convert_ids_to_tokens"),
         _broken,
         True,
     ),
-    "template": Point(((PreTrainedTokenizerFast, "apply_chat_template"),), _broken, True),
-    "socket": Point(((Client, "write"),), lambda: BrokenPipeError(PRIVATE), True),
+    "template": Point(_methods(PreTrainedTokenizerFast, "apply_chat_template"), _broken, True),
+    "socket": Point(_methods(Client, "write"), lambda: BrokenPipeError(PRIVATE), True),
     "step": Point(
-        (
-            (Scheduler, "schedule"),
-            (Scheduler, "remove"),
-            (RunningBatch, "enter"),
-            (RunningBatch, "run"),
-            (RunningBatch, "remove"),
-            (OutputProcessor, "known"),
-            (OutputProcessor, "note_left"),
-        ),
+        _methods(Scheduler, "schedule", "remove")
+        + _methods(RunningBatch, "enter", "run", "remove")
+        + _methods(OutputProcessor, "known", "note_left"),
         _broken,
         False,
     ),
     "grammar": Point(
-        (
-            (Vocabulary, "compile"),
-            (CompiledGrammar, "matcher"),
-            (Matcher, "mask"),
-            (Matcher, "take"),
-            (Matcher, "check"),
-            (Matcher, "back_to"),
-        ),
+        _methods(Vocabulary, "compile")
+        + _methods(CompiledGrammar, "matcher")
+        + _methods(Matcher, "mask", "take", "check", "back_to"),
         _broken,
         True,
     ),
-    "endpoint": Point(((Endpoint, "__init__"), (Endpoint, "create"), (Endpoint, "__next__")), _broken, True),
+    "endpoint": Point(_methods(Endpoint, "__init__", "create", "__next__"), _broken, True),
 }
 
 
 @dataclass
 class Fault:
-    """The n-th call of a point fails, once.
-
-    Attributes:
-        point: Name of the point.
-        at: n, from 1; 0: none fails, and all are counted.
-        calls: Calls so far.
-        phases: Where each came from; of a run in which none fails.
-        armed: Whether calls count.
-        branch: Called with the number of each call; where it says so, that call is the n-th.
-    """
+    """The n-th call of a point fails, once."""
 
     point: str
+    # n, from 1; 0: none fails, and all are counted, with the phase that each came from
     at: int = 0
     calls: int = 0
     phases: list[tuple[str, ...]] = field(default_factory=list)
+    # whether calls count
     armed: bool = False
+    # asked with the number of each call whether it is the n-th
     branch: Callable[[int], bool] | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def is_over(self) -> bool:
@@ -198,9 +154,8 @@ class Fault:
         """Counts a call, and raises if it is the one."""
         if not self.armed:
             return
-        with self._lock:
-            self.calls += 1
-            call = self.calls
+        self.calls += 1
+        call = self.calls
         if not self.at:
             self.phases.append(_phase())
             if self.branch is not None and self.branch(call):
@@ -255,31 +210,12 @@ def _phase() -> tuple[str, ...]:
 
 
 def spread(phases: list[tuple[str, ...]], most: int) -> list[int]:
-    """Calls to fail, from 1: all where there are no more than `most`, else of every phase the first, then the last ...
-
-    Args:
-        phases: Of each call, in their order.
-        most: How many are taken; where there are more phases, from every so manieth.
-    """
-    if len(phases) <= most:
-        return list(range(1, len(phases) + 1))
-    of_phase: dict[tuple[str, ...], list[int]] = {}
-    for call, phase in enumerate(phases, start=1):
-        of_phase.setdefault(phase, []).append(call)
-    turns = [_ends_first(calls) for calls in of_phase.values()]
-    if len(turns) > most:
-        turns = [turns[number * len(turns) // most] for number in range(most)]
-    chosen = [call for turn in zip_longest(*turns) for call in turn if call is not None]
-    return sorted(chosen[:most])
-
-
-def _ends_first(calls: list[int]) -> list[int]:
-    """The first one, the last one, the middle, and the middles of what is between."""
-    ordered, spans = [calls[0], *calls[-1:]] if len(calls) > 1 else [calls[0]], [(0, len(calls) - 1)]
-    while spans:
-        low, high = spans.pop(0)
-        middle = (low + high) // 2
-        if low < middle < high:
-            ordered.append(calls[middle])
-            spans += [(low, middle), (middle, high)]
-    return ordered
+    """Calls to fail, from 1: the first of every phase, then the last, then others; of many phases, every so manieth."""
+    calls = range(1, len(phases) + 1)
+    last = dict(zip(phases, calls, strict=True))
+    first = dict(zip(reversed(phases), reversed(calls), strict=True))
+    ends = [end[phase] for end in (first, last) for phase in sorted(first, key=first.get)]
+    some = calls[:: max(1, len(phases) // most)]
+    if len(first) > most:
+        ends = [ends[number * len(first) // most] for number in range(most)]
+    return sorted([*dict.fromkeys([*ends, *some])][:most])

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -30,6 +30,7 @@ from sigma0.serve.engine.loop import EngineLoop
 from sigma0.serve.engine.messages import EngineLimits
 from sigma0.serve.engine.wire import EngineFacts
 from tests.byte_model import END, byte_model
+from tests.schemas import record
 from tests.serve.faults import POINTS, PRIVATE, Allocations, Client, Endpoint, Fault
 
 TEMPLATE = (
@@ -90,33 +91,23 @@ class SteppedService(EngineClient):
 
 @dataclass(frozen=True)
 class Asked:
-    """A request of the mixed run.
-
-    Attributes:
-        path: Where to.
-        body: What.
-        leaves: The client leaves after so many writes, or, of a whole answer, turns of the event loop; None: it stays.
-    """
+    """A request of the mixed run."""
 
     path: str
     body: dict[str, Any]
+    # the client leaves after so many writes, or, of a whole answer, turns of the event loop; None: it stays
     leaves: int | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client has seen.
+    """What a client has seen."""
 
-    Attributes:
-        kind: `answer`, `error` (refused or failed, in OpenAI's shape), `cut` (an error event in a stream), `broken`
-            (the connection ended), `left`.
-        status: Of the response; 0 where none came.
-        texts: Of every choice, by index, as far as they came.
-        code: Of the error.
-    """
-
+    # `answer`, `error` (refused or failed, in OpenAI's shape), `cut` (an error event in a stream), `broken` (the
+    # connection ended), `left`
     kind: str
     status: int
+    # of every choice, by index, as far as they came
     texts: tuple[str, ...] = ()
     code: str | None = None
 
@@ -130,20 +121,15 @@ def _text(prompt: Any, **body: Any) -> Asked:
     return Asked("/v1/completions", {"model": "tiny", "prompt": prompt, "max_tokens": 6} | body)
 
 
-def _leaving(asked: Asked, after: int) -> Asked:
-    return Asked(asked.path, asked.body, after)
+def _exits(**setting: Any) -> dict[str, Any]:
+    return {"sigma0": {"exit": setting}, "max_tokens": 16}
 
 
 def mixed() -> list[Asked]:
     """The 40 requests: chats and texts, whole and streamed, sampled, with grammars, with a ladder, some that leave."""
     streamed, drawn = {"stream": True}, {"temperature": 0.9}
     said = [f"{word} and more of it" for word in ("one", "two", "three", "four", "five")]
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "boolean"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
+    named = {"name": "a", "schema": record({"a": {"type": "boolean"}})}
     up, stays = {"sigma0": {"ladder": "answer"}}, {"sigma0": {"ladder": "answer", "budget": {"calls": 0}}}
     kinds = [
         _chat(said[0]),
@@ -154,18 +140,14 @@ def mixed() -> list[Asked]:
         _chat(said[0], logprobs=True, top_logprobs=2, stop=["q"]),
         _text([said[1], said[2]], seed=1, **drawn, **streamed),
         _chat(said[2], **up),
-        _leaving(_chat(said[3], max_tokens=20, **streamed), 4),
+        replace(_chat(said[3], max_tokens=20, **streamed), leaves=4),
         _text([[5, 6, 7, 8, 9], [9, 8, 7]], max_tokens=4),
-        _chat(
-            said[0],
-            max_tokens=12,
-            response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
-        ),
-        _chat(said[1], sigma0={"exit": {"mode": "margin", "theta": 0.3, "after_exit": "verify"}}, max_tokens=16),
-        _chat(said[2], sigma0={"exit": {"mode": "qexit", "q": 0.5, "after_exit": "drop"}}, max_tokens=16, **streamed),
+        _chat(said[0], max_tokens=12, response_format={"type": "json_schema", "json_schema": named}),
+        _chat(said[1], **_exits(mode="margin", theta=0.3, after_exit="verify")),
+        _chat(said[2], **_exits(mode="qexit", q=0.5, after_exit="drop"), **streamed),
         _chat(said[3], **stays, **streamed),
         _chat(said[4], repetition_penalty=1.3, guided_regex="[ab]{3,5}", **drawn, seed=2),
-        _leaving(_chat(said[0], max_tokens=20), 30),
+        replace(_chat(said[0], max_tokens=20), leaves=30),
         _chat(said[1], sigma0={"exit": {"mode": "full"}, "on_collapse": "tighten"}, max_tokens=16),
         _chat(said[2], n=3, **streamed),
         _chat(said[3], max_tokens=9, cache_salt="salt"),
@@ -173,6 +155,12 @@ def mixed() -> list[Asked]:
     ]
     again = [Asked(each.path, {**each.body, "user": "again"}, each.leaves) for each in reversed(kinds)]
     return kinds + again
+
+
+def _scope(method: str, path: str) -> dict[str, Any]:
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": headers}
+    return {**scope, "asgi": {"version": "3.0", "spec_version": "2.4"}}
 
 
 async def exchange(app: Any, asked: Asked) -> Outcome:
@@ -197,10 +185,8 @@ async def exchange(app: Any, asked: Asked) -> Outcome:
         if is_stream and asked.leaves is not None and len(client.messages) > asked.leaves:
             client.gone.set()
 
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": asked.path, "query_string": b"", "headers": headers}
     try:
-        await app({**scope, "asgi": {"version": "3.0", "spec_version": "2.4"}}, receive, send)
+        await app(_scope("POST", asked.path), receive, send)
     except OSError:
         return Outcome("broken", 0)
     if asked.leaves is not None and client.gone.is_set():
@@ -256,21 +242,15 @@ def _said(choice: dict[str, Any], name: str) -> str:
 
 @dataclass
 class Report:
-    """What came of a run.
-
-    Attributes:
-        outcomes: Of the requests, in their order.
-        after: Of the same request, sent when all was over.
-        health: Status of `/health` then.
-        held: What is still held then, by name; empty where nothing is.
-        counted: Requests that the metrics have counted.
-        preemptions: Of the engine.
-    """
+    """What came of a run: of its requests in their order, and when all was over."""
 
     outcomes: list[Outcome]
+    # of one more request, and of `/health`
     after: Outcome
     health: int
+    # by name; empty where nothing is held
     held: dict[str, Any]
+    # requests that the metrics have counted
     counted: int
     preemptions: int
 
@@ -333,7 +313,10 @@ class Bench:
         # what was cancelled leaves the engine with the next turns
         for _ in range(20):
             await asyncio.sleep(0)
-        counted, health = await _metrics(app), await _status(app, "/health")
+        _, metrics = await _get(app, "/metrics")
+        counts = [line for line in metrics.splitlines() if line.startswith("sigma0_requests_total{")]
+        counted = int(sum(float(line.rpartition(" ")[2]) for line in counts))
+        health, _ = await _get(app, "/health")
         after = await exchange(app, AFTERWARDS)
         held = held_by(engine, app)
         service.close()
@@ -366,27 +349,11 @@ def held_by(engine: Engine, app: Any) -> dict[str, Any]:
     return {name: count for name, count in found.items() if count}
 
 
-async def _get(app: Any, path: str) -> tuple[int, bytes]:
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    headers = [(b"host", b"localhost")]
-    await app({"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}, receive, send)
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
-
-
-async def _status(app: Any, path: str) -> int:
-    return (await _get(app, path))[0]
-
-
-async def _metrics(app: Any) -> int:
-    lines = (await _get(app, "/metrics"))[1].decode().splitlines()
-    return int(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("sigma0_requests_total{")))
+async def _get(app: Any, path: str) -> tuple[int, str]:
+    client = Client()
+    await app(_scope("GET", path), client.gone.wait, client.send)
+    start, *rest = client.messages
+    return start["status"], b"".join(message.get("body", b"") for message in rest).decode()
 
 
 def problems(fault: Fault, report: Report, clean: Report) -> list[str]:

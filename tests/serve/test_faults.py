@@ -10,12 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("fastapi")
-pytest.importorskip("openai")
 pytest.importorskip("llguidance")
 
 from tests.serve.faults import POINTS, Fault, spread
-from tests.serve.mixed_run import Bench, mixed, problems
+from tests.serve.mixed_run import Bench, problems
 from tests.serve.sweep import sweep
 
 FAST = 4
@@ -50,25 +48,22 @@ def test_the_mixed_run_is_mixed_and_the_same_each_time(bench, counted):
     # what a request gets does not depend on its place
     assert report.outcomes[:20] == report.outcomes[20:][::-1]
     again, counts = bench.count()
-    assert again == report
-    assert {name: fault.phases for name, fault in counts.items()} == {
-        name: fault.phases for name, fault in faults.items()
-    }
+    assert again == report and all(counts[name].phases == fault.phases for name, fault in faults.items())
 
 
 @pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("point", POINTS)
 def test_one_fault(bench, counted, point):
-    _fail(bench, counted, point, FAST)
+    fail(bench, counted, point, FAST)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("point", POINTS)
 def test_many_faults(bench, counted, point):
-    _fail(bench, counted, point, SLOW[point])
+    fail(bench, counted, point, SLOW[point])
 
 
-def _fail(bench, counted, point, most):
+def fail(bench, counted, point, most):
     clean, faults = counted
     for at in spread(faults[point].phases, most):
         fault = Fault(point, at)
@@ -78,16 +73,9 @@ def _fail(bench, counted, point, most):
 
 def test_calls_are_spread_over_phases():
     phases = [("a",)] * 50 + [("b",)] + [("c",)] * 9
-    assert spread(phases, 100) == list(range(1, 61))
+    assert spread(phases, 60) == list(range(1, 61))
     assert spread(phases, 3) == [1, 51, 52] and spread(phases, 2) == [1, 51]
-    assert spread(phases, 5) == [1, 50, 51, 52, 60] and spread(phases, 6) == [1, 25, 50, 51, 52, 60]
-
-
-def test_a_mixed_run_has_all_kinds():
-    bodies = [asked.body for asked in mixed()]
-    assert len(bodies) == 40
-    for name in ("stream", "temperature", "guided_choice", "response_format", "sigma0", "logprobs", "n", "cache_salt"):
-        assert any(name in body for body in bodies), name
+    assert spread(phases, 5) == [1, 50, 51, 52, 60] and {1, 50, 51, 52, 60} < set(spread(phases, 9))
 
 
 @pytest.mark.exhaustive

@@ -1,19 +1,13 @@
-"""The parts by themselves: stop strings, bytes of tokens, jobs of one request."""
+"""The parts by themselves: bytes of tokens, jobs of one request."""
 
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-pytest.importorskip("fastapi")
-
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.config import ExitConfig
-from sigma0.decode.detokenizer import StopChecker
 from sigma0.ladder import FidelityLadder, Rung
 from sigma0.serve.api.events import ClientGone, RunningChoices, unless_gone
 from sigma0.serve.api.ladder import LadderRunner, LadderTask
@@ -23,27 +17,6 @@ from sigma0.signals.savings import Savings
 
 TOKEN = TokenOutput(5, "a", 1, "threshold_met", None, 0.0, 1.0, 0.0, None, (), "m")
 DONE = RequestOutput("a", (TOKEN,), "stop", 1, 0, 6, 0, 0, Savings(None, None, None, None), None, "escalate", None)
-TEXTS = st.text("ab", max_size=12)
-
-
-@given(st.lists(TEXTS, max_size=6), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-def test_a_cut_lets_pass_what_comes_before_the_first_stop_string(pieces, stop):
-    cut = StopChecker(stop)
-    shown = ""
-    for piece in pieces:
-        shown += cut.add(piece)
-        assert not any(string in shown for string in stop) and cut.text == shown
-    shown += cut.flush()
-    whole, text = "".join(pieces), ""
-    # the first end of a stop string that is reached is the one that counts
-    while len(text) < len(whole) and not any(string in text for string in stop):
-        text = whole[: len(text) + 1]
-    ends = [text.find(string) for string in stop if string in text]
-    assert cut.stopped == bool(ends)
-    if not ends:
-        assert shown == whole
-    else:
-        assert whole.startswith(shown) and len(shown) <= max(ends)
 
 
 def test_bytes_of_tokens_make_the_text(pocket):
@@ -53,9 +26,7 @@ def test_bytes_of_tokens_make_the_text(pocket):
     assert bytes(byte for _, some in told for byte in some).decode() == text
     assert any("\ufffd" in piece for piece, _ in told)
     assert token_text(tokenizer, len(tokenizer) + 5) == ("", None)
-
-
-def test_bytes_of_tokens_of_another_kind():
+    # of another kind
     words = Tokenizer(WordLevel({"naïve": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
     assert token_text(tokenizer, 0) == ("naïve", list("naïve".encode()))
@@ -98,10 +69,6 @@ class Iterator:
         self.closed = True
 
 
-def run(body):
-    return asyncio.run(asyncio.wait_for(body, 20))
-
-
 def running(*sources, seconds=20.0):
     over = []
     found = RunningChoices(seconds, lambda *_: None, lambda: over.append(True))
@@ -110,34 +77,22 @@ def running(*sources, seconds=20.0):
     return found, over
 
 
-def test_ends_come_in_the_order_of_the_jobs():
-    async def body():
-        other = RequestOutput(**{**vars(DONE), "text": "b"})
-        found, over = running(Source(TOKEN, TOKEN, DONE).begin(), Source(other).begin())
-        assert [done.text for done in await found.all_done()] == ["a", "b"]
-        await found.close()
-        await found.close()
-        assert over == [True]
-
-    run(body())
+async def test_ends_come_in_the_order_of_the_jobs():
+    other = RequestOutput(**{**vars(DONE), "text": "b"})
+    found, over = running(Source(TOKEN, TOKEN, DONE).begin(), Source(other).begin())
+    assert [done.text for done in await found.all_done()] == ["a", "b"]
+    await found.close()
+    await found.close()
+    assert over == [True]
 
 
-def test_closing_cancels_what_has_begun_and_what_has_not():
-    async def body():
-        first, last = Source(TOKEN, stays=True), Iterator()
-        found, over = running(first.begin(), Iterator())
-        assert [event async for event in _first(found)] == [(0, TOKEN)]
-        found.add(last)  # its task had no step yet
-        await found.close()
-        assert first.closed == 1 and last.closed and over == [True]
-
-    run(body())
-
-
-async def _first(found):
-    async for event in found.events():
-        yield event
-        return
+async def test_closing_cancels_what_has_begun_and_what_has_not():
+    first, last = Source(TOKEN, stays=True), Iterator()
+    found, over = running(first.begin(), Iterator())
+    assert await anext(found.events()) == (0, TOKEN)
+    found.add(last)  # its task had no step yet
+    await found.close()
+    assert first.closed == 1 and last.closed and over == [True]
 
 
 @pytest.mark.parametrize(
@@ -149,78 +104,63 @@ async def _first(found):
         (Source(TOKEN, stays=True), (TimeoutError, asyncio.TimeoutError), 0.05),
     ],
 )
-def test_failures_come_out_where_the_request_waits(source, kind, seconds):
-    async def body():
-        found, over = running(source.begin(), seconds=seconds)
-        with pytest.raises(kind):
-            await found.all_done()
-        await found.close()
-        assert source.closed == 1 and over == [True]
-
-    run(body())
+async def test_failures_come_out_where_the_request_waits(source, kind, seconds):
+    found, over = running(source.begin(), seconds=seconds)
+    with pytest.raises(kind):
+        await found.all_done()
+    await found.close()
+    assert source.closed == 1 and over == [True]
 
 
-def test_closing_goes_on_though_its_caller_is_cancelled():
-    async def body():
-        source = Source(TOKEN, stays=True)
-        found, over = running(source.begin())
+async def test_closing_goes_on_though_its_caller_is_cancelled():
+    source = Source(TOKEN, stays=True)
+    found, over = running(source.begin())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(found.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    while not over:
         await asyncio.sleep(0)
-        closing = asyncio.create_task(found.close())
-        await asyncio.sleep(0)
-        closing.cancel()
-        while not over:
-            await asyncio.sleep(0)
-        assert source.closed == 1
-
-    run(body())
+    assert source.closed == 1
 
 
-def test_who_leaves_cancels_what_is_waited_for():
-    async def body():
-        async def leaves():
-            return {"type": "http.disconnect"}
+async def test_who_leaves_cancels_what_is_waited_for():
+    async def leaves():
+        return {"type": "http.disconnect"}
 
-        async def stays():
-            await asyncio.Event().wait()
+    async def stays():
+        await asyncio.Event().wait()
 
-        assert await unless_gone(stays, asyncio.sleep(0, "done")) == "done"
-        waiting = asyncio.ensure_future(asyncio.Event().wait())
-        with pytest.raises(ClientGone):
-            await unless_gone(leaves, waiting)
-        await asyncio.sleep(0)
-        assert waiting.cancelled()
-
-    run(body())
+    assert await unless_gone(stays, asyncio.sleep(0, "done")) == "done"
+    waiting = asyncio.ensure_future(asyncio.Event().wait())
+    with pytest.raises(ClientGone):
+        await unless_gone(leaves, waiting)
+    await asyncio.sleep(0)
+    assert waiting.cancelled()
 
 
-def test_closing_a_route_closes_the_engine_behind_it(pocket):
-    laddering = LadderRunner(FidelityLadder([Rung.local(*pocket, "pocket")]), 6)
+@pytest.fixture
+def laddering(pocket):
+    runner = LadderRunner(FidelityLadder([Rung.local(*pocket, "pocket")]), 6)
+    yield runner
+    runner.close()
+
+
+async def test_closing_a_route_closes_the_engine_behind_it(laddering):
     task = LadderTask(EngineRequest((5,), 2, ExitConfig()), "Once upon", "answer")
-
-    async def body():
-        engine = Source(TOKEN, stays=True)
-        found, _ = running(laddering.route(engine.begin(), task, print))
-        await asyncio.sleep(0.01)
-        await found.close()
-        assert engine.closed == 1
-        behind = Iterator()
-        fresh = RunningChoices(20.0, lambda *_: None, lambda: None)
-        fresh.add(laddering.route(behind, task, print), behind)
-        await fresh.close()
-        assert behind.closed
-
-    run(body())
-    laddering.close()
+    engine, behind = Source(TOKEN, stays=True), Iterator()
+    found, _ = running(laddering.route(engine.begin(), task, print))
+    await asyncio.sleep(0.01)
+    await found.close()
+    assert engine.closed == 1
+    fresh, _ = running()
+    fresh.add(laddering.route(behind, task, print), behind)
+    await fresh.close()
+    assert behind.closed
 
 
-def test_a_ladder_that_fails_says_so(pocket):
-    laddering = LadderRunner(FidelityLadder([Rung.local(*pocket, "pocket")]), 6)
+async def test_a_ladder_that_fails_says_so(laddering):
     task = LadderTask(EngineRequest((5,), 2, ExitConfig()), "", "answer")
-
-    async def body():
-        with pytest.raises(ValueError, match="empty"):
-            async for _ in laddering.run(task):
-                pass
-
-    run(body())
-    laddering.close()
+    with pytest.raises(ValueError, match="empty"):
+        async for _ in laddering.run(task):
+            pass

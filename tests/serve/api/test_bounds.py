@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-pytest.importorskip("fastapi")
-
 from sigma0.serve.api.bounds import MANY_MESSAGES, TokenBound
 
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()

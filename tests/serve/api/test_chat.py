@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import httpx
 import openai
@@ -46,41 +47,39 @@ def test_a_response_is_what_openai_says_it_is(pocket):
     found = ChatCompletion.model_validate(raw, strict=True)
     assert found.choices[0].message.content == alone.text.strip() == SAID
     assert found.choices[0].finish_reason == "stop" and found.object == "chat.completion"
-    assert found.usage == CompletionUsage(
-        prompt_tokens=alone.prompt_tokens,
-        completion_tokens=len(alone.tokens),
-        total_tokens=alone.prompt_tokens + len(alone.tokens),
-        prompt_tokens_details=None,
-    )
+    prompt, new = alone.prompt_tokens, len(alone.tokens)
+    counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    assert found.usage == CompletionUsage(**counts, prompt_tokens_details=None)
     told = raw["sigma0"]
     assert told["exit"] == pocket[0].resolve_exit_config(None).to_dict()
     assert (told["total_loops"], told["reasoning_effort"]) == (6, None)
     (choice,) = told["choices"]
     assert choice["depths"] == [token.depth for token in alone.tokens]
     assert choice["reasons"] == [token.reason for token in alone.tokens]
-    assert choice["rungs"] == ["pocket"] * len(alone.tokens)
-    assert choice["depth_saved"] == pytest.approx(alone.depth_saved)
+    assert choice["rungs"] == ["pocket"] * new and choice["depth_saved"] == pytest.approx(alone.depth_saved)
     expected = alone.verdict.to_dict()
     # its readings come from products of other shapes
     assert choice["verdict"] == {**expected, "confidence": pytest.approx(expected["confidence"], abs=1e-5)}
-    assert choice["door"] == "converge"
-    assert choice["door_text"].startswith("converge: ")
+    assert choice["door"] == "converge" and choice["door_text"].startswith("converge: ")
     assert "trail_id" not in choice and "costs" not in choice
 
 
 def test_a_stream_tells_the_role_each_token_and_the_end(plain):
     whole = post(plain).json()
-    found = chunks(plain)
-    first, *tokens, last = found
+    found = chunks(plain, stream_options={"include_usage": True})
+    first, *tokens, last, used = found
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert last["choices"][0]["delta"] == {} and last["choices"][0]["finish_reason"] == "stop"
     assert all(each["choices"][0]["finish_reason"] is None for each in [first, *tokens])
+    assert used["choices"] == [] and used["usage"] == whole["usage"]
+    assert all(each["usage"] is None for each in found[:-1]) and all("sigma0" in each for each in found)
+    assert "usage" not in chunks(plain)[-1]
     text = "".join(each["choices"][0]["delta"]["content"] for each in tokens)
     assert text == whole["choices"][0]["message"]["content"]
-    # also a token without text has its chunk, so that its depth is seen
+    # a token has an event of its own where the client reads, also one without text, so that its depth is seen
     expected = whole["sigma0"]["choices"][0]
     shown = [each["sigma0"]["choices"][0] for each in tokens]
-    assert [each["tokens"][0]["depth"] for each in shown] == expected["depths"]
+    assert [[token["depth"] for token in each["tokens"]] for each in shown] == [[each] for each in expected["depths"]]
     assert shown[-1]["tokens"][0]["text"] == "" and shown[-1]["full_passes"] == 6 * len(tokens)
     assert shown[-1]["passes"] == sum(expected["depths"])
     assert set(shown[0]["tokens"][0]) == {
@@ -92,7 +91,7 @@ def test_a_stream_tells_the_role_each_token_and_the_end(plain):
     for name in ("deepest_surprises", "deepest_entropies", "deepest_margins"):
         assert len(expected[name]) == count and min(expected[name]) >= 0
     assert len(expected["deepest_agrees"]) == count and set(expected["deepest_agrees"]) <= {True, False}
-    assert len({each["id"] for each in found}) == 1 and "usage" not in last
+    assert len({each["id"] for each in found}) == 1
 
 
 def test_full_depth_says_what_the_models_rule_would_have_said(plain):
@@ -107,13 +106,6 @@ def test_full_depth_says_what_the_models_rule_would_have_said(plain):
     assert set(ruled["would_have_met"]) == {None}
 
 
-def test_the_usage_comes_last_where_it_is_asked_for(plain):
-    *rest, last = chunks(plain, stream_options={"include_usage": True})
-    assert last["choices"] == [] and last["usage"] == post(plain).json()["usage"]
-    assert all(each["usage"] is None for each in rest)
-    assert all("sigma0" in each for each in [*rest, last])
-
-
 def test_openais_client_reads_both(plain):
     asked = {"model": "pocket", "messages": ASKED, "max_completion_tokens": 20, "max_tokens": 1}
     whole = plain.client.chat.completions.create(**asked)
@@ -124,18 +116,15 @@ def test_openais_client_reads_both(plain):
     assert "".join(each.choices[0].delta.content or "" for each in found if each.choices) == SAID
     assert found[-1].usage.completion_tokens == 7
 
-
-def test_openais_other_client_reads_both(plain):
     async def ask():
         async with openai.AsyncOpenAI(base_url=f"{plain.url}/v1", api_key="none", max_retries=0) as client:
-            asked = {"model": "pocket", "messages": ASKED, "max_tokens": 20}
             whole, stream = await asyncio.gather(
                 client.chat.completions.create(**asked), client.chat.completions.create(**asked, stream=True)
             )
-            pieces = [each.choices[0].delta.content or "" async for each in stream]
-            return whole.choices[0].message.content, "".join(pieces)
+            return whole, [each async for each in stream]
 
-    assert asyncio.run(ask()) == (SAID, SAID)
+    other, pieces = asyncio.run(ask())
+    assert other.choices[0].message.content == "".join(each.choices[0].delta.content or "" for each in pieces) == SAID
 
 
 def test_n_choices_have_seeds_of_their_own(plain):
@@ -171,31 +160,31 @@ def test_logprobs(plain):
     assert post(plain).json()["choices"][0]["logprobs"] is None
 
 
-@pytest.mark.parametrize("stop, said", [("bedroom", "Sara is in the "), ([" in", "bed"], "Sara is"), ("zzz", SAID)])
-def test_stop_strings_end_the_text_and_are_not_in_it(plain, stop, said):
-    assert post(plain, stop=stop).json()["choices"][0]["message"]["content"] == said
-    found = chunks(plain, stop=stop)
+@pytest.mark.parametrize(
+    "body, said, reason",
+    [
+        ({"stop": "bedroom"}, "Sara is in the ", "stop"),
+        ({"stop": [" in", "bed"]}, "Sara is", "stop"),
+        ({"stop": "zzz"}, SAID, "stop"),
+        ({"max_tokens": 3}, "Sara is in", "length"),
+    ],
+)
+def test_stop_strings_and_limits_end_the_text(plain, body, said, reason):
+    (whole,) = post(plain, **body).json()["choices"]
+    assert (whole["message"]["content"], whole["finish_reason"]) == (said, reason)
+    found = chunks(plain, **body)
     assert "".join(each["choices"][0]["delta"].get("content", "") for each in found) == said
-    assert found[-1]["choices"][0]["finish_reason"] == "stop"
-
-
-def test_length(plain):
-    found = post(plain, max_tokens=3).json()
-    assert found["choices"][0]["finish_reason"] == "length" and found["usage"]["completion_tokens"] == 3
-    assert found["choices"][0]["message"]["content"] == "Sara is in"
+    assert found[-1]["choices"][0]["finish_reason"] == reason
 
 
 def test_what_is_asked_for_reaches_the_service(plain, pocket):
-    post(
-        plain, temperature=0.7, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, presence_penalty=0.5,
-        frequency_penalty=-0.5, seed=-1, max_tokens=2, user="u", sigma0={"sources": ["A source."]},
-    )  # fmt: skip
-    job = plain.service.tickets[-1].request
-    assert vars(job.sampling) == {
-        "temperature": 0.7, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2,
-        "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": (), "seed": 2**63 - 1,
-    }  # fmt: skip
-    assert STORY in job.context[0] and job.context[1:] == ("A source.",)
+    sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2}
+    sampling |= {"presence_penalty": 0.5, "frequency_penalty": -0.5}
+    post(plain, **sampling, n=2, seed=-2, max_tokens=2, user="u", cache_salt="mine", sigma0={"sources": ["A source."]})
+    first, second = (ticket.request for ticket in plain.service.tickets[-2:])
+    assert vars(first.sampling) == {**sampling, "logit_bias": (), "seed": 2**63 - 2}
+    assert second == replace(first, sampling=replace(first.sampling, seed=2**63 - 1))
+    assert STORY in first.context[0] and first.context[1:] == ("A source.",) and first.cache_salt == "mine"
     post(plain, max_tokens=2)
     default = plain.service.tickets[-1].request
     assert default.sampling.temperature == 0 and default.exit_config == pocket[0].resolve_exit_config(None)
@@ -211,7 +200,8 @@ def test_effort_sets_the_exit(plain, pocket, effort, share):
     if effort == "high":
         assert (used.after_exit, used.min_loops) == ("verify", 3)
         full = post(plain, sigma0={"exit": {"mode": "full"}}).json()["choices"][0]
-        assert post(plain, reasoning_effort="high").json()["choices"][0] == full
+        raw = post(plain, reasoning_effort="high").json()
+        assert raw["choices"][0] == full and raw["sigma0"]["choices"][0]["door"] == "converge"
 
 
 def test_a_setting_wins_over_effort(plain):
@@ -235,10 +225,3 @@ def test_roles_and_parts(plain):
     # the assistant's turn is not over: it is continued
     assert read.endswith("bedroom.\nWhere is Sara?<|im_end|>\n<|im_start|>assistant\nSara is")
     assert said == " in the bedroom."
-
-
-def test_verdicts_can_be_switched_off(pocket, monkeypatch):
-    monkeypatch.setenv("SIGMA0_VERDICT", "0")
-    with served(pocket) as server:
-        (choice,) = post(server).json()["sigma0"]["choices"]
-    assert choice["verdict"] is choice["door"] is choice["door_text"] is None

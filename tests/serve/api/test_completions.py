@@ -73,14 +73,6 @@ def test_logprobs(plain):
     assert [each["text_offset"][0] for each in pieces] == logprobs["text_offset"]
 
 
-@pytest.mark.parametrize(
-    "prompt", ["", [], [[]], [1, "a"], [True], [-1], [596], [[1], [10**12]], 5, None, [""], ["a", ""]]
-)
-def test_what_is_no_prompt(plain, prompt):
-    answer = post(plain, prompt=prompt)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
-
-
 def test_the_prompt_is_sent_back(plain, pocket):
     model, tokenizer = pocket
     told = post(plain, prompt=STORY, echo=True, max_tokens=3).json()
@@ -104,15 +96,6 @@ def test_the_prompt_is_sent_back(plain, pocket):
     alone = post(plain, prompt=STORY, max_tokens=2, logprobs=3).json()["choices"][0]["logprobs"]
     assert with_new["tokens"][len(ids) :] == alone["tokens"] and len(with_new["text_offset"]) == len(ids) + 2
     assert with_new["text_offset"][-2] == len(STORY)
-
-
-@pytest.mark.parametrize(
-    "body, param",
-    [({"echo": True, "stream": True}, "echo"), ({"max_tokens": -1}, "max_tokens")],
-)
-def test_what_goes_with_echo(plain, body, param):
-    answer = post(plain, **body)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
 
 @pytest.mark.slow

@@ -13,52 +13,36 @@ from contextlib import closing, contextmanager
 
 import httpx
 import pytest
-
-pytest.importorskip("fastapi")
-
 import uvicorn
 
+from sigma0.ladder import FidelityLadder
 from sigma0.serve.api import connections
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app, stop_taking
 from sigma0.serve.api.connections import ExhaustionLog, Server, protocol_of
+from tests.serve.api.test_chat import post
 from tests.serve.api.test_load import until
+from tests.serve.conftest import running, served, two_rungs
 from tests.serve.engine.spied_worker import SpiedService
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 HALF = HEAD + b'Content-Length: 100\r\n\r\n{"mod'
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-LONG = {
-    "model": "pocket",
-    "prompt": "Mary went",
-    "max_tokens": 1900,
-    "temperature": 2,
-    "seed": 1,
-    "n": 8,
-    "stream": True,
-}
+LONG = {"model": "pocket", "prompt": "Mary went", "max_tokens": 1900, "temperature": 2, "n": 8, "stream": True}
 
 
 @contextmanager
 def timed(pocket, **settings):
-    """A server with the time limits of the command, in a thread; its port and its app."""
-    service = SpiedService(*pocket)
-    told = ServerSettings(**settings)
-    app = create_app(service, told)
-    listener = socket.create_server(("127.0.0.1", 0))
-    protocol = protocol_of(told, ExhaustionLog())
+    """A server with the time limits of the command, in a thread; its port, and itself."""
+    service, told = SpiedService(*pocket), ServerSettings(**settings)
     waits = {"timeout_graceful_shutdown": 2, "timeout_keep_alive": 1}
-    server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_level="error", **waits))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    until(lambda: server.started)
-    try:
-        yield listener.getsockname()[1], app, server
-    finally:
-        server.should_exit = True
-        thread.join(60)
-        service.close()
-        assert not thread.is_alive()
+    config = uvicorn.Config(
+        create_app(service, told), http=protocol_of(told, ExhaustionLog()), log_level="error", **waits
+    )
+    server = uvicorn.Server(config)
+    with closing(service), running(server) as port:
+        until(lambda: server.started)
+        yield port, server
 
 
 def sent(port, data):
@@ -78,7 +62,7 @@ def rest(opened):
 @pytest.mark.slow
 def test_who_sends_no_whole_request_is_left(pocket):
     """A recv that returns nothing is a connection that the server closed; nothing else would end it."""
-    with timed(pocket, header_timeout=0.2, body_timeout=0.2) as (port, _, _):
+    with timed(pocket, header_timeout=0.2, body_timeout=0.2) as (port, _):
         for data in (b"", b"GET /health HT", HEALTH + b"X-Slow: "):
             with closing(sent(port, data)) as opened:
                 assert rest(opened) == b""
@@ -99,7 +83,7 @@ def test_headers_without_end_are_not_kept(pocket):
             opened.sendall(b"X-More: " + b"x" * 1000 + b"\r\n")
         rest(opened)
 
-    with timed(pocket) as (port, _, _), closing(sent(port, HEALTH)) as opened:
+    with timed(pocket) as (port, _), closing(sent(port, HEALTH)) as opened:
         # a server that took them all would wait for more: it closes, also where what it says first can be read
         with contextlib.suppress(ConnectionError):
             send_on(opened)
@@ -108,9 +92,9 @@ def test_headers_without_end_are_not_kept(pocket):
 
 
 def test_a_server_that_is_to_end_waits_for_no_body(pocket):
-    with timed(pocket) as (port, app, server), closing(sent(port, HALF)) as opened:
+    with timed(pocket) as (port, server), closing(sent(port, HALF)) as opened:
         until(lambda: server.server_state.tasks)
-        server.servers[0].get_loop().call_soon_threadsafe(stop_taking, app)
+        server.servers[0].get_loop().call_soon_threadsafe(stop_taking, server.config.app)
         answer = rest(opened)
         assert answer.startswith(b"HTTP/1.1 503 ") and b'"shutting_down"' in answer
         assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 503
@@ -118,7 +102,7 @@ def test_a_server_that_is_to_end_waits_for_no_body(pocket):
 
 def test_descriptors_that_run_out_are_said_now_and_then(pocket, monkeypatch, caplog):
     caplog.set_level(logging.ERROR)
-    with timed(pocket) as (port, _, _):
+    with timed(pocket) as (port, _):
         with monkeypatch.context() as patched:
             patched.setattr(connections, "RESERVE", 2**40)
             for _ in range(3):
@@ -126,6 +110,15 @@ def test_descriptors_that_run_out_are_said_now_and_then(pocket, monkeypatch, cap
                 assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
         assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
     assert caplog.text.count("out of file descriptors") == 1
+
+
+def test_the_end_of_a_server_ends_its_threads(pocket):
+    before = set(threading.enumerate())
+    with served(pocket, ladder=FidelityLadder(two_rungs(pocket))) as server:
+        for more in ({"guided_choice": ["park"]}, {"sigma0": {"ladder": "answer"}}):
+            assert post(server, **more).status_code == 200
+        assert {"parsing", "ladder"} <= {thread.name.partition("_")[0] for thread in threading.enumerate()}
+    until(lambda: not set(threading.enumerate()) - before)
 
 
 def test_accept_that_fails_is_logged_once_and_not_a_thousand_times(caplog):
@@ -151,26 +144,18 @@ def command(tmp_path, *arguments):
     with printed.open("wb") as out:
         process = subprocess.Popen([*line, "--threads", "1", *arguments], stdout=out, stderr=out)
     try:
-        until(lambda: process.poll() is not None or is_up(port), 20_000)
+        until(lambda: process.poll() is not None or is_listening(port), 20_000)
         yield process, port, lambda: printed.read_text(errors="replace").partition("stop with Ctrl+C")[2].strip()
     finally:
         process.kill()
         process.wait()
 
 
-def is_up(port):
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 def is_listening(port):
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    except OSError:
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code in (200, 503)
+    except httpx.HTTPError:
         return False
-    return True
 
 
 @pytest.mark.grid(fast=0, slow=1)
@@ -217,21 +202,13 @@ def test_what_is_not_done_in_time_is_cut_off_and_told_so(tmp_path):
 def test_pipelined_requests_that_are_left_behind_are_one_line(pocket, caplog):
     pytest.importorskip("httptools", reason="without it uvicorn reads one request at a time, and leaves none behind")
     service, settings = SpiedService(*pocket), ServerSettings()
-    server = Server(create_app(service, settings), service, settings)
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    until(lambda: server.started)
     body = json.dumps({"model": "pocket", "prompt": "Mary went", "max_tokens": 4}).encode()
     asked = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    port = listener.getsockname()[1]
-    with closing(socket.create_connection(("127.0.0.1", port))) as client:
-        client.sendall(asked * 3000)
-        client.recv(1)
-    assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
-    until(lambda: caplog.records)
-    server.should_exit = True
-    thread.join(60)
-    assert not thread.is_alive()
+    with running(Server(create_app(service, settings), service, settings)) as port:
+        with closing(socket.create_connection(("127.0.0.1", port))) as client:
+            client.sendall(asked * 3000)
+            client.recv(1)
+        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        until(lambda: caplog.records)
     (line,) = caplog.records
     assert line.getMessage().endswith("its client has left") and line.exc_info is None

@@ -1,5 +1,7 @@
 """What `/openapi.json` says is what the server does, whatever it is sent."""
 
+from contextlib import closing
+
 import pytest
 
 pytest.importorskip("schemathesis")
@@ -12,23 +14,16 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from sigma0.config import ExitConfig
-from sigma0.ladder import Always, FidelityLadder, Rung
+from sigma0.ladder import Always, FidelityLadder
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
+from tests.serve.conftest import two_rungs
 from tests.serve.engine.spied_worker import SpiedService
 
 pytestmark = pytest.mark.slow
 
-PATHS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/models",
-    "/v1/models/{name}",
-    "/v1/sigma0",
-    "/health",
-    "/metrics",
-    "/slots",
-)
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}", "/v1/sigma0", "/health")
+PATHS += ("/metrics", "/slots")
 
 
 def lasting(app):
@@ -65,17 +60,14 @@ def described(app):
 
 @pytest.fixture(scope="module")
 def description(pocket):
-    service = SpiedService(*pocket)
-    yield described(create_app(service, SETTINGS))
-    service.close()
+    with closing(SpiedService(*pocket)) as service:
+        yield described(create_app(service, SETTINGS))
 
 
 @pytest.fixture(scope="module")
 def with_ladder(pocket):
-    service = SpiedService(*pocket)
-    ladder = FidelityLadder([Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")], policy=Always())
-    yield described(create_app(service, SETTINGS, ladder))
-    service.close()
+    with closing(SpiedService(*pocket)) as service:
+        yield described(create_app(service, SETTINGS, FidelityLadder(two_rungs(pocket), policy=Always())))
 
 
 def test_every_route_is_described(description):
@@ -105,13 +97,7 @@ def check(description, path, mode, examples):
     operation = description[path]["POST" if path.endswith("completions") else "GET"]
     counts = {}
 
-    @hypothesis.settings(
-        max_examples=examples,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
+    @hypothesis.settings(max_examples=examples, suppress_health_check=list(hypothesis.HealthCheck))
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
     def send(case):
         if case.path_parameters and not counts:
@@ -171,7 +157,6 @@ ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
         ({**CHAT, "model": "gpt-4"}, False),
         ({**CHAT, "top_logprobs": 1}, False),
         ({**CHAT, "top_logprobs": 1, "logprobs": True}, True),
-        ({**CHAT, "top_logprobs": 0}, True),
         ({**CHAT, "sigma0": {"trail": True}}, False),
         ({**CHAT, "sigma0": {"ladder": True}}, False),
         ({**CHAT, "sigma0": {"ladder": False, "trail": False, "budget": None}}, True),
@@ -193,10 +178,8 @@ ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
         ({**CHAT, "max_tokens": 4}, False),
         ({**CHAT, "n": 3}, False),
         ({**CHAT, "tools": []}, True),
-        ({**CHAT, "tools": [{}]}, False),
         ({**CHAT, "tool_choice": "auto"}, True),
         ({**CHAT, "tool_choice": "required"}, False),
-        ({**CHAT, "messages": [{"role": "user"}]}, False),
         ({**CHAT, "messages": [{"role": "user", "content": None}]}, False),
         ({**CHAT, "messages": [{"role": "assistant", "content": "a", "tool_calls": []}]}, True),
         ({**CHAT, "messages": [{"role": "assistant", "tool_calls": [CALL]}]}, False),
@@ -205,32 +188,17 @@ ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
         *[({**CHAT, "logit_bias": {str(number): 1}}, number < 596) for number in (0, 9, 10, 99, 100, 589, 595, 596)],
         ({**CHAT, "logit_bias": {"600": 1}}, False),
         ({**CHAT, "logit_bias": {"1000": 1}}, False),
-        ({**CHAT, "logit_bias": {"05": 1}}, False),
-        ({**CHAT, "logit_bias": {"5": 101}}, False),
-        ({**TEXT, "logit_bias": {}}, True),
-        ({**CHAT, "guided_json": {}}, True),
-        ({**CHAT, "guided_json": []}, False),
-        ({**CHAT, "guided_xml": {}}, False),
         ({**CHAT, "response_format": {"type": "json_object"}, "max_tokens": 2}, True),
-        ({**CHAT, "response_format": {"type": "json_schema"}}, False),
         ({**CHAT, "guided_regex": "a", "guided_choice": ["a"]}, False),
         ({**CHAT, "guided_regex": "a", "guided_choice": None, "response_format": {"type": "text"}}, True),
         ({**CHAT, "guided_regex": "a", "structured_outputs": {"json_object": False}}, True),
         ({**CHAT, "guided_regex": "a", "structured_outputs": {"json_object": True}}, False),
         ({**CHAT, "structured_outputs": {"regex": "a", "json_object": True}}, False),
         ({**CHAT, "guided_choice": ["a"], "structured_outputs": {}}, True),
-        ({**CHAT, "store": False}, True),
-        ({**CHAT, "store": 0}, False),
-        ({**CHAT, "seed": -(2**63)}, True),
-        ({**CHAT, "seed": -(2**63) - 1}, False),
         ({**CHAT, "stream_options": {"include_usage": True}}, False),
         ({**CHAT, "stream_options": {"include_usage": True}, "stream": True}, True),
-        ({**CHAT, "cache_salt": ""}, False),
         (TEXT, True),
         ({**TEXT, "echo": True, "max_tokens": 0}, True),
-        ({**TEXT, "echo": 0}, False),
-        ({**TEXT, "prompt": ""}, False),
-        ({**TEXT, "prompt": []}, False),
         ({**TEXT, "prompt": ["Hi", ""]}, False),
         ({**TEXT, "prompt": [[]]}, False),
         ({**TEXT, "prompt": [595]}, True),

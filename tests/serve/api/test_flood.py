@@ -1,4 +1,4 @@
-"""A flood of large requests: what never fits is not tokenized, and others are answered meanwhile."""
+"""Floods: large requests, and those of more choices than the queue holds, keep nothing from others."""
 
 import asyncio
 import gc
@@ -9,24 +9,25 @@ import httpx
 import pytest
 import torch
 
-pytest.importorskip("fastapi")
-
 from sigma0.serve.api import large
 from sigma0.serve.api import requests as planning
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.errors import ApiError
 from sigma0.serve.api.large import LARGE, LargeBodies, turn_is_over
 from sigma0.serve.api.requests import RequestParser
+from sigma0.serve.api.turns import Backlog, Turns
+from sigma0.serve.engine.messages import Busy, ShuttingDown
 from tests.serve.api.test_chat import post
-from tests.serve.api.test_load import until
+from tests.serve.api.test_load import begun, until
 from tests.serve.conftest import served
 
 WORD = "Mary went to the kitchen. "
 MEGABYTE = 2**20 - 200
 
 
-def complete(server, prompt, **body):
-    return httpx.post(f"{server.url}/v1/completions", json={"model": "pocket", "prompt": prompt, **body}, timeout=60)
+def complete(server, prompt, timeout=60, **body):
+    body = {"model": "pocket", "prompt": prompt, **body}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=timeout)
 
 
 @pytest.mark.parametrize(
@@ -91,41 +92,15 @@ def test_large_ones_are_read_one_by_one_and_others_beside_them(pocket, monkeypat
     monkeypatch.setattr(RequestParser, "parse", slow)
     with served(pocket) as server:
         big = {"messages": [{"role": "user", "content": WORD * (LARGE // len(WORD) + 1)}], "max_tokens": 1}
-        answers = []
-        threads = [threading.Thread(target=lambda: answers.append(post(server, **big))) for _ in range(3)]
-        for thread in threads:
-            thread.start()
+        asked = [begun(server, **big) for _ in range(3)]
         try:
             until(lambda: entered)
             assert post(server).status_code == 200 and len(entered) == 1
         finally:
             go_on.set()
-            for thread in threads:
+            for thread, _ in asked:
                 thread.join()
-        assert [answer.status_code for answer in answers] == [200] * 3 and len(entered) == 3
-
-
-def test_too_many_that_are_tokenized_are_asked_to_come_back(pocket, monkeypatch):
-    entered, go_on, plan = threading.Event(), threading.Event(), RequestParser.parse
-
-    def slow(planner, body):
-        entered.set()
-        go_on.wait(60)
-        return plan(planner, body)
-
-    monkeypatch.setattr(RequestParser, "parse", slow)
-    with served(pocket, ServerSettings(max_parsing=1)) as server:
-        answers = []
-        thread = threading.Thread(target=lambda: answers.append(post(server)))
-        thread.start()
-        assert entered.wait(60)
-        try:
-            refused = post(server)
-        finally:
-            go_on.set()
-            thread.join()
-        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
-        assert answers[0].status_code == 200 and post(server).status_code == 200
+        assert [answer.status_code for _, (answer,) in asked] == [200] * 3 and len(entered) == 3
 
 
 class Body:
@@ -160,38 +135,34 @@ def body(size):
     return receive
 
 
-def test_turns_of_large_bodies(monkeypatch):
+async def test_turns_of_large_bodies(monkeypatch):
     monkeypatch.setattr(large, "PAUSE", 0.0)
     monkeypatch.setattr(large, "REFUSAL", 0.0)
+    app, sent = Body(), []
+    bodies = LargeBodies(app, size=10, waiting=2)
 
-    async def run():
-        app, sent = Body(), []
-        bodies = LargeBodies(app, size=10, waiting=2)
+    async def send(message):
+        sent.append(message)
 
-        async def send(message):
-            sent.append(message)
-
-        tasks = [asyncio.create_task(bodies(scope(), body(10), send)) for _ in range(3)]
-        tasks.append(asyncio.create_task(bodies(scope(), body(9), send)))
-        await asyncio.sleep(0.01)
-        assert app.reading == 2, "the first large one, and the small one"
-        # the large one's turn alone rests the collector
-        assert not gc.isenabled()
-        await bodies(scope(), body(10), send)
-        assert [error.status_code for error in app.refused] == [429]
-        # with its length beforehand, no byte of it is read
-        await bodies(scope((b"content-length", b"10")), None, send)
-        assert sent[0]["status"] == 429 and json.loads(sent[1]["body"])["error"]["code"] == "queue_full"
-        app.go_on.set()
-        await asyncio.gather(*tasks)
-        assert app.reading == 0
-        await asyncio.sleep(0.01)
-        assert gc.isenabled() and not bodies._turn.locked()
-
-    asyncio.run(run())
+    tasks = [asyncio.create_task(bodies(scope(), body(10), send)) for _ in range(3)]
+    tasks.append(asyncio.create_task(bodies(scope(), body(9), send)))
+    await asyncio.sleep(0.01)
+    assert app.reading == 2, "the first large one, and the small one"
+    # the large one's turn alone rests the collector
+    assert not gc.isenabled()
+    await bodies(scope(), body(10), send)
+    assert [error.status_code for error in app.refused] == [429]
+    # with its length beforehand, no byte of it is read
+    await bodies(scope((b"content-length", b"10")), None, send)
+    assert sent[0]["status"] == 429 and json.loads(sent[1]["body"])["error"]["code"] == "queue_full"
+    app.go_on.set()
+    await asyncio.gather(*tasks)
+    assert app.reading == 0
+    await asyncio.sleep(0.01)
+    assert gc.isenabled() and not bodies._turn.locked()
 
 
-def test_a_turn_ends_with_its_request(monkeypatch):
+async def test_a_turn_ends_with_its_request(monkeypatch):
     monkeypatch.setattr(large, "PAUSE", 0.0)
 
     async def broken(scope, receive, send):
@@ -199,12 +170,117 @@ def test_a_turn_ends_with_its_request(monkeypatch):
             pass
         raise RuntimeError("broke")
 
-    async def run():
-        bodies = LargeBodies(broken, size=10)
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="broke"):
-                await bodies(scope(), body(10), None)
-            assert gc.isenabled()
-            await asyncio.sleep(0.01)
+    bodies = LargeBodies(broken, size=10)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="broke"):
+            await bodies(scope(), body(10), None)
+        assert gc.isenabled()
+        await asyncio.sleep(0.01)
 
-    asyncio.run(run())
+
+PROMPT = "Mary went to the kitchen."
+
+
+def few(server, prompt=PROMPT, **body):
+    """A completion of few tokens."""
+    return complete(server, prompt, max_tokens=2, temperature=0, **body)
+
+
+@pytest.mark.slow
+def test_what_the_limits_allow_is_answered_though_the_queue_is_shorter(pocket):
+    with served(pocket, ServerSettings(max_prompts=11, max_n=8), limit=3) as server:
+        alone = few(server).json()["choices"][0]["text"]
+        answer = few(server, [PROMPT] * 11, n=8)
+        assert answer.status_code == 200, answer.text
+        choices = answer.json()["choices"]
+        assert [choice["index"] for choice in choices] == list(range(88))
+        assert {choice["text"] for choice in choices} == {alone}
+        streamed = few(server, [PROMPT] * 3, n=4, stream=True)
+        assert streamed.status_code == 200 and streamed.text.count('"finish_reason": "length"') == 12
+
+
+def test_a_request_has_no_more_than_its_share_with_the_engine(pocket):
+    with served(pocket, ServerSettings(max_at_once=2), limit=3) as server:
+        server.service.gate.clear()
+        thread, answers = begun(server, few, prompt=[PROMPT] * 5)
+        until(lambda: len(server.service.tickets) == 2)
+        # there is room for others, who need not wait for all five
+        other, others = begun(server, few)
+        until(lambda: len(server.service.tickets) == 3)
+        server.service.gate.set()
+        thread.join()
+        other.join()
+        assert [each.status_code for each in answers + others] == [200, 200]
+        assert len(server.service.tickets) == 6 and len(answers[0].json()["choices"]) == 5
+
+
+def test_too_much_that_waits_is_asked_to_come_back_and_leaves_nothing_behind(pocket):
+    with served(pocket, ServerSettings(max_at_once=1, max_n=3, max_prompts=1), limit=1) as server:
+        server.service.gate.clear()
+        thread, answers = begun(server, few, n=3)
+        until(lambda: server.service.status().running == 1)
+        refused = few(server, n=3)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        until(lambda: server.service.tickets[-1].cancelled)
+        server.service.gate.set()
+        thread.join()
+        assert answers[0].status_code == 200 and len(server.service.tickets) == 4
+        assert few(server, n=3).status_code == 200, "nothing waits any more"
+
+
+def test_who_leaves_frees_what_waited(pocket):
+    with served(pocket, ServerSettings(max_at_once=1, max_n=3, max_prompts=1), limit=1) as server:
+        server.service.gate.clear()
+        with pytest.raises(httpx.ReadTimeout):
+            few(server, n=3, timeout=httpx.Timeout(10, read=0.5))
+        until(lambda: server.app.state.handler.open == 0)
+        server.service.gate.set()
+        assert len(few(server, n=3).json()["choices"]) == 3 and len(server.service.tickets) == 4
+
+
+class Events:
+    def __init__(self):
+        self.closed = False
+
+    async def aclose(self):
+        self.closed = True
+
+
+class Service:
+    """Has room for so many jobs, or is being shut down."""
+
+    def __init__(self, room):
+        self.room, self.taken = room, []
+
+    def submit(self, job):
+        if isinstance(self.room, Exception):
+            raise self.room
+        if len(self.taken) >= self.room:
+            raise Busy("full")
+        self.taken.append(job)
+        return Events()
+
+
+async def test_those_that_wait_are_counted_once_and_given_back():
+    service, backlog = Service(1), Backlog(2)
+    turns = Turns(service, 2, backlog)
+    events = [turns.add(number) for number in range(3)]
+    assert service.taken == [0] and backlog.waiting == 2
+    with pytest.raises(Busy, match="2 choices are waiting"):
+        turns.add(3)
+    for each in [*events, *events]:
+        await each.aclose()
+    assert backlog.waiting == 0
+
+
+async def test_the_end_of_the_service_ends_those_that_wait():
+    service, backlog = Service(1), Backlog(2)
+    turns = Turns(service, 2, backlog)
+    turns.add(0)
+    waiting = turns.add(1)
+    pulled = asyncio.ensure_future(waiting.__anext__())
+    await asyncio.sleep(0)
+    service.room = ShuttingDown("the end")
+    with pytest.raises(ShuttingDown):
+        await pulled
+    assert backlog.waiting == 0

@@ -4,20 +4,20 @@ The corpus holds valid bodies of all kinds and a few that broke servers; what is
 of their values. `FAST` and `SLOW` bound the number of requests.
 """
 
-import asyncio
 import json
+from contextlib import closing
 from pathlib import Path
 
 import hypothesis
 import pytest
+from fastapi.testclient import TestClient
 from hypothesis import strategies as st
 
-pytest.importorskip("fastapi")
-
-from sigma0.ladder import Always, FidelityLadder, Rung
+from sigma0.ladder import Always, FidelityLadder
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
 from sigma0.serve.api.errors import ErrorBody
+from tests.serve.conftest import two_rungs
 from tests.serve.engine.spied_worker import SpiedService
 
 FAST, SLOW = 500, 10_000
@@ -106,42 +106,25 @@ def changed_bytes(draw):
     return name, bytes(body)
 
 
-class Fuzzed:
+class Fuzzed(TestClient):
     """A server in this process."""
 
     def __init__(self, pocket):
         self.service = SpiedService(*pocket)
-        rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
         settings = ServerSettings(max_new_tokens=4, max_n=2, max_body_bytes=20_000)
-        self.app = create_app(self.service, settings, FidelityLadder(rungs, policy=Always()))
-        self.loop = asyncio.new_event_loop()
+        ladder = FidelityLadder(two_rungs(pocket), policy=Always())
+        super().__init__(create_app(self.service, settings, ladder), "http://localhost")
 
-    def post(self, path, body, kind=b"application/json"):
+    def ask(self, path, body, kind="application/json"):
         """Status and body of the answer."""
-        sent, pending = [], [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive():
-            return pending.pop() if pending else await asyncio.Event().wait()
-
-        async def send(message):
-            sent.append(message)
-
-        headers = [(b"host", b"localhost"), (b"content-type", kind)]
-        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
-        self.loop.run_until_complete(asyncio.wait_for(self.app(scope, receive, send), 120))
-        assert sent[0]["type"] == "http.response.start"
-        return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
-
-    def close(self):
-        self.loop.close()
-        self.service.close()
+        answer = self.post(path, content=body, headers={"content-type": kind})
+        return answer.status_code, answer.content
 
 
 @pytest.fixture(scope="module")
 def fuzzed(pocket):
-    server = Fuzzed(pocket)
-    yield server
-    server.close()
+    with Fuzzed(pocket) as server, closing(server.service):
+        yield server
 
 
 def check(status, body):
@@ -168,12 +151,12 @@ def send(fuzzed, count):
     @hypothesis.given(
         st.one_of(*[changed_values()] * 4, changed_bytes()),
         st.sampled_from([None] * 8 + [*PATHS]),
-        st.sampled_from([b"application/json"] * 40 + [b"text/plain"]),
+        st.sampled_from(["application/json"] * 40 + ["text/plain"]),
     )
     def one(named, path, kind):
         name, body = named
         own = PATHS[1] if b'"prompt"' in body or name.startswith("completion") else PATHS[0]
-        status, answer = fuzzed.post(path or own, body, kind)
+        status, answer = fuzzed.ask(path or own, body, kind)
         seen[status] = seen.get(status, 0) + 1
         check(status, answer)
 
@@ -184,7 +167,7 @@ def send(fuzzed, count):
 def test_the_corpus_itself(fuzzed):
     for name, body in CORPUS.items():
         path = PATHS[0] if b'"messages"' in body else PATHS[1]
-        status, answer = fuzzed.post(path, body)
+        status, answer = fuzzed.ask(path, body)
         check(status, answer)
         # the last of two values counts, and JSON may be UTF-16
         is_taken = name.endswith(".json") or name in ("raw-twice.bin", "raw-utf16.bin")
@@ -195,11 +178,11 @@ def test_the_corpus_itself(fuzzed):
 @pytest.mark.parametrize("count", [FAST, pytest.param(SLOW, marks=pytest.mark.exhaustive)])
 def test_whatever_is_sent(fuzzed, count):
     body = CORPUS["chat-plain.json"]
-    before = fuzzed.post(PATHS[0], body)[1]
+    before = fuzzed.ask(PATHS[0], body)[1]
     seen = send(fuzzed, count)
     # of both enough that neither is tested by name alone
     assert seen[200] > count / 20 and seen[400] > count / 20, seen
-    after = fuzzed.post(PATHS[0], body)[1]
+    after = fuzzed.ask(PATHS[0], body)[1]
     assert [json.loads(each)["choices"] for each in (before, after)] == [json.loads(after)["choices"]] * 2
     status = fuzzed.service.status()
     assert fuzzed.service.is_up and fuzzed.app.state.handler.open == 0

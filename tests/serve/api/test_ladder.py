@@ -11,7 +11,8 @@ from sigma0.ladder import Always, Budget, FidelityLadder, LocalRung, Never, Rung
 from sigma0.signals.verdict import DoorPolicy
 from tests.serve.api.test_chat import ASKED, LOST, SAID, STORY, chunks, post
 from tests.serve.api.test_load import until
-from tests.serve.conftest import served
+from tests.serve.api.test_refusals import error_of, send
+from tests.serve.conftest import served, two_rungs
 
 
 def test_tokens_go_up_as_they_come(climbing):
@@ -67,8 +68,7 @@ def test_a_stop_string_is_not_in_the_text(climbing):
 
 
 def test_the_budget_is_the_tighter_of_both(pocket):
-    rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
-    ladder = FidelityLadder(rungs, policy=Always(), budget=Budget(large_tokens=3))
+    ladder = FidelityLadder(two_rungs(pocket), policy=Always(), budget=Budget(large_tokens=3))
     with served(pocket, ladder=ladder) as server:
         for asked, wrote in ((None, 3), ({"large_tokens": 2}, 2), ({"large_tokens": 9}, 3), ({"calls": 0}, 3)):
             (told,) = post(server, sigma0={"ladder": "token", "budget": asked}).json()["sigma0"]["choices"]
@@ -87,29 +87,22 @@ def otherwise_calibrated(pocket, theta, exit_config):
     return Rung.local(model, pocket[1], "above")
 
 
+FULL, HALF = {"mode": "full"}, {"mode": "margin", "theta": 0.5}
+
+
 @pytest.mark.grid(fast=3, slow=5)
 @pytest.mark.parametrize(
     "unit, stored, fields, setting",
     [
-        ("token", {"mode": "full"}, {"sigma0": {"exit": {"mode": "margin"}}}, {"mode": "margin", "theta": 1.0}),
-        ("answer", {"mode": "full"}, {"sigma0": {"exit": {"mode": "margin"}}}, {"mode": "margin", "theta": 1.0}),
-        (
-            "token",
-            {"mode": "full"},
-            {"sigma0": {"exit": {"mode": "margin", "theta": 0.5}}},
-            {"mode": "margin", "theta": 0.5},
-        ),
-        ("token", {"mode": "full"}, {"reasoning_effort": "minimal"}, {"mode": "fixed", "depth": 3}),
-        ("answer", {"mode": "full"}, {"reasoning_effort": "minimal"}, {"mode": "fixed", "depth": 3}),
-        ("answer", {"mode": "fixed", "depth": 2}, {"reasoning_effort": "high"}, {"mode": "full"}),
+        ("token", FULL, {"sigma0": {"exit": {"mode": "margin"}}}, {"mode": "margin", "theta": 1.0}),
+        ("answer", FULL, {"sigma0": {"exit": {"mode": "margin"}}}, {"mode": "margin", "theta": 1.0}),
+        ("token", FULL, {"sigma0": {"exit": HALF}}, HALF),
+        ("token", FULL, {"reasoning_effort": "minimal"}, {"mode": "fixed", "depth": 3}),
+        ("answer", FULL, {"reasoning_effort": "minimal"}, {"mode": "fixed", "depth": 3}),
+        ("answer", {"mode": "fixed", "depth": 2}, {"reasoning_effort": "high"}, FULL),
         ("token", {"mode": "fixed", "depth": 2}, {"reasoning_effort": "medium"}, {"mode": "fixed", "depth": 2}),
         # a setting wins over an effort
-        (
-            "token",
-            {"mode": "full"},
-            {"reasoning_effort": "low", "sigma0": {"exit": {"mode": "margin"}}},
-            {"mode": "margin", "theta": 1.0},
-        ),
+        ("token", FULL, {"reasoning_effort": "low", "sigma0": {"exit": HALF}}, HALF),
     ],
 )
 def test_each_rung_takes_its_own_thresholds_and_its_own_effort(pocket, unit, stored, fields, setting):
@@ -125,26 +118,29 @@ def test_each_rung_takes_its_own_thresholds_and_its_own_effort(pocket, unit, sto
 
 
 @pytest.mark.parametrize(
-    "body, told",
+    "body, param, told",
     [
-        ({"logprobs": True}, "logprobs"),
-        ({"presence_penalty": 1}, "presence_penalty"),
-        ({"temperature": 1, "sigma0": {"ladder": "answer"}}, "temperature"),
-        ({"sigma0": {"ladder": "token", "exit": {"after_exit": "verify"}}}, "takes tokens back"),
-        ({"sigma0": {"ladder": "token", "budget": {"seconds": "x"}}}, "budget"),
+        ({"logprobs": True}, "sigma0.ladder", "logprobs"),
+        ({"presence_penalty": 1}, "sigma0.ladder", "presence_penalty"),
+        ({"logit_bias": {"5": 1}}, "sigma0.ladder", "logit_bias"),
+        ({"guided_choice": ["a"]}, "sigma0.ladder", "schema"),
+        ({"temperature": 1, "sigma0": {"ladder": "answer"}}, "sigma0.ladder", "temperature"),
+        ({"sigma0": {"ladder": "token", "exit": {"after_exit": "verify"}}}, "sigma0.ladder", "takes tokens back"),
+        ({"sigma0": {"ladder": "token", "budget": {"seconds": "x"}}}, "sigma0.budget.seconds", "number"),
+        ({"sigma0": {"ladder": True, "special_tokens": True}}, "sigma0.special_tokens", "as text"),
+        ({"sigma0": {"ladder": "answer", "on_collapse": "ignore"}}, "sigma0.on_collapse", "does not reach"),
+        ({"prompt": STORY, "echo": True}, "echo", "does not reach"),
+        ({"prompt": STORY, "ignore_eos": True}, "ignore_eos", "does not reach"),
+        ({"prompt": [5, 6]}, "prompt", "texts, not ids"),
     ],
 )
-def test_what_a_ladder_cannot(climbing, body, told):
-    answer = post(climbing, **{"sigma0": {"ladder": "token"}, **body})
-    assert answer.status_code == 400 and told in answer.json()["error"]["message"]
+def test_what_a_ladder_cannot(climbing, body, param, told):
+    error = error_of(send(climbing, {"sigma0": {"ladder": "token"}, **body}), 400)
+    assert error["param"] == param and told in error["message"]
 
 
-def test_ids_do_not_go_up(climbing):
-    body = {"model": "pocket", "prompt": [5, 6], "sigma0": {"ladder": True}}
-    answer = httpx.post(f"{climbing.url}/v1/completions", json=body)
-    assert answer.status_code == 400 and "texts, not ids" in answer.json()["error"]["message"]
-    body["prompt"] = STORY
-    answer = httpx.post(f"{climbing.url}/v1/completions", json=body).json()
+def test_a_completion_goes_up(climbing):
+    answer = send(climbing, {"prompt": STORY, "max_tokens": 20, "sigma0": {"ladder": True}}).json()
     assert answer["choices"][0]["text"] == " " + SAID
 
 
@@ -246,7 +242,7 @@ class Counted:
 def test_routing_reads_and_writes_nothing_twice(pocket, monkeypatch):
     """What the batch wrote is the lowest rung's answer: the small model runs as often as without a ladder."""
     large = copy.deepcopy(pocket[0])
-    ladder = FidelityLadder([Rung.local(*pocket, "pocket"), Rung.local(large, pocket[1], "large")])
+    ladder = FidelityLadder(two_rungs(pocket, large))
     monkeypatch.setenv("SIGMA0_ROUTING", "1")
     with served(pocket, ladder=ladder) as server:
         small, above = Counted(pocket[0], monkeypatch), Counted(large, monkeypatch)
@@ -254,7 +250,7 @@ def test_routing_reads_and_writes_nothing_twice(pocket, monkeypatch):
         (routed,) = raw["sigma0"]["choices"]
         batched = server.service.status().passes
     assert small.passes == batched > 0 and above.passes > 0
-    assert routed["door"] == "abort" and routed["top_rung"] and set(routed["rungs"]) == {"large"}
+    assert routed["door"] == "abort" and routed["top_rung"] and set(routed["rungs"]) == {"above"}
     assert routed["not_tried"] == [] and routed["door_text"].endswith("there is no rung above.")
     assert len(routed["depths"]) == len(routed["reasons"]) == raw["usage"]["completion_tokens"] == 9
     assert all(depth >= 1 for depth in routed["depths"]) and None not in routed["entropies"]
@@ -266,13 +262,13 @@ def test_routing_reads_and_writes_nothing_twice(pocket, monkeypatch):
 
 
 def test_a_routed_answer_that_the_budget_keeps_is_told_with_its_depths(pocket, monkeypatch):
-    rungs = [Rung.local(*pocket, "pocket"), Rung.local(copy.deepcopy(pocket[0]), pocket[1], "large")]
+    rungs = two_rungs(pocket, copy.deepcopy(pocket[0]))
     monkeypatch.setenv("SIGMA0_ROUTING", "1")
     with served(pocket, ladder=FidelityLadder(rungs, Budget(large_tokens=3))) as server:
         raw = post(server, messages=LOST, max_tokens=9).json()
         told = raw["sigma0"]["choices"][0]
         assert told["door"] == "abort" and set(told["rungs"]) == {"pocket"} and len(told["depths"]) == 9
-        assert told["not_tried"] == ["large: large_tokens"] and not told["top_rung"]
+        assert told["not_tried"] == ["above: large_tokens"] and not told["top_rung"]
         told_metrics = httpx.get(f"{server.url}/metrics").text
         assert "sigma0_aborts_total 1.0" in told_metrics and "sigma0_top_rung_total 0.0" in told_metrics
         assert told["costs"][0]["tokens"] == 9 and told["costs"][1]["passes"] == 0
@@ -282,27 +278,17 @@ def test_a_routed_answer_that_the_budget_keeps_is_told_with_its_depths(pocket, m
         assert pieces[-1]["sigma0"]["choices"][0]["depths"] == told["depths"]
 
 
-def test_high_effort_hands_no_simple_right_answer_up(pocket, monkeypatch):
-    rungs = [Rung.local(*pocket, "pocket"), Rung.local(copy.deepcopy(pocket[0]), pocket[1], "large")]
-    monkeypatch.setenv("SIGMA0_ROUTING", "1")
-    with served(pocket, ladder=FidelityLadder(rungs)) as server:
-        raw = post(server, reasoning_effort="high").json()
-    (told,) = raw["sigma0"]["choices"]
-    assert raw["choices"][0]["message"]["content"] == SAID
-    assert told["door"] == "converge" and "costs" not in told and set(told["rungs"]) == {"pocket"}
-
-
 def test_a_whole_answer_of_tokens_goes_up_where_its_verdict_does_not_pass(pocket, monkeypatch):
     # no single token is to blame: none is too unsure, and nothing in the text can be checked
     monkeypatch.setattr("sigma0.ladder.ladder.TOKEN_CONFIDENCE", 0.0)
-    rungs = [Rung.local(*pocket, "pocket"), Rung.local(copy.deepcopy(pocket[0]), pocket[1], "large")]
+    rungs = two_rungs(pocket, copy.deepcopy(pocket[0]))
     doors = DoorPolicy(require_grounding=True)
     with served(pocket, ladder=FidelityLadder(rungs, doors=doors)) as server:
         sigma0_fields = {"ladder": "token", "exit": {"mode": "margin", "theta": 1e-6}}
         asked = {"messages": LOST, "max_tokens": 6, "sigma0": sigma0_fields}
         whole = post(server, **asked).json()["sigma0"]["choices"][0]
         streamed = chunks(server, **asked)[-1]["sigma0"]["choices"][0]
-    assert whole["door"] == "abort" and whole["top_rung"] and set(whole["rungs"]) == {"large"}
+    assert whole["door"] == "abort" and whole["top_rung"] and set(whole["rungs"]) == {"above"}
     # what was streamed cannot be taken back
     assert streamed["door"] == "escalate" and not streamed["top_rung"] and set(streamed["rungs"]) == {"pocket"}
 

@@ -37,12 +37,18 @@ def held(pocket):
         server.service.gate.set()
 
 
-def begin(server, **body):
+def begun(server, ask=post, **body):
     """A request in a thread, and where its answer comes."""
     answers = []
-    thread = threading.Thread(target=lambda: answers.append(post(server, **body)))
-    known = len(server.service.tickets)
+    thread = threading.Thread(target=lambda: answers.append(ask(server, **body)))
     thread.start()
+    return thread, answers
+
+
+def begin(server, **body):
+    """The same, once it has come to the engine."""
+    known = len(server.service.tickets)
+    thread, answers = begun(server, **body)
     until(lambda: len(server.service.tickets) > known)
     return thread, answers
 
@@ -62,13 +68,33 @@ def test_a_full_queue_asks_to_come_back(held):
     assert [each.status_code for each in answers + others] == [200, 200]
 
 
-def test_too_many_requests_at_once(pocket):
-    with served(pocket, ServerSettings(max_concurrent=1)) as server:
-        server.service.gate.clear()
-        thread, answers = begin(server)
-        assert post(server).status_code == 429
-        server.service.gate.set()
-        thread.join()
+@pytest.mark.parametrize(
+    "limit, where", [("max_concurrent", "engine"), ("max_concurrent", "parser"), ("max_parsing", "parser")]
+)
+def test_too_many_requests_at_once(pocket, monkeypatch, limit, where):
+    """Those that only the tokenizer has seen so far count as those that the engine has."""
+    entered, go_on, parse = threading.Event(), threading.Event(), RequestParser.parse
+
+    def slow(parser, body):
+        entered.set()
+        go_on.wait(60)
+        return parse(parser, body)
+
+    with served(pocket, ServerSettings(**{limit: 1})) as server:
+        if where == "engine":
+            server.service.gate.clear()
+            thread, answers = begin(server)
+        else:
+            monkeypatch.setattr(RequestParser, "parse", slow)
+            thread, answers = begun(server)
+            assert entered.wait(60)
+        try:
+            refused = post(server)
+        finally:
+            go_on.set()
+            server.service.gate.set()
+            thread.join()
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
         assert answers[0].status_code == 200 and post(server).status_code == 200
 
 
@@ -133,70 +159,40 @@ def test_an_end_in_peace(held):
     assert lines(answers[0].text)[-1] == "[DONE]"
 
 
-def test_who_stays_and_does_not_read_loses_its_place(pocket, monkeypatch):
-    """A client whose connection is full holds neither a place nor the engine beyond its time."""
-    monkeypatch.setattr(answering, "SENDING", 0.2)
-    with served(pocket, ServerSettings(request_timeout=0.5)) as server:
-        body = json.dumps({**ASKING, "stream": True}).encode()
-        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-        path = "/v1/chat/completions"
-        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive():
-            return messages.pop() if messages else await asyncio.Event().wait()
-
-        async def send(message):
-            if message["type"] == "http.response.body":
-                await asyncio.Event().wait()
-
-        with pytest.raises(ConnectionAbortedError):
-            asyncio.run(asyncio.wait_for(server.app(scope, receive, send), 10))
-        assert server.app.state.handler.open == 0
-
-
-def test_a_request_that_is_cancelled_from_outside_ends_its_job_and_counts(held):
-    """A server in front may tell so that the client left."""
-    body = json.dumps(ASKING).encode()
+def asgi(app, send, **body):
+    """A request that no server brings: its answer goes to `send`, and its client stays."""
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     path = "/v1/chat/completions"
     scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
+    messages = [{"type": "http.request", "body": json.dumps({**ASKING, **body}).encode(), "more_body": False}]
 
     async def receive():
         return messages.pop() if messages else await asyncio.Event().wait()
 
-    async def run():
-        answering = asyncio.ensure_future(held.app(scope, receive, None))
-        while not held.service.tickets:
-            await asyncio.sleep(0.005)
-        answering.cancel()
-        await asyncio.wait({answering})
-        assert answering.cancelled()
+    return app(scope, receive, send)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+
+def test_who_stays_and_does_not_read_loses_its_place(pocket, monkeypatch):
+    """A client whose connection is full holds neither a place nor the engine beyond its time."""
+    monkeypatch.setattr(answering, "SENDING", 0.2)
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    with served(pocket, ServerSettings(request_timeout=0.5)) as server:
+        with pytest.raises(ConnectionAbortedError):
+            asyncio.run(asyncio.wait_for(asgi(server.app, send, stream=True), 10))
+        assert server.app.state.handler.open == 0
+
+
+async def test_a_request_that_is_cancelled_from_outside_ends_its_job_and_counts(held):
+    """A server in front may tell so that the client left."""
+    answering = asyncio.ensure_future(asgi(held.app, None))
+    while not held.service.tickets:
+        await asyncio.sleep(0.005)
+    answering.cancel()
+    await asyncio.wait({answering})
+    assert answering.cancelled()
     until(lambda: held.service.tickets[0].cancelled and held.app.state.handler.open == 0)
     assert "sigma0_cancelled_total 1.0" in httpx.get(f"{held.url}/metrics").text
-
-
-def test_requests_that_are_taken_apart_count(pocket, monkeypatch):
-    """A flood that only the tokenizer has seen so far is refused as one that the engine has."""
-    entered, go_on, plan = threading.Event(), threading.Event(), RequestParser.parse
-
-    def slow(planner, body):
-        entered.set()
-        go_on.wait()
-        return plan(planner, body)
-
-    monkeypatch.setattr(RequestParser, "parse", slow)
-    with served(pocket, ServerSettings(max_concurrent=1)) as server:
-        answers = []
-        thread = threading.Thread(target=lambda: answers.append(post(server)))
-        thread.start()
-        entered.wait()
-        try:
-            assert httpx.post(f"{server.url}/v1/chat/completions", json=ASKING, timeout=60).status_code == 429
-        finally:
-            go_on.set()
-            thread.join()
-        assert answers[0].status_code == 200 and post(server).status_code == 200

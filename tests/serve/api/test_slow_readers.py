@@ -4,14 +4,10 @@ import asyncio
 import json
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
-import httpx
 import pytest
-
-pytest.importorskip("fastapi")
-
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -25,7 +21,7 @@ from sigma0.serve.engine.messages import RequestOutput, TokenOutput
 from sigma0.signals.savings import savings
 from tests.serve.api.test_chat import ASKED, post
 from tests.serve.api.test_load import until
-from tests.serve.conftest import served
+from tests.serve.conftest import running, served
 from tests.serve.engine.spied_worker import SpiedService
 
 LENGTH = 3000
@@ -109,16 +105,8 @@ def scripted(pocket, loop, settings):
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET)
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(seen, log_level="error", timeout_graceful_shutdown=2, http=Transports, loop=loop)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    try:
+    with closing(service), running(uvicorn.Server(config), listener):
         yield service, listener.getsockname(), ahead
-    finally:
-        server.should_exit = True
-        thread.join(60)
-        listener.close()
-        service.close()
 
 
 def ask(address, **body):
@@ -177,44 +165,22 @@ def test_who_does_not_read_gets_many_tokens_in_one_event(pocket, loop, alternati
     assert sorted(ahead)[-3] <= HIGH_WATER + buffer and max(ahead) <= HIGH_WATER + end + 100
 
 
-def test_who_reads_gets_each_token_in_an_event_of_its_own(plain):
-    """As `test_chat` has it; a reader that was slow once is no slow reader for ever."""
-    body = {"model": "pocket", "messages": ASKED, "max_tokens": 20, "stream": True}
-    with httpx.stream("POST", f"{plain.url}/v1/chat/completions", json=body, timeout=60) as answer:
-        told = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
-    counts = [len(event["sigma0"]["choices"][0]["tokens"]) for event in told]
-    assert counts[0] == counts[-1] == 0 and set(counts[1:-1]) == {1}
-
-
 def test_an_answer_that_was_whole_when_time_ran_out_is_sent_whole():
     """Its last events wait for a slow reader, and behind them what says that time is over."""
     tokens = written(None)[:6]
     end = RequestOutput("", tokens, "length", 3, 0, 6, 6, 6, savings([[1]], 1, 6, 6), None, None, None)
-
-    class Source:
-        def feed(self, put):
-            self.put = put
-            return True
-
-        async def aclose(self):
-            pass
-
-    class Pieces:
-        parsed = SimpleNamespace(include_usage=False, choices=[SimpleNamespace(request=SimpleNamespace(logprobs=None))])
-
-        def opening(self):
-            return iter(())
-
-        def tokens(self, index, some):
-            return b"".join(b" %d" % token.id for token in some)
-
-        def end(self, index, done):
-            return iter([b" end "])
+    source = SimpleNamespace(feed=lambda put: setattr(source, "put", put) or True)
+    builder = SimpleNamespace(
+        parsed=SimpleNamespace(include_usage=False, choices=[SimpleNamespace(request=SimpleNamespace(logprobs=None))]),
+        opening=lambda: iter(()),
+        tokens=lambda index, some: b"".join(b" %d" % token.id for token in some),
+        end=lambda index, done: iter([b" end "]),
+    )
 
     async def read():
-        running, source = RunningChoices(600.0, lambda index, event: None, lambda: None), Source()
+        running = RunningChoices(600.0, lambda index, event: None, lambda: None)
         running.add(source)
-        stream = answering.EventStream(SimpleNamespace(stream_buffer=2**14), running, Pieces(), "some id")
+        stream = answering.EventStream(SimpleNamespace(stream_buffer=2**14), running, builder, "some id")
         source.put(tokens[0])
         told = b""
         async for piece in stream.body_iterator:

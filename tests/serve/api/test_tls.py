@@ -3,13 +3,11 @@
 import datetime
 import socket
 import ssl
-import threading
 from contextlib import closing, contextmanager
 
 import httpx
 import pytest
 
-pytest.importorskip("fastapi")
 pytest.importorskip("cryptography")
 
 from cryptography import x509
@@ -22,8 +20,10 @@ from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
 from sigma0.serve.api.connections import Server
 from sigma0.serve.api.tls import check_tls
+from tests.marks import slow
 from tests.serve.api.test_chat import ASKED, SAID
 from tests.serve.api.test_load import until
+from tests.serve.conftest import running
 from tests.serve.engine.spied_worker import SpiedService
 
 
@@ -76,17 +76,9 @@ def secure(pocket, **settings):
     """The server of the command, in a thread; its port."""
     told, service = ServerSettings(**settings), SpiedService(*pocket)
     server = Server(create_app(service, told), service, told)
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    until(lambda: server.started)
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(60)
-        service.close()
-        assert not thread.is_alive()
+    with closing(service), running(server) as port:
+        until(lambda: server.started)
+        yield port
 
 
 def trusting(files, client=None):
@@ -111,9 +103,11 @@ def test_answers_come_over_tls_and_nothing_without(pocket, files):
             httpx.get(f"https://localhost:{port}/health", timeout=60)
 
 
-def test_clients_need_a_certificate_of_the_authority(pocket, files):
+def test_clients_need_a_certificate_of_the_authority_and_one_file_may_hold_key_and_certificate(pocket, files):
     _, _, cert, key = files["server"]
-    with secure(pocket, tls_cert=cert, tls_key=key, tls_client_ca=files["authority"][2]) as port:
+    both = files["folder"] / "both.pem"
+    both.write_bytes(key.read_bytes() + cert.read_bytes())
+    with secure(pocket, tls_cert=both, tls_client_ca=files["authority"][2]) as port:
         url = f"https://localhost:{port}/health"
         assert httpx.get(url, verify=trusting(files, files["client"]), timeout=60).status_code == 200
         for other in (None, files["strange"]):
@@ -130,14 +124,6 @@ def test_half_a_handshake_does_not_keep_a_socket(pocket, files):
         opened.sendall(b"\x16\x03\x01")
         # asyncio and uvloop wait for a minute by default, and this socket for half of that
         assert opened.recv(100) == b""
-
-
-def test_one_file_may_hold_both(pocket, files):
-    _, _, cert, key = files["server"]
-    both = files["folder"] / "both.pem"
-    both.write_bytes(key.read_bytes() + cert.read_bytes())
-    with secure(pocket, tls_cert=both) as port:
-        assert httpx.get(f"https://localhost:{port}/health", verify=trusting(files), timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -160,13 +146,11 @@ def test_files_that_make_no_server_are_refused(files, cert, key, client_ca, why)
         check_tls(*paths)
 
 
-def test_the_command_refuses_them_before_it_loads_a_model(files):
-    told = CliRunner().invoke(app, ["serve", "pocket", "--tls-cert", str(files["folder"] / "nowhere.pem")])
-    assert told.exit_code == 2 and "nowhere.pem: No such file" in " ".join(told.output.split())
-
-
-@pytest.mark.slow
-def test_rays_proxy_takes_none_of_them(files):
-    pytest.importorskip("ray")
-    told = CliRunner().invoke(app, ["serve", "--ray", "--tls-cert", str(files["folder"] / "server.pem")])
-    assert told.exit_code == 2 and "go with one engine" in " ".join(told.output.split())
+@pytest.mark.parametrize("ray, why", [(False, "nowhere.pem: No such file"), slow(True, "go with one engine")])
+def test_the_command_refuses_them_before_it_loads_a_model(files, ray, why):
+    """Ray's proxy takes none at all."""
+    if ray:
+        pytest.importorskip("ray")
+    name, more = ("server.pem", ["--ray"]) if ray else ("nowhere.pem", [])
+    told = CliRunner().invoke(app, ["serve", "pocket", *more, "--tls-cert", str(files["folder"] / name)])
+    assert told.exit_code == 2 and why in " ".join(told.output.split())

@@ -1,9 +1,7 @@
 """Tools: shown by the chat template, called in its notation, held to their schemas, read back as OpenAI has them."""
 
-import asyncio
 import copy
 import json
-import re
 from contextlib import contextmanager
 
 import jsonschema
@@ -16,7 +14,7 @@ from sigma0.serve.api.access import ServerSettings
 from tests.byte_model import byte_model
 from tests.schemas import record
 from tests.serve.api.test_chat import ASKED, chunks, post
-from tests.serve.api.test_refusals import error_of
+from tests.serve.api.test_refusals import error_of, send
 from tests.serve.api.tool_templates import HERMES, TEMPLATES, THINKS, UNKNOWN
 from tests.serve.conftest import served
 
@@ -95,22 +93,18 @@ def test_a_call_is_required(tooled, after, temperature):
     assert finished
 
 
-def test_verify_is_full_depth(tooled):
-    def said(**exits):
-        _, calls = calls_of(ask(tooled, sigma0={"exit": exits}))
-        return [call.function for call in calls]
-
-    assert said(mode="margin", theta=0.1, after_exit="verify") == said(mode="full")
-
-
-@pytest.mark.grid(fast=0, slow=1)
-@pytest.mark.parametrize("name", list(SCHEMAS))
-def test_the_named_tool_is_called_once(tooled, name):
+@pytest.mark.grid(fast=1, slow=1)
+@pytest.mark.parametrize("way", ["allowed", "named"])
+@pytest.mark.parametrize("name", ["stop", "look", "note"])
+def test_no_other_tool_than_those_that_are_named_is_called(tooled, name, way):
+    named = {"type": "function", "function": {"name": name}}
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
     for seed in range(3):
-        named = {"type": "function", "function": {"name": name}}
-        choice, calls = calls_of(ask(tooled, tool_choice=named, temperature=1.0, seed=seed))
-        assert [call.function.name for call in calls] == [name]
-        assert choice.finish_reason == "tool_calls" or name == "note"
+        choice, calls = calls_of(
+            ask(tooled, tool_choice=named if way == "named" else some, temperature=1.0, seed=seed, max_tokens=250)
+        )
+        assert {call.function.name for call in calls} == {name} and (way == "allowed" or len(calls) == 1)
+        assert choice.finish_reason == "tool_calls" or name == "note" or way == "allowed"
 
 
 @pytest.mark.grid(fast=0, slow=1)
@@ -121,12 +115,6 @@ def test_one_call_or_several(tooled):
             body = {"tools": TOOLS[2:], "temperature": 2.0, "seed": seed, "parallel_tool_calls": several}
             counts[several].add(len(calls_of(ask(tooled, **body))[1]))
     assert counts[False] == {1} and max(counts[True]) > 1
-
-
-def test_some_of_the_tools_are_allowed(tooled):
-    only = {"mode": "required", "tools": [{"type": "function", "function": {"name": "stop"}}]}
-    _, calls = calls_of(ask(tooled, tool_choice={"type": "allowed_tools", "allowed_tools": only}))
-    assert {call.function.name for call in calls} == {"stop"}
 
 
 def test_none_writes_text_and_shows_no_tools(tooled):
@@ -196,42 +184,15 @@ def test_openais_client_parses_arguments(tooled):
     assert final.choices[0].message.tool_calls[0].function.parsed_arguments == call.function.parsed_arguments
 
 
-@pytest.mark.grid(fast=0, slow=1)
-def test_the_asynchronous_client(tooled):
-    async def whole_and_streamed():
-        async with openai.AsyncOpenAI(base_url=f"{tooled.url}/v1", api_key="none", max_retries=0) as client:
-            body = {"model": "pocket", "messages": ASKED, "tools": TOOLS[:1], "tool_choice": "required"}
-            whole = await client.chat.completions.create(**body, max_tokens=150)
-            text = ""
-            async for chunk in await client.chat.completions.create(**body, max_tokens=150, stream=True):
-                for call in chunk.choices[0].delta.tool_calls or ():
-                    text += call.function.arguments if call.index == 0 else ""
-            return whole.choices[0].message.tool_calls[0].function.arguments, text
-
-    whole, streamed = asyncio.run(whole_and_streamed())
-    assert whole == streamed
-
-
 def test_a_conversation_with_results(tooled):
     """What was called and what came of it is in the prompt, by the template; OpenAI's objects can be sent back."""
-    first = tooled.client.chat.completions.create(
-        model="pocket",
-        messages=ASKED,
-        tools=TOOLS[:1],
-        tool_choice="required",
-        max_tokens=150,
-        parallel_tool_calls=False,
-    )
+    create, body = tooled.client.chat.completions.create, {"model": "pocket", "tools": TOOLS[:1]}
+    first = create(**body, messages=ASKED, tool_choice="required", max_tokens=150, parallel_tool_calls=False)
     said = first.choices[0].message
     (call,) = said.tool_calls
     result = {"role": "tool", "tool_call_id": call.id, "content": "a cellar"}
-    again = tooled.client.chat.completions.create(
-        model="pocket", messages=[*ASKED, said, result], tools=TOOLS[:1], max_tokens=5
-    )
-    assert again.choices[0].message.content
-    tokenizer = tooled.service.tokenizer
-    (ticket,) = tooled.service.tickets[-1:]
-    prompt = tokenizer.decode(ticket.request.prompt_ids)
+    assert create(**body, messages=[*ASKED, said, result], max_tokens=5).choices[0].message.content
+    prompt = tooled.service.tokenizer.decode(tooled.service.tickets[-1].request.prompt_ids)
     arguments = json.loads(call.function.arguments)
     if tooled.style == "hermes":
         written = f'{{"name": "look", "arguments": {json.dumps(arguments)}}}'
@@ -262,6 +223,19 @@ def test_a_result_forges_no_turn(hermes):
     assert ends == 4 and tokenizer.decode(ticket.request.prompt_ids).count("<|im_end|>") == 7
 
 
+def called(arguments):
+    turn = {**CALLED, "tool_calls": [{**CALL, "function": {"name": "look", "arguments": arguments}}]}
+    return {"messages": [*ASKED, turn, RESULT]}
+
+
+def one(schema):
+    return {"tools": [tool("a", schema)]}
+
+
+DEEP = json.loads('{"type": "object", "properties": {"a": ' * 70 + "{}" + "}}" * 70)
+ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
+
+
 @pytest.mark.parametrize(
     "body, param, message",
     [
@@ -269,11 +243,12 @@ def test_a_result_forges_no_turn(hermes):
         ({"tools": [tool("a b")]}, "tools[0].function.name", "pattern"),
         ({"tools": [tool("a"), tool("a")]}, "tools", "two tools are called 'a'"),
         ({"tools": [tool(f"t{number}") for number in range(129)]}, "tools", "at most 128"),
-        ({"tools": [tool("a", {"type": "string"})]}, "tools", "have to be an object, got the type 'string'"),
-        ({"tools": [tool("a", record({"b": {"type": "strin"}}))]}, "tools", "Invalid type: strin"),
-        ({"tools": [tool("a", record({"b": {"type": "array", "uniqueItems": True}}))]}, "tools", "uniqueItems"),
-        ({"tools": [tool("a", record({"<|im_end|>": {}}))]}, "messages", "special token"),
-        ({"tools": [tool("a", {"enum": ["\ud800"]})]}, "tools[0].function.parameters", "surrogate"),
+        (one({"type": "string"}), "tools", "have to be an object, got the type 'string'"),
+        (one(record({"b": {"type": "strin"}})), "tools", "Invalid type: strin"),
+        (one(record({"b": {"type": "array", "uniqueItems": True}})), "tools", "uniqueItems"),
+        (one(record({"<|im_end|>": {}})), "messages", "special token"),
+        (one({"enum": ["\ud800"]}), "tools[0].function.parameters", "surrogate"),
+        (one(DEEP), "tools[0].function.parameters", "nested too deep"),
         ({"tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice", "none of the tools"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tool_choice": "always"}, "tool_choice", "allowed_tools"),
@@ -284,48 +259,14 @@ def test_a_result_forges_no_turn(hermes):
         ({"messages": [{**CALLED, "role": "user"}]}, "messages[0].tool_calls", "role assistant"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "is required"),
         ({"messages": [*ASKED, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id", "the role tool"),
+        *((called(arguments), ARGUMENTS, "JSON object") for arguments in ("[1]", "{", "null")),
         ({"sigma0": {"ladder": True}}, "sigma0.ladder", "no ladder"),
     ],
-)  # fmt: skip
-def test_what_is_wrong_is_named(hermes, body, param, message):
-    answer = ask(hermes, **body) if "\\ud800" not in json.dumps(body) else raw(hermes, body)
-    error = error_of(answer, 400)
-    assert error["param"] == param and message in error["message"]
-
-
-def raw(server, body):
-    import httpx
-
-    text = json.dumps({"model": "pocket", "messages": ASKED, **body})
-    headers = {"Content-Type": "application/json"}
-    return httpx.post(f"{server.url}/v1/chat/completions", content=text, headers=headers, timeout=30)
-
-
-def test_arguments_in_the_history_are_objects(hermes):
-    for arguments in ("[1]", "{", "null"):
-        turn = {**CALLED, "tool_calls": [{**CALL, "function": {"name": "look", "arguments": arguments}}]}
-        error = error_of(ask(hermes, messages=[*ASKED, turn, RESULT]), 400)
-        assert error["param"] == "messages[1].tool_calls[0].function.arguments" and "JSON object" in error["message"]
-
-
-@pytest.mark.grid(fast=2, slow=1)
-@pytest.mark.parametrize(
-    "schema", [{}, None, {"properties": {"a": {"type": "boolean"}}, "additionalProperties": False}]
+    ids=lambda value: str(value)[:60],
 )
-def test_arguments_are_objects(tooled, schema):
-    for seed in range(3):
-        body = {"tools": [tool("stop", schema)], "temperature": 1.0, "seed": seed, "parallel_tool_calls": False}
-        (choice,) = ask(tooled, **body).json()["choices"]
-        arguments = json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])
-        assert arguments == {} or (schema and list(arguments) == ["a"] and type(arguments["a"]) is bool)
-
-
-def test_depth_is_bounded(hermes):
-    deep = {"type": "object"}
-    for _ in range(70):
-        deep = {"properties": {"a": deep}}
-    error = error_of(ask(hermes, tools=[tool("a", deep)]), 400)
-    assert error["param"] == "tools[0].function.parameters" and "nested too deep" in error["message"]
+def test_what_is_wrong_is_named(hermes, body, param, message):
+    error = error_of(send(hermes, {"tools": TOOLS, "tool_choice": "required", **body}), 400)
+    assert error["param"] == param and message in error["message"]
 
 
 def test_a_model_whose_template_knows_no_tools(plain):
@@ -345,23 +286,11 @@ def test_a_notation_that_is_not_known_has_a_way_out(pocket):
 
 def test_a_thought_that_the_prompt_has_opened_ends_first(pocket):
     with server_of(pocket, THINKS) as server:
-        tokenizer = server.service.tokenizer
-        bias = {str(tokenizer("</", add_special_tokens=False)["input_ids"][0]): 5}
+        bias = {str(server.service.tokenizer("</", add_special_tokens=False)["input_ids"][0]): 5}
         answer = ask(server, tools=TOOLS[2:], max_tokens=300, temperature=1.0, seed=1, logit_bias=bias)
         choice, calls = calls_of(answer)
-        assert choice.message.content
-        if calls:
-            assert choice.message.content.endswith("</think>")
-        (ticket,) = server.service.tickets[-1:]
-        assert ticket.request.grammar.begins == "thought"
-
-
-def test_a_call_ends_within_its_limit_or_is_refused(tooled):
-    refused = error_of(ask(tooled, tools=TOOLS[:1], max_tokens=25), 400)
-    assert refused["code"] == "max_tokens_too_small"
-    least = int(re.search(r"takes (\d+) tokens, and 25 are allowed", refused["message"])[1])
-    choice, _ = calls_of(ask(tooled, tools=TOOLS[:1], max_tokens=least))
-    assert [call.function.name for call in choice.message.tool_calls] == [TOOLS[0]["function"]["name"]]
+        assert choice.message.content and (not calls or choice.message.content.endswith("</think>"))
+        assert server.service.tickets[-1].request.grammar.begins == "thought"
 
 
 @pytest.fixture(scope="module", params=list(TEMPLATES))

@@ -4,6 +4,7 @@ import logging
 import os
 from contextlib import contextmanager
 from time import sleep
+from types import SimpleNamespace
 
 import ray
 from ray import serve
@@ -108,19 +109,6 @@ class Replicas:
         return {each for each in found if isinstance(each, int)}
 
 
-class Gate:
-    """Of all engines."""
-
-    def __init__(self, replicas):
-        self._replicas = replicas
-
-    def set(self):
-        self._replicas.go_on()
-
-    def clear(self):
-        self._replicas.hold()
-
-
 class OneEngine(Fleet):
     """As if the first replica were the only one, for what counts places."""
 
@@ -133,7 +121,8 @@ class SpiedRayService(RayService):
 
     def __init__(self, pocket, replicas, limit):
         self.tickets = []
-        self.gate = Gate(replicas)
+        # of all engines
+        self.gate = SimpleNamespace(set=replicas.go_on, clear=replicas.hold)
         super().__init__(replicas.handle, *pocket, SETTINGS)
         if limit is not None:
             self.fleet = OneEngine()

@@ -18,9 +18,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from sigma0.ladder import Always, FidelityLadder, Rung
+from sigma0.ladder import Always, FidelityLadder
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
 from tests.serve import test_readme
@@ -35,10 +33,11 @@ from tests.serve.api import (
 )
 from tests.serve.api import test_info as test_information
 from tests.serve.api.test_chat import ASKED, LOST, SAID, lines, post
+from tests.serve.api.test_info import scraped
 from tests.serve.api.test_load import held, until  # noqa: F401
 from tests.serve.api.test_refusals import error_of
 from tests.serve.cluster.ray_served import SpiedRayService, cluster, served_on_ray
-from tests.serve.conftest import Served
+from tests.serve.conftest import Served, two_rungs
 
 # whether a request goes through Ray at all, one case tells
 pytestmark = [pytest.mark.slow, pytest.mark.grid(fast=0, slow=1)]
@@ -57,7 +56,6 @@ SUITE = (
 # What cannot run here, and why. Nor does test_live_page, which lets a browser watch an engine token by token, nor do
 # tests of parts that no client sees.
 LEFT_OUT = {
-    "test_chat_verdicts_can_be_switched_off": "sets a variable of this process, which the replicas do not see",
     "test_refusals_a_failure_fails_one_request_alone": "reads in this process's log what the replica logs; see below",
     "test_ladder_routing_reads_and_writes_nothing_twice": "counts the passes of a model of this process",
     "test_info_metrics": "reads figures at once, which replicas report every second; see below",
@@ -69,7 +67,6 @@ SPYING = {
     "test_chat_effort_sets_the_exit",
     "test_chat_roles_and_parts",
     "test_refusals_what_nobody_foresaw",
-    "test_fields_a_job_holds_its_salt",
     "test_fields_logits_are_biased",
 }
 # One of each kind of request; the others are the service's own, whichever engines are behind it.
@@ -155,8 +152,7 @@ def plain(request):
 
 @pytest.fixture(scope="module")
 def climbing(replicas, pocket):
-    rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
-    with served_on_ray(replicas, pocket, ladder=FidelityLadder(rungs, policy=Always())) as server:
+    with served_on_ray(replicas, pocket, ladder=FidelityLadder(two_rungs(pocket), policy=Always())) as server:
         yield server
 
 
@@ -168,16 +164,9 @@ def description(replicas, pocket):
     service.close()
 
 
-def figures(server):
-    """What `/metrics` says, by name and labels."""
-    text = httpx.get(f"{server.url}/metrics").text
-    families = text_string_to_metric_families(text)
-    return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
-
-
 def by_replica(server, name):
     return {
-        labels[0]: value for (found, *labels), value in figures(server).items() if found == f"sigma0_replica_{name}"
+        labels[0]: value for (found, *labels), value in scraped(server)[1].items() if found == f"sigma0_replica_{name}"
     }
 
 
@@ -200,12 +189,8 @@ def test_it_listens_on_the_loopback_interface_alone(replicas, proxied):
 def test_a_chat_comes_back_to_the_replica_that_read_it(proxied, replicas):
     replicas.make_anew()
     names = ("Sara", "John", "Mary", "Daniel", "Sandra", "Julie")
-    chats = {
-        name: [
-            {"role": "user", "content": f"{name} went to the park. Then {name} went to the kitchen. Where is {name}?"}
-        ]
-        for name in names
-    }
+    said = "{0} went to the park. Then {0} went to the kitchen. Where is {0}?"
+    chats = {name: [{"role": "user", "content": said.format(name)}] for name in names}
 
     def turn(name):
         told = post(proxied, messages=chats[name], cache_salt=name).json()
@@ -229,7 +214,7 @@ def test_figures_are_told_of_each_replica_and_together(proxied, replicas):
     post(proxied)
     post(proxied, messages=LOST, max_tokens=9)
     until(lambda: sum(by_replica(proxied, "tokens_total").values()) == 7 + 9)
-    found = figures(proxied)
+    _, found = scraped(proxied)
     each = by_replica(proxied, "pages")
     assert len(each) == 2 and found["sigma0_pages",] == sum(each.values()) > 200
     assert by_replica(proxied, "rows_total").keys() == each.keys()
@@ -246,15 +231,11 @@ def test_who_leaves_a_stream_ends_its_job_in_the_replica(proxied, replicas):
         assert sum(status.running for status in replicas.stands()) == 1
     until(lambda: sum(status.running + status.waiting for status in replicas.stands()) == 0)
     assert sum(status.tokens for status in replicas.stands()) < 500
+    more = {**body, "stream": False, "n": 2}
     with pytest.raises(httpx.ReadTimeout):
-        post_slowly(proxied, n=2)
+        httpx.post(f"{proxied.url}/v1/chat/completions", json=more, timeout=httpx.Timeout(5, read=0.5))
     until(lambda: sum(status.running + status.waiting for status in replicas.stands()) == 0)
     replicas.make_anew()
-
-
-def post_slowly(server, **more):
-    body = {"model": "pocket", "messages": LOST, "max_tokens": 1000, **more}
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=httpx.Timeout(5, read=0.5))
 
 
 def test_a_failure_in_a_replica_fails_one_request_alone(proxied, replicas, tmp_path):
@@ -344,14 +325,15 @@ def streamed(answer):
 
 
 def test_the_requests_of_all_engines_are_listed(replicas, proxied):
+    def listed():
+        return httpx.get(f"{proxied.url}/slots", timeout=60).json()
+
     replicas.hold()
-    body = {"model": "pocket", "messages": ASKED, "max_tokens": 4}
     try:
         with ThreadPoolExecutor(2) as pool:
-            url = f"{proxied.url}/v1/chat/completions"
-            asked = [pool.submit(httpx.post, url, json=body, timeout=120) for _ in range(2)]
-            until(lambda: len(httpx.get(f"{proxied.url}/slots", timeout=60).json()) == 2)
-            told = httpx.get(f"{proxied.url}/slots", timeout=60).json()
+            asked = [pool.submit(post, proxied, max_tokens=4) for _ in range(2)]
+            until(lambda: len(listed()) == 2)
+            told = listed()
             replicas.go_on()
             answers = [each.result() for each in asked]
     finally:
@@ -362,4 +344,4 @@ def test_the_requests_of_all_engines_are_listed(replicas, proxied):
     assert {each["state"] for each in told} == {"prefill"}
     ids = {answer.headers["x-request-id"][:8] for answer in answers}
     assert {each["id"].rpartition("-")[0] for each in told} == ids
-    until(lambda: httpx.get(f"{proxied.url}/slots", timeout=60).json() == [])
+    until(lambda: listed() == [])

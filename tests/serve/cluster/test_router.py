@@ -92,13 +92,6 @@ def test_a_full_fleet_is_busy_and_an_empty_one_unavailable():
     assert engines.is_up and not Fleet().is_up
 
 
-def test_an_engine_that_refused_is_passed_over():
-    engines = fleet("a", "b")
-    assert {engines.take([place], avoid={"a"}) for place in range(3)} == {"b"}
-    with pytest.raises(Busy):
-        engines.take([1], avoid={"a", "b"})
-
-
 def test_a_lost_engine_is_passed_over_until_it_reports_again():
     engines = fleet("a", "b")
     home = engines.take([1, 2])

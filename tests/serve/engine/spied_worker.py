@@ -36,19 +36,15 @@ class Ticket:
 
 
 class HeldEngine(Engine):
-    """Runs no pass while its gate is shut, but takes requests in and forgets them.
-
-    Attributes:
-        gate: Passes are run while it is set.
-        tokens: Where it is not None, each token waits for a permit.
-        fails: What the next request raises, if anything.
-    """
+    """Runs no pass while its gate is shut, but takes requests in and forgets them."""
 
     def __init__(self, *args, **settings) -> None:
         super().__init__(*args, **settings)
         self.gate = threading.Event()
         self.gate.set()
+        # what the next request raises
         self.fails: Exception | None = None
+        # for a permit of which each token waits
         self.tokens: threading.Semaphore | None = None
 
     def step(self):
@@ -74,31 +70,14 @@ class HeldEngine(Engine):
 
 
 class SpiedService(EngineService):
-    """See `sigma0.serve.engine.messages.Service`.
-
-    Attributes:
-        tickets: All requests that were submitted.
-    """
+    """A service of a held engine, with the tickets of all requests that were submitted."""
 
     def __init__(self, model, tokenizer, limit: int | None = None) -> None:
         limits = EngineLimits(kv_bytes=KV) if limit is None else EngineLimits(1, limit, kv_bytes=KV)
         self.held = HeldEngine(model, tokenizer, "pocket", limits)
+        self.gate = self.held.gate
         self.tickets: list[Ticket] = []
         super().__init__(self.held)
-
-    @property
-    def gate(self) -> threading.Event:
-        """Passes are run while it is set."""
-        return self.held.gate
-
-    @property
-    def fails(self) -> Exception | None:
-        """What the next request raises, if anything."""
-        return self.held.fails
-
-    @fails.setter
-    def fails(self, error: Exception | None) -> None:
-        self.held.fails = error
 
     def submit(self, request: EngineRequest) -> Ticket:
         ticket = Ticket(request, super().submit(request))

@@ -178,7 +178,7 @@ def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
     )
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("config", (*CONFIGS, ExitConfig(mode="full", after_exit="verify")), ids=str)
 @pytest.mark.parametrize("number", range(2))
 def test_alone_is_what_generate_says(pocket, config, number):
     """The very depths, reasons, fates, passes, rows and verdict of `sigma0.generate`, greedy and drawn."""
@@ -194,7 +194,7 @@ def test_alone_is_what_generate_says(pocket, config, number):
     done = alone(model, tokenizer, job)[-1]
     asked = {"do_sample": True, "seed": 3} if number else {}
     expected = sigma0.generate(model, tokenizer, story, exit_config=config, max_new_tokens=12, verdict=True, **asked)
-    fields = ("id", "depth", "reason", "fate", "deepest_agrees")
+    fields = ("id", "depth", "reason", "fate", "deepest_agrees", "would_have_met")
     assert [[getattr(token, name) for name in fields] for token in done.tokens] == [
         [getattr(token, name) for name in fields] for token in expected.tokens
     ]
@@ -261,19 +261,6 @@ def test_a_prompt_begun_alike_is_found(model, pocket):
     (*_, cold), (*_, warm) = ask(engine, EngineRequest(ids, 4, FULL)), ask(engine, again)
     assert cold.cached_tokens == 0 and warm.cached_tokens == 20
     assert outcome([warm]) == outcome(alone(model, pocket[1], again))
-
-
-@pytest.mark.parametrize("mode", ["full", "qexit"])
-def test_prompts_are_shared_by_those_with_the_same_salt(model, pocket, mode):
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
-    asked = job(30, 4, exit_config=ExitConfig(mode=mode))
-    expected = outcome(alone(model, pocket[1], asked))
-    cached = []
-    for salt in (None, "a", "b", "a", None, "b"):
-        found = ask(engine, replace(asked, cache_salt=salt))
-        assert outcome(found) == expected, "a salt changes no answer"
-        cached.append(found[-1].cached_tokens)
-    assert cached == [0, 0, 0, 28, 28, 28]
 
 
 def test_a_salt_outlasts_preemption(model, pocket):
@@ -401,3 +388,37 @@ def test_log_probabilities_are_the_models(model, pocket):
         best = expected[place].topk(3)
         assert [each.id for each in token.alternatives] == best.indices.tolist()
         assert [each.logprob for each in token.alternatives] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+OWN = (
+    ExitConfig(q=0.6),
+    ExitConfig(q=0.97, min_loops=4),
+    ExitConfig(mode="margin", theta=0.9),
+    ExitConfig(mode="converge", eps=0.35),
+    ExitConfig(mode="accel", eps=0.5, patience=1),
+    ExitConfig(mode="accel", eps=0.5, patience=1, accel_scale="steps"),
+)
+STORIES = (
+    "Sara went to the bedroom. John went to the park. Where is Sara?",
+    "The key was taken by Leo. Leo went to the hallway. Hugo went to the barn. Is the key in the barn?",
+)
+
+
+@pytest.mark.grid(fast=2, slow=4)
+@pytest.mark.parametrize("own", OWN, ids=str)
+def test_what_the_models_rule_would_have_said_is_the_librarys(pocket, monkeypatch, own):
+    monkeypatch.setattr(pocket[0].generation_config, "exit_config", own)
+    seen = set()
+    for mode in ({"mode": "full"}, {"mode": "fixed", "depth": 3}):
+        for after_exit in ("finish", "verify"):
+            config = ExitConfig(**mode, after_exit=after_exit)
+            engine = Engine(*pocket, "pocket", EngineLimits(kv_bytes=KV), watch=True)
+            ids = [tuple(pocket[1](story)["input_ids"]) for story in STORIES]
+            keys = [engine.submit(EngineRequest(each, 12, config)) for each in ids]
+            found = drain(engine)
+            for key, story in zip(keys, STORIES, strict=True):
+                expected = sigma0.generate(*pocket, story, exit_config=config, max_new_tokens=12)
+                told = [token.would_have_met for token in found[key][-1].tokens]
+                assert told == [token.would_have_met for token in expected.tokens]
+                seen |= set(told)
+    assert seen >= {True, None}

@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 
 import httpx
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from sigma0 import ExitConfig
 from sigma0.cli import app
+from sigma0.decode.grammar.spec import JsonSchema, Regex, Tool, ToolCalls
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.models.load import load
 from sigma0.serve.api.access import ServerSettings
@@ -30,6 +32,7 @@ from tests.serve.engine.test_worker import LIMITS, collect, collect_one, endless
 
 pytestmark = pytest.mark.slow
 
+CALLS = ToolCalls((Tool("stop", JsonSchema.of({"type": "object", "properties": {}})),), "hermes", "call")
 SPEC = EngineSpec("pocket", LIMITS, device="cpu", dtype="float32")
 # a service that has a long request under way when it names its engine's process
 PARENT = """
@@ -51,19 +54,14 @@ asyncio.run(run())
 
 @pytest.fixture(scope="module")
 def service():
-    made = ProcessService(SPEC, 1)
-    yield made
-    made.close()
+    with closing(ProcessService(SPEC, 1)) as made:
+        yield made
 
 
-def test_a_rule_of_the_door_reaches_the_engine(pocket):
+async def test_a_rule_of_the_door_reaches_the_engine(pocket):
     spec = replace(SPEC, door_rule="certificate")
-    service = EngineService(spec.build())
-
-    try:
-        done = asyncio.run(collect_one(service, job(pocket, exit_config=ExitConfig(mode="fixed", depth=2))))[-1]
-    finally:
-        service.close()
+    with closing(EngineService(spec.build())) as service:
+        *_, done = await collect_one(service, job(pocket, exit_config=ExitConfig(mode="fixed", depth=2)))
     # at a depth that was set beforehand nobody knows whether it converged
     assert done.door == "escalate" and "whether it converged is not known" in done.door_text
     assert door(done.verdict, replace(pocket[0].door_policy, rule="certificate")) == "escalate"
@@ -77,19 +75,17 @@ def requests(pocket):
         job(pocket, exit_config=ExitConfig(q=0.6, after_exit="verify")),
         job(pocket, exit_config=ExitConfig(q=0.6, after_exit="drop"), sampling=sampled),
         job(pocket, exit_config=ExitConfig(mode="full"), stop=("kitchen",), logprobs=3),
+        *(job(pocket, grammar=spec) for spec in (Regex("[a-c]{5}"), JsonSchema.of({"type": "boolean"}), CALLS)),
     ]
 
 
-def test_outputs_are_those_of_a_thread(service, pocket):
-    async def run(one):
+async def test_outputs_are_those_of_a_thread(service, pocket):
+    async def answers(one):
         return await asyncio.gather(*(collect(one.submit(request)) for request in requests(pocket)))
 
-    thread = EngineService(Engine(*pocket, "pocket", LIMITS))
-    try:
-        expected = asyncio.run(run(thread))
-    finally:
-        thread.close()
-    outputs = asyncio.run(run(service))
+    with closing(EngineService(Engine(*pocket, "pocket", LIMITS))) as thread:
+        expected = await answers(thread)
+    outputs = await answers(service)
     assert outputs == expected and all(isinstance(events[-1], RequestOutput) for events in outputs)
     assert service.status() == thread.status()
 
@@ -111,9 +107,8 @@ def test_what_is_known_of_the_model_is_what_the_model_says(service, pocket):
     text = "Where is Mary?<|im_end|>"
     assert service.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
     chat = [{"role": "user", "content": text}]
-    assert service.tokenizer.apply_chat_template(chat, tokenize=False) == tokenizer.apply_chat_template(
-        chat, tokenize=False
-    )
+    texts = [each.apply_chat_template(chat, tokenize=False) for each in (service.tokenizer, tokenizer)]
+    assert texts[0] == texts[1]
     assert not hasattr(service.model, "parameters")
 
 
@@ -124,25 +119,21 @@ def test_signals_for_the_whole_group_do_not_end_it(service, pocket):
 
 
 def test_a_failure_keeps_what_it_says_on_its_way():
-    failure = pickle.loads(
-        pickle.dumps(RequestFailed("FloatingPointError inside of this request", "FloatingPointError"))
-    )
-    assert (str(failure), failure.cause) == ("FloatingPointError inside of this request", "FloatingPointError")
+    said = ("FloatingPointError inside of this request", "FloatingPointError")
+    failure = pickle.loads(pickle.dumps(RequestFailed(*said)))
+    assert (str(failure), failure.cause) == said
 
 
-def test_draining_finishes_what_was_taken_and_ends_the_process(service, pocket):
+async def test_draining_finishes_what_was_taken_and_ends_the_process(service, pocket):
     """The last one with this service."""
-
-    async def run():
-        asked = [asyncio.ensure_future(collect_one(service, job(pocket))) for _ in range(6)]
-        await asyncio.sleep(0)
-        await asyncio.wait_for(service.drain(), 60)
-        with pytest.raises(Busy, match="shut down"):
-            service.submit(job(pocket))
-        return await asyncio.gather(*asked)
-
     assert service.is_up
-    assert all(isinstance(events[-1], RequestOutput) for events in asyncio.run(run()))
+    asked = [asyncio.ensure_future(collect_one(service, job(pocket))) for _ in range(6)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(service.drain(), 60)
+    with pytest.raises(Busy, match="shut down"):
+        service.submit(job(pocket))
+    found = await asyncio.gather(*asked)
+    assert all(isinstance(events[-1], RequestOutput) for events in found)
     assert not service.is_up and service._process.end(60) == 0
 
 

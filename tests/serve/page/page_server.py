@@ -1,7 +1,6 @@
 """A server that serves the page and streams canned chunks, each as soon as it is released."""
 
 import json
-import queue
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -57,60 +56,41 @@ def answer(tokens: list[dict[str, Any]], door: str = "converge", why: str = "all
         "tokens": [],
         "depths": [each["depth"] for each in tokens],
         "fates": [each["fate"] for each in tokens],
-        "deepest_surprises": [0.25 for _ in tokens],
-        "deepest_agrees": [True for _ in tokens],
-        "mean_depth": 2.0,
-        "depth_saved": 0.5,
-        "passes_saved": 0.4,
-        "rows_saved": 0.0,
-        "passes": 7,
-        "full_passes": 4 * len(tokens),
-        "rows": 16,
-        "door": door,
-        "door_text": f"{door}: {why}",
-        "verdict": VERDICT,
+        "deepest_surprises": [0.25] * len(tokens),
+        "deepest_agrees": [True] * len(tokens),
     }
+    end |= {"mean_depth": 2.0, "depth_saved": 0.5, "passes_saved": 0.4, "rows_saved": 0.0}
+    end |= {"passes": 7, "full_passes": 4 * len(tokens), "rows": 16}
+    end |= {"door": door, "door_text": f"{door}: {why}", "verdict": VERDICT}
     usage = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": len(tokens)}, "sigma0": {"choices": []}}
     return [*chunks, chunk(end, finish="stop"), usage]
 
 
 class PageServer(ThreadingHTTPServer):
-    """On a port of its own.
-
-    Attributes:
-        about: What `GET /v1/sigma0` tells.
-        answers: Chunks of the answers to come, the first to the next request; a chunk may be any JSON value.
-        refusal: Status and body in place of the next answers; None for none.
-        key: That requests must bring; "" for none.
-        asked: Bodies of the requests so far.
-        hung_up: Set when a client has left in the middle of an answer.
-    """
+    """On a port of its own; chunks of its answers go out as they are released."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        # what `GET /v1/sigma0` tells
         self.about: dict[str, Any] = dict(ABOUT)
+        # chunks of the answers to come, the first to the next request; a chunk may be any JSON value
         self.answers: list[list[Any]] = []
+        # status and body in place of the next answers
         self.refusal: tuple[int, dict[str, Any]] | None = None
+        # that requests must bring; "" for none
         self.key = ""
+        # bodies of the requests so far
         self.asked: list[dict[str, Any]] = []
+        # set when a client has left in the middle of an answer
         self.hung_up = threading.Event()
-        self._released: queue.Queue[bool] = queue.Queue()
-
-    @property
-    def url(self) -> str:
-        """Where the page is."""
-        return f"http://127.0.0.1:{self.server_port}/"
+        self.released = threading.Semaphore(0)
+        self.url = f"http://127.0.0.1:{self.server_port}/"
 
     def release(self, chunks: int = 1) -> None:
         """Lets so many chunks go out."""
-        for _ in range(chunks):
-            self._released.put(True)
-
-    def wait(self) -> None:
-        """Until a chunk may go out."""
-        self._released.get(timeout=WAIT_SECONDS)
+        self.released.release(chunks)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -142,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
         chunks = self.server.answers.pop(0)
         try:
             for each in chunks:
-                self.server.wait()
+                assert self.server.released.acquire(timeout=WAIT_SECONDS)
                 self._event(json.dumps(each, ensure_ascii=False))
             self._event("[DONE]")
         except OSError:

@@ -6,9 +6,10 @@ from contextlib import nullcontext
 
 import pytest
 
-from sigma0.ladder import Entropy, FidelityLadder, Rung
+from sigma0.ladder import Entropy, FidelityLadder
 from tests.calibrated import calibrated
-from tests.serve.conftest import served
+from tests.serve.conftest import served, two_rungs
+from tests.serve.page.test_page import ask, background
 
 expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = pytest.mark.slow
@@ -18,35 +19,21 @@ QUESTION = "Mary went to the kitchen. John went to the garden. The cup was taken
 
 @pytest.fixture(scope="module")
 def live(pocket):
-    rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
-    with served(pocket, ladder=FidelityLadder(rungs, policy=Entropy(above=0.0))) as server:
+    with served(pocket, ladder=FidelityLadder(two_rungs(pocket), policy=Entropy(above=0.0))) as server:
         yield server
 
 
 @pytest.fixture
-def opened(browser, live):
-    """The page of the live server, in a scheme; whatever its console complains of fails the test."""
-    complaints = []
-    context = browser.new_context(viewport={"width": 1280, "height": 860})
+def opened(page, live):
+    """The page of the live server, in a scheme."""
 
-    def opens(scheme, server=live):
-        page = context.new_page()
-        page.set_default_timeout(60_000)
-        page.on("console", lambda said: said.type in ("error", "warning") and complaints.append(said.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
+    def opens(scheme="light", server=live):
         page.emulate_media(color_scheme=scheme)
         page.goto(server.url)
         expect(page.locator("#model-line")).to_contain_text("pocket")
         return page
 
-    yield opens
-    context.close()
-    assert complaints == []
-
-
-def ask(page, question=QUESTION):
-    page.get_by_role("textbox", name="Question").fill(question)
-    page.get_by_role("button", name="Send").click()
+    return opens
 
 
 @pytest.mark.grid(fast=0, slow=1)
@@ -56,7 +43,7 @@ def test_tokens_come_one_by_one_and_a_verdict_at_the_end(opened, live, scheme):
     tokens, compute = page.locator("#conversation .token"), page.locator("#compute")
     live.service.held.tokens = threading.Semaphore(0)
     try:
-        ask(page)
+        ask(page, QUESTION)
         told = []
         for count in (1, 2, 3):
             live.service.held.tokens.release()
@@ -70,9 +57,8 @@ def test_tokens_come_one_by_one_and_a_verdict_at_the_end(opened, live, scheme):
         waiting.release(100)
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
     expect(page.locator("#verdict")).to_be_visible()
-    answer = live.client.chat.completions.create(
-        model="pocket", messages=[{"role": "user", "content": QUESTION}], max_tokens=256
-    )
+    asked = [{"role": "user", "content": QUESTION}]
+    answer = live.client.chat.completions.create(model="pocket", messages=asked, max_tokens=256)
     said = answer.choices[0].message.content
     # white space stands beside the tokens
     assert "".join(tokens.all_text_contents()) == said.replace(" ", "")
@@ -83,18 +69,15 @@ def test_tokens_come_one_by_one_and_a_verdict_at_the_end(opened, live, scheme):
     assert choice["door_text"].startswith("converge: confidence 0.")
     expect(page.locator("#verdict-text")).to_contain_text("Confidence 0.")
     expect(page.locator("#verdict-details")).to_contain_text(str(choice["verdict"]["confidence"])[:4])
-    colours = {depth: token.evaluate("it => getComputedStyle(it).backgroundColor") for depth, token in zip(
-        depths, tokens.all(), strict=True)}  # fmt: skip
-    assert len(set(colours.values())) == len(colours) > 1, "one colour for each depth"
-    ground = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
-    light = sum(int(part) for part in ground[ground.index("(") + 1 : -1].split(",")[:3]) > 3 * 128
-    assert light == (scheme == "light")
+    colours = tokens.evaluate_all("all => all.map(it => getComputedStyle(it).backgroundColor)")
+    assert len(set(zip(depths, colours, strict=True))) == len(set(colours)) == len(set(depths)) > 1
+    assert (background(page.locator("body")) == "rgb(255, 255, 255)") == (scheme == "light")
 
 
 def test_hand_ups_are_counted_and_marked(opened):
-    page = opened("light")
+    page = opened()
     page.get_by_label("Hand up").check()
-    ask(page)
+    ask(page, QUESTION)
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
     marked = page.locator("#conversation .token.handed-up")
     assert marked.count() > 0
@@ -120,26 +103,8 @@ def test_a_question_that_is_not_of_the_calibration_ends_under_no_open_door(opene
 
 def test_a_routed_answer_keeps_its_depths(opened, live, monkeypatch):
     monkeypatch.setenv("SIGMA0_ROUTING", "1")
-    page = opened("light")
+    page = opened()
     ask(page, "Lisa, oh no, where where?")
     expect(page.locator("#conversation .answer:not(.writing)")).to_have_count(1)
     expect(page.locator("#conversation .token.handed-up").first).to_be_visible()
     expect(page.locator("#compute")).to_have_attribute("aria-valuetext", re.compile(r"\d+ of \d+ passes"))
-
-
-def test_an_answer_can_be_stopped(opened, live):
-    page = opened("light")
-    live.service.held.tokens = threading.Semaphore(0)
-    try:
-        ask(page)
-        live.service.held.tokens.release()
-        expect(page.locator("#conversation .token")).to_have_count(1)
-        page.get_by_role("button", name="Stop").click()
-        expect(page.get_by_role("button", name="Send")).to_be_enabled()
-        for _ in range(2000):
-            if live.service.tickets[-1].cancelled:
-                break
-            threading.Event().wait(0.005)
-        assert live.service.tickets[-1].cancelled, "the server was told"
-    finally:
-        live.service.held.tokens = None
