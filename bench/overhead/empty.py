@@ -14,7 +14,10 @@ from sigma0.models.ouro_config import OuroConfig
 
 # The id that is written all the time: a word of the tokenizer of `pocket`, with a space ahead.
 WRITTEN = 300
-_WIDTH = 64
+_SIZES: dict[str, Any] = {
+    **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "eos_token_id": None,
+}
 
 
 class EmptyLoopedModel(OuroForCausalLM):
@@ -71,17 +74,8 @@ class EmptyModel(LlamaForCausalLM):  # type: ignore[misc]
 def empty_looped(vocabulary: int, loops: int, positions: int) -> EmptyLoopedModel:
     """An empty looped model of T loops."""
     torch.manual_seed(0)
-    config = OuroConfig(
-        vocab_size=vocabulary,
-        hidden_size=_WIDTH,
-        intermediate_size=_WIDTH,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        total_ut_steps=loops,
-        max_position_embeddings=positions,
-        eos_token_id=None,
-    )
+    sizes = _SIZES | {"vocab_size": vocabulary, "max_position_embeddings": positions}
+    config = OuroConfig(**sizes, num_key_value_heads=2, total_ut_steps=loops)
     model: EmptyLoopedModel = EmptyLoopedModel(config).eval()
     model.generation_config.pad_token_id = 0
     return model
@@ -89,16 +83,6 @@ def empty_looped(vocabulary: int, loops: int, positions: int) -> EmptyLoopedMode
 
 def empty_plain(vocabulary: int, positions: int) -> EmptyModel:
     """An empty model of transformers."""
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=_WIDTH,
-        intermediate_size=_WIDTH,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=positions,
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=0,
-    )
-    model: EmptyModel = EmptyModel(config).eval()
+    sizes = _SIZES | {"vocab_size": vocabulary, "max_position_embeddings": positions}
+    model: EmptyModel = EmptyModel(LlamaConfig(**sizes, bos_token_id=None, pad_token_id=0)).eval()
     return model

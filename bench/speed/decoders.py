@@ -6,12 +6,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
+from sigma0.bench.core.ledger import Figure
 from sigma0.bench.core.replay import Trace, replaying
 from sigma0.bench.speed.peer import StockLoopedModel
+from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.config import ExitConfig
 from sigma0.models.cache_name import named_cache
 
@@ -243,3 +247,10 @@ def now(like: Tensor) -> float:
     wait: Callable[[], None] = torch.cuda.synchronize if like.is_cuda else lambda: None
     wait()
     return time.perf_counter()
+
+
+def median_figure(values: NDArray[np.float64]) -> Figure:
+    """A median over the rounds and its interval."""
+    figure = Figure.of(bootstrap(lambda drawn: float(np.median(values[drawn])), len(values)))
+    assert figure is not None
+    return figure
