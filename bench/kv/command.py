@@ -13,12 +13,14 @@ from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import OWN, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, LedgerFile
 from sigma0.bench.core.output import tell_rows
+from sigma0.bench.kv.measure import as_computed, at_context, compare, side_by_side, times
+from sigma0.bench.kv.table import print_rows
 from sigma0.bench.pocket.prompts import micro_world
+from sigma0.calibrate.kv import codecs_of
 from sigma0.calibrate.prompts import encode_prompts, read_prompts
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Device, ModelArgument, StatedDtype, Threads
 from sigma0.config import KVConfig
-from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 # Ids of the shortest questions, of which several make a longer prompt.
@@ -56,11 +58,7 @@ def kv(
     Tokens are compared along the model's own greedy text at full depth. Rows are appended as they are measured.
     """
     torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
-        from sigma0.bench.kv.measure import as_computed, at_context, compare, side_by_side, times
-        from sigma0.bench.kv.table import print_rows
-        from sigma0.calibrate.kv import codecs_of
-
+    with one_line_errors():
         check_ledger(out)
         looped, tokenizer = load(model, device=device, dtype=dtype)
         named = [replace(KVConfig.parse(each), segment=segment) for each in codecs or ()]

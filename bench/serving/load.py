@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -92,6 +92,7 @@ class Ask:
         prompts: Taken in turn.
         max_tokens: Of each answer.
         extra: Further fields of the request.
+        counts: What a server at an address has counted so far, by name.
     """
 
     url: str
@@ -99,6 +100,7 @@ class Ask:
     prompts: Sequence[str]
     max_tokens: int
     extra: dict[str, Any]
+    counts: Callable[[str], dict[str, float]] = lambda url: {}
 
 
 async def closed_loop(ask: Ask, clients: int, requests: int) -> Load:
@@ -153,7 +155,7 @@ async def complete(connection: httpx.AsyncClient, ask: Ask, number: int) -> Answ
             if response.status_code != 200:
                 answer.failure = f"{response.status_code}: {(await response.aread())[:200]!r}"
                 return answer
-            async for chunk in _chunks(response):
+            async for chunk in chunks(response):
                 _take(answer, chunk)
     except httpx.HTTPError as error:
         answer.failure = f"{type(error).__name__}: {error}"
@@ -163,7 +165,8 @@ async def complete(connection: httpx.AsyncClient, ask: Ask, number: int) -> Answ
     return answer
 
 
-async def _chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+async def chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """Of a streamed answer."""
     async for line in response.aiter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line[6:])
