@@ -79,7 +79,7 @@ COMMANDS = {
         "Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end.",
     ),
     "course": Target(
-        "sigma0.bench.speed.course_command",
+        "sigma0.bench.speed.courses",
         "course",
         "Record at which loop each token of a shipped model's answers stops, and from which loop on it is settled.",
     ),

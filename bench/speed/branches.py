@@ -8,6 +8,7 @@ all branches, are rows of one pass, each at its own loop; two tokens of one posi
 their K/V lie, and a row sees the slots of the tokens that it follows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sigma0.bench.speed.decoders import Decoded, now
+from sigma0.bench.speed.decoders import Decoded, Decoder, now
 from sigma0.config import ExitConfig
 from sigma0.decode.kv_store import BlockShape
 from sigma0.decode.ops import Operations
@@ -66,7 +67,7 @@ class TreeRows:
 
     def __init__(
         self,
-        planes: list[tuple[Tensor, Tensor]],
+        planes: Sequence[tuple[Tensor, ...]],
         positions: Tensor,
         loops: list[int],
         slots: Tensor,
@@ -113,7 +114,7 @@ def most_nodes(total_loops: int) -> int:
     return here
 
 
-class Branches:
+class Branches(Decoder):
     """Greedy decoding of one sequence by that rule.
 
     Args:
@@ -132,44 +133,40 @@ class Branches:
             raise ValueError(f"branches are written for one sequence, not for a batch of {len(ids)}")
         if config.mode not in RULES or model.stages != (0, 0):
             raise ValueError(f"branches are written for Ouro under {', '.join(RULES)}, not under {config.mode}")
-        self._model, self._ids, self._new_tokens, self._second = model, ids, new_tokens, second
-        self._rule = model.exit_rule(replace(config, after_exit="finish"))
+        super().__init__(model, ids, new_tokens)
+        self._second, self._rule = second, model.exit_rule(replace(config, after_exit="finish"))
         shape = BlockShape.of(model, 1)
         self._slots = ids.shape[1] + new_tokens + most_nodes(shape.planes)
         size = (shape.planes, shape.kv_heads, self._slots, shape.head_dim)
-        zeros = {"dtype": model.dtype, "device": ids.device}
-        self._planes = [(torch.zeros(size, **zeros), torch.zeros(size, **zeros)) for _ in range(shape.layers)]
-        self._position_bytes = shape.bytes_with(model.dtype)
-        self._is_read = False
+        self._planes = [
+            tuple(torch.zeros(size, dtype=model.dtype, device=ids.device) for _ in range(2))
+            for _ in range(shape.layers)
+        ]
 
-    @torch.no_grad()
-    def prompt(self) -> float:
-        """Reads the prompt but for its last token, from nothing; seconds."""
-        start = now(self._ids)
-        length = self._ids.shape[1] - 1
-        slots = torch.arange(length, device=self._ids.device)
-        seen = torch.arange(self._slots, device=self._ids.device)[None] <= slots[:, None]
-        hidden = self._model.enter(self._ids[0, :-1], slots)
-        for loop in range(self._model.num_loops):
+    def read(self) -> None:
+        """Reads the prompt but for its last token, from nothing."""
+        length = self.ids.shape[1] - 1
+        slots = torch.arange(length, device=self.ids.device)
+        seen = torch.arange(self._slots, device=self.ids.device)[None] <= slots[:, None]
+        hidden = self.model.enter(self.ids[0, :-1], slots)
+        for loop in range(self.model.num_loops):
             hidden = self._pass(hidden, slots, [loop] * length, slots, seen)
-        self._is_read = True
-        return now(self._ids) - start
 
     @torch.no_grad()
     def decode(self) -> Decoded:
         """New tokens, timed from the first on."""
-        if not self._is_read:
+        if not self.is_read:
             self.prompt()
-        length = self._ids.shape[1]
+        length = self.ids.shape[1]
         self._free = list(range(self._slots - 1, length - 1, -1))
-        seen = torch.arange(self._slots, device=self._ids.device) < length
-        run = _Run(self, Node(int(self._ids[0, -1]), -1, length - 1, seen), last=-1)
+        seen = torch.arange(self._slots, device=self.ids.device) < length
+        run = _Run(self, Node(int(self.ids[0, -1]), -1, length - 1, seen), last=-1)
         run.to_the_end()
         written = run.written
-        start = now(self._ids)
-        run = _Run(self, self._fed(written[0], run.tip), last=self._new_tokens - 2)
+        start = now(self.ids)
+        run = _Run(self, self._fed(written[0], run.tip), last=self.new_tokens - 2)
         run.to_the_end()
-        seconds = now(self._ids) - start
+        seconds = now(self.ids) - start
         return Decoded(
             seconds=seconds,
             passes=run.passes,
@@ -177,8 +174,8 @@ class Branches:
             head_rows=run.rows,
             tail_passes=run.tail_passes,
             tokens=torch.tensor([written + run.written]),
-            kv_in_use=(length + self._new_tokens - 1) * self._position_bytes,
-            kv_allocated=self._slots * self._position_bytes,
+            kv_in_use=(length + self.new_tokens - 1) * self.position_bytes,
+            kv_allocated=self._slots * self.position_bytes,
         )
 
     def _fed(self, token: int, behind: Node) -> Node:
@@ -190,9 +187,8 @@ class Branches:
 
     def _pass(self, hidden: Tensor, positions: Tensor, loops: list[int], slots: Tensor, seen: Tensor) -> Tensor:
         """States `[R, D]` after a loop of each row."""
-        model = self._model
-        rows = TreeRows(self._planes, positions, loops, slots, seen, model.operations)
-        states: Tensor = model.norm(model.loop(hidden, rows))
+        rows = TreeRows(self._planes, positions, loops, slots, seen, self.model.operations)
+        states: Tensor = self.model.norm(self.model.loop(hidden, rows))
         return states
 
 
@@ -206,9 +202,9 @@ class _Run:
     """
 
     def __init__(self, owner: Branches, root: Node, last: int) -> None:
-        self._owner, self._model, self._rule = owner, owner._model, owner._rule
+        self._owner, self._model, self._rule = owner, owner.model, owner._rule
         self._last = last
-        self._start = owner._ids.shape[1]
+        self._start = owner.ids.shape[1]
         self._nodes = [root]  # a token stands behind those that it follows
         self._states: dict[Node, Tensor] = {}
         self.tip = root
@@ -222,7 +218,7 @@ class _Run:
 
     def _step(self) -> None:
         nodes = sorted(self._nodes, key=lambda node: node.loops)  # those of one loop are neighbours
-        device = self._owner._ids.device
+        device = self._owner.ids.device
         entering = torch.tensor([node.token for node in nodes if not node.loops], device=device, dtype=torch.int64)
         positions = torch.tensor([self._start + node.place for node in nodes], device=device)
         fresh = self._model.enter(entering, positions[: len(entering)])

@@ -8,12 +8,15 @@ very modules of the looped model, so the weights and the arithmetic of a layer a
 from copy import deepcopy
 from typing import Any
 
+import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.generation import GenerationMixin
+from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache, StoppingCriteriaList
+from transformers.generation import CompileConfig, GenerationMixin
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from sigma0.bench.speed.decoders import Decoded, Decoder
+from sigma0.bench.speed.published_process import Stopwatch
 from sigma0.models import OuroConfig, OuroForCausalLM
 from sigma0.models.cache_name import given_cache, named_cache
 
@@ -69,7 +72,13 @@ class StockLoopedModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             position_ids=position_ids,
         )
         position_embeddings = self.inner.rotary_emb(hidden_states, position_ids)
-        for loop in range(self.config.total_ut_steps):
+        hidden_states = self.loops(range(self.config.total_ut_steps), hidden_states, position_embeddings, mask, cache)
+        logits = self.lm_head(hidden_states[:, -logits_to_keep:])
+        return CausalLMOutputWithPast(logits=logits, **named_cache(cache))
+
+    def loops(self, loops: range, hidden_states: Tensor, position_embeddings: Any, mask: Any, cache: Any) -> Tensor:
+        """States `[B, S, D]` behind some loops."""
+        for loop in loops:
             for index, layer in enumerate(self.inner.layers):
                 hidden_states = layer(
                     hidden_states,
@@ -79,8 +88,7 @@ class StockLoopedModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
                     plane=loop * len(self.inner.layers) + index,
                 )
             hidden_states = self.inner.norm(hidden_states)
-        logits = self.lm_head(hidden_states[:, -logits_to_keep:])
-        return CausalLMOutputWithPast(logits=logits, **named_cache(cache))
+        return hidden_states
 
 
 def config_of_planes(config: OuroConfig) -> OuroConfig:
@@ -89,3 +97,55 @@ def config_of_planes(config: OuroConfig) -> OuroConfig:
     config.num_hidden_layers *= config.total_ut_steps
     config.layer_types = ["full_attention"] * config.num_hidden_layers
     return config
+
+
+class Stock(Decoder):
+    """transformers' own decoding at full depth; with a static cache under `torch.compile`, as its documentation says.
+
+    `generate(cache_implementation="static")` reads the prompt with the plain forward and calls the compiled one for
+    every token after the first. On accelerators it compiles by itself; elsewhere only where the compile settings say
+    so. The first run compiles.
+
+    Args:
+        model: The looped model.
+        ids: The prompt, `[B, S]`.
+        new_tokens: New tokens.
+        backend: Of `torch.compile`, for a static cache; None for one that grows, without it.
+    """
+
+    def __init__(self, model: Any, ids: Tensor, new_tokens: int, backend: str | None = None) -> None:
+        super().__init__(model, ids, new_tokens)
+        self._stock, self._backend = StockLoopedModel(model), backend
+        self._cache: Any = None
+
+    def read(self) -> None:
+        """Reads the prompt but for its last token, from nothing."""
+        room = {"config": self._stock.config, "max_cache_len": self.ids.shape[1] + self.new_tokens}
+        self._cache = DynamicCache() if self._backend is None else StaticCache(**room)
+        ids = self.ids[:, :-1]
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        self._stock(ids, position_ids=positions, **named_cache(self._cache), logits_to_keep=1)
+
+    def decode(self) -> Decoded:
+        """New tokens, timed from the first on; a static cache reads the prompt anew."""
+        if self._backend is None:
+            if not self.is_read:
+                self.prompt()
+            self._cache.crop(-(self._cache.get_seq_length() - (self.ids.shape[1] - 1)))
+            settings = named_cache(self._cache)
+        else:
+            # other modes than the default are transformers' own choice
+            compiled = CompileConfig(fullgraph=True, dynamic=False, backend=self._backend)
+            compiled._compile_all_devices = True
+            settings = {"cache_implementation": "static", "compile_config": compiled}
+        watch = Stopwatch()
+        sequences = self._stock.generate(
+            self.ids,
+            attention_mask=torch.ones_like(self.ids),
+            max_new_tokens=self.new_tokens,
+            do_sample=False,
+            stopping_criteria=StoppingCriteriaList([watch]),
+            **settings,
+        )
+        seconds, tokens = watch.marks[-1] - watch.marks[0], sequences[:, self.ids.shape[1] :]
+        return self.whole_depth(seconds, tokens, *(() if self._backend is None else (1, "compile")))

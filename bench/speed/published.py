@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigma0.bench.speed.decoders import Decoded
-from sigma0.decode.kv_store import BlockShape
+from sigma0.bench.speed.decoders import Decoded, Decoder
 
 PROCESS = Path(__file__).with_name("published_process.py")
 
 
-class Published:
+class Published(Decoder):
     """Published code at full depth, as its own `generate` calls it; the process waits between requests.
 
     Args:
@@ -32,10 +31,8 @@ class Published:
     """
 
     def __init__(self, process: "subprocess.Popen[str]", model: Any, ids: Tensor, new_tokens: int) -> None:
+        super().__init__(model, ids, new_tokens)
         self._process = process
-        self._model = model
-        self._ids = ids
-        self._new_tokens = new_tokens
         found = self._answer()
         self.versions = {f"published code on {name}": found[name] for name in sorted(found)}
 
@@ -45,30 +42,17 @@ class Published:
 
     def decode(self) -> Decoded:
         """Reads the prompts anew and continues them; timed from the first new token on."""
-        answer = self._ask(self._new_tokens)
-        (batch, length), later, loops = self._ids.shape, self._new_tokens - 1, self._model.num_loops
-        position = BlockShape.of(self._model, 1).bytes_with(self._model.dtype)
-        held = batch * (length + later) * position
-        return Decoded(
-            seconds=answer["seconds"],
-            passes=loops * later,
-            rows=loops * later * batch,
-            head_rows=later * batch,
-            tail_passes=0,
-            tokens=torch.tensor(answer["tokens"]),
-            kv_in_use=held,
-            kv_allocated=held,
-        )
+        answer = self._ask(self.new_tokens)
+        return self.whole_depth(answer["seconds"], torch.tensor(answer["tokens"]))
 
     def _ask(self, new_tokens: int) -> dict[str, Any]:
         assert self._process.stdin is not None
-        request = {"ids": self._ids.tolist(), "new_tokens": new_tokens}
+        request = {"ids": self.ids.tolist(), "new_tokens": new_tokens}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        answer: dict[str, Any] = self._answer()
-        return answer
+        return self._answer()
 
-    def _answer(self) -> Any:
+    def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -76,7 +60,8 @@ class Published:
                 f"the published code ended with exit code {self._process.wait()}; above is what it wrote: "
                 "--published-python must have the transformers that the code was written for"
             )
-        return json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 @contextmanager

@@ -108,4 +108,4 @@ def test_a_run_of_other_lengths_is_compared_token_by_token(bench):
     run = Engined(engine, ids, NEW, FULL, None).decode()
     full, other = replace(run, seconds=1.0, timed=24), replace(run, seconds=1.0, timed=48)
     found = _figures(model, ids, plan, [other], [full])
-    assert found["speed_ratio"]["value"] == 2.0 and found["milliseconds_per_token"]["value"] == 1000 / 16
+    assert found["speed_ratio"].value == 2.0 and found["milliseconds_per_token"].value == 1000 / 16

@@ -12,7 +12,7 @@ from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.conditions import describe_weights
 from sigma0.bench.core.ledger import Figure, SpeedRow, read_rows
 from sigma0.bench.speed.measure import Plan, measure
-from sigma0.bench.speed.roofline import Counts, Roofline, bytes_per_token, launch_table, roofline_rows, roofline_table
+from sigma0.bench.speed.roofline import bytes_per_token, launch_table, roofline, roofline_table
 from sigma0.bench.speed.table import speed_parts
 from sigma0.decode import runners
 from sigma0.decode.ops import TORCH, depth_attention_reference
@@ -39,20 +39,22 @@ def measured(model, ways=("full", "finish"), new_tokens=4):
 def test_bytes_are_those_computed_by_hand():
     # 2 layers, 2 K/V heads of width 8, vocabulary 61, width 32, 4 loops, float32
     model = tiny_model(seed=1, total_ut_steps=4)
-    counts = Counts(passes=2.0, rows=2.5, head_rows=1.5, captured=False)
-    found = bytes_per_token(model, 1000, context=6, new_tokens=5, batch=2, counts=counts)
+    taken = {"passes": 2.0, "rows": 2.5, "head_rows": 1.5, "captured": False}
+
+    def bytes_of(**changes):
+        return bytes_per_token(model, 1000, context=6, new_tokens=5, batch=2, **{**taken, **changes})
+
     # After the first of 5 tokens, 4 are fed at positions 6 to 9; their rows read 7, 8, 9 and 10 positions of a plane,
     # each of 2 layers * (keys, values) * 2 heads * 8 numbers * 4 bytes.
     columns = (7 + 8 + 9 + 10) / 4
-    assert found == {
+    assert bytes_of() == {
         "block_bytes_per_token": 2000.0,
         "head_bytes_per_token": 1.5 * 61 * 32 * 4,
         "kv_bytes_per_token": columns * 2 * 2 * 2 * 8 * 4 * 2.5 * 2,
     }
     # a graph reads the head in every pass; and a pass reads it once for all of its rows
-    captured = bytes_per_token(model, 1000, 6, 5, 2, replace(counts, captured=True))
-    many = bytes_per_token(model, 1000, 6, 5, 2, replace(counts, head_rows=3.5))
-    assert captured["head_bytes_per_token"] == many["head_bytes_per_token"] == 2 * 61 * 32 * 4
+    for changes in ({"captured": True}, {"head_rows": 3.5}):
+        assert bytes_of(**changes)["head_bytes_per_token"] == 2 * 61 * 32 * 4
 
 
 @pytest.mark.cpu(5)  # it measures the memory's bandwidth, once for the others as well
@@ -121,10 +123,11 @@ def timed(**changes):
 
 @pytest.mark.slow
 def test_where_the_time_of_a_token_goes():
-    roof = Roofline.of(timed())
-    assert (roof.block, roof.head, roof.kv) == pytest.approx((10.0, 2.0, 4.0))
-    assert (roof.ideal, roof.rest, roof.share, roof.megabytes) == pytest.approx((16.0, 4.0, 0.8, 160.0))
-    (line,) = roofline_rows([timed()])
+    roof = roofline(timed())
+    times = {"block": 10.0, "head": 2.0, "K/V": 4.0, "ideal": 16.0, "rest": 4.0, "rest/pass": 1000.0}
+    expected = {**times, "of a copy": 80.0, "MB/token": 160.0, "ms/token": 20.0}
+    assert {name: roof[name] for name in expected} == pytest.approx(expected)
+    (line,) = roofline_table([timed()]).rows
     assert line[3:] == ["80.0 %", "160", "20", "16", "10", "2", "4", "4", "1000"]
 
 
@@ -133,7 +136,7 @@ def test_rows_from_before_stay_valid_and_have_no_roofline():
     old = timed().model_dump(exclude=set(NEW_FIELDS))
     row = SpeedRow.model_validate(old)
     assert all(getattr(row, name) is None for name in NEW_FIELDS)
-    assert Roofline.of(row) is None and roofline_table([row]) is None
+    assert roofline(row) is None and roofline_table([row]) is None
     assert len(speed_parts([row])) == 2 and "### Roofline" in speed_parts([timed()])
 
 

@@ -1,6 +1,7 @@
 """The speed benchmark: its counts, its peer and its output; times are not judged here."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import SpeedRow, parse_row, read_rows
 from sigma0.bench.core.replay import Trace
-from sigma0.bench.speed import decoders, shapes
+from sigma0.bench.speed import decoders, published_process, shapes
 from sigma0.bench.speed.courses import (
     RECORDED,
     STATED,
@@ -22,8 +23,9 @@ from sigma0.bench.speed.courses import (
     settled_loops,
     stated,
 )
-from sigma0.bench.speed.decoders import FULL, Decoded, Ours, PromptedCache, Stock
-from sigma0.bench.speed.measure import WAYS, Plan, _decode, _figures, _Progress, _settings
+from sigma0.bench.speed.decoders import FULL, Decoded, Ours, PromptedCache
+from sigma0.bench.speed.measure import WAYS, Plan, _decode, _figures, _settings
+from sigma0.bench.speed.peer import Stock
 from sigma0.bench.speed.table import markdown, rule_text
 from tests.reference import tiny_model
 
@@ -113,12 +115,12 @@ def test_figures_from_given_times():
     ids = torch.zeros((2, 6), dtype=torch.int64)
 
     def runs(passes, *seconds):
-        return [Decoded(each, passes, 20, 8, 1, torch.zeros(2, 5), 100, 200) for each in seconds]
+        return [Decoded(each, passes, 20, 8, torch.zeros(2, 5), 100, 200, tail_passes=1) for each in seconds]
 
     found = _figures(model, ids, plan, runs(8, 1.0, 4.0, 2.0), runs(16, 3.0, 6.0, 4.0))
     # Ratios of the rounds: 3, 1.5, 2; the ratio of the medians would be 2 as well, their mean would not.
-    assert found["speed_ratio"]["value"] == 2.0 and found["ideal"] == 2.0 and found["share_of_ideal"]["value"] == 1.0
-    assert found["milliseconds_per_token"]["value"] == 500.0 and found["tokens_per_second"]["value"] == 4.0
+    assert found["speed_ratio"].value == 2.0 and found["ideal"] == 2.0 and found["share_of_ideal"].value == 1.0
+    assert found["milliseconds_per_token"].value == 500.0 and found["tokens_per_second"].value == 4.0
     assert (
         found["passes_per_token"] == 2.0 and found["rows_per_token"] == 2.5 and found["tail_passes_per_token"] == 0.25
     )
@@ -138,11 +140,11 @@ def test_the_first_round_warms_up_and_counts_for_nothing():
             return 1.0
 
         def decode(self):
-            return Decoded(next(self.times), 8, 8, 8, 0, torch.zeros(1, 5), 1, 1)
+            return Decoded(next(self.times), 8, 8, 8, torch.zeros(1, 5), 1, 1)
 
     plan = Plan(("full", "finish"), ExitConfig(), None, "", 5, 3)
     steps = []
-    runs, _ = _decode({way: Slow() for way in plan.ways}, plan, torch.zeros((1, 4)), _Progress(steps.append))
+    runs, _ = _decode({way: Slow() for way in plan.ways}, plan, torch.zeros((1, 4)), lambda: steps.append(1))
     assert {way: [run.seconds for run in found] for way, found in runs.items()} == {
         "full": [1.0, 2.0, 3.0],
         "finish": [1.0, 2.0, 3.0],
@@ -153,7 +155,9 @@ def test_the_first_round_warms_up_and_counts_for_nothing():
 def test_no_time_is_counted_before_the_first_token(monkeypatch):
     """With a clock that ticks once for each reading, a run's time is what lies between its first and last token."""
     ticks = iter(range(1000))
-    monkeypatch.setattr(decoders, "now", lambda like: float(next(ticks)))
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    monkeypatch.setattr(decoders, "time", clock)
+    monkeypatch.setattr(published_process, "time", clock)
     model = tiny_model(seed=1, total_ut_steps=4)
     ids = torch.tensor([[9, 10, 11, 12]])
     prompted = PromptedCache(model, ids, 6)
