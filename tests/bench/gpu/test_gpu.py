@@ -22,9 +22,8 @@ from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.gpu import worker
 from sigma0.bench.gpu.command import run
 from sigma0.bench.gpu.equality import Written, compare
-from sigma0.bench.gpu.outcomes import Outcomes
-from sigma0.bench.gpu.parts import DAY, REHEARSAL, Part, named, parts
-from sigma0.bench.gpu.passes import kernels_of
+from sigma0.bench.gpu.measure import kernels_of
+from sigma0.bench.gpu.parts import DAY, REHEARSAL, Outcomes, Part, named, parts
 
 ROOT = Path(__file__).parents[3]
 # What comes with extras alone, but for what the tests that are carried along need.
@@ -101,7 +100,7 @@ def test_one_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
 
 STUB = """
 import os, pickle, sys
-from sigma0.bench.gpu.outcomes import Outcomes
+from sigma0.bench.gpu.parts import Outcomes
 wanted, folder, until = pickle.load(sys.stdin.buffer)
 for part in wanted:
     Outcomes(folder).add(part, "began")
