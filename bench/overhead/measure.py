@@ -53,13 +53,9 @@ class Case(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A round of a case.
+    """A round of a case: passes and rows in them; seconds of the thread that runs them; operations, where counted.
 
-    Attributes:
-        passes: How many.
-        rows: Rows in them.
-        seconds: Of the thread that runs the passes; its own time, which others on the machine do not disturb.
-        operations: Dispatched operations; 0 where they were not counted.
+    It is the thread's own time, which others on the machine do not disturb.
     """
 
     passes: int

@@ -12,25 +12,8 @@ from sigma0.bench.core.ledger import OWN, Percentiles, ServeRow, VllmRow, append
 from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.serving import measure, servers
 from sigma0.bench.serving.load import WAYS, Ask
-from sigma0.bench.serving.measure import (
-    in_turn,
-    our_asks,
-    our_configs,
-    questions,
-    run,
-    serve_rows,
-    vllm_rows,
-    vllm_version,
-)
-from sigma0.bench.serving.servers import (
-    draft_arguments,
-    draft_counts,
-    endless_copy,
-    serving_process,
-    transformers_server,
-    vllm_server,
-)
 from sigma0.commands.console import one_line_errors
 from sigma0.commands.options import ModelArgument, Runner
 from sigma0.decode.runners import choose_runner
@@ -69,16 +52,16 @@ def serve(
         check_ledger(out)
         looped, tokenizer = load(model, dtype="float32")
         ran = choose_runner(runner, looped).name
-        prompts, conditions = questions(looped, tokenizer, model, max_tokens)
-        configs = our_configs(looped.resolve_exit_config(None), ways.split(","))
-        folder = stack.enter_context(endless_copy(model))
+        prompts, conditions = measure.questions(looped, tokenizer, model, max_tokens)
+        configs = measure.our_configs(looped.resolve_exit_config(None), ways.split(","))
+        folder = stack.enter_context(servers.endless_copy(model))
         most = str(max(64, *(int(amount) for _, amount in loads)))
         settings = ["--max-running", "16", "--max-waiting", most, "--runner", ran]
-        _, url = stack.enter_context(serving_process(str(folder), [*_SERVED, *settings]))
-        asks = our_asks(configs, url, folder.name, prompts, max_tokens)
+        _, url = stack.enter_context(servers.serving_process(str(folder), [*_SERVED, *settings]))
+        asks = measure.our_asks(configs, url, folder.name, prompts, max_tokens)
         if compare:
             try:
-                theirs = stack.enter_context(transformers_server(folder))
+                theirs = stack.enter_context(servers.transformers_server(folder))
                 asks["transformers"] = Ask(theirs, str(folder), prompts, max_tokens, {})
             except ValueError as error:
                 typer.echo(f"transformers serve is left out: {error}", err=True)
@@ -86,11 +69,11 @@ def serve(
         if ran == "compile":
             for kind, amount in loads:
                 for ask in asks.values():
-                    run(ask, kind, amount, requests_under(kind, amount))
+                    measure.run(ask, kind, amount, requests_under(kind, amount))
         else:
-            run(asks["full"], "closed", 1, 2)
-        found = in_turn(asks, loads, rounds, requests_under, hidden=as_json)
-        rows = serve_rows(found, configs, conditions, ran)
+            measure.run(asks["full"], "closed", 1, 2)
+        found = measure.in_turn(asks, loads, rounds, requests_under, hidden=as_json)
+        rows = measure.serve_rows(found, configs, conditions, ran)
         for row in rows:
             append_row(out, row)
     tell_rows(rows, as_json, lambda: _print_serving(rows), f"{len(rows)} rows in {out}")
@@ -114,22 +97,24 @@ def vllm(
         check_ledger(out)
         looped, tokenizer = load(model, device="cpu", dtype="float32")
         folder = checkpoint_folder(model)
-        prompts, conditions = questions(looped, tokenizer, model, max_tokens)
-        configs = our_configs(looped.resolve_exit_config(None), ("full", "verify", "finish"))
+        prompts, conditions = measure.questions(looped, tokenizer, model, max_tokens)
+        configs = measure.our_configs(looped.resolve_exit_config(None), ("full", "verify", "finish"))
         settings = ["--max-running", "32", "--max-waiting", "64"]
-        _, url = stack.enter_context(serving_process(str(folder), [*_SERVED, *settings]))
+        _, url = stack.enter_context(servers.serving_process(str(folder), [*_SERVED, *settings]))
         eager = ["--enforce-eager", "--max-model-len", "1024"]
-        drafting = [*eager, *draft_arguments(drafts, draft_loops)]
-        plain, drafted = (stack.enter_context(vllm_server(python, folder, each)) for each in (eager, drafting))
+        drafting = [*eager, *servers.draft_arguments(drafts, draft_loops)]
+        plain, drafted = (stack.enter_context(servers.vllm_server(python, folder, each)) for each in (eager, drafting))
         asks = {
             "vllm": Ask(plain, folder.name, prompts, max_tokens, _VLLM_EXTRA),
-            "vllm-drafts": Ask(drafted, folder.name, prompts, max_tokens, _VLLM_EXTRA, draft_counts),
-            **our_asks(configs, url, folder.name, prompts, max_tokens),
+            "vllm-drafts": Ask(drafted, folder.name, prompts, max_tokens, _VLLM_EXTRA, servers.draft_counts),
+            **measure.our_asks(configs, url, folder.name, prompts, max_tokens),
         }
         for ask in asks.values():
-            run(ask, "closed", 8, QUESTIONS)
-        found = in_turn(asks, loads, rounds, lambda _, count: max(QUESTIONS, requests * int(count)), hidden=as_json)
-        rows = vllm_rows(found, conditions, vllm_version(python), drafts, draft_loops)
+            measure.run(ask, "closed", 8, QUESTIONS)
+        found = measure.in_turn(
+            asks, loads, rounds, lambda _, count: max(QUESTIONS, requests * int(count)), hidden=as_json
+        )
+        rows = measure.vllm_rows(found, conditions, measure.vllm_version(python), drafts, draft_loops)
         for row in rows:
             append_row(out, row)
     tell_rows(rows, as_json, lambda: _print_vllm(rows), f"{len(rows)} rows in {out}")

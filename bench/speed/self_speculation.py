@@ -51,17 +51,11 @@ class Drafting:
         return cls(*map(int, numbers))
 
 
-class StaticPlanes:
-    """K/V of each layer at each loop, as the layers write them: the keys and values of rows at given columns.
-
-    Args:
-        planes: Keys and values `[1, H_kv, N, d]` of each layer and loop.
-        columns: Where the rows are written, int64 `[R]`.
-    """
+class _StaticPlanes:
+    """K/V `[1, H_kv, N, d]` of each layer and loop, as the layers write them: of rows at columns, int64 `[R]`."""
 
     def __init__(self, planes: Sequence[tuple[Tensor, ...]], columns: Tensor) -> None:
-        self._planes = planes
-        self._columns = columns
+        self._planes, self._columns = planes, columns
 
     def update(self, keys: Tensor, values: Tensor, plane: int) -> tuple[Tensor, Tensor]:
         """Writes the rows `[1, H_kv, R, d]`; the whole plane."""
@@ -169,8 +163,8 @@ class SelfSpeculation(Decoder):
     def _right(self, drafts: Sequence[int], read: Sequence[int], first: int) -> int:
         """How many drafts stand, of which the first was read from the new token of that number."""
         if self._trace is not None:
-            return leading(stands(self._trace, self.drafting, first))
-        return leading([mine == full for mine, full in zip(drafts, read, strict=False)])
+            return accepted(self._trace, self.drafting, first)
+        return [*(mine == full for mine, full in zip(drafts, read, strict=False)), False].index(False)
 
     def _enter(self, ids: Tensor, columns: Tensor) -> Tensor:
         """State at loop d, `[1, R, D]`, of ids `[R]`."""
@@ -189,7 +183,7 @@ class SelfSpeculation(Decoder):
         """Loops behind `first` up to `last` of states `[1, R, D]`, each over all columns up to its own."""
         mask = (self._columns[None] <= columns[:, None])[None, None]  # [1, 1, R, N]
         rotary = self._stock.inner.rotary_emb(hidden_states, columns[None])
-        planes = StaticPlanes(self._planes, columns)
+        planes = _StaticPlanes(self._planes, columns)
         return self._stock.loops(range(first, last), hidden_states, rotary, mask, planes)
 
 
@@ -221,16 +215,11 @@ def passes_along(trace: Trace, drafting: Drafting) -> float:
     """Passes for a token along a whole course."""
     fed = rounds = 0
     while fed < len(trace.settled):
-        fed, rounds = fed + leading(stands(trace, drafting, fed)) + 1, rounds + 1
+        fed, rounds = fed + accepted(trace, drafting, fed) + 1, rounds + 1
     return rounds * (drafting.length * drafting.depth + trace.total_loops) / fed
 
 
-def leading(right: Sequence[bool]) -> int:
-    """How many are right before the first that is not."""
-    return [*right, False].index(False)
-
-
-def stands(trace: Trace, drafting: Drafting, first: int) -> list[bool]:
-    """Which drafts a course accepts, of which the first is read from the new token of that number."""
+def accepted(trace: Trace, drafting: Drafting, first: int) -> int:
+    """How many drafts a course accepts, of which the first is read from the new token of that number."""
     places = (trace.of(0, first + place) for place in range(drafting.length))
-    return [trace.settled[place] <= drafting.depth for place in places]
+    return [*(trace.settled[place] <= drafting.depth for place in places), False].index(False)

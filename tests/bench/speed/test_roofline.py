@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
-from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.conditions import describe_weights
 from sigma0.bench.core.ledger import Figure, SpeedRow, read_rows
 from sigma0.bench.speed.measure import Plan, measure
@@ -22,10 +21,6 @@ from tests.reference import tiny_model
 # whichever comes first measures how fast memory is copied
 pytestmark = pytest.mark.cpu(4)
 NEW_FIELDS = ("copy_bandwidth", "block_bytes_per_token", "head_bytes_per_token", "kv_bytes_per_token")
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, ["speed", *arguments])
 
 
 def measured(model, ways=("full", "finish"), new_tokens=4):
@@ -86,11 +81,7 @@ def test_a_row_names_graphs_and_counts_a_head_for_each_pass(monkeypatch):
     monkeypatch.setattr(runners, "_SHORTEST", 1)
     model.runner = "cudagraph"
     rows = measured(model, ("full", "finish", "huggingface"))
-    assert {way: row.runner for way, row in rows.items()} == {
-        "full": "cudagraph",
-        "finish": "cudagraph",
-        "huggingface": "eager",
-    }
+    assert [rows[way].runner for way in ("full", "finish", "huggingface")] == ["cudagraph", "cudagraph", "eager"]
     head = 61 * 32 * 4
     assert rows["full"].head_bytes_per_token == 4 * head and rows["huggingface"].head_bytes_per_token == head
 
@@ -98,7 +89,8 @@ def test_a_row_names_graphs_and_counts_a_head_for_each_pass(monkeypatch):
 def test_a_runner_that_cannot_be_had_is_told(tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     asked = ["--shape", "tiny", "--device", "cpu", "--context", "4", "--new-tokens", "3", "--rounds", "1"]
-    result = run(*asked, "--runner", "cudagraph", "--ways", "full", "--out", str(ledger))
+    asked += ["--runner", "cudagraph", "--ways", "full", "--out", str(ledger)]
+    result = CliRunner().invoke(app, ["speed", *asked])
     assert result.exit_code == 0, result.output
     assert [row.runner for row in read_rows(ledger)] == ["eager"]
     assert "cudagraph was asked for, but some ran eager: no CUDA graphs on cpu" in result.stderr
@@ -110,14 +102,8 @@ def timed(**changes):
     """A row of round numbers: 100, 20 and 40 MB a token, at 10 GB/s 10, 2 and 4 ms of 20."""
     figure = {"value": 20.0, "low": 20.0, "high": 20.0}
     row = measured(tiny_model(seed=1, total_ut_steps=4), ("full",))["full"]
-    given = {
-        "copy_bandwidth": 1e10,
-        "block_bytes_per_token": 1e8,
-        "head_bytes_per_token": 2e7,
-        "kv_bytes_per_token": 4e7,
-        "milliseconds_per_token": Figure(**figure),
-        "passes_per_token": 4.0,
-    }
+    given = dict(zip(NEW_FIELDS, (1e10, 1e8, 2e7, 4e7), strict=True))
+    given |= {"milliseconds_per_token": Figure(**figure), "passes_per_token": 4.0}
     return row.model_copy(update=given | changes)
 
 
@@ -141,14 +127,10 @@ def test_rows_from_before_stay_valid_and_have_no_roofline():
 
 
 @pytest.mark.exhaustive
-def test_the_last_run_of_each_runner_is_shown():
+def test_the_last_run_of_each_size_and_runner_is_shown():
     eager, graphs = timed(time="1"), timed(time="2", runner="cudagraph")
-    page = "\n".join(speed_parts([eager, graphs, timed(time="3")]))
-    assert page.count("| full | eager |") == page.count("| full | cudagraph |") == 1
-
-
-def test_a_copy_has_a_bandwidth():
-    assert copy_bandwidth(torch.device("cpu")) > 0
+    page = "\n".join(speed_parts([eager, graphs, timed(time="3"), timed(time="4", context=9)]))
+    assert page.count("| full | eager |") == 2 and page.count("| full | cudagraph |") == 1
 
 
 @pytest.mark.exhaustive
