@@ -36,11 +36,7 @@ def passes(
     trace, rule = STATED.scaled(model.num_loops), model.resolve_exit_config(ExitConfig().filled())
     prompted = PromptedCache(model, ids, new_tokens)
     report: dict[str, Any] = {
-        "shape": shape,
-        "dtype": dtype,
-        "device": device_name(model.device),
-        "torch": torch.__version__,
-        "commit": git_commit(),
+        **_conditions(model, shape, dtype),
         "runner": chosen.name,
         "context": context,
         "new_tokens": new_tokens,
@@ -50,9 +46,13 @@ def passes(
     }
     for way in ways:
         config = FULL if way == "full" else replace(rule, after_exit=way)
-        decoder = Ours(prompted, config, None if way == "full" else trace)
-        report["ways"][way] = pass_profile(decoder)
+        report["ways"][way] = pass_profile(Ours(prompted, config, None if way == "full" else trace))
         out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _conditions(model: Any, shape: str, dtype: str) -> dict[str, Any]:
+    told = {"shape": shape, "dtype": dtype, "device": device_name(model.device), "torch": torch.__version__}
+    return {**told, "commit": git_commit()}
 
 
 def pass_profile(decoder: Ours) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def prompts(device: str, dtype: str, shape: str, contexts: tuple[int, ...], roun
     """
     model, _ = open_model("", shape, device, dtype)
     stock = StockLoopedModel(model)
-    told = {"shape": shape, "dtype": dtype, "device": device_name(model.device), "torch": torch.__version__}
+    told = _conditions(model, shape, dtype)
     rows: list[dict[str, Any]] = []
     for context in contexts:
         ids, _ = prompt_ids(model, None, "", 1, context, 2)
@@ -129,7 +129,7 @@ def prompts(device: str, dtype: str, shape: str, contexts: tuple[int, ...], roun
         for name, reader in (("sigma0", model), ("huggingface", stock)):
             seconds, until = (_seconds(call, reader, ids, rounds) for call in (read, first))
             row = {"reader": name, "context": context, "rounds": rounds, "tokens_per_second": context / seconds}
-            rows.append({**told, "commit": git_commit(), **row, "milliseconds_to_first_token": 1e3 * until})
+            rows.append({**told, **row, "milliseconds_to_first_token": 1e3 * until})
         out.write_text(json.dumps(rows, indent=1) + "\n")
 
 

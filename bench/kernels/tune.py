@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import product as every
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +82,17 @@ def products_of(shape: str) -> list[Product]:
 
 def candidates(product: Product, dtype: torch.dtype, first: Tiling) -> list[Tiling]:
     """Tilings of a product that a device has room for, the one in force first, then in a drawn order."""
+    splits = (1, 2, 4) if product.split else (1,)
     found = [
-        Tiling(*sizes)
-        for sizes in every((16, 32, 64), (64, 128, 256), (2, 4, 8), (3, 4, 5), (1, 2, 4) if product.split else (1,))
-        if _fits(product, dtype, *sizes)
+        tiling
+        for tiling in starmap(Tiling, every((16, 32, 64), (64, 128, 256), (2, 4, 8), (3, 4, 5), splits))
+        if product.inner // tiling.splits >= tiling.step
+        and tiling.outputs <= (product.head_width or tiling.outputs)
+        and tiling.outputs * tiling.step <= _MOST_NUMBERS
+        and (tiling.outputs + 16) * tiling.step * tiling.stages * dtype.itemsize <= _SHARED_BYTES
     ]
     random.Random(_SEED).shuffle(found)
     return list(dict.fromkeys([first, *found]))
-
-
-def _fits(product: Product, dtype: torch.dtype, outputs: int, step: int, warps: int, stages: int, splits: int) -> bool:
-    shared = (outputs + 16) * step * stages * dtype.itemsize
-    whole = product.inner // splits >= step and outputs <= (product.head_width or outputs)
-    return whole and outputs * step <= _MOST_NUMBERS and shared <= _SHARED_BYTES
 
 
 def search(

@@ -103,39 +103,30 @@ class Ask:
     counts: Callable[[str], dict[str, float]] = lambda url: {}
 
 
-async def closed_loop(ask: Ask, clients: int, requests: int) -> Load:
-    """So many clients, each with its next request as soon as it has its answer."""
-    numbers = iter(range(requests))
-    answers: list[Answer] = []
-
-    async def client(connection: httpx.AsyncClient) -> None:
-        for number in numbers:
-            answers.append(await complete(connection, ask, number))
-
-    began = perf_counter()
-    async with httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=clients)) as connection:
-        await asyncio.gather(*(client(connection) for _ in range(clients)))
-    return Load(perf_counter() - began, tuple(answers))
-
-
-async def open_loop(ask: Ask, rate: float, requests: int, seed: int = 0) -> Load:
-    """Requests that come at random, whether or not earlier ones are answered.
+async def drive(ask: Ask, kind: str, amount: float, requests: int, seed: int = 0) -> Load:
+    """Asks a server.
 
     Args:
         ask: What is asked.
-        rate: Requests a second; the times between them are exponential.
+        kind: "closed": clients, each with its next request as soon as it has its answer; "open": requests that come at
+            random, whether or not earlier ones are answered.
+        amount: Clients; or requests a second, the times between which are exponential.
         requests: How many.
         seed: Of the times.
     """
-    moments = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, requests))
+    clients = int(amount) if kind == "closed" else None
+    turns = asyncio.Semaphore(clients or requests)
+    moments = np.cumsum(np.random.default_rng(seed).exponential(1 / amount, requests))
     began = perf_counter()
 
-    async def later(connection: httpx.AsyncClient, number: int) -> Answer:
-        await asyncio.sleep(max(0.0, began + float(moments[number]) - perf_counter()))
-        return await complete(connection, ask, number)
+    async def one(connection: httpx.AsyncClient, number: int) -> Answer:
+        if clients is None:
+            await asyncio.sleep(max(0.0, began + float(moments[number]) - perf_counter()))
+        async with turns:
+            return await complete(connection, ask, number)
 
-    async with httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=None)) as connection:
-        answers = await asyncio.gather(*(later(connection, number) for number in range(requests)))
+    async with httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=clients)) as connection:
+        answers = await asyncio.gather(*(one(connection, number) for number in range(requests)))
     return Load(perf_counter() - began, tuple(answers))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import Conditions, Figure, ServeRow, VllmRow
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.serving.load import WAYS, Ask, Load, closed_loop, open_loop, percentiles
+from sigma0.bench.serving.load import WAYS, Ask, Load, drive, percentiles
 from sigma0.bench.serving.servers import counts
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import progress_bar
@@ -38,8 +38,7 @@ Found = Mapping[tuple[str, float], Mapping[str, Sequence[Run]]]
 def run(ask: Ask, kind: str, amount: float, requests: int) -> Run:
     """One way under one load, once."""
     before = ask.counts(ask.url)
-    driven = closed_loop(ask, int(amount), requests) if kind == "closed" else open_loop(ask, amount, requests)
-    load = asyncio.run(driven)
+    load = asyncio.run(drive(ask, kind, amount, requests))
     after = ask.counts(ask.url)
     return Run(load, {name: after[name] - before[name] for name in before})
 

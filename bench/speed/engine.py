@@ -38,13 +38,10 @@ def open_engine(model: Any, ids: Tensor, new_tokens: int) -> Engine:
         pass_rows=max(EngineLimits.pass_rows, 2 * batch * page),
         kv_bytes=batch * blocks * BlockShape.of(model, page).bytes_with(model.dtype),
     )
-    return Engine(model, word_tokenizer(model.config.vocab_size), "bench", limits, watch=False)
-
-
-def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
-    """A tokenizer in which every id is a word: random weights have none, and their text means nothing."""
-    words = {f"w{number}": number for number in range(size)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")))
+    # every id is a word: random weights have no tokenizer, and their text means nothing
+    words = {f"w{number}": number for number in range(model.config.vocab_size)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")))
+    return Engine(model, tokenizer, "bench", limits, watch=False)
 
 
 class Engined(Decoder):

@@ -211,17 +211,12 @@ def _decode(
             if ids.is_cuda:
                 torch.cuda.reset_peak_memory_stats(ids.device)
             decoded = decoders[way].decode()
-            peaks[way] = max(peaks[way], _peak(ids))
+            used = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            peaks[way] = max(peaks[way], torch.cuda.max_memory_allocated(ids.device) if ids.is_cuda else used)
             if number:  # the first round warms up
                 runs[way].append(decoded)
             on_step()
     return runs, peaks if ids.is_cuda else dict.fromkeys(plan.ways, max(peaks.values()))
-
-
-def _peak(ids: Tensor) -> int:
-    if ids.is_cuda:
-        return torch.cuda.max_memory_allocated(ids.device)
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _figures(

@@ -11,7 +11,7 @@ pytest.importorskip("fastapi")
 from sigma0 import ExitConfig
 from sigma0.bench.core.ledger import Conditions, ServeRow
 from sigma0.bench.serving import load as loads
-from sigma0.bench.serving.load import Answer, Ask, Load, closed_loop, open_loop, percentiles
+from sigma0.bench.serving.load import Answer, Ask, Load, drive, percentiles
 from sigma0.bench.serving.measure import Run, our_configs, serve_rows, spread, vllm_rows
 from sigma0.bench.serving.servers import counts
 from tests.bench.core.test_ledger import CONDITIONS
@@ -26,7 +26,7 @@ def ask(server, **extra):
 
 def test_a_closed_loop_answers_every_request(plain):  # noqa: F811
     before = counts(plain.url)
-    load = asyncio.run(closed_loop(ask(plain, sigma0={"exit": {"mode": "full"}}), 3, 7))
+    load = asyncio.run(drive(ask(plain, sigma0={"exit": {"mode": "full"}}), "closed", 3, 7))
     after = counts(plain.url)
     assert len(load.answers) == 7 and load.failed == 0
     assert {answer.tokens for answer in load.answers} == {5}
@@ -51,20 +51,22 @@ def test_an_open_loop_lets_requests_come_when_they_come(plain, monkeypatch):  # 
     async def run():
         nonlocal together
         together = asyncio.Event()
-        return await open_loop(ask(plain), 50.0, 6, seed=2)
+        return await drive(ask(plain), "open", 50.0, 6, seed=2)
 
     together = None
     monkeypatch.setattr(loads, "perf_counter", lambda: 100.0)
-    monkeypatch.setattr(loads, "asyncio", SimpleNamespace(sleep=wait, gather=asyncio.gather))
+    monkeypatch.setattr(
+        loads, "asyncio", SimpleNamespace(sleep=wait, gather=asyncio.gather, Semaphore=asyncio.Semaphore)
+    )
     load = asyncio.run(run())
     assert load.failed == 0 and {answer.tokens for answer in load.answers} == {5}
     assert waits == pytest.approx(np.cumsum(np.random.default_rng(2).exponential(1 / 50, 6)))
 
 
 def test_refusals_are_failures(plain):  # noqa: F811
-    load = asyncio.run(closed_loop(ask(plain, temperature=9), 1, 2))
+    load = asyncio.run(drive(ask(plain, temperature=9), "closed", 1, 2))
     assert load.failed == 2 and load.answers[0].failure.startswith("400: ")
-    nobody = asyncio.run(closed_loop(Ask("http://127.0.0.1:9", "pocket", QUESTIONS, 5, {}), 1, 1))
+    nobody = asyncio.run(drive(Ask("http://127.0.0.1:9", "pocket", QUESTIONS, 5, {}), "closed", 1, 1))
     assert nobody.failed == 1 and "ConnectError" in nobody.answers[0].failure
 
 
