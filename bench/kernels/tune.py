@@ -235,7 +235,7 @@ class Trial:
             for weight in self.weights:
                 self.call(weight)
         graph.replay()
-        taken = []
+        taken: list[float] = []
         for _ in range(REPLAYS):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()

@@ -57,6 +57,12 @@ class Decoded:
     captured: bool = False
     timed: int | None = None
 
+    @property
+    def later(self) -> float:
+        """New tokens of a sequence in that time."""
+        batch, new = self.tokens.shape
+        return new - 1 if self.timed is None else self.timed / batch
+
 
 class Decoder:
     """A way to decode; reads the prompt once and continues it as often as it is asked.

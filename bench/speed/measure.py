@@ -130,7 +130,7 @@ def measure(
     for way in plan.ways:
         config = plan.config_of(way)
         replayed = plan.trace if way in REPLAYING else None
-        figures = _figures(model, ids, plan, runs[way], runs.get("full"))
+        figures = _figures(model, ids.shape[1], runs[way], runs.get("full"))
         if replayed is not None:
             figures["same_tokens"] = None  # a given course says nothing of the text
         drafting = plan.drafting if way == "self-speculation" else None
@@ -219,42 +219,29 @@ def _decode(
     return runs, peaks if ids.is_cuda else dict.fromkeys(plan.ways, max(peaks.values()))
 
 
-def _figures(
-    model: Any, ids: Tensor, plan: Plan, runs: Sequence[Decoded], full: Sequence[Decoded] | None
-) -> dict[str, Any]:
-    last, batch, total = runs[-1], ids.shape[0], model.num_loops
-    later = _timed(last, plan, batch)
-    seconds = np.array([run.seconds for run in runs])
-    passes, rows, head_rows = last.passes / later, last.rows / later / batch, last.head_rows / later / batch
-    ideal = total / passes
+def _figures(model: Any, context: int, runs: Sequence[Decoded], full: Sequence[Decoded] | None) -> dict[str, Any]:
+    last = runs[-1]
+    batch, later, passes = len(last.tokens), last.later, last.passes / last.later
+    seconds, ideal = np.array([run.seconds for run in runs]), model.num_loops / passes
     ratios = None
     if full is not None:
-        ratios = np.array([run.seconds / _timed(run, plan, batch) for run in full]) / (seconds / later)
-    block = block_bytes(model)
-    read = bytes_per_token(
-        model, block, ids.shape[1], plan.new_tokens, batch, passes, rows, head_rows, captured=last.captured
-    )
+        ratios = np.array([run.seconds / run.later for run in full]) / (seconds / later)
     return {
         "milliseconds_per_token": median_figure(1000 * seconds / later),
         "tokens_per_second": median_figure(batch * later / seconds),
         "passes_per_token": passes,
         "tail_passes_per_token": last.tail_passes / later,
-        "rows_per_token": rows,
-        "head_rows_per_token": head_rows,
+        "rows_per_token": last.rows / later / batch,
+        "head_rows_per_token": last.head_rows / later / batch,
         "speed_ratio": None if ratios is None else median_figure(ratios),
         "ideal": ideal,
         "share_of_ideal": None if ratios is None else median_figure(ratios / ideal),
-        "weight_bandwidth": block * passes * later / float(np.median(seconds)),
+        "weight_bandwidth": block_bytes(model) * last.passes / float(np.median(seconds)),
         "same_tokens": None if full is None else bool(torch.equal(last.tokens, full[-1].tokens)),
         "kv_bytes_in_use": last.kv_in_use,
         "kv_bytes_allocated": last.kv_allocated,
-        **read,
+        **bytes_per_token(model, last, context),
     }
-
-
-def _timed(run: Decoded, plan: Plan, batch: int) -> float:
-    """New tokens of a sequence in the time of a run."""
-    return plan.new_tokens - 1 if run.timed is None else run.timed / batch
 
 
 def _settings(config: ExitConfig, replayed: bool) -> dict[str, float | int | str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sigma0.bench.core.ledger import SpeedRow
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.speed.decoders import OTHERS
+from sigma0.bench.speed.decoders import OTHERS, Decoded
 from sigma0.decode.kv_store import BlockShape
 from sigma0.models.quantization import weight_bytes
 
@@ -43,41 +43,27 @@ def block_bytes(model: Any) -> int:
     return int(model.config.stride * (weight_bytes(base.adapter) + weight_bytes(base.core_block)))
 
 
-def bytes_per_token(
-    model: Any,
-    block: int,
-    context: int,
-    new_tokens: int,
-    batch: int,
-    passes: float,
-    rows: float,
-    head_rows: float,
-    captured: bool,
-) -> dict[str, float]:
+def bytes_per_token(model: Any, run: Decoded, context: int) -> dict[str, float]:
     """Bytes read for a token of each sequence, by field of a `SpeedRow`.
 
     Args:
         model: The looped model.
-        block: Bytes of the block's weights.
+        run: Of n new tokens of each sequence: after the first, n - 1 are fed, the k-th at position S + k - 1.
         context: Prompt tokens of each sequence, S.
-        new_tokens: New tokens of each sequence, n: after the first, n - 1 are fed, the k-th at position S + k - 1.
-        batch: Sequences.
-        passes: Of the block, that a token of each sequence took.
-        rows: In them, for each sequence.
-        head_rows: Rows that the head read, for each sequence.
-        captured: Whether a step is one graph.
     """
+    batch, new_tokens = run.tokens.shape
+    passes, rows, head_rows = run.passes / run.later, run.rows / run.later / batch, run.head_rows / run.later / batch
     head = sum(parameter.nbytes for parameter in model.get_output_embeddings().parameters())
     prelude, coda = model.stages
     entry = weight_bytes(model.base_model.prelude) if prelude else 0
     head += weight_bytes(model.base_model.coda) if coda else 0
-    readings = passes if captured else min(passes, head_rows)
+    readings = passes if run.captured else min(passes, head_rows)
     # K/V of a position in one plane of one layer, and the mean of S + 1, ..., S + n - 1 positions that a row reads
     shape = BlockShape.of(model, 1)
     plane = replace(shape, layers=1, planes=1, stages=(0, 0)).bytes_with(model.dtype)
     planes = shape.layers * rows + prelude + coda * head_rows
     return {
-        "block_bytes_per_token": block * passes + entry,
+        "block_bytes_per_token": block_bytes(model) * passes + entry,
         "head_bytes_per_token": head * readings,
         "kv_bytes_per_token": plane * (context + new_tokens / 2) * planes * batch,
     }

@@ -207,7 +207,7 @@ def fit_drafting(model: Any, ids: Tensor, new_tokens: int, trace: Trace | None) 
     for drafting in grid:
         decoder.drafting = drafting
         runs = [decoder.decode() for _ in range(_FIT_RUNS)]
-        seconds[drafting] = min(run.seconds / (run.timed or 1) for run in runs)
+        seconds[drafting] = min(run.seconds / run.later for run in runs)
     return min(seconds, key=seconds.__getitem__)
 
 

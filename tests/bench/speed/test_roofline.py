@@ -10,6 +10,7 @@ from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.conditions import describe_weights
 from sigma0.bench.core.ledger import Figure, SpeedRow, read_rows
+from sigma0.bench.speed.decoders import Decoded
 from sigma0.bench.speed.measure import Plan, measure
 from sigma0.bench.speed.roofline import bytes_per_token, launch_table, roofline, roofline_table
 from sigma0.bench.speed.table import speed_parts
@@ -34,22 +35,21 @@ def measured(model, ways=("full", "finish"), new_tokens=4):
 def test_bytes_are_those_computed_by_hand():
     # 2 layers, 2 K/V heads of width 8, vocabulary 61, width 32, 4 loops, float32
     model = tiny_model(seed=1, total_ut_steps=4)
-    taken = {"passes": 2.0, "rows": 2.5, "head_rows": 1.5, "captured": False}
-
-    def bytes_of(**changes):
-        return bytes_per_token(model, 1000, context=6, new_tokens=5, batch=2, **{**taken, **changes})
-
+    block = 4 * sum(parameter.numel() for parameter in model.model.layers.parameters())
+    # of 4 fed tokens of each of two sequences
+    run = Decoded(1.0, 8, 20, 12, torch.zeros(2, 5), 0, 0)
     # After the first of 5 tokens, 4 are fed at positions 6 to 9; their rows read 7, 8, 9 and 10 positions of a plane,
     # each of 2 layers * (keys, values) * 2 heads * 8 numbers * 4 bytes.
     columns = (7 + 8 + 9 + 10) / 4
-    assert bytes_of() == {
-        "block_bytes_per_token": 2000.0,
+    assert bytes_per_token(model, run, 6) == {
+        "block_bytes_per_token": 2.0 * block,
         "head_bytes_per_token": 1.5 * 61 * 32 * 4,
         "kv_bytes_per_token": columns * 2 * 2 * 2 * 8 * 4 * 2.5 * 2,
     }
     # a graph reads the head in every pass; and a pass reads it once for all of its rows
-    for changes in ({"captured": True}, {"head_rows": 3.5}):
-        assert bytes_of(**changes)["head_bytes_per_token"] == 2 * 61 * 32 * 4
+    for changes in ({"captured": True}, {"head_rows": 28}):
+        other = bytes_per_token(model, replace(run, **changes), 6)
+        assert other["head_bytes_per_token"] == 2 * 61 * 32 * 4
 
 
 @pytest.mark.cpu(5)  # it measures the memory's bandwidth, once for the others as well

@@ -113,14 +113,12 @@ def test_a_prompt_is_continued_from_the_same_place_by_every_setting():
 
 def test_figures_from_given_times():
     model = tiny_model(seed=1, total_ut_steps=4)
-    plan = Plan(("full", "finish"), ExitConfig(), None, "", 5, 3)
-    ids = torch.zeros((2, 6), dtype=torch.int64)
 
     def runs(passes, *seconds, timed=None):
         given = {"kv_in_use": 100, "kv_allocated": 200, "tail_passes": 1, "timed": timed}
         return [Decoded(each, passes, 20, 8, torch.zeros(2, 5), **given) for each in seconds]
 
-    found = _figures(model, ids, plan, runs(8, 1.0, 4.0, 2.0), runs(16, 3.0, 6.0, 4.0))
+    found = _figures(model, 6, runs(8, 1.0, 4.0, 2.0), runs(16, 3.0, 6.0, 4.0))
     # Ratios of the rounds: 3, 1.5, 2; the ratio of the medians would be 2 as well, their mean would not.
     assert found["speed_ratio"].value == 2.0 and found["ideal"] == 2.0 and found["share_of_ideal"].value == 1.0
     assert found["milliseconds_per_token"].value == 500.0 and found["tokens_per_second"].value == 4.0
@@ -131,7 +129,7 @@ def test_figures_from_given_times():
     assert found["weight_bandwidth"] == pytest.approx(block * 8 / 2.0)
     assert found["kv_bytes_in_use"] == 100 and found["kv_bytes_allocated"] == 200 and found["same_tokens"]
     # an engine's runs may be of other lengths: 8 tokens of each sequence beside 4
-    other = _figures(model, ids, plan, runs(8, 1.0, timed=16), runs(16, 1.0, timed=8))
+    other = _figures(model, 6, runs(8, 1.0, timed=16), runs(16, 1.0, timed=8))
     assert other["speed_ratio"].value == 2.0 and other["milliseconds_per_token"].value == 125.0
 
 
