@@ -37,26 +37,16 @@ _WIDTH, _INNER, _VOCABULARY, _HEADS, _LAYERS = (
 )
 
 
-class Case(NamedTuple):
-    """One operation on one size.
-
-    Attributes:
-        kernel: Its name.
-        size: In words.
-        bytes: The least that it must read and write.
-        calls: How often a pass calls it.
-        ours: The kernel.
-        eager: The same in torch.
-        arguments: Of both.
-    """
+class _Case(NamedTuple):
+    """One operation on one size."""
 
     kernel: str
     size: str
-    bytes: int
-    calls: int
+    bytes: int  # the least that it must read and write
+    calls: int  # in a pass
     ours: Callable[..., object]
     eager: Callable[..., object]
-    arguments: tuple[Any, ...]
+    arguments: tuple[Any, ...]  # of both
 
 
 def measure(
@@ -107,7 +97,7 @@ def measure(
     return copy, found
 
 
-def _cases(like: Tensor, rows: Sequence[int], contexts: Sequence[int]) -> Iterator[tuple[int, Case]]:
+def _cases(like: Tensor, rows: Sequence[int], contexts: Sequence[int]) -> Iterator[tuple[int, _Case]]:
     """Cases by their rows; tensors are drawn with the device and the dtype of `like`."""
     torch.manual_seed(_SEED)
     for count in rows:
@@ -127,7 +117,7 @@ def _drawn(like: Tensor, *sizes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(size, device=like.device, dtype=like.dtype) for size in sizes]
 
 
-def _loop_end(like: Tensor, rows: int) -> Case:
+def _loop_end(like: Tensor, rows: int) -> _Case:
     hidden, previous, gate = _drawn(like, (rows, _WIDTH), (rows, _WIDTH), (_WIDTH,))
     weights = LoopEndWeights(None, 0.0, gate, like.new_zeros(1))
     state, slots = ExitState.empty(rows, _WIDTH, like.dtype, like.device), torch.arange(rows, device=like.device)
@@ -135,18 +125,18 @@ def _loop_end(like: Tensor, rows: int) -> Case:
     rules = RuleRows.of(ExitParams("qexit", 0.5, 2**30), rows, like.device)
     arguments = (hidden, previous, weights, state, slots, rules)
     size = (6 * rows + 1) * _WIDTH * like.itemsize
-    return Case(LOOP_END, f"{rows} rows of {_WIDTH}", size, 1, loop_end, loop_end_reference, arguments)
+    return _Case(LOOP_END, f"{rows} rows of {_WIDTH}", size, 1, loop_end, loop_end_reference, arguments)
 
 
-def _collapse(like: Tensor, rows: int) -> Case:
+def _collapse(like: Tensor, rows: int) -> _Case:
     (logits,) = _drawn(like, (rows, _VOCABULARY))
     state, slots = CollapseState.empty(rows, like.device), torch.arange(rows, device=like.device)
     arguments = (logits, None, state, slots, CollapseRule())
     size = rows * (_VOCABULARY * like.itemsize + WINDOW * 4)
-    return Case("collapse", f"{rows} rows of {_VOCABULARY}", size, 1, collapse, collapse_reference, arguments)
+    return _Case("collapse", f"{rows} rows of {_VOCABULARY}", size, 1, collapse, collapse_reference, arguments)
 
 
-def _attention(like: Tensor, rows: int, context: int) -> Case:
+def _attention(like: Tensor, rows: int, context: int) -> _Case:
     """Rows spread over the planes, each of a sequence of its own, so that nothing is read twice."""
     width = _WIDTH // _HEADS
     # as a cache keeps them: by position, and one position more that is nobody's
@@ -163,10 +153,10 @@ def _attention(like: Tensor, rows: int, context: int) -> Case:
     ours = partial(depth_attention, query, block_keys, block_values, at)
     eager = partial(span_attention, query, keys, values, spans)
     size = 2 * rows * context * _WIDTH * like.itemsize
-    return Case("depth_attention", f"{rows} rows, {context} columns", size, _LAYERS, ours, eager, (width**-0.5,))
+    return _Case("depth_attention", f"{rows} rows, {context} columns", size, _LAYERS, ours, eager, (width**-0.5,))
 
 
-def _qkv(like: Tensor, rows: int) -> Case:
+def _qkv(like: Tensor, rows: int) -> _Case:
     head = _WIDTH // _HEADS
     tables = (_POSITIONS, head)
     hidden, weight, cos, sin = _drawn(like, (rows, _WIDTH), (3 * _WIDTH, _WIDTH), tables, tables)
@@ -175,38 +165,38 @@ def _qkv(like: Tensor, rows: int) -> Case:
     arguments = (hidden, weight, cos, sin, index, keys, values, index)
     # of each row the state and two lines of the tables, and what is written
     size = (weight.numel() + rows * (4 * _WIDTH + 2 * head)) * like.itemsize
-    return Case("row_qkv", f"{rows} rows of {_WIDTH}", size, _LAYERS, row_qkv, row_qkv_reference, arguments)
+    return _Case("row_qkv", f"{rows} rows of {_WIDTH}", size, _LAYERS, row_qkv, row_qkv_reference, arguments)
 
 
-def _parts(like: Tensor, rows: int, width: int) -> Case:
+def _parts(like: Tensor, rows: int, width: int) -> _Case:
     """The product behind attention or behind the gates."""
     hidden, weight = arguments = tuple(_drawn(like, (rows, width), (_WIDTH, width)))
     size = weight.nbytes + hidden.nbytes + 4 * rows * _WIDTH
-    return Case("row_parts", f"{rows} rows of {width}", size, _LAYERS, row_parts, row_parts_reference, arguments)
+    return _Case("row_parts", f"{rows} rows of {width}", size, _LAYERS, row_parts, row_parts_reference, arguments)
 
 
-def _residual(like: Tensor, rows: int) -> Case:
+def _residual(like: Tensor, rows: int) -> _Case:
     """Of two parts; two in a layer."""
     parts = torch.randn(2, rows, _WIDTH, device=like.device)
     behind, residual, ahead = _drawn(like, (_WIDTH,), (rows, _WIDTH), (_WIDTH,))
     arguments = (parts, behind, residual, ahead, (_EPSILON, _EPSILON))
     size = (2 + 3 * rows) * _WIDTH * like.itemsize + parts.nbytes
     name = f"{rows} rows of {_WIDTH}"
-    return Case("row_residual", name, size, 2 * _LAYERS, row_residual, row_residual_reference, arguments)
+    return _Case("row_residual", name, size, 2 * _LAYERS, row_residual, row_residual_reference, arguments)
 
 
-def _gated(like: Tensor, rows: int) -> Case:
+def _gated(like: Tensor, rows: int) -> _Case:
     hidden, gate_up = _drawn(like, (rows, _WIDTH), (2 * _INNER, _WIDTH))
     size = gate_up.nbytes + rows * (_WIDTH + _INNER) * like.itemsize
     name = f"{rows} rows of {_WIDTH}, {_INNER}"
-    return Case("row_gated", name, size, _LAYERS, row_gated, row_gated_reference, (hidden, gate_up))
+    return _Case("row_gated", name, size, _LAYERS, row_gated, row_gated_reference, (hidden, gate_up))
 
 
-def _head(like: Tensor, rows: int) -> Case:
+def _head(like: Tensor, rows: int) -> _Case:
     """As a pass reads logits."""
     hidden, weight = _drawn(like, (rows, _WIDTH), (_VOCABULARY, _WIDTH))
     size = weight.nbytes + rows * (_WIDTH + _VOCABULARY) * like.itemsize
-    return Case(
+    return _Case(
         "row_linear", f"{rows} rows of {_WIDTH}, {_VOCABULARY} ids", size, 1, row_linear, linear, (hidden, weight)
     )
 

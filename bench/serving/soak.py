@@ -133,18 +133,7 @@ class Soak(BaseModel):
 
 
 class _Asker:
-    """Clients that share what is known of right answers.
-
-    Args:
-        url: Of the server.
-        model: Its name there.
-        prompts: Questions.
-        max_tokens: Of an answer.
-        found: Takes the counts.
-
-    Attributes:
-        sent: Requests that were sent whole.
-    """
+    """Clients that share what is known of right answers; `sent` are the requests that were sent whole."""
 
     def __init__(self, url: str, model: str, prompts: list[str], max_tokens: int, found: Soak) -> None:
         self.url, self.model, self.prompts, self._most, self.found = url, model, prompts, max_tokens, found

@@ -53,22 +53,19 @@ def test_bytes_are_those_computed_by_hand():
 
 
 @pytest.mark.cpu(5)  # it measures the memory's bandwidth, once for the others as well
-def test_a_run_counts_bytes_of_full_depth():
+def test_a_run_counts_bytes_of_full_depth_and_names_the_runner_that_ran():
     model = tiny_model(seed=1, total_ut_steps=4)
-    row = measured(model)["full"]
+    model.runner = "compile"
+    # what only Python can call: a step with hooks is not compiled
+    model.model.layers[0].register_forward_hook(lambda *_: None)
+    rows = measured(model)
+    assert {row.runner for row in rows.values()} == {"eager"}
+    row = rows["full"]
     block = sum(parameter.nbytes for parameter in model.model.layers.parameters())
     assert row.block_bytes_per_token == 4 * block and row.head_bytes_per_token == 61 * 32 * 4
     # tokens at positions 4, 5 and 6, each with a row in every one of 4 planes
     assert row.kv_bytes_per_token == 4 * (5 + 6 + 7) / 3 * 256
     assert row.copy_bandwidth > 0
-
-
-def test_the_runner_of_a_row_is_what_ran():
-    model = tiny_model(seed=1, total_ut_steps=4)
-    model.runner = "compile"
-    # what only Python can call: a step with hooks is not compiled
-    model.model.layers[0].register_forward_hook(lambda *_: None)
-    assert {row.runner for row in measured(model).values()} == {"eager"}
 
 
 @pytest.mark.slow
