@@ -13,7 +13,7 @@ from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.serving import measure, servers
-from sigma0.bench.serving.load import WAYS, Ask
+from sigma0.bench.serving.measure import WAYS, Ask
 from sigma0.commands.console import one_line_errors
 from sigma0.commands.options import ModelArgument, Runner
 from sigma0.decode.runners import choose_runner

@@ -25,7 +25,7 @@ from sigma0.bench.core.conditions import git_commit
 from sigma0.bench.core.options import ReportFile
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.serving.floods import Flooding, Floods
-from sigma0.bench.serving.load import chunks
+from sigma0.bench.serving.measure import chunks
 from sigma0.bench.serving.servers import counters, serving_process
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, ModelArgument

@@ -18,7 +18,7 @@ from sigma0.bench.speed.courses import chosen_course, described
 from sigma0.bench.speed.decoders import OTHERS, PUBLISHED
 from sigma0.bench.speed.measure import MORE_WAYS, WAYS, Plan, measure
 from sigma0.bench.speed.opened import conditions_of, open_model, prompt_ids
-from sigma0.bench.speed.published import published
+from sigma0.bench.speed.peer import published
 from sigma0.bench.speed.self_speculation import Drafting, fit_drafting
 from sigma0.bench.speed.shapes import SHAPES
 from sigma0.bench.speed.table import print_speed

@@ -28,8 +28,7 @@ from sigma0.bench.speed.decoders import (
     median_figure,
 )
 from sigma0.bench.speed.engine import Engined, open_engine
-from sigma0.bench.speed.peer import Stock
-from sigma0.bench.speed.published import Published
+from sigma0.bench.speed.peer import Published, Stock
 from sigma0.bench.speed.roofline import block_bytes, bytes_per_token
 from sigma0.bench.speed.self_speculation import Drafting, SelfSpeculation
 from sigma0.config import AfterExit, ExitConfig

@@ -5,8 +5,7 @@ from typer.testing import CliRunner
 
 from sigma0.bench.commands import app
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.overhead.empty import WRITTEN
-from sigma0.bench.overhead.measure import Bench, Case, cases
+from sigma0.bench.overhead.measure import WRITTEN, Bench, Case, cases
 from sigma0.checkpoints import resolve_model
 from sigma0.models.load import load_tokenizer
 

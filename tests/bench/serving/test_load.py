@@ -10,9 +10,19 @@ pytest.importorskip("fastapi")
 
 from sigma0 import ExitConfig
 from sigma0.bench.core.ledger import Conditions, ServeRow
-from sigma0.bench.serving import load as loads
-from sigma0.bench.serving.load import Answer, Ask, Load, drive, percentiles
-from sigma0.bench.serving.measure import Run, our_configs, serve_rows, spread, vllm_rows
+from sigma0.bench.serving import measure as loads
+from sigma0.bench.serving.measure import (
+    Answer,
+    Ask,
+    Load,
+    Run,
+    drive,
+    our_configs,
+    percentiles,
+    serve_rows,
+    spread,
+    vllm_rows,
+)
 from sigma0.bench.serving.servers import counts
 from tests.bench.core.test_ledger import CONDITIONS
 from tests.serve.conftest import plain  # noqa: F401
