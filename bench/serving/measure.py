@@ -57,10 +57,12 @@ class Load:
     Attributes:
         seconds: From the first request to the last token.
         answers: Of all requests.
+        counts: What the server counted meanwhile; empty where it does not tell.
     """
 
     seconds: float
-    answers: tuple[Answer, ...]
+    answers: Sequence[Answer]
+    counts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:
@@ -136,7 +138,7 @@ async def drive(ask: Ask, kind: str, amount: float, requests: int, seed: int = 0
 
     async with httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=clients)) as connection:
         answers = await asyncio.gather(*(one(connection, number) for number in range(requests)))
-    return Load(perf_counter() - began, tuple(answers))
+    return Load(perf_counter() - began, answers)
 
 
 async def complete(connection: httpx.AsyncClient, ask: Ask, number: int) -> Answer:
@@ -190,29 +192,16 @@ def _take(answer: Answer, chunk: dict[str, Any]) -> None:
         answer.arrivals.append(perf_counter())
 
 
-@dataclass(frozen=True)
-class Run:
-    """One way under one load in one round.
-
-    Attributes:
-        load: What the clients saw.
-        counts: What the server counted meanwhile; empty where it does not tell.
-    """
-
-    load: Load
-    counts: Mapping[str, float]
-
-
 # By kind (closed or open) and amount (clients or requests a second) of the load, and by way; one for each round.
-Found = Mapping[tuple[str, float], Mapping[str, Sequence[Run]]]
+Found = Mapping[tuple[str, float], Mapping[str, Sequence[Load]]]
 
 
-def run(ask: Ask, kind: str, amount: float, requests: int) -> Run:
+def run(ask: Ask, kind: str, amount: float, requests: int) -> Load:
     """One way under one load, once."""
     before = ask.counts(ask.url)
     load = asyncio.run(drive(ask, kind, amount, requests))
     after = ask.counts(ask.url)
-    return Run(load, {name: after[name] - before[name] for name in before})
+    return replace(load, counts={name: after[name] - before[name] for name in before})
 
 
 def in_turn(
@@ -231,7 +220,7 @@ def in_turn(
         requests: Of a round under a load.
         hidden: Whether no bar is shown.
     """
-    found: dict[tuple[str, float], dict[str, list[Run]]] = {load: {way: [] for way in asks} for load in loads}
+    found: dict[tuple[str, float], dict[str, list[Load]]] = {load: {way: [] for way in asks} for load in loads}
     runs = [(load, way) for load in loads for number in range(rounds) for way in list(asks)[:: -1 if number % 2 else 1]]
     with progress_bar("runs", len(runs), hidden) as advance:
         for done, (load, way) in enumerate(runs, start=1):
@@ -299,7 +288,7 @@ def serve_rows(found: Found, configs: Mapping[str, ExitConfig], conditions: Cond
                 "amount": amount,
                 "rows_per_second": _rate(runs, "rows"),
                 "passes_per_second": _rate(runs, "passes"),
-                "between_tokens_ms": runs[-1].load.between_tokens,
+                "between_tokens_ms": runs[-1].between_tokens,
             }
             figures = _figures(runs, by_way["full"])
             rows.append(ServeRow.model_validate({**conditions.model_dump(), **told, **figures}))
@@ -318,9 +307,9 @@ def vllm_rows(found: Found, conditions: Conditions, version: str, drafts: int, d
     """
     ended, rows = datetime.now(timezone.utc).isoformat(), []
     for (_, clients), by_way in found.items():
-        expected = {answer.number: answer.text for answer in by_way["full"][-1].load.answers}
+        expected = {answer.number: answer.text for answer in by_way["full"][-1].answers}
         for way, runs in by_way.items():
-            answers = [answer for run in runs for answer in run.load.answers]
+            answers = [answer for run in runs for answer in run.answers]
             drafting, last = way == "vllm-drafts", runs[-1]
             steps = last.counts.get("drafts")
             told = {
@@ -332,21 +321,21 @@ def vllm_rows(found: Found, conditions: Conditions, version: str, drafts: int, d
                 "accepted_length": 1 + last.counts["accepted_tokens"] / steps if steps else None,
                 "clients": int(clients),
                 "same_text": sum(answer.text == expected[answer.number] for answer in answers) / len(answers),
-                "answer_ms": percentiles([answer.ended - answer.began for answer in last.load.answers]),
+                "answer_ms": percentiles([answer.ended - answer.began for answer in last.answers]),
             }
             figures = _figures(runs, by_way["vllm"])
             rows.append(VllmRow.model_validate({**conditions.model_dump(), **told, **figures}))
     return rows
 
 
-def _figures(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
+def _figures(runs: Sequence[Load], base: Sequence[Load]) -> dict[str, Any]:
     """What both rows tell of a way."""
-    speeds, others = ([run.load.tokens_per_second for run in each] for each in (runs, base))
-    last = runs[-1].load
+    speeds, others = ([run.tokens_per_second for run in each] for each in (runs, base))
+    last = runs[-1]
     return {
         "requests": len(last.answers),
         "rounds": len(runs),
-        "failed": sum(run.load.failed for run in runs),
+        "failed": sum(run.failed for run in runs),
         "tokens_per_second": spread(speeds),
         "speed_ratio": spread([speed / other for speed, other in zip(speeds, others, strict=True)]),
         "first_token_ms": last.first_token,
@@ -358,6 +347,6 @@ def spread(values: Sequence[float]) -> Figure:
     return Figure(value=median(values), low=min(values), high=max(values))
 
 
-def _rate(runs: Sequence[Run], name: str) -> float | None:
-    values = [run.counts[name] / run.load.seconds for run in runs if name in run.counts]
+def _rate(runs: Sequence[Load], name: str) -> float | None:
+    values = [run.counts[name] / run.seconds for run in runs if name in run.counts]
     return median(values) if values else None

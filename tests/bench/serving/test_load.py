@@ -15,7 +15,6 @@ from sigma0.bench.serving.measure import (
     Answer,
     Ask,
     Load,
-    Run,
     drive,
     our_configs,
     percentiles,
@@ -84,12 +83,12 @@ def test_times_become_percentiles():
     told = percentiles([0.1, 0.2, 0.3])
     assert told.p50 == pytest.approx(200) and told.p99 == pytest.approx(298)
     assert percentiles([]).p50 == 0
-    load = Load(2.0, (Answer(0.0, [0.5, 0.6, 0.8], 3), Answer(0.0, [], 0, "broke")))
+    load = Load(2.0, [Answer(0.0, [0.5, 0.6, 0.8], 3), Answer(0.0, [], 0, "broke")])
     assert load.first_token.p50 == pytest.approx(500) and load.between_tokens.p50 == pytest.approx(150)
 
 
 def measured(tokens, text="", **counts):
-    return Run(Load(2.0, (Answer(0.0, [0.5], tokens, text=text),)), counts)
+    return Load(2.0, [Answer(0.0, [0.5], tokens, text=text)], counts)
 
 
 def test_ratios_are_taken_round_by_round():
