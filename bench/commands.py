@@ -79,7 +79,7 @@ COMMANDS = {
         "Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end.",
     ),
     "course": Target(
-        "sigma0.bench.speed.course_command",
+        "sigma0.bench.speed.courses",
         "course",
         "Record at which loop each token of a shipped model's answers stops, and from which loop on it is settled.",
     ),
@@ -152,12 +152,12 @@ COMMANDS = {
         "Throughput and latency of full depth, never exiting, finish, drop and verify, each through the same server.",
     ),
     "soak": Target(
-        "sigma0.bench.serving.soak_command",
+        "sigma0.bench.serving.soak",
         "soak_server",
         "Load a server with clients of all kinds, one in ten of which leave in the middle; then end it under load.",
     ),
     "vllm": Target(
-        "sigma0.bench.serving.vllm_command",
+        "sigma0.bench.serving.command",
         "vllm",
         "The same requests to vLLM at full depth, to vLLM with our drafts, and to our own server, in turn.",
     ),

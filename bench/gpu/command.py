@@ -13,8 +13,7 @@ from typing import Annotated
 
 import typer
 
-from sigma0.bench.gpu.outcomes import Outcomes
-from sigma0.bench.gpu.parts import DAY, REHEARSAL, Part, named, parts
+from sigma0.bench.gpu.parts import DAY, REHEARSAL, Outcomes, Part, named, parts
 from sigma0.commands.console import one_line_errors
 
 # Past the end a process that did not end by itself is ended.

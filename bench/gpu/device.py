@@ -1,6 +1,5 @@
 """`python -m sigma0.bench device`: what a device is, and how fast a copy moves there."""
 
-import json
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +11,7 @@ import typer
 from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import ReportFile
+from sigma0.bench.core.output import tell_report
 from sigma0.commands.console import one_line_errors
 from sigma0.commands.options import AsJson, Threads
 from sigma0.models.load import resolve_device
@@ -28,32 +28,26 @@ def device(
     """Facts of a device, versions of the libraries, and the bandwidth of a plain copy, measured."""
     torch.set_num_threads(threads)
     with one_line_errors():
-        facts = device_facts(torch.device(resolve_device(device)))
-        text = json.dumps(facts, indent=1)
-        if out is not None:
-            out.write_text(text + "\n")
-    typer.echo(text if as_json else "\n".join(f"{name}: {value}" for name, value in facts.items()))
-
-
-def device_facts(place: torch.device) -> dict[str, Any]:
-    """What is known of a device, and the bytes a second that a copy there reads and writes."""
-    facts: dict[str, Any] = {
-        "device": device_name(place),
-        "processors": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in LIBRARIES},
-        "commit": git_commit(),
-    }
-    if place.type == "cuda":
-        found = torch.cuda.get_device_properties(place)
-        facts |= {
-            "capability": f"{found.major}.{found.minor}",
-            "multiprocessors": found.multi_processor_count,
-            "memory_bytes": found.total_memory,
-            "l2_bytes": found.L2_cache_size,
-            "cuda": torch.version.cuda,
+        place = torch.device(resolve_device(device))
+        facts: dict[str, Any] = {
+            "device": device_name(place),
+            "processors": os.cpu_count(),
+            "python": platform.python_version(),
+            "versions": {name: _version(name) for name in LIBRARIES},
+            "commit": git_commit(),
         }
-    return {**facts, "copy_bytes_per_second": copy_bandwidth(place)}
+        if place.type == "cuda":
+            found = torch.cuda.get_device_properties(place)
+            facts |= {
+                "capability": f"{found.major}.{found.minor}",
+                "multiprocessors": found.multi_processor_count,
+                "memory_bytes": found.total_memory,
+                "l2_bytes": found.L2_cache_size,
+                "cuda": torch.version.cuda,
+            }
+        facts["copy_bytes_per_second"] = copy_bandwidth(place)
+        if tell_report(facts, out, as_json):
+            typer.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
 
 
 def _version(name: str) -> str | None:

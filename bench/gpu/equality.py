@@ -7,12 +7,12 @@ pass alone is seen where one prompt, read by itself, is continued by many rows.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -124,7 +124,7 @@ def compare(
         `equal` and `first`, where bits differ first.
     """
     place = torch.device(device)
-    found = []
+    found: list[dict[str, Any]] = []
     for shape in shapes:
         model = random_model(shape, str(place), "bfloat16")
         generator = torch.Generator().manual_seed(SEED)
@@ -135,45 +135,33 @@ def compare(
             full = rules(model.num_loops)["full"]
             alone, among = (write(model, ids[:rows], full, new_tokens) for rows in (1, ROWS))
             told = {"shape": shape, "asked": runner, "runner": alone.runner}
+
+            def tell(pair: str, rows: int, ours: Written, theirs: Written, passes: int) -> None:
+                first = ours.first_difference(theirs)
+                row = {"pair": pair, "rows": rows, "passes": passes, "equal": first is None, "first": first}
+                found.append({**told, **row})  # noqa: B023
+
             for rows, expected in ((1, alone), (ROWS, among)):
                 for name, config in rules(model.num_loops).items():
-                    first = write(model, ids[:rows], config, new_tokens).first_difference(expected)
-                    found.append({**told, **_pair(f"{name} and full", rows, ran, first)})
+                    tell(f"{name} and full", rows, write(model, ids[:rows], config, new_tokens), expected, ran)
             one, many = (write(model, ids[:1], full, new_tokens, copies=copies) for copies in (1, ROWS))
-            for pair, ours, theirs in (("copies and alone", many, one), (TOGETHER, among, alone)):
-                found.append({**told, **_pair(pair, ROWS, ran, ours.first_difference(theirs))})
+            tell("copies and alone", ROWS, many, one, ran)
+            tell(TOGETHER, ROWS, among, alone, ran)
             if runner != "eager" and torch.cuda.get_device_capability(place) >= PDL_CAPABILITY:
                 long = passes // model.num_loops + 1
                 for rows, (name, config) in product((1, ROWS), {"full": full, "finish": FINISH}.items()):
-                    texts = [_dependent(model, ids[:rows], config, long, switch) for switch in ("0", "1")]
-                    first = texts[1].first_difference(texts[0])
-                    pair = f"SIGMA0_PDL=1 and 0, {name}"
-                    found.append({**told, **_pair(pair, rows, model.num_loops * (long - 1), first)})
+                    without, dependent = (_with_pdl(each, model, ids[:rows], config, long) for each in ("0", "1"))
+                    tell(f"SIGMA0_PDL=1 and 0, {name}", rows, dependent, without, model.num_loops * (long - 1))
     return found
 
 
-def _pair(pair: str, rows: int, passes: int, first: dict[str, Any] | None) -> dict[str, Any]:
-    return {"pair": pair, "rows": rows, "passes": passes, "equal": first is None, "first": first}
-
-
-def _dependent(model: Any, ids: Tensor, config: ExitConfig, new_tokens: int, switch: str) -> Written:
-    with _switched("SIGMA0_PDL", switch):
-        return write(model, ids, config, new_tokens)
-
-
-@contextmanager
-def _switched(name: str, value: str) -> Iterator[None]:
-    """Sets a switch of the environment that launches read once."""
-    before = os.environ.get(name)
-    os.environ[name] = value
+def _with_pdl(switch: str, model: Any, ids: Tensor, config: ExitConfig, new_tokens: int) -> Written:
+    """What is written with dependent launch switched by the environment, which launches read once."""
     launch_options.cache_clear()
     try:
-        yield
+        with patch.dict(os.environ, {"SIGMA0_PDL": switch}):
+            return write(model, ids, config, new_tokens)
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
         launch_options.cache_clear()
 
 

@@ -20,8 +20,7 @@ import torch
 import typer
 
 from sigma0.bench.core.ledger import check_ledger, read_rows
-from sigma0.bench.gpu.outcomes import Outcomes
-from sigma0.bench.gpu.parts import Part
+from sigma0.bench.gpu.parts import Outcomes, Part
 from sigma0.bench.quantization.table import latest_quantization
 from sigma0.bench.quantization.table import whole as quantization_table
 from sigma0.bench.speed.table import speed_parts

@@ -1,7 +1,7 @@
 """`python -m sigma0.bench kernels`: time the kernels, print and store."""
 
 import json
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +13,7 @@ from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import ReportFile
 from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.kernels.measure import SHAPE, WAYS, Timing, cases, measure, pass_seconds
-from sigma0.bench.kernels.rows import row_cases
+from sigma0.bench.kernels.measure import SHAPE, WAYS, measure, pass_seconds
 from sigma0.bench.kernels.tune import products_of, write_table
 from sigma0.bench.kernels.tune import tune as tuned
 from sigma0.bench.speed.shapes import SHAPES
@@ -32,8 +31,7 @@ def kernels(
     ways: Annotated[str, typer.Option(help=f"Some of {', '.join(WAYS)}; by default all, and eager off CUDA.")] = "",
     whole_pass: Annotated[bool, typer.Option(help="Time a pass of the block too, for the shares.")] = True,
     tune: Annotated[
-        bool,
-        typer.Option("--tune", help="Find the best tiling of each product, and write the table (--out)."),
+        bool, typer.Option("--tune", help="Find the best tiling of each product, and write the table (--out).")
     ] = False,
     shape: Annotated[str, typer.Option(help=f"Whose products --tune divides: {', '.join(SHAPES)}.")] = SHAPE,
     seconds: Annotated[float, typer.Option(min=1, help="Time that --tune may take.")] = 110,
@@ -60,8 +58,7 @@ def kernels(
         total = len(counts) * (8 + len(columns))
         with progress_bar("cases", total, hidden=as_json) as advance:
             done = count(1)
-            every = chain(cases(place, kind, counts, columns, names), row_cases(place, kind, counts, names))
-            copy, timings = measure(every, place, passes, lambda: advance(next(done)))
+            copy, timings = measure(place, kind, counts, columns, names, passes, lambda: advance(next(done)))
     report = {
         "shape": SHAPE,
         "device": device_name(place),
@@ -70,10 +67,10 @@ def kernels(
         "commit": git_commit(),
         "copy_gigabytes_per_second": copy / 1e9,
         "pass_microseconds": {str(count): seconds * 1e6 for count, seconds in passes.items()},
-        "timings": [timing.to_dict() for timing in timings],
+        "timings": timings,
     }
     if tell_report(report, out, as_json):
-        _print(report, timings)
+        _print(report)
 
 
 def _tune(shape: str, place: torch.device, dtype: torch.dtype, seconds: float, table: Path, as_json: bool) -> None:
@@ -94,20 +91,18 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _print(report: dict[str, Any], timings: list[Timing]) -> None:
-    title = (
-        f"{report['shape']}, {report['dtype']}, {report['device']}; "
-        f"a copy moves {report['copy_gigabytes_per_second']:.0f} GB/s"
-    )
+def _print(report: dict[str, Any]) -> None:
+    copy = report["copy_gigabytes_per_second"]
+    title = f"{report['shape']}, {report['dtype']}, {report['device']}; a copy moves {copy:.0f} GB/s"
     headings = ("kernel", "size", "way", "us", "GB/s", "of a copy", "of a pass")
     cells = [
         (
-            *(timing.kernel, timing.size, timing.way),
-            f"{timing.microseconds:.1f}",
-            f"{timing.gigabytes_per_second:.0f}",
-            f"{timing.of_a_copy:.0%}",
-            "" if timing.of_a_pass is None else f"{timing.of_a_pass:.1%}",
+            *(timing[name] for name in headings[:3]),
+            f"{timing['microseconds']:.1f}",
+            f"{timing['gigabytes_per_second']:.0f}",
+            f"{timing['of_a_copy']:.0%}",
+            "" if timing["of_a_pass"] is None else f"{timing['of_a_pass']:.1%}",
         )
-        for timing in timings
+        for timing in report["timings"]
     ]
     Console().print(BenchTable(headings, cells, title, left=headings[:3]).rich())

@@ -5,12 +5,13 @@ in the same run. A share of one decode pass compares with a pass of the block, o
 """
 
 import statistics
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn.functional import linear
 
 from sigma0.bench.core.bandwidth import copy_bandwidth, time_of
 from sigma0.bench.speed.shapes import SHAPES
@@ -20,194 +21,196 @@ from sigma0.kernels.depth_attention import DepthRows, depth_attention
 from sigma0.kernels.exit_state import KEPT, ExitParams, ExitState, LoopEndWeights, RuleRows
 from sigma0.kernels.loop_end import loop_end_reference
 from sigma0.kernels.loop_end_kernel import loop_end
+from sigma0.kernels.row_gated import row_gated, row_gated_reference
+from sigma0.kernels.row_linear import row_linear, row_parts, row_parts_reference
+from sigma0.kernels.row_norm_kernel import row_residual, row_residual_reference
+from sigma0.kernels.row_qkv import row_qkv, row_qkv_reference
 from sigma0.kernels.span_attention import span_attention, spans_of
 from sigma0.kernels.variants import LOOP_END
 
 SHAPE, LOOPS = "ouro-1.4b", 4
 WAYS = ("kernel", "eager", "compiled")
-_SEED = 0
+_SEED, _EPSILON, _POSITIONS = 0, 1e-6, 1024
+_WIDTH, _INNER, _VOCABULARY, _HEADS, _LAYERS = (
+    SHAPES[SHAPE][name]
+    for name in ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_hidden_layers")
+)
 
 
-@dataclass(frozen=True)
-class Case:
-    """One operation on one size.
-
-    Attributes:
-        kernel: Its name.
-        size: In words.
-        rows: Rows in the pass.
-        bytes: The least that it must read and write.
-        calls: How often a pass calls it.
-        ways: What to time, by name.
-    """
+class _Case(NamedTuple):
+    """One operation on one size."""
 
     kernel: str
     size: str
-    rows: int
-    bytes: int
-    calls: int
-    ways: dict[str, Callable[[], object]]
+    bytes: int  # the least that it must read and write
+    calls: int  # in a pass
+    ours: Callable[..., object]
+    eager: Callable[..., object]
+    arguments: tuple[Any, ...]  # of both
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What was measured.
-
-    Attributes:
-        kernel: Name of the operation.
-        size: In words.
-        way: "kernel", "eager" or "compiled".
-        microseconds: Median of a call.
-        gigabytes_per_second: Least bytes over that time.
-        of_a_copy: That over a copy's bandwidth.
-        of_a_pass: Time of all calls in a pass over the time of a pass of the block; None where none was timed.
-    """
-
-    kernel: str
-    size: str
-    way: str
-    microseconds: float
-    gigabytes_per_second: float
-    of_a_copy: float
-    of_a_pass: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
-
-def cases(
-    device: torch.device, dtype: torch.dtype, rows: tuple[int, ...], contexts: tuple[int, ...], ways: tuple[str, ...]
-) -> Iterator[Case]:
-    """Every operation on every size.
+def measure(
+    device: torch.device,
+    dtype: torch.dtype,
+    rows: Sequence[int],
+    contexts: Sequence[int],
+    ways: Sequence[str],
+    passes: dict[int, float],
+    on_case: Callable[[], None],
+) -> tuple[float, list[dict[str, Any]]]:
+    """Times every operation on every size.
 
     Args:
         device: Where.
-        dtype: Of states, logits and K/V.
+        dtype: Of states, weights, logits and K/V.
         rows: Rows of a pass.
         contexts: Columns that each row attends to.
         ways: Some of `WAYS`.
+        passes: Seconds of a pass by number of rows; {} leaves the shares out.
+        on_case: Told of each case.
+
+    Returns:
+        Bandwidth of a copy, bytes a second (median of three readings), and of each case and way the median of a call,
+        its least bytes over that time, that over a copy's, and all calls of a pass over the time of a pass.
     """
+    copy = statistics.median(copy_bandwidth(device) for _ in range(3))
+    found = []
+    for count, case in _cases(torch.empty(0, device=device, dtype=dtype), rows, contexts):
+        for way in ways:
+            made = {"kernel": case.ours, "eager": case.eager}.get(way) or torch.compile(case.eager)
+            call = partial(made, *case.arguments)
+            call()
+            seconds = time_of(call, device)
+            rate = case.bytes / seconds
+            found.append(
+                {
+                    "kernel": case.kernel,
+                    "size": case.size,
+                    "way": way,
+                    "microseconds": seconds * 1e6,
+                    "gigabytes_per_second": rate / 1e9,
+                    "of_a_copy": rate / copy,
+                    "of_a_pass": case.calls * seconds / passes[count] if count in passes else None,
+                }
+            )
+        on_case()
+    return copy, found
+
+
+def _cases(like: Tensor, rows: Sequence[int], contexts: Sequence[int]) -> Iterator[tuple[int, _Case]]:
+    """Cases by their rows; tensors are drawn with the device and the dtype of `like`."""
     torch.manual_seed(_SEED)
     for count in rows:
-        yield _loop_end(device, dtype, count, ways)
-        yield _collapse(device, dtype, count, ways)
-        for context in contexts:
-            yield _attention(device, dtype, count, context, ways)
+        yield count, _loop_end(like, count)
+        yield count, _collapse(like, count)
+        yield from ((count, _attention(like, count, context)) for context in contexts)
+    for count in rows:
+        yield count, _qkv(like, count)
+        yield count, _parts(like, count, _WIDTH)
+        yield count, _residual(like, count)
+        yield count, _gated(like, count)
+        yield count, _parts(like, count, _INNER)
+        yield count, _head(like, count)
 
 
-def ways_of(
-    names: tuple[str, ...], kernel: Callable[..., object], eager: Callable[..., object], *arguments: Any
-) -> dict[str, Callable[[], object]]:
-    """The calls of an operation in some of `WAYS`."""
-    made = {"kernel": kernel, "eager": eager, "compiled": torch.compile(eager) if "compiled" in names else eager}
-    return {name: partial(made[name], *arguments) for name in names}
+def _drawn(like: Tensor, *sizes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn(size, device=like.device, dtype=like.dtype) for size in sizes]
 
 
-def _loop_end(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[str, ...]) -> Case:
-    width = SHAPES[SHAPE]["hidden_size"]
-    hidden, previous = (torch.randn(rows, width, device=device, dtype=dtype) for _ in range(2))
-    gate = torch.randn(width, device=device, dtype=dtype)
-    weights = LoopEndWeights(None, 0.0, gate, torch.zeros(1, device=device, dtype=dtype))
-    state, slots = ExitState.empty(rows, width, dtype, device), torch.arange(rows, device=device)
+def _loop_end(like: Tensor, rows: int) -> _Case:
+    hidden, previous, gate = _drawn(like, (rows, _WIDTH), (rows, _WIDTH), (_WIDTH,))
+    weights = LoopEndWeights(None, 0.0, gate, like.new_zeros(1))
+    state, slots = ExitState.empty(rows, _WIDTH, like.dtype, like.device), torch.arange(rows, device=like.device)
     state.counts[:, 0] = KEPT
-    rules = RuleRows.of(ExitParams("qexit", 0.5, 2**30), rows, device)
+    rules = RuleRows.of(ExitParams("qexit", 0.5, 2**30), rows, like.device)
     arguments = (hidden, previous, weights, state, slots, rules)
-    size = 6 * rows * width * dtype.itemsize + width * dtype.itemsize
-    return Case(
-        LOOP_END, f"{rows} rows of {width}", rows, size, 1,
-        ways_of(ways, loop_end, loop_end_reference, *arguments),
-    )  # fmt: skip
+    size = (6 * rows + 1) * _WIDTH * like.itemsize
+    return _Case(LOOP_END, f"{rows} rows of {_WIDTH}", size, 1, loop_end, loop_end_reference, arguments)
 
 
-def _collapse(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[str, ...]) -> Case:
-    vocabulary = SHAPES[SHAPE]["vocab_size"]
-    logits = torch.randn(rows, vocabulary, device=device, dtype=dtype)
-    state, slots = CollapseState.empty(rows, device), torch.arange(rows, device=device)
+def _collapse(like: Tensor, rows: int) -> _Case:
+    (logits,) = _drawn(like, (rows, _VOCABULARY))
+    state, slots = CollapseState.empty(rows, like.device), torch.arange(rows, device=like.device)
     arguments = (logits, None, state, slots, CollapseRule())
-    size = rows * (vocabulary * dtype.itemsize + WINDOW * 4)
-    return Case(
-        "collapse", f"{rows} rows of {vocabulary}", rows, size, 1,
-        ways_of(ways, collapse, collapse_reference, *arguments),
-    )  # fmt: skip
+    size = rows * (_VOCABULARY * like.itemsize + WINDOW * 4)
+    return _Case("collapse", f"{rows} rows of {_VOCABULARY}", size, 1, collapse, collapse_reference, arguments)
 
 
-def _attention(device: torch.device, dtype: torch.dtype, rows: int, context: int, ways: tuple[str, ...]) -> Case:
+def _attention(like: Tensor, rows: int, context: int) -> _Case:
     """Rows spread over the planes, each of a sequence of its own, so that nothing is read twice."""
-    heads = SHAPES[SHAPE]["num_attention_heads"]
-    width = SHAPES[SHAPE]["hidden_size"] // heads
+    width = _WIDTH // _HEADS
     # as a cache keeps them: by position, and one position more that is nobody's
-    keys, values = (
-        torch.randn(LOOPS, rows * context + 1, heads, width, device=device, dtype=dtype) for _ in range(2)
-    )  # fmt: skip
+    held = (LOOPS, rows * context + 1, _HEADS, width)
+    keys, values, query = _drawn(like, held, held, (rows, _HEADS, width))
     block_keys, block_values = (
-        part[:, :-1].view(LOOPS, rows, context, heads, width).transpose(2, 3) for part in (keys, values)
+        part[:, :-1].view(LOOPS, rows, context, _HEADS, width).transpose(2, 3) for part in (keys, values)
     )
-    query = torch.randn(rows, heads, width, device=device, dtype=dtype)
-    sequences = torch.arange(rows, device=device)
-    planes = (torch.arange(rows, device=device) * LOOPS).div(rows, rounding_mode="floor")
-    columns = torch.full_like(sequences, context - 1)
-    at = DepthRows(sequences, columns, planes, None, None, None, context)
-    firsts, lengths = [context * row for row in range(rows)], [context] * rows
-    spans = spans_of(planes.tolist(), firsts, lengths, lengths)
-    scaling = width**-0.5
-    size = 2 * rows * heads * context * width * dtype.itemsize
-    return Case(
-        "depth_attention",
-        f"{rows} rows, {context} columns",
-        rows,
-        size,
-        SHAPES[SHAPE]["num_hidden_layers"],
-        ways_of(
-            ways,
-            partial(depth_attention, query, block_keys, block_values, at),
-            partial(span_attention, query, keys, values, spans),
-            scaling,
-        ),
+    sequences = torch.arange(rows, device=like.device)
+    planes = (sequences * LOOPS).div(rows, rounding_mode="floor")
+    at = DepthRows(sequences, torch.full_like(sequences, context - 1), planes, None, None, None, context)
+    lengths = [context] * rows
+    spans = spans_of(planes.tolist(), [context * row for row in range(rows)], lengths, lengths)
+    ours = partial(depth_attention, query, block_keys, block_values, at)
+    eager = partial(span_attention, query, keys, values, spans)
+    size = 2 * rows * context * _WIDTH * like.itemsize
+    return _Case("depth_attention", f"{rows} rows, {context} columns", size, _LAYERS, ours, eager, (width**-0.5,))
+
+
+def _qkv(like: Tensor, rows: int) -> _Case:
+    head = _WIDTH // _HEADS
+    tables = (_POSITIONS, head)
+    hidden, weight, cos, sin = _drawn(like, (rows, _WIDTH), (3 * _WIDTH, _WIDTH), tables, tables)
+    keys, values = (like.new_zeros(LOOPS, rows, _HEADS, head) for _ in range(2))
+    index = torch.arange(rows, device=like.device)
+    arguments = (hidden, weight, cos, sin, index, keys, values, index)
+    # of each row the state and two lines of the tables, and what is written
+    size = (weight.numel() + rows * (4 * _WIDTH + 2 * head)) * like.itemsize
+    return _Case("row_qkv", f"{rows} rows of {_WIDTH}", size, _LAYERS, row_qkv, row_qkv_reference, arguments)
+
+
+def _parts(like: Tensor, rows: int, width: int) -> _Case:
+    """The product behind attention or behind the gates."""
+    hidden, weight = arguments = tuple(_drawn(like, (rows, width), (_WIDTH, width)))
+    size = weight.nbytes + hidden.nbytes + 4 * rows * _WIDTH
+    return _Case("row_parts", f"{rows} rows of {width}", size, _LAYERS, row_parts, row_parts_reference, arguments)
+
+
+def _residual(like: Tensor, rows: int) -> _Case:
+    """Of two parts; two in a layer."""
+    parts = torch.randn(2, rows, _WIDTH, device=like.device)
+    behind, residual, ahead = _drawn(like, (_WIDTH,), (rows, _WIDTH), (_WIDTH,))
+    arguments = (parts, behind, residual, ahead, (_EPSILON, _EPSILON))
+    size = (2 + 3 * rows) * _WIDTH * like.itemsize + parts.nbytes
+    name = f"{rows} rows of {_WIDTH}"
+    return _Case("row_residual", name, size, 2 * _LAYERS, row_residual, row_residual_reference, arguments)
+
+
+def _gated(like: Tensor, rows: int) -> _Case:
+    hidden, gate_up = _drawn(like, (rows, _WIDTH), (2 * _INNER, _WIDTH))
+    size = gate_up.nbytes + rows * (_WIDTH + _INNER) * like.itemsize
+    name = f"{rows} rows of {_WIDTH}, {_INNER}"
+    return _Case("row_gated", name, size, _LAYERS, row_gated, row_gated_reference, (hidden, gate_up))
+
+
+def _head(like: Tensor, rows: int) -> _Case:
+    """As a pass reads logits."""
+    hidden, weight = _drawn(like, (rows, _WIDTH), (_VOCABULARY, _WIDTH))
+    size = weight.nbytes + rows * (_WIDTH + _VOCABULARY) * like.itemsize
+    return _Case(
+        "row_linear", f"{rows} rows of {_WIDTH}, {_VOCABULARY} ids", size, 1, row_linear, linear, (hidden, weight)
     )
 
 
 def pass_seconds(device: torch.device, dtype: torch.dtype, rows: int) -> float:
     """Seconds of the matrix products of one pass of the block: every weight of every layer is read once."""
-    shape = SHAPES[SHAPE]
-    width, inner = shape["hidden_size"], shape["intermediate_size"]
-    sizes = [(width, width)] * 4 + [(width, inner)] * 2 + [(inner, width)]
-    layers = [
-        [torch.randn(size, device=device, dtype=dtype) for size in sizes] for _ in range(shape["num_hidden_layers"])
-    ]
-    inputs = {size: torch.randn(rows, size, device=device, dtype=dtype) for size in (width, inner)}
+    like = torch.empty(0, device=device, dtype=dtype)
+    sizes = [(_WIDTH, _WIDTH)] * 4 + [(_WIDTH, _INNER)] * 2 + [(_INNER, _WIDTH)]
+    weights = _drawn(like, *sizes * _LAYERS)
+    inputs = {size: _drawn(like, (rows, size))[0] for size in (_WIDTH, _INNER)}
 
     def run() -> None:
-        for layer in layers:
-            for weight in layer:
-                inputs[weight.shape[0]] @ weight
+        for weight in weights:
+            inputs[weight.shape[0]] @ weight
 
     run()
     return time_of(run, device)
-
-
-def measure(
-    cases: Iterator[Case], device: torch.device, passes: dict[int, float], on_case: Callable[[], None] = lambda: None
-) -> tuple[float, list[Timing]]:
-    """Times every case.
-
-    Args:
-        cases: The cases.
-        device: Where they are.
-        passes: Seconds of a pass by number of rows; {} leaves the shares out.
-        on_case: Told of each case.
-
-    Returns:
-        Bandwidth of a copy, bytes a second (median of three readings), and the timings.
-    """
-    copy = statistics.median(copy_bandwidth(device) for _ in range(3))
-    found = []
-    for case in cases:
-        for way, call in case.ways.items():
-            call()
-            seconds = time_of(call, device)
-            rate = case.bytes / seconds
-            share = case.calls * seconds / passes[case.rows] if case.rows in passes else None
-            found.append(Timing(case.kernel, case.size, way, seconds * 1e6, rate / 1e9, rate / copy, share))
-        on_case()
-    return copy, found

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import product as every
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ _WEIGHT_BYTES, _MOST_NUMBERS, _SHARED_BYTES = 220e6, 16384, 200_000
 # Tilings that are compiled side by side, and a relative error that no rounding makes.
 _CHUNK, _MOST_ERROR = 16, 1e-2
 _SEED = 0
+# What a row of the table is for.
+_PLACE = ("capability", "dtype", "outputs", "inner", "split")
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,13 @@ class Product:
 
     def row(self, capability: int, dtype: torch.dtype, tiling: Tiling, us: float) -> dict[str, Any]:
         """A row of the table."""
-        name = str(dtype).removeprefix("torch.")
-        size = {"outputs": self.outputs, "inner": self.inner, "split": self.split}
-        return {"capability": capability, "dtype": name, **size, "tiling": asdict(tiling), "us": round(us, 2)}
+        return {
+            "capability": capability,
+            "dtype": str(dtype).removeprefix("torch."),
+            **{name: getattr(self, name) for name in _PLACE[2:]},
+            "tiling": asdict(tiling),
+            "us": round(us, 2),
+        }
 
 
 def products_of(shape: str) -> list[Product]:
@@ -75,19 +82,17 @@ def products_of(shape: str) -> list[Product]:
 
 def candidates(product: Product, dtype: torch.dtype, first: Tiling) -> list[Tiling]:
     """Tilings of a product that a device has room for, the one in force first, then in a drawn order."""
+    splits = (1, 2, 4) if product.split else (1,)
     found = [
-        Tiling(*sizes)
-        for sizes in every((16, 32, 64), (64, 128, 256), (2, 4, 8), (3, 4, 5), (1, 2, 4) if product.split else (1,))
-        if _fits(product, dtype, *sizes)
+        tiling
+        for tiling in starmap(Tiling, every((16, 32, 64), (64, 128, 256), (2, 4, 8), (3, 4, 5), splits))
+        if product.inner // tiling.splits >= tiling.step
+        and tiling.outputs <= (product.head_width or tiling.outputs)
+        and tiling.outputs * tiling.step <= _MOST_NUMBERS
+        and (tiling.outputs + 16) * tiling.step * tiling.stages * dtype.itemsize <= _SHARED_BYTES
     ]
     random.Random(_SEED).shuffle(found)
     return list(dict.fromkeys([first, *found]))
-
-
-def _fits(product: Product, dtype: torch.dtype, outputs: int, step: int, warps: int, stages: int, splits: int) -> bool:
-    shared = (outputs + 16) * step * stages * dtype.itemsize
-    whole = product.inner // splits >= step and outputs <= (product.head_width or outputs)
-    return whole and outputs * step <= _MOST_NUMBERS and shared <= _SHARED_BYTES
 
 
 def search(
@@ -178,13 +183,12 @@ class Trial:
         self.hidden = drawn(ROWS, product.inner)
         count = max(4, int(weight_bytes / (product.outputs * product.inner * dtype.itemsize)) + 1)
         self.weights = [drawn(product.outputs, product.inner) / product.inner**0.5 for _ in range(count)]
+        self._more: tuple[Tensor, ...] = ()
         if product.name == "qkv":
             index = torch.arange(ROWS, device=device)
             cos, sin = (drawn(ROWS, product.head_width) for _ in range(2))
             keys, values = (drawn(1, ROWS, product.kv_heads, product.head_width) for _ in range(2))
-            self._more: tuple[Tensor, ...] = (cos, sin, index, keys, values, index)
-        else:
-            self._more = ()
+            self._more = (cos, sin, index, keys, values, index)
 
     def row(self, tiling: Tiling, us: float) -> dict[str, Any]:
         """A row of the table."""
@@ -231,15 +235,15 @@ class Trial:
             for weight in self.weights:
                 self.call(weight)
         graph.replay()
-        best = float("inf")
+        taken: list[float] = []
         for _ in range(REPLAYS):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             graph.replay()
             end.record()
             end.synchronize()
-            best = min(best, start.elapsed_time(end))
-        return 1e3 * best / len(self.weights)
+            taken.append(start.elapsed_time(end))
+        return 1e3 * min(taken) / len(self.weights)
 
 
 def _refusals() -> tuple[type[Exception], ...]:
@@ -252,12 +256,8 @@ def _refusals() -> tuple[type[Exception], ...]:
 def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Writes rows into a table in place of those for the same products; a file that is not there begins as ours."""
     known = json.loads(path.read_text()) if path.exists() else read_table()
-    merged = {_place(row): row for row in (*known, *rows)}
+    merged = {tuple(row[name] for name in _PLACE): row for row in (*known, *rows)}
     lines = ",\n".join(f"  {json.dumps(merged[place])}" for place in sorted(merged))
     path.write_text(f"[\n{lines}\n]\n")
     if path == TABLE:
         read_table.cache_clear()
-
-
-def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["capability"], row["dtype"], row["outputs"], row["inner"], row["split"]

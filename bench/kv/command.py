@@ -1,6 +1,5 @@
 """`python -m sigma0.bench kv`: K/V in few bits beside K/V as computed."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
@@ -14,12 +13,14 @@ from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import OWN, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, LedgerFile
 from sigma0.bench.core.output import tell_rows
+from sigma0.bench.kv.measure import as_computed, at_context, compare, side_by_side, times
+from sigma0.bench.kv.table import print_rows
 from sigma0.bench.pocket.prompts import micro_world
+from sigma0.calibrate.kv import codecs_of
 from sigma0.calibrate.prompts import encode_prompts, read_prompts
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Device, ModelArgument, StatedDtype, Threads
 from sigma0.config import KVConfig
-from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 # Ids of the shortest questions, of which several make a longer prompt.
@@ -57,12 +58,7 @@ def kv(
     Tokens are compared along the model's own greedy text at full depth. Rows are appended as they are measured.
     """
     torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
-        from sigma0.bench.kv.concurrency import side_by_side
-        from sigma0.bench.kv.measure import Computed, at_context, compare, times
-        from sigma0.bench.kv.table import print_rows
-        from sigma0.calibrate.kv import codecs_of
-
+    with one_line_errors():
         check_ledger(out)
         looped, tokenizer = load(model, device=device, dtype=dtype)
         named = [replace(KVConfig.parse(each), segment=segment) for each in codecs or ()]
@@ -80,24 +76,19 @@ def kv(
             ids = at_context(encode_prompts(looped, tokenizer, chosen, max_new_tokens), context, n)
             answers = [prompt.answer for prompt in chosen] if not context else [None] * len(ids)
             told = describe(looped, model, source, ids, answers[: len(ids)], max_new_tokens)
-            steps = count(1)
             total = len(asked) * len(ids) + (rounds + 1) * (len(asked) + 1) * bool(rounds)
             with progress_bar(f"context {context or 'own'}", total, hidden=as_json) as advance:
-                step = partial(_advance, advance, steps)
-                computed = Computed.of(looped, ids, max_new_tokens)
+                step = partial(lambda advance, steps: advance(next(steps)), advance, count(1))
+                computed = as_computed(looped, ids, max_new_tokens)
                 timed = torch.tensor([max(ids, key=len)], device=looped.device)
                 taken = times(looped, timed, asked, max_new_tokens, rounds, step) if rounds else [{} for _ in asked]
                 engines = side_by_side(looped, tokenizer, asked, ids) if concurrency else [{} for _ in asked]
                 for codec, fields, engine in zip(asked, taken, engines, strict=True):
-                    row = compare(looped, computed, codec, told, context, free, max_new_tokens, step)
+                    row = compare(looped, computed, codec, told, context, free, step)
                     rows.append(row.model_copy(update={**fields, **engine}))
                     append_row(out, rows[-1])
     closing = f"{len(rows)} rows in {out}; python -m sigma0.bench report draws them"
     tell_rows(rows, as_json, lambda: print_rows(rows), closing)
-
-
-def _advance(advance: Callable[[int], None], steps: "count[int]") -> None:
-    advance(next(steps))
 
 
 def _contexts(text: str, most: int) -> list[int]:

@@ -1,28 +1,36 @@
-"""A model with K/V in few bits beside the same model with K/V as it computes them."""
+"""A model with K/V in few bits beside the same model with K/V as it computes them.
+
+Their agreement, their time, and how many sequences an engine runs side by side in a given memory before it has to
+preempt one.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sigma0.bench.core.ledger import Conditions, Figure, KVRow
-from sigma0.bench.speed.decoders import Ours, PromptedCache
+from sigma0.bench.speed.decoders import FULL, Ours, PromptedCache, median_figure
 from sigma0.calibrate.agreement import continue_alone, continue_in_full
-from sigma0.calibrate.bootstrap import bootstrap, clustered_share, ratio
+from sigma0.calibrate.bootstrap import clustered_share, ratio
 from sigma0.calibrate.kv import coded_share
 from sigma0.calibrate.teacher_forcing import ForcedText, check_finite, divergence
-from sigma0.config import FULL_KV, ExitConfig, KVConfig
+from sigma0.config import FULL_KV, KVConfig
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.kv_store import BlockShape
 from sigma0.decode.planes import plane_codec
 from sigma0.models.limits import kv_bytes
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
 
-_FULL = ExitConfig(mode="full")
+# Sequences that the engines' memory is made for, with K/V as computed; their answers, and how many are compared with
+# those given alone.
+COMPUTED, NEW_TOKENS, COMPARED = 4, 16, 4
 
 
 def at_context(prompts: Sequence[tuple[int, ...]], context: int, n: int) -> list[tuple[int, ...]]:
@@ -34,9 +42,8 @@ def at_context(prompts: Sequence[tuple[int, ...]], context: int, n: int) -> list
     if not context:
         return list(prompts[:n])
     rows = [tuple(chain(*prompts[row::n]))[-context:] for row in range(n)]
-    short = [len(row) for row in rows if len(row) < context]
-    if short:
-        raise ValueError(f"{len(prompts)} prompts make no {n} of {context} ids: the shortest has {min(short)}")
+    if (shortest := min(map(len, rows))) < context:
+        raise ValueError(f"{len(prompts)} prompts make no {n} of {context} ids: the shortest has {shortest}")
     return rows
 
 
@@ -51,36 +58,31 @@ def stored_in(model: Any, kv: KVConfig) -> Iterator[None]:
         model.generation_config.kv_config = known
 
 
-@dataclass(frozen=True)
-class Computed:
-    """What a model says with K/V as it computes them.
+class Computed(NamedTuple):
+    """A text that a model wrote at full depth, and what it says of it with K/V as it computes them.
 
     Attributes:
-        texts: Prompts with its own greedy continuations at full depth.
-        log_probs: At full depth, of each continuation, float32 `[new, V]`.
+        text: Prompt and continuation.
+        log_probs: At full depth, of the continuation, float32 `[new, V]`.
         depths: Loop at which the model's own rule reads each new token, `[new]`.
-        config: That rule.
     """
 
-    texts: list[ForcedText]
-    log_probs: list[Tensor]
-    depths: list[Tensor]
-    config: ExitConfig
+    text: ForcedText
+    log_probs: Tensor
+    depths: Tensor
 
-    @classmethod
-    def of(cls, model: Any, prompts: Sequence[tuple[int, ...]], max_new_tokens: int) -> "Computed":
-        """Continues prompts, and reads what it wrote."""
-        config = model.resolve_exit_config(None)
-        texts = continue_in_full(model, prompts, max_new_tokens)
-        log_probs, depths = zip(*(read_both(model, text, FULL_KV, config) for text in texts), strict=True)
-        return cls(texts, list(log_probs), list(depths), config)
+
+def as_computed(model: Any, prompts: Sequence[tuple[int, ...]], max_new_tokens: int) -> list[Computed]:
+    """Continues prompts, and reads what it wrote."""
+    texts = continue_in_full(model, prompts, max_new_tokens)
+    return [Computed(text, *_read(model, text, FULL_KV)) for text in texts]
 
 
 @torch.no_grad()
-def read_both(model: Any, text: ForcedText, kv: KVConfig, config: ExitConfig) -> tuple[Tensor, Tensor]:
-    """Log-probabilities at full depth, float32 `[new, V]`, and the loops at which a rule reads, int64 `[new]`."""
+def _read(model: Any, text: ForcedText, kv: KVConfig) -> tuple[Tensor, Tensor]:
+    """Log-probabilities at full depth, float32 `[new, V]`, and the loops at which the model's rule reads, `[new]`."""
     cache = DepthCache(model.num_block_layers, model.num_loops, len(text.ids), model.stages, kv)
-    ids = torch.tensor([text.ids[:-1]], device=model.device)
+    ids, config = torch.tensor([text.ids[:-1]], device=model.device), model.resolve_exit_config(None)
     read = model(ids, past_key_values=cache, exit_config=config, logits_to_keep=text.new, output_loop_states=True)
     logits = check_finite(read.loop_logits[-1, 0], model.num_loops)
     return torch.log_softmax(logits.float(), -1), read.exit_depths[0]
@@ -88,13 +90,12 @@ def read_both(model: Any, text: ForcedText, kv: KVConfig, config: ExitConfig) ->
 
 def compare(
     model: Any,
-    computed: Computed,
+    computed: Sequence[Computed],
     kv: KVConfig,
     conditions: Conditions,
     context: int,
     free: int,
-    max_new_tokens: int,
-    on_text: Callable[[], None] = lambda: None,
+    on_text: Callable[[], None],
 ) -> KVRow:
     """The row of a codec, without times.
 
@@ -105,21 +106,20 @@ def compare(
         conditions: What the row says of the run.
         context: Ids of each prompt; 0 where each has its own length.
         free: Prompts that are continued freely too.
-        max_new_tokens: New tokens of those at most.
         on_text: Told of each text that was read.
     """
-    same, kl, moved, sizes = [], [], [], [text.new for text in computed.texts]
-    for text, reference, depths in zip(computed.texts, computed.log_probs, computed.depths, strict=True):
-        found, own = read_both(model, text, kv, computed.config)
+    same, kl, moved, sizes = [], [], [], [text.new for text, _, _ in computed]
+    for text, reference, depths in computed:
+        found, own = _read(model, text, kv)
         same.append(int((reference.argmax(-1) == found.argmax(-1)).sum()))
         kl.append(float(divergence(reference, found).sum()))
         moved.append(int((own != depths).sum()))
         on_text()
     equal = []
     with stored_in(model, kv):
-        for text in computed.texts[:free]:
+        for text, _, _ in computed[:free]:
             prompt = text.ids[: -text.new]
-            told = continue_alone(model, prompt, _FULL, max_new_tokens).sequences[0, len(prompt) :]
+            told = continue_alone(model, prompt, FULL, conditions.max_new_tokens).sequences[0, len(prompt) :]
             equal.append(tuple(told.tolist()) == text.ids[-text.new :])
     codec = plane_codec(kv, model.num_loops)
     computed_bytes = kv_bytes(model, 1, 1, model.num_loops)
@@ -135,7 +135,7 @@ def compare(
             "token_bytes": round(computed_bytes * codec.number_bits / (8 * model.dtype.itemsize)),
             "token_bytes_computed": computed_bytes,
             "context": context,
-            "coded_share": float(np.mean([coded_share(text, kv.segment) for text in computed.texts])),
+            "coded_share": float(np.mean([coded_share(text, kv.segment) for text, _, _ in computed])),
             "tokens": sum(sizes),
             "agreement": Figure.of(clustered_share(same, sizes)),
             "kl": Figure.of(ratio(np.array(kl), np.array(sizes))),
@@ -151,24 +151,65 @@ def times(
     """Fields about time of each codec's row: a prompt `[1, S]` is continued under the model's own rule, in turn."""
     config = model.resolve_exit_config(None)
     ways = [FULL_KV, *codecs]
-    seconds: list[list[float]] = [[] for _ in ways]
+    seconds = np.zeros((len(ways), rounds + 1))
     for number in range(rounds + 1):
         for place in range(len(ways)):
             way = (place + number) % len(ways)
             with stored_in(model, ways[way]):
-                taken = Ours(PromptedCache(model, ids, new_tokens), config, None).decode().seconds
-            if number:  # the first round warms up
-                seconds[way].append(taken)
+                seconds[way, number] = Ours(PromptedCache(model, ids, new_tokens), config, None).decode().seconds
             on_round()
-    return [_time_fields(own, seconds[0], new_tokens - 1, ids.shape[1], rounds) for own in seconds[1:]]
+    plain, *others = seconds[:, 1:]  # the first round warms up
+    return [
+        {
+            "timed_context": ids.shape[1],
+            "rounds": rounds,
+            "milliseconds_per_token": 1000 * min(own) / (new_tokens - 1),
+            "milliseconds_per_token_computed": 1000 * min(plain) / (new_tokens - 1),
+            "speed_ratio": median_figure(plain / own),
+        }
+        for own in others
+    ]
 
 
-def _time_fields(own: list[float], plain: list[float], tokens: int, context: int, rounds: int) -> dict[str, Any]:
-    ratios = np.array(plain) / np.array(own)
-    return {
-        "timed_context": context,
-        "rounds": rounds,
-        "milliseconds_per_token": 1000 * min(own) / tokens,
-        "milliseconds_per_token_computed": 1000 * min(plain) / tokens,
-        "speed_ratio": Figure.of(bootstrap(lambda drawn: float(np.median(ratios[drawn])), len(ratios))),
-    }
+def side_by_side(
+    model: Any, tokenizer: Any, codecs: Sequence[KVConfig], prompts: Sequence[tuple[int, ...]]
+) -> list[dict[str, int]]:
+    """Fields about an engine of each codec's row: all share one memory, which holds `COMPUTED` prompts as computed."""
+    config, longest = model.resolve_exit_config(None), max(map(len, prompts)) + NEW_TOKENS
+    requests = [EngineRequest(prompt, NEW_TOKENS, config, on_collapse="ignore") for prompt in prompts]
+    shape = BlockShape.of(model, EngineLimits().page_size)
+    # a token to come has its block before it is fed, and each other sequence one to spare
+    memory = COMPUTED * (-(-(longest + 1) // shape.size) + 1) * shape.bytes_with(model.dtype)
+    computed, _ = _run_engine(model, tokenizer, FULL_KV, requests, memory)
+    found = []
+    for kv in codecs:
+        most, answers = _run_engine(model, tokenizer, kv, requests, memory)
+        alone = [_run_engine(model, tokenizer, kv, [each], memory)[1][0] for each in requests[:COMPARED]]
+        found.append(
+            {
+                "kv_memory": memory,
+                "concurrent_tokens": longest,
+                "concurrent": most,
+                "concurrent_computed": computed,
+                "compared_alone": len(alone),
+                "same_alone": sum(own == other for own, other in zip(alone, answers, strict=False)),
+            }
+        )
+    return found
+
+
+def _run_engine(
+    model: Any, tokenizer: Any, kv: KVConfig, requests: Sequence[EngineRequest], memory: int
+) -> tuple[int, list[tuple[int, ...]]]:
+    """Most sequences that ran at once before the first preemption, and the answer of each request."""
+    with stored_in(model, kv):
+        engine = Engine(model, tokenizer, "kv", EngineLimits(len(requests), len(requests), kv_bytes=memory))
+        keys = [engine.submit(request) for request in requests]
+        most, answers = 0, {}
+        while engine.has_work:
+            for key, event in engine.step():
+                if isinstance(event, RequestOutput):
+                    answers[key] = tuple(token.id for token in event.tokens)
+            if not engine.status().preemptions:
+                most = max(most, engine.status().running)
+    return most, [answers[key] for key in keys]

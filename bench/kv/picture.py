@@ -14,12 +14,10 @@ def draw_kv(runs: Sequence[Sequence[KVRow]], file: Path) -> None:
     with drawing([file], (11, 4.5)) as figure:
         axes = figure.subplots(1, 2)
         for rows in runs:
-            first = rows[0]
-            name = f"{first.model}, {first.context or 'own'} ids"
-            for axis, values in zip(
-                axes,
-                ([1 - row.agreement.value for row in rows], [row.kl.value for row in rows]),
-                strict=True,
+            name = f"{rows[0].model}, {rows[0].context or 'own'} ids"
+            for axis, values in (
+                (axes[0], [1 - row.agreement.value for row in rows]),
+                (axes[1], [row.kl.value for row in rows]),
             ):
                 bits = [row.number_bits for row in rows]
                 (line,) = axis.plot(bits, values, linewidth=0.8, label=name)

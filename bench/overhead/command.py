@@ -3,7 +3,8 @@
 import statistics
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Annotated, cast
+from itertools import count
+from typing import Annotated
 
 import torch
 import typer
@@ -14,7 +15,7 @@ from sigma0.bench.core.ledger import OWN, Figure, OverheadRow, append_row
 from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.overhead.measure import RUNNERS, WAYS, Bench, Case, Runner, Sample, Way, cases
+from sigma0.bench.overhead.measure import RUNNERS, WAYS, Bench, Case, Sample, cases
 from sigma0.checkpoints import resolve_model
 from sigma0.commands.console import compiling, one_line_errors, progress_bar
 from sigma0.commands.options import Threads
@@ -43,66 +44,50 @@ def overhead(
             unknown = sorted(set(given.split(",")) - set(known))
             if unknown:
                 raise ValueError(f"no such {name}: {', '.join(unknown)}; there are {', '.join(known)}")
-        plan = list(
-            cases(
-                cast(tuple[Way, ...], tuple(ways.split(","))),
-                cast(tuple[Runner, ...], tuple(runners.split(","))),
-                counts,
-                loops,
-                passes,
-            )
-        )
+        plan = list(cases(ways.split(","), runners.split(","), counts, loops, passes))
         bench = Bench(load_tokenizer(resolve_model("pocket")), loops, positions=4 * passes + 64)
         if not as_json:
             bench.looped.announce = compiling
         samples: dict[Case, list[Sample]] = {case: [] for case in plan}
-        operations: dict[Case, Sample] = {}
+        operations: dict[Case, float] = {}
         with progress_bar("rounds", len(plan) * (rounds + 1), hidden=as_json) as advance:
-            done = iter(range(1, len(plan) * (rounds + 1) + 1))
+            done = count(1)
             for case in plan:
                 # compiles and warms up, then counts
                 bench.run(case)
-                operations[case] = bench.run(case, counted=True)
+                sample = bench.run(case, counted=True)
+                operations[case] = sample.operations / sample.passes
                 advance(next(done))
             for _ in range(rounds):
                 for case in plan:
                     samples[case].append(bench.run(case))
                     advance(next(done))
-        found = _rows(bench, samples, operations, rounds)
+        ended = datetime.now(timezone.utc).isoformat()
+        found = [_row(bench, ended, case, own, operations[case]) for case, own in samples.items()]
         for row in found:
             append_row(out, row)
     tell_rows(found, as_json, lambda: _print(found), f"{len(found)} rows in {out}")
 
 
-def _rows(
-    bench: Bench, samples: dict[Case, list[Sample]], operations: dict[Case, Sample], rounds: int
-) -> list[OverheadRow]:
-    started, found = datetime.now(timezone.utc).isoformat(), []
-    for case, own in samples.items():
-        model = bench.plain if case.way == "transformers" else bench.looped
-        conditions = describe_weights(
-            model, "empty", "empty", "empty", "one word", [(0,)], [None], case.passes, batch_size=case.sequences
-        )
-        per_pass = [sample.seconds / sample.passes * 1e6 for sample in own]
-        rows = own[0].rows / own[0].passes
-        counted = operations[case]
-        found.append(
-            OverheadRow(
-                **conditions.model_dump(),
-                time=started,
-                way=case.way,
-                runner=case.runner,
-                telemetry=case.telemetry,
-                sequences=case.sequences,
-                lanes=case.lanes,
-                rounds=rounds,
-                rows_per_pass=rows,
-                microseconds_per_pass=_figure(per_pass),
-                microseconds_per_row=_figure([value / rows for value in per_pass]),
-                operations_per_pass=(counted.operations or 0) / counted.passes,
-            )
-        )
-    return found
+def _row(bench: Bench, time: str, case: Case, own: list[Sample], operations: float) -> OverheadRow:
+    model = bench.plain if case.way == "transformers" else bench.looped
+    conditions = describe_weights(
+        model, "empty", "empty", "empty", "one word", [(0,)], [None], case.passes, batch_size=case.sequences
+    )
+    per_pass = [sample.seconds / sample.passes * 1e6 for sample in own]
+    rows = own[0].rows / own[0].passes
+    return OverheadRow.model_validate(
+        {
+            **conditions.model_dump(),
+            **{name: value for name, value in case._asdict().items() if name != "passes"},
+            "time": time,
+            "rounds": len(own),
+            "rows_per_pass": rows,
+            "microseconds_per_pass": _figure(per_pass),
+            "microseconds_per_row": _figure([value / rows for value in per_pass]),
+            "operations_per_pass": operations,
+        }
+    )
 
 
 def _figure(values: list[float]) -> Figure:

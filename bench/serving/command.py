@@ -1,16 +1,29 @@
-"""`python -m sigma0.bench serve`: throughput and latency of the server under load, way by way."""
+"""`python -m sigma0.bench serve` and `vllm`: throughput and latency of servers under load, way by way."""
 
-from typing import Annotated
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from sigma0.bench.core.ledger import OWN, append_row, check_ledger
+from sigma0.bench.core.ledger import OWN, Percentiles, ServeRow, VllmRow, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
-from sigma0.bench.serving.load import WAYS
+from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.serving import measure, servers
+from sigma0.bench.serving.measure import WAYS, Ask
 from sigma0.commands.console import one_line_errors
 from sigma0.commands.options import ModelArgument, Runner
-from sigma0.errors import needs_extra
+from sigma0.decode.runners import choose_runner
+from sigma0.models.load import checkpoint_folder, load
+
+# Requests to each of vLLM's ways at least.
+QUESTIONS = 32
+# vLLM says how many tokens a chunk has where it is asked to
+_VLLM_EXTRA: dict[str, Any] = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+_SERVED = ("--dtype", "float32", "--threads", "1")
 
 
 def serve(
@@ -29,14 +42,122 @@ def serve(
     as_json: AsJsonLines = False,
 ) -> None:
     """Throughput and latency of full depth, never exiting, finish, drop and verify, each through the same server."""
-    with one_line_errors(), needs_extra("bench"):
-        from sigma0.bench.serving.measure import Plan, measure_serving, print_serving
 
+    def requests_under(kind: str, amount: float) -> int:
+        return requests * (int(amount) if kind == "closed" else 16)
+
+    with one_line_errors(), ExitStack() as stack:
         loads = [("closed", float(each)) for each in clients.split(",") if each]
         loads += [("open", float(each)) for each in rates.split(",") if each]
         check_ledger(out)
-        plan = Plan(model, tuple(loads), tuple(ways.split(",")), requests, max_tokens, rounds, runner, compare)
-        rows = measure_serving(plan, hidden=as_json)
+        looped, tokenizer = load(model, dtype="float32")
+        ran = choose_runner(runner, looped).name
+        prompts, conditions = measure.questions(looped, tokenizer, model, max_tokens)
+        configs = measure.our_configs(looped.resolve_exit_config(None), ways.split(","))
+        folder = stack.enter_context(servers.endless_copy(model))
+        most = str(max(64, *(int(amount) for _, amount in loads)))
+        settings = ["--max-running", "16", "--max-waiting", most, "--runner", ran]
+        _, url = stack.enter_context(servers.serving_process(str(folder), [*_SERVED, *settings]))
+        asks = measure.our_asks(configs, url, folder.name, prompts, max_tokens)
+        if compare:
+            try:
+                theirs = stack.enter_context(servers.transformers_server(folder))
+                asks["transformers"] = Ask(theirs, str(folder), prompts, max_tokens, {})
+            except ValueError as error:
+                typer.echo(f"transformers serve is left out: {error}", err=True)
+        # what is compiled at first use is compiled before it is measured
+        if ran == "compile":
+            for kind, amount in loads:
+                for ask in asks.values():
+                    measure.run(ask, kind, amount, requests_under(kind, amount))
+        else:
+            measure.run(asks["full"], "closed", 1, 2)
+        found = measure.in_turn(asks, loads, rounds, requests_under, hidden=as_json)
+        rows = measure.serve_rows(found, configs, conditions, ran)
         for row in rows:
             append_row(out, row)
-    tell_rows(rows, as_json, lambda: print_serving(rows), f"{len(rows)} rows in {out}")
+    tell_rows(rows, as_json, lambda: _print_serving(rows), f"{len(rows)} rows in {out}")
+
+
+def vllm(
+    model: ModelArgument = "pocket-large",
+    python: Annotated[str, typer.Option(help="Interpreter of the environment that has vLLM.")] = sys.executable,
+    clients: Annotated[str, typer.Option(help="Numbers of concurrent clients, separated by commas.")] = "1,8,32",
+    requests: Annotated[int, typer.Option(min=1, help="Requests for each client, way and round; 32 at least.")] = 2,
+    max_tokens: Annotated[int, typer.Option(min=2, help="New tokens of every answer at most.")] = 48,
+    drafts: Annotated[int, typer.Option(min=1, help="Drafts of a step at most.")] = 4,
+    draft_loops: Annotated[int, typer.Option(min=1, help="Loops of a draft.")] = 1,
+    rounds: Rounds = 3,
+    out: LedgerFile = OWN,
+    as_json: AsJsonLines = False,
+) -> None:
+    """The same requests to vLLM at full depth, to vLLM with our drafts, and to our own server, in turn."""
+    with one_line_errors(), ExitStack() as stack:
+        loads = [("closed", float(int(each))) for each in clients.split(",")]
+        check_ledger(out)
+        looped, tokenizer = load(model, device="cpu", dtype="float32")
+        folder = checkpoint_folder(model)
+        prompts, conditions = measure.questions(looped, tokenizer, model, max_tokens)
+        configs = measure.our_configs(looped.resolve_exit_config(None), ("full", "verify", "finish"))
+        settings = ["--max-running", "32", "--max-waiting", "64"]
+        _, url = stack.enter_context(servers.serving_process(str(folder), [*_SERVED, *settings]))
+        eager = ["--enforce-eager", "--max-model-len", "1024"]
+        drafting = [*eager, *servers.draft_arguments(drafts, draft_loops)]
+        plain, drafted = (stack.enter_context(servers.vllm_server(python, folder, each)) for each in (eager, drafting))
+        asks = {
+            "vllm": Ask(plain, folder.name, prompts, max_tokens, _VLLM_EXTRA),
+            "vllm-drafts": Ask(drafted, folder.name, prompts, max_tokens, _VLLM_EXTRA, servers.draft_counts),
+            **measure.our_asks(configs, url, folder.name, prompts, max_tokens),
+        }
+        for ask in asks.values():
+            measure.run(ask, "closed", 8, QUESTIONS)
+        found = measure.in_turn(
+            asks, loads, rounds, lambda _, count: max(QUESTIONS, requests * int(count)), hidden=as_json
+        )
+        rows = measure.vllm_rows(found, conditions, measure.vllm_version(python), drafts, draft_loops)
+        for row in rows:
+            append_row(out, row)
+    tell_rows(rows, as_json, lambda: _print_vllm(rows), f"{len(rows)} rows in {out}")
+
+
+def _print_serving(rows: Sequence[ServeRow]) -> None:
+    names = ("load", "way", "tokens/s", "of full", "rows/s", "passes/s", "first 50/99 %", "between 50/99 %", "failed")
+    cells = [
+        (
+            f"{row.load} {row.amount:g}",
+            row.way,
+            f"{row.tokens_per_second.value:.0f}",
+            f"{row.speed_ratio.value:.2f}",
+            *("-" if rate is None else f"{rate:.0f}" for rate in (row.rows_per_second, row.passes_per_second)),
+            _tail(row.first_token_ms),
+            f"{row.between_tokens_ms.p50:.1f} / {row.between_tokens_ms.p99:.1f}",
+            str(row.failed),
+        )
+        for row in rows
+    ]
+    title = "median of the rounds; latencies of the last, ms"
+    Console().print(BenchTable(names, cells, title, left=("load", "way")).rich())
+
+
+def _print_vllm(rows: Sequence[VllmRow]) -> None:
+    figures = ("tokens/s", "of vllm", "same text", "a step", "first 50/99 %", "answer 50/99 %", "failed")
+    cells = [
+        (
+            str(row.clients),
+            row.way,
+            f"{row.tokens_per_second.value:.0f}",
+            f"{row.speed_ratio.value:.2f} ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})",
+            f"{row.same_text:.1%}",
+            "-" if row.accepted_length is None else f"{row.accepted_length:.2f}",
+            _tail(row.first_token_ms),
+            _tail(row.answer_ms),
+            str(row.failed),
+        )
+        for row in rows
+    ]
+    title = "medians of the rounds; latencies of the last, ms"
+    Console().print(BenchTable(("clients", "way", *figures), cells, title, left=("clients", "way")).rich())
+
+
+def _tail(times: Percentiles) -> str:
+    return f"{times.p50:.0f} / {times.p99:.0f}"

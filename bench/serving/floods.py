@@ -9,12 +9,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from statistics import median
 from time import monotonic, perf_counter
 from typing import Any
 
 import httpx
+from pydantic import BaseModel
 
 # Bytes of a flood's bodies: just under what a server takes.
 BODY = 2**20 - 64
@@ -36,8 +36,7 @@ COSTLY: tuple[dict[str, Any], ...] = (
 )
 
 
-@dataclass
-class Floods:
+class Floods(BaseModel):
     """What came of the floods, and of the client beside them.
 
     Attributes:
@@ -53,18 +52,14 @@ class Floods:
     """
 
     clients: int
-    refused: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = Counter()
     left: int = 0
     half_sent: int = 0
-    broken: Counter[str] = field(default_factory=Counter)
+    broken: Counter[str] = Counter()
     median_ms_without: float | None = None
     median_ms_with: float | None = None
     requests_without: int = 0
     requests_with: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {**vars(self), "refused": dict(self.refused), "broken": dict(self.broken)}
 
 
 class Flooding:
@@ -83,7 +78,7 @@ class Flooding:
         self._turn = min(TURN, seconds / 4)
         self._began = monotonic()
         self._seen: dict[bool, list[float]] = {False: [], True: []}
-        self.result = Floods(clients)
+        self.result = Floods(clients=clients)
 
     @property
     def is_on(self) -> bool:
@@ -95,11 +90,10 @@ class Flooding:
         kinds = (self._send_prompts, self._send_costly, self._leave, self._send_half)
         tasks = [self._client(kinds[number % 4], random.Random(number), going) for number in range(self._clients)]
         await asyncio.gather(self._ask(going), *tasks)
-        result = self.result
-        result.requests_without, result.requests_with = len(self._seen[False]), len(self._seen[True])
-        result.median_ms_without, result.median_ms_with = (
-            1000 * median(self._seen[each]) if self._seen[each] else None for each in (False, True)
-        )
+        result, (without, during) = self.result, (self._seen[False], self._seen[True])
+        result.requests_without, result.requests_with = len(without), len(during)
+        result.median_ms_without = 1000 * median(without) if without else None
+        result.median_ms_with = 1000 * median(during) if during else None
         return result
 
     async def _client(

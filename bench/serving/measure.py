@@ -1,164 +1,235 @@
-"""Throughput and latency of a server under load, way by way; and rows and a table of them."""
+"""Servers under load, way by way: clients that ask for streamed answers, and rows of what came of it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+import json
+import subprocess
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
-import typer
-from rich.console import Console
+import httpx
+import numpy as np
 
 from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.ledger import Conditions, Figure, ServeRow
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.ledger import Conditions, Figure, Percentiles, ServeRow, VllmRow
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.serving.load import WAYS, Ask, Load, closed_loop, open_loop
-from sigma0.bench.serving.servers import counts, endless_copy, serving_process, transformers_server
-from sigma0.calibrate.prompts import Prompt, encode_prompts
+from sigma0.bench.serving.servers import counts
+from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import progress_bar
-from sigma0.config import ExitConfig
-from sigma0.decode.runners import choose_runner
-from sigma0.models.load import load
+from sigma0.config import AfterExit, ExitConfig
 
-TRANSFORMERS = "transformers"
+# A server that is slower than that is stuck.
+TIMEOUT = 600.0
 
-
-@dataclass(frozen=True)
-class Measured:
-    """One way under one load in one round.
-
-    Attributes:
-        load: What the clients saw.
-        counts: Passes and rows that it took; empty where the server does not tell.
-    """
-
-    load: Load
-    counts: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a server is asked.
-
-    Attributes:
-        name: In tables and rows.
-        exit_config: What requests ask for; None of a server that has none.
-        url: Of the server.
-        model: Its name there.
-    """
-
-    name: str
-    exit_config: ExitConfig | None
-    url: str
-    model: str
+WAYS = ("full", "never", "finish", "drop", "verify")
 
 
 @dataclass
-class Bench:
-    """Measurements by (load, way), one for each round.
+class Answer:
+    """One streamed completion.
 
     Attributes:
-        prompts: Questions.
-        max_tokens: Of every answer.
-        found: In the order of the rounds.
+        began: When it was asked for, seconds of `perf_counter`.
+        arrivals: When each chunk with tokens came.
+        tokens: In those chunks.
+        failure: What went wrong, if anything did.
+        text: Of those chunks.
+        number: Of the request.
+        ended: When the answer was whole.
     """
 
-    prompts: list[str]
-    max_tokens: int
-    found: dict[tuple[str, float], dict[str, list[Measured]]] = field(default_factory=dict)
-
-    def run(self, way: Way, kind: str, amount: float, requests: int) -> None:
-        """One way under one load, once."""
-        # answers go on past their end, where they may well run in circles
-        own = {"on_collapse": "ignore"}
-        extra = {} if way.exit_config is None else {"sigma0": {"exit": asdict(way.exit_config), **own}}
-        ask = Ask(way.url, way.model, self.prompts, self.max_tokens, extra)
-        before = counts(way.url) if way.exit_config is not None else {}
-        driven = closed_loop(ask, int(amount), requests) if kind == "closed" else open_loop(ask, amount, requests)
-        load = asyncio.run(driven)
-        after = counts(way.url) if before else {}
-        told = Measured(load, {name: after[name] - before[name] for name in before})
-        self.found.setdefault((kind, amount), {}).setdefault(way.name, []).append(told)
+    began: float
+    arrivals: list[float] = field(default_factory=list)
+    tokens: int = 0
+    failure: str | None = None
+    text: str = ""
+    number: int = 0
+    ended: float = 0.0
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is measured.
+class Load:
+    """What a server did under a load.
 
     Attributes:
-        model: Shipped name, folder or hub id.
-        loads: Kind (closed or open), and clients or requests a second.
-        ways: Of ours, full first.
-        requests: For each client, way and round.
-        max_tokens: Of every answer.
-        rounds: Interleaved.
-        runner: Of our server: auto, eager or compile.
-        compare: Whether `transformers serve` is asked too, where it starts.
+        seconds: From the first request to the last token.
+        answers: Of all requests.
+        counts: What the server counted meanwhile; empty where it does not tell.
     """
 
+    seconds: float
+    answers: Sequence[Answer]
+    counts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens of all requests over the whole time."""
+        return sum(answer.tokens for answer in self.answers) / self.seconds
+
+    @property
+    def failed(self) -> int:
+        """Requests that were not answered whole."""
+        return sum(answer.failure is not None for answer in self.answers)
+
+    @property
+    def first_token(self) -> Percentiles:
+        """Milliseconds from request to first token."""
+        return percentiles([answer.arrivals[0] - answer.began for answer in self.answers if answer.arrivals])
+
+    @property
+    def between_tokens(self) -> Percentiles:
+        """Milliseconds from one chunk with tokens to the next."""
+        gaps = [np.diff(answer.arrivals) for answer in self.answers if len(answer.arrivals) > 1]
+        return percentiles(np.concatenate(gaps) if gaps else [])
+
+
+def percentiles(seconds: Any) -> Percentiles:
+    """Of times in seconds, in milliseconds; zeros where there are none."""
+    told = 1000 * np.asarray(seconds, dtype=np.float64)
+    p50, p90, p99 = np.percentile(told, (50, 90, 99)).tolist() if len(told) else (0.0, 0.0, 0.0)
+    return Percentiles(p50=p50, p90=p90, p99=p99)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What every client asks.
+
+    Attributes:
+        url: Of the server, `/v1` left out.
+        model: Its name there.
+        prompts: Taken in turn.
+        max_tokens: Of each answer.
+        extra: Further fields of the request.
+        counts: What a server at an address has counted so far, by name.
+    """
+
+    url: str
     model: str
-    loads: tuple[tuple[str, float], ...]
-    ways: tuple[str, ...]
-    requests: int
+    prompts: Sequence[str]
     max_tokens: int
-    rounds: int
-    runner: str
-    compare: bool
-
-    def requests_under(self, kind: str, amount: float) -> int:
-        """Requests of a round under a load."""
-        return self.requests * (int(amount) if kind == "closed" else 16)
+    extra: dict[str, Any]
+    counts: Callable[[str], dict[str, float]] = lambda url: {}
 
 
-def measure_serving(plan: Plan, hidden: bool = False) -> list[ServeRow]:
-    """Starts the servers, and asks each way under each load.
+async def drive(ask: Ask, kind: str, amount: float, requests: int, seed: int = 0) -> Load:
+    """Asks a server.
 
     Args:
-        plan: What is measured.
-        hidden: Whether no bar is shown.
-
-    Raises:
-        ValueError: For a way that there is not, or a server that does not start.
+        ask: What is asked.
+        kind: "closed": clients, each with its next request as soon as it has its answer; "open": requests that come at
+            random, whether or not earlier ones are answered.
+        amount: Clients; or requests a second, the times between which are exponential.
+        requests: How many.
+        seed: Of the times.
     """
-    looped, tokenizer = load(plan.model, dtype="float32")
-    runner = choose_runner(plan.runner, looped).name
-    asked = [prompt for prompt in micro_world(64) if not isinstance(prompt.content, str)]
-    prompts = [str(prompt.content[0]["content"]) for prompt in asked]  # type: ignore[index]
-    with ExitStack() as stack:
-        folder = stack.enter_context(endless_copy(plan.model))
-        most = str(max(64, *(int(amount) for _, amount in plan.loads)))
-        arguments = ["--dtype", "float32", "--threads", "1", "--max-running", "16", "--max-waiting", most]
-        arguments += ["--runner", runner]
-        _, url = stack.enter_context(serving_process(str(folder), arguments))
-        asked_for = our_ways(looped.resolve_exit_config(None), url, folder.name, plan.ways)
-        if plan.compare:
-            asked_for += _theirs(stack, folder)
-        bench = Bench(prompts, plan.max_tokens)
-        # what is compiled at first use is compiled before it is measured
-        compiles = runner == "compile"
-        for kind, amount in plan.loads if compiles else (("closed", 1.0),):
-            for way in asked_for if compiles else asked_for[:1]:
-                bench.run(way, kind, amount, plan.requests_under(kind, amount) if compiles else 2)
-        bench.found.clear()
-        # there and back, so that none is always the first
-        runs = [
-            (way, kind, amount)
-            for kind, amount in plan.loads
-            for number in range(plan.rounds)
-            for way in asked_for[:: 1 if number % 2 == 0 else -1]
-        ]
-        with progress_bar("runs", len(runs), hidden) as advance:
-            for done, (way, kind, amount) in enumerate(runs, start=1):
-                bench.run(way, kind, amount, plan.requests_under(kind, amount))
-                advance(done)
-    return rows_of(bench, asked_for, _conditions(looped, tokenizer, plan.model, asked, plan.max_tokens), runner)
+    clients = int(amount) if kind == "closed" else None
+    turns = asyncio.Semaphore(clients or requests)
+    moments = np.cumsum(np.random.default_rng(seed).exponential(1 / amount, requests))
+    began = perf_counter()
+
+    async def one(connection: httpx.AsyncClient, number: int) -> Answer:
+        if clients is None:
+            await asyncio.sleep(max(0.0, began + float(moments[number]) - perf_counter()))
+        async with turns:
+            return await complete(connection, ask, number)
+
+    async with httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=clients)) as connection:
+        answers = await asyncio.gather(*(one(connection, number) for number in range(requests)))
+    return Load(perf_counter() - began, answers)
 
 
-def our_ways(own: ExitConfig, url: str, name: str, wanted: Sequence[str] = WAYS) -> list[Way]:
+async def complete(connection: httpx.AsyncClient, ask: Ask, number: int) -> Answer:
+    """One streamed completion."""
+    body = {
+        "model": ask.model,
+        "messages": [{"role": "user", "content": ask.prompts[number % len(ask.prompts)]}],
+        "max_tokens": ask.max_tokens,
+        "temperature": 0,
+        "stream": True,
+        **ask.extra,
+    }
+    answer = Answer(perf_counter(), number=number)
+    try:
+        async with connection.stream("POST", f"{ask.url}/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                answer.failure = f"{response.status_code}: {(await response.aread())[:200]!r}"
+                return answer
+            async for chunk in chunks(response):
+                _take(answer, chunk)
+    except httpx.HTTPError as error:
+        answer.failure = f"{type(error).__name__}: {error}"
+    answer.ended = perf_counter()
+    if answer.failure is None and not answer.tokens:
+        answer.failure = "no token came"
+    return answer
+
+
+async def chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """Of a streamed answer."""
+    async for line in response.aiter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line[6:])
+
+
+def _take(answer: Answer, chunk: dict[str, Any]) -> None:
+    """Counts the tokens of a chunk: as many as it says, or one where it says nothing but has text."""
+    answer.text += "".join((choice.get("delta") or {}).get("content") or "" for choice in chunk.get("choices", []))
+    if "error" in chunk:
+        answer.failure = str(chunk["error"])
+        return
+    told = chunk.get("sigma0", {}).get("choices", [])
+    count = sum(len(choice.get("tokens", ())) for choice in told)
+    usage = chunk.get("usage")
+    if not told and usage:
+        count = usage["completion_tokens"] - answer.tokens
+    elif not told:
+        count = sum(bool(choice.get("delta", {}).get("content")) for choice in chunk.get("choices", []))
+    if count:
+        answer.tokens += count
+        answer.arrivals.append(perf_counter())
+
+
+# By kind (closed or open) and amount (clients or requests a second) of the load, and by way; one for each round.
+Found = Mapping[tuple[str, float], Mapping[str, Sequence[Load]]]
+
+
+def run(ask: Ask, kind: str, amount: float, requests: int) -> Load:
+    """One way under one load, once."""
+    before = ask.counts(ask.url)
+    load = asyncio.run(drive(ask, kind, amount, requests))
+    after = ask.counts(ask.url)
+    return replace(load, counts={name: after[name] - before[name] for name in before})
+
+
+def in_turn(
+    asks: Mapping[str, Ask],
+    loads: Sequence[tuple[str, float]],
+    rounds: int,
+    requests: Callable[[str, float], int],
+    hidden: bool,
+) -> Found:
+    """Every way under every load, there and back, so that none is always the first.
+
+    Args:
+        asks: What each way asks.
+        loads: Kind and amount.
+        rounds: How often.
+        requests: Of a round under a load.
+        hidden: Whether no bar is shown.
+    """
+    found: dict[tuple[str, float], dict[str, list[Load]]] = {load: {way: [] for way in asks} for load in loads}
+    runs = [(load, way) for load in loads for number in range(rounds) for way in list(asks)[:: -1 if number % 2 else 1]]
+    with progress_bar("runs", len(runs), hidden) as advance:
+        for done, (load, way) in enumerate(runs, start=1):
+            found[load][way].append(run(asks[way], *load, requests(*load)))
+            advance(done)
+    return found
+
+
+def our_configs(own: ExitConfig, wanted: Sequence[str] = WAYS) -> dict[str, ExitConfig]:
     """Full depth, its rule never met, and the three things that become of deeper loops.
 
     Raises:
@@ -167,70 +238,108 @@ def our_ways(own: ExitConfig, url: str, name: str, wanted: Sequence[str] = WAYS)
     unknown = sorted(set(wanted) - set(WAYS))
     if unknown or wanted[0] != "full":
         raise ValueError(f"ways {','.join(wanted)!r} must begin with full and be some of {', '.join(WAYS)}")
-    values = asdict(own)
+    afters: tuple[AfterExit, ...] = ("finish", "drop", "verify")
     configs = {"full": ExitConfig(mode="full"), "never": ExitConfig(mode="qexit", q=1.0)}
-    configs |= {after: ExitConfig(**{**values, "after_exit": after}) for after in ("finish", "drop", "verify")}
-    return [Way(each, configs[each], url, name) for each in wanted]
+    configs |= {after: replace(own, after_exit=after) for after in afters}
+    return {way: configs[way] for way in wanted}
 
 
-def _theirs(stack: ExitStack, folder: Path) -> list[Way]:
-    try:
-        url = stack.enter_context(transformers_server(folder))
-    except ValueError as error:
-        typer.echo(f"transformers serve is left out: {error}", err=True)
-        return []
-    return [Way(TRANSFORMERS, None, url, str(folder))]
+def our_asks(
+    configs: Mapping[str, ExitConfig], url: str, model: str, prompts: Sequence[str], max_tokens: int
+) -> dict[str, Ask]:
+    """What each of our ways asks of our server; answers go on past their end, where they may well run in circles."""
+    extras = {way: {"exit": asdict(config), "on_collapse": "ignore"} for way, config in configs.items()}
+    return {way: Ask(url, model, prompts, max_tokens, {"sigma0": extra}, counts) for way, extra in extras.items()}
 
 
-def _conditions(looped: Any, tokenizer: Any, model: str, asked: Sequence[Prompt], max_tokens: int) -> Conditions:
+def questions(looped: Any, tokenizer: Any, model: str, max_tokens: int) -> tuple[list[str], Conditions]:
+    """Questions of pocket's world, and the conditions of a run with them."""
+    asked = [prompt for prompt in micro_world(64) if not isinstance(prompt.content, str)]
     ids = encode_prompts(looped, tokenizer, asked, max_tokens)
     where = "questions of pocket's world as chat, test split, seed 0"
-    return describe(looped, model, where, ids, [None] * len(ids), max_tokens)
+    conditions = describe(looped, model, where, ids, [None] * len(ids), max_tokens)
+    return [str(prompt.content[0]["content"]) for prompt in asked], conditions  # type: ignore[index]
 
 
-def rows_of(bench: Bench, ways: Sequence[Way], conditions: Conditions, runner: str = "eager") -> list[ServeRow]:
-    """A row for each way and load, ratios taken round by round.
+def vllm_version(python: str) -> str:
+    """The version of vLLM in an interpreter's environment."""
+    code = "import importlib.metadata as m; print(next(m.version(n) for n in m.packages_distributions()['vllm']))"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def serve_rows(found: Found, configs: Mapping[str, ExitConfig], conditions: Conditions, runner: str) -> list[ServeRow]:
+    """A row for each way and load, ratios over full depth taken round by round.
 
     Args:
-        bench: What was measured.
-        ways: How the servers were asked.
+        found: What was measured.
+        configs: What our ways ask for.
         conditions: Of the run.
         runner: Of our server.
     """
-    started, rows = datetime.now(timezone.utc).isoformat(), []
-    for (kind, amount), by_way in bench.found.items():
-        full = by_way["full"]
-        for way in ways:
-            found = by_way[way.name]
-            last = found[-1].load
-            rows.append(
-                ServeRow.model_validate(
-                    {
-                        **conditions.model_dump(),
-                        "time": started,
-                        "way": way.name,
-                        "runner": "eager" if way.name == TRANSFORMERS else runner,
-                        "exit_config": None if way.exit_config is None else way.exit_config.to_dict(),
-                        "load": kind,
-                        "amount": amount,
-                        "requests": len(last.answers),
-                        "rounds": len(found),
-                        "failed": sum(each.load.failed for each in found),
-                        "tokens_per_second": _figure(found, lambda each: each.load.tokens_per_second),
-                        "rows_per_second": _told(found, "rows"),
-                        "passes_per_second": _told(found, "passes"),
-                        "speed_ratio": spread(
-                            [
-                                a.load.tokens_per_second / b.load.tokens_per_second
-                                for a, b in zip(found, full, strict=True)
-                            ]
-                        ),
-                        "first_token_ms": last.first_token,
-                        "between_tokens_ms": last.between_tokens,
-                    }
-                )
-            )
+    ended, rows = datetime.now(timezone.utc).isoformat(), []
+    for (kind, amount), by_way in found.items():
+        for way, runs in by_way.items():
+            told = {
+                "time": ended,
+                "way": way,
+                "runner": runner if way in configs else "eager",
+                "exit_config": configs[way].to_dict() if way in configs else None,
+                "load": kind,
+                "amount": amount,
+                "rows_per_second": _rate(runs, "rows"),
+                "passes_per_second": _rate(runs, "passes"),
+                "between_tokens_ms": runs[-1].between_tokens,
+            }
+            figures = _figures(runs, by_way["full"])
+            rows.append(ServeRow.model_validate({**conditions.model_dump(), **told, **figures}))
     return rows
+
+
+def vllm_rows(found: Found, conditions: Conditions, version: str, drafts: int, draft_loops: int) -> list[VllmRow]:
+    """A row for each way and load, ratios over vLLM at full depth taken round by round.
+
+    Args:
+        found: What was measured.
+        conditions: Of the run.
+        version: Of vLLM.
+        drafts: Of a step at most.
+        draft_loops: Of a draft.
+    """
+    ended, rows = datetime.now(timezone.utc).isoformat(), []
+    for (_, clients), by_way in found.items():
+        expected = {answer.number: answer.text for answer in by_way["full"][-1].answers}
+        for way, runs in by_way.items():
+            answers = [answer for run in runs for answer in run.answers]
+            drafting, last = way == "vllm-drafts", runs[-1]
+            steps = last.counts.get("drafts")
+            told = {
+                "time": ended,
+                "way": way,
+                "vllm": version,
+                "drafts": drafts if drafting else None,
+                "draft_loops": draft_loops if drafting else None,
+                "accepted_length": 1 + last.counts["accepted_tokens"] / steps if steps else None,
+                "clients": int(clients),
+                "same_text": sum(answer.text == expected[answer.number] for answer in answers) / len(answers),
+                "answer_ms": percentiles([answer.ended - answer.began for answer in last.answers]),
+            }
+            figures = _figures(runs, by_way["vllm"])
+            rows.append(VllmRow.model_validate({**conditions.model_dump(), **told, **figures}))
+    return rows
+
+
+def _figures(runs: Sequence[Load], base: Sequence[Load]) -> dict[str, Any]:
+    """What both rows tell of a way."""
+    speeds, others = ([run.tokens_per_second for run in each] for each in (runs, base))
+    last = runs[-1]
+    return {
+        "requests": len(last.answers),
+        "rounds": len(runs),
+        "failed": sum(run.failed for run in runs),
+        "tokens_per_second": spread(speeds),
+        "speed_ratio": spread([speed / other for speed, other in zip(speeds, others, strict=True)]),
+        "first_token_ms": last.first_token,
+    }
 
 
 def spread(values: Sequence[float]) -> Figure:
@@ -238,30 +347,6 @@ def spread(values: Sequence[float]) -> Figure:
     return Figure(value=median(values), low=min(values), high=max(values))
 
 
-def _figure(found: Sequence[Measured], value: Callable[[Measured], float]) -> Figure:
-    return spread([value(each) for each in found])
-
-
-def _told(found: Sequence[Measured], name: str) -> float | None:
-    values = [each.counts[name] / each.load.seconds for each in found if name in each.counts]
+def _rate(runs: Sequence[Load], name: str) -> float | None:
+    values = [run.counts[name] / run.seconds for run in runs if name in run.counts]
     return median(values) if values else None
-
-
-def print_serving(rows: Sequence[ServeRow]) -> None:
-    """The rows as a table."""
-    names = ("load", "way", "tokens/s", "of full", "rows/s", "passes/s", "first 50/99 %", "between 50/99 %", "failed")
-    cells = [
-        (
-            f"{row.load} {row.amount:g}",
-            row.way,
-            f"{row.tokens_per_second.value:.0f}",
-            f"{row.speed_ratio.value:.2f}",
-            *("-" if rate is None else f"{rate:.0f}" for rate in (row.rows_per_second, row.passes_per_second)),
-            f"{row.first_token_ms.p50:.0f} / {row.first_token_ms.p99:.0f}",
-            f"{row.between_tokens_ms.p50:.1f} / {row.between_tokens_ms.p99:.1f}",
-            str(row.failed),
-        )
-        for row in rows
-    ]
-    title = "median of the rounds; latencies of the last, ms"
-    Console().print(BenchTable(names, cells, title, left=("load", "way")).rich())

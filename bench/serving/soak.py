@@ -1,4 +1,4 @@
-"""A long mixed load: clients of all kinds, some of which leave in the middle, and a server that must not mind.
+"""`python -m sigma0.bench soak`: a long load of all kinds, and a server that must not mind clients that leave.
 
 Every request has a known answer: the first whole one that its question got under its settings. Each request that nobody
 left must be answered once, with that; what is left behind is counted on the server.
@@ -11,15 +11,24 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import ExitStack
+from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import psutil
+import typer
+from pydantic import BaseModel, computed_field
 
+from sigma0.bench.core.conditions import git_commit
+from sigma0.bench.core.options import ReportFile
+from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.serving.floods import Flooding, Floods
-from sigma0.errors import needs_extra
+from sigma0.bench.serving.measure import chunks
+from sigma0.bench.serving.servers import counters, serving_process
+from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.options import AsJson, ModelArgument
 
 WAYS: tuple[dict[str, Any], ...] = (
     {"mode": "full"},
@@ -41,8 +50,7 @@ LEAVES = 0.1
 FLAT, LASTS = 0.03, 600.0
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(BaseModel):
     """How the server stood at a moment.
 
     Attributes:
@@ -60,8 +68,7 @@ class Sample:
     waiting: int
 
 
-@dataclass
-class Soak:
+class Soak(BaseModel):
     """What came of a load.
 
     Attributes:
@@ -90,11 +97,11 @@ class Soak:
     left: int = 0
     refused: int = 0
     wrong: int = 0
-    broken: Counter[str] = field(default_factory=Counter)
+    broken: Counter[str] = Counter()
     answered_twice: int = 0
     preemptions: int = 0
     tokens: int = 0
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[Sample] = []
     finished_after_term: int = 0
     lost_after_term: int = 0
     exit_code: int | None = None
@@ -108,38 +115,28 @@ class Soak:
         early, late = memory[tenth : 2 * tenth] or memory[:1], memory[-tenth:]
         return sum(early) / len(early), sum(late) / len(late)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def memory_is_flat(self) -> bool | None:
         """Whether memory stayed as it was; None of a load that is too short to say."""
         early, late = self.memory_mb
         return None if self.seconds < LASTS else late <= (1 + FLAT) * early
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        # `asdict` makes a counter of pairs out of a counter
-        values = asdict(replace(self, broken=Counter(), floods=None))
-        floods = None if self.floods is None else self.floods.to_dict()
-        judged = {"memory_is_flat": self.memory_is_flat}
-        return {**values, "broken": dict(self.broken), "floods": floods, **judged}
+    @property
+    def is_sound(self) -> bool:
+        """Whether every request was answered once and rightly, nothing was left there, and memory stayed flat."""
+        last = self.samples[-1]
+        left = last.pages_used + last.running + last.waiting
+        faults = self.wrong + self.answered_twice + sum(self.broken.values()) + self.lost_after_term
+        faults += 0 if self.floods is None else sum(self.floods.broken.values())
+        return not left and not faults and self.exit_code == 0 and self.memory_is_flat is not False
 
 
 class _Asker:
-    """Clients that share what is known of right answers.
-
-    Args:
-        url: Of the server.
-        model: Its name there.
-        prompts: Questions.
-        max_tokens: Of an answer.
-        found: Takes the counts.
-
-    Attributes:
-        sent: Requests that were sent whole.
-    """
+    """Clients that share what is known of right answers; `sent` are the requests that were sent whole."""
 
     def __init__(self, url: str, model: str, prompts: list[str], max_tokens: int, found: Soak) -> None:
-        self._url, self._model, self._prompts, self._most = url, model, prompts, max_tokens
-        self._found = found
+        self.url, self.model, self.prompts, self._most, self.found = url, model, prompts, max_tokens, found
         self._known: dict[str, list[str]] = {}
         self.sent = 0
 
@@ -149,8 +146,8 @@ class _Asker:
     async def one(self, connection: httpx.AsyncClient, rng: random.Random) -> bool:
         """One request of any kind; whether it was answered whole."""
         body = {
-            "model": self._model,
-            "messages": [{"role": "user", "content": rng.choice(self._prompts)}],
+            "model": self.model,
+            "messages": [{"role": "user", "content": rng.choice(self.prompts)}],
             "max_tokens": rng.choice([1, 8, self._most]),
             "n": rng.choice([1, 1, 1, 2]),
             "stream": rng.random() < 0.7,
@@ -158,11 +155,11 @@ class _Asker:
             **rng.choice(SAMPLINGS),
         }
         leaves = rng.random() < LEAVES
-        self._found.asked += 1
+        self.found.asked += 1
         try:
             texts = await self._answer(connection, body, rng.randint(0, 6) if leaves else None)
         except httpx.HTTPError as error:
-            self._found.broken[type(error).__name__] += 1
+            self.found.broken[type(error).__name__] += 1
             return False
         if texts is not None:
             self._check(body, texts)
@@ -173,16 +170,16 @@ class _Asker:
     ) -> list[str] | None:
         """Texts of the choices; None where the client left or was refused."""
         traced = {"trace": self._trace}
-        address = f"{self._url}/v1/chat/completions"
+        address = f"{self.url}/v1/chat/completions"
         async with connection.stream("POST", address, json=body, extensions=traced) as response:
             if response.status_code == 429:
-                self._found.refused += 1
+                self.found.refused += 1
                 return None
             if response.status_code != 200:
-                self._found.broken[f"status {response.status_code}"] += 1
+                self.found.broken[f"status {response.status_code}"] += 1
                 return None
             if leaves is not None and (not body["stream"] or not leaves):
-                self._found.left += 1
+                self.found.left += 1
                 return None
             if not body["stream"]:
                 told = json.loads(await response.aread())
@@ -190,17 +187,14 @@ class _Asker:
             return await self._streamed(response, body["n"], leaves)
 
     async def _streamed(self, response: httpx.Response, choices: int, leaves: int | None) -> list[str] | None:
-        texts, ends, chunks = [""] * choices, [0] * choices, 0
-        async for line in response.aiter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            chunks += 1
-            if leaves is not None and chunks > leaves:
-                self._found.left += 1
+        texts, ends, taken = [""] * choices, [0] * choices, 0
+        async for told in chunks(response):
+            taken += 1
+            if leaves is not None and taken > leaves:
+                self.found.left += 1
                 return None
-            told = json.loads(line[6:])
             if "error" in told:
-                self._found.broken[str(told["error"]["code"])] += 1
+                self.found.broken[str(told["error"]["code"])] += 1
                 return None
             for choice in told["choices"]:
                 texts[choice["index"]] += choice["delta"].get("content") or ""
@@ -208,49 +202,62 @@ class _Asker:
         if leaves is not None:
             # it was over before the client could leave
             return texts if ends == [1] * choices else None
-        self._found.answered_twice += any(end > 1 for end in ends)
+        self.found.answered_twice += any(end > 1 for end in ends)
         if min(ends) < 1:
-            self._found.broken["a stream without an end"] += 1
+            self.found.broken["a stream without an end"] += 1
             return None
         return texts
 
     def _check(self, body: dict[str, Any], texts: list[str]) -> None:
-        self._found.answered += 1
+        self.found.answered += 1
         key = json.dumps({name: value for name, value in body.items() if name not in ("stream", "n")}, sort_keys=True)
         known = self._known.setdefault(key, [])
         for place, text in enumerate(texts):
             if place >= len(known):
                 known.append(text)
-            self._found.wrong += known[place] != text
+            self.found.wrong += known[place] != text
 
 
-async def soak(
-    process: "subprocess.Popen[bytes]",
-    url: str,
-    model: str,
-    prompts: list[str],
-    seconds: float,
-    clients: int,
-    max_tokens: int,
-    floods: int = 0,
-    on_second: Callable[[int], None] = lambda done: None,
-) -> Soak:
-    """Loads a server, lets it come to rest, loads it again and ends it under load.
+def soak_server(
+    model: ModelArgument = "pocket",
+    minutes: Annotated[float, typer.Option(min=0.05, help="How long the load lasts.")] = 30.0,
+    clients: Annotated[int, typer.Option(min=1, help="How many ask at once.")] = 12,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Of the longest answers.")] = 48,
+    floods: Annotated[
+        int, typer.Option(min=0, help="How many flood beside them: prompts of 1 MB, requests left, half bodies.")
+    ] = 6,
+    kv_memory: Annotated[
+        str, typer.Option(help="K/V of the server; little, so that requests are put back.")
+    ] = "2560KiB",
+    out: ReportFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load a server with clients of all kinds, one in ten of which leave in the middle; then end it under load."""
+    with one_line_errors(), ExitStack() as stack:
+        prompts = [str(prompt.content) for prompt in micro_world(60) if isinstance(prompt.content, str)]
+        arguments = ["--dtype", "float32", "--threads", "1", "--kv-memory", kv_memory, "--max-running", "8"]
+        process, url = stack.enter_context(serving_process(model, arguments))
+        advance = stack.enter_context(progress_bar("seconds", int(60 * minutes), hidden=as_json))
+        found = Soak(seconds=60 * minutes, clients=clients)
+        asyncio.run(_soak(process, _Asker(url, Path(model).name, prompts, max_tokens, found), floods, advance))
+    told = {"model": model, "kv_memory": kv_memory, "commit": git_commit(), **found.model_dump()}
+    if out is not None:
+        out.write_text(json.dumps(told, indent=1) + "\n")
+    if as_json:
+        typer.echo(json.dumps(told))
+    else:
+        for line in lines_of(found):
+            typer.echo(line)
+    if not found.is_sound:
+        raise typer.Exit(1)
 
-    Args:
-        process: Of the server.
-        url: Its address.
-        model: Its name there.
-        prompts: Questions.
-        seconds: How long.
-        clients: How many ask at once.
-        max_tokens: Of the longest answers.
-        floods: How many flood beside them.
-        on_second: Told how many are over.
-    """
-    found = Soak(seconds, clients)
-    asker = _Asker(url, model, prompts, max_tokens, found)
-    began, going = monotonic(), True
+
+async def _soak(
+    process: "subprocess.Popen[bytes]", asker: _Asker, floods: int, on_second: Callable[[int], None]
+) -> None:
+    """Loads a server, lets it come to rest, loads it again and ends it under load."""
+    found, url = asker.found, asker.url
+    seconds, began, going = found.seconds, monotonic(), True
 
     async def client(number: int) -> None:
         rng = random.Random(number)
@@ -268,9 +275,9 @@ async def soak(
             found.samples.append(await _sample(process, url, began))
             on_second(min(int(monotonic() - began), int(seconds)))
 
-    tasks = [asyncio.create_task(client(number)) for number in range(clients)]
+    tasks = [asyncio.create_task(client(number)) for number in range(found.clients)]
     tasks.append(asyncio.create_task(watch()))
-    flooding = Flooding(url, model, prompts, floods, seconds)
+    flooding = Flooding(url, asker.model, asker.prompts, floods, seconds)
     flooded = asyncio.create_task(flooding.run(lambda: going))
     await asyncio.sleep(seconds)
     going = False
@@ -278,39 +285,63 @@ async def soak(
     found.floods = flooding.result if floods else None
     await asyncio.sleep(1)
     found.samples.append(await _sample(process, url, began))
-    told = await _metrics(url)
+    told = await asyncio.to_thread(counters, url)
     found.preemptions, found.tokens = int(told["sigma0_preemptions_total"]), int(told["sigma0_tokens_total"])
-    await _term(process, asker, clients, found)
-    return found
+    await _term(process, asker)
 
 
-async def _term(process: "subprocess.Popen[bytes]", asker: _Asker, clients: int, found: Soak) -> None:
+async def _term(process: "subprocess.Popen[bytes]", asker: _Asker) -> None:
     """SIGTERM while requests are under way: all of them are to be answered."""
+    found = asker.found
     async with httpx.AsyncClient(timeout=600) as connection:
-        rngs = [random.Random(-1 - number) for number in range(clients)]
+        rngs = [random.Random(-1 - number) for number in range(found.clients)]
         before, sent = found.left + found.refused, asker.sent
         asked = [asyncio.create_task(asker.one(connection, rng)) for rng in rngs]
-        while asker.sent < sent + clients and not all(task.done() for task in asked):
+        while asker.sent < sent + found.clients and not all(task.done() for task in asked):
             await asyncio.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        whole = sum(await asyncio.gather(*asked))
-    found.finished_after_term = whole
-    found.lost_after_term = clients - whole - (found.left + found.refused - before)
+        found.finished_after_term = sum(await asyncio.gather(*asked))
+    found.lost_after_term = found.clients - found.finished_after_term - (found.left + found.refused - before)
     found.exit_code = await asyncio.to_thread(process.wait, 60)
 
 
-async def _metrics(url: str) -> dict[str, float]:
-    async with httpx.AsyncClient(timeout=60) as connection:
-        text = (await connection.get(f"{url}/metrics")).text
-    with needs_extra("serve"):
-        from prometheus_client.parser import text_string_to_metric_families
-    families = text_string_to_metric_families(text)
-    return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
-
-
 async def _sample(process: "subprocess.Popen[bytes]", url: str, began: float) -> Sample:
-    told = await _metrics(url)
+    told = await asyncio.to_thread(counters, url)
     server = psutil.Process(process.pid)
     memory = sum(one.memory_info().rss for one in (server, *server.children())) / 2**20
-    counts = (int(told[f"sigma0_{name}"]) for name in ("pages_used", "running", "queue"))
-    return Sample(monotonic() - began, memory, *counts)
+    return Sample(
+        seconds=monotonic() - began,
+        memory_mb=memory,
+        pages_used=int(told["sigma0_pages_used"]),
+        running=int(told["sigma0_running"]),
+        waiting=int(told["sigma0_queue"]),
+    )
+
+
+def lines_of(found: Soak) -> list[str]:
+    """The result in words."""
+    early, late = found.memory_mb
+    flat = {True: "flat", False: "not flat", None: "too short a load to judge"}[found.memory_is_flat]
+    beside = [] if found.floods is None else [_line_of(found.floods)]
+    return [
+        f"{found.asked} requests in {found.seconds:g} s from {found.clients} clients: {found.answered} answered, "
+        f"{found.left} left by their clients, {found.refused} refused by the full queue",
+        f"wrong {found.wrong}, answered twice {found.answered_twice}, broken {dict(found.broken)}",
+        f"{found.tokens} tokens, {found.preemptions} requests put back; "
+        f"{found.samples[-1].pages_used} pages held at rest",
+        f"memory {early:.1f} MB in the second tenth, {late:.1f} MB in the last: {flat}",
+        f"SIGTERM under load: {found.finished_after_term} finished, {found.lost_after_term} lost, "
+        f"exit code {found.exit_code}",
+        *beside,
+    ]
+
+
+def _line_of(floods: Floods) -> str:
+    medians = " and ".join(
+        "none" if each is None else f"{each:.0f} ms" for each in (floods.median_ms_without, floods.median_ms_with)
+    )
+    return (
+        f"floods of {floods.clients} clients, half of the time: refused {dict(floods.refused)}, {floods.left} left, "
+        f"{floods.half_sent} half sent, broken {dict(floods.broken)}; another client's median without and with them: "
+        f"{medians}"
+    )

@@ -8,6 +8,7 @@ all branches, are rows of one pass, each at its own loop; two tokens of one posi
 their K/V lie, and a row sees the slots of the tokens that it follows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sigma0.bench.speed.decoders import Decoded, now
+from sigma0.bench.speed.decoders import Decoded, Decoder, now
 from sigma0.config import ExitConfig
 from sigma0.decode.kv_store import BlockShape
 from sigma0.decode.ops import Operations
@@ -24,54 +25,32 @@ RULES = ("full", "fixed", "qexit", "margin")
 
 
 @dataclass(eq=False)
-class Node:
-    """A token under way.
-
-    Attributes:
-        token: Its id.
-        place: How many new tokens were fed before it.
-        slot: Where its K/V lie.
-        seen: Slots that it sees, its own among them, bool `[N]`.
-        loops: How many it has run.
-        exit: Loop at which it proposed; 0 before.
-        proposed: Its argmax there.
-        mass: Probability that it has left by the gate, under `qexit`.
-        survival: The rest.
-        branches: Tokens that were fed behind it.
-    """
+class _Node:
+    """A token under way."""
 
     token: int
-    place: int
-    slot: int
-    seen: Tensor
-    loops: int = 0
-    exit: int = 0
-    proposed: int = -1
-    mass: float = 0.0
-    survival: float = 1.0
-    branches: list["Node"] = field(default_factory=list)
+    place: int  # how many new tokens were fed before it
+    slot: int  # where its K/V lie
+    seen: Tensor  # slots that it sees, its own among them, bool `[N]`
+    loops: int = 0  # how many it has run
+    exit: int = 0  # loop at which it proposed; 0 before
+    proposed: int = -1  # its argmax there
+    mass: float = 0.0  # probability that it has left by the gate, under `qexit`
+    survival: float = 1.0  # the rest
+    branches: list["_Node"] = field(default_factory=list)  # tokens that were fed behind it
 
 
-class TreeRows:
-    """The rows of a pass, as the layers of a block see them: `sigma0.decode.attention.PassRows`.
-
-    Args:
-        planes: Keys and values of each layer, `[T, H_kv, N, d]`.
-        positions: Of the rows, int64 `[R]`.
-        loops: Loops that each has run, ascending, so that those of one loop are neighbours.
-        slots: Where their K/V lie, int64 `[R]`.
-        seen: Slots that each sees, bool `[R, N]`.
-        ops: Operations of the pass, of which attention is not taken.
-    """
+class _TreeRows:
+    """The rows of a pass, as the layers of a block see them: `sigma0.decode.attention.PassRows`."""
 
     def __init__(
         self,
-        planes: list[tuple[Tensor, Tensor]],
-        positions: Tensor,
-        loops: list[int],
-        slots: Tensor,
-        seen: Tensor,
-        ops: Operations,
+        planes: Sequence[tuple[Tensor, ...]],  # keys and values of each layer, `[T, H_kv, N, d]`
+        positions: Tensor,  # of the rows, int64 `[R]`
+        loops: list[int],  # that each has run, ascending, so that those of one loop are neighbours
+        slots: Tensor,  # where their K/V lie, int64 `[R]`
+        seen: Tensor,  # slots that each sees, bool `[R, N]`
+        ops: Operations,  # of the pass, of which attention is not taken
     ) -> None:
         self.longest = seen.shape[1]
         self.ops = replace(ops, attend_rows=None, depth_attention=None, run_block=None, project_rows=None)
@@ -113,7 +92,7 @@ def most_nodes(total_loops: int) -> int:
     return here
 
 
-class Branches:
+class Branches(Decoder):
     """Greedy decoding of one sequence by that rule.
 
     Args:
@@ -132,99 +111,89 @@ class Branches:
             raise ValueError(f"branches are written for one sequence, not for a batch of {len(ids)}")
         if config.mode not in RULES or model.stages != (0, 0):
             raise ValueError(f"branches are written for Ouro under {', '.join(RULES)}, not under {config.mode}")
-        self._model, self._ids, self._new_tokens, self._second = model, ids, new_tokens, second
-        self._rule = model.exit_rule(replace(config, after_exit="finish"))
+        super().__init__(model, ids, new_tokens)
+        self._second, self._rule = second, model.exit_rule(replace(config, after_exit="finish"))
         shape = BlockShape.of(model, 1)
         self._slots = ids.shape[1] + new_tokens + most_nodes(shape.planes)
         size = (shape.planes, shape.kv_heads, self._slots, shape.head_dim)
-        zeros = {"dtype": model.dtype, "device": ids.device}
-        self._planes = [(torch.zeros(size, **zeros), torch.zeros(size, **zeros)) for _ in range(shape.layers)]
-        self._position_bytes = shape.bytes_with(model.dtype)
-        self._is_read = False
+        self._planes = [
+            tuple(torch.zeros(size, dtype=model.dtype, device=ids.device) for _ in range(2))
+            for _ in range(shape.layers)
+        ]
 
-    @torch.no_grad()
-    def prompt(self) -> float:
-        """Reads the prompt but for its last token, from nothing; seconds."""
-        start = now(self._ids)
-        length = self._ids.shape[1] - 1
-        slots = torch.arange(length, device=self._ids.device)
-        seen = torch.arange(self._slots, device=self._ids.device)[None] <= slots[:, None]
-        hidden = self._model.enter(self._ids[0, :-1], slots)
-        for loop in range(self._model.num_loops):
+    def read(self) -> None:
+        """Reads the prompt but for its last token, from nothing."""
+        length = self.ids.shape[1] - 1
+        slots = torch.arange(length, device=self.ids.device)
+        seen = torch.arange(self._slots, device=self.ids.device)[None] <= slots[:, None]
+        hidden = self.model.enter(self.ids[0, :-1], slots)
+        for loop in range(self.model.num_loops):
             hidden = self._pass(hidden, slots, [loop] * length, slots, seen)
-        self._is_read = True
-        return now(self._ids) - start
 
     @torch.no_grad()
     def decode(self) -> Decoded:
         """New tokens, timed from the first on."""
-        if not self._is_read:
+        if not self.is_read:
             self.prompt()
-        length = self._ids.shape[1]
+        length = self.ids.shape[1]
         self._free = list(range(self._slots - 1, length - 1, -1))
-        seen = torch.arange(self._slots, device=self._ids.device) < length
-        run = _Run(self, Node(int(self._ids[0, -1]), -1, length - 1, seen), last=-1)
-        run.to_the_end()
-        written = run.written
-        start = now(self._ids)
-        run = _Run(self, self._fed(written[0], run.tip), last=self._new_tokens - 2)
-        run.to_the_end()
-        seconds = now(self._ids) - start
+        seen = torch.arange(self._slots, device=self.ids.device) < length
+        first = _Run(self, _Node(int(self.ids[0, -1]), -1, length - 1, seen), last=-1).to_the_end()
+        start = now(self.ids)
+        run = _Run(self, self._fed(first.written[0], first.tip), last=self.new_tokens - 2).to_the_end()
+        seconds = now(self.ids) - start
         return Decoded(
             seconds=seconds,
             passes=run.passes,
             rows=run.rows,
             head_rows=run.rows,
             tail_passes=run.tail_passes,
-            tokens=torch.tensor([written + run.written]),
-            kv_in_use=(length + self._new_tokens - 1) * self._position_bytes,
-            kv_allocated=self._slots * self._position_bytes,
+            tokens=torch.tensor([first.written + run.written]),
+            kv_in_use=(length + self.new_tokens - 1) * self.position_bytes,
+            kv_allocated=self._slots * self.position_bytes,
         )
 
-    def _fed(self, token: int, behind: Node) -> Node:
+    def _fed(self, token: int, behind: _Node) -> _Node:
         """A token behind another."""
         slot = self._free.pop()
         seen = behind.seen.clone()
         seen[slot] = True
-        return Node(token, behind.place + 1, slot, seen)
+        return _Node(token, behind.place + 1, slot, seen)
 
     def _pass(self, hidden: Tensor, positions: Tensor, loops: list[int], slots: Tensor, seen: Tensor) -> Tensor:
         """States `[R, D]` after a loop of each row."""
-        model = self._model
-        rows = TreeRows(self._planes, positions, loops, slots, seen, model.operations)
-        states: Tensor = model.norm(model.loop(hidden, rows))
+        rows = _TreeRows(self._planes, positions, loops, slots, seen, self.model.operations)
+        states: Tensor = self.model.norm(self.model.loop(hidden, rows))
         return states
 
 
 class _Run:
-    """A tree of tokens under way from its first one to its last.
+    """A tree of tokens under way from its first one to its last, counted as `Decoded` says.
 
     Attributes:
         written: Full depth's token behind each token that was right.
         tip: The last of these.
-        passes, rows, tail_passes: What that took; tail passes are those behind the last exit, which only check.
     """
 
-    def __init__(self, owner: Branches, root: Node, last: int) -> None:
-        self._owner, self._model, self._rule = owner, owner._model, owner._rule
-        self._last = last
-        self._start = owner._ids.shape[1]
+    def __init__(self, owner: Branches, root: _Node, last: int) -> None:
+        self._owner, self._model, self._last = owner, owner.model, last
         self._nodes = [root]  # a token stands behind those that it follows
-        self._states: dict[Node, Tensor] = {}
+        self._states: dict[_Node, Tensor] = {}
         self.tip = root
         self.written: list[int] = []
         self.passes = self.rows = self.tail_passes = 0
 
-    def to_the_end(self) -> None:
+    def to_the_end(self) -> "_Run":
         """Passes until the last token was read at loop T."""
         while self._nodes:
             self._step()
+        return self
 
     def _step(self) -> None:
         nodes = sorted(self._nodes, key=lambda node: node.loops)  # those of one loop are neighbours
-        device = self._owner._ids.device
+        device, start = self._owner.ids.device, self._owner.ids.shape[1]
         entering = torch.tensor([node.token for node in nodes if not node.loops], device=device, dtype=torch.int64)
-        positions = torch.tensor([self._start + node.place for node in nodes], device=device)
+        positions = torch.tensor([start + node.place for node in nodes], device=device)
         fresh = self._model.enter(entering, positions[: len(entering)])
         hidden = torch.cat([fresh, *(self._states[node][None] for node in nodes[len(entering) :])])
         slots = torch.tensor([node.slot for node in nodes], device=device)
@@ -236,19 +205,19 @@ class _Run:
         logits = self._model.read(states)
         argmax = logits.argmax(-1).tolist()
         met = self._met(nodes, states, logits)
-        order = {node: row for row, node in enumerate(nodes)}
         self._states = dict(zip(nodes, states, strict=True))
+        judged = dict(zip(nodes, zip(argmax, met, strict=True), strict=True))
         for node in list(self._nodes):
             if node in self._states:  # else it was dropped in this pass
-                self._judge(node, argmax[order[node]], met[order[node]])
+                self._judge(node, *judged[node])
 
-    def _met(self, nodes: list[Node], states: Tensor, logits: Tensor) -> list[bool]:
+    def _met(self, nodes: list[_Node], states: Tensor, logits: Tensor) -> list[bool]:
         """Whether the rule lets each token stop at the loop that it has just run."""
-        rule, config = self._rule, self._rule.config
+        rule = self._owner._rule
         loops = [node.loops + 1 for node in nodes]
         if rule.fixed_depth is not None:
             return [loop >= rule.fixed_depth for loop in loops]
-        if config.mode == "margin":
+        if rule.config.mode == "margin":
             met: list[bool] = self._model.operations.leads(logits, rule.threshold).tolist()
         else:
             for node, hazard in zip(nodes, torch.sigmoid(self._model.gate(states).float()).tolist(), strict=True):
@@ -257,7 +226,7 @@ class _Run:
             met = [node.mass >= rule.threshold and rule.threshold < 1 for node in nodes]
         return [here and loop >= rule.min_loops for here, loop in zip(met, loops, strict=True)]
 
-    def _judge(self, node: Node, argmax: int, met: bool) -> None:
+    def _judge(self, node: _Node, argmax: int, met: bool) -> None:
         """What follows from the argmax of a token at its next loop."""
         node.loops += 1
         is_last = node.loops == self._model.num_loops
@@ -269,13 +238,13 @@ class _Run:
         if is_last:
             self._settle(node, argmax)
 
-    def _feed(self, token: int, behind: Node) -> None:
+    def _feed(self, token: int, behind: _Node) -> None:
         if behind.place < self._last:
             node = self._owner._fed(token, behind)
             behind.branches.append(node)
             self._nodes.append(node)
 
-    def _settle(self, node: Node, token: int) -> None:
+    def _settle(self, node: _Node, token: int) -> None:
         """The token of loop T is known: the branch that starts with it stays."""
         self.written.append(token)
         self.tip = node
@@ -287,7 +256,7 @@ class _Run:
         if all(branch.token != token for branch in node.branches):
             self._feed(token, node)
 
-    def _drop(self, node: Node) -> None:
+    def _drop(self, node: _Node) -> None:
         for branch in node.branches:
             self._drop(branch)
         self._nodes.remove(node)

@@ -4,8 +4,9 @@ import json
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -13,12 +14,11 @@ import typer
 from sigma0.bench.core.ledger import OWN, append_row
 from sigma0.bench.core.options import AsJsonLines, ExitJson, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
-from sigma0.bench.core.replay import Trace
-from sigma0.bench.speed.courses import RECORDED, STATED, RecordedCourse, described, record_course, stated
+from sigma0.bench.speed.courses import chosen_course, described
 from sigma0.bench.speed.decoders import OTHERS, PUBLISHED
 from sigma0.bench.speed.measure import MORE_WAYS, WAYS, Plan, measure
 from sigma0.bench.speed.opened import conditions_of, open_model, prompt_ids
-from sigma0.bench.speed.published import published
+from sigma0.bench.speed.peer import published
 from sigma0.bench.speed.self_speculation import Drafting, fit_drafting
 from sigma0.bench.speed.shapes import SHAPES
 from sigma0.bench.speed.table import print_speed
@@ -87,7 +87,7 @@ def speed(
         ids, source = prompt_ids(looped, tokenizer, model, batch, context, new_tokens)
         chosen = choose_runner(runner, looped)
         looped.runner, looped.announce = chosen.name, compiling
-        trace, told = _trace(course, bool(shape), config)
+        trace, told = chosen_course(course, bool(shape), config)
         if trace is not None:
             trace = trace.scaled(looped.num_loops)
             told = described(trace, told)
@@ -101,34 +101,17 @@ def speed(
         plan = Plan(names, config, trace, told, new_tokens, rounds, prompt_rounds, by, drafting)
         rows_of_ids = [tuple(row) for row in ids.tolist()]
         conditions = conditions_of(looped, model, shape, source, rows_of_ids, new_tokens, batch)
-        peer_code = (
-            nullcontext()
-            if published_code is None
-            else published(looped, ids, new_tokens, published_python, published_code)
-        )
+        peer_code: Any = nullcontext()
+        if published_code is not None:
+            peer_code = published(looped, ids, new_tokens, published_python, published_code)
         with peer_code as peer, progress_bar("runs", plan.steps, hidden=as_json) as advance:
             if peer is not None:
                 conditions = conditions.model_copy(update={"versions": {**conditions.versions, **peer.versions}})
-            rows = measure(looped, ids, plan, conditions, advance, peer)
+            done = count(1)
+            rows = measure(looped, ids, plan, conditions, lambda: advance(next(done)), peer)
         ran = {row.runner for row in rows if row.way not in OTHERS}
         if runner != "auto" and ran - {runner}:
             typer.echo(f"{runner} was asked for, but some ran {', '.join(sorted(ran))}: {chosen.reason}", err=True)
         for row in rows:
             append_row(out, row)
     tell_rows(rows, as_json, lambda: print_speed(rows), f"{len(rows)} rows in {out}")
-
-
-def _trace(course: str, by_default: bool, config: ExitConfig | None) -> tuple[Trace | None, str]:
-    if course == "rule":
-        return None, ""
-    if course and course not in ("recorded", "stated") and not course.endswith(".json"):
-        found = record_course(course, config)
-        return found.trace, found.source
-    if config is not None and (course or by_default):
-        raise ValueError("a stated course replaces the exit rule: leave --exit-config out, or name a model as --course")
-    if course == "recorded":
-        found = RecordedCourse.read(RECORDED)
-        return found.trace, f"recorded from {found.source}"
-    if course.endswith(".json"):
-        return stated(Path(course))
-    return (STATED, "stated") if course or by_default else (None, "")

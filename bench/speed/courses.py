@@ -1,22 +1,27 @@
-"""Courses of tokens to replay: stated here or in a file, or recorded from a model."""
+"""Courses of tokens to replay: stated here or in a file, or recorded from a model by `sigma0.bench course`."""
 
 import json
+from collections.abc import Callable
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
+import typer
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 from torch import Tensor
 
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import LEDGER, Conditions
+from sigma0.bench.core.options import OWN, ExitJson
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import encode_prompts
+from sigma0.commands.console import one_line_errors
 from sigma0.config import ExitConfig
 from sigma0.errors import needs_extra, one_line
 from sigma0.models.load import load
@@ -32,7 +37,9 @@ STATED = Trace(
 )
 # Written by the command `course`, replayed by `--course recorded`.
 RECORDED = LEDGER.with_name("course-pocket-large.json")
+_OWN_COURSE = OWN.with_name(RECORDED.name)
 _TRACE = TypeAdapter(Trace)
+Parsed = TypeVar("Parsed")
 
 
 class RecordedCourse(BaseModel):
@@ -74,12 +81,47 @@ class RecordedCourse(BaseModel):
         Raises:
             ValueError: If it is none.
         """
-        try:
-            return cls.model_validate_json(path.read_text())
-        except ValidationError as error:
-            raise ValueError(f"{str(path)!r} holds no recorded course: {one_line(error)}") from error
-        except OSError as error:
-            raise ValueError(f"{str(path)!r} holds no recorded course: {error}") from error
+        return _parsed(path, cls.model_validate_json, "recorded course")
+
+
+def stated(path: Path) -> Trace:
+    """A course from a JSON file with `total_loops`, `exits` and `settled`.
+
+    Raises:
+        ValueError: If it holds none.
+    """
+    return _parsed(path, _TRACE.validate_json, "course")
+
+
+def _parsed(path: Path, parse: Callable[[str], Parsed], what: str) -> Parsed:
+    try:
+        return parse(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} holds no {what}: {one_line(error)}") from error
+
+
+def chosen_course(course: str, by_default: bool, config: ExitConfig | None) -> tuple[Trace | None, str]:
+    """The course that `--course` asks for, and where it comes from; None to follow the exit rule.
+
+    Args:
+        course: As the option says.
+        by_default: Whether the stated course is replayed where none is named.
+        config: The exit rule that was asked for; None for the model's own.
+
+    Raises:
+        ValueError: For a rule beside a course that is there already, or a file that holds none.
+    """
+    if course == "rule" or not (course or by_default):
+        return None, ""
+    if course not in ("", "recorded", "stated") and not course.endswith(".json"):
+        found = record_course(course, config)
+        return found.trace, found.source
+    if config is not None:
+        raise ValueError("a stated course replaces the exit rule: leave --exit-config out, or name a model as --course")
+    if course == "recorded":
+        found = RecordedCourse.read(RECORDED)
+        return found.trace, f"recorded from {found.source}"
+    return (stated(Path(course)), Path(course).name) if course.endswith(".json") else (STATED, "stated")
 
 
 def record_course(name: str, config: ExitConfig | None = None) -> RecordedCourse:
@@ -148,15 +190,14 @@ def settled_loops(argmax: NDArray[np.int64]) -> list[int]:
     return [int(loop) + 1 for loop in last]
 
 
-def stated(path: Path) -> tuple[Trace, str]:
-    """A course from a JSON file with `total_loops`, `exits` and `settled`.
-
-    Raises:
-        ValueError: If it holds none.
-    """
-    try:
-        return _TRACE.validate_python(json.loads(path.read_text())), path.name
-    except ValidationError as error:
-        raise ValueError(f"{str(path)!r} holds no course: {one_line(error)}") from error
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{str(path)!r} holds no course: {error}") from error
+def course(
+    model: Annotated[str, typer.Argument(help="Shipped name, or a folder of such a model.")] = "pocket-large",
+    exit_config: ExitJson = "",
+    out: Annotated[Path, typer.Option(help="Where to write it, as JSON.")] = _OWN_COURSE,
+) -> None:
+    """Record at which loop each token of a shipped model's answers stops, and from which loop on it is settled."""
+    with one_line_errors():
+        found = record_course(model, ExitConfig.parse(json.loads(exit_config)) if exit_config else None)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(found.model_dump_json(indent=1) + "\n")
+    typer.echo(f"{described(found.trace, found.source)}; {len(found.exits)} tokens in {out}")

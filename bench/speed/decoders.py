@@ -1,19 +1,20 @@
-"""Ways to decode one and the same prompt: ours with each setting, and transformers' own."""
+"""Ways to decode one and the same prompt: what they share, and ours with each setting."""
 
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
+from sigma0.bench.core.ledger import Figure
 from sigma0.bench.core.replay import Trace, replaying
-from sigma0.bench.speed.peer import StockLoopedModel
+from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.config import ExitConfig
-from sigma0.models.cache_name import named_cache
+from sigma0.decode.kv_store import BlockShape
 
 FULL = ExitConfig(mode="full")
 # Ways whose tokens stop early.
@@ -35,10 +36,10 @@ class Decoded:
         passes: Calls of the shared block.
         rows: Rows in them.
         head_rows: Rows that the head read.
-        tail_passes: How many of the passes only checked the tail.
         tokens: The new tokens, int64 `[B, new]`, on the host.
         kv_in_use: Bytes of K/V that hold tokens.
         kv_allocated: Bytes of K/V that are reserved.
+        tail_passes: How many of the passes only checked the tail.
         runner: What called the step.
         captured: Whether it was launched as a graph.
         timed: New tokens of all sequences in that time; None for those after each first.
@@ -48,23 +49,71 @@ class Decoded:
     passes: int
     rows: int
     head_rows: int
-    tail_passes: int
     tokens: Tensor
     kv_in_use: int
     kv_allocated: int
+    tail_passes: int = 0
     runner: str = "eager"
     captured: bool = False
     timed: int | None = None
 
+    @property
+    def later(self) -> float:
+        """New tokens of a sequence in that time."""
+        batch, new = self.tokens.shape
+        return new - 1 if self.timed is None else self.timed / batch
 
-class Decoder(Protocol):
-    """A way to decode; reads the prompt once and continues it as often as it is asked."""
 
+class Decoder:
+    """A way to decode; reads the prompt once and continues it as often as it is asked.
+
+    Args:
+        model: The looped model.
+        ids: The prompt, `[B, S]`.
+        new_tokens: New tokens.
+    """
+
+    def __init__(self, model: Any, ids: Tensor, new_tokens: int) -> None:
+        self.model, self.ids, self.new_tokens = model, ids, new_tokens
+        self.position_bytes = BlockShape.of(model, 1).bytes_with(model.dtype)
+        self.is_read = False
+
+    @torch.no_grad()
     def prompt(self) -> float:
         """Reads the prompt but for its last token, from nothing; seconds."""
+        start = now(self.ids)
+        self.read()
+        self.is_read = True
+        return now(self.ids) - start
+
+    def read(self) -> None:
+        """What `prompt` times."""
+        raise NotImplementedError
 
     def decode(self) -> Decoded:
-        """New tokens behind the prompt."""
+        """New tokens behind the prompt, timed from the first on."""
+        raise NotImplementedError
+
+    def whole_depth(self, seconds: float, tokens: Tensor, spare: int = 0, runner: str = "eager") -> Decoded:
+        """A run of every loop of every token.
+
+        Args:
+            seconds: As `Decoded` says.
+            tokens: The new ones, int64 `[B, new]`.
+            spare: Positions that K/V are reserved for beside those that hold tokens.
+            runner: As `Decoded` says.
+        """
+        (batch, length), later, loops = self.ids.shape, self.new_tokens - 1, self.model.num_loops
+        return Decoded(
+            seconds=seconds,
+            passes=loops * later,
+            rows=loops * later * batch,
+            head_rows=later * batch,
+            tokens=tokens.cpu(),
+            kv_in_use=batch * (length + later) * self.position_bytes,
+            kv_allocated=batch * (length + later + spare) * self.position_bytes,
+            runner=runner,
+        )
 
 
 class PromptedCache:
@@ -77,9 +126,7 @@ class PromptedCache:
     """
 
     def __init__(self, model: Any, ids: Tensor, new_tokens: int) -> None:
-        self.model = model
-        self.ids = ids
-        self.new_tokens = new_tokens
+        self.model, self.ids, self.new_tokens = model, ids, new_tokens
         self.cache = model.new_cache()
 
     @torch.no_grad()
@@ -97,7 +144,7 @@ class PromptedCache:
         self.cache.crop(self.ids.shape[1] - 1 - self.cache.length)
 
 
-class Ours:
+class Ours(Decoder):
     """sigma0's decoder with one setting.
 
     Args:
@@ -108,10 +155,8 @@ class Ours:
     """
 
     def __init__(self, prompted: PromptedCache, config: ExitConfig, trace: Trace | None, judged: bool = False) -> None:
-        self._prompted = prompted
-        self._config = config
-        self._trace = trace
-        self._judged = judged
+        super().__init__(prompted.model, prompted.ids, prompted.new_tokens)
+        self._prompted, self._config, self._trace, self._judged = prompted, config, trace, judged
 
     def prompt(self) -> float:
         """Reads the prompt; seconds."""
@@ -152,94 +197,15 @@ class Ours:
         )
 
 
-class Stock:
-    """transformers' own decoding at full depth.
-
-    Args:
-        model: The looped model.
-        ids: The prompt, `[B, S]`.
-        new_tokens: New tokens.
-    """
-
-    def __init__(self, model: Any, ids: Tensor, new_tokens: int) -> None:
-        self._model = StockLoopedModel(model)
-        self._ids = ids
-        self._new_tokens = new_tokens
-        self._loops = model.num_loops
-        self._cache: DynamicCache | None = None
-
-    @torch.no_grad()
-    def prompt(self) -> float:
-        """Reads the prompt but for its last token, from nothing; seconds."""
-        self._cache = DynamicCache()
-        ids = self._ids[:, :-1]
-        positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        start = now(ids)
-        self._model(ids, position_ids=positions, past_key_values=self._cache, logits_to_keep=1)
-        return now(ids) - start
-
-    def decode(self) -> Decoded:
-        """New tokens, timed from the first on."""
-        if self._cache is None:
-            self.prompt()
-        cache = self._cache
-        assert cache is not None
-        cache.crop(-(cache.get_seq_length() - (self._ids.shape[1] - 1)))
-        marks: list[float] = []
-        sequences = self._model.generate(
-            self._ids,
-            attention_mask=torch.ones_like(self._ids),
-            **named_cache(cache),
-            max_new_tokens=self._new_tokens,
-            do_sample=False,
-            stopping_criteria=StoppingCriteriaList([Stopwatch(marks, self._ids)]),
-        )
-        held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-        return whole_depth(marks, self._loops, sequences[:, self._ids.shape[1] :], held, held)
-
-
-def whole_depth(
-    marks: list[float], loops: int, tokens: Tensor, kv_in_use: int, kv_allocated: int, runner: str = "eager"
-) -> Decoded:
-    """A run of transformers' `generate`, every loop of every token.
-
-    Args:
-        marks: A `Stopwatch`'s.
-        loops: T.
-        tokens: The new ones, int64 `[B, new]`.
-        kv_in_use: As `Decoded` says, like the two behind it.
-        kv_allocated: The same.
-        runner: The same.
-    """
-    batch, new = tokens.shape
-    return Decoded(
-        seconds=marks[-1] - marks[0],
-        passes=loops * (new - 1),
-        rows=loops * (new - 1) * batch,
-        head_rows=(new - 1) * batch,
-        tail_passes=0,
-        tokens=tokens.cpu(),
-        kv_in_use=kv_in_use,
-        kv_allocated=kv_allocated,
-        runner=runner,
-    )
-
-
-class Stopwatch(StoppingCriteria):  # type: ignore[misc]
-    """Notes the time of every token; stops nothing."""
-
-    def __init__(self, marks: list[float], like: Tensor) -> None:
-        self._marks = marks
-        self._like = like
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Stops nobody, bool `[B]`."""
-        self._marks.append(now(self._like))
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-
 def now(like: Tensor) -> float:
     """The time, once the device of a tensor has done what it was asked."""
-    wait: Callable[[], None] = torch.cuda.synchronize if like.is_cuda else lambda: None
-    wait()
+    if like.is_cuda:
+        torch.cuda.synchronize(like.device)
     return time.perf_counter()
+
+
+def median_figure(values: NDArray[np.float64]) -> Figure:
+    """A median over the rounds and its interval."""
+    figure = Figure.of(bootstrap(lambda drawn: float(np.median(values[drawn])), len(values)))
+    assert figure is not None
+    return figure

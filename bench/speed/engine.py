@@ -1,6 +1,5 @@
 """Decoding by the server's engine, in this process: every sequence is a request, and all are under way at once."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -14,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.core.replay import Trace, replaying
-from sigma0.bench.speed.decoders import FULL, Decoded
+from sigma0.bench.speed.decoders import FULL, Decoded, Decoder, now
 from sigma0.config import ExitConfig
 from sigma0.decode.kv_store import BlockShape
 from sigma0.serve.engine.engine import Engine
@@ -39,16 +38,13 @@ def open_engine(model: Any, ids: Tensor, new_tokens: int) -> Engine:
         pass_rows=max(EngineLimits.pass_rows, 2 * batch * page),
         kv_bytes=batch * blocks * BlockShape.of(model, page).bytes_with(model.dtype),
     )
-    return Engine(model, word_tokenizer(model.config.vocab_size), "bench", limits, watch=False)
+    # every id is a word: random weights have no tokenizer, and their text means nothing
+    words = {f"w{number}": number for number in range(model.config.vocab_size)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")))
+    return Engine(model, tokenizer, "bench", limits, watch=False)
 
 
-def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
-    """A tokenizer in which every id is a word: random weights have none, and their text means nothing."""
-    words = {f"w{number}": number for number in range(size)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")))
-
-
-class Engined:
+class Engined(Decoder):
     """The engine with one setting.
 
     Args:
@@ -60,12 +56,8 @@ class Engined:
     """
 
     def __init__(self, engine: Engine, ids: Tensor, new_tokens: int, config: ExitConfig, trace: Trace | None) -> None:
-        self._engine = engine
-        self._like = ids
-        self._prompts = [tuple(row) for row in ids.tolist()]
-        self._new_tokens = new_tokens
-        self._config = config
-        self._trace = trace
+        super().__init__(engine.model, ids, new_tokens)
+        self._engine, self._config, self._trace = engine, config, trace
         self._salts = count()
 
     def prompt(self) -> float:
@@ -73,33 +65,32 @@ class Engined:
         # nobody else shares blocks under this salt
         request = EngineRequest((0,), 1, FULL, on_collapse="ignore", cache_salt=f"{id(self)} {next(self._salts)}")
         with self._under_way(request) as tokens:
-            start = self._now()
+            start = now(self.ids)
             self._run_until(tokens, 1)
-            return self._now() - start
+            return now(self.ids) - start
 
     def decode(self) -> Decoded:
         """New tokens, timed while all requests are under way: from the last one's first token on."""
-        request = EngineRequest((0,), 2 * self._new_tokens, self._config, on_collapse="ignore")
-        engine, batch = self._engine, len(self._prompts)
+        request = EngineRequest((0,), 2 * self.new_tokens, self._config, on_collapse="ignore")
+        engine, batch = self._engine, len(self.ids)
         replayed = nullcontext() if self._trace is None else replaying(engine.model, self._trace)
         with replayed, self._under_way(request) as tokens:
             self._run_until(tokens, 1)
             before, early = replace(engine.counts), _sum(tokens)
-            start = self._now()
-            while _sum(tokens) < early + batch * (self._new_tokens - 1):
+            start = now(self.ids)
+            while _sum(tokens) < early + batch * (self.new_tokens - 1):
                 self._step(tokens)
-            seconds = self._now() - start
+            seconds = now(self.ids) - start
             after, timed = replace(engine.counts), _sum(tokens) - early
             block = BlockShape.of(engine.model, engine.pool.size).bytes_with(engine.model.dtype)
             used = engine.pool.used * block
-            self._run_until(tokens, self._new_tokens)
-            written = [each[: self._new_tokens] for each in tokens.values()]
+            self._run_until(tokens, self.new_tokens)
+            written = [each[: self.new_tokens] for each in tokens.values()]
         return Decoded(
             seconds=seconds,
             passes=after.passes - before.passes,
             rows=after.rows - before.rows,
             head_rows=after.head_rows - before.head_rows,
-            tail_passes=0,
             tokens=torch.tensor(written),
             kv_in_use=used,
             kv_allocated=engine.pool.total * block,
@@ -111,7 +102,7 @@ class Engined:
     @contextmanager
     def _under_way(self, request: EngineRequest) -> Iterator[dict[int, list[int]]]:
         """Requests for all prompts; yields the tokens of each, and ends what is left of them."""
-        keys = [self._engine.submit(replace(request, prompt_ids=prompt)) for prompt in self._prompts]
+        keys = [self._engine.submit(replace(request, prompt_ids=tuple(prompt))) for prompt in self.ids.tolist()]
         try:
             yield {key: [] for key in keys}
         finally:
@@ -129,12 +120,6 @@ class Engined:
                 raise event
             if isinstance(event, TokenOutput):
                 tokens[key].append(event.id)
-
-    def _now(self) -> float:
-        """The time, once the device has done what it was asked."""
-        if self._like.is_cuda:
-            torch.cuda.synchronize(self._like.device)
-        return time.perf_counter()
 
 
 def _sum(tokens: dict[int, list[int]]) -> int:

@@ -12,17 +12,25 @@ import torch
 from torch import Tensor
 
 from sigma0.bench.core.bandwidth import copy_bandwidth
-from sigma0.bench.core.ledger import Conditions, Course, Figure, SpeedRow
+from sigma0.bench.core.ledger import Conditions, Course, SpeedRow
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.speed.branches import Branches
-from sigma0.bench.speed.decoders import ADAPTIVE, FULL, OTHERS, PUBLISHED, Decoded, Decoder, Ours, PromptedCache, Stock
+from sigma0.bench.speed.decoders import (
+    ADAPTIVE,
+    FULL,
+    OTHERS,
+    PUBLISHED,
+    Decoded,
+    Decoder,
+    Ours,
+    PromptedCache,
+    median_figure,
+)
 from sigma0.bench.speed.engine import Engined, open_engine
-from sigma0.bench.speed.published import Published
-from sigma0.bench.speed.roofline import Counts, block_bytes, bytes_per_token
+from sigma0.bench.speed.peer import Published, Stock
+from sigma0.bench.speed.roofline import block_bytes, bytes_per_token
 from sigma0.bench.speed.self_speculation import Drafting, SelfSpeculation
-from sigma0.bench.speed.static_peer import StaticStock
-from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.config import AfterExit, ExitConfig
 
 WAYS = ("full", "judged", "never", "finish", "drop", "verify", "huggingface")
@@ -62,31 +70,25 @@ class Plan:
     drafting: Drafting | None = None
 
     def __post_init__(self) -> None:
+        ways, known = set(self.ways), (*WAYS, *MORE_WAYS)
         for way in self.ways:
-            if way not in (*WAYS, *MORE_WAYS, PUBLISHED):
-                raise ValueError(f"no such way: {way!r}; there are {', '.join((*WAYS, *MORE_WAYS))}")
-        if self.trace is not None and (branching := sorted({*BRANCHES} & set(self.ways))):
+            if way not in (*known, PUBLISHED):
+                raise ValueError(f"no such way: {way!r}; there are {', '.join(known)}")
+        if self.trace is not None and (branching := sorted({*BRANCHES} & ways)):
             raise ValueError(
                 f"{', '.join(branching)}: a course says nothing of what a second branch reads, leave out with a course"
             )
-        if len(set(self.ways)) < len(self.ways):
+        if len(ways) < len(self.ways):
             raise ValueError(f"each way once, got {', '.join(self.ways)}")
         if self.by not in DECODED_BY:
             raise ValueError(f"no such decoder: {self.by!r}; there are {', '.join(DECODED_BY)}")
-        if self.by == "engine" and (other := sorted({"judged", *OTHERS} & set(self.ways))):
+        if self.by == "engine" and (other := sorted({"judged", *OTHERS} & ways)):
             raise ValueError(f"{', '.join(other)}: of the library alone, leave out with the engine")
-        if "self-speculation" in self.ways and self.drafting is None:
-            raise ValueError("self-speculation needs the depth and the length of its drafts")
-        if self.new_tokens < 2 or self.rounds < 1:
-            raise ValueError(
-                f"{self.new_tokens} new tokens and {self.rounds} rounds: at least 2, since the first token comes with "
-                "the prompt, and 1"
-            )
 
     @property
     def steps(self) -> int:
         """Runs and readings of the prompt."""
-        return len(self.ways) * (self.rounds + 1) + self.prompt_rounds * len(_readers(self.ways))
+        return len(self.ways) * (self.rounds + 1) + self.prompt_rounds * len({_reader(way) for way in self.ways})
 
     def config_of(self, way: str) -> ExitConfig:
         """The setting of a way."""
@@ -104,7 +106,7 @@ def measure(
     ids: Tensor,
     plan: Plan,
     conditions: Conditions,
-    on_step: Callable[[int], None] = lambda done: None,
+    on_step: Callable[[], object] = lambda: None,
     peer: Published | None = None,
 ) -> list[SpeedRow]:
     """Times every way.
@@ -114,23 +116,24 @@ def measure(
         ids: The prompts, `[B, S]`, S at least 2, no pads.
         plan: What is timed.
         conditions: What the rows say of the run.
-        on_step: Told how many of `plan.steps` are done.
+        on_step: Told of each of `plan.steps`.
         peer: The published code, where its way is among the plan's.
     """
     started = datetime.now(timezone.utc).isoformat()
-    decoders = _decoders(model, ids, plan, {} if peer is None else {PUBLISHED: peer})
-    progress = _Progress(on_step)
-    prompt_seconds = _read_prompts(decoders, plan, progress)
-    runs, peaks = _decode(decoders, plan, ids, progress)
+    decoders = _decoders(model, ids, plan, peer)
+    prompt_seconds = _read_prompts(decoders, plan, on_step)
+    runs, peaks = _decode(decoders, plan, ids, on_step)
     # behind the runs, so that it is no part of the most memory that was in use
     copy = copy_bandwidth(ids.device)
     rows = []
     for way in plan.ways:
         config = plan.config_of(way)
         replayed = plan.trace if way in REPLAYING else None
-        figures = _figures(model, ids, plan, runs[way], runs.get("full"))
+        figures = _figures(model, ids.shape[1], runs[way], runs.get("full"))
         if replayed is not None:
             figures["same_tokens"] = None  # a given course says nothing of the text
+        drafting = plan.drafting if way == "self-speculation" else None
+        course = replayed and Course(source=plan.source, exits=replayed.exits, settled=replayed.settled)
         rows.append(
             SpeedRow.model_validate(
                 {
@@ -141,8 +144,8 @@ def measure(
                     "runner": runs[way][-1].runner,
                     "mode": config.mode if replayed is None else "replay",
                     "after_exit": config.after_exit,
-                    "settings": _settings_of(way, plan, config),
-                    "course": None if replayed is None else _course(replayed, plan.source),
+                    "settings": asdict(drafting) if drafting else _settings(config, replayed is not None),
+                    "course": course,
                     "context": ids.shape[1],
                     "rounds": plan.rounds,
                     "prompt_tokens_per_second": ids.shape[0] * (ids.shape[1] - 1) / prompt_seconds[_reader(way)],
@@ -155,41 +158,27 @@ def measure(
     return rows
 
 
-def _decoders(model: Any, ids: Tensor, plan: Plan, given: Mapping[str, Decoder]) -> dict[str, Decoder]:
-    traces = {way: plan.trace if way in ADAPTIVE else None for way in plan.ways}
-    if plan.by == "engine":
-        engine = open_engine(model, ids, plan.new_tokens)
-        return {way: Engined(engine, ids, plan.new_tokens, plan.config_of(way), traces[way]) for way in plan.ways}
-    prompted = PromptedCache(model, ids, plan.new_tokens)
-    return {
-        way: given.get(way) or _other(way, model, ids, plan)
-        if way in OTHERS
-        else Ours(prompted, plan.config_of(way), traces[way], way == "judged")
-        for way in plan.ways
-    }
+def _decoders(model: Any, ids: Tensor, plan: Plan, peer: Published | None) -> dict[str, Decoder]:
+    given, prompted = (model, ids, plan.new_tokens), PromptedCache(model, ids, plan.new_tokens)
+    engine = open_engine(*given) if plan.by == "engine" else None
 
+    def made(way: str) -> Decoder:
+        config, trace = plan.config_of(way), plan.trace if way in ADAPTIVE else None
+        if engine is not None:
+            return Engined(engine, ids, plan.new_tokens, config, trace)
+        if way in BRANCHES:
+            return Branches(*given, config, way == "two-branches")
+        if way == "self-speculation":
+            assert plan.drafting is not None
+            return SelfSpeculation(*given, plan.drafting, plan.trace, model.runner in ("compile", "cudagraph"))
+        if way == PUBLISHED:
+            assert peer is not None
+            return peer
+        if way in OTHERS:
+            return Stock(*given, None if way == "huggingface" else "inductor")
+        return Ours(prompted, config, trace, way == "judged")
 
-def _other(way: str, model: Any, ids: Tensor, plan: Plan) -> Decoder:
-    """A way that is not ours."""
-    if way == "huggingface":
-        return Stock(model, ids, plan.new_tokens)
-    if way == "huggingface-static":
-        return StaticStock(model, ids, plan.new_tokens)
-    if way in BRANCHES:
-        return Branches(model, ids, plan.new_tokens, plan.config_of(way), way == "two-branches")
-    assert plan.drafting is not None
-    compiled = model.runner in ("compile", "cudagraph")
-    return SelfSpeculation(model, ids, plan.new_tokens, plan.drafting, plan.trace, compiled)
-
-
-class _Progress:
-    def __init__(self, on_step: Callable[[int], None]) -> None:
-        self._on_step = on_step
-        self._done = 0
-
-    def step(self) -> None:
-        self._done += 1
-        self._on_step(self._done)
+    return {way: made(way) for way in plan.ways}
 
 
 def _reader(way: str) -> str:
@@ -197,23 +186,19 @@ def _reader(way: str) -> str:
     return way if way in OTHERS else "sigma0"
 
 
-def _readers(ways: Sequence[str]) -> set[str]:
-    return {_reader(way) for way in ways}
-
-
-def _read_prompts(decoders: dict[str, Decoder], plan: Plan, progress: _Progress) -> dict[str, float]:
+def _read_prompts(decoders: Mapping[str, Decoder], plan: Plan, on_step: Callable[[], object]) -> dict[str, float]:
     """Median seconds of each reader; in turn."""
     by_reader = {_reader(way): decoder for way, decoder in decoders.items()}
     seconds: dict[str, list[float]] = {reader: [] for reader in by_reader}
     for _ in range(plan.prompt_rounds):
         for reader, decoder in by_reader.items():
             seconds[reader].append(decoder.prompt())
-            progress.step()
+            on_step()
     return {reader: median(values) for reader, values in seconds.items()}
 
 
 def _decode(
-    decoders: dict[str, Decoder], plan: Plan, ids: Tensor, progress: _Progress
+    decoders: Mapping[str, Decoder], plan: Plan, ids: Tensor, on_step: Callable[[], object]
 ) -> tuple[dict[str, list[Decoded]], dict[str, int]]:
     """The runs of each way, the first round left out, and the most memory in use."""
     runs: dict[str, list[Decoded]] = {way: [] for way in plan.ways}
@@ -225,68 +210,37 @@ def _decode(
             if ids.is_cuda:
                 torch.cuda.reset_peak_memory_stats(ids.device)
             decoded = decoders[way].decode()
-            peaks[way] = max(peaks[way], _peak(ids))
+            used = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            peaks[way] = max(peaks[way], torch.cuda.max_memory_allocated(ids.device) if ids.is_cuda else used)
             if number:  # the first round warms up
                 runs[way].append(decoded)
-            progress.step()
+            on_step()
     return runs, peaks if ids.is_cuda else dict.fromkeys(plan.ways, max(peaks.values()))
 
 
-def _peak(ids: Tensor) -> int:
-    if ids.is_cuda:
-        return torch.cuda.max_memory_allocated(ids.device)
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _figures(
-    model: Any, ids: Tensor, plan: Plan, runs: Sequence[Decoded], full: Sequence[Decoded] | None
-) -> dict[str, Any]:
-    last, batch, total = runs[-1], ids.shape[0], model.num_loops
-    later = _timed(last, plan, batch)
-    seconds = np.array([run.seconds for run in runs])
-    passes = last.passes / later
-    ideal = total / passes
-    counts = Counts(passes, last.rows / later / batch, last.head_rows / later / batch, last.captured)
+def _figures(model: Any, context: int, runs: Sequence[Decoded], full: Sequence[Decoded] | None) -> dict[str, Any]:
+    last = runs[-1]
+    batch, later, passes = len(last.tokens), last.later, last.passes / last.later
+    seconds, ideal = np.array([run.seconds for run in runs]), model.num_loops / passes
     ratios = None
     if full is not None:
-        ratios = np.array([run.seconds / _timed(run, plan, batch) for run in full]) / (seconds / later)
-    block = block_bytes(model)
+        ratios = np.array([run.seconds / run.later for run in full]) / (seconds / later)
     return {
-        "milliseconds_per_token": _median(1000 * seconds / later),
-        "tokens_per_second": _median(batch * later / seconds),
+        "milliseconds_per_token": median_figure(1000 * seconds / later),
+        "tokens_per_second": median_figure(batch * later / seconds),
         "passes_per_token": passes,
         "tail_passes_per_token": last.tail_passes / later,
-        "rows_per_token": counts.rows,
-        "head_rows_per_token": counts.head_rows,
-        "speed_ratio": None if ratios is None else _median(ratios),
+        "rows_per_token": last.rows / later / batch,
+        "head_rows_per_token": last.head_rows / later / batch,
+        "speed_ratio": None if ratios is None else median_figure(ratios),
         "ideal": ideal,
-        "share_of_ideal": None if ratios is None else _median(ratios / ideal),
-        "weight_bandwidth": block * passes * later / float(np.median(seconds)),
+        "share_of_ideal": None if ratios is None else median_figure(ratios / ideal),
+        "weight_bandwidth": block_bytes(model) * last.passes / float(np.median(seconds)),
         "same_tokens": None if full is None else bool(torch.equal(last.tokens, full[-1].tokens)),
         "kv_bytes_in_use": last.kv_in_use,
         "kv_bytes_allocated": last.kv_allocated,
-        **bytes_per_token(model, block, ids.shape[1], plan.new_tokens, batch, counts),
+        **bytes_per_token(model, last, context),
     }
-
-
-def _timed(run: Decoded, plan: Plan, batch: int) -> float:
-    """New tokens of a sequence in the time of a run."""
-    return plan.new_tokens - 1 if run.timed is None else run.timed / batch
-
-
-def _median(values: Any) -> dict[str, float]:
-    """A median over the rounds and its interval."""
-    estimate = bootstrap(lambda drawn: float(np.median(values[drawn])), len(values))
-    figure = Figure.of(estimate)
-    assert figure is not None
-    return figure.model_dump()
-
-
-def _settings_of(way: str, plan: Plan, config: ExitConfig) -> dict[str, float | int | str]:
-    if way == "self-speculation":
-        assert plan.drafting is not None
-        return asdict(plan.drafting)
-    return _settings(config, plan.trace is not None and way in ADAPTIVE)
 
 
 def _settings(config: ExitConfig, replayed: bool) -> dict[str, float | int | str]:
@@ -297,7 +251,3 @@ def _settings(config: ExitConfig, replayed: bool) -> dict[str, float | int | str
     if config.after_exit == "verify":
         found["redraft"] = int(config.redraft)
     return found
-
-
-def _course(trace: Trace, source: str) -> Course:
-    return Course(source=source, exits=trace.exits, settled=trace.settled)

@@ -8,12 +8,12 @@ arithmetic, activations, and bandwidth that was not reached.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sigma0.bench.core.ledger import SpeedRow
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.speed.decoders import OTHERS
+from sigma0.bench.speed.decoders import OTHERS, Decoded
 from sigma0.decode.kv_store import BlockShape
 from sigma0.models.quantization import weight_bytes
 
@@ -43,125 +43,59 @@ def block_bytes(model: Any) -> int:
     return int(model.config.stride * (weight_bytes(base.adapter) + weight_bytes(base.core_block)))
 
 
-def bytes_per_token(
-    model: Any, block: int, context: int, new_tokens: int, batch: int, counts: "Counts"
-) -> dict[str, float]:
+def bytes_per_token(model: Any, run: Decoded, context: int) -> dict[str, float]:
     """Bytes read for a token of each sequence, by field of a `SpeedRow`.
 
     Args:
         model: The looped model.
-        block: Bytes of the block's weights.
+        run: Of n new tokens of each sequence: after the first, n - 1 are fed, the k-th at position S + k - 1.
         context: Prompt tokens of each sequence, S.
-        new_tokens: New tokens of each sequence, n: after the first, n - 1 are fed, the k-th at position S + k - 1.
-        batch: Sequences.
-        counts: What a token took.
     """
+    batch, new_tokens = run.tokens.shape
+    passes, rows, head_rows = run.passes / run.later, run.rows / run.later / batch, run.head_rows / run.later / batch
     head = sum(parameter.nbytes for parameter in model.get_output_embeddings().parameters())
     prelude, coda = model.stages
     entry = weight_bytes(model.base_model.prelude) if prelude else 0
     head += weight_bytes(model.base_model.coda) if coda else 0
-    readings = counts.passes if counts.captured else min(counts.passes, counts.head_rows)
+    readings = passes if run.captured else min(passes, head_rows)
     # K/V of a position in one plane of one layer, and the mean of S + 1, ..., S + n - 1 positions that a row reads
     shape = BlockShape.of(model, 1)
     plane = replace(shape, layers=1, planes=1, stages=(0, 0)).bytes_with(model.dtype)
-    planes = shape.layers * counts.rows + prelude + coda * counts.head_rows
+    planes = shape.layers * rows + prelude + coda * head_rows
     return {
-        "block_bytes_per_token": block * counts.passes + entry,
+        "block_bytes_per_token": block_bytes(model) * passes + entry,
         "head_bytes_per_token": head * readings,
         "kv_bytes_per_token": plane * (context + new_tokens / 2) * planes * batch,
     }
 
 
-@dataclass(frozen=True)
-class Counts:
-    """What a token of each sequence took.
+def roofline(row: SpeedRow) -> dict[str, float] | None:
+    """Where the time of a token goes, in milliseconds, by `HEADINGS`; None of a row that says nothing of its bytes.
 
-    Attributes:
-        passes: Of the block.
-        rows: In them, for each sequence.
-        head_rows: Rows that the head read, for each sequence.
-        captured: Whether a step is one graph.
+    The bandwidth of a copy that was reached is in percent; the rest, negative where the bytes came out of a cache, also
+    in microseconds a pass.
     """
-
-    passes: float
-    rows: float
-    head_rows: float
-    captured: bool
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """Where the time of a token goes, in milliseconds.
-
-    Attributes:
-        megabytes: That are read.
-        block: Time of the block's weights at the bandwidth of a copy.
-        head: The same of the head's.
-        kv: The same of K/V.
-        measured: The token's own time.
-        passes: Passes that it took.
-    """
-
-    megabytes: float
-    block: float
-    head: float
-    kv: float
-    measured: float
-    passes: float
-
-    @classmethod
-    def of(cls, row: SpeedRow) -> "Roofline | None":
-        """That of a row; None of one that says nothing of its bytes."""
-        parts = (row.block_bytes_per_token, row.head_bytes_per_token, row.kv_bytes_per_token)
-        block, head, kv = (0.0 if part is None else part for part in parts)
-        if row.copy_bandwidth is None or None in parts:
-            return None
-        to_ms = 1e3 / row.copy_bandwidth
-        return cls(
-            (block + head + kv) / 1e6,
-            block * to_ms,
-            head * to_ms,
-            kv * to_ms,
-            row.milliseconds_per_token.value,
-            row.passes_per_token,
-        )
-
-    @property
-    def ideal(self) -> float:
-        """Time of all bytes at the bandwidth of a copy."""
-        return self.block + self.head + self.kv
-
-    @property
-    def rest(self) -> float:
-        """Time that the bytes do not explain; negative where they came out of a cache."""
-        return self.measured - self.ideal
-
-    @property
-    def share(self) -> float:
-        """Of the bandwidth of a copy that was reached."""
-        return self.ideal / self.measured
-
-
-def roofline_rows(rows: Sequence[SpeedRow]) -> list[list[str]]:
-    """Rows of a run that say what they read, as text, column by column."""
-    lines = []
-    for row in rows:
-        roof = Roofline.of(row)
-        if roof is None:
-            continue
-        times = (roof.measured, roof.ideal, roof.block, roof.head, roof.kv, roof.rest)
-        lines.append(
-            [
-                row.way,
-                row.runner,
-                f"{row.tokens_per_second.value:.4g}",
-                f"{100 * roof.share:.1f} %",
-                f"{roof.megabytes:.4g}",
-                *(f"{time:.4g}" for time in times),
-                f"{1e3 * roof.rest / roof.passes:.4g}",
-            ]
-        )
-    return lines
+    copy, block, head, kv = (
+        row.copy_bandwidth,
+        row.block_bytes_per_token,
+        row.head_bytes_per_token,
+        row.kv_bytes_per_token,
+    )
+    if copy is None or block is None or head is None or kv is None:
+        return None
+    measured, to_ms = row.milliseconds_per_token.value, 1e3 / copy
+    times = {"block": block * to_ms, "head": head * to_ms, "K/V": kv * to_ms}
+    ideal = sum(times.values())
+    return {
+        "tokens/s": row.tokens_per_second.value,
+        "of a copy": 100 * ideal / measured,
+        "MB/token": (block + head + kv) / 1e6,
+        "ms/token": measured,
+        "ideal": ideal,
+        **times,
+        "rest": measured - ideal,
+        "rest/pass": 1e3 * (measured - ideal) / row.passes_per_token,
+    }
 
 
 def roofline_table(rows: Sequence[SpeedRow], terminal: bool = False) -> BenchTable | None:
@@ -171,12 +105,17 @@ def roofline_table(rows: Sequence[SpeedRow], terminal: bool = False) -> BenchTab
         rows: The run.
         terminal: With the columns that a terminal has room for.
     """
-    lines = roofline_rows(rows)
-    if not lines:
-        return None
     shown = _TERMINAL if terminal else HEADINGS
-    columns = [HEADINGS.index(heading) for heading in shown]
-    return BenchTable(shown, [[line[column] for column in columns] for line in lines], left=shown[:2])
+    lines = [
+        [
+            row.way,
+            row.runner,
+            *(f"{roof[name]:.1f} %" if name == "of a copy" else f"{roof[name]:.4g}" for name in shown[2:]),
+        ]
+        for row in rows
+        if (roof := roofline(row)) is not None
+    ]
+    return BenchTable(shown, lines, left=shown[:2]) if lines else None
 
 
 def bandwidth_text(rows: Sequence[SpeedRow]) -> str:
@@ -188,17 +127,17 @@ def launch_table(rows: Sequence[SpeedRow]) -> BenchTable | None:
     """What is left of a pass beside its bytes, one runner beside the others; None where only one was measured.
 
     Args:
-        rows: Of the runs that are shown; of two measurements of the same thing the later one counts.
+        rows: Of the runs that are shown; of two measurements of the same thing the later one
     """
     by_case: dict[tuple[str, ...], dict[str, float]] = {}
     for row in rows:
-        roof = Roofline.of(row)
+        roof = roofline(row)
         if roof is None or row.way in OTHERS:
             continue
         rule = row.mode if row.course is None else "course"
         sizes = (row.batch_size, row.context, row.max_new_tokens)
         case = (row.model, row.device, row.dtype, row.by, *map(str, sizes), row.way, rule)
-        by_case.setdefault(case, {})[row.runner] = 1e3 * roof.rest / roof.passes
+        by_case.setdefault(case, {})[row.runner] = roof["rest/pass"]
     runners = sorted({runner for found in by_case.values() for runner in found}, key=_RUNNERS.index)
     several = {case: found for case, found in by_case.items() if len(found) > 1}
     if not several:

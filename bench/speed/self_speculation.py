@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sigma0.bench.core.replay import Trace
-from sigma0.bench.speed.decoders import Decoded, now
+from sigma0.bench.speed.decoders import Decoded, Decoder, now
 from sigma0.bench.speed.peer import StockLoopedModel
 from sigma0.decode.kv_store import BlockShape
 
@@ -51,17 +51,11 @@ class Drafting:
         return cls(*map(int, numbers))
 
 
-class StaticPlanes:
-    """K/V of each layer at each loop, as the layers write them: the keys and values of rows at given columns.
+class _StaticPlanes:
+    """K/V `[1, H_kv, N, d]` of each layer and loop, as the layers write them: of rows at columns, int64 `[R]`."""
 
-    Args:
-        planes: Keys and values `[1, H_kv, N, d]` of each layer and loop.
-        columns: Where the rows are written, int64 `[R]`.
-    """
-
-    def __init__(self, planes: Sequence[tuple[Tensor, Tensor]], columns: Tensor) -> None:
-        self._planes = planes
-        self._columns = columns
+    def __init__(self, planes: Sequence[tuple[Tensor, ...]], columns: Tensor) -> None:
+        self._planes, self._columns = planes, columns
 
     def update(self, keys: Tensor, values: Tensor, plane: int) -> tuple[Tensor, Tensor]:
         """Writes the rows `[1, H_kv, R, d]`; the whole plane."""
@@ -71,7 +65,7 @@ class StaticPlanes:
         return held_keys, held_values
 
 
-class SelfSpeculation:
+class SelfSpeculation(Decoder):
     """Greedy decoding of one sequence; the first compiled run compiles.
 
     Args:
@@ -104,46 +98,37 @@ class SelfSpeculation:
             raise ValueError(f"drafts at loop {drafting.depth}, but a model of {model.num_loops} loops drafts below")
         if trace is not None and not trace.settled:
             raise ValueError("the course says nothing of settled loops, so not which drafts stand")
-        stock = StockLoopedModel(model)
-        self._inner, self._lm_head = stock.inner, stock.lm_head
-        self._ids, self._new_tokens = ids, new_tokens
-        self._total, self.drafting, self._trace = model.num_loops, drafting, trace
+        super().__init__(model, ids, new_tokens)
+        self._stock = StockLoopedModel(model)
+        self._total, self.drafting, self._trace, self._compiled = model.num_loops, drafting, trace, compiled
         self._columns = torch.arange(ids.shape[1] + new_tokens + drafting.length, device=ids.device)
-        shape, config = BlockShape.of(model, 1), model.config
-        size = (1, config.num_key_value_heads, len(self._columns), shape.head_dim)
-        zeros = {"dtype": model.dtype, "device": ids.device}
+        config, head_dim = model.config, BlockShape.of(model, 1).head_dim
+        size = (1, config.num_key_value_heads, len(self._columns), head_dim)
         self._planes = [
-            (torch.zeros(size, **zeros), torch.zeros(size, **zeros))
+            tuple(torch.zeros(size, dtype=model.dtype, device=ids.device) for _ in range(2))
             for _ in range(self._total * config.num_hidden_layers)
         ]
-        self._position_bytes = shape.bytes_with(model.dtype)
-        self._is_read = False
-        self._compiled = compiled
 
-    @torch.no_grad()
-    def prompt(self) -> float:
-        """Reads the prompt but for its last token, from nothing; seconds."""
-        start = now(self._ids)
-        ids = self._ids[:, :-1]
-        self._run(self._inner.embed_tokens(ids), self._columns[: ids.shape[1]], 0, self._total)
-        self._is_read = True
-        return now(self._ids) - start
+    def read(self) -> None:
+        """Reads the prompt but for its last token, from nothing."""
+        ids = self.ids[:, :-1]
+        self._run(self._stock.inner.embed_tokens(ids), self._columns[: ids.shape[1]], 0, self._total)
 
     @torch.no_grad()
     def decode(self) -> Decoded:
         """New tokens, timed from the first on; what the last round gives beyond them is in the time and counted."""
-        if not self._is_read:
+        if not self.is_read:
             self.prompt()
         enter, draft, verify = self._enter, self._draft, self._verify
         if self._compiled:
             enter, draft, verify = self._compiled_steps
         depth, length = self.drafting.depth, self.drafting.length
-        column, rounds = self._ids.shape[1], 0
+        column, rounds = self.ids.shape[1], 0
         last = self._columns[column - 1 : column]
-        written: list[int] = self._verify(self._enter(self._ids[0, -1:], last), last).tolist()
-        start = now(self._ids)
-        while len(written) < self._new_tokens:
-            token = torch.tensor(written[-1:], device=self._ids.device)
+        written: list[int] = self._verify(self._enter(self.ids[0, -1:], last), last).tolist()
+        start = now(self.ids)
+        while len(written) < self.new_tokens:
+            token = torch.tensor(written[-1:], device=self.ids.device)
             states, drafts = [], []
             for place in range(column, column + length):
                 state, token = draft(token, self._columns[place : place + 1])
@@ -157,16 +142,15 @@ class SelfSpeculation:
             written += [*proposed[:right], found[right]]
             column += right + 1
             rounds += 1
-        seconds = now(self._ids) - start
+        seconds = now(self.ids) - start
         return Decoded(
             seconds=seconds,
             passes=rounds * (length * depth + self._total),
             rows=rounds * (length + 1) * self._total,
             head_rows=rounds * (2 * length + 1),
-            tail_passes=0,
-            tokens=torch.tensor([written[: self._new_tokens]]),
-            kv_in_use=(self._ids.shape[1] + self._new_tokens - 1) * self._position_bytes,
-            kv_allocated=len(self._columns) * self._position_bytes,
+            tokens=torch.tensor([written[: self.new_tokens]]),
+            kv_in_use=(self.ids.shape[1] + self.new_tokens - 1) * self.position_bytes,
+            kv_allocated=len(self._columns) * self.position_bytes,
             runner="compile" if self._compiled else "eager",
             timed=len(written) - 1,
         )
@@ -178,42 +162,29 @@ class SelfSpeculation:
 
     def _right(self, drafts: Sequence[int], read: Sequence[int], first: int) -> int:
         """How many drafts stand, of which the first was read from the new token of that number."""
-        if self._trace is None:
-            right = [mine == full for mine, full in zip(drafts, read, strict=False)]
-        else:
-            right = stands(self._trace, self.drafting, first)
-        return right.index(False) if False in right else len(right)
+        if self._trace is not None:
+            return accepted(self._trace, self.drafting, first)
+        return [*(mine == full for mine, full in zip(drafts, read, strict=False)), False].index(False)
 
     def _enter(self, ids: Tensor, columns: Tensor) -> Tensor:
         """State at loop d, `[1, R, D]`, of ids `[R]`."""
-        return self._run(self._inner.embed_tokens(ids[None]), columns, 0, self.drafting.depth)
+        return self._run(self._stock.inner.embed_tokens(ids[None]), columns, 0, self.drafting.depth)
 
     def _draft(self, ids: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """The same, and the ids that follow by it, `[R]`."""
         state = self._enter(ids, columns)
-        return state, self._lm_head(state)[0].argmax(-1)
+        return state, self._stock.lm_head(state)[0].argmax(-1)
 
     def _verify(self, states: Tensor, columns: Tensor) -> Tensor:
         """Ids `[R]` that follow at loop T, from states at loop d."""
-        return self._lm_head(self._run(states, columns, self.drafting.depth, self._total))[0].argmax(-1)  # type: ignore[no-any-return]
+        return self._stock.lm_head(self._run(states, columns, self.drafting.depth, self._total))[0].argmax(-1)  # type: ignore[no-any-return]
 
     def _run(self, hidden_states: Tensor, columns: Tensor, first: int, last: int) -> Tensor:
         """Loops behind `first` up to `last` of states `[1, R, D]`, each over all columns up to its own."""
-        inner = self._inner
         mask = (self._columns[None] <= columns[:, None])[None, None]  # [1, 1, R, N]
-        position_embeddings = inner.rotary_emb(hidden_states, columns[None])
-        planes = StaticPlanes(self._planes, columns)
-        for loop in range(first, last):
-            for index, layer in enumerate(inner.layers):
-                hidden_states = layer(
-                    hidden_states,
-                    position_embeddings=position_embeddings,
-                    attention_mask=mask,
-                    past_key_values=planes,
-                    plane=loop * len(inner.layers) + index,
-                )
-            hidden_states = inner.norm(hidden_states)
-        return hidden_states
+        rotary = self._stock.inner.rotary_emb(hidden_states, columns[None])
+        planes = _StaticPlanes(self._planes, columns)
+        return self._stock.loops(range(first, last), hidden_states, rotary, mask, planes)
 
 
 def fit_drafting(model: Any, ids: Tensor, new_tokens: int, trace: Trace | None) -> Drafting:
@@ -236,7 +207,7 @@ def fit_drafting(model: Any, ids: Tensor, new_tokens: int, trace: Trace | None) 
     for drafting in grid:
         decoder.drafting = drafting
         runs = [decoder.decode() for _ in range(_FIT_RUNS)]
-        seconds[drafting] = min(run.seconds / (run.timed or 1) for run in runs)
+        seconds[drafting] = min(run.seconds / run.later for run in runs)
     return min(seconds, key=seconds.__getitem__)
 
 
@@ -244,12 +215,11 @@ def passes_along(trace: Trace, drafting: Drafting) -> float:
     """Passes for a token along a whole course."""
     fed = rounds = 0
     while fed < len(trace.settled):
-        right = stands(trace, drafting, fed)
-        fed, rounds = fed + (right.index(False) if False in right else len(right)) + 1, rounds + 1
+        fed, rounds = fed + accepted(trace, drafting, fed) + 1, rounds + 1
     return rounds * (drafting.length * drafting.depth + trace.total_loops) / fed
 
 
-def stands(trace: Trace, drafting: Drafting, first: int) -> list[bool]:
-    """Which drafts a course accepts, of which the first is read from the new token of that number."""
+def accepted(trace: Trace, drafting: Drafting, first: int) -> int:
+    """How many drafts a course accepts, of which the first is read from the new token of that number."""
     places = (trace.of(0, first + place) for place in range(drafting.length))
-    return [trace.settled[place] <= drafting.depth for place in places]
+    return [*(trace.settled[place] <= drafting.depth for place in places), False].index(False)

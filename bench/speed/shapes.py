@@ -11,34 +11,19 @@ from sigma0.models.load import resolve_device
 from sigma0.models.quantization import quantize
 
 SEED = 0
-_OURO = {"vocab_size": 49152, "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16}
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SHAPES: dict[str, dict[str, Any]] = {
-    # says nothing of speed: for trying a bench out
-    "tiny": {
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    },
-    "100m": {
-        "vocab_size": 8192,
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_hidden_layers": 7,
-        "num_attention_heads": 16,
-    },
-    "1024x8": {
-        "vocab_size": 49152,
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 16,
-    },
-    # the products of Ouro-1.4B in two layers: for equality, not for time
-    "ouro-two-layers": {**_OURO, "num_hidden_layers": 2},
-    "ouro-1.4b": {**_OURO, "num_hidden_layers": 24},
-    "ouro-2.6b": {**_OURO, "num_hidden_layers": 48},
+    name: dict(zip(_SIZES, sizes, strict=True))
+    for name, sizes in {
+        # says nothing of speed: for trying a bench out
+        "tiny": (512, 64, 96, 2, 4),
+        "100m": (8192, 1024, 2816, 7, 16),
+        "1024x8": (49152, 1024, 2816, 8, 16),
+        # the products of Ouro-1.4B in two layers: for equality, not for time
+        "ouro-two-layers": (49152, 2048, 5632, 2, 16),
+        "ouro-1.4b": (49152, 2048, 5632, 24, 16),
+        "ouro-2.6b": (49152, 2048, 5632, 48, 16),
+    }.items()
 }
 
 

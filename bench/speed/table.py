@@ -44,14 +44,10 @@ def conditions_text(row: SpeedRow) -> str:
     )
 
 
-def markdown(rows: Sequence[SpeedRow]) -> str:
-    """A run as a Markdown table."""
-    return BenchTable(COLUMNS, [cells(row) for row in rows]).markdown()
-
-
 def speed_table(rows: Sequence[SpeedRow]) -> str:
     """A run with its conditions, as Markdown."""
-    return f"{conditions_text(_told(rows))}{rule_text(rows)} {rest_text(rows)}\n\n{markdown(rows)}"
+    table = BenchTable(COLUMNS, [cells(row) for row in rows]).markdown()
+    return f"{conditions_text(_told(rows))}{rule_text(rows)} {rest_text(rows)}\n\n{table}"
 
 
 def rule_text(rows: Sequence[SpeedRow]) -> str:
@@ -73,27 +69,18 @@ def speed_parts(rows: Sequence[AnyRow]) -> list[str]:
     What a GPU said comes first.
     """
     runs = latest_speed_runs(rows)
-    on_gpu = [run for run in runs if run[0].device.startswith("cuda")]
+    on_gpu, parts = [run for run in runs if run[0].device.startswith("cuda")], []
     others = [run for run in runs if run not in on_gpu]
-    parts = [
-        part
-        for title, some in (("## On a GPU", on_gpu), ("## On a CPU", others))
-        if some
-        for part in (title, *_with_roofline(some))
-    ]
+    for title, some in (("## On a GPU", on_gpu), ("## On a CPU", others)):
+        if some:
+            parts += [title, *(speed_table(run) for run in some)]
+        tables = [(run, table) for run in some if (table := roofline_table(run)) is not None]
+        if tables:
+            parts += ["### Roofline", EXPLANATION]
+        for run, table in tables:
+            parts.append(f"{conditions_text(_told(run))} {bandwidth_text(run)}\n\n{table.markdown()}")
     launches = launch_table([row for run in runs for row in run])
     return [*parts, "## Launches", LAUNCHES, launches.markdown()] if launches is not None else parts
-
-
-def _with_roofline(runs: Sequence[Sequence[SpeedRow]]) -> list[str]:
-    """The tables of some runs, then what each read."""
-    parts = [speed_table(run) for run in runs]
-    tables = [(run, table) for run in runs if (table := roofline_table(run)) is not None]
-    if tables:
-        parts += ["### Roofline", EXPLANATION]
-    for run, table in tables:
-        parts.append(f"{conditions_text(_told(run))} {bandwidth_text(run)}\n\n{table.markdown()}")
-    return parts
 
 
 def _told(rows: Sequence[SpeedRow]) -> SpeedRow:

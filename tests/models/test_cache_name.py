@@ -10,7 +10,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 from transformers.generation import GenerationMixin
 from transformers.utils import generic
 
-from sigma0.bench.overhead.empty import empty_plain
+from sigma0.bench.overhead.measure import empty_plain
 from sigma0.bench.speed.peer import StockLoopedModel
 from sigma0.models.cache_name import CACHE_NAME, CACHE_NAMES, cache_argument, named_cache
 from sigma0.models.outputs import DepthGenerateOutput, LoopedCausalLMOutput, LoopedModelOutput

@@ -17,14 +17,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from sigma0 import ExitConfig
 from sigma0.bench.commands import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.gpu import worker
 from sigma0.bench.gpu.command import run
 from sigma0.bench.gpu.equality import Written, compare
-from sigma0.bench.gpu.outcomes import Outcomes
-from sigma0.bench.gpu.parts import DAY, REHEARSAL, Part, named, parts
-from sigma0.bench.gpu.passes import kernels_of
+from sigma0.bench.gpu.measure import kernels_of
+from sigma0.bench.gpu.parts import DAY, REHEARSAL, Outcomes, Part, named, parts
 
 ROOT = Path(__file__).parents[3]
 # What comes with extras alone, but for what the tests that are carried along need.
@@ -47,7 +47,7 @@ def states(folder):
 @pytest.mark.parametrize("sizes", [DAY, REHEARSAL], ids=["day", "rehearsal"])
 def test_every_part_is_a_call_that_there_is(sizes):
     every = parts(sizes, Path("out"))
-    assert len({each.name for each in every}) == len(every)
+    assert len({each.name for each in every}) == len(every) and pickle.loads(pickle.dumps(every)) == every
     for each in every:
         module, _, name = each.function.partition(":")
         inspect.signature(getattr(import_module(module), name)).bind(**each.arguments)
@@ -62,9 +62,7 @@ def test_the_most_important_comes_first_and_fits():
     # seven minutes and the imports
     assert sum(each.seconds for each in every[: names.index("prompts") + 1]) + 30 < 420
     assert all("cuda" in (each.arguments["device"], each.arguments.get("shape")) for each in every)
-    assert [each.name for each in named(every, "prompts,facts")] == ["prompts", "facts"] and named(every, "") == list(
-        every
-    )
+    assert [each.name for each in named(every, "prompts,facts")] == ["prompts", "facts"] and named(every, "") == every
 
 
 def test_a_part_that_there_is_not_is_named_and_the_list_is_told(tmp_path):
@@ -101,7 +99,7 @@ def test_one_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
 
 STUB = """
 import os, pickle, sys
-from sigma0.bench.gpu.outcomes import Outcomes
+from sigma0.bench.gpu.parts import Outcomes
 wanted, folder, until = pickle.load(sys.stdin.buffer)
 for part in wanted:
     Outcomes(folder).add(part, "began")
@@ -168,15 +166,10 @@ def test_bits_are_equal_on_a_cpu_and_one_that_is_not_is_found(monkeypatch):
     found = compare("cpu", new_tokens=4)
     assert len(found) == 12 and all(row["equal"] and row["first"] is None for row in found)
     assert {row["rows"] for row in found} == {1, 16}
-    monkeypatch.setattr("sigma0.bench.gpu.equality.rules", lambda loops: _rules_with_an_early_exit())
+    early = {"full": ExitConfig(mode="full"), "early": ExitConfig(mode="fixed", depth=1, after_exit="drop")}
+    monkeypatch.setattr("sigma0.bench.gpu.equality.rules", lambda loops: early)
     rows = compare("cpu", new_tokens=4)
     assert [row["pair"] for row in rows if not row["equal"]] == ["early and full"] * 2
-
-
-def _rules_with_an_early_exit():
-    from sigma0 import ExitConfig
-
-    return {"full": ExitConfig(mode="full"), "early": ExitConfig(mode="fixed", depth=1, after_exit="drop")}
 
 
 def test_kernels_that_overlap_are_busy_once():
@@ -208,8 +201,3 @@ def test_a_rehearsal_runs_every_part_with_the_dependencies_alone(tmp_path):
     assert "## Roofline" in page and "by the engine" in page
     again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert again.returncode == 0 and "\n0 of " in f"\n{again.stderr.splitlines()[-1]}"
-
-
-def test_parts_reach_the_process_as_they_are(tmp_path):
-    every = parts(DAY, tmp_path)
-    assert pickle.loads(pickle.dumps(every)) == every

@@ -5,8 +5,7 @@ from typer.testing import CliRunner
 
 from sigma0.bench.commands import app
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.overhead.empty import WRITTEN
-from sigma0.bench.overhead.measure import Bench, Case, cases
+from sigma0.bench.overhead.measure import WRITTEN, Bench, Case, cases
 from sigma0.checkpoints import resolve_model
 from sigma0.models.load import load_tokenizer
 
@@ -40,29 +39,12 @@ def test_cases_are_every_way_at_every_number_of_rows():
 @pytest.mark.slow
 def test_the_rows_are_in_the_ledger(tmp_path):
     ledger = tmp_path / "ledger.jsonl"
-    arguments = [
-        "overhead",
-        "--runners",
-        "eager",
-        "--rows",
-        "1",
-        "--rounds",
-        "1",
-        "--passes",
-        "8",
-        "--out",
-        str(ledger),
-    ]
-    result = CliRunner().invoke(app, arguments)
+    asked = ["--runners", "eager", "--rows", "1", "--rounds", "1", "--passes", "8", "--out", str(ledger)]
+    result = CliRunner().invoke(app, ["overhead", *asked])
     assert result.exit_code == 0, result.output
     rows = read_rows(ledger)
-    assert [(row.way, row.runner, row.telemetry) for row in rows] == [
-        ("library", "eager", False),
-        ("library", "eager", True),
-        ("engine", "eager", False),
-        ("engine", "eager", True),
-        ("transformers", None, False),
-    ]
+    ours = [(way, "eager", telemetry) for way in ("library", "engine") for telemetry in (False, True)]
+    assert [(row.way, row.runner, row.telemetry) for row in rows] == [*ours, ("transformers", None, False)]
     assert all(row.microseconds_per_pass.value > 0 for row in rows)
 
 

@@ -1,8 +1,6 @@
 """The soak: what it counts as sound, and a short one of a real server."""
 
 import json
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,12 +12,20 @@ pytest.importorskip("fastapi")
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.provenance import read_report
 from sigma0.bench.serving.floods import BODY, REFUSALS, Flooding, Floods
-from sigma0.bench.serving.soak import Sample, Soak
-from sigma0.bench.serving.soak_command import is_sound, lines_of
+from sigma0.bench.serving.soak import Sample, Soak, lines_of
 from tests.serve.conftest import plain  # noqa: F401
 
-ROOT = Path(__file__).parents[3]
-GOOD = Soak(10, 2, asked=9, answered=8, left=1, samples=[Sample(1, 100.0, 4, 2, 0), Sample(2, 101.0, 0, 0, 0)])
+RESULT = Path(__file__).parents[3] / "bench" / "results" / "soak-pocket.json"
+
+
+def sample(seconds=1.0, memory=100.0, **counts):
+    return Sample(seconds=seconds, memory_mb=memory, **{"pages_used": 0, "running": 0, "waiting": 0, **counts})
+
+
+def told(**changes):
+    samples = [sample(1, 100.0, pages_used=4, running=2), sample(2, 101.0)]
+    given = {"seconds": 10, "clients": 2, "asked": 9, "answered": 8, "left": 1, "samples": samples, "exit_code": 0}
+    return Soak(**{**given, **changes})
 
 
 @pytest.mark.parametrize(
@@ -27,49 +33,43 @@ GOOD = Soak(10, 2, asked=9, answered=8, left=1, samples=[Sample(1, 100.0, 4, 2, 
     [
         {"wrong": 1},
         {"answered_twice": 1},
-        {"broken": Counter({"ReadError": 1})},
+        {"broken": {"ReadError": 1}},
         {"lost_after_term": 1},
         {"exit_code": -9},
-        {"floods": Floods(3, broken=Counter({"status 500": 1}))},
-        {"samples": [Sample(1, 100.0, 1, 0, 0)]},
-        {"samples": [Sample(1, 100.0, 0, 1, 0)]},
-        {"samples": [Sample(1, 100.0, 0, 0, 1)]},
+        {"floods": Floods(clients=3, broken={"status 500": 1})},
+        {"samples": [sample(pages_used=1)]},
+        {"samples": [sample(running=1)]},
+        {"samples": [sample(waiting=1)]},
     ],
     ids=str,
 )
 def test_every_fault_counts(fault):
-    assert is_sound(replace(GOOD, exit_code=0, floods=Floods(3, refused=Counter({"400": 5}))))
-    assert not is_sound(replace(GOOD, **{"exit_code": 0, **fault}))
-
-
-def curve(last):
-    """Memory that warms up, stays, and ends somewhere."""
-    return [Sample(second, memory, 0, 0, 0) for second, memory in enumerate([60.0, 60.0, *[100.0] * 16, last, last])]
+    assert told(floods=Floods(clients=3, refused={"400": 5})).is_sound
+    assert not told(**fault).is_sound
 
 
 @pytest.mark.parametrize(("last", "flat"), [(100.0, True), (102.9, True), (90.0, True), (103.1, False), (200.0, False)])
 def test_memory_that_grows_is_a_fault_of_a_long_load(last, flat):
-    long = replace(GOOD, seconds=1800, samples=curve(last), exit_code=0)
-    assert long.memory_is_flat is flat and is_sound(long) is flat and long.to_dict()["memory_is_flat"] is flat
+    # it warms up, stays, and ends somewhere
+    samples = [sample(memory=memory) for memory in (60.0, 60.0, *[100.0] * 16, last, last)]
+    long, short = told(seconds=1800, samples=samples), told(seconds=60, samples=samples)
+    assert long.memory_is_flat is flat and long.is_sound is flat and long.model_dump()["memory_is_flat"] is flat
     assert lines_of(long)[3].endswith(": flat" if flat else ": not flat")
-    short = replace(long, seconds=60)
-    assert short.memory_is_flat is None and is_sound(short) and "too short" in lines_of(short)[3]
+    assert short.memory_is_flat is None and short.is_sound and "too short" in lines_of(short)[3]
 
 
-def test_it_is_told_in_words():
-    text = "\n".join(lines_of(replace(GOOD, exit_code=0)))
+def test_it_is_told_in_words_and_kept_as_json():
+    text = "\n".join(lines_of(told()))
     assert "9 requests" in text and "8 answered, 1 left" in text and "0 pages held at rest" in text
-
-
-def test_floods_are_told_beside_it_and_kept_as_json():
-    assert "floods" not in "\n".join(lines_of(GOOD)) and GOOD.to_dict()["floods"] is None
-    floods = Floods(3, Counter({"400": 5}), 7, 2, Counter({"ReadError": 1}), 30.0, 45.5)
-    flooded = replace(GOOD, floods=floods, broken=Counter({"ReadError": 1}))
+    assert "floods" not in text and told().model_dump()["floods"] is None
+    broken = {"ReadError": 1}
+    floods = {"clients": 3, "refused": {"400": 5}, "left": 7, "half_sent": 2, "broken": broken}
+    floods |= {"median_ms_without": 30.0, "median_ms_with": 45.5}
+    flooded = told(floods=floods, broken=broken)
     text = lines_of(flooded)[-1]
     assert "3 clients" in text and "7 left, 2 half sent" in text and "30 ms and 46 ms" in text
-    told = json.loads(json.dumps(flooded.to_dict()))
-    assert told["broken"] == {"ReadError": 1} and told["floods"]["refused"] == {"400": 5}
-    assert told["floods"]["median_ms_with"] == 45.5
+    kept = json.loads(json.dumps(flooded.model_dump()))
+    assert kept["broken"] == broken and floods.items() <= kept["floods"].items()
 
 
 @pytest.mark.parametrize("kind", range(3))
@@ -81,15 +81,12 @@ def test_a_flood_sends_what_never_fits(kind, plain):  # noqa: F811
 
 
 def test_the_committed_one_is_what_the_readme_says():
-    _, told = read_report(ROOT / "bench" / "results" / "soak-pocket.json")
+    _, kept = read_report(RESULT)
+    found = Soak(**kept)
     # the verdict is made again from the samples
-    for name in ("model", "kv_memory", "commit", "memory_is_flat"):
-        told.pop(name, None)
-    samples = [Sample(**sample) for sample in told.pop("samples")]
-    found = Soak(samples=samples, **{**told, "broken": Counter(told["broken"])})
-    assert is_sound(found) and found.seconds >= 1800 and found.clients == 12 and found.preemptions > 0
+    assert found.memory_is_flat and found.is_sound
+    assert found.seconds >= 1800 and found.clients == 12 and found.preemptions > 0
     assert found.left > 0.08 * found.asked
-    assert found.memory_is_flat
 
 
 @pytest.mark.exhaustive

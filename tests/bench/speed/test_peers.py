@@ -9,9 +9,9 @@ from sigma0.bench.core.replay import Trace
 from sigma0.bench.lossless.drafts import full_texts, record, simulate
 from sigma0.bench.speed import self_speculation
 from sigma0.bench.speed.branches import Branches, most_nodes
-from sigma0.bench.speed.decoders import Ours, PromptedCache, Stock
+from sigma0.bench.speed.decoders import Ours, PromptedCache
+from sigma0.bench.speed.peer import Stock
 from sigma0.bench.speed.self_speculation import Drafting, SelfSpeculation, fit_drafting, passes_along
-from sigma0.bench.speed.static_peer import StaticStock
 from tests.marks import exhaustive, needs_compiler
 from tests.reference import settled_model, tiny_model
 
@@ -29,7 +29,7 @@ def test_a_static_cache_writes_what_transformers_own_decoding_writes(backend):
     torch._dynamo.reset()
     model, ids = tiny_model(seed=1, total_ut_steps=4), prompt(0, batch=2)
     counters.clear()
-    static = StaticStock(model, ids, NEW, backend)
+    static = Stock(model, ids, NEW, backend)
     first, again, stock = static.decode(), static.decode(), Stock(model, ids, NEW).decode()
     assert first.tokens.tolist() == again.tokens.tolist() == stock.tokens.tolist()
     # one graph for all tokens and runs, and none is broken

@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
-from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.conditions import describe_weights
 from sigma0.bench.core.ledger import Figure, SpeedRow, read_rows
+from sigma0.bench.speed.decoders import Decoded
 from sigma0.bench.speed.measure import Plan, measure
-from sigma0.bench.speed.roofline import Counts, Roofline, bytes_per_token, launch_table, roofline_rows, roofline_table
+from sigma0.bench.speed.roofline import bytes_per_token, launch_table, roofline, roofline_table
 from sigma0.bench.speed.table import speed_parts
 from sigma0.decode import runners
 from sigma0.decode.ops import TORCH, depth_attention_reference
@@ -22,10 +22,6 @@ from tests.reference import tiny_model
 # whichever comes first measures how fast memory is copied
 pytestmark = pytest.mark.cpu(4)
 NEW_FIELDS = ("copy_bandwidth", "block_bytes_per_token", "head_bytes_per_token", "kv_bytes_per_token")
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, ["speed", *arguments])
 
 
 def measured(model, ways=("full", "finish"), new_tokens=4):
@@ -39,39 +35,37 @@ def measured(model, ways=("full", "finish"), new_tokens=4):
 def test_bytes_are_those_computed_by_hand():
     # 2 layers, 2 K/V heads of width 8, vocabulary 61, width 32, 4 loops, float32
     model = tiny_model(seed=1, total_ut_steps=4)
-    counts = Counts(passes=2.0, rows=2.5, head_rows=1.5, captured=False)
-    found = bytes_per_token(model, 1000, context=6, new_tokens=5, batch=2, counts=counts)
+    block = 4 * sum(parameter.numel() for parameter in model.model.layers.parameters())
+    # of 4 fed tokens of each of two sequences
+    run = Decoded(1.0, 8, 20, 12, torch.zeros(2, 5), 0, 0)
     # After the first of 5 tokens, 4 are fed at positions 6 to 9; their rows read 7, 8, 9 and 10 positions of a plane,
     # each of 2 layers * (keys, values) * 2 heads * 8 numbers * 4 bytes.
     columns = (7 + 8 + 9 + 10) / 4
-    assert found == {
-        "block_bytes_per_token": 2000.0,
+    assert bytes_per_token(model, run, 6) == {
+        "block_bytes_per_token": 2.0 * block,
         "head_bytes_per_token": 1.5 * 61 * 32 * 4,
         "kv_bytes_per_token": columns * 2 * 2 * 2 * 8 * 4 * 2.5 * 2,
     }
     # a graph reads the head in every pass; and a pass reads it once for all of its rows
-    captured = bytes_per_token(model, 1000, 6, 5, 2, replace(counts, captured=True))
-    many = bytes_per_token(model, 1000, 6, 5, 2, replace(counts, head_rows=3.5))
-    assert captured["head_bytes_per_token"] == many["head_bytes_per_token"] == 2 * 61 * 32 * 4
+    for changes in ({"captured": True}, {"head_rows": 28}):
+        other = bytes_per_token(model, replace(run, **changes), 6)
+        assert other["head_bytes_per_token"] == 2 * 61 * 32 * 4
 
 
 @pytest.mark.cpu(5)  # it measures the memory's bandwidth, once for the others as well
-def test_a_run_counts_bytes_of_full_depth():
+def test_a_run_counts_bytes_of_full_depth_and_names_the_runner_that_ran():
     model = tiny_model(seed=1, total_ut_steps=4)
-    row = measured(model)["full"]
+    model.runner = "compile"
+    # what only Python can call: a step with hooks is not compiled
+    model.model.layers[0].register_forward_hook(lambda *_: None)
+    rows = measured(model)
+    assert {row.runner for row in rows.values()} == {"eager"}
+    row = rows["full"]
     block = sum(parameter.nbytes for parameter in model.model.layers.parameters())
     assert row.block_bytes_per_token == 4 * block and row.head_bytes_per_token == 61 * 32 * 4
     # tokens at positions 4, 5 and 6, each with a row in every one of 4 planes
     assert row.kv_bytes_per_token == 4 * (5 + 6 + 7) / 3 * 256
     assert row.copy_bandwidth > 0
-
-
-def test_the_runner_of_a_row_is_what_ran():
-    model = tiny_model(seed=1, total_ut_steps=4)
-    model.runner = "compile"
-    # what only Python can call: a step with hooks is not compiled
-    model.model.layers[0].register_forward_hook(lambda *_: None)
-    assert {row.runner for row in measured(model).values()} == {"eager"}
 
 
 @pytest.mark.slow
@@ -84,11 +78,7 @@ def test_a_row_names_graphs_and_counts_a_head_for_each_pass(monkeypatch):
     monkeypatch.setattr(runners, "_SHORTEST", 1)
     model.runner = "cudagraph"
     rows = measured(model, ("full", "finish", "huggingface"))
-    assert {way: row.runner for way, row in rows.items()} == {
-        "full": "cudagraph",
-        "finish": "cudagraph",
-        "huggingface": "eager",
-    }
+    assert [rows[way].runner for way in ("full", "finish", "huggingface")] == ["cudagraph", "cudagraph", "eager"]
     head = 61 * 32 * 4
     assert rows["full"].head_bytes_per_token == 4 * head and rows["huggingface"].head_bytes_per_token == head
 
@@ -96,7 +86,8 @@ def test_a_row_names_graphs_and_counts_a_head_for_each_pass(monkeypatch):
 def test_a_runner_that_cannot_be_had_is_told(tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     asked = ["--shape", "tiny", "--device", "cpu", "--context", "4", "--new-tokens", "3", "--rounds", "1"]
-    result = run(*asked, "--runner", "cudagraph", "--ways", "full", "--out", str(ledger))
+    asked += ["--runner", "cudagraph", "--ways", "full", "--out", str(ledger)]
+    result = CliRunner().invoke(app, ["speed", *asked])
     assert result.exit_code == 0, result.output
     assert [row.runner for row in read_rows(ledger)] == ["eager"]
     assert "cudagraph was asked for, but some ran eager: no CUDA graphs on cpu" in result.stderr
@@ -108,23 +99,18 @@ def timed(**changes):
     """A row of round numbers: 100, 20 and 40 MB a token, at 10 GB/s 10, 2 and 4 ms of 20."""
     figure = {"value": 20.0, "low": 20.0, "high": 20.0}
     row = measured(tiny_model(seed=1, total_ut_steps=4), ("full",))["full"]
-    given = {
-        "copy_bandwidth": 1e10,
-        "block_bytes_per_token": 1e8,
-        "head_bytes_per_token": 2e7,
-        "kv_bytes_per_token": 4e7,
-        "milliseconds_per_token": Figure(**figure),
-        "passes_per_token": 4.0,
-    }
+    given = dict(zip(NEW_FIELDS, (1e10, 1e8, 2e7, 4e7), strict=True))
+    given |= {"milliseconds_per_token": Figure(**figure), "passes_per_token": 4.0}
     return row.model_copy(update=given | changes)
 
 
 @pytest.mark.slow
 def test_where_the_time_of_a_token_goes():
-    roof = Roofline.of(timed())
-    assert (roof.block, roof.head, roof.kv) == pytest.approx((10.0, 2.0, 4.0))
-    assert (roof.ideal, roof.rest, roof.share, roof.megabytes) == pytest.approx((16.0, 4.0, 0.8, 160.0))
-    (line,) = roofline_rows([timed()])
+    roof = roofline(timed())
+    times = {"block": 10.0, "head": 2.0, "K/V": 4.0, "ideal": 16.0, "rest": 4.0, "rest/pass": 1000.0}
+    expected = {**times, "of a copy": 80.0, "MB/token": 160.0, "ms/token": 20.0}
+    assert {name: roof[name] for name in expected} == pytest.approx(expected)
+    (line,) = roofline_table([timed()]).rows
     assert line[3:] == ["80.0 %", "160", "20", "16", "10", "2", "4", "4", "1000"]
 
 
@@ -133,19 +119,15 @@ def test_rows_from_before_stay_valid_and_have_no_roofline():
     old = timed().model_dump(exclude=set(NEW_FIELDS))
     row = SpeedRow.model_validate(old)
     assert all(getattr(row, name) is None for name in NEW_FIELDS)
-    assert Roofline.of(row) is None and roofline_table([row]) is None
+    assert roofline(row) is None and roofline_table([row]) is None
     assert len(speed_parts([row])) == 2 and "### Roofline" in speed_parts([timed()])
 
 
 @pytest.mark.exhaustive
-def test_the_last_run_of_each_runner_is_shown():
+def test_the_last_run_of_each_size_and_runner_is_shown():
     eager, graphs = timed(time="1"), timed(time="2", runner="cudagraph")
-    page = "\n".join(speed_parts([eager, graphs, timed(time="3")]))
-    assert page.count("| full | eager |") == page.count("| full | cudagraph |") == 1
-
-
-def test_a_copy_has_a_bandwidth():
-    assert copy_bandwidth(torch.device("cpu")) > 0
+    page = "\n".join(speed_parts([eager, graphs, timed(time="3"), timed(time="4", context=9)]))
+    assert page.count("| full | eager |") == 2 and page.count("| full | cudagraph |") == 1
 
 
 @pytest.mark.exhaustive

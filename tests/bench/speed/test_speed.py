@@ -1,6 +1,8 @@
-"""The speed benchmark: its counts, its peer and its output; times are not judged here."""
+"""The speed benchmark: its counts, its ways and its output; times are not judged here."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,36 +11,40 @@ from typer.testing import CliRunner
 
 from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
-from sigma0.bench.core.ledger import SpeedRow, parse_row, read_rows
+from sigma0.bench.core.ledger import parse_row, read_rows
 from sigma0.bench.core.replay import Trace
-from sigma0.bench.speed import decoders, shapes
-from sigma0.bench.speed.courses import (
-    RECORDED,
-    STATED,
-    RecordedCourse,
-    cut_at_end,
-    described,
-    record_course,
-    settled_loops,
-    stated,
-)
-from sigma0.bench.speed.decoders import FULL, Decoded, Ours, PromptedCache, Stock
-from sigma0.bench.speed.measure import WAYS, Plan, _decode, _figures, _Progress, _settings
-from sigma0.bench.speed.table import markdown, rule_text
+from sigma0.bench.speed import courses, decoders, published_process, shapes
+from sigma0.bench.speed.decoders import FULL, Decoded, Ours, PromptedCache
+from sigma0.bench.speed.engine import Engined, open_engine
+from sigma0.bench.speed.measure import WAYS, Plan, _decode, _figures, _settings
+from sigma0.bench.speed.peer import Stock
+from sigma0.bench.speed.table import rule_text, speed_table
 from tests.reference import tiny_model
 
+NEW = 9
+SMALL = ("--context", "9", "--new-tokens", "5", "--rounds", "2", "--dtype", "float32")
+TINY = ("--shape", "tiny", "--device", "cpu", "--context", "6", "--rounds", "1", "--dtype", "float32")
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["speed", *arguments])
+
+@pytest.fixture
+def ledger(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+def run(ledger, *arguments):
+    return CliRunner().invoke(app, ["speed", *arguments, "--out", str(ledger)])
+
+
+def rows_of(ledger, *arguments):
+    """The rows that a run prints, which ends well."""
+    result = run(ledger, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return [parse_row(line) for line in result.stdout.splitlines()]
 
 
 @pytest.mark.slow
-def test_rows_hold_the_ways_and_their_conditions(pocket, tmp_path):
-    ledger = tmp_path / "ledger.jsonl"
-    asked = ["pocket", "--context", "9", "--new-tokens", "5", "--rounds", "2", "--dtype", "float32"]
-    result = run(*asked, "--out", str(ledger), "--json")
-    assert result.exit_code == 0, result.output
-    rows = [parse_row(line) for line in result.stdout.splitlines()]
+def test_rows_hold_the_ways_and_their_conditions(pocket, ledger):
+    rows = rows_of(ledger, "pocket", *SMALL)
     assert read_rows(ledger) == rows and [row.way for row in rows] == list(WAYS)
     ways = {row.way: row for row in rows}
     total = pocket[0].num_loops
@@ -59,20 +65,18 @@ def test_rows_hold_the_ways_and_their_conditions(pocket, tmp_path):
     one = config.num_hidden_layers * total * 2 * config.num_key_value_heads * config.head_dim * 4
     assert ways["finish"].kv_bytes_in_use == ways["huggingface"].kv_bytes_in_use == 13 * one
     assert ways["finish"].kv_bytes_allocated >= ways["finish"].kv_bytes_in_use
-    again = run(*asked, "--out", str(ledger))
+    again = run(ledger, "pocket", *SMALL)
     assert again.exit_code == 0 and len(read_rows(ledger)) == 2 * len(WAYS)
     assert "Prompt tokens/s" in again.stdout and "huggingface" in again.stdout
-    assert markdown(rows).count("\n") == len(WAYS) + 1
+    assert speed_table(rows).count("\n") == len(WAYS) + 3
 
 
 @pytest.mark.slow
-def test_a_shape_replays_a_course(tmp_path):
+def test_a_shape_replays_a_course(ledger, tmp_path):
     course = tmp_path / "course.json"
     course.write_text(json.dumps({"total_loops": 8, "exits": [2, 4, 6, 8], "settled": [1, 8, 2, 2]}))
-    asked = ["--shape", "tiny", "--context", "6", "--new-tokens", "6", "--rounds", "1", "--course", str(course)]
-    result = run(*asked, "--out", str(tmp_path / "ledger.jsonl"), "--json", "--batch", "2")
-    assert result.exit_code == 0, result.output
-    ways = {row.way: row for row in map(parse_row, result.stdout.splitlines())}
+    rows = rows_of(ledger, *TINY, "--new-tokens", "6", "--course", str(course), "--batch", "2")
+    ways = {row.way: row for row in rows}
     assert all(row.batch_size == 2 and row.total_loops == 4 for row in ways.values())
     assert ways["finish"].mode == "replay" and ways["finish"].course.exits == (1, 2, 3, 4)
     assert ways["finish"].course.settled == (1, 4, 1, 1) and ways["full"].course is None
@@ -109,51 +113,44 @@ def test_a_prompt_is_continued_from_the_same_place_by_every_setting():
 
 def test_figures_from_given_times():
     model = tiny_model(seed=1, total_ut_steps=4)
-    plan = Plan(("full", "finish"), ExitConfig(), None, "", 5, 3)
-    ids = torch.zeros((2, 6), dtype=torch.int64)
 
-    def runs(passes, *seconds):
-        return [Decoded(each, passes, 20, 8, 1, torch.zeros(2, 5), 100, 200) for each in seconds]
+    def runs(passes, *seconds, timed=None):
+        given = {"kv_in_use": 100, "kv_allocated": 200, "tail_passes": 1, "timed": timed}
+        return [Decoded(each, passes, 20, 8, torch.zeros(2, 5), **given) for each in seconds]
 
-    found = _figures(model, ids, plan, runs(8, 1.0, 4.0, 2.0), runs(16, 3.0, 6.0, 4.0))
+    found = _figures(model, 6, runs(8, 1.0, 4.0, 2.0), runs(16, 3.0, 6.0, 4.0))
     # Ratios of the rounds: 3, 1.5, 2; the ratio of the medians would be 2 as well, their mean would not.
-    assert found["speed_ratio"]["value"] == 2.0 and found["ideal"] == 2.0 and found["share_of_ideal"]["value"] == 1.0
-    assert found["milliseconds_per_token"]["value"] == 500.0 and found["tokens_per_second"]["value"] == 4.0
+    assert found["speed_ratio"].value == 2.0 and found["ideal"] == 2.0 and found["share_of_ideal"].value == 1.0
+    assert found["milliseconds_per_token"].value == 500.0 and found["tokens_per_second"].value == 4.0
     assert (
         found["passes_per_token"] == 2.0 and found["rows_per_token"] == 2.5 and found["tail_passes_per_token"] == 0.25
     )
     block = sum(parameter.nbytes for parameter in model.model.layers.parameters())
     assert found["weight_bandwidth"] == pytest.approx(block * 8 / 2.0)
     assert found["kv_bytes_in_use"] == 100 and found["kv_bytes_allocated"] == 200 and found["same_tokens"]
+    # an engine's runs may be of other lengths: 8 tokens of each sequence beside 4
+    other = _figures(model, 6, runs(8, 1.0, timed=16), runs(16, 1.0, timed=8))
+    assert other["speed_ratio"].value == 2.0 and other["milliseconds_per_token"].value == 125.0
 
 
 def test_the_first_round_warms_up_and_counts_for_nothing():
-    class Slow:
+    def slow():
         """A decoder whose runs take 9, 1, 2, 3 ... seconds."""
+        times = iter([9.0, 1.0, 2.0, 3.0, 4.0])
+        return SimpleNamespace(decode=lambda: Decoded(next(times), 8, 8, 8, torch.zeros(1, 5), 1, 1))
 
-        def __init__(self):
-            self.times = iter([9.0, 1.0, 2.0, 3.0, 4.0])
-
-        def prompt(self):
-            return 1.0
-
-        def decode(self):
-            return Decoded(next(self.times), 8, 8, 8, 0, torch.zeros(1, 5), 1, 1)
-
-    plan = Plan(("full", "finish"), ExitConfig(), None, "", 5, 3)
-    steps = []
-    runs, _ = _decode({way: Slow() for way in plan.ways}, plan, torch.zeros((1, 4)), _Progress(steps.append))
-    assert {way: [run.seconds for run in found] for way, found in runs.items()} == {
-        "full": [1.0, 2.0, 3.0],
-        "finish": [1.0, 2.0, 3.0],
-    }
-    assert len(steps) == 2 * 4
+    plan, steps = Plan(("full", "finish"), ExitConfig(), None, "", 5, 3), []
+    runs, _ = _decode({way: slow() for way in plan.ways}, plan, torch.zeros((1, 4)), lambda: steps.append(1))
+    taken = {way: [run.seconds for run in found] for way, found in runs.items()}
+    assert taken == {way: [1.0, 2.0, 3.0] for way in plan.ways} and len(steps) == 2 * 4
 
 
 def test_no_time_is_counted_before_the_first_token(monkeypatch):
     """With a clock that ticks once for each reading, a run's time is what lies between its first and last token."""
     ticks = iter(range(1000))
-    monkeypatch.setattr(decoders, "now", lambda like: float(next(ticks)))
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    monkeypatch.setattr(decoders, "time", clock)
+    monkeypatch.setattr(published_process, "time", clock)
     model = tiny_model(seed=1, total_ut_steps=4)
     ids = torch.tensor([[9, 10, 11, 12]])
     prompted = PromptedCache(model, ids, 6)
@@ -165,30 +162,31 @@ def test_no_time_is_counted_before_the_first_token(monkeypatch):
 
 
 @pytest.mark.slow
-def test_recorded_courses_are_those_of_the_model():
-    found = record_course("pocket", ExitConfig(q=0.5))
-    trace, source = found.trace, found.source
-    assert (
-        trace.total_loops == 6
-        and len(trace.exits) == len(trace.settled)
-        and source.startswith("pocket (qexit: q 0.5), answers to")
-    )
-    assert RecordedCourse.model_validate_json(found.model_dump_json()) == found and found.conditions.model == "pocket"
-    assert set(trace.exits) | set(trace.settled) <= set(range(1, 7)) and len(set(trace.settled)) > 1
-
-
-@pytest.mark.parametrize("course, depths", [("recorded", RECORDED), ("stated", None)])
-@pytest.mark.cpu(3)
-def test_a_shape_says_which_course_it_replays(course, depths, tmp_path):
-    asked = ["--shape", "tiny", "--course", course, "--context", "6", "--new-tokens", "20", "--rounds", "1"]
-    ways = ["--ways", "verify,self-speculation", "--drafts", "1,2"]
-    result = run(*asked, *ways, "--out", str(tmp_path / "ledger.jsonl"), "--json")
+def test_the_course_command_writes_the_course_of_the_model(tmp_path):
+    out = tmp_path / "course.json"
+    result = CliRunner().invoke(app, ["course", "pocket", "--exit-config", '{"q": 0.5}', "--out", str(out)])
     assert result.exit_code == 0, result.output
-    verify, drafted = map(parse_row, result.stdout.splitlines())
-    trace = (STATED if depths is None else RecordedCourse.read(depths).trace).scaled(4)
+    found = courses.RecordedCourse.read(out)
+    trace, again = found.trace, courses.record_course("pocket", ExitConfig(q=0.5))
+    assert found.model_copy(update={"time": ""}) == again.model_copy(update={"time": ""})
+    assert found.source.startswith("pocket (qexit: q 0.5), answers to") and found.settings == {"q": 0.5}
+    assert trace.total_loops == 6 and len(trace.exits) == len(trace.settled)
+    assert set(trace.exits) | set(trace.settled) <= set(range(1, 7)) and len(set(trace.settled)) > 1
+    assert found.conditions.model == "pocket" and f"{len(found.exits)} tokens" in result.stdout
+
+
+@pytest.mark.parametrize("course", ["recorded", "stated"])
+@pytest.mark.cpu(3)
+def test_a_shape_says_which_course_it_replays(course, ledger):
+    ways = ("--ways", "verify,self-speculation", "--drafts", "1,2")
+    verify, drafted = rows_of(ledger, *TINY, "--new-tokens", "20", "--course", course, *ways)
+    given, source = courses.STATED, "stated"
+    if course == "recorded":
+        given, source = courses.RecordedCourse.read(courses.RECORDED).trace, "recorded from pocket-large (margin: theta"
+    trace = given.scaled(4)
     for row in (verify, drafted):
         assert (row.mode, row.course.exits, row.course.settled) == ("replay", trace.exits, trace.settled)
-        assert row.course.source.startswith("stated" if depths is None else "recorded from pocket-large (margin: theta")
+        assert row.course.source.startswith(source)
     assert drafted.settings == {"depth": 1, "length": 2} and drafted.same_tokens is None
     assert rule_text([verify, drafted]) == " Self-speculation drafts 2 tokens at loop 1."
     # a round takes 2 passes of drafts and 4 of the verification, and gives the drafts that were settled and one more
@@ -199,39 +197,18 @@ def test_a_shape_says_which_course_it_replays(course, depths, tmp_path):
     assert drafted.passes_per_token == pytest.approx(6 * rounds / fed)
 
 
-def test_a_file_without_a_recorded_course_is_named(tmp_path):
-    file = tmp_path / "course.json"
-    with pytest.raises(ValueError, match="holds no recorded course"):
-        RecordedCourse.read(file)
-    file.write_text('{"exits": [1]}')
-    with pytest.raises(ValueError, match="holds no recorded course"):
-        RecordedCourse.read(file)
-
-
-@pytest.mark.exhaustive
-def test_the_course_command_writes_what_it_records(tmp_path):
-    out = tmp_path / "course.json"
-    result = CliRunner().invoke(app, ["course", "pocket", "--exit-config", '{"q": 0.5}', "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    found = RecordedCourse.read(out)
-    assert found.settings == {"q": 0.5} and f"{len(found.exits)} tokens" in result.stdout
-    assert found.model_copy(update={"time": ""}) == record_course("pocket", ExitConfig(q=0.5)).model_copy(
-        update={"time": ""}
-    )
-
-
 def test_texts_are_cut_behind_their_first_end():
     text = torch.tensor([[2, 5, 7, 8, 2, 9, 2]])
-    assert cut_at_end(text, 2, 2).tolist() == [[2, 5, 7, 8, 2]]
-    assert cut_at_end(text, 2, [9, 8]).tolist() == [[2, 5, 7, 8]]
-    assert cut_at_end(text, 2, None).tolist() == cut_at_end(text, 2, 1).tolist() == text.tolist()
+    assert courses.cut_at_end(text, 2, 2).tolist() == [[2, 5, 7, 8, 2]]
+    assert courses.cut_at_end(text, 2, [9, 8]).tolist() == [[2, 5, 7, 8]]
+    assert courses.cut_at_end(text, 2, None).tolist() == courses.cut_at_end(text, 2, 1).tolist() == text.tolist()
 
 
 def test_a_course_is_described():
-    assert described(Trace(4, (1, 2, 4, 3), (1, 3, 4, 4)), "made up") == (
+    assert courses.described(Trace(4, (1, 2, 4, 3), (1, 3, 4, 4)), "made up") == (
         "made up; mean exit 2.50 of 4 loops, 67 % of the proposals withdrawn"
     )
-    assert "2.00 of 4 loops, 17 %" in described(STATED, "")
+    assert "2.00 of 4 loops, 17 %" in courses.described(courses.STATED, "")
 
 
 def test_settings_name_what_has_a_say():
@@ -242,22 +219,25 @@ def test_settings_name_what_has_a_say():
 
 def test_settled_loops():
     argmax = np.array([[1, 5, 2, 7], [3, 5, 2, 8], [1, 6, 2, 7], [1, 5, 2, 9]])
-    assert settled_loops(argmax) == [3, 4, 1, 4]
+    assert courses.settled_loops(argmax) == [3, 4, 1, 4]
 
 
 @pytest.mark.parametrize(
-    "text, message",
+    "read, text, message",
     [
-        ("{", "holds no course"),
-        ('{"total_loops": 3, "exits": [4]}', "loop 4"),
-        ('{"total_loops": 3, "exits": [1], "speed": 2}', "speed"),
+        (courses.stated, "{", "holds no course"),
+        (courses.stated, '{"total_loops": 3, "exits": [4]}', "loop 4"),
+        (courses.stated, '{"total_loops": 3, "exits": [1], "speed": 2}', "speed"),
+        (courses.RecordedCourse.read, None, "holds no recorded course"),
+        (courses.RecordedCourse.read, '{"exits": [1]}', "holds no recorded course"),
     ],
 )
-def test_a_bad_course_is_named(tmp_path, text, message):
+def test_a_bad_course_is_named(tmp_path, read, text, message):
     file = tmp_path / "course.json"
-    file.write_text(text)
+    if text is not None:
+        file.write_text(text)
     with pytest.raises(ValueError, match=message):
-        stated(file)
+        read(file)
 
 
 @pytest.mark.parametrize(
@@ -276,30 +256,105 @@ def test_a_bad_course_is_named(tmp_path, text, message):
         (["pocket", "--ways", "one-branch", "--batch", "2"], "not for a batch of 2"),
         (["pocket", "--context", "99999"], "--context 99999"),
         (["pocket", "--course", "missing.json"], "'missing.json' holds no course"),
+        ([*TINY, "--by", "both"], "no such decoder: 'both'"),
+        ([*TINY, "--by", "engine"], "huggingface, judged: of the library alone"),
     ],
 )
-def test_bad_input_is_one_line(arguments, message, tmp_path):
-    result = run(*arguments, "--out", str(tmp_path / "ledger.jsonl"))
+def test_bad_input_is_one_line(arguments, message, ledger):
+    result = run(ledger, *arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
 
 
-def test_a_row_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match="benchmark"):
-        parse_row('{"benchmark": "size"}')
-    assert "course" in SpeedRow.model_fields
+RULES = {
+    "full": FULL,
+    "finish": ExitConfig(q=0.4),
+    "drop": ExitConfig(q=0.4, after_exit="drop"),
+    "verify": ExitConfig(q=0.4, after_exit="verify"),
+}
+
+
+@pytest.fixture(scope="module")
+def engined():
+    model = tiny_model(seed=1, total_ut_steps=4)
+    model.generation_config.eos_token_id = None
+    ids = torch.randint(8, 61, (3, 21), generator=torch.Generator().manual_seed(0))
+    return model, ids, open_engine(model, ids, NEW)
+
+
+@pytest.mark.parametrize("way", RULES)
+def test_the_engine_writes_what_the_library_writes(engined, way):
+    model, ids, engine = engined
+    ours = Engined(engine, ids, NEW, RULES[way], None)
+    found = ours.decode()
+    expected = Ours(PromptedCache(model, ids, NEW), RULES[way], None).decode()
+    assert found.tokens.tolist() == expected.tokens.tolist() and found.runner == "eager"
+    # the second time its prompts come from the prefix cache
+    assert ours.decode().tokens.tolist() == expected.tokens.tolist()
+    assert not engine.has_work and found.timed >= 3 * (NEW - 1)
+
+
+@pytest.mark.parametrize("settled", [(1, 1, 1, 1), (1, 1, 3, 1)], ids=["all-stand", "one-falls"])
+@pytest.mark.parametrize("after", ["finish", "drop", "verify"])
+def test_a_course_takes_the_passes_that_it_takes_in_the_library(engined, after, settled):
+    model, ids, engine = engined
+    config, trace = ExitConfig(q=0.4, after_exit=after), Trace(4, (1, 2, 1, 2), settled)
+    found = Engined(engine, ids, NEW, config, trace).decode()
+    expected = Ours(PromptedCache(model, ids, NEW), config, trace).decode()
+    assert found.timed == 3 * (NEW - 1)
+    assert found.passes == expected.passes
+    # the course is no longer in force
+    full = Engined(engine, ids, NEW, FULL, None).decode()
+    assert full.passes == 4 * (NEW - 1) and full.rows == full.timed * 4
+
+
+def test_prompts_are_read_from_nothing_each_time(engined):
+    _, ids, engine = engined
+    ours, before = Engined(engine, ids, NEW, FULL, None), engine.counts.prompt_rows
+    assert ours.prompt() > 0
+    once = engine.counts.prompt_rows - before
+    ours.prompt()
+    assert engine.counts.prompt_rows - before == 2 * once > 0
+
+
+@pytest.mark.slow
+def test_rows_name_the_engine(ledger):
+    asked = (*TINY, "--new-tokens", "5", "--by", "engine", "--batch", "2")
+    ways = {row.way: row for row in rows_of(ledger, *asked, "--ways", "full,finish,drop,verify")}
+    assert {row.by for row in ways.values()} == {"engine"} and ways["full"].passes_per_token == 4
+    assert ways["finish"].mode == "replay" and ways["finish"].passes_per_token < 4
+    ruled = ("--ways", "full,verify", "--course", "rule", "--exit-config", '{"mode": "qexit", "q": 0.5}')
+    _, verified = rows_of(ledger, *asked, *ruled)
+    assert verified.mode == "qexit" and verified.course is None and verified.same_tokens is True
+
+
+@pytest.fixture
+def code(tmp_path):
+    """A folder of published code: ours, under another name."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "code.py").write_text("from sigma0.models import OuroConfig, OuroForCausalLM\n")
+    auto_map = {"AutoConfig": "code.OuroConfig", "AutoModelForCausalLM": "code.OuroForCausalLM"}
+    (folder / "config.json").write_text(json.dumps({"auto_map": auto_map}))
+    return folder
 
 
 @pytest.mark.exhaustive
-def test_the_report_shows_the_last_run_of_each_size(pocket, tmp_path):
-    ledger = tmp_path / "ledger.jsonl"
-    for context in ("9", "9", "11"):
-        asked = ["pocket", "--context", context, "--new-tokens", "3", "--rounds", "1", "--ways", "full,finish"]
-        assert run(*asked, "--out", str(ledger)).exit_code == 0
-    rows = read_rows(ledger)
-    result = CliRunner().invoke(app, ["report", str(ledger)])
-    assert result.exit_code == 0, result.output
-    page = (tmp_path / "speed.md").read_text()
-    for section in page.split("## Roofline"):
-        assert section.count("| full |") == section.count("| finish |") == 2
-    assert markdown(rows[2:4]) in page and markdown(rows[4:]) in page and markdown(rows[2:4]) in result.stdout
+def test_published_code_writes_the_tokens_of_full_depth(code, ledger):
+    full, published = rows_of(ledger, "pocket", *SMALL, "--published-code", str(code), "--ways", "full")
+    assert published.way == "published" and published.same_tokens is True and published.runner == "eager"
+    assert published.passes_per_token == full.passes_per_token == full.total_loops
+    assert published.kv_bytes_in_use == full.kv_bytes_in_use
+    assert published.speed_ratio.value > 0 and published.prompt_tokens_per_second > 0
+    assert {"published code on torch", "published code on transformers"} < set(published.versions)
+
+
+@pytest.mark.slow
+def test_published_code_that_cannot_run_is_refused(code, ledger):
+    asked = ("pocket", *SMALL, "--published-code", str(code), "--ways", "full")
+    (code / "code.py").write_text("import a_module_that_nobody_has\n")
+    ended = run(ledger, *asked, "--published-python", sys.executable)
+    assert ended.exit_code == 2 and "ended with exit code 1" in ended.output
+    (code / "config.json").write_text("{}")
+    assert "has no config.json with an auto_map" in run(ledger, *asked).output
+    assert "leave out with the engine" in run(ledger, *asked, "--by", "engine").output

@@ -1,21 +1,26 @@
-"""Where a decode pass goes on a device: its kernels, how often each is launched, what each takes, and the gaps."""
+"""Where a decode pass goes on a device, kernel by kernel; and prompts of a warm model beside transformers' own."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from transformers import DynamicCache
 
 from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.speed.courses import STATED
-from sigma0.bench.speed.decoders import FULL, Ours, PromptedCache
+from sigma0.bench.speed.decoders import FULL, Ours, PromptedCache, now
 from sigma0.bench.speed.opened import open_model, prompt_ids
+from sigma0.bench.speed.peer import StockLoopedModel
 from sigma0.bench.speed.roofline import block_bytes
 from sigma0.config import ExitConfig
 from sigma0.decode.runners import choose_runner
+from sigma0.models.cache_name import named_cache
 
 _WARM = 3
 
@@ -31,11 +36,7 @@ def passes(
     trace, rule = STATED.scaled(model.num_loops), model.resolve_exit_config(ExitConfig().filled())
     prompted = PromptedCache(model, ids, new_tokens)
     report: dict[str, Any] = {
-        "shape": shape,
-        "dtype": dtype,
-        "device": device_name(model.device),
-        "torch": torch.__version__,
-        "commit": git_commit(),
+        **_conditions(model, shape, dtype),
         "runner": chosen.name,
         "context": context,
         "new_tokens": new_tokens,
@@ -45,9 +46,13 @@ def passes(
     }
     for way in ways:
         config = FULL if way == "full" else replace(rule, after_exit=way)
-        decoder = Ours(prompted, config, None if way == "full" else trace)
-        report["ways"][way] = pass_profile(decoder)
+        report["ways"][way] = pass_profile(Ours(prompted, config, None if way == "full" else trace))
         out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _conditions(model: Any, shape: str, dtype: str) -> dict[str, Any]:
+    told = {"shape": shape, "dtype": dtype, "device": device_name(model.device), "torch": torch.__version__}
+    return {**told, "commit": git_commit()}
 
 
 def pass_profile(decoder: Ours) -> dict[str, Any]:
@@ -96,3 +101,44 @@ def kernels_of(spans: list[tuple[float, float, str]], passes: int) -> dict[str, 
         "gaps": (whole - busy) / passes,
         "kernels": kernels,
     }
+
+
+def prompts(device: str, dtype: str, shape: str, contexts: tuple[int, ...], rounds: int, out: Path) -> None:
+    """Writes tokens a second, and the time to the first token, of each context and reader as JSON.
+
+    Medians over the rounds behind one that warms up.
+    """
+    model, _ = open_model("", shape, device, dtype)
+    stock = StockLoopedModel(model)
+    told = _conditions(model, shape, dtype)
+    rows: list[dict[str, Any]] = []
+    for context in contexts:
+        ids, _ = prompt_ids(model, None, "", 1, context, 2)
+        mask, positions = torch.ones_like(ids), torch.arange(context, device=ids.device)[None]
+
+        def read(reader: Any) -> None:
+            if reader is stock:
+                stock(ids, position_ids=positions, **named_cache(DynamicCache()), logits_to_keep=1)  # noqa: B023
+            else:
+                model(ids, past_key_values=model.new_cache(context), exit_config=FULL, logits_to_keep=1)  # noqa: B023
+
+        def first(reader: Any) -> None:
+            settings = {} if reader is stock else {"exit_config": FULL}
+            reader.generate(ids, attention_mask=mask, max_new_tokens=1, do_sample=False, **settings)  # noqa: B023
+
+        for name, reader in (("sigma0", model), ("huggingface", stock)):
+            seconds, until = (_seconds(call, reader, ids, rounds) for call in (read, first))
+            row = {"reader": name, "context": context, "rounds": rounds, "tokens_per_second": context / seconds}
+            rows.append({**told, **row, "milliseconds_to_first_token": 1e3 * until})
+        out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+@torch.no_grad()
+def _seconds(call: Callable[[Any], None], reader: Any, like: torch.Tensor, rounds: int) -> float:
+    call(reader)
+    taken = []
+    for _ in range(rounds):
+        start = now(like)
+        call(reader)
+        taken.append(now(like) - start)
+    return median(taken)

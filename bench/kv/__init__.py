@@ -1,1 +1,0 @@
-"""K/V in few bits: what they cost in agreement, and what they save."""

@@ -1,1 +1,0 @@
-"""Decode time of adaptive depth against full depth, and against transformers' own decoding."""
