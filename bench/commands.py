@@ -167,7 +167,7 @@ COMMANDS = {
         "pass@k on HumanEval, and how the failed completions failed; their code is run in the sandbox alone.",
     ),
     "passes": Target(
-        "sigma0.bench.simulation.measure_command",
+        "sigma0.bench.simulation.command",
         "passes",
         "Time the engine's passes by what is in them, and keep the exit depths of its answers for `simulate`.",
     ),

@@ -1,21 +1,34 @@
 """What the simulation is fed with: measured times of passes and measured exit depths, with their conditions."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sigma0.bench.core.rows import Conditions
+from sigma0.bench.core.rows_systems import Tail
 from sigma0.bench.simulation.replica import PassWork, ReplicaLimits
 from sigma0.errors import one_line
 
 Count = Annotated[int, Field(ge=1)]
 Time = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0)]
+
+
+def percentiles(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Median, 95th and 99th percentile in milliseconds."""
+    p50, p95, p99 = (1000 * np.percentile(seconds, (50, 95, 99))).tolist()
+    return p50, p95, p99
+
+
+def tail_of(values: Sequence[float]) -> Tail:
+    """What `percentiles` gives, as a row has it."""
+    return Tail(**dict(zip(Tail.model_fields, values, strict=True)))
 
 
 class _Strict(BaseModel):
@@ -178,10 +191,12 @@ class Inputs(_Strict):
         return ReplicaLimits(self.loops, self.running, self.pass_rows, self.page, self.kept)
 
     @model_validator(mode="after")
-    def _within_loops(self) -> "Inputs":
+    def _possible(self) -> "Inputs":
         deepest = max(depth for kind in self.kinds.values() for answer in kind.answers for depth in answer.depths)
         if deepest > self.loops:
             raise ValueError(f"a token exits at loop {deepest} of {self.loops}: loops or depths are of another model")
+        if self.kept < self.page:
+            raise ValueError(f"kept must be at least {self.page}, got {self.kept}")
         return self
 
 
@@ -222,18 +237,14 @@ class PassClock:
     def __call__(self, work: PassWork) -> float:
         """Seconds of a pass that holds so much."""
         self.asked += 1
-        if work.rows > self._rows[-1]:
-            self.beyond += 1
+        self.beyond += work.rows > self._rows[-1]
         seconds = self._known.get(work)
         if seconds is None:
+            points = self._times.by_rows
+            right = min(max(bisect_left(self._rows, work.rows), 1), len(points) - 1)
+            low, high = points[right - 1], points[right]
+            slope = (high.milliseconds - low.milliseconds) / (high.rows - low.rows)
+            by_rows = max(low.milliseconds + slope * (max(work.rows, low.rows) - low.rows), points[0].milliseconds)
             beside = sum(getattr(self._times, name) * term(work) for name, term in TERMS.items())
-            milliseconds = self._by_rows(work.rows) + beside
-            seconds = self._known[work] = self._pace * milliseconds / 1000
+            seconds = self._known[work] = self._pace * (by_rows + beside) / 1000
         return seconds
-
-    def _by_rows(self, rows: int) -> float:
-        points = self._times.by_rows
-        right = min(max(bisect_left(self._rows, rows), 1), len(points) - 1)
-        low, high = points[right - 1], points[right]
-        slope = (high.milliseconds - low.milliseconds) / (high.rows - low.rows)
-        return max(low.milliseconds + slope * (max(rows, low.rows) - low.rows), points[0].milliseconds)

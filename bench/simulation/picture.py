@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 from sigma0.bench.core.ledger import SimulationRow
 from sigma0.bench.core.output import drawing
 from sigma0.bench.simulation.routing import ROUTINGS
-from sigma0.bench.simulation.spread import interval, mean
+from sigma0.bench.simulation.table import over_runs
 from sigma0.bench.simulation.traffic import LONG, SHORT
 
 # Colour-blind safe (Okabe and Ito).
@@ -42,7 +42,7 @@ def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> Non
                 points = [(row.fleet_rate, values) for row in mine if (values := value(row))]
                 axis.errorbar(
                     [rate for rate, _ in points],
-                    [mean(values) for _, values in points],
+                    [over_runs(values).value for _, values in points],
                     yerr=[_half(values) for _, values in points],
                     color=COLOURS[routing],
                     marker=MARKERS[routing],
@@ -68,5 +68,5 @@ def _p95(row: SimulationRow, kind: str) -> list[float]:
 
 
 def _half(values: Sequence[float]) -> float:
-    found = interval(values)
-    return 0.0 if found is None else found[1] - mean(values)
+    found = over_runs(values)
+    return found.interval[1] - found.value

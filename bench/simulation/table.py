@@ -1,14 +1,15 @@
 """Rows of the simulation in tables, for the terminal and for Markdown."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from rich.console import Console
 
 from sigma0.bench.core.ledger import AnyRow, SimulationRow, Tail
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.simulation.inputs import Check
+from sigma0.bench.simulation.inputs import Check, tail_of
 from sigma0.bench.simulation.routing import TOGETHER
-from sigma0.bench.simulation.spread import interval, mean
+from sigma0.calibrate.bootstrap import Estimate, ratio
 
 HEADINGS = (
     "replicas",
@@ -40,6 +41,13 @@ GROWTH = 1.1
 FULL = 0.95
 
 
+def over_runs(values: Sequence[float]) -> Estimate:
+    """A mean over independent runs, with its interval by Student's t; of a single run that is its value."""
+    found = ratio(values, [1.0] * len(values))
+    assert found is not None
+    return found
+
+
 def cells(row: SimulationRow) -> tuple[str, ...]:
     """One row as text; times are the median, the 95th and the 99th percentile."""
     kinds = (row.by_kind_ms.get(kind) for kind in ("short", "long"))
@@ -51,7 +59,7 @@ def cells(row: SimulationRow) -> tuple[str, ...]:
         times(row.queue_ms),
         times(row.first_token_ms),
         times(row.latency_ms) + (" (unsettled)" if is_unsettled(row) else ""),
-        _between(interval([tail.p95 for tail in row.latency_by_run_ms]), ",.0f"),
+        "{:,.0f} to {:,.0f}".format(*over_runs(_p95(row.latency_by_run_ms)).interval) if row.runs > 1 else "-",
         *("-" if each is None else times(each) for each in kinds),
         f"{row.busy:.0%}",
         f"{row.slots:.0%}",
@@ -64,18 +72,17 @@ def times(tail: Tail) -> str:
     return f"{tail.p50:,.0f} / {tail.p95:,.0f} / {tail.p99:,.0f}"
 
 
+def _p95(tails: Sequence[Tail]) -> list[float]:
+    return [tail.p95 for tail in tails]
+
+
 def is_unsettled(row: SimulationRow) -> bool:
     """Whether the slots were full or answers took longer in the later half of the runs.
 
     Its times would be others had one looked longer: until the queues are full, and requests are refused.
     """
-    found = interval(row.drift_by_run)
-    is_growing = mean(row.drift_by_run) > GROWTH and (found is None or found[0] > 1)
-    return is_growing or row.slots >= FULL
-
-
-def _between(found: tuple[float, float] | None, form: str) -> str:
-    return "-" if found is None else f"{max(found[0], 0):{form}} to {found[1]:{form}}"
+    drift = over_runs(row.drift_by_run)
+    return (drift.value > GROWTH and drift.interval[0] > 1) or row.slots >= FULL
 
 
 def apart_cells(rows: Sequence[SimulationRow]) -> list[tuple[str, ...]]:
@@ -89,21 +96,18 @@ def apart_cells(rows: Sequence[SimulationRow]) -> list[tuple[str, ...]]:
         other = known.get((row.replicas, row.rate, TOGETHER.get(row.routing, "")))
         if other is None:
             continue
-        ratios = [
-            _ratio(row.latency_by_run_ms, other.latency_by_run_ms),
-            *(_ratio(row.by_kind_by_run_ms.get(kind), other.by_kind_by_run_ms.get(kind)) for kind in ("short", "long")),
-        ]
+        mine, others = ({"all": each.latency_by_run_ms, **each.by_kind_by_run_ms} for each in (row, other))
+        ratios = [_ratio(mine.get(kind, ()), others.get(kind, ())) for kind in ("all", "short", "long")]
         unsettled = " (unsettled)" if is_unsettled(row) or is_unsettled(other) else ""
         found.append((*cells(row)[:3], other.routing + unsettled, *ratios))
     return found
 
 
-def _ratio(mine: Sequence[Tail] | None, others: Sequence[Tail] | None) -> str:
+def _ratio(mine: Sequence[Tail], others: Sequence[Tail]) -> str:
     if not mine or not others:
         return "-"
-    ratios = [one.p95 / other.p95 for one, other in zip(mine, others, strict=True)]
-    found = interval(ratios)
-    return f"{mean(ratios):.2f}" + (f" ({_between(found, '.2f')})" if found else "")
+    found = over_runs([one / other for one, other in zip(_p95(mine), _p95(others), strict=True)])
+    return f"{found.value:.2f}" + (" ({:.2f} to {:.2f})".format(*found.interval) if len(mine) > 1 else "")
 
 
 def latest_simulation(rows: Sequence[AnyRow]) -> list[SimulationRow]:
@@ -151,32 +155,27 @@ def checks_table(checks: Sequence[Check]) -> BenchTable:
     """The real engine beside the simulation of the same arrivals, at each load."""
     lines = []
     for check in checks:
-        real, simulated = (Tail(p50=p50, p95=p95, p99=p99) for p50, p95, p99 in (check.measured, check.simulated))
-        pace = f"{mean(check.paces):.2f} ({min(check.paces):.2f} to {max(check.paces):.2f})"
+        real, simulated = tail_of(check.measured), tail_of(check.simulated)
+        pace = f"{fmean(check.paces):.2f} ({min(check.paces):.2f} to {max(check.paces):.2f})"
         asked = f"{check.rate:.1f}", f"{check.requests:,}"
         lines.append((*asked, times(real), times(simulated), _off(real, simulated), pace))
     return BenchTable(CHECK_HEADINGS, lines, left=())
 
 
-def markdown(rows: Sequence[SimulationRow]) -> str:
-    """The table for a page."""
-    return BenchTable(HEADINGS, [cells(row) for row in rows], left=LEFT).markdown()
+def tables(rows: Sequence[SimulationRow]) -> list[BenchTable]:
+    """All rows, and what keeping depths apart changes where that was simulated."""
+    apart = BenchTable(APART_HEADINGS, apart_cells(rows), "SIMULATED: depths apart over depths together", LEFT)
+    title = "SIMULATED, not measured; p50 / p95 / p99"
+    return [BenchTable(HEADINGS, [cells(row) for row in rows], title, LEFT), *([apart] if apart.rows else [])]
 
 
 def whole(rows: Sequence[SimulationRow]) -> str:
     """Every row with what it holds for, as a Markdown page."""
-    found = f"# A simulation of fleets\n\n{about(rows[0], sorted({row.group for row in rows}))}\n\n{markdown(rows)}\n"
-    apart = BenchTable(APART_HEADINGS, apart_cells(rows), left=LEFT)
-    return f"{found}\n## Depths apart\n\n{APART}\n\n{apart.markdown()}\n" if apart.rows else found
+    every, *apart = (table.markdown() for table in tables(rows))
+    found = f"# A simulation of fleets\n\n{about(rows[0], sorted({row.group for row in rows}))}\n\n{every}\n"
+    return found + "".join(f"\n## Depths apart\n\n{APART}\n\n{each}\n" for each in apart)
 
 
 def print_simulation(rows: Sequence[SimulationRow]) -> None:
     """The rows in a terminal."""
-    console = Console(width=max(Console().width, 240))
-    tables = (
-        BenchTable(HEADINGS, [cells(row) for row in rows], "SIMULATED, not measured; p50 / p95 / p99", LEFT),
-        BenchTable(APART_HEADINGS, apart_cells(rows), "SIMULATED: depths apart over depths together", LEFT),
-    )
-    for table in tables:
-        if table.rows:
-            console.print(table.rich())
+    Console(width=max(Console().width, 240)).print(*(table.rich() for table in tables(rows)))

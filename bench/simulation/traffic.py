@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
 from sigma0.bench.simulation.inputs import Kind, MeasuredAnswer
-from sigma0.bench.simulation.request import Request
+from sigma0.bench.simulation.replica import Request
 
 SHORT, LONG = "short", "long"
 
@@ -58,16 +58,14 @@ class Crowd:
     Args:
         kinds: Measured answers by kind of traffic.
         traffic: What is assumed of users.
-        rate: Requests a second, turns counted; chats begin as a Poisson process.
+        rate: Requests a second, above 0, turns counted; chats begin as a Poisson process.
         seed: Of the draws.
 
     Raises:
-        ValueError: For a rate that is not above 0, or a kind of traffic of which nothing was measured.
+        ValueError: For a kind of traffic of which nothing was measured.
     """
 
     def __init__(self, kinds: Mapping[str, Kind], traffic: Traffic, rate: float, seed: str) -> None:
-        if not rate > 0:
-            raise ValueError(f"the rate must be above 0 requests a second, got {rate}")
         asked = {SHORT: traffic.short_share > 0, LONG: traffic.short_share < 1}
         missing = [kind for kind, is_asked in asked.items() if is_asked and kind not in kinds]
         if missing:
@@ -134,7 +132,3 @@ class Crowd:
         request = Request(chat.columns + answer.prompt, answer.depths, chat.kind, chat.number)
         chat.columns += answer.prompt + len(answer.depths)
         return request
-
-    def think(self, chat: Chat) -> float | None:
-        """Seconds until the next turn; None where the chat ends."""
-        return chat.turns[-1][1] if chat.turns else None

@@ -5,7 +5,7 @@ import numpy as np
 from sigma0.bench.simulation.cluster import Cluster
 from sigma0.bench.simulation.inputs import Kind, MeasuredAnswer
 from sigma0.bench.simulation.replica import Replica, ReplicaLimits
-from sigma0.bench.simulation.routing import router_for
+from sigma0.bench.simulation.routing import Router
 from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
 
 MEAN = 200
@@ -30,4 +30,4 @@ def servers(count, prompts, load, routing="random", seed="a", traffic=None, wait
     replicas = [Replica(limits, lambda work: work.rows / mean) for _ in range(count)]
     asked = traffic or Traffic(turns=1.0, think=0.0, context=10**9)
     crowd = Crowd(kinds_of(prompts), asked, load * count, seed)
-    return Cluster(replicas, router_for(routing, replicas, max(1, count // 2), seed), crowd)
+    return Cluster(replicas, Router(routing, replicas, max(1, count // 2), seed), crowd)

@@ -1,7 +1,5 @@
 """Measuring: where passes take what a law says, the law is found, and the simulation takes as long as the engine."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +9,7 @@ from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.rows import Conditions
 from sigma0.bench.simulation import measure
+from sigma0.bench.simulation.fitting import TimedPass
 from sigma0.bench.simulation.inputs import PassClock, read_inputs
 from sigma0.bench.simulation.measure import STEPS, Stopwatch, measure_inputs, play
 from sigma0.bench.simulation.replica import PassWork
@@ -40,10 +39,9 @@ def lawful(monkeypatch):
 
     def by_law(self, engine):
         events, _ = step(self, engine)
-        last = self.passes[-1]
-        seconds = law(last.work)
-        self.passes[-1] = replace(last, seconds=seconds)
-        return events, seconds
+        work, _ = self.passes[-1]
+        self.passes[-1] = TimedPass(work, law(work))
+        return events, law(work)
 
     monkeypatch.setattr(Stopwatch, "step", by_law)
     monkeypatch.setattr(measure, "LIMITS", EngineLimits(4, 10**6, 64, 8, 2**21))
@@ -82,8 +80,8 @@ def test_arrivals_are_kept(model, lawful):
     jobs = [EngineRequest(ids, 3, ExitConfig(mode="full")) for ids in prompts(3)]
     engine = Engine(*model, "tiny", measure.LIMITS)
     played = play(engine, [(0.0, jobs[0]), (100.0, jobs[1]), (100.0, jobs[2])], Stopwatch(model[0].device))
-    assert [len(each.done.tokens) for each in played] == [3, 3, 3]
-    assert max(each.seconds for each in played) < 1, "nobody waits for those that come later"
+    assert [len(end.tokens) for end, _ in played] == [3, 3, 3]
+    assert max(seconds for _, seconds in played) < 1, "nobody waits for those that come later"
 
 
 def test_what_is_not_simulated_is_refused(model):

@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.core.rows_systems import Tail
+from sigma0.bench.core.rows_systems import SIMULATION_SIZES, Tail
 from sigma0.bench.simulation.command import COMPARED
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
 from sigma0.bench.simulation.study import Fleets, Setting, simulate
-from sigma0.bench.simulation.table import apart_cells, cells, is_unsettled, latest_simulation, markdown, whole
+from sigma0.bench.simulation.table import apart_cells, cells, is_unsettled, latest_simulation, whole
 from sigma0.bench.simulation.traffic import Traffic
 from tests.bench.core.test_ledger import CONDITIONS
 
@@ -53,15 +53,23 @@ def inputs_of(**changes):
     return Inputs.model_validate(values)
 
 
-def setting_of(routing, replicas, rate, traffic, requests, **more):
-    return Setting(routing=routing, replicas=replicas, rate=rate, traffic=traffic, requests=requests, **more)
-
-
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "inputs.json"
     path.write_text(inputs_of().model_dump_json())
     return path
+
+
+@pytest.fixture(scope="module")
+def fleets():
+    return Fleets(inputs_of(), "digest")
+
+
+TRAFFIC = Traffic()
+
+
+def simulated(fleets, routing, replicas, rate, requests, traffic=TRAFFIC, **more):
+    return simulate(fleets, Setting(routing, replicas, rate, traffic, requests, **more))
 
 
 @pytest.mark.exhaustive
@@ -88,27 +96,24 @@ def test_a_row_for_each_fleet_rate_and_routing(file, tmp_path):
     assert [json.loads(line)["routing"] for line in again.stdout.splitlines()] == [row.routing for row in rows]
 
 
-@pytest.mark.exhaustive
-def test_seeds_decide_everything(file, tmp_path):
-    def rows(seed, name):
-        out = tmp_path / name
-        assert run("simulate", "--inputs", file, *QUICK, "--rates", "20", "--seed", seed, "--out", out).exit_code == 0
-        return [row.model_dump(exclude={"time", "seed"}) for row in read_rows(out)]
+def test_seeds_decide_everything(fleets):
+    def figures(seed):
+        row = simulated(fleets, "fleet", 2, 20.0, 60, seed=seed, runs=2, warm=10)
+        return row.model_dump(exclude={"seed"})
 
-    assert rows(1, "a") == rows(1, "b") != rows(2, "c")
+    assert figures(1) == figures(1) != figures(2)
 
 
 @pytest.mark.exhaustive
-def test_more_requests_wait_longer_until_they_are_refused(file):
-    fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()
-    most = fleets.most(traffic)
+def test_more_requests_wait_longer_until_they_are_refused(fleets):
+    most = fleets.most(TRAFFIC)
     # chats are parted from their prefixes here: about half of the most is all that is answered
-    found = [simulate(fleets, setting_of("random", 4, load * most, traffic, 1500)) for load in (0.1, 0.2, 0.35)]
+    found = [simulated(fleets, "random", 4, load * most, 1500) for load in (0.1, 0.2, 0.35)]
     for less, more in pairwise(found):
         assert less.latency_ms.p95 < more.latency_ms.p95 and less.slots < more.slots
     assert [each.refused for each in found] == [0, 0, 0]
     assert found[0].answered == pytest.approx(0.1 * most, rel=0.1)
-    full = simulate(fleets, setting_of("random", 4, 1.2 * most, traffic, 6000))
+    full = simulated(fleets, "random", 4, 1.2 * most, 6000)
     assert full.slots > 0.95
     # what comes is answered or refused; the later turns of a chat that is refused do not come
     assert full.answered == pytest.approx((1 - full.refused) * full.asked, rel=0.06) and full.refused > 0.3
@@ -116,53 +121,40 @@ def test_more_requests_wait_longer_until_they_are_refused(file):
 
 
 @pytest.mark.exhaustive
-def test_nobody_waits_where_nobody_may(file):
-    fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()
-    many, none = (
-        simulate(fleets, setting_of("least-loaded", 4, 0.6 * fleets.most(traffic), traffic, 1500, waiting=waiting))
-        for waiting in (64, 0)
-    )
+def test_nobody_waits_where_nobody_may(fleets):
+    rate = 0.6 * fleets.most(TRAFFIC)
+    many, none = (simulated(fleets, "least-loaded", 4, rate, 1500, waiting=waiting) for waiting in (64, 0))
     # a request that is taken begins with the next pass
     assert none.queue_ms.p99 < 10 < 100 < many.queue_ms.p99
     assert none.refused > many.refused
 
 
 @pytest.mark.exhaustive
-def test_a_chat_that_stays_finds_its_prefix(file):
-    fleets, traffic = Fleets(read_inputs(file)[0]), Traffic(turns=4.0, think=1.0)
-    seen = {
-        routing: simulate(fleets, setting_of(routing, 8, 10.0, traffic, 800))
-        for routing in ("random", "session-affine")
-    }
-    assert seen["session-affine"].cached > 0.4 > 0.2 > seen["random"].cached
+def test_a_chat_that_stays_finds_its_prefix(fleets):
+    traffic = Traffic(turns=4.0, think=1.0)
+    stays, moves = (simulated(fleets, routing, 8, 10.0, 800, traffic) for routing in ("session-affine", "random"))
+    assert stays.cached > 0.4 > 0.2 > moves.cached
 
 
 @pytest.mark.exhaustive
-def test_short_traffic_alone_is_answered_sooner(file):
-    fleets = Fleets(read_inputs(file)[0])
-    only = {
-        share: simulate(fleets, setting_of("least-loaded", 4, 10.0, Traffic(short_share=share), 400))
-        for share in (0.0, 1.0)
-    }
-    assert set(only[0.0].by_kind_ms) == {"long"} and set(only[1.0].by_kind_ms) == {"short"}
-    assert only[1.0].latency_ms.p50 < only[0.0].latency_ms.p50
-    assert fleets.most(Traffic(short_share=1.0)) > fleets.most(Traffic(short_share=0.0))
+def test_short_traffic_alone_is_answered_sooner(fleets):
+    only = [Traffic(short_share=share) for share in (0.0, 1.0)]
+    long, short = (simulated(fleets, "least-loaded", 4, 10.0, 400, traffic) for traffic in only)
+    assert set(long.by_kind_ms) == {"long"} and set(short.by_kind_ms) == {"short"}
+    assert short.latency_ms.p50 < long.latency_ms.p50
+    assert fleets.most(only[1]) > fleets.most(only[0])
 
 
 @pytest.mark.exhaustive
-def test_groups_stand_for_a_fleet_of_any_size(file):
+def test_groups_stand_for_a_fleet_of_any_size(fleets):
     """What a group of a large fleet sees is what a fleet of that size would: with loads known, and without."""
-    fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()
-    rate = 0.2 * fleets.most(traffic)
+    rate = 0.2 * fleets.most(TRAFFIC)
     for routing in ("random", "least-loaded"):
-        small = simulate(fleets, setting_of(routing, 4, rate, traffic, 4000, group=4))
-        large = simulate(fleets, setting_of(routing, 40000, rate, traffic, 4000, group=4))
-        assert small != large, "other groups are other draws"
+        small, large = (simulated(fleets, routing, count, rate, 4000, group=4) for count in (4, 40000))
+        assert small.latency_ms != large.latency_ms, "other groups are other draws"
         assert large.latency_ms.p50 == pytest.approx(small.latency_ms.p50, rel=0.1)
     # where chats stay with replicas that are drawn for them, nobody sees that the fleet is cut
-    whole, cut = (
-        simulate(fleets, setting_of("session-affine", 16, rate, traffic, 8000, group=group)) for group in (16, 4)
-    )
+    whole, cut = (simulated(fleets, "session-affine", 16, rate, 8000, group=group) for group in (16, 4))
     assert cut.latency_ms.p50 == pytest.approx(whole.latency_ms.p50, rel=0.05)
     assert cut.latency_ms.p95 == pytest.approx(whole.latency_ms.p95, rel=0.2)
 
@@ -175,29 +167,17 @@ def test_the_report_has_page_and_pictures(file, tmp_path):
     assert result.exit_code == 0 and "SIMULATION, not measured" in picture.read_text()
     assert run("report", out, "--out", folder).exit_code == 0
     rows = read_rows(out)
-    assert (folder / "simulation.md").read_text() == whole(rows)
-    assert markdown(rows).count("\n") == len(rows) + 1
+    page = (folder / "simulation.md").read_text()
+    assert page == whole(rows) and page.count("\n| 2 |") == 6 + 2
     assert (folder / "simulation.png").read_bytes().startswith(b"\x89PNG")
-    first = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert run("report", out, "--out", folder).exit_code == 0
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
     assert latest_simulation(rows) == rows
     assert cells(rows[0])[:3] == ("2", "10", "random")
-    page = whole(rows)
-    for told in (
-        "60 measured requests a row",
-        "2 independent run(s)",
-        rows[0].inputs_sha256[:12],
-        "not simulated whole",
-    ):
-        assert told in page
+    runs = "60 measured requests a row over 2 independent run(s)"
+    assert all(told in page for told in (runs, rows[0].inputs_sha256[:12], "not simulated whole"))
 
 
-@pytest.mark.exhaustive
-def test_what_depths_apart_change_is_told_run_by_run(file, tmp_path):
-    out = tmp_path / "ledger.jsonl"
-    assert run("simulate", "--inputs", file, *QUICK, "--rates", "5", "--out", out).exit_code == 0
-    pair = [row for row in read_rows(out) if row.replicas == 2 and row.routing != "random"]
+def test_what_depths_apart_change_is_told_run_by_run(fleets):
+    pair = [simulated(fleets, name, 2, 5.0, 60, runs=2, warm=10) for name in ("least-loaded", "depth-aware")]
 
     def changed(row, p95, drift=(1.0, 1.0)):
         tails = tuple(Tail(p50=1, p95=each, p99=9999) for each in p95)
@@ -228,9 +208,7 @@ def test_what_depths_apart_change_is_told_run_by_run(file, tmp_path):
         (("--replicas", "1"), "at least two replicas between short and long traffic, got 1"),
         (("--requests", "61"), "61 requests do not divide into 2 runs"),
         (("--requests", "2"), "fewer than 2 requests"),
-        (("--warm", "-1"), "warm must be at least 0, got -1"),
         (("--waiting", "-1"), "waiting must be at least 0, got -1"),
-        (("--runs", "0"), "runs must be at least 1, got 0"),
         (("--short-share", "1"), "short and long traffic"),
         (("--short-share", "2"), "short_share"),
         (("--turns", "0"), "turns"),
@@ -251,6 +229,7 @@ def test_bad_input_is_told_in_one_line(file, tmp_path, arguments, message):
         ({"kinds": {}}, "kinds"),
         ({"colour": 1}, "colour"),
         ({"running": 0}, "running"),
+        ({"kept": 15}, "kept must be at least 16"),
     ],
 )
 def test_damaged_inputs_are_refused(file, changes, message):
@@ -272,6 +251,6 @@ def test_the_committed_rows_are_of_the_committed_inputs():
         assert check.off < 0.15
     row = next(row for row in rows if row.replicas == 16 and row.routing == "fleet")
     traffic = Traffic(**{**row.traffic, "context": int(row.traffic["context"])})
-    sizes = {name: getattr(row, name) for name in ("replicas", "rate", "requests", "runs", "warm", "waiting", "seed")}
-    seen = simulate(Fleets(inputs), Setting(routing=row.routing, traffic=traffic, group=row.group, **sizes))
-    assert seen.latency_ms == pytest.approx(row.latency_ms)
+    sizes = {name: getattr(row, name) for name in SIMULATION_SIZES}
+    seen = simulate(Fleets(inputs, digest), Setting(row.routing, rate=row.rate, traffic=traffic, **sizes))
+    assert seen.latency_ms == pytest.approx(row.latency_ms) and seen.key == row.key
