@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
-from typing import Literal
+from typing import Any, Literal
 
 from sigma0.bench.core.conditions import git_commit
 from sigma0.bench.core.rows_systems import SIMULATION_SIZES, SimulationRow, Tail, simulation_key
@@ -65,7 +65,7 @@ class Setting:
         return min(self.group, self.replicas)
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, Any]:
         """How much is simulated, by the names of a row."""
         named = {**vars(self), "group": self.members}
         return {name: named[name] for name in SIMULATION_SIZES}
