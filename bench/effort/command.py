@@ -14,8 +14,8 @@ from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.digests import weights_sha256
 from sigma0.bench.core.options import ReportFile
 from sigma0.bench.core.output import tell_report
-from sigma0.bench.effort.measure import Rates, check, questions, simulate
-from sigma0.bench.effort.report import POLICIES, EffortReport, summarise
+from sigma0.bench.effort.measure import Ended, Rates, check, questions, simulate
+from sigma0.bench.effort.report import POLICIES, EffortReport, PolicySummary, summarise
 from sigma0.bench.effort.table import table
 from sigma0.calibrate.bootstrap import share
 from sigma0.commands.console import one_line_errors, progress_bar
@@ -70,7 +70,8 @@ def _measured(n: int, seed: int, solver: str, verifier: str, temperature: float,
     started = datetime.now(timezone.utc).isoformat()
     chats = {name: LocalChat(*load(name, dtype="float32"), name) for name in dict.fromkeys((solver, verifier))}
     items = list(questions(n, seed))
-    summaries, runs = [], []
+    summaries: list[PolicySummary] = []
+    runs: list[Ended] = []
     with progress_bar("runs", n * len(POLICIES), hidden) as advance:
         for config in POLICIES:
             runs = []
