@@ -1,7 +1,7 @@
 """`python -m sigma0.bench ladder`: accuracy against cost, in a table, a picture and the ledger."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,15 @@ from sigma0.models.load import load, load_causal
 
 TASK = "pocket"
 UNITS = {"token": token_settings, "answer": answer_settings}
+COLUMNS: Mapping[str, Callable[[LadderRow], str]] = {
+    "setting": lambda row: setting_name(row.family, row.policy),
+    "right": lambda row: f"{row.accuracy.value:.1%}",
+    "95 %": lambda row: f"{row.accuracy.low:.1%}-{row.accuracy.high:.1%}",
+    "cost": lambda row: f"{row.cost.value:.1%}",
+    "time": lambda row: f"{row.seconds.value:.1%}",
+    "handed up": lambda row: f"{row.handed_up:.1%}",
+    "catch-ups": lambda row: f"{row.catch_ups:.2f}",
+}
 
 
 def ladder(
@@ -108,20 +117,8 @@ def _print(rows: Sequence[LadderRow]) -> None:
     """The rows as a table, and of each curve the setting that was chosen, beside the other curves at its cost."""
     console = Console()
     reported = [row for row in rows if row.part == "report"]
-    headings = ("setting", "right", "95 %", "cost", "time", "handed up", "catch-ups")
-    cells = [
-        (
-            setting_name(row.family, row.policy),
-            f"{row.accuracy.value:.1%}",
-            f"{row.accuracy.low:.1%}-{row.accuracy.high:.1%}",
-            f"{row.cost.value:.1%}",
-            f"{row.seconds.value:.1%}",
-            f"{row.handed_up:.1%}",
-            f"{row.catch_ups:.2f}",
-        )
-        for row in reported
-    ]
-    console.print(BenchTable(headings, cells, "cost and time: of the larger model's alone").rich())
+    cells = [[column(row) for column in COLUMNS.values()] for row in reported]
+    console.print(BenchTable(list(COLUMNS), cells, "cost and time: of the larger model's alone").rich())
     families = dict.fromkeys(row.family for row in reported if "only" not in row.family)
     curves = {family: [row for row in reported if row.family == family] for family in families}
     for best in shown(rows):

@@ -13,11 +13,11 @@ from sigma0.bench.simulation.traffic import Chat, Crowd
 
 
 class Course(NamedTuple):
-    """What happened.
+    """What happened from the first measured arrival until the last measured request was over.
 
     Attributes:
         requests: Those that were measured, in the order of their arrival, refused ones among them.
-        seconds: From the first measured arrival until the last measured one was answered or refused.
+        seconds: That it took.
         asked: Requests that came in that time.
         answered: Requests that were answered in it, whenever they came.
         busy: Share of that time in which a replica ran a pass.

@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,12 +46,7 @@ TERMS: Mapping[str, Callable[[PassWork], int]] = {
 
 
 class PassTime(_Strict):
-    """Time of a pass of so many rows, for the rows alone.
-
-    Attributes:
-        rows: Of the pass.
-        milliseconds: Fitted.
-    """
+    """Fitted milliseconds of a pass of so many rows, for the rows alone."""
 
     rows: Count
     milliseconds: Share
@@ -88,38 +82,23 @@ class PassTimes(_Strict):
     @model_validator(mode="after")
     def _in_order(self) -> "PassTimes":
         rows = [each.rows for each in self.by_rows]
-        if any(right <= left for left, right in pairwise(rows)):
-            raise ValueError(
-                f"points must stand by rising rows, got {rows}: sort them, and keep one of those that are equal"
-            )
+        if rows != sorted(set(rows)):
+            raise ValueError(f"points must stand by rising rows, each once, got {rows}: sort them")
         # there is no pass without a request
         if not self.by_rows[0].milliseconds + self.request_ms > 0:
-            raise ValueError(
-                f"a pass takes more than 0 milliseconds, got {self.by_rows[0].milliseconds:g} for its rows and "
-                f"{self.request_ms:g} for a request"
-            )
+            raise ValueError("a pass takes more than 0 milliseconds, got 0 for its rows and for a request")
         return self
 
 
 class MeasuredAnswer(_Strict):
-    """One answer of the model.
-
-    Attributes:
-        prompt: Ids of the prompt.
-        depths: Exit depth of each new token.
-    """
+    """One answer of the model: ids of its prompt, and the exit depth of each new token."""
 
     prompt: Count
     depths: Annotated[tuple[Count, ...], Field(min_length=1)]
 
 
 class Kind(_Strict):
-    """Answers under one exit setting.
-
-    Attributes:
-        exit_config: The setting.
-        answers: To the prompts, in their order.
-    """
+    """Answers to the prompts, in their order, under one exit setting."""
 
     exit_config: dict[str, Any]
     answers: Annotated[tuple[MeasuredAnswer, ...], Field(min_length=1)]
@@ -163,11 +142,7 @@ class Inputs(_Strict):
         conditions: Of the measurement.
         clock: What the times were taken with.
         machine_load: Programs that wanted to run at the end, a mean over 15 minutes, on how many processors.
-        loops: T.
-        running: Requests that shared passes at most.
-        pass_rows: Rows that prompts could bring a pass up to.
-        page: Columns of a page.
-        kept: Columns of K/V.
+        loops: As `ReplicaLimits` has it, like `running`, `pass_rows`, `page` and `kept`.
         pass_times: What a pass takes.
         kinds: Answers by the name of their traffic: `short` and `long`.
         checks: What the simulation makes of arrivals that the real engine was given too.

@@ -39,15 +39,9 @@ class ReplicaLimits(NamedTuple):
 
 
 class PassWork(NamedTuple):
-    """What a pass holds.
+    """What a pass holds: rows, chunks of prompts among them, requests that run, tokens that it tells.
 
-    Attributes:
-        rows: Of all requests.
-        chunks: Of prompts, among them.
-        requests: That run.
-        tokens: That it tells.
-        begun: Requests that are admitted.
-        ended: Requests whose last token it tells.
+    `begun` are the requests that it admits, `ended` those whose last token it tells.
     """
 
     rows: int
@@ -98,14 +92,10 @@ class Request:
 
 
 class _Rows(NamedTuple):
-    """Rows of a request that leave together.
+    """Rows of a request that leave together, up to a position `stop`.
 
-    Attributes:
-        request: Whose.
-        number: How many.
-        stop: One past the last position.
-        in_lane: Whether it is a token that decodes; else a chunk of the prompt.
-        is_exact: Whether the positions are exact in every plane with that.
+    A token that decodes is `in_lane`, a chunk of the prompt is not; with exact ones the positions are complete in every
+    plane.
     """
 
     request: Request
@@ -118,16 +108,8 @@ class _Rows(NamedTuple):
 class Flight:
     """Rows in flight, by the passes after which they leave, as `sigma0.decode.batch` has it under `finish`.
 
-    Every row runs a loop in each pass. A token is told at its exit depth, and its row goes on to loop T.
-
-    Args:
-        loops: T.
-        page: Columns of a block.
-
-    Attributes:
-        rows: How many.
-        chunks: Of prompts, among them.
-        passes: So far.
+    Every row runs a loop in each pass. A token is told at its exit depth, and its row goes on to loop T. `rows` are in
+    flight now, `chunks` of prompts among them; `passes` were run.
     """
 
     def __init__(self, loops: int, page: int) -> None:

@@ -1,6 +1,6 @@
 """Rows of the simulation in tables, for the terminal and for Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from rich.console import Console
@@ -11,21 +11,6 @@ from sigma0.bench.simulation.inputs import Check, tail_of
 from sigma0.bench.simulation.routing import TOGETHER
 from sigma0.calibrate.bootstrap import Estimate, ratio
 
-HEADINGS = (
-    "replicas",
-    "requests/s",
-    "routing",
-    "refused",
-    "queue, ms",
-    "first token, ms",
-    "answer, ms",
-    "its p95",
-    "short, ms",
-    "long, ms",
-    "busy",
-    "slots",
-    "prefix found",
-)
 APART_HEADINGS = ("replicas", "requests/s", "apart", "together", "all, p95", "short, p95", "long, p95")
 CHECK_HEADINGS = ("requests/s", "requests", "engine, ms", "simulation, ms", "off by, %", "pace")
 # Of both tables, the columns that hold names.
@@ -48,31 +33,13 @@ def over_runs(values: Sequence[float]) -> Estimate:
     return found
 
 
-def cells(row: SimulationRow) -> tuple[str, ...]:
-    """One row as text; times are the median, the 95th and the 99th percentile."""
-    kinds = (row.by_kind_ms.get(kind) for kind in ("short", "long"))
-    return (
-        f"{row.replicas:,}",
-        f"{row.fleet_rate:,.4g}" if row.fleet_rate < 1000 else f"{row.fleet_rate:,.0f}",
-        row.routing,
-        f"{row.refused:.1%}",
-        times(row.queue_ms),
-        times(row.first_token_ms),
-        times(row.latency_ms) + (" (unsettled)" if is_unsettled(row) else ""),
-        "{:,.0f} to {:,.0f}".format(*over_runs(_p95(row.latency_by_run_ms)).interval) if row.runs > 1 else "-",
-        *("-" if each is None else times(each) for each in kinds),
-        f"{row.busy:.0%}",
-        f"{row.slots:.0%}",
-        f"{row.cached:.0%}",
-    )
-
-
 def times(tail: Tail) -> str:
     """Three percentiles."""
     return f"{tail.p50:,.0f} / {tail.p95:,.0f} / {tail.p99:,.0f}"
 
 
-def _p95(tails: Sequence[Tail]) -> list[float]:
+def p95(tails: Sequence[Tail]) -> list[float]:
+    """The 95th percentile of each run."""
     return [tail.p95 for tail in tails]
 
 
@@ -83,6 +50,35 @@ def is_unsettled(row: SimulationRow) -> bool:
     """
     drift = over_runs(row.drift_by_run)
     return (drift.value > GROWTH and drift.interval[0] > 1) or row.slots >= FULL
+
+
+def _kind(row: SimulationRow, kind: str) -> str:
+    return times(row.by_kind_ms[kind]) if kind in row.by_kind_ms else "-"
+
+
+# A row as text; times are the median, the 95th and the 99th percentile.
+COLUMNS: Mapping[str, Callable[[SimulationRow], str]] = {
+    "replicas": lambda row: f"{row.replicas:,}",
+    "requests/s": lambda row: f"{row.fleet_rate:,.4g}" if row.fleet_rate < 1000 else f"{row.fleet_rate:,.0f}",
+    "routing": lambda row: row.routing,
+    "refused": lambda row: f"{row.refused:.1%}",
+    "queue, ms": lambda row: times(row.queue_ms),
+    "first token, ms": lambda row: times(row.first_token_ms),
+    "answer, ms": lambda row: times(row.latency_ms) + (" (unsettled)" if is_unsettled(row) else ""),
+    "its p95": lambda row: (
+        "{:,.0f} to {:,.0f}".format(*over_runs(p95(row.latency_by_run_ms)).interval) if row.runs > 1 else "-"
+    ),
+    "short, ms": lambda row: _kind(row, "short"),
+    "long, ms": lambda row: _kind(row, "long"),
+    "busy": lambda row: f"{row.busy:.0%}",
+    "slots": lambda row: f"{row.slots:.0%}",
+    "prefix found": lambda row: f"{row.cached:.0%}",
+}
+
+
+def cells(row: SimulationRow) -> list[str]:
+    """One row as text."""
+    return [column(row) for column in COLUMNS.values()]
 
 
 def apart_cells(rows: Sequence[SimulationRow]) -> list[tuple[str, ...]]:
@@ -106,7 +102,7 @@ def apart_cells(rows: Sequence[SimulationRow]) -> list[tuple[str, ...]]:
 def _ratio(mine: Sequence[Tail], others: Sequence[Tail]) -> str:
     if not mine or not others:
         return "-"
-    found = over_runs([one / other for one, other in zip(_p95(mine), _p95(others), strict=True)])
+    found = over_runs([one / other for one, other in zip(p95(mine), p95(others), strict=True)])
     return f"{found.value:.2f}" + (" ({:.2f} to {:.2f})".format(*found.interval) if len(mine) > 1 else "")
 
 
@@ -166,7 +162,7 @@ def tables(rows: Sequence[SimulationRow]) -> list[BenchTable]:
     """All rows, and what keeping depths apart changes where that was simulated."""
     apart = BenchTable(APART_HEADINGS, apart_cells(rows), "SIMULATED: depths apart over depths together", LEFT)
     title = "SIMULATED, not measured; p50 / p95 / p99"
-    return [BenchTable(HEADINGS, [cells(row) for row in rows], title, LEFT), *([apart] if apart.rows else [])]
+    return [BenchTable(list(COLUMNS), [cells(row) for row in rows], title, LEFT), *([apart] if apart.rows else [])]
 
 
 def whole(rows: Sequence[SimulationRow]) -> str:

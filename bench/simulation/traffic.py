@@ -37,13 +37,9 @@ class Traffic:
 
 @dataclass(slots=True)
 class Chat:
-    """A chat under way.
+    """A chat under way, with the columns of all its turns so far.
 
-    Attributes:
-        number: Of the chat.
-        kind: Of its traffic.
-        columns: Of all turns so far.
-        turns: Those to come, the next one last: what is asked, and the seconds from the answer before to it.
+    Of the turns to come, the next one last: what is asked, and the seconds from the answer before to it.
     """
 
     number: int

@@ -108,7 +108,7 @@ def test_rising_effort_says_how_many_reached_and_passed_each_level():
     }
     assert found == {"low": (2, 0.5, 11, 1 / 11), "medium": (1, 1.0, 2, 0.5), "high": (1, 1.0, 1, 1.0)}
     cells = levels_table([row]).rows
-    assert cells[0][:5] == ("way", "low", "2", "50.0 (1.3 to 98.7)", "5.5") and len(cells) == 3
+    assert cells[0][:5] == ["way", "low", "2", "50.0 (1.3 to 98.7)", "5.5"] and len(cells) == 3
     assert not levels_table([row.model_copy(update={"levels": {}})]).rows
 
 

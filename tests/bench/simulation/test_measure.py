@@ -15,13 +15,8 @@ from sigma0.bench.simulation.measure import STEPS, Stopwatch, measure_inputs, pl
 from sigma0.bench.simulation.replica import PassWork
 from sigma0.serve.engine.messages import EngineLimits
 from tests.bench.core.test_ledger import CONDITIONS
+from tests.bench.simulation.test_fitting import law
 from tests.reference import settled_model
-
-
-def law(work):
-    told = 1.0 * (work.tokens > 0) + 0.2 * work.tokens
-    beside = 0.3 * work.requests + 0.1 * work.chunks + 0.5 * work.begun + 0.8 * work.ended
-    return (2.0 + 0.05 * work.rows + beside + told) / 1000
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +35,8 @@ def lawful(monkeypatch):
     def by_law(self, engine):
         events, _ = step(self, engine)
         work, _ = self.passes[-1]
-        self.passes[-1] = TimedPass(work, law(work))
-        return events, law(work)
+        self.passes[-1] = TimedPass(work, law(work) / 1000)
+        return events, law(work) / 1000
 
     monkeypatch.setattr(Stopwatch, "step", by_law)
     monkeypatch.setattr(measure, "LIMITS", EngineLimits(4, 10**6, 64, 8, 2**21))
@@ -60,7 +55,7 @@ def test_the_simulation_takes_as_long_as_the_engine(model, lawful):
     assert told == list(range(1, STEPS + 1))
     clock = PassClock(found.pass_times)
     for work in (PassWork(1, 0, 1, 0, 0, 0), PassWork(9, 2, 3, 1, 1, 0), PassWork(40, 0, 4, 2, 0, 1)):
-        assert clock(work) == pytest.approx(law(work), rel=1e-6)
+        assert clock(work) == pytest.approx(law(work) / 1000, rel=1e-6)
     assert found.pass_times.explained == pytest.approx(1.0) and len(found.pass_times.paces) == 6
     for check in found.checks:
         assert check.requests == 48

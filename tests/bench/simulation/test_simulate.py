@@ -1,7 +1,6 @@
 """From measured inputs to rows, tables and pictures, as a user runs them."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from typer.testing import CliRunner
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.rows_systems import SIMULATION_SIZES, Tail
+from sigma0.bench.rerun.compare import differences
 from sigma0.bench.simulation.command import COMPARED
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
 from sigma0.bench.simulation.study import Fleets, Setting, simulate
@@ -96,55 +96,6 @@ def test_a_row_for_each_fleet_rate_and_routing(file, tmp_path):
     assert [json.loads(line)["routing"] for line in again.stdout.splitlines()] == [row.routing for row in rows]
 
 
-def test_seeds_decide_everything(fleets):
-    def figures(seed):
-        row = simulated(fleets, "fleet", 2, 20.0, 60, seed=seed, runs=2, warm=10)
-        return row.model_dump(exclude={"seed"})
-
-    assert figures(1) == figures(1) != figures(2)
-
-
-@pytest.mark.exhaustive
-def test_more_requests_wait_longer_until_they_are_refused(fleets):
-    most = fleets.most(TRAFFIC)
-    # chats are parted from their prefixes here: about half of the most is all that is answered
-    found = [simulated(fleets, "random", 4, load * most, 1500) for load in (0.1, 0.2, 0.35)]
-    for less, more in pairwise(found):
-        assert less.latency_ms.p95 < more.latency_ms.p95 and less.slots < more.slots
-    assert [each.refused for each in found] == [0, 0, 0]
-    assert found[0].answered == pytest.approx(0.1 * most, rel=0.1)
-    full = simulated(fleets, "random", 4, 1.2 * most, 6000)
-    assert full.slots > 0.95
-    # what comes is answered or refused; the later turns of a chat that is refused do not come
-    assert full.answered == pytest.approx((1 - full.refused) * full.asked, rel=0.06) and full.refused > 0.3
-    assert full.asked < 1.1 * most and found[0].asked == pytest.approx(0.1 * most, rel=0.1)
-
-
-@pytest.mark.exhaustive
-def test_nobody_waits_where_nobody_may(fleets):
-    rate = 0.6 * fleets.most(TRAFFIC)
-    many, none = (simulated(fleets, "least-loaded", 4, rate, 1500, waiting=waiting) for waiting in (64, 0))
-    # a request that is taken begins with the next pass
-    assert none.queue_ms.p99 < 10 < 100 < many.queue_ms.p99
-    assert none.refused > many.refused
-
-
-@pytest.mark.exhaustive
-def test_a_chat_that_stays_finds_its_prefix(fleets):
-    traffic = Traffic(turns=4.0, think=1.0)
-    stays, moves = (simulated(fleets, routing, 8, 10.0, 800, traffic) for routing in ("session-affine", "random"))
-    assert stays.cached > 0.4 > 0.2 > moves.cached
-
-
-@pytest.mark.exhaustive
-def test_short_traffic_alone_is_answered_sooner(fleets):
-    only = [Traffic(short_share=share) for share in (0.0, 1.0)]
-    long, short = (simulated(fleets, "least-loaded", 4, 10.0, 400, traffic) for traffic in only)
-    assert set(long.by_kind_ms) == {"long"} and set(short.by_kind_ms) == {"short"}
-    assert short.latency_ms.p50 < long.latency_ms.p50
-    assert fleets.most(only[1]) > fleets.most(only[0])
-
-
 @pytest.mark.exhaustive
 def test_groups_stand_for_a_fleet_of_any_size(fleets):
     """What a group of a large fleet sees is what a fleet of that size would: with loads known, and without."""
@@ -171,7 +122,7 @@ def test_the_report_has_page_and_pictures(file, tmp_path):
     assert page == whole(rows) and page.count("\n| 2 |") == 6 + 2
     assert (folder / "simulation.png").read_bytes().startswith(b"\x89PNG")
     assert latest_simulation(rows) == rows
-    assert cells(rows[0])[:3] == ("2", "10", "random")
+    assert cells(rows[0])[:3] == ["2", "10", "random"]
     runs = "60 measured requests a row over 2 independent run(s)"
     assert all(told in page for told in (runs, rows[0].inputs_sha256[:12], "not simulated whole"))
 
@@ -240,7 +191,7 @@ def test_damaged_inputs_are_refused(file, changes, message):
 
 @pytest.mark.exhaustive
 def test_the_committed_rows_are_of_the_committed_inputs():
-    """And one of them comes out again, digit for digit, but for what rounding of another machine may change."""
+    """And some of them come out again, digit for digit, but for what rounding of another machine may change."""
     inputs, digest = read_inputs(RESULTS / "simulation-inputs.json")
     rows = latest_simulation(read_rows(RESULTS / "leaderboard.jsonl"))
     assert {row.inputs_sha256 for row in rows} == {digest}
@@ -249,8 +200,10 @@ def test_the_committed_rows_are_of_the_committed_inputs():
     for check in inputs.checks:
         # median and 95th percentile at loads of which nothing was fitted; text and page say how far they are off
         assert check.off < 0.15
-    row = next(row for row in rows if row.replicas == 16 and row.routing == "fleet")
-    traffic = Traffic(**{**row.traffic, "context": int(row.traffic["context"])})
-    sizes = {name: getattr(row, name) for name in SIMULATION_SIZES}
-    seen = simulate(Fleets(inputs, digest), Setting(row.routing, rate=row.rate, traffic=traffic, **sizes))
-    assert seen.latency_ms == pytest.approx(row.latency_ms) and seen.key == row.key
+    fleets = Fleets(inputs, digest)
+    for row in (row for row in rows if row.replicas == 16 and row.routing in ("fleet", "session-affine")):
+        traffic = Traffic(**{**row.traffic, "context": int(row.traffic["context"])})
+        sizes = {name: getattr(row, name) for name in SIMULATION_SIZES}
+        again = simulate(fleets, Setting(row.routing, rate=row.rate, traffic=traffic, **sizes))
+        assert again.key == row.key
+        assert not list(differences(row.model_dump(mode="json"), again.model_dump(mode="json")))

@@ -35,12 +35,13 @@ def erlang_c(count, load):
     return full / (free + full)
 
 
-@pytest.mark.parametrize("load", [0.6, 0.3, 0.8])
-def test_one_exponential_server_waits_as_m_m_1(load):
-    found = courses(1, exponential(), load, warm=500, measured=12000)
+@pytest.mark.parametrize("count, load", [(1, 0.3), (1, 0.6), (1, 0.8), (8, 0.6)])
+def test_exponential_servers_wait_as_m_m_1(count, load):
+    """Each of many, too: random routing splits a Poisson stream into independent ones, as groups of a fleet are."""
+    found = courses(count, exponential(), load, warm=500 * count, measured=12000)
     agrees([waits(course).mean() for course in found], load / (1 - load))
     agrees([course.busy for course in found], load)
-    agrees([course.answered / course.seconds for course in found], load)
+    agrees([course.answered / course.seconds for course in found], count * load)
     # the whole law: P(wait > t) = load exp(-(1 - load) t)
     for moment in (0.0, 1.0, 3.0):
         known = load * math.exp(-(1 - load) * moment)
@@ -75,11 +76,6 @@ def test_few_places_refuse_as_theory_says(count, routing, waiting):
     found = courses(count, exponential(), 0.8, routing, warm=200, measured=8000, waiting=waiting)
     refused = [np.mean([request.refused for request in course.requests]) for course in found]
     agrees(refused, terms[-1] / sum(terms))
-
-
-def test_random_routing_splits_a_poisson_stream_into_independent_ones():
-    """Each of many servers is an M/M/1 of its own: so groups of a fleet need not be simulated together."""
-    agrees([waits(course).mean() for course in courses(8, exponential(), 0.6, warm=2000, measured=12000)], 0.6 / 0.4)
 
 
 def test_the_shorter_of_two_queues_is_as_long_as_the_mean_field_says():
