@@ -32,11 +32,9 @@ FEWEST = 2
 
 @dataclass(frozen=True)
 class Pointer:
-    """How a sentence tells of a name.
+    """How a sentence tells of a name `{x}`: what it points to, `{y}`, and a number `{n}`.
 
-    Attributes:
-        text: With `{x}` for the name, `{y}` for what it points to and `{n}` for a number.
-        sign: Of the number that it adds to what `{y}` counts: 1, -1, or 0 for a sentence that counts nothing.
+    The sign is that of the number, which is added to what `{y}` counts; 0 for a sentence that counts nothing.
     """
 
     text: str

@@ -6,6 +6,7 @@ A way is asked about one problem by a desk of its own, and gives the answer that
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sigma0.config import Effort
 from sigma0.reason.desk import Desk
@@ -27,15 +28,8 @@ MAX_STEPS = 20
 Way = Callable[[ChatModel, Desk, str], "Answered"]
 
 
-@dataclass(frozen=True)
-class Check:
-    """One verification of progressive effort.
-
-    Attributes:
-        level: Its effort.
-        passed: Whether it passed.
-        opened: Whether it opened the gate of its level: to a higher one, or out of the last.
-    """
+class Check(NamedTuple):
+    """A verification of progressive effort at a level, and whether it opened its gate: to a higher one, or the end."""
 
     level: Level
     passed: bool
