@@ -10,10 +10,13 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sigma0.bench.core.options import CodeFiles, CurvesPicture, ListFiles, ReportFile
 from sigma0.bench.core.output import drawing, tell_report
 from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.proximity import measure
+from sigma0.bench.proximity.sources import LONGEST, by_kind, loops
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
@@ -46,11 +49,6 @@ def proximity(
 def _study(
     folder: str, files: dict[str, tuple[Path, ...]], windows: int
 ) -> tuple[dict[str, Any], dict[str, list[tuple[float, float]]]]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from sigma0.bench.proximity import measure
-    from sigma0.bench.proximity.sources import LONGEST, by_kind, loops
-
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     texts = by_kind(files, tokenizer)
