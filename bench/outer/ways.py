@@ -25,6 +25,8 @@ from sigma0.reason.progressive.verify_loop import VerifyLoop
 MAX_TOKENS = 320
 # Steps of a walk: the longest way has nine sentences, eight sums and an answer.
 MAX_STEPS = 20
+# Of answers that are drawn, and of progressive effort.
+TEMPERATURE = 0.7
 Way = Callable[[ChatModel, Desk, str], "Answered"]
 
 
@@ -55,15 +57,14 @@ class Answered:
     usage: Usage = field(default_factory=Usage)
 
 
-def plain(effort: Effort = "medium") -> Way:
-    """The answer, greedy."""
-    return lambda model, desk, problem: Answered(_ask(model, desk, "answer", problem, effort), True)
+def plain(effort: Effort = "medium", purpose: str = "answer", temperature: float = 0.0) -> Way:
+    """The answer, asked for once; greedy by default."""
+    return lambda model, desk, problem: Answered(_ask(model, desk, purpose, problem, effort, temperature), True)
 
 
-def sampled(number: int, temperature: float = 0.7) -> Way:
+def sampled(number: int) -> Way:
     """One drawn answer, of the seed of its number: what a vote counts."""
-    name = f"answer {number}"
-    return lambda model, desk, problem: Answered(_ask(model, desk, name, problem, "medium", temperature), True)
+    return plain(purpose=f"answer {number}", temperature=TEMPERATURE)
 
 
 def vote(answers: Sequence[str], problem: str, by_rule: bool) -> str:
@@ -141,13 +142,13 @@ class Learned:
 
     Args:
         dear: The dearer way.
-        enough: Share of right plain answers from which on no more is asked.
     """
 
-    FEWEST = 10
+    # Share of right plain answers from which on no more is asked.
+    FEWEST, ENOUGH = 10, 0.95
 
-    def __init__(self, dear: Way, enough: float = 0.95) -> None:
-        self._dear, self._enough = dear, enough
+    def __init__(self, dear: Way) -> None:
+        self._dear = dear
         self._seen: Counter[str] = Counter()
         self._right: Counter[str] = Counter()
         self._was_plain = False
@@ -156,7 +157,7 @@ class Learned:
         """See `Way`."""
         kind = _kind(problem)
         seen = self._seen[kind]
-        self._was_plain = seen < self.FEWEST or self._right[kind] >= self._enough * seen
+        self._was_plain = seen < self.FEWEST or self._right[kind] >= self.ENOUGH * seen
         return (plain() if self._was_plain else self._dear)(model, desk, problem)
 
     def learn(self, problem: str, answered: Answered, known: str) -> None:
@@ -166,7 +167,7 @@ class Learned:
             self._right[_kind(problem)] += answered.answer == known
 
 
-def verified(config: ProgressiveConfig, temperature: float = 0.7) -> Way:
+def verified(config: ProgressiveConfig) -> Way:
     """Progressive effort: checked at the policy's levels, corrected by what a check concludes."""
 
     def way(model: ChatModel, desk: Desk, problem: str) -> Answered:
@@ -176,7 +177,7 @@ def verified(config: ProgressiveConfig, temperature: float = 0.7) -> Way:
             model,
             manager=ProgressiveReasoningManager(config),
             problem=problem,
-            temperature=temperature,
+            temperature=TEMPERATURE,
             max_tokens=MAX_TOKENS,
         ).run()
         states = (decision.state for decision in desk.trail.decisions)

@@ -1,6 +1,7 @@
 """`passes` times the engine's passes and keeps depths; `simulate` makes SIMULATED fleets of replicas out of them."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -126,22 +127,10 @@ def simulate(
         if not all(0 < each < float("inf") for each in asked):
             raise ValueError(f"--rates {rates!r}: a rate is a number above 0, such as 5")
         asked = asked or [round(load * fleets.most(traffic), 2) for load in LOADS]
+        counts = _listed("--replicas", replicas.split(","), int, "whole numbers such as 16,10000")
         settings = [
-            Setting(
-                routing=routing,
-                replicas=count,
-                rate=rate,
-                traffic=traffic,
-                requests=requests,
-                group=group,
-                seed=seed,
-                runs=runs,
-                warm=warm,
-                waiting=waiting,
-            )
-            for count in _listed("--replicas", replicas.split(","), int, "whole numbers such as 16,10000")
-            for rate in asked
-            for routing in dict.fromkeys(routings.split(","))
+            Setting(routing, count, rate, traffic, requests, group, seed, runs, warm, waiting)
+            for count, rate, routing in product(counts, asked, dict.fromkeys(routings.split(",")))
         ]
         repair(out)
         run = fleets.conditions.run

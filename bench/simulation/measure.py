@@ -204,21 +204,6 @@ def play(engine: Engine, arrivals: Arrivals, watch: Stopwatch) -> Played:
     return [found[number] for number in range(len(found))]
 
 
-def replay(replica: Replica, arrivals: Sequence[tuple[float, Request]]) -> list[float]:
-    """The same for a simulated replica: seconds of each request from arrival to end."""
-    queue, now = list(arrivals)[::-1], 0.0
-    while queue or replica.load:
-        if not replica.load:
-            now = max(now, queue[-1][0])
-        while queue and queue[-1][0] <= now:
-            moment, request = queue.pop()
-            request.arrived = moment
-            replica.add(request)
-        now += replica.begin_pass(now)
-        replica.end_pass(now)
-    return [request.ended - request.arrived for _, request in arrivals]
-
-
 def at_random(jobs: Sequence[EngineRequest], rate: float, seed: str) -> Arrivals:
     """Jobs in any order, as a Poisson process of so many a second."""
     rng = Random(f"check/{seed}")
@@ -235,12 +220,20 @@ def check(inputs: Inputs, rate: float, courses: Sequence[tuple[Arrivals, Played,
     for arrivals, played, watch in courses:
         fitted = PassClock(inputs.pass_times)
         paces.append(sum(each.seconds for each in watch.passes) / sum(fitted(each.work) for each in watch.passes))
-        requests = []
+        replica = Replica(inputs.limits, PassClock(inputs.pass_times, paces[-1]))
+        requests, now = [], 0.0
         for (moment, job), (end, _) in zip(arrivals, played, strict=True):
             text = (*job.prompt_ids, *(token.id for token in end.tokens))
             depths = tuple(token.depth for token in end.tokens)
-            requests.append((moment, Request(len(job.prompt_ids), depths, text=text)))
-        simulated += replay(Replica(inputs.limits, PassClock(inputs.pass_times, paces[-1])), requests)
+            requests.append(Request(len(job.prompt_ids), depths, text=text, arrived=moment))
+        queue = requests[::-1]
+        while queue or replica.load:
+            now = now if replica.load else max(now, queue[-1].arrived)
+            while queue and queue[-1].arrived <= now:
+                replica.add(queue.pop())
+            now += replica.begin_pass(now)
+            replica.end_pass(now)
+        simulated += [request.ended - request.arrived for request in requests]
         measured += [seconds for _, seconds in played]
     return Check(
         rate=rate,

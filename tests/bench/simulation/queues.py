@@ -11,11 +11,6 @@ from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
 MEAN = 200
 
 
-def kinds_of(prompts):
-    answers = tuple(MeasuredAnswer(prompt=int(rows), depths=(1,)) for rows in prompts)
-    return {kind: Kind(exit_config={}, answers=answers) for kind in (SHORT, LONG)}
-
-
 def exponential():
     """Services of an exponential law, as rows of prompts: its quantiles at even distances."""
     shares = (np.arange(4000) + 0.5) / 4000
@@ -29,5 +24,6 @@ def servers(count, prompts, load, routing="random", seed="a", traffic=None, wait
     limits = ReplicaLimits(1, running=1, pass_rows=10**9, page=10**9, kept=10**9, waiting=waiting)
     replicas = [Replica(limits, lambda work: work.rows / mean) for _ in range(count)]
     asked = traffic or Traffic(turns=1.0, think=0.0, context=10**9)
-    crowd = Crowd(kinds_of(prompts), asked, load * count, seed)
+    answers = tuple(MeasuredAnswer(prompt=int(rows), depths=(1,)) for rows in prompts)
+    crowd = Crowd(dict.fromkeys((SHORT, LONG), Kind(exit_config={}, answers=answers)), asked, load * count, seed)
     return Cluster(replicas, Router(routing, replicas, max(1, count // 2), seed), crowd)

@@ -148,23 +148,6 @@ def test_a_turn_finds_what_the_turn_before_it_left(model, tokenizer):
     assert replica.passes == engine.status().passes and replica.rows_run == engine.status().rows
 
 
-def test_what_is_kept_is_bounded_and_the_oldest_goes_first():
-    replica = Replica(ReplicaLimits(1, 1, 64, 1, kept=10), lambda work: 1.0)
-    cached = [answered(replica, Request(5, (1,), session=session)).cached for session in (1, 2, 3, 1, 3)]
-    assert cached == [0, 0, 0, 0, 4]
-
-
-@given(st.lists(st.tuples(st.integers(1, 40), st.lists(st.integers(1, LOOPS), min_size=1, max_size=9)), min_size=1))
-def test_rows_are_those_of_the_definition(texts):
-    """Alone, a text of P columns and exits e takes P T rows of its prompt, and min(T, what is left) of each token."""
-    for prompt, depths in texts:
-        replica = Replica(ReplicaLimits(LOOPS, 1, 10**6), lambda work: 1.0)
-        answered(replica, Request(prompt, tuple(depths)))
-        rows = sum(min(LOOPS, sum(depths[place:])) for place in range(1, len(depths)))
-        assert replica.passes == sum(depths)
-        assert replica.rows_run == rows + prompt * min(LOOPS, sum(depths))
-
-
 def test_a_chat_that_was_there_before_is_found():
     replica = Replica(ReplicaLimits(1, 2, 64, 4, kept=40), lambda work: 1.0)
     replica.remember(1, 21)
