@@ -124,12 +124,12 @@ COMMANDS = {
         "Which score should send a whole answer up to a larger model, on many questions that both have answered.",
     ),
     "distill": Target(
-        "sigma0.bench.outer.distill_command",
+        "sigma0.bench.outer.command",
         "distill",
         "Make a program without a model of what a lemma graph verified, and measure it on held-out questions.",
     ),
     "agent": Target(
-        "sigma0.bench.outer.agent_command",
+        "sigma0.bench.outer.command",
         "agent",
         "Let the three-tier agent mend a small repository with one of several faults at a time.",
     ),
@@ -167,7 +167,7 @@ COMMANDS = {
         "pass@k on HumanEval, and how the failed completions failed; their code is run in the sandbox alone.",
     ),
     "passes": Target(
-        "sigma0.bench.simulation.measure_command",
+        "sigma0.bench.simulation.command",
         "passes",
         "Time the engine's passes by what is in them, and keep the exit depths of its answers for `simulate`.",
     ),

@@ -14,10 +14,9 @@ from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.digests import weights_sha256
 from sigma0.bench.core.options import ReportFile
 from sigma0.bench.core.output import tell_report
-from sigma0.bench.effort.report import POLICIES, EffortReport, summarise
-from sigma0.bench.effort.simulation import Rates, simulate
+from sigma0.bench.effort.measure import Ended, Rates, check, questions, simulate
+from sigma0.bench.effort.report import POLICIES, EffortReport, PolicySummary, summarise
 from sigma0.bench.effort.table import table
-from sigma0.bench.effort.world import check, questions
 from sigma0.calibrate.bootstrap import share
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads
@@ -48,7 +47,7 @@ def effort(
             report = _measured(n or 40, seed, solver, verifier, temperature, as_json)
         else:
             report = _simulated(n or 2000, seed, TypeAdapter(Rates).validate_python(json.loads(rates)), as_json)
-    if not tell_report(report.to_dict(), out, as_json):
+    if not tell_report(asdict(report), out, as_json):
         return
     console = Console()
     console.print(table(report).rich(no_wrap=("policy",)))
@@ -60,12 +59,9 @@ def effort(
 def _simulated(n: int, seed: int, rates: Rates, hidden: bool) -> EffortReport:
     summaries = []
     with progress_bar("simulated runs", n * len(POLICIES), hidden) as advance:
-        for place, config in enumerate(POLICIES):
-            runs = []
-            for number in range(n):
-                runs.append(simulate(config, rates, seed + number))
-                advance(place * n + number + 1)
-            summaries.append(summarise(config.policy, runs, [run.cost for run in runs]))
+        for config in POLICIES:
+            summaries.append(summarise(config.policy, [simulate(config, rates, seed + number) for number in range(n)]))
+            advance(n * len(summaries))
     settings: dict[str, Any] = {"runs": n, "seed": seed, "rates": asdict(rates)}
     return EffortReport("simulation", settings, "cost", tuple(summaries))
 
@@ -74,17 +70,15 @@ def _measured(n: int, seed: int, solver: str, verifier: str, temperature: float,
     started = datetime.now(timezone.utc).isoformat()
     chats = {name: LocalChat(*load(name, dtype="float32"), name) for name in dict.fromkeys((solver, verifier))}
     items = list(questions(n, seed))
-    summaries, first = [], 0
+    summaries: list[PolicySummary] = []
+    runs: list[Ended] = []
     with progress_bar("runs", n * len(POLICIES), hidden) as advance:
-        done = iter(range(1, n * len(POLICIES) + 1))
         for config in POLICIES:
-            runs = [
-                check(config, item, chats[solver], chats[verifier], temperature, place, lambda: advance(next(done)))
-                for place, item in enumerate(items)
-            ]
-            # the same seeds for every policy: the first solutions are the same
-            first = sum(run.first_right for run in runs)
-            summaries.append(summarise(config.policy, runs, [float(run.usage.loop_passes) for run in runs]))
+            runs = []
+            for place, item in enumerate(items):
+                runs.append(check(config, item, chats[solver], chats[verifier], temperature, place))
+                advance(n * len(summaries) + place + 1)
+            summaries.append(summarise(config.policy, runs))
     settings = {
         "solver": solver,
         "verifier": verifier,
@@ -99,4 +93,6 @@ def _measured(n: int, seed: int, solver: str, verifier: str, temperature: float,
         "commit": git_commit(),
         "time": started,
     }
-    return EffortReport("measurement", settings, "passes", tuple(summaries), share(first, n))
+    # the same seeds for every policy: the first solutions are the same
+    first = share(sum(run.first_right for run in runs), n)
+    return EffortReport("measurement", settings, "passes", tuple(summaries), first)

@@ -1,9 +1,10 @@
 """Sums over runs: how often a policy accepts, how often rightly, and at what cost, with 95 % intervals."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from sigma0.bench.effort.measure import Ended
 from sigma0.calibrate.bootstrap import Estimate, ratio, share
 from sigma0.reason.progressive.policies import (
     DUAL_TRACK,
@@ -17,22 +18,6 @@ from sigma0.reason.progressive.policies import (
 
 FLAT_HIGH = ProgressiveConfig("flat high", (Stage("high", 5),))
 POLICIES = (ITERATION_SCHEDULE, SUCCESS_BASED, DUAL_TRACK, MULTI_STAGE, HYBRID_DEFAULT, FLAT_HIGH)
-
-
-class Ended(Protocol):
-    """What is counted of a run."""
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the policy accepted a solution."""
-
-    @property
-    def right(self) -> bool:
-        """Whether the solution that stood was right."""
-
-    @property
-    def verifications(self) -> int:
-        """Calls of the verifier: iterations of the loop."""
 
 
 @dataclass(frozen=True)
@@ -78,19 +63,9 @@ class EffortReport:
     policies: tuple[PolicySummary, ...]
     first_right: Estimate | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
 
-
-def summarise(policy: str, runs: Sequence[Ended], costs: Sequence[float]) -> PolicySummary:
-    """Sums up the runs of one policy.
-
-    Args:
-        policy: Its name.
-        runs: At least one.
-        costs: Of each.
-    """
+def summarise(policy: str, runs: Sequence[Ended]) -> PolicySummary:
+    """Sums up the runs of one policy, at least one."""
     n = len(runs)
     accepted = [run for run in runs if run.accepted]
     right = sum(run.right for run in accepted)
@@ -102,7 +77,7 @@ def summarise(policy: str, runs: Sequence[Ended], costs: Sequence[float]) -> Pol
         wrong_of_accepted=share(len(accepted) - right, len(accepted)) if accepted else None,
         right=share(sum(run.right for run in runs), n),
         verifications=_mean([run.verifications for run in runs]),
-        cost=_mean(costs),
+        cost=_mean([run.cost for run in runs]),
     )
 
 

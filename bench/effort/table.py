@@ -7,25 +7,19 @@ from sigma0.calibrate.bootstrap import Estimate
 HEADINGS = ("policy", "right, accepted", "wrong, accepted", "wrong of accepted", "right in the end", "verifications")
 
 
-def cells(report: EffortReport) -> list[tuple[str, ...]]:
-    """A row for each policy."""
-    return [
+def table(report: EffortReport) -> BenchTable:
+    """A row for each policy, for a terminal or a page of results."""
+    cells = [
         (
             each.policy,
-            _share(each.accepted_right),
-            _share(each.accepted_wrong),
-            "-" if each.wrong_of_accepted is None else _share(each.wrong_of_accepted),
-            _share(each.right),
-            _number(each.verifications),
-            _number(each.cost),
+            *("-" if share is None else _told(share, 100, " %") for share in
+              (each.accepted_right, each.accepted_wrong, each.wrong_of_accepted, each.right)),
+            _told(each.verifications),
+            _told(each.cost),
         )
         for each in report.policies
-    ]
-
-
-def table(report: EffortReport) -> BenchTable:
-    """The table for a terminal or a page of results."""
-    return BenchTable((*HEADINGS, report.unit), cells(report), title(report))
+    ]  # fmt: skip
+    return BenchTable((*HEADINGS, report.unit), cells, title(report))
 
 
 def title(report: EffortReport) -> str:
@@ -35,11 +29,6 @@ def title(report: EffortReport) -> str:
     return f"measured: {report.settings['solver']} verified by {report.settings['verifier']}"
 
 
-def _share(value: Estimate) -> str:
-    low, high = value.interval
-    return f"{100 * value.value:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
-
-
-def _number(value: Estimate) -> str:
-    low, high = value.interval
-    return f"{value.value:.1f} ({low:.1f} to {high:.1f})"
+def _told(found: Estimate, times: int = 1, unit: str = "") -> str:
+    low, high = found.interval
+    return f"{times * found.value:.1f}{unit} ({times * low:.1f} to {times * high:.1f})"

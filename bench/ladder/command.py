@@ -1,11 +1,11 @@
 """`python -m sigma0.bench ladder`: accuracy against cost, in a table, a picture and the ledger."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -13,25 +13,31 @@ from rich.console import Console
 
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.digests import weights_sha256
-from sigma0.bench.core.ledger import OWN, Figure, LadderRow, append_row
+from sigma0.bench.core.ledger import OWN, LadderRow, append_row
 from sigma0.bench.core.options import AnswerTokens, AsJsonLines, CurvesPicture, LedgerFile, StorySeed
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.ladder.measure import Point, answer_settings, at_cost, measure, token_settings
-from sigma0.bench.ladder.picture import draw_ladder
-from sigma0.bench.ladder.tables import setting_name, shown
+from sigma0.bench.ladder.measure import answer_settings, at_cost, measure, token_settings
+from sigma0.bench.ladder.tables import draw_ladder, setting_name, shown
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.calibrate.bootstrap import Estimate
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Threads
 from sigma0.config import ExitConfig
 from sigma0.ladder import Rung
-from sigma0.ladder.triggers import trigger_to_dict
 from sigma0.models.load import load, load_causal
 
 TASK = "pocket"
 UNITS = {"token": token_settings, "answer": answer_settings}
+COLUMNS: Mapping[str, Callable[[LadderRow], str]] = {
+    "setting": lambda row: setting_name(row.family, row.policy),
+    "right": lambda row: f"{row.accuracy.value:.1%}",
+    "95 %": lambda row: f"{row.accuracy.low:.1%}-{row.accuracy.high:.1%}",
+    "cost": lambda row: f"{row.cost.value:.1%}",
+    "time": lambda row: f"{row.seconds.value:.1%}",
+    "handed up": lambda row: f"{row.handed_up:.1%}",
+    "catch-ups": lambda row: f"{row.catch_ups:.2f}",
+}
 
 
 def ladder(
@@ -64,25 +70,28 @@ def ladder(
         upper = Rung.local(*load_causal(large, dtype="float32"), Path(large).name)
         parts = _prompts(prompts, n, seed, not everything)
         points = UNITS[unit](below[0].door_policy)
-        started = datetime.now(timezone.utc).isoformat()
-        exits = below[0].resolve_exit_config(config).to_dict()
+        shared = {
+            "time": datetime.now(timezone.utc).isoformat(),
+            "above": large,
+            "above_sha256": weights_sha256(large),
+            "exit_config": below[0].resolve_exit_config(config).to_dict(),
+        }
         total = sum(len(asked) for asked, _ in parts.values()) * (1 + len(points))
         rows: list[LadderRow] = []
-        found: dict[str, list[Point]] = {}
         with progress_bar("answers", total, hidden=as_json) as advance:
             done = iter(range(1, total + 1))
             for part, (asked, where) in parts.items():
                 ids = encode_prompts(*below, asked, max_new_tokens)
-                found[part] = measure(lower, upper, asked, points, max_new_tokens, lambda: advance(next(done)))
                 conditions = describe(below[0], small, where, ids, [each.answer for each in asked], max_new_tokens)
-                rows += [_row(point, part, conditions, started, large, exits) for point in found[part]]
+                every = {**conditions.model_dump(), **shared, "part": part}
+                rows += measure(lower, upper, asked, points, max_new_tokens, every, lambda: advance(next(done)))
         for row in rows:
             append_row(out, row)
         reported = [row for row in rows if row.part == "report"]
         if picture is not None:
             title = f"{Path(small).name} to {Path(large).name}: {reported[0].prompts}, n = {reported[0].n}"
             draw_ladder(reported, picture, title)
-    tell_rows(rows, as_json, lambda: print_points(found["report"], rows), f"{len(rows)} rows in {out}")
+    tell_rows(rows, as_json, lambda: _print(rows), f"{len(rows)} rows in {out}")
 
 
 def _prompts(source: str, n: int, seed: int, hard: bool) -> dict[str, tuple[list[Prompt], str]]:
@@ -104,54 +113,14 @@ def _prompts(source: str, n: int, seed: int, hard: bool) -> dict[str, tuple[list
     return {**parts, "report": (found[:n], name)}
 
 
-def _row(point: Point, part: str, conditions: Any, started: str, large: str, exits: dict[str, Any]) -> LadderRow:
-    return LadderRow.model_validate(
-        {
-            **conditions.model_dump(),
-            "time": started,
-            "part": part,
-            "above": large,
-            "above_sha256": weights_sha256(large),
-            "exit_config": exits,
-            "family": point.setting.family,
-            "policy": trigger_to_dict(point.setting.policy),
-            "stay": point.setting.stay,
-            "unit": point.setting.unit,
-            "warm_start": point.setting.warm_start,
-            "accuracy": _figure(point.accuracy),
-            "cost": _figure(point.cost),
-            "seconds": _figure(point.seconds),
-            "row_cost": point.rows,
-            "handed_up": point.handed_up,
-            "catch_ups": point.catch_ups,
-        }
-    )
-
-
-def _figure(estimate: Estimate) -> dict[str, float]:
-    figure = Figure.of(estimate)
-    assert figure is not None
-    return figure.model_dump()
-
-
-def print_points(points: Sequence[Point], rows: Sequence[LadderRow]) -> None:
-    """The points as a table, and of each curve the setting that was chosen, beside the other curves at its cost."""
+def _print(rows: Sequence[LadderRow]) -> None:
+    """The rows as a table, and of each curve the setting that was chosen, beside the other curves at its cost."""
     console = Console()
-    headings = ("setting", "right", "95 %", "cost", "time", "handed up", "catch-ups")
-    cells = [
-        (
-            setting_name(point.setting.family, trigger_to_dict(point.setting.policy)),
-            f"{point.accuracy.value:.1%}",
-            "{:.1%}-{:.1%}".format(*point.accuracy.interval),
-            f"{point.cost.value:.1%}",
-            f"{point.seconds.value:.1%}",
-            f"{point.handed_up:.1%}",
-            f"{point.catch_ups:.2f}",
-        )
-        for point in points
-    ]
-    console.print(BenchTable(headings, cells, "cost and time: of the larger model's alone").rich())
-    curves = {name: [point for point in points if point.setting.family == name] for name in families(points)}
+    reported = [row for row in rows if row.part == "report"]
+    cells = [[column(row) for column in COLUMNS.values()] for row in reported]
+    console.print(BenchTable(list(COLUMNS), cells, "cost and time: of the larger model's alone").rich())
+    families = dict.fromkeys(row.family for row in reported if "only" not in row.family)
+    curves = {family: [row for row in reported if row.family == family] for family in families}
     for best in shown(rows):
         if best.family not in curves:
             continue
@@ -159,8 +128,3 @@ def print_points(points: Sequence[Point], rows: Sequence[LadderRow]) -> None:
         beside = ", ".join(f"{other} {value:.1%}" for other, value in others.items() if value is not None)
         told = f"{best.accuracy.value:.1%} right at {best.cost.value:.1%} of the cost"
         console.print(f"{setting_name(best.family, best.policy)}: {told}; there {beside}")
-
-
-def families(points: Sequence[Point]) -> list[str]:
-    """The curves, each once."""
-    return list(dict.fromkeys(point.setting.family for point in points if "only" not in point.setting.family))

@@ -36,13 +36,7 @@ SCORES = ("confidence", "mean entropy", "minimum margin")
 
 @dataclass(frozen=True)
 class Route:
-    """Accuracy where one share of the answers goes up.
-
-    Attributes:
-        share: Of the answers, the least trusted ones.
-        right: Share of right answers, by score.
-        over_entropy: That by confidence less that by mean entropy.
-    """
+    """Share of right answers by score where one share of them goes up, and what confidence has over mean entropy."""
 
     share: float
     right: dict[str, float]
@@ -51,17 +45,7 @@ class Route:
 
 @dataclass(frozen=True)
 class RoutesReport:
-    """What was found.
-
-    Attributes:
-        small: Name of the lower model.
-        large: Name of the larger one.
-        questions: That both have answered.
-        small_right: Share of right answers of the lower model alone.
-        large_right: Of the larger one alone.
-        either_right: Share of questions that at least one of them gets right: the most that any route could reach.
-        routes: One for each share.
-    """
+    """What was found, as shares of the questions that both models have answered; `either_right` bounds any route."""
 
     small: str
     large: str
@@ -84,14 +68,7 @@ def doubts_of(answers: Sequence[Answered], model: ConfidenceModel) -> dict[str, 
 
 
 def routed(doubt: Floats, small: Floats, large: Floats, share: float) -> float:
-    """Accuracy where the most doubted share of the small model's answers is the larger one's instead.
-
-    Args:
-        doubt: `[n]`.
-        small: 1 where the small model is right, `[n]`.
-        large: 1 where the larger one is.
-        share: Of the answers that go up.
-    """
+    """Accuracy where the most doubted share of the small model's answers is the larger one's instead; all `[n]`."""
     up = np.argsort(-doubt, kind="stable")[: round(share * len(doubt))]
     return float((small.sum() - small[up].sum() + large[up].sum()) / len(small))
 
@@ -99,25 +76,17 @@ def routed(doubt: Floats, small: Floats, large: Floats, share: float) -> float:
 def measure_routes(
     names: tuple[str, str], doubts: dict[str, Floats], small: Floats, large: Floats, resamples: int = 400
 ) -> RoutesReport:
-    """The figures of every share.
+    """The figures of every share: of doubts by name, and 1 where a model is right, each `[n]`."""
 
-    Args:
-        names: Of both models.
-        doubts: Scores by name, each `[n]`.
-        small: 1 where the small model is right, `[n]`.
-        large: 1 where the larger one is.
-        resamples: For intervals over questions.
-    """
-
-    def more(drawn: npt.NDArray[np.int64], share: float) -> float:
+    def over(drawn: npt.NDArray[np.int64], share: float) -> float:
         by = [routed(doubts[name][drawn], small[drawn], large[drawn], share) for name in SCORES[:2]]
         return by[0] - by[1]
 
     routes = []
     for share in SHARES:
-        over = bootstrap(partial(more, share=share), len(small), resamples)
-        assert over is not None
-        routes.append(Route(share, {name: routed(doubts[name], small, large, share) for name in SCORES}, over))
+        found = bootstrap(partial(over, share=share), len(small), resamples)
+        assert found is not None
+        routes.append(Route(share, {name: routed(doubts[name], small, large, share) for name in SCORES}, found))
     means = (float(small.mean()), float(large.mean()), float(np.maximum(small, large).mean()))
     return RoutesReport(*names, len(small), *means, tuple(routes))
 
@@ -151,12 +120,9 @@ def routes(
         right = [np.array([float(answers[ids].right) for ids in both]) for answers in found]
         doubts = doubts_of([found[0][ids] for ids in both], confidence)
         report = measure_routes((Path(small).name, Path(large).name), doubts, right[0], right[1])
-    if not tell_report(asdict(report), out, as_json):
-        return
-    title = (
-        f"{report.questions} questions: {report.small_right:.1%} right, {report.large_right:.1%} of the larger alone"
-    )
-    Console().print(BenchTable(HEADINGS, route_cells(report), title).rich())
+    if tell_report(asdict(report), out, as_json):
+        alone = f"{report.small_right:.1%} right, {report.large_right:.1%} of the larger alone"
+        Console().print(BenchTable(HEADINGS, route_cells(report), f"{report.questions} questions: {alone}").rich())
 
 
 HEADINGS = ("answers that go up", *(f"right by {name}" for name in SCORES), "confidence over entropy, points, 95 %")

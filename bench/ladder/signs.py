@@ -34,12 +34,7 @@ _FOLDS = 5
 
 @dataclass(frozen=True)
 class Sign:
-    """One sign of doubt.
-
-    Attributes:
-        auroc: Chance that a difference is doubted more than an agreement.
-        over_entropy: That of the sign less that of entropy.
-    """
+    """Chance that a difference is doubted more than an agreement, and that less what entropy has."""
 
     auroc: Estimate
     over_entropy: Estimate
@@ -47,16 +42,7 @@ class Sign:
 
 @dataclass(frozen=True)
 class SignsReport:
-    """What was found.
-
-    Attributes:
-        small: Name of the lower model.
-        large: Name of the larger one.
-        prompts: How many.
-        tokens: New tokens of all of them.
-        differences: Share of them at which the small model's choice is another.
-        signs: By name.
-    """
+    """What was found; `differences` is the share of the new tokens at which the small model's choice is another."""
 
     small: str
     large: str
@@ -116,8 +102,8 @@ def score(
             here = np.concatenate([rows[number] for number in drawn])
             if differs[here].all() or not differs[here].any():
                 return None
-            area = float(roc_auc_score(differs[here], columns[name][here]))
-            return area if less is None else area - float(roc_auc_score(differs[here], columns[less][here]))
+            areas = [float(roc_auc_score(differs[here], columns[each][here])) for each in (name, less) if each]
+            return areas[0] - sum(areas[1:])
 
         found = bootstrap(statistic, count, resamples)
         assert found is not None
@@ -146,10 +132,9 @@ def signs(
             read, differs, prompt_of = read_signs(below, above, ids, 24, advance)
         names = Path(small).name, Path(large).name
         report = SignsReport(*names, n, len(differs), float(differs.mean()), score(read, differs, prompt_of))
-    if not tell_report({"hard_half_only": hard, **asdict(report)}, out, as_json):
-        return
-    title = f"{report.differences:.1%} of {report.tokens} tokens differ from {report.large}'s"
-    Console().print(BenchTable(("sign", "AUROC, 95 %", "over entropy, 95 %"), sign_cells(report), title).rich())
+    if tell_report({"hard_half_only": hard, **asdict(report)}, out, as_json):
+        title = f"{report.differences:.1%} of {report.tokens} tokens differ from {report.large}'s"
+        Console().print(BenchTable(("sign", "AUROC, 95 %", "over entropy, 95 %"), sign_cells(report), title).rich())
 
 
 def sign_cells(report: SignsReport) -> list[tuple[str, str, str]]:

@@ -1,7 +1,11 @@
-"""`python -m sigma0.bench outer`: outer loops on held-out questions, beside votes that cost the same."""
+"""`outer`: outer loops beside votes that cost the same; `distill`: a program; `agent`: a repository with faults."""
 
+import json
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from itertools import islice
 from math import ceil
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +18,13 @@ from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import OWN, OuterRow, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, FormsModel, HardStories, LedgerFile, ShownExamples
 from sigma0.bench.core.output import tell_rows
-from sigma0.bench.outer.measure import Asked, Result, examples, hard_questions, run, run_vote, to_row, where_from
+from sigma0.bench.outer.measure import Asked, examples, hard_questions, questions, run, run_vote, to_row, where_from
+from sigma0.bench.outer.program import Trace, induce
 from sigma0.bench.outer.table import levels_table, table
+from sigma0.bench.outer.toy import FAULTS, write
 from sigma0.bench.outer.ways import (
     MAX_TOKENS,
+    Answered,
     Learned,
     Way,
     lemmas,
@@ -35,15 +42,23 @@ from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Threads
 from sigma0.models.load import load_causal
 from sigma0.models.prompts import encode
+from sigma0.reason.agent.agent import AgentSettings, RepoAgent
+from sigma0.reason.agent.escalation import ThreeTierEscalation
 from sigma0.reason.chat import ChatModel, LocalChat
+from sigma0.reason.desk import Desk
+from sigma0.reason.lemma.form_solver import FormSolver
+from sigma0.reason.lemma.settings import LemmaSettings
 from sigma0.reason.progressive.policies import ProgressiveConfig, Stage
+from sigma0.reason.sandbox.sandbox import Sandbox
 from sigma0.reason.shown_forms import ShownForms
+from sigma0.reason.trail import Trail
 
 FLAT_LOW = ProgressiveConfig("flat low", (Stage("low", 2),))
 RISING = ProgressiveConfig("low to high", (Stage("low", 1), Stage("medium", 1), Stage("high", 1)))
 FLAT_HIGH = ProgressiveConfig("flat high", (Stage("high", 2),))
 BY_RULE = "yes or no by rule"
 PLAIN, PLAIN_HIGH = "plain answer", "plain answer, high effort"
+TASK = "The tests of this repository fail. Mend the code, so that they pass."
 
 
 def loops() -> dict[str, Way]:
@@ -54,7 +69,7 @@ def loops() -> dict[str, Way]:
         "effort: flat low": verified(FLAT_LOW),
         "effort: low to high": verified(RISING),
         "effort: flat high": verified(FLAT_HIGH),
-        "lemma graph": lemmas(),
+        "lemma graph": lemmas,
         "walk": walked,
         "walk where the verdict doubts": routed(walked),
         "walk where plain answers were wrong": Learned(walked),
@@ -86,20 +101,14 @@ def outer(
         large, _ = open_asked(larger, items, where, shown, block)
         if model != larger and small.conditions.model == large.conditions.model:
             raise ValueError(f"{model!r} and {larger!r} have one name, so that their rows could not be told apart")
-        total = n * (len(chosen) + 3 + 2 * most_votes)
-        with progress_bar("questions", total, as_json) as advance:
-            measured = _Measured(items, seed, started, most_votes, out, advance)
-            _measure(measured, chosen, small, large)
-    told = measured.rows
+        with progress_bar("questions", n * (len(chosen) + 3 + 2 * most_votes), as_json) as advance:
+            told = _measure(_Run(items, seed, started, most_votes, out, advance), chosen, small, large)
     tables = [each.rich() for each in (table(told), levels_table(told)) if each.rows]
     tell_rows(told, as_json, lambda: Console().print(*tables), f"{len(told)} rows in {out}")
 
 
 def choose(names: str) -> dict[str, Way]:
-    """Some of the loops.
-
-    Args:
-        names: Parted by semicolons, since some hold commas; empty for all.
+    """Some of the loops, by names separated by semicolons, since some hold commas; all for none.
 
     Raises:
         ValueError: For a name that there is not.
@@ -136,73 +145,159 @@ def open_asked(
     return Asked(chat, conditions.model_copy(update={"model": short}), block / (first_block or block)), block
 
 
-class _Measured:
-    """The rows of a run, in the ledger as they come: a run that breaks off leaves those that it has.
+@dataclass
+class _Run:
+    """The rows of a run, in the ledger as they come: a run that breaks off leaves those that it has."""
 
-    Args:
-        items: All questions.
-        seed: Of the run.
-        time: When it began.
-        most_votes: Answers of a vote at most.
-        out: The ledger.
-        advance: Told how many questions were asked.
-    """
-
-    def __init__(
-        self, items: Sequence[Item], seed: int, time: str, most_votes: int, out: Path, advance: Callable[[int], None]
-    ) -> None:
-        self.rows: list[OuterRow] = []
-        self._items, self._seed, self._time, self._out, self._advance = items, seed, time, out, advance
-        self._most_votes = most_votes
-        self._results: dict[str, list[Result]] = {}
-        self._drawn: dict[str, list[list[Result]]] = {}
-        self._asked = 0
+    items: Sequence[Item]
+    seed: int
+    time: str
+    most_votes: int
+    out: Path
+    advance: Callable[[int], None]
+    rows: list[OuterRow] = field(default_factory=list)
+    results: dict[str, list[Answered]] = field(default_factory=dict)
+    drawn: dict[str, list[list[Answered]]] = field(default_factory=dict)
+    asked: int = 0
 
     def run(self, name: str, way: Way, asked: Asked) -> float:
         """Asks every question in a way; what one cost."""
-        self._results[name] = run(way, asked.chat, self._items, self._seed, self._count)
-        return asked.cost(self._results[name])
+        self.results[name] = run(way, asked.chat, self.items, self.seed, self._count)
+        return asked.cost(self.results[name])
 
-    def keep(self, name: str, asked: Asked, beside: Sequence[str] = ()) -> None:
+    def keep(self, name: str, asked: Asked, *beside: str) -> None:
         """Adds the row of a way that was run, with how it stands to others."""
-        others = {other: self._results[other] for other in beside}
-        self.rows.append(to_row(name, asked, self._results[name], others, self._seed, self._time))
-        append_row(self._out, self.rows[-1])
+        others = {other: self.results[other] for other in beside}
+        self.rows.append(to_row(name, asked, self.results[name], others, self.seed, self.time))
+        append_row(self.out, self.rows[-1])
 
     def vote(self, asked: Asked, one: float, cost: float) -> str:
         """Runs the smallest vote that costs no less than `cost`, where one answer costs `one`; its name."""
         wanted = max(1, ceil(cost / one))
-        votes = min(self._most_votes, wanted)
-        drawn = self._drawn.setdefault(asked.conditions.model, [])
+        votes = min(self.most_votes, wanted)
+        drawn = self.drawn.setdefault(asked.conditions.model, [])
         while len(drawn) < votes:
-            drawn.append(run(sampled(len(drawn)), asked.chat, self._items, self._seed, self._count))
+            drawn.append(run(sampled(len(drawn)), asked.chat, self.items, self.seed, self._count))
         name = f"vote of {votes}{', which costs less' if wanted > votes else ''}"
         if asked.conditions.model != self.rows[0].model:
             name = f"{asked.conditions.model}: {name}"
         for each, by_rule in ((name, False), (f"{name}, {BY_RULE}", True)):
-            if each not in self._results:
-                self._results[each] = run_vote(self._items, drawn[:votes], by_rule)
-                self.keep(each, asked, (PLAIN,))
+            if each not in self.results:
+                self.results[each] = run_vote(self.items, drawn[:votes], by_rule)
+                self.keep(each, asked, PLAIN)
         return name
 
     def _count(self) -> None:
-        self._asked += 1
-        self._advance(self._asked)
+        self.asked += 1
+        self.advance(self.asked)
 
 
-def _measure(measured: _Measured, chosen: Mapping[str, Way], small: Asked, large: Asked) -> None:
+def _measure(measured: _Run, chosen: Mapping[str, Way], small: Asked, large: Asked) -> list[OuterRow]:
     """All ways: each loop beside the plain answer and the vote that costs as much, and the larger model alone."""
     one = measured.run(PLAIN, plain(), small)
     measured.keep(PLAIN, small)
     measured.run(PLAIN_HIGH, plain("high"), small)
-    measured.keep(PLAIN_HIGH, small, (PLAIN,))
+    measured.keep(PLAIN_HIGH, small, PLAIN)
     dearest = 0.0
     for name, way in chosen.items():
         cost = measured.run(name, way, small)
         vote = measured.vote(small, one, cost)
-        measured.keep(name, small, (PLAIN, vote, f"{vote}, {BY_RULE}"))
+        measured.keep(name, small, PLAIN, vote, f"{vote}, {BY_RULE}")
         dearest = max(dearest, cost)
     alone = f"{large.conditions.model}: {PLAIN}"
     cost = measured.run(alone, plain(), large)
-    measured.keep(alone, large, (PLAIN,))
+    measured.keep(alone, large, PLAIN)
     measured.vote(large, cost, dearest)
+    return measured.rows
+
+
+def distill(
+    model: FormsModel = "pocket-solver",
+    seen: Annotated[int, typer.Option(min=1, help="Stories of the training split, one question each.")] = 400,
+    n: HardStories = 500,
+    seed: Annotated[int, typer.Option(help="Of the stories.")] = 0,
+    shown: ShownExamples = 3,
+    program: Annotated[Path, typer.Option(help="Where the program is written, as JSON.")] = Path("program.json"),
+    threads: Threads = 1,
+    out: LedgerFile = OWN,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Make a program without a model of what a lemma graph verified, and measure it on held-out questions."""
+    torch.set_num_threads(threads)
+    started = datetime.now(timezone.utc).isoformat()
+    with one_line_errors():
+        check_ledger(out)
+        items = hard_questions(n, seed)
+        asked, _ = open_asked(model, items, where_from(seed), shown)
+        traces = []
+        with progress_bar("questions", seen, as_json) as advance:
+            for place, item in enumerate(islice(questions("train", seed), seen)):
+                desk = Desk(Trail(), seed=place)
+                solution = FormSolver(asked.chat, desk, LemmaSettings(max_tokens=MAX_TOKENS)).solve(item.prompt)
+                # the known answer is not looked at: what the graph verified is taken for right
+                if solution.graph is not None:
+                    traces.append(Trace(item.prompt, solution.graph.lemmas))
+                advance(place + 1)
+        made = induce(traces)
+        program.write_text(json.dumps(asdict(made), indent=1) + "\n")
+        answers = [made.answer(item.prompt) for item in items]
+        results = [
+            Answered(answer or "", answer is not None, right=answer == item.answer)
+            for answer, item in zip(answers, items, strict=True)
+        ]
+        row = to_row(f"program of {len(traces)} traces", asked, results, {}, seed, started)
+        append_row(out, row)
+    closing = (
+        f"{len(traces)} of {seen} questions verified; {program}: {len(made.pointers)} pointers, {len(made.kinds)} kinds"
+        f"; 1 row in {out}"
+    )
+
+    right = f"right {row.right.value:.1%} ({row.right.low:.1%} to {row.right.high:.1%})"
+    line = f"{right}, wrong {row.accepted_wrong.value:.1%}, without an answer {1 - row.accepted.value:.1%} of {n}"
+    tell_rows([row], as_json, lambda: typer.echo(line), closing)
+
+
+def agent(
+    model: FormsModel = "pocket-solver",
+    held: Annotated[bool, typer.Option(help="Hold replies to one action by a grammar.")] = True,
+    steps: Annotated[int, typer.Option(min=4, help="Steps on each fault at most; a tier every quarter.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each reply at most.")] = 128,
+    seed: Annotated[int, typer.Option(help="Of the questions.")] = 0,
+    threads: Threads = 1,
+    out: LedgerFile = OWN,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Let the three-tier agent mend a small repository with one of several faults at a time."""
+    torch.set_num_threads(threads)
+    started = datetime.now(timezone.utc).isoformat()
+    with one_line_errors():
+        check_ledger(out)
+        sandbox = Sandbox()
+        if sandbox.unavailable is not None:
+            raise ValueError(f"the agent runs tests in a sandbox alone, and there is none: {sandbox.unavailable}")
+        # conditions of the row: the faults are the questions
+        where = f"a repository of the micro-world's rules with one of {len(FAULTS)} faults"
+        asked, _ = open_asked(model, hard_questions(2, seed), where, None)
+        quarter = steps // 4
+        tiers = ThreeTierEscalation(
+            tier1=quarter, tier2=2 * quarter, tier3=3 * quarter, check_interval=max(1, quarter // 2), max_steps=steps
+        )
+        settings = AgentSettings(escalation=tiers, max_tokens=max_tokens, context_chars=8_000, held=held)
+        results, taken, refused = [], 0, 0
+        with progress_bar("faults", len(FAULTS), as_json) as advance:
+            for place, fault in enumerate(FAULTS):
+                desk = Desk(Trail(), seed=seed + place)
+                with tempfile.TemporaryDirectory() as folder:
+                    write(Path(folder), fault)
+                    found = RepoAgent([asked.chat], sandbox, desk, settings).solve(TASK, Path(folder))
+                taken += found.steps
+                refused += sum(decision.what == "refused" for decision in desk.trail.decisions)
+                results.append(Answered(found.patch, found.solved, right=found.solved, usage=desk.usage))
+                advance(place + 1)
+        changed = asked.conditions.model_copy(update={"n": len(FAULTS), "max_new_tokens": max_tokens})
+        way = f"agent, {'held to actions' if held else 'free'}, {steps} steps"
+        row = to_row(way, replace(asked, conditions=changed), results, {}, seed, started)
+        append_row(out, row)
+    solved = sum(one.right for one in results)
+    line = f"{solved} of {len(FAULTS)} faults mended; {refused} of {taken} replies were no action that could be taken"
+    tell_rows([row], as_json, lambda: typer.echo(line), f"1 row in {out}")

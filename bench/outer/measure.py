@@ -7,7 +7,7 @@ from itertools import count, islice
 from random import Random
 
 from sigma0.bench.core.ledger import Conditions, Figure, LevelRates, OuterRow
-from sigma0.bench.outer.ways import Check, Learned, Way, vote
+from sigma0.bench.outer.ways import Answered, Check, Learned, Way, vote
 from sigma0.bench.pocket.evaluate import HARD
 from sigma0.bench.pocket.forms import in_form
 from sigma0.bench.pocket.items import Item
@@ -25,25 +25,6 @@ _SHOWN_DIFFICULTY = 3
 
 
 @dataclass(frozen=True)
-class Result:
-    """One way on one question.
-
-    Attributes:
-        answer: That stood at the end.
-        right: Whether it is the known one.
-        accepted: Whether the way stood behind it.
-        usage: Of its desk.
-        checks: As `Answered` has them.
-    """
-
-    answer: str
-    right: bool
-    accepted: bool
-    usage: Usage
-    checks: tuple[Check, ...] = ()
-
-
-@dataclass(frozen=True)
 class Asked:
     """A model that ways ask.
 
@@ -57,16 +38,12 @@ class Asked:
     conditions: Conditions
     weight: float
 
-    def over(self, conditions: Conditions) -> "Asked":
-        """The same under other conditions."""
-        return replace(self, conditions=conditions)
-
-    def passes(self, result: Result) -> float:
+    def passes(self, result: Answered) -> float:
         """Passes behind prompts and over them, T for each; a model without loops has one a token."""
         used, loops = result.usage, self.conditions.total_loops
         return float((used.completion_tokens if loops == 1 else used.loop_passes) + loops * used.calls)
 
-    def cost(self, results: Sequence[Result]) -> float:
+    def cost(self, results: Sequence[Answered]) -> float:
         """Mean passes, in those of the first model."""
         return self.weight * sum(map(self.passes, results)) / len(results)
 
@@ -95,14 +72,13 @@ def examples(n: int) -> dict[Form, list[tuple[str, str]]]:
     }
 
 
-def run(way: Way, model: ChatModel, items: Sequence[Item], seed: int, advance: Callable[[], None]) -> list[Result]:
+def run(way: Way, model: ChatModel, items: Sequence[Item], seed: int, advance: Callable[[], None]) -> list[Answered]:
     """A way on each question, each with a desk of its own."""
     results = []
     for place, item in enumerate(items):
         desk = Desk(Trail(), seed=seed + place)
         answered = way(model, desk, item.prompt)
-        right = answered.answer == item.answer
-        results.append(Result(answered.answer, right, answered.accepted, desk.usage, answered.checks))
+        results.append(replace(answered, right=answered.answer == item.answer, usage=desk.usage))
         if isinstance(way, Learned):
             # prequential: it is shown an answer once it has given its own
             way.learn(item.prompt, answered, item.answer)
@@ -110,25 +86,18 @@ def run(way: Way, model: ChatModel, items: Sequence[Item], seed: int, advance: C
     return results
 
 
-def run_vote(items: Sequence[Item], drawn: Sequence[Sequence[Result]], by_rule: bool) -> list[Result]:
-    """Votes of answers that were drawn.
-
-    Args:
-        items: The questions.
-        drawn: For each number of a sample its results on every question.
-        by_rule: As `ways.vote` takes it.
-    """
+def run_vote(items: Sequence[Item], drawn: Sequence[Sequence[Answered]], by_rule: bool) -> list[Answered]:
+    """Votes of answers that were drawn: for each number of a sample its results on every question."""
     results = []
-    for place, item in enumerate(items):
-        own = [sample[place] for sample in drawn]
+    for item, own in zip(items, zip(*drawn, strict=True), strict=True):
         answer = vote([one.answer for one in own], item.prompt, by_rule)
         usage = reduce(Usage.plus, (one.usage for one in own))
-        results.append(Result(answer, answer == item.answer, True, usage))
+        results.append(Answered(answer, True, right=answer == item.answer, usage=usage))
     return results
 
 
 def to_row(
-    way: str, asked: Asked, results: Sequence[Result], beside: Mapping[str, Sequence[Result]], seed: int, time: str
+    way: str, asked: Asked, results: Sequence[Answered], beside: Mapping[str, Sequence[Answered]], seed: int, time: str
 ) -> OuterRow:
     """A row of the ledger.
 
@@ -157,17 +126,16 @@ def to_row(
         completion_tokens=sum(one.completion_tokens for one in used) / n,
         seconds=sum(one.seconds for one in used) / n,
         beats={name: difference(results, other) for name, other in beside.items()},
-        p_values={name: _p_value(results, other) for name, other in beside.items()},
+        p_values={
+            name: mcnemar([one.right for one in results], [one.right for one in other])
+            for name, other in beside.items()
+        },
         levels=level_rates([one.checks for one in results]),
     )
 
 
 def level_rates(checks: Sequence[Sequence[Check]]) -> dict[Level, LevelRates]:
-    """How verification went at each level that was reached.
-
-    Args:
-        checks: Of each question.
-    """
+    """How verification went at each level that was reached, by the checks of each question."""
     rates = {}
     for level in LEVELS:
         reached = [own for own in ([one for one in each if one.level == level] for each in checks) if own]
@@ -182,14 +150,10 @@ def level_rates(checks: Sequence[Sequence[Check]]) -> dict[Level, LevelRates]:
     return rates
 
 
-def difference(first: Sequence[Result], second: Sequence[Result]) -> Figure:
+def difference(first: Sequence[Answered], second: Sequence[Answered]) -> Figure:
     """Share that the first has right less that of the second; by Student's t over their paired differences."""
     paired = [float(one.right) - float(other.right) for one, other in zip(first, second, strict=True)]
     return _figure(ratio(paired, [1.0] * len(paired)))
-
-
-def _p_value(first: Sequence[Result], second: Sequence[Result]) -> float:
-    return mcnemar([one.right for one in first], [other.right for other in second])
 
 
 def _share(flags: Iterable[bool]) -> Figure:

@@ -1,35 +1,40 @@
-"""A program that answers questions by templates, without a model: what `distil` makes of an outer loop's traces.
+"""A program that answers questions by templates, without a model, and how `distill` makes it of an outer loop's traces.
 
 It holds how sentences point (`{x} was taken by {y}.`), how they count (`{x} is {n} years older than {y}.`: +), and what
 each kind of question is answered with. A question is answered by following pointers from sentence to sentence, the last
 one told of each name, up to a sentence that ends its kind.
 """
 
-import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
-
-from pydantic import TypeAdapter
+from typing import Any, Literal, NamedTuple
 
 from sigma0.reason.forms import part
+from sigma0.reason.lemma.graph import Lemma
 
 Rule = Literal["open", "same", "greater"]
 _SLOT = re.compile(r"\{([xyzn])\}")
 _SHAPES = {"x": r"(?:[Tt]he )?\w+", "y": r"(?:the )?\w+", "z": r"(?:the )?\w+", "n": r"\d+"}
 # A way longer than any text is a circle.
 _MOST_STEPS = 100
+_ASKED = re.compile(r"What is told of (.+)\?")
+_SUM = re.compile(r"\d+ ([+-]) \d+")
+_NUMBER = re.compile(r"\d+")
+_WORD = re.compile(r"\w+")
+# A name in a question: with a capital letter, or behind an article.
+_NAMED = re.compile(r"(?:[A-Z]|(?<=the )[a-z])\w*")
+# What fewer traces say is left out.
+FEWEST = 2
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """How a sentence tells of a name.
+    """How a sentence tells of a name `{x}`: what it points to, `{y}`, and a number `{n}`.
 
-    Attributes:
-        text: With `{x}` for the name, `{y}` for what it points to and `{n}` for a number.
-        sign: Of the number that it adds to what `{y}` counts: 1, -1, or 0 for a sentence that counts nothing.
+    The sign is that of the number, which is added to what `{y}` counts; 0 for a sentence that counts nothing.
     """
 
     text: str
@@ -77,19 +82,6 @@ class Program:
                 return told
         return None
 
-    def to_json(self) -> str:
-        """The program as JSON."""
-        return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Program":
-        """The same back.
-
-        Raises:
-            ValueError: If it is none.
-        """
-        return _PROGRAM.validate_json(text)
-
     def _told(self, told: tuple[str, ...], kind: Kind, slots: Mapping[str, str]) -> str | None:
         goal, count = self._follow(told, kind.ends, slots["x"])
         filled = {**slots, "y": goal, "n": "" if count is None else str(count)}
@@ -126,9 +118,6 @@ class Program:
         return None
 
 
-_PROGRAM: TypeAdapter[Program] = TypeAdapter(Program)
-
-
 def match(template: str, text: str) -> dict[str, str] | None:
     """What stands in a template's slots in a text; None where it does not fit."""
     found = _pattern(template).fullmatch(text)
@@ -154,3 +143,136 @@ def _pattern(template: str) -> "re.Pattern[str]":
 
 def _bare(name: str) -> str:
     return name.lower().removeprefix("the ")
+
+
+class Trace(NamedTuple):
+    """A question that was answered, and the lemmas of its verified graph, FINAL last."""
+
+    problem: str
+    lemmas: tuple[Lemma, ...]
+
+
+class _Look(NamedTuple):
+    """A look-up of a trace: the name, its sentence, and what that points to; empty where it ends a way."""
+
+    name: str
+    sentence: str
+    goal: str
+
+
+def induce(traces: Iterable[Trace], fewest: int = FEWEST) -> Program:
+    """The program that most traces of answered questions agree with; `fewest` of them have to say the same."""
+    pointers: Counter[str] = Counter()
+    signs: Counter[tuple[str, int]] = Counter()
+    ends: Counter[tuple[str, str]] = Counter()
+    answers: Counter[tuple[str, str, str]] = Counter()
+    for trace in traces:
+        ways = _ways(trace)
+        if not ways:
+            continue
+        question, answer, goal = _asked(trace, ways)
+        for way in ways:
+            texts = [_pointer(look, goal) for look in way]
+            pointers.update(texts)
+            ends[question, texts[-1]] += 1
+        signs.update(_signs(trace, ways, goal))
+        answers[question, answer, _case(answer)] += 1
+    known = tuple(
+        Pointer(text, _sign(signs, text)) for text, count in pointers.most_common() if count >= fewest and "{x}" in text
+    )
+    questions = dict.fromkeys(question for question, _, _ in answers)
+    kinds = (_kind(question, ends, answers, fewest) for question in questions)
+    return Program(known, tuple(kind for kind in kinds if kind is not None))
+
+
+def _ways(trace: Trace) -> list[list[_Look]]:
+    """The look-ups of a trace, way by way."""
+    asked = ((lemma, _ASKED.fullmatch(lemma.verification_strategy)) for lemma in trace.lemmas)
+    looks = {lemma.id: (found[1], lemma) for lemma, found in asked if found is not None}
+    follows = {other: one for one, (_, lemma) in reversed(looks.items()) for other in lemma.dependencies}
+    ways = []
+    for first, (_, lemma) in looks.items():
+        if any(other in looks for other in lemma.dependencies):
+            continue
+        at = [first]
+        while at[-1] in follows and len(at) < len(looks):
+            at.append(follows[at[-1]])
+        goals = [*(looks[after][0] for after in at[1:]), ""]
+        ways.append([_Look(looks[one][0], looks[one][1].statement, goal) for one, goal in zip(at, goals, strict=True)])
+    return ways
+
+
+def _asked(trace: Trace, ways: Sequence[Sequence[_Look]]) -> tuple[str, str, str]:
+    """Question and answer as templates, and the word that the first way ends at; empty where it ends at a number."""
+    question, answer = part(trace.problem).question, trace.lemmas[-1].statement
+    last = ways[0][-1].sentence
+    words = [] if _NUMBER.search(last) else [word for word in _WORD.findall(last) if word in _WORD.findall(answer)]
+    goal = words[-1] if words and words[-1] not in (*ways[0][0].name.split(), *ways[0][-1].name.split()) else ""
+    names = {"x": ways[0][0].name}
+    if len(ways) > 1:
+        names["z"] = ways[1][0].name
+    elif _case(answer) != "open":
+        others = [word for word in _NAMED.findall(question[1:]) if word not in names["x"].split()]
+        names |= {"z": others[-1]} if others else {}
+    question = _slotted(question, names)
+    filled = {"x": names["x"], **({"y": goal} if goal else {}), **({"z": names["z"]} if len(ways) > 1 else {})}
+    answer = _slotted(answer, filled)
+    return question, _NUMBER.sub("{n}", answer), goal
+
+
+def _pointer(look: _Look, goal: str) -> str:
+    """A look-up's sentence as a template."""
+    names = {"x": look.name, **({"y": look.goal or goal} if look.goal or goal else {})}
+    return _NUMBER.sub("{n}", _slotted(look.sentence, names))
+
+
+def _signs(trace: Trace, ways: Sequence[Sequence[_Look]], goal: str) -> Iterator[tuple[str, int]]:
+    """Templates with the sign that the trace's sums say they have."""
+    statements = {lemma.id: lemma.statement for lemma in trace.lemmas}
+    looks = {look.sentence: look for way in ways for look in way}
+    for lemma in trace.lemmas:
+        found = _SUM.fullmatch(lemma.verification_strategy)
+        if found is None:
+            continue
+        for other in lemma.dependencies:
+            look = looks.get(statements.get(other, ""))
+            if look is not None:
+                yield _pointer(look, goal), -1 if look.goal and found[1] == "-" else 1
+
+
+def _sign(signs: Counter[tuple[str, int]], text: str) -> int:
+    """The sign that most traces say; 1 for a sentence that ends in a number and that no sum speaks of."""
+    plus, minus = signs[text, 1], signs[text, -1]
+    if plus or minus:
+        return 1 if plus >= minus else -1
+    return 1 if "{n}" in text and "{y}" not in text else 0
+
+
+def _kind(
+    question: str, ends: Counter[tuple[str, str]], answers: Counter[tuple[str, str, str]], fewest: int
+) -> Kind | None:
+    """How a question is answered; None where too few traces say it."""
+    at = tuple(text for (asked, text), count in ends.items() if asked == question and count >= fewest)
+    best: dict[str, tuple[int, str]] = {}
+    for (asked, answer, case), count in answers.items():
+        if asked == question and count > best.get(case, (0, ""))[0]:
+            best[case] = count, answer
+    found = {case: answer for case, (count, answer) in best.items() if count >= fewest}
+    if not at or not found:
+        return None
+    if "open" in found:
+        return Kind(question, "open", at, found["open"])
+    if not {"yes", "no"} <= set(found):
+        return None
+    return Kind(question, "greater" if "{z}" in found["yes"] else "same", at, found["yes"], found["no"])
+
+
+def _case(answer: str) -> str:
+    return "yes" if answer.startswith("Yes,") else "no" if answer.startswith("No,") else "open"
+
+
+def _slotted(text: str, names: dict[str, str]) -> str:
+    """A text with names as slots, at whatever case their first letter has."""
+    for slot, name in names.items():
+        text = re.sub(rf"\b{re.escape(name)}\b", f"{{{slot}}}", text, flags=re.IGNORECASE)
+    return text

@@ -1,61 +1,49 @@
 """The table of `python -m sigma0.bench outer`, for the terminal and for its page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from sigma0.bench.core.ledger import Figure, OuterRow
+from sigma0.bench.core.ledger import Figure, LevelRates, OuterRow
 from sigma0.bench.core.tables import BenchTable
 
-HEADINGS = (
-    "model",
-    "way",
-    "right, %",
-    "wrong accepted, %",
-    "accepted, %",
-    "cost",
-    "tokens",
-    "questions",
-    "ms",
-    "beats",
-)
-LEVEL_HEADINGS = ("way", "level", "reached", "passed it, %", "checks of each", "checks passed, %")
+
+def percent(figure: Figure) -> str:
+    """A share or a difference of shares, with its interval."""
+    return f"{100 * figure.value:.1f} ({100 * figure.low:.1f} to {100 * figure.high:.1f})"
+
+
+# Of a way; `beats` has the points that it has right more than others, with their names.
+COLUMNS: Mapping[str, Callable[[OuterRow], str]] = {
+    "model": lambda row: row.named,
+    "way": lambda row: row.way,
+    "right, %": lambda row: percent(row.right),
+    "wrong accepted, %": lambda row: percent(row.accepted_wrong),
+    "accepted, %": lambda row: percent(row.accepted),
+    "cost": lambda row: f"{row.cost:.0f}",
+    "tokens": lambda row: f"{row.completion_tokens:.0f}",
+    "questions": lambda row: f"{row.calls:.1f}",
+    "ms": lambda row: f"{1000 * row.seconds:.0f}",
+    "beats": lambda row: "; ".join(f"{name}: {percent(points)}" for name, points in row.beats.items()),
+}
+# Of a level of verification that a way with progressive effort reached.
+LEVEL_COLUMNS: Mapping[str, Callable[[LevelRates], str]] = {
+    "reached": lambda rates: str(rates.reached),
+    "passed it, %": lambda rates: percent(rates.passed),
+    "checks of each": lambda rates: f"{rates.checks / rates.reached:.1f}",
+    "checks passed, %": lambda rates: percent(rates.checks_passed),
+}
 
 
 def table(rows: Sequence[OuterRow]) -> BenchTable:
-    """A row for each way; `beats` has the points that it has right more than others, with their names."""
-    cells = [
-        (
-            row.named,
-            row.way,
-            percent(row.right),
-            percent(row.accepted_wrong),
-            percent(row.accepted),
-            f"{row.cost:.0f}",
-            f"{row.completion_tokens:.0f}",
-            f"{row.calls:.1f}",
-            f"{1000 * row.seconds:.0f}",
-            "; ".join(f"{name}: {percent(points)}" for name, points in row.beats.items()),
-        )
-        for row in rows
-    ]
-    title = f"{rows[0].n} questions: {rows[0].prompts}"
-    return BenchTable(HEADINGS, cells, title, left=("model", "way", "beats"))
+    """A row for each way."""
+    cells = [[column(row) for column in COLUMNS.values()] for row in rows]
+    return BenchTable(list(COLUMNS), cells, f"{rows[0].n} questions: {rows[0].prompts}", left=("model", "way", "beats"))
 
 
 def levels_table(rows: Sequence[OuterRow]) -> BenchTable:
-    """A row for each level of verification that a way with progressive effort reached; none of other ways."""
-    cells = [
-        (
-            row.way,
-            level,
-            str(rates.reached),
-            percent(rates.passed),
-            f"{rates.checks / rates.reached:.1f}",
-            percent(rates.checks_passed),
-        )
-        for row in rows
-        for level, rates in row.levels.items()
-    ]
-    return BenchTable(LEVEL_HEADINGS, cells, "By level of verification", left=("way", "level"))
+    """A row for each level that a way with progressive effort reached; none of other ways."""
+    levels = [(row.way, level, rates) for row in rows for level, rates in row.levels.items()]
+    cells = [[way, level, *(column(rates) for column in LEVEL_COLUMNS.values())] for way, level, rates in levels]
+    return BenchTable(("way", "level", *LEVEL_COLUMNS), cells, "By level of verification", left=("way", "level"))
 
 
 def latest_outer(rows: Sequence[object]) -> list[list[OuterRow]]:
@@ -66,8 +54,3 @@ def latest_outer(rows: Sequence[object]) -> list[list[OuterRow]]:
             runs.setdefault(row.time, []).append(row)
     # a run of ways begins with the plain answer, one of a program or an agent with that
     return list({(run[0].model, run[0].way.split()[0]): run for run in runs.values()}.values())
-
-
-def percent(figure: Figure) -> str:
-    """A share or a difference of shares, with its interval."""
-    return f"{100 * figure.value:.1f} ({100 * figure.low:.1f} to {100 * figure.high:.1f})"

@@ -1,8 +1,8 @@
 """A small repository about the micro-world's rules, and faults to be planted in it: what the agent is tried on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 FILES: Mapping[str, str] = {
     "places.py": '''"""Where people and things are: what was told last of each counts."""
@@ -85,16 +85,8 @@ def test_older():
 }
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A change that makes tests fail.
-
-    Attributes:
-        name: What is wrong.
-        file: Where.
-        right: The text that stands there.
-        wrong: What stands there instead.
-    """
+class Fault(NamedTuple):
+    """A change that makes tests fail: in a file, what stands `wrong` in place of what is `right`."""
 
     name: str
     file: str

@@ -5,8 +5,8 @@ A way is asked about one problem by a desk of its own, and gives the answer that
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sigma0.config import Effort
 from sigma0.reason.desk import Desk
@@ -15,7 +15,7 @@ from sigma0.reason.lemma.form_solver import FormSolver
 from sigma0.reason.lemma.graph import FINAL
 from sigma0.reason.lemma.planning import parse_lemmas
 from sigma0.reason.lemma.settings import LemmaSettings
-from sigma0.reason.messages import ChatModel, ChatSettings
+from sigma0.reason.messages import ChatModel, ChatSettings, Usage
 from sigma0.reason.progressive.effort import ProgressiveReasoningManager
 from sigma0.reason.progressive.form_task import FormTask
 from sigma0.reason.progressive.policies import Level, ProgressiveConfig
@@ -25,60 +25,46 @@ from sigma0.reason.progressive.verify_loop import VerifyLoop
 MAX_TOKENS = 320
 # Steps of a walk: the longest way has nine sentences, eight sums and an answer.
 MAX_STEPS = 20
+# Of answers that are drawn, and of progressive effort.
+TEMPERATURE = 0.7
 Way = Callable[[ChatModel, Desk, str], "Answered"]
 
 
-@dataclass(frozen=True)
-class Check:
-    """One verification of progressive effort.
-
-    Attributes:
-        level: Its effort.
-        passed: Whether it passed.
-        opened: Whether it opened the gate of its level: to a higher one, or out of the last.
-    """
+class Check(NamedTuple):
+    """A verification of progressive effort at a level, and whether it opened its gate: to a higher one, or the end."""
 
     level: Level
     passed: bool
     opened: bool
 
-    @classmethod
-    def of(cls, state: dict[str, Any]) -> "Check":
-        """A decision of `VerifyLoop`, as it stands in the trail."""
-        return cls(state["level"], state["passed"], state["level_upgraded"] or state["success"])
-
 
 @dataclass(frozen=True)
 class Answered:
-    """What a way gave.
+    """One way on one question.
 
     Attributes:
         answer: That stands at the end; empty where there is none.
         accepted: Whether the way's own gate was passed; of a way without one always.
         checks: Verifications of progressive effort, in order; of another way none.
+        right: Whether it is the known answer, once that was looked at.
+        usage: Of its desk, once it is done.
     """
 
     answer: str
     accepted: bool
     checks: tuple[Check, ...] = ()
+    right: bool = False
+    usage: Usage = field(default_factory=Usage)
 
 
-def plain(effort: Effort = "medium") -> Way:
-    """The answer, greedy."""
-
-    def way(model: ChatModel, desk: Desk, problem: str) -> Answered:
-        return Answered(_ask(model, desk, "answer", problem, effort), True)
-
-    return way
+def plain(effort: Effort = "medium", purpose: str = "answer", temperature: float = 0.0) -> Way:
+    """The answer, asked for once; greedy by default."""
+    return lambda model, desk, problem: Answered(_ask(model, desk, purpose, problem, effort, temperature), True)
 
 
-def sampled(number: int, temperature: float = 0.7) -> Way:
+def sampled(number: int) -> Way:
     """One drawn answer, of the seed of its number: what a vote counts."""
-
-    def way(model: ChatModel, desk: Desk, problem: str) -> Answered:
-        return Answered(_ask(model, desk, f"answer {number}", problem, "medium", temperature), True)
-
-    return way
+    return plain(purpose=f"answer {number}", temperature=TEMPERATURE)
 
 
 def vote(answers: Sequence[str], problem: str, by_rule: bool) -> str:
@@ -111,14 +97,10 @@ def planned(model: ChatModel, desk: Desk, problem: str) -> Answered:
     return Answered("" if final is None else final.statement, final is not None)
 
 
-def lemmas(settings: LemmaSettings | None = None) -> Way:
+def lemmas(model: ChatModel, desk: Desk, problem: str) -> Answered:
     """The lemma graph, each step asked for again."""
-
-    def way(model: ChatModel, desk: Desk, problem: str) -> Answered:
-        solution = FormSolver(model, desk, settings or LemmaSettings(max_tokens=MAX_TOKENS)).solve(problem)
-        return Answered(solution.answer or solution.best_guess or "", solution.verified)
-
-    return way
+    solution = FormSolver(model, desk, LemmaSettings(max_tokens=MAX_TOKENS)).solve(problem)
+    return Answered(solution.answer or solution.best_guess or "", solution.verified)
 
 
 def walked(model: ChatModel, desk: Desk, problem: str) -> Answered:
@@ -145,9 +127,8 @@ def routed(dear: Way) -> Way:
     """The plain answer where its verdict opens the door `converge`; else the dearer way."""
 
     def way(model: ChatModel, desk: Desk, problem: str) -> Answered:
-        completion = desk.ask(
-            model, "answer", [{"role": "user", "content": problem}], ChatSettings("medium", MAX_TOKENS)
-        )
+        settings = ChatSettings("medium", MAX_TOKENS)
+        completion = desk.ask(model, "answer", [{"role": "user", "content": problem}], settings)
         return Answered(completion.text.strip(), True) if completion.door == "converge" else dear(model, desk, problem)
 
     return way
@@ -161,13 +142,13 @@ class Learned:
 
     Args:
         dear: The dearer way.
-        enough: Share of right plain answers from which on no more is asked.
     """
 
-    FEWEST = 10
+    # Share of right plain answers from which on no more is asked.
+    FEWEST, ENOUGH = 10, 0.95
 
-    def __init__(self, dear: Way, enough: float = 0.95) -> None:
-        self._dear, self._enough = dear, enough
+    def __init__(self, dear: Way) -> None:
+        self._dear = dear
         self._seen: Counter[str] = Counter()
         self._right: Counter[str] = Counter()
         self._was_plain = False
@@ -176,7 +157,7 @@ class Learned:
         """See `Way`."""
         kind = _kind(problem)
         seen = self._seen[kind]
-        self._was_plain = seen < self.FEWEST or self._right[kind] >= self._enough * seen
+        self._was_plain = seen < self.FEWEST or self._right[kind] >= self.ENOUGH * seen
         return (plain() if self._was_plain else self._dear)(model, desk, problem)
 
     def learn(self, problem: str, answered: Answered, known: str) -> None:
@@ -186,21 +167,23 @@ class Learned:
             self._right[_kind(problem)] += answered.answer == known
 
 
-def verified(config: ProgressiveConfig, temperature: float = 0.7) -> Way:
+def verified(config: ProgressiveConfig) -> Way:
     """Progressive effort: checked at the policy's levels, corrected by what a check concludes."""
 
     def way(model: ChatModel, desk: Desk, problem: str) -> Answered:
-        loop = VerifyLoop(
+        report = VerifyLoop(
             FormTask(problem),
             desk,
             model,
             manager=ProgressiveReasoningManager(config),
             problem=problem,
-            temperature=temperature,
+            temperature=TEMPERATURE,
             max_tokens=MAX_TOKENS,
+        ).run()
+        states = (decision.state for decision in desk.trail.decisions)
+        checks = tuple(
+            Check(state["level"], state["passed"], state["level_upgraded"] or state["success"]) for state in states
         )
-        report = loop.run()
-        checks = tuple(Check.of(decision.state) for decision in desk.trail.decisions)
         return Answered(report.solution or "", report.solved, checks)
 
     return way

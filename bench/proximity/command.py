@@ -1,6 +1,8 @@
 """`python -m sigma0.bench proximity`: the fit of the collapse proximity, and how it tells loops from texts."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,10 +10,13 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sigma0.bench.core.options import CodeFiles, CurvesPicture, ListFiles, ReportFile
-from sigma0.bench.core.output import tell_report
+from sigma0.bench.core.output import drawing, tell_report
 from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.proximity import measure
+from sigma0.bench.proximity.sources import LONGEST, by_kind, loops
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
@@ -36,9 +41,7 @@ def proximity(
     with one_line_errors(), needs_extra("bench"):
         report, curves = _study(model, {"prose": tuple(prose), "code": tuple(code), "lists": tuple(lists)}, windows)
         if picture is not None:
-            from sigma0.bench.proximity.picture import draw
-
-            draw(curves, picture)
+            _draw(curves, picture)
     if tell_report(report, out, as_json):
         _print(report)
 
@@ -46,42 +49,46 @@ def proximity(
 def _study(
     folder: str, files: dict[str, tuple[Path, ...]], windows: int
 ) -> tuple[dict[str, Any], dict[str, list[tuple[float, float]]]]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from sigma0.bench.proximity import study
-    from sigma0.bench.proximity.sources import LONGEST, by_kind, loops
-    from sigma0.bench.proximity.traits import CHUNK
-
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     texts = by_kind(files, tokenizer)
     collapsed = list(loops(texts[0].ids, SPANS))
-    chunks = sum(len(text.ids) // CHUNK + 2 for text in texts) + len(collapsed) * -(-LONGEST // CHUNK)
+    chunks = sum(len(text.ids) // measure.CHUNK + 2 for text in texts) + len(collapsed) * -(-LONGEST // measure.CHUNK)
     with progress_bar("chunks read", chunks) as advance:
-        done = iter(range(1, 10**9))
-        readings = study.read_texts(model, texts, windows, lambda: advance(next(done)))
-        readings += study.read_loops(model, collapsed, lambda: advance(next(done)))
-    fitted, ids_alone = study.fit(readings), [study.without_certainty(each) for each in readings]
+        done = count(1)
+        model.register_forward_hook(lambda *_: advance(next(done)))
+        readings = measure.read_texts(model, texts, windows) + measure.read_loops(model, collapsed)
+    fitted, ids_alone = measure.fit(readings), [measure.without_certainty(each) for each in readings]
     held_out = [each for each in readings if not each.fitted]
-    calm = {kind: np.concatenate([each.traits for each in held_out if each.kind == kind] or [np.zeros((0, 5))])
-            for kind in study.TEXTS}  # fmt: skip
-    alarmed = {each.kind: each.traits for each in held_out if each.kind not in study.TEXTS}
+    calm = measure.traits_by_kind(held_out, measure.TEXTS)
     areas, curves = {}, {}
-    for kind, traits in alarmed.items():
-        area, curve = study.roc(fitted, np.concatenate(list(calm.values())), traits)
-        areas[kind], curves[f"{kind} loops against all texts"] = round(area, 5), curve
-        areas[f"{kind} against prose"] = round(study.roc(fitted, calm["prose"], traits)[0], 5)
+    for each in held_out:
+        if each.kind not in measure.TEXTS:
+            area, curve = measure.roc(fitted, np.concatenate(list(calm.values())), each.traits)
+            areas[each.kind], curves[f"{each.kind} loops against all texts"] = round(area, 5), curve
+            areas[f"{each.kind} against prose"] = round(measure.roc(fitted, calm["prose"], each.traits)[0], 5)
     report = {
         "model": Path(folder).name,
         "texts": [
             {"kind": text.kind, "name": text.name, "sha256": text.sha256, "tokens": len(text.ids)} for text in texts
         ],
         "parts": asdict(fitted),
-        "figures": [each.to_dict() for each in study.figures(fitted, readings)],
-        "figures_of_ids_alone": [each.to_dict() for each in study.figures(fitted, ids_alone)],
+        "figures": measure.figures(fitted, readings),
+        "figures_of_ids_alone": measure.figures(fitted, ids_alone),
         "roc_area": areas,
     }
     return report, curves
+
+
+def _draw(curves: Mapping[str, Sequence[tuple[float, float]]], file: Path) -> None:
+    """Share of loops found over the share of false alarms, the latter on a log scale."""
+    with drawing([file], (6, 4), dpi=100) as figure:
+        axes = figure.subplots()
+        for name, curve in curves.items():
+            axes.plot([max(false, 1e-4) for false, _ in curve], [true for _, true in curve], label=name)
+        axes.set(xscale="log", xlabel="false alarms", ylabel="loops found", xlim=(1e-4, 1), ylim=(0, 1.02))
+        axes.legend(loc="lower right")
+        axes.grid(alpha=0.3)
 
 
 def _print(report: dict[str, Any]) -> None:

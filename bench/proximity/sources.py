@@ -22,14 +22,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Text:
-    """A stored text.
-
-    Attributes:
-        kind: "prose", "code" or "lists".
-        name: What it is called in reports.
-        sha256: Of the file.
-        ids: Its first tokens, `[N]`.
-    """
+    """The first ids of a stored text, `[N]`, with the sha256 of its file; its kind is "prose", "code" or "lists"."""
 
     kind: str
     name: str

@@ -3,45 +3,21 @@
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from typing import NamedTuple
 
-from sigma0.bench.simulation.replica import Replica
-from sigma0.bench.simulation.request import Request
+from sigma0.bench.simulation.replica import Replica, Request
 from sigma0.bench.simulation.routing import Router
 from sigma0.bench.simulation.traffic import Chat, Crowd
 
-_CHAT, _TURN, _PASS = range(3)
 
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums over all replicas from the beginning.
-
-    Attributes:
-        moment: When, seconds.
-        busy: Seconds in passes.
-        running: Requests that ran, summed over those seconds.
-        answered: Requests.
-        passes: How many.
-        rows: Rows in them.
-    """
-
-    moment: float
-    busy: float
-    running: float
-    answered: int
-    passes: int
-    rows: int
-
-
-@dataclass(frozen=True)
-class Course:
-    """What happened.
+class Course(NamedTuple):
+    """What happened from the first measured arrival until the last measured request was over.
 
     Attributes:
         requests: Those that were measured, in the order of their arrival, refused ones among them.
-        seconds: From the first measured arrival until the last measured one was answered or refused.
+        seconds: That it took.
         asked: Requests that came in that time.
         answered: Requests that were answered in it, whenever they came.
         busy: Share of that time in which a replica ran a pass.
@@ -71,7 +47,6 @@ class Cluster:
         asked: All requests so far, in the order of their arrival.
         area: Integral over time of the requests that have arrived and are not answered, seconds.
         answered: How many were answered.
-        refused: How many were refused; their chats end.
     """
 
     def __init__(self, replicas: Sequence[Replica], router: Router, crowd: Crowd) -> None:
@@ -81,9 +56,8 @@ class Cluster:
         self.now = 0.0
         self.asked: list[Request] = []
         self.area = 0.0
-        self.answered = self.refused = 0
-        self._inside = 0
-        self._events: list[tuple[float, int, int, Chat | int | None]] = []
+        self.answered = self._inside = 0
+        self._events: list[tuple[float, int, Callable[[], list[Request]]]] = []
         self._order = count()
         self._held: deque[Request] = deque()
         # as many as would wait at the replicas
@@ -91,7 +65,7 @@ class Cluster:
         self._busy = [False] * len(replicas)
         self._chats: dict[int, Chat] = {}
 
-    def run(self, warm: int, measured: int, advance: Callable[[int], None] = lambda done: None) -> Course:
+    def run(self, warm: int, measured: int) -> Course:
         """Lets requests come until those that are measured have been answered or refused.
 
         Others go on coming to the end, so that the last ones are measured under the same load, and none of those that
@@ -100,7 +74,6 @@ class Cluster:
         Args:
             warm: Requests before the measured ones, which only fill the replicas.
             measured: At least one.
-            advance: Told how many of them are over.
         """
         for chat, seconds in self.crowd.under_way():
             self._chats[chat.number] = chat
@@ -108,48 +81,52 @@ class Cluster:
             number = self.router.choose(Request(1, (1,), chat.kind, chat.number))
             assert number is not None, "nobody waits before the first request"
             self.replicas[number].remember(chat.number, chat.columns)
-            self._plan(seconds, _TURN, chat)
-        self._plan(self.crowd.wait(), _CHAT, None)
-        first: Totals | None = None
+            self._plan(seconds, partial(self._arrives, chat))
+        self._plan(self.crowd.wait(), self._begins)
+        first: Sequence[float] = ()
         over = 0
         while over < measured:
             done = self._step()
-            if first is None and len(self.asked) > warm:
+            if not first and len(self.asked) > warm:
                 first = self._totals()
-            if done:
-                over += sum(warm <= request.number < warm + measured for request in done)
-                advance(over)
-        assert first is not None
-        return self._course(tuple(self.asked[warm : warm + measured]), first, self._totals())
+            over += sum(warm <= request.number < warm + measured for request in done)
+        seconds, busy, running, answered, passes, rows = (
+            last - before for last, before in zip(self._totals(), first, strict=True)
+        )
+        return Course(
+            tuple(self.asked[warm : warm + measured]),
+            seconds,
+            len(self.asked) - warm,
+            int(answered),
+            busy / (seconds * len(self.replicas)),
+            running / (seconds * sum(replica.limits.running for replica in self.replicas)),
+            rows / max(passes, 1),
+        )
 
     def _step(self) -> list[Request]:
         """The next event; the requests that are over with it."""
-        moment, _, kind, what = heapq.heappop(self._events)
+        moment, _, event = heapq.heappop(self._events)
         self.area += self._inside * (moment - self.now)
         self.now = moment
-        if kind == _PASS:
-            assert isinstance(what, int)
-            return self._pass_ends(what)
-        if kind == _CHAT:
-            self._plan(self.crowd.wait(), _CHAT, None)
-            chat = self.crowd.begin()
-            self._chats[chat.number] = chat
-        else:
-            assert isinstance(what, Chat)
-            chat = what
-        return self._arrives(self.crowd.turn(chat))
+        return event()
 
-    def _plan(self, seconds: float, kind: int, what: Chat | int | None) -> None:
-        heapq.heappush(self._events, (self.now + seconds, next(self._order), kind, what))
+    def _plan(self, seconds: float, event: Callable[[], list[Request]]) -> None:
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), event))
 
-    def _arrives(self, request: Request) -> list[Request]:
-        """Gives a request to a replica or holds it; itself, if it is refused."""
+    def _begins(self) -> list[Request]:
+        self._plan(self.crowd.wait(), self._begins)
+        chat = self.crowd.begin()
+        self._chats[chat.number] = chat
+        return self._arrives(chat)
+
+    def _arrives(self, chat: Chat) -> list[Request]:
+        """Gives a chat's next request to a replica or holds it; itself, if it is refused."""
+        request = self.crowd.turn(chat)
         request.arrived, request.number = self.now, len(self.asked)
         self.asked.append(request)
         number = self.router.choose(request)
-        if len(self._held) >= self._most_held if number is None else self.replicas[number].is_full:
+        if len(self._held) >= self._most_held if number is None else self.replicas[number].scheduler.is_full:
             request.refused = True
-            self.refused += 1
             del self._chats[request.session]
             return [request]
         self._inside += 1
@@ -166,9 +143,9 @@ class Cluster:
         self.router.note(number, replica.load)
 
     def _begin_if_idle(self, number: int) -> None:
-        if not self._busy[number] and self.replicas[number].has_work:
+        if not self._busy[number] and self.replicas[number].load:
             self._busy[number] = True
-            self._plan(self.replicas[number].begin_pass(self.now), _PASS, number)
+            self._plan(self.replicas[number].begin_pass(self.now), partial(self._pass_ends, number))
 
     def _pass_ends(self, number: int) -> list[Request]:
         replica = self.replicas[number]
@@ -180,47 +157,27 @@ class Cluster:
         self.answered += len(ended)
         for request in ended:
             chat = self._chats[request.session]
-            seconds = self.crowd.think(chat)
-            if seconds is None:
-                del self._chats[request.session]
+            if chat.turns:
+                self._plan(chat.turns[-1][1], partial(self._arrives, chat))
             else:
-                self._plan(seconds, _TURN, chat)
+                del self._chats[request.session]
         # all that there is room for enter the same pass
-        for other in (*self._let_in(), number):
-            self._begin_if_idle(other)
+        given = []
+        while self._held and (other := self.router.choose(self._held[0])) is not None:
+            self._give(other, self._held.popleft())
+            given.append(other)
+        for each in (*given, number):
+            self._begin_if_idle(each)
         return ended
 
-    def _let_in(self) -> list[int]:
-        """Gives requests that were held to replicas that have room now; these."""
-        given = []
-        while self._held:
-            number = self.router.choose(self._held[0])
-            if number is None:
-                break
-            self._give(number, self._held.popleft())
-            given.append(number)
-        return given
-
-    def _totals(self) -> Totals:
+    def _totals(self) -> Sequence[float]:
+        """Seconds, seconds in passes, requests that ran over those, answers, passes and rows of all replicas so far."""
         used = [replica.used(self.now) for replica in self.replicas]
-        return Totals(
+        return (
             self.now,
             sum(busy for busy, _ in used),
             sum(running for _, running in used),
             self.answered,
             sum(replica.passes for replica in self.replicas),
             sum(replica.rows_run for replica in self.replicas),
-        )
-
-    def _course(self, requests: tuple[Request, ...], first: Totals, last: Totals) -> Course:
-        seconds = last.moment - first.moment
-        places = sum(replica.limits.running for replica in self.replicas)
-        return Course(
-            requests,
-            seconds,
-            len(self.asked) - requests[0].number,
-            last.answered - first.answered,
-            (last.busy - first.busy) / (seconds * len(self.replicas)),
-            (last.running - first.running) / (seconds * places),
-            (last.rows - first.rows) / max(last.passes - first.passes, 1),
         )

@@ -1,35 +1,94 @@
-"""`python -m sigma0.bench simulate`: SIMULATED fleets of replicas, out of measured pass times and measured depths."""
+"""`passes` times the engine's passes and keeps depths; `simulate` makes SIMULATED fleets of replicas out of them."""
 
-import platform
-from collections.abc import Sequence
-from dataclasses import asdict, fields
-from datetime import datetime, timezone
-from importlib.metadata import version
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, TypeVar
 
+import torch
 import typer
+from rich.console import Console
 
-from sigma0.bench.core.conditions import git_commit
-from sigma0.bench.core.ledger import OWN, Conditions, SimulationRow, Tail, append_row, read_rows, repair
-from sigma0.bench.core.options import AsJsonLines, LedgerFile
+from sigma0.bench.core.conditions import describe
+from sigma0.bench.core.ledger import OWN, SimulationRow, append_row, read_rows, repair
+from sigma0.bench.core.options import LEDGER, AnswerTokens, AsJsonLines, LedgerFile
 from sigma0.bench.core.output import tell_rows
-from sigma0.bench.core.rows_systems import SIMULATION_SIZES, simulation_key
+from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
-from sigma0.bench.simulation.measure_command import INPUTS
 from sigma0.bench.simulation.routing import ROUTINGS
-from sigma0.bench.simulation.study import Fleets, Seen, Setting, counted_from
+from sigma0.bench.simulation.study import Fleets, Setting
 from sigma0.bench.simulation.study import simulate as simulate_one
-from sigma0.bench.simulation.table import print_simulation
+from sigma0.bench.simulation.table import checks_table, print_simulation
 from sigma0.bench.simulation.traffic import Traffic
+from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.options import Device, ModelArgument, StatedDtype
 from sigma0.errors import needs_extra
+from sigma0.models.load import load
 
+INPUTS = LEDGER.with_name("simulation-inputs.json")
+OWN_INPUTS = OWN.with_name(INPUTS.name)
 # Of the most that one replica answers whose chats stay, where no rates are given: routings that part chats from their
 # prefixes are full at the second already, none is before the last.
 LOADS = (0.25, 0.45, 0.7, 1.0)
 COMPARED = "random,least-loaded,session-affine,fleet,depth-aware,fleet-depth-aware"
-_LIBRARIES = ("sigma0-lm", "numpy")
+Value = TypeVar("Value")
+
+
+def passes(
+    model: ModelArgument = "pocket-large",
+    n: Annotated[int, typer.Option("-n", "--n", help="Prompts, one about each held-out story.")] = 150,
+    max_new_tokens: AnswerTokens = 32,
+    device: Device = "auto",
+    dtype: StatedDtype = "float32",
+    out: Annotated[Path, typer.Option(help="File of inputs to write.")] = OWN_INPUTS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the file instead of a table.")] = False,
+) -> None:
+    """Time the engine's passes by what is in them, and keep the exit depths of its answers for `simulate`.
+
+    Answers under the model's own exit setting are the short traffic, those of full depth the long one.
+    """
+    # the clock is the CPU time of one thread
+    torch.set_num_threads(1)
+    with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.simulation.measure import LIMITS, STEPS, measure_inputs
+
+        looped, tokenizer = load(model, device=device, dtype=dtype)
+        prompts = encode_prompts(looped, tokenizer, list(micro_world(n)), max_new_tokens)
+        where = "questions of pocket's world, test split, seed 0"
+        most = LIMITS.max_running
+        conditions = describe(looped, model, where, prompts, [None] * len(prompts), max_new_tokens, most)
+        with progress_bar("steps", STEPS, hidden=as_json) as advance:
+            found = measure_inputs(looped, tokenizer, conditions, prompts, looped.resolve_exit_config(None), advance)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(found.model_dump_json(indent=1) + "\n")
+    if as_json:
+        typer.echo(found.model_dump_json())
+    else:
+        print_inputs(found)
+        typer.echo(f"written to {out}")
+
+
+def print_inputs(found: Inputs) -> None:
+    """What was found, and how well the simulation of one replica agrees with the real one."""
+    times = found.pass_times
+    counts = [f"{point.rows}" for point in times.by_rows]
+    milliseconds = [f"{point.milliseconds:.3f}" for point in times.by_rows]
+    title = f"milliseconds of a pass by its rows ({found.clock})"
+    console = Console()
+    console.print(BenchTable(counts, [milliseconds], title, left=()).rich())
+    console.print(
+        f"and {times.request_ms:.3f} for each request, {times.chunk_ms:.3f} for each chunk of a prompt, "
+        f"{times.telling_ms:.3f} where a token is told, {times.token_ms:.3f} for each, {times.begun_ms:.3f} for each "
+        f"request that begins and {times.ended_ms:.3f} for each that ends; "
+        f"fitted to {times.passes:,} passes ({times.explained:.0%} of their variance)"
+    )
+    console.print(f"rounds took {min(times.paces):.2f} to {max(times.paces):.2f} times as long as that")
+    console.print("the machine was loaded with {:.1f} programs on {} processors".format(*found.machine_load))
+    for name, kind in found.kinds.items():
+        console.print(f"{name}: {len(kind.answers)} answers of {kind.passes:.1f} passes on average")
+    console.print(checks_table(found.checks).rich())
 
 
 def simulate(
@@ -62,29 +121,29 @@ def simulate(
     with one_line_errors(), needs_extra("bench"):
         if picture is not None and picture.suffix not in (".svg", ".png"):
             raise ValueError(f"--picture {str(picture)!r}: give a name that ends in .svg or .png")
-        found, digest = read_inputs(inputs)
         traffic = Traffic(short_share=short_share, turns=turns, think=think)
-        fleets = Fleets(found)
-        asked = rates_of(rates) or [round(load * fleets.most(traffic), 2) for load in LOADS]
+        fleets = Fleets(*read_inputs(inputs))
+        asked = _listed("--rates", [each for each in rates.split(",") if each], float, "numbers such as 5,7.5")
+        if not all(0 < each < float("inf") for each in asked):
+            raise ValueError(f"--rates {rates!r}: a rate is a number above 0, such as 5")
+        asked = asked or [round(load * fleets.most(traffic), 2) for load in LOADS]
+        counts = _listed("--replicas", replicas.split(","), int, "whole numbers such as 16,10000")
         settings = [
-            Setting(
-                routing=routing,
-                replicas=count,
-                rate=rate,
-                traffic=traffic,
-                requests=requests,
-                group=group,
-                seed=seed,
-                runs=runs,
-                warm=warm,
-                waiting=waiting,
-            )
-            for count in counts_of(replicas)
-            for rate in asked
-            for routing in named(routings)
+            Setting(routing, count, rate, traffic, requests, group, seed, runs, warm, waiting)
+            for count, rate, routing in product(counts, asked, dict.fromkeys(routings.split(",")))
         ]
         repair(out)
-        rows = _rows(fleets, digest, settings, out, as_json)
+        run = fleets.conditions.run
+        known = {row.key: row for row in read_rows(out) if row.run == run and isinstance(row, SimulationRow)}
+        rows = []
+        with progress_bar("simulated requests", len(settings) * requests, as_json) as advance:
+            for setting in settings:
+                row = known.get(setting.key(fleets.digest))
+                if row is None:
+                    row = simulate_one(fleets, setting)
+                    append_row(out, row)
+                rows.append(row)
+                advance(len(rows) * requests)
         if picture is not None:
             from sigma0.bench.simulation.picture import draw_simulation
 
@@ -92,90 +151,8 @@ def simulate(
     tell_rows(rows, as_json, lambda: print_simulation(rows), f"SIMULATED; {len(rows)} rows in {out}")
 
 
-def _rows(fleets: Fleets, digest: str, settings: Sequence[Setting], out: Path, hidden: bool) -> list[SimulationRow]:
-    """A row for each setting, out of the ledger where it has it."""
-    conditions = simulated_conditions(fleets.inputs.conditions)
-    began = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    known = {row.key: row for row in read_rows(out) if row.run == conditions.run and isinstance(row, SimulationRow)}
-    rows, before = [], 0
-    with progress_bar("simulated requests", sum(setting.requests for setting in settings), hidden) as advance:
-        for setting in settings:
-            row = known.get(key_of(setting, digest))
-            if row is None:
-                seen = simulate_one(fleets, setting, counted_from(before, advance))
-                row = to_row(fleets.inputs, conditions, began, digest, setting, seen)
-                append_row(out, row)
-            rows.append(row)
-            before += setting.requests
-            advance(before)
-    return rows
-
-
-def simulated_conditions(measured: Conditions) -> Conditions:
-    """Those of the inputs, with the code and the libraries that simulate."""
-    versions = {"python": platform.python_version(), **{each: version(each) for each in _LIBRARIES}}
-    return measured.model_copy(update={"commit": git_commit(), "versions": versions})
-
-
-def key_of(setting: Setting, digest: str) -> str:
-    """The key of a setting's row."""
-    return simulation_key(digest, setting.routing, sizes_of(setting), setting.rate, asdict(setting.traffic))
-
-
-def sizes_of(setting: Setting) -> dict[str, int]:
-    """How much is simulated, by the names of a row."""
-    named = {**vars(setting), "group": setting.members}
-    return {name: named[name] for name in SIMULATION_SIZES}
-
-
-def to_row(
-    inputs: Inputs, conditions: Conditions, began: str, digest: str, setting: Setting, seen: Seen
-) -> SimulationRow:
-    """The row of a setting."""
-    worst = max(inputs.checks, key=lambda check: check.off, default=None)
-    told: dict[Literal["measured", "simulated"], tuple[float, float, float]]
-    told = {} if worst is None else {"measured": worst.measured, "simulated": worst.simulated}
-    found: dict[str, Any] = {each.name: getattr(seen, each.name) for each in fields(seen)}
-    found.update(conditions.model_dump())
-    found.update(sizes_of(setting))
-    return SimulationRow(
-        **found,
-        time=began,
-        inputs_sha256=digest,
-        routing=setting.routing,
-        rate=setting.rate,
-        traffic=asdict(setting.traffic),
-        check_ms={name: Tail(p50=p50, p95=p95, p99=p99) for name, (p50, p95, p99) in told.items()},
-    )
-
-
-def named(text: str) -> list[str]:
-    """Names separated by commas, each once."""
-    return list(dict.fromkeys(text.split(",")))
-
-
-def rates_of(text: str) -> list[float]:
-    """Rates separated by commas; none where there is no text.
-
-    Raises:
-        ValueError: For what is no number above 0.
-    """
+def _listed(option: str, texts: Sequence[str], kind: Callable[[str], Value], what: str) -> list[Value]:
     try:
-        found = [float(each) for each in text.split(",") if each]
+        return [kind(each) for each in texts]
     except ValueError as error:
-        raise ValueError(f"--rates {text!r} is no list of numbers such as 5,7.5") from error
-    if not all(0 < each < float("inf") for each in found):
-        raise ValueError(f"--rates {text!r}: a rate is a number above 0, such as 5")
-    return found
-
-
-def counts_of(text: str) -> list[int]:
-    """Numbers of replicas separated by commas.
-
-    Raises:
-        ValueError: For what is no whole number.
-    """
-    try:
-        return [int(each) for each in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"--replicas {text!r} is no list of whole numbers such as 16,10000") from error
+        raise ValueError(f"{option} {','.join(texts)!r} is no list of {what}") from error

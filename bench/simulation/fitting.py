@@ -1,7 +1,7 @@
 """How the time of a pass grows with what is in it, by least squares over measured passes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,8 @@ FEWEST = 50
 STEPS = 3
 
 
-@dataclass(frozen=True)
-class TimedPass:
-    """One pass.
-
-    Attributes:
-        work: What it held.
-        seconds: It took.
-    """
+class TimedPass(NamedTuple):
+    """What a pass held, and the seconds that it took."""
 
     work: PassWork
     seconds: float
@@ -50,11 +44,13 @@ def fit_passes(rounds: Sequence[Sequence[TimedPass]]) -> PassTimes:
     bad = next((each for each in passes if each.work.rows < 1 or not 0 < each.seconds < float("inf")), None)
     if bad is not None:
         raise ValueError(f"a pass has at least 1 row and takes more than 0 seconds, got {bad}")
-    works = [each.work for each in passes]
-    rows = np.array([work.rows for work in works], dtype=np.float64)
+    rows = np.array([each.work.rows for each in passes], dtype=np.float64)
     knots = knots_for(int(rows.min()), int(rows.max()))
-    others = [[term(work) for term in TERMS.values()] for work in works]
-    parts = np.column_stack([_rises(rows, knots), np.array(others, dtype=np.float64)])
+    # how much of each rise from knot to knot the line has taken at some rows; of the first all
+    hats = np.column_stack([np.interp(rows, knots, each) for each in np.eye(len(knots))])
+    rises = np.cumsum(hats[:, ::-1], axis=1)[:, ::-1]
+    others = [[term(each.work) for term in TERMS.values()] for each in passes]
+    parts = np.column_stack([rises, np.array(others, dtype=np.float64)])
     took = 1000 * np.array([each.seconds for each in passes])
     number = np.repeat(np.arange(len(rounds)), [len(found) for found in rounds])
     paces = np.ones(len(rounds))
@@ -78,9 +74,11 @@ def _undisturbed(
     parts: NDArray[np.float64], took: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """The least squares of passes that did not take far longer than the others say, and which those are."""
+    from scipy.optimize import nnls
+
     kept = np.ones(len(took), dtype=np.bool_)
     for _ in range(2):
-        weights = _solve(parts[kept], took[kept])
+        weights: NDArray[np.float64] = nnls(parts[kept], took[kept])[0]
         errors = took - parts @ weights
         middle = np.median(errors[kept])
         kept = errors <= middle + OUTLIERS * max(float(np.median(np.abs(errors[kept] - middle))), 1e-9)
@@ -89,19 +87,4 @@ def _undisturbed(
 
 def knots_for(least: int, most: int) -> list[int]:
     """Rows at which the line by rows may bend, and its ends; the last two well apart, since it goes on behind them."""
-    inner = [knot for knot in KNOTS if least < knot < most / APART]
-    return [least, *inner, max(most, least + 1)]
-
-
-def _rises(rows: NDArray[np.float64], knots: Sequence[int]) -> NDArray[np.float64]:
-    """How much of each rise from knot to knot a line has taken at some rows, `[N, knots]`; of the first all."""
-    hats = np.column_stack([np.interp(rows, knots, np.eye(len(knots))[place]) for place in range(len(knots))])
-    found: NDArray[np.float64] = np.cumsum(hats[:, ::-1], axis=1)[:, ::-1]
-    return found
-
-
-def _solve(parts: NDArray[np.float64], took: NDArray[np.float64]) -> NDArray[np.float64]:
-    from scipy.optimize import nnls
-
-    weights: NDArray[np.float64] = nnls(parts, took)[0]
-    return weights
+    return [least, *(knot for knot in KNOTS if least < knot < most / APART), max(most, least + 1)]

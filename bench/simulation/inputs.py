@@ -1,21 +1,33 @@
 """What the simulation is fed with: measured times of passes and measured exit depths, with their conditions."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sigma0.bench.core.rows import Conditions
+from sigma0.bench.core.rows_systems import Tail
 from sigma0.bench.simulation.replica import PassWork, ReplicaLimits
 from sigma0.errors import one_line
 
 Count = Annotated[int, Field(ge=1)]
 Time = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0)]
+
+
+def percentiles(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Median, 95th and 99th percentile in milliseconds."""
+    p50, p95, p99 = (1000 * np.percentile(seconds, (50, 95, 99))).tolist()
+    return p50, p95, p99
+
+
+def tail_of(values: Sequence[float]) -> Tail:
+    """What `percentiles` gives, as a row has it."""
+    return Tail(**dict(zip(Tail.model_fields, values, strict=True)))
 
 
 class _Strict(BaseModel):
@@ -34,12 +46,7 @@ TERMS: Mapping[str, Callable[[PassWork], int]] = {
 
 
 class PassTime(_Strict):
-    """Time of a pass of so many rows, for the rows alone.
-
-    Attributes:
-        rows: Of the pass.
-        milliseconds: Fitted.
-    """
+    """Fitted milliseconds of a pass of so many rows, for the rows alone."""
 
     rows: Count
     milliseconds: Share
@@ -75,38 +82,23 @@ class PassTimes(_Strict):
     @model_validator(mode="after")
     def _in_order(self) -> "PassTimes":
         rows = [each.rows for each in self.by_rows]
-        if any(right <= left for left, right in pairwise(rows)):
-            raise ValueError(
-                f"points must stand by rising rows, got {rows}: sort them, and keep one of those that are equal"
-            )
+        if rows != sorted(set(rows)):
+            raise ValueError(f"points must stand by rising rows, each once, got {rows}: sort them")
         # there is no pass without a request
         if not self.by_rows[0].milliseconds + self.request_ms > 0:
-            raise ValueError(
-                f"a pass takes more than 0 milliseconds, got {self.by_rows[0].milliseconds:g} for its rows and "
-                f"{self.request_ms:g} for a request"
-            )
+            raise ValueError("a pass takes more than 0 milliseconds, got 0 for its rows and for a request")
         return self
 
 
 class MeasuredAnswer(_Strict):
-    """One answer of the model.
-
-    Attributes:
-        prompt: Ids of the prompt.
-        depths: Exit depth of each new token.
-    """
+    """One answer of the model: ids of its prompt, and the exit depth of each new token."""
 
     prompt: Count
     depths: Annotated[tuple[Count, ...], Field(min_length=1)]
 
 
 class Kind(_Strict):
-    """Answers under one exit setting.
-
-    Attributes:
-        exit_config: The setting.
-        answers: To the prompts, in their order.
-    """
+    """Answers to the prompts, in their order, under one exit setting."""
 
     exit_config: dict[str, Any]
     answers: Annotated[tuple[MeasuredAnswer, ...], Field(min_length=1)]
@@ -150,11 +142,7 @@ class Inputs(_Strict):
         conditions: Of the measurement.
         clock: What the times were taken with.
         machine_load: Programs that wanted to run at the end, a mean over 15 minutes, on how many processors.
-        loops: T.
-        running: Requests that shared passes at most.
-        pass_rows: Rows that prompts could bring a pass up to.
-        page: Columns of a page.
-        kept: Columns of K/V.
+        loops: As `ReplicaLimits` has it, like `running`, `pass_rows`, `page` and `kept`.
         pass_times: What a pass takes.
         kinds: Answers by the name of their traffic: `short` and `long`.
         checks: What the simulation makes of arrivals that the real engine was given too.
@@ -178,10 +166,12 @@ class Inputs(_Strict):
         return ReplicaLimits(self.loops, self.running, self.pass_rows, self.page, self.kept)
 
     @model_validator(mode="after")
-    def _within_loops(self) -> "Inputs":
+    def _possible(self) -> "Inputs":
         deepest = max(depth for kind in self.kinds.values() for answer in kind.answers for depth in answer.depths)
         if deepest > self.loops:
             raise ValueError(f"a token exits at loop {deepest} of {self.loops}: loops or depths are of another model")
+        if self.kept < self.page:
+            raise ValueError(f"kept must be at least {self.page}, got {self.kept}")
         return self
 
 
@@ -222,18 +212,14 @@ class PassClock:
     def __call__(self, work: PassWork) -> float:
         """Seconds of a pass that holds so much."""
         self.asked += 1
-        if work.rows > self._rows[-1]:
-            self.beyond += 1
+        self.beyond += work.rows > self._rows[-1]
         seconds = self._known.get(work)
         if seconds is None:
+            points = self._times.by_rows
+            right = min(max(bisect_left(self._rows, work.rows), 1), len(points) - 1)
+            low, high = points[right - 1], points[right]
+            slope = (high.milliseconds - low.milliseconds) / (high.rows - low.rows)
+            by_rows = max(low.milliseconds + slope * (max(work.rows, low.rows) - low.rows), points[0].milliseconds)
             beside = sum(getattr(self._times, name) * term(work) for name, term in TERMS.items())
-            milliseconds = self._by_rows(work.rows) + beside
-            seconds = self._known[work] = self._pace * milliseconds / 1000
+            seconds = self._known[work] = self._pace * (by_rows + beside) / 1000
         return seconds
-
-    def _by_rows(self, rows: int) -> float:
-        points = self._times.by_rows
-        right = min(max(bisect_left(self._rows, rows), 1), len(points) - 1)
-        low, high = points[right - 1], points[right]
-        slope = (high.milliseconds - low.milliseconds) / (high.rows - low.rows)
-        return max(low.milliseconds + slope * (max(rows, low.rows) - low.rows), points[0].milliseconds)

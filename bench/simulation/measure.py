@@ -13,9 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.core.rows import Conditions
 from sigma0.bench.simulation.fitting import TimedPass, fit_passes
-from sigma0.bench.simulation.inputs import Check, Inputs, Kind, MeasuredAnswer, PassClock
-from sigma0.bench.simulation.replica import PassWork, Replica
-from sigma0.bench.simulation.request import Request
+from sigma0.bench.simulation.inputs import Check, Inputs, Kind, MeasuredAnswer, PassClock, percentiles
+from sigma0.bench.simulation.replica import PassWork, Replica, Request
 from sigma0.bench.simulation.traffic import LONG, SHORT
 from sigma0.config import ExitConfig
 from sigma0.decode.kv_store import BlockShape
@@ -32,9 +31,11 @@ FITTED = (0.4, 0.65, 0.9)
 CHECKED = (0.3, 0.5, 0.8)
 # Courses of arrivals in each round at each of the loads that are checked.
 COURSES = 2
-PERCENTILES = (50, 95, 99)
+STEPS = ROUNDS * (2 + len(AT_ONCE) + len(FITTED) + len(CHECKED))
 # Moments, in seconds, and what comes then.
 Arrivals = list[tuple[float, EngineRequest]]
+# Ends of answers, and the seconds from arrival to them.
+Played = list[tuple[RequestOutput, float]]
 
 
 @dataclass
@@ -110,7 +111,7 @@ def measure_inputs(
     configs = {SHORT: short, LONG: ExitConfig(mode="full")}
     watches, done = [Stopwatch(model.device) for _ in range(ROUNDS)], iter(range(1, STEPS + 1))
     answers: dict[str, list[MeasuredAnswer]] = {name: [] for name in configs}
-    checks: dict[float, list[Course]] = {load: [] for load in CHECKED}
+    courses: dict[float, list[tuple[Arrivals, Played, Stopwatch]]] = {load: [] for load in CHECKED}
     most = 0.0
 
     def ready() -> Engine:
@@ -126,7 +127,10 @@ def measure_inputs(
         # the first steps of a process are slow
         play(ready(), [(0.0, job) for job in jobs[SHORT][:2]], Stopwatch(model.device))
         for name, asked in jobs.items():
-            answers[name] += [_alone(ready(), job, watch) for job in asked]
+            for job in asked:
+                ((end, _),) = play(ready(), [(0.0, job)], watch)
+                depths = tuple(token.depth for token in end.tokens)
+                answers[name].append(MeasuredAnswer(prompt=len(job.prompt_ids), depths=depths))
             advance(next(done))
         every = [*jobs[SHORT], *jobs[LONG]]
         for at_once in AT_ONCE:
@@ -136,11 +140,10 @@ def measure_inputs(
         for load in FITTED:
             play(ready(), at_random(every, load * most, f"{number}/{load}"), watch)
             advance(next(done))
-        for load, played in checks.items():
+        for load, played in courses.items():
             for course in range(COURSES):
-                arrivals = at_random(every, load * most, f"{number}/{load}/{course}")
-                own = Stopwatch(model.device)
-                played.append(Course(arrivals, play(ready(), arrivals, own), own.passes))
+                arrivals, own = at_random(every, load * most, f"{number}/{load}/{course}"), Stopwatch(model.device)
+                played.append((arrivals, play(ready(), arrivals, own), own))
             advance(next(done))
     shape = BlockShape.of(model, LIMITS.page_size)
     found = Inputs(
@@ -158,16 +161,8 @@ def measure_inputs(
         },
     )
     return found.model_copy(
-        update={"checks": tuple(check(found, load * most, played) for load, played in checks.items())}
+        update={"checks": tuple(check(found, load * most, played) for load, played in courses.items())}
     )
-
-
-STEPS = ROUNDS * (2 + len(AT_ONCE) + len(FITTED) + len(CHECKED))
-
-
-def _alone(engine: Engine, job: EngineRequest, watch: Stopwatch) -> MeasuredAnswer:
-    (answer,) = play(engine, [(0.0, job)], watch)
-    return MeasuredAnswer(prompt=len(job.prompt_ids), depths=tuple(token.depth for token in answer.done.tokens))
 
 
 def _crowded(engine: Engine, jobs: Sequence[EngineRequest], number: int, watch: Stopwatch) -> float:
@@ -183,35 +178,7 @@ def _crowded(engine: Engine, jobs: Sequence[EngineRequest], number: int, watch: 
     return seconds
 
 
-@dataclass(frozen=True)
-class Played:
-    """An answer of the real engine.
-
-    Attributes:
-        done: Its end.
-        seconds: From arrival to end.
-    """
-
-    done: RequestOutput
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Course:
-    """A course of arrivals that the real engine was given.
-
-    Attributes:
-        arrivals: The arrivals.
-        answers: To them, in their order.
-        passes: That it took.
-    """
-
-    arrivals: Arrivals
-    answers: Sequence[Played]
-    passes: Sequence[TimedPass]
-
-
-def play(engine: Engine, arrivals: Arrivals, watch: Stopwatch) -> list[Played]:
+def play(engine: Engine, arrivals: Arrivals, watch: Stopwatch) -> Played:
     """Gives the engine jobs at their moments, in a time in which nothing but its steps passes.
 
     Raises:
@@ -219,7 +186,7 @@ def play(engine: Engine, arrivals: Arrivals, watch: Stopwatch) -> list[Played]:
     """
     queue, now = list(arrivals)[::-1], 0.0
     began: dict[int, tuple[int, float]] = {}
-    found: dict[int, Played] = {}
+    found: dict[int, tuple[RequestOutput, float]] = {}
     while queue or engine.has_work:
         if not engine.has_work:
             now = max(now, queue[-1][0])
@@ -233,23 +200,8 @@ def play(engine: Engine, arrivals: Arrivals, watch: Stopwatch) -> list[Played]:
                 raise event
             if isinstance(event, RequestOutput):
                 number, moment = began[key]
-                found[number] = Played(event, now - moment)
+                found[number] = event, now - moment
     return [found[number] for number in range(len(found))]
-
-
-def replay(replica: Replica, arrivals: Sequence[tuple[float, Request]]) -> list[float]:
-    """The same for a simulated replica: seconds of each request from arrival to end."""
-    queue, now = list(arrivals)[::-1], 0.0
-    while queue or replica.has_work:
-        if not replica.has_work:
-            now = max(now, queue[-1][0])
-        while queue and queue[-1][0] <= now:
-            moment, request = queue.pop()
-            request.arrived = moment
-            replica.add(request)
-        now += replica.begin_pass(now)
-        replica.end_pass(now)
-    return [request.ended - request.arrived for _, request in arrivals]
 
 
 def at_random(jobs: Sequence[EngineRequest], rate: float, seed: str) -> Arrivals:
@@ -259,36 +211,34 @@ def at_random(jobs: Sequence[EngineRequest], rate: float, seed: str) -> Arrivals
     return list(zip(moments, rng.sample(jobs, len(jobs)), strict=True))
 
 
-def check(inputs: Inputs, rate: float, courses: Sequence[Course]) -> Check:
+def check(inputs: Inputs, rate: float, courses: Sequence[tuple[Arrivals, Played, Stopwatch]]) -> Check:
     """What the real engine took for arrivals at random, beside the simulation of the same ones.
 
     Each course is simulated at the pace of the machine meanwhile: what its passes took over what the fit says of them.
     """
     simulated, measured, paces = [], [], []
-    for course in courses:
+    for arrivals, played, watch in courses:
         fitted = PassClock(inputs.pass_times)
-        paces.append(sum(each.seconds for each in course.passes) / sum(fitted(each.work) for each in course.passes))
-        requests = [
-            (moment, _as_simulated(job, each.done))
-            for (moment, job), each in zip(course.arrivals, course.answers, strict=True)
-        ]
-        simulated += replay(Replica(inputs.limits, PassClock(inputs.pass_times, paces[-1])), requests)
-        measured += [each.seconds for each in course.answers]
+        paces.append(sum(each.seconds for each in watch.passes) / sum(fitted(each.work) for each in watch.passes))
+        replica = Replica(inputs.limits, PassClock(inputs.pass_times, paces[-1]))
+        requests, now = [], 0.0
+        for (moment, job), (end, _) in zip(arrivals, played, strict=True):
+            text = (*job.prompt_ids, *(token.id for token in end.tokens))
+            depths = tuple(token.depth for token in end.tokens)
+            requests.append(Request(len(job.prompt_ids), depths, text=text, arrived=moment))
+        queue = requests[::-1]
+        while queue or replica.load:
+            now = now if replica.load else max(now, queue[-1].arrived)
+            while queue and queue[-1].arrived <= now:
+                replica.add(queue.pop())
+            now += replica.begin_pass(now)
+            replica.end_pass(now)
+        simulated += [request.ended - request.arrived for request in requests]
+        measured += [seconds for _, seconds in played]
     return Check(
         rate=rate,
         requests=len(measured),
         paces=tuple(paces),
-        measured=_told(measured),
-        simulated=_told(simulated),
+        measured=percentiles(measured),
+        simulated=percentiles(simulated),
     )
-
-
-def _as_simulated(job: EngineRequest, done: RequestOutput) -> Request:
-    """A request of the real engine with the text and the depths that came of it."""
-    text = (*job.prompt_ids, *(token.id for token in done.tokens))
-    return Request(len(job.prompt_ids), tuple(token.depth for token in done.tokens), text=text)
-
-
-def _told(seconds: Sequence[float]) -> tuple[float, float, float]:
-    p50, p95, p99 = (1000 * np.percentile(seconds, PERCENTILES)).tolist()
-    return p50, p95, p99

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 from sigma0.bench.core.ledger import SimulationRow
 from sigma0.bench.core.output import drawing
 from sigma0.bench.simulation.routing import ROUTINGS
-from sigma0.bench.simulation.spread import interval, mean
+from sigma0.bench.simulation.table import over_runs, p95
 from sigma0.bench.simulation.traffic import LONG, SHORT
 
 # Colour-blind safe (Okabe and Ito).
@@ -19,31 +19,29 @@ MARKERS = dict(zip(ROUTINGS, "xvos^PDX", strict=True))
 
 
 def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> None:
-    """Draws the largest fleet: 95th percentiles in the queue and of both kinds of traffic, and what is refused.
-
-    Bars are 95 % intervals over the runs.
+    """Draws the largest fleet of a run: 95th percentiles with their intervals over the runs, and what is refused.
 
     Args:
         rows: Of one run.
         paths: Files to write, .png or .svg.
     """
     largest = max(row.replicas for row in rows)
-    shown = [row for row in rows if row.replicas == largest]
-    panels: dict[str, Callable[[SimulationRow], Sequence[float]]] = {
+    shown = sorted((row for row in rows if row.replicas == largest), key=lambda row: row.rate)
+    panels: dict[str, Callable[[SimulationRow], list[float]]] = {
         "queue, 95th percentile, ms": lambda row: [row.queue_ms.p95],
-        "answers of short depth, 95th percentile, ms": lambda row: _p95(row, SHORT),
-        "answers of full depth, 95th percentile, ms": lambda row: _p95(row, LONG),
+        "answers of short depth, 95th percentile, ms": lambda row: p95(row.by_kind_by_run_ms.get(SHORT, ())),
+        "answers of full depth, 95th percentile, ms": lambda row: p95(row.by_kind_by_run_ms.get(LONG, ())),
         "refused, %": lambda row: [100 * row.refused],
     }
     with drawing(paths, (16, 4.6)) as picture:
         for axis, (title, value) in zip(picture.subplots(1, len(panels)), panels.items(), strict=True):
-            for routing in dict.fromkeys(row.routing for row in shown):
-                mine = sorted((row for row in shown if row.routing == routing), key=lambda row: row.rate)
-                points = [(row.fleet_rate, values) for row in mine if (values := value(row))]
+            for routing in dict.fromkeys(row.routing for row in rows if row.replicas == largest):
+                mine = [row for row in shown if row.routing == routing and value(row)]
+                means = [over_runs(value(row)) for row in mine]
                 axis.errorbar(
-                    [rate for rate, _ in points],
-                    [mean(values) for _, values in points],
-                    yerr=[_half(values) for _, values in points],
+                    [row.fleet_rate for row in mine],
+                    [each.value for each in means],
+                    yerr=[each.interval[1] - each.value for each in means],
                     color=COLOURS[routing],
                     marker=MARKERS[routing],
                     markersize=5,
@@ -54,19 +52,10 @@ def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> Non
             axis.set_ylim(bottom=0)
             axis.xaxis.set_major_locator(MaxNLocator(4))
             axis.grid(alpha=0.3)
-        first = shown[0]
+        first = rows[0]
         picture.suptitle(
-            f"SIMULATION, not measured: {largest:,} replicas of {first.model} in groups of {first.group}, "
+            f"SIMULATION, not measured: {largest:,} replicas of {first.model} in groups of {shown[0].group}, "
             f"{first.requests:,} requests in {first.runs} run(s) a point, inputs {first.inputs_sha256[:12]}"
         )
         handles, labels = picture.axes[0].get_legend_handles_labels()
         picture.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-
-
-def _p95(row: SimulationRow, kind: str) -> list[float]:
-    return [tail.p95 for tail in row.by_kind_by_run_ms.get(kind, ())]
-
-
-def _half(values: Sequence[float]) -> float:
-    found = interval(values)
-    return 0.0 if found is None else found[1] - mean(values)

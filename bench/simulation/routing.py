@@ -6,165 +6,102 @@ with no delay. A request whose replica is full is refused; `random`, `two-choice
 another one, the others choose a full one only where all are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
-from typing import Protocol
 
-from sigma0.bench.simulation.loads import LoadTable
-from sigma0.bench.simulation.replica import Replica
-from sigma0.bench.simulation.request import Request
-from sigma0.bench.simulation.traffic import LONG, SHORT, Traffic
-
-
-class Router(Protocol):
-    """Chooses replicas."""
-
-    def choose(self, request: Request) -> int | None:
-        """The replica's number; None where the request is to wait at the router until one has room."""
-
-    def note(self, number: int, load: int) -> None:
-        """Is told of the requests that run or wait at a replica whenever they change."""
-
-
-class _Blind:
-    """Does not look at loads."""
-
-    def note(self, number: int, load: int) -> None:
-        """See `Router`."""
-
-
-class Drawn(_Blind):
-    """`random`: any of them.
-
-    Args:
-        replicas: To choose from.
-        rng: Of the draws.
-    """
-
-    def __init__(self, replicas: Sequence[Replica], rng: Random) -> None:
-        self._count, self._rng = len(replicas), rng
-
-    def choose(self, request: Request) -> int:
-        """See `Router`."""
-        return self._rng.randrange(self._count)
-
-
-class LessOfTwo(_Blind):
-    """`two-choices`: of two drawn at random the one with fewer requests.
-
-    Args:
-        replicas: To choose from.
-        rng: Of the draws.
-    """
-
-    def __init__(self, replicas: Sequence[Replica], rng: Random) -> None:
-        self._replicas, self._rng = replicas, rng
-
-    def choose(self, request: Request) -> int:
-        """See `Router`."""
-        count = len(self._replicas)
-        first, second = self._rng.randrange(count), self._rng.randrange(count)
-        return first if self._replicas[first].load <= self._replicas[second].load else second
-
-
-class Affine(_Blind):
-    """`session-affine`: every turn of a chat to the replica of its first, which is drawn.
-
-    Args:
-        replicas: To choose from.
-        seed: Of the draw, as a hash of the chat would be.
-    """
-
-    def __init__(self, replicas: Sequence[Replica], seed: str) -> None:
-        self._count, self._seed = len(replicas), seed
-
-    def choose(self, request: Request) -> int:
-        """See `Router`."""
-        return Random(f"{self._seed}/{request.session}").randrange(self._count)
-
-
-class Least:
-    """`least-loaded`: one with the fewest requests, drawn where there are several.
-
-    Args:
-        replicas: All of them.
-        rng: Of the draws.
-        among: Numbers of those to choose from.
-        holds: Whether requests wait at the router while none has room: `one-queue`.
-    """
-
-    def __init__(self, replicas: Sequence[Replica], rng: Random, among: Sequence[int], holds: bool = False) -> None:
-        self._rng, self._holds = rng, holds
-        self._running = replicas[among[0]].limits.running
-        self._loads = LoadTable(among)
-
-    def choose(self, request: Request) -> int | None:
-        """See `Router`."""
-        if self._holds and self._loads.least >= self._running:
-            return None
-        return self._loads.one_of_least(self._rng)
-
-    def note(self, number: int, load: int) -> None:
-        """See `Router`."""
-        self._loads.put(number, load)
-
-
-class Fleet:
-    """`fleet`: as `sigma0.serve.cluster.router.Fleet` chooses.
-
-    A chat goes back to the replica that read its last prompt as long as that one could begin it at once or has no more
-    to do than the others; all else goes to one with the fewest requests. Where several have as few, the real one takes
-    them in turn and this one draws.
-
-    Args:
-        replicas: All of them.
-        rng: Of the draws.
-        among: Numbers of those to choose from.
-    """
-
-    def __init__(self, replicas: Sequence[Replica], rng: Random, among: Sequence[int]) -> None:
-        self._replicas, self._rng = replicas, rng
-        self._loads = LoadTable(among)
-        self._home: dict[int, int] = {}
-
-    def choose(self, request: Request) -> int:
-        """See `Router`."""
-        home = self._home.get(request.session)
-        if home is None or not (self._replicas[home].has_room or self._replicas[home].load == self._loads.least):
-            home = self._loads.one_of_least(self._rng)
-        self._home[request.session] = home
-        return home
-
-    def note(self, number: int, load: int) -> None:
-        """See `Router`."""
-        self._loads.put(number, load)
-
-
-class Apart:
-    """Traffic of short and of long depth on replicas of its own, with a router for each.
-
-    Args:
-        short: The router of the short traffic.
-        long: That of the long traffic.
-        first_long: Number of the first replica that takes long traffic.
-    """
-
-    def __init__(self, short: Router, long: Router, first_long: int) -> None:
-        self._by_kind = {SHORT: short, LONG: long}
-        self._first_long = first_long
-
-    def choose(self, request: Request) -> int | None:
-        """See `Router`."""
-        return self._by_kind[request.kind].choose(request)
-
-    def note(self, number: int, load: int) -> None:
-        """See `Router`."""
-        self._by_kind[SHORT if number < self._first_long else LONG].note(number, load)
-
+from sigma0.bench.simulation.replica import Replica, Request
+from sigma0.bench.simulation.traffic import SHORT, Traffic
 
 # Routings that keep depths apart, and those that do the same with all traffic together: what to compare them with.
 TOGETHER = {"depth-aware": "least-loaded", "fleet-depth-aware": "fleet"}
 ROUTINGS = ("random", "two-choices", "least-loaded", "one-queue", "session-affine", "fleet", *TOGETHER)
+
+
+class LoadTable:
+    """Numbers by their loads: the least is found among ten thousand as soon as among ten.
+
+    Args:
+        numbers: All of them, with nothing to do.
+
+    Attributes:
+        least: The least load of any.
+    """
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._by_load: list[list[int]] = [list(numbers)]
+        self._place = {number: place for place, number in enumerate(numbers)}
+        self._load = dict.fromkeys(numbers, 0)
+        self.least = 0
+
+    def one_of_least(self, rng: Random) -> int:
+        """A number with the least load, drawn where there are several."""
+        equal = self._by_load[self.least]
+        return equal[int(rng.random() * len(equal))]
+
+    def put(self, number: int, load: int) -> None:
+        """Notes the load of a number."""
+        before = self._by_load[self._load[number]]
+        last, place = before.pop(), self._place[number]
+        if last != number:
+            before[place], self._place[last] = last, place
+        while len(self._by_load) <= load:
+            self._by_load.append([])
+        self._place[number] = len(self._by_load[load])
+        self._by_load[load].append(number)
+        self._load[number] = load
+        self.least = min(self.least, load)
+        while not self._by_load[self.least]:
+            self.least += 1
+
+
+class Router:
+    """Chooses replicas.
+
+    Args:
+        routing: One of `ROUTINGS`.
+        replicas: To choose from, with nothing to do.
+        short: How many of them the short traffic gets where depths are kept apart.
+        seed: Of its draws.
+    """
+
+    def __init__(self, routing: str, replicas: Sequence[Replica], short: int, seed: str) -> None:
+        self._routing = TOGETHER.get(routing, routing)
+        self._replicas, self._seed, self._rng = replicas, seed, Random(f"routing/{seed}")
+        every = range(len(replicas))
+        self._first_long = short if routing in TOGETHER else 0
+        self._long = LoadTable(every[self._first_long :])
+        self._short = LoadTable(every[: self._first_long]) if routing in TOGETHER else self._long
+        self._home: dict[int, int] = {}
+
+    def note(self, number: int, load: int) -> None:
+        """Is told of the requests that run or wait at a replica whenever they change."""
+        (self._short if number < self._first_long else self._long).put(number, load)
+
+    def choose(self, request: Request) -> int | None:
+        """The replica's number; None where the request is to wait at the router until one has room.
+
+        `fleet` is as `sigma0.serve.cluster.router.Fleet`: a chat goes back to the replica that read its last prompt as
+        long as that one could begin it at once or has no more to do than the others; all else goes to one with the
+        fewest requests. Where several have as few, the real one takes them in turn and this one draws.
+        """
+        replicas, loads, rng = self._replicas, self._short if request.kind == SHORT else self._long, self._rng
+        if self._routing == "random":
+            return rng.randrange(len(replicas))
+        if self._routing == "session-affine":
+            # as a hash of the chat would choose
+            return Random(f"{self._seed}/{request.session}").randrange(len(replicas))
+        if self._routing == "two-choices":
+            first, second = rng.randrange(len(replicas)), rng.randrange(len(replicas))
+            return first if replicas[first].load <= replicas[second].load else second
+        if self._routing == "one-queue" and loads.least >= replicas[0].limits.running:
+            return None
+        if self._routing == "fleet":
+            home = self._home.get(request.session)
+            if home is None or replicas[home].load >= max(replicas[home].limits.running, loads.least + 1):
+                home = loads.one_of_least(rng)
+            self._home[request.session] = home
+            return home
+        return loads.one_of_least(rng)
 
 
 def check_routing(routing: str, replicas: int, traffic: Traffic) -> None:
@@ -180,28 +117,3 @@ def check_routing(routing: str, replicas: int, traffic: Traffic) -> None:
             f"{routing} divides at least two replicas between short and long traffic, got {replicas} in a group and "
             f"short_share {traffic.short_share:g}: leave it out of --routings, or change these"
         )
-
-
-def router_for(routing: str, replicas: Sequence[Replica], short: int, seed: str) -> Router:
-    """The router of a name.
-
-    Args:
-        routing: One of `ROUTINGS`.
-        replicas: To choose from, with nothing to do.
-        short: How many of them the short traffic gets where depths are kept apart.
-        seed: Of its draws.
-    """
-    rng, every = Random(f"routing/{seed}"), range(len(replicas))
-    makers: dict[str, Callable[[], Router]] = {
-        "random": lambda: Drawn(replicas, rng),
-        "two-choices": lambda: LessOfTwo(replicas, rng),
-        "least-loaded": lambda: Least(replicas, rng, every),
-        "one-queue": lambda: Least(replicas, rng, every, holds=True),
-        "session-affine": lambda: Affine(replicas, seed),
-        "fleet": lambda: Fleet(replicas, rng, every),
-        "depth-aware": lambda: Apart(Least(replicas, rng, every[:short]), Least(replicas, rng, every[short:]), short),
-        "fleet-depth-aware": lambda: Apart(
-            Fleet(replicas, rng, every[:short]), Fleet(replicas, rng, every[short:]), short
-        ),
-    }
-    return makers[routing]()

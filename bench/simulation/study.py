@@ -8,39 +8,29 @@ group alone: where they know loads, a router of more replicas would have more to
 from their prefixes, it would part more of them.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from importlib.metadata import version
+from typing import Any, Literal
 
-import numpy as np
-
-from sigma0.bench.core.rows_systems import Tail
-from sigma0.bench.simulation.cluster import Cluster, Course
-from sigma0.bench.simulation.inputs import Inputs, PassClock
-from sigma0.bench.simulation.replica import Replica
-from sigma0.bench.simulation.request import Request
-from sigma0.bench.simulation.routing import TOGETHER, check_routing, router_for
-from sigma0.bench.simulation.spread import mean
+from sigma0.bench.core.conditions import git_commit
+from sigma0.bench.core.rows_systems import SIMULATION_SIZES, SimulationRow, Tail, simulation_key
+from sigma0.bench.simulation.cluster import Cluster
+from sigma0.bench.simulation.inputs import Inputs, PassClock, percentiles, tail_of
+from sigma0.bench.simulation.replica import Replica, Request
+from sigma0.bench.simulation.routing import TOGETHER, Router, check_routing
 from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
 
+_LIBRARIES = ("sigma0-lm", "numpy")
 # Answers of a replica that is never idle, from which its most is counted, and those before them.
 SATURATED, BEFORE = 4000, 400
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is simulated.
-
-    Attributes:
-        routing: A name out of `ROUTINGS`.
-        replicas: Of the fleet.
-        rate: Requests a second for each replica.
-        traffic: What is assumed of users.
-        requests: To measure, over all runs.
-        group: Replicas of a group at most.
-        seed: Of all draws.
-        runs: Independent ones, of a group each.
-        warm: Requests for each replica before the measured ones.
-        waiting: Requests that wait at a replica at most.
+    """What is simulated: a row's fields of the same names, but `group`, which is the most that a group may have.
 
     Raises:
         ValueError: For what is too small, does not divide, or cannot be simulated.
@@ -74,45 +64,15 @@ class Setting:
         """Replicas of each group: all, where they are fewer than a group may have."""
         return min(self.group, self.replicas)
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """How much is simulated, by the names of a row."""
+        named = {**vars(self), "group": self.members}
+        return {name: named[name] for name in SIMULATION_SIZES}
 
-@dataclass(frozen=True)
-class Seen:
-    """What came of a setting, as `SimulationRow` has it.
-
-    Attributes:
-        queue_ms: From arrival to admission, of answered requests, as are all times.
-        first_token_ms: From arrival to first token.
-        latency_ms: From arrival to last token.
-        by_kind_ms: The same by kind of traffic.
-        latency_by_run_ms: Of each run.
-        by_kind_by_run_ms: Of each run.
-        refused: Share of the requests.
-        drift_by_run: Mean latency of the later half of a run's requests over that of the earlier.
-        busy: Share of the time in which a replica ran a pass.
-        slots: Share of the slots that was taken.
-        rows_per_pass: Mean.
-        beyond: Share of the passes with more rows than any that was measured.
-        cached: Share of prompt columns that were found in a replica's prefix cache.
-        asked: Requests a second for each replica that came: fewer than `rate` where chats are refused and end, or turns
-            come later because answers do.
-        answered: Requests a second for each replica.
-    """
-
-    queue_ms: Tail
-    first_token_ms: Tail
-    latency_ms: Tail
-    by_kind_ms: dict[str, Tail]
-    latency_by_run_ms: tuple[Tail, ...]
-    by_kind_by_run_ms: dict[str, tuple[Tail, ...]]
-    refused: float
-    drift_by_run: tuple[float, ...]
-    busy: float
-    slots: float
-    rows_per_pass: float
-    beyond: float
-    cached: float
-    asked: float
-    answered: float
+    def key(self, digest: str) -> str:
+        """That of its row, for inputs of this digest."""
+        return simulation_key(digest, self.routing, self.sizes, self.rate, asdict(self.traffic))
 
 
 class Fleets:
@@ -120,10 +80,18 @@ class Fleets:
 
     Args:
         inputs: Measured pass times and depths.
+        digest: Of their file.
+
+    Attributes:
+        conditions: Of the inputs, with the code and the libraries that simulate.
+        clock: Time of a pass of any replica.
     """
 
-    def __init__(self, inputs: Inputs) -> None:
-        self.inputs = inputs
+    def __init__(self, inputs: Inputs, digest: str) -> None:
+        self.inputs, self.digest = inputs, digest
+        self.began = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        versions = {"python": platform.python_version(), **{each: version(each) for each in _LIBRARIES}}
+        self.conditions = inputs.conditions.model_copy(update={"commit": git_commit(), "versions": versions})
         self.clock = PassClock(inputs.pass_times)
         self._most: dict[Traffic, float] = {}
 
@@ -155,11 +123,11 @@ class Fleets:
         """The group of a run, by the run's number."""
         # not of the routing, nor of the rate: all of them are asked by the same chats
         seed = f"{setting.seed}/{setting.replicas}/{number}"
-        limits = replace(self.inputs.limits, waiting=setting.waiting)
+        limits = self.inputs.limits._replace(waiting=setting.waiting)
         replicas = [Replica(limits, self.clock) for _ in range(setting.members)]
         short = self.short_replicas(setting) if setting.routing in TOGETHER else 0
         crowd = Crowd(self.inputs.kinds, setting.traffic, setting.rate * setting.members, seed)
-        return Cluster(replicas, router_for(setting.routing, replicas, short, seed), crowd)
+        return Cluster(replicas, Router(setting.routing, replicas, short, seed), crowd)
 
     def short_replicas(self, setting: Setting) -> int:
         """Replicas of a group for the short traffic alone, so that both sides are equally near their limits."""
@@ -169,78 +137,77 @@ class Fleets:
         return min(max(round(setting.members * short / (short + long)), 1), setting.members - 1)
 
 
-def simulate(fleets: Fleets, setting: Setting, advance: Callable[[int], None] = lambda done: None) -> Seen:
+def simulate(fleets: Fleets, setting: Setting) -> SimulationRow:
     """Simulates some runs of a group of a fleet.
 
     Args:
         fleets: What replicas are like.
         setting: What is simulated.
-        advance: Told how many requests are over.
 
     Raises:
         ValueError: If a run answers too few requests to tell anything.
     """
-    share = setting.requests // setting.runs
-    asked, beyond = fleets.clock.asked, fleets.clock.beyond
-    courses = []
-    for number in range(setting.runs):
-        cluster = fleets.group(setting, number)
-        courses.append(cluster.run(setting.warm * setting.members, share, counted_from(number * share, advance)))
-    return seen(courses, setting.members, (fleets.clock.beyond - beyond) / (fleets.clock.asked - asked))
-
-
-def counted_from(before: int, advance: Callable[[int], None]) -> Callable[[int], None]:
-    """Adds what was done before to what is told."""
-    return lambda done: advance(before + done)
-
-
-def seen(courses: Sequence[Course], members: int, beyond: float) -> Seen:
-    """All runs together."""
+    share, members, clock = setting.requests // setting.runs, setting.members, fleets.clock
+    asked, beyond = clock.asked, clock.beyond
+    courses = [fleets.group(setting, number).run(setting.warm * members, share) for number in range(setting.runs)]
     runs = [[request for request in course.requests if not request.refused] for course in courses]
-    asked = sum(len(course.requests) for course in courses)
     if min(map(len, runs)) < 2:
         raise ValueError("a run answered fewer than 2 requests: ask for more with --requests, or for fewer --runs")
-    latencies = tuple(_latency(run) for run in runs)
-    kinds = {
-        kind: tuple(_latency(mine) for run in runs if (mine := [each for each in run if each.kind == kind]))
-        for kind in (SHORT, LONG)
-    }
-    told = {kind: tails for kind, tails in kinds.items() if len(tails) == len(runs)}
     answered = [request for run in runs for request in run]
-    return Seen(
-        queue_ms=_together([_tail([each.started - each.arrived for each in run]) for run in runs]),
-        first_token_ms=_together([_tail([each.first - each.arrived for each in run]) for run in runs]),
+    latencies = _tails(runs, _latency)
+    kinds = {kind: [[each for each in run if each.kind == kind] for run in runs] for kind in (SHORT, LONG)}
+    by_kind = {kind: _tails(mine, _latency) for kind, mine in kinds.items() if all(mine)}
+    worst = max(fleets.inputs.checks, key=lambda check: check.off, default=None)
+    checks: dict[Literal["measured", "simulated"], Tail] = {}
+    if worst is not None:
+        checks = {"measured": tail_of(worst.measured), "simulated": tail_of(worst.simulated)}
+    return SimulationRow(
+        **fleets.conditions.model_dump(),
+        **setting.sizes,
+        time=fleets.began,
+        inputs_sha256=fleets.digest,
+        routing=setting.routing,
+        rate=setting.rate,
+        traffic=asdict(setting.traffic),
+        queue_ms=_together(_tails(runs, lambda each: each.started - each.arrived)),
+        first_token_ms=_together(_tails(runs, lambda each: each.first - each.arrived)),
         latency_ms=_together(latencies),
-        by_kind_ms={kind: _together(tails) for kind, tails in told.items()},
+        by_kind_ms={kind: _together(tails) for kind, tails in by_kind.items()},
         latency_by_run_ms=latencies,
-        by_kind_by_run_ms=told,
-        refused=1 - len(answered) / asked,
-        drift_by_run=tuple(map(drift, runs)),
-        busy=mean([course.busy for course in courses]),
-        slots=mean([course.slots for course in courses]),
-        rows_per_pass=mean([course.rows_per_pass for course in courses]),
-        beyond=beyond,
+        by_kind_by_run_ms=by_kind,
+        refused=1 - len(answered) / setting.requests,
+        drift_by_run=tuple(map(_drift, runs)),
+        busy=mean(course.busy for course in courses),
+        slots=mean(course.slots for course in courses),
+        rows_per_pass=mean(course.rows_per_pass for course in courses),
+        beyond=(clock.beyond - beyond) / (clock.asked - asked),
         cached=sum(request.cached for request in answered) / sum(request.prompt for request in answered),
-        asked=mean([course.asked / (course.seconds * members) for course in courses]),
-        answered=mean([course.answered / (course.seconds * members) for course in courses]),
+        asked=mean(course.asked / (course.seconds * members) for course in courses),
+        answered=mean(course.answered / (course.seconds * members) for course in courses),
+        check_ms=checks,
     )
 
 
-def drift(requests: Sequence[Request]) -> float:
+def mean(values: Iterable[float]) -> float:
+    """Of at least one."""
+    every = list(values)
+    return sum(every) / len(every)
+
+
+def _latency(request: Request) -> float:
+    return request.ended - request.arrived
+
+
+def _drift(requests: Sequence[Request]) -> float:
     """Mean latency of the later half over that of the earlier."""
-    seconds = [each.ended - each.arrived for each in requests]
-    middle = len(seconds) // 2
-    return mean(seconds[middle:]) / mean(seconds[:middle])
+    middle = len(requests) // 2
+    return mean(map(_latency, requests[middle:])) / mean(map(_latency, requests[:middle]))
 
 
-def _latency(requests: Sequence[Request]) -> Tail:
-    return _tail([each.ended - each.arrived for each in requests])
-
-
-def _tail(seconds: Sequence[float]) -> Tail:
-    p50, p95, p99 = (1000 * np.percentile(seconds, (50, 95, 99))).tolist()
-    return Tail(p50=p50, p95=p95, p99=p99)
+def _tails(runs: Sequence[Sequence[Request]], seconds: Callable[[Request], float]) -> tuple[Tail, ...]:
+    """Percentiles of a time in each run."""
+    return tuple(tail_of(percentiles([seconds(request) for request in run])) for run in runs)
 
 
 def _together(tails: Sequence[Tail]) -> Tail:
-    return Tail(**{name: mean([getattr(tail, name) for tail in tails]) for name in ("p50", "p95", "p99")})
+    return tail_of([mean(each) for each in zip(*(tail.model_dump().values() for tail in tails), strict=True)])

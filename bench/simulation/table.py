@@ -1,30 +1,16 @@
 """Rows of the simulation in tables, for the terminal and for Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
 from rich.console import Console
 
 from sigma0.bench.core.ledger import AnyRow, SimulationRow, Tail
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.simulation.inputs import Check
+from sigma0.bench.simulation.inputs import Check, tail_of
 from sigma0.bench.simulation.routing import TOGETHER
-from sigma0.bench.simulation.spread import interval, mean
+from sigma0.calibrate.bootstrap import Estimate, ratio
 
-HEADINGS = (
-    "replicas",
-    "requests/s",
-    "routing",
-    "refused",
-    "queue, ms",
-    "first token, ms",
-    "answer, ms",
-    "its p95",
-    "short, ms",
-    "long, ms",
-    "busy",
-    "slots",
-    "prefix found",
-)
 APART_HEADINGS = ("replicas", "requests/s", "apart", "together", "all, p95", "short, p95", "long, p95")
 CHECK_HEADINGS = ("requests/s", "requests", "engine, ms", "simulation, ms", "off by, %", "pace")
 # Of both tables, the columns that hold names.
@@ -40,23 +26,11 @@ GROWTH = 1.1
 FULL = 0.95
 
 
-def cells(row: SimulationRow) -> tuple[str, ...]:
-    """One row as text; times are the median, the 95th and the 99th percentile."""
-    kinds = (row.by_kind_ms.get(kind) for kind in ("short", "long"))
-    return (
-        f"{row.replicas:,}",
-        f"{row.fleet_rate:,.4g}" if row.fleet_rate < 1000 else f"{row.fleet_rate:,.0f}",
-        row.routing,
-        f"{row.refused:.1%}",
-        times(row.queue_ms),
-        times(row.first_token_ms),
-        times(row.latency_ms) + (" (unsettled)" if is_unsettled(row) else ""),
-        _between(interval([tail.p95 for tail in row.latency_by_run_ms]), ",.0f"),
-        *("-" if each is None else times(each) for each in kinds),
-        f"{row.busy:.0%}",
-        f"{row.slots:.0%}",
-        f"{row.cached:.0%}",
-    )
+def over_runs(values: Sequence[float]) -> Estimate:
+    """A mean over independent runs, with its interval by Student's t; of a single run that is its value."""
+    found = ratio(values, [1.0] * len(values))
+    assert found is not None
+    return found
 
 
 def times(tail: Tail) -> str:
@@ -64,18 +38,47 @@ def times(tail: Tail) -> str:
     return f"{tail.p50:,.0f} / {tail.p95:,.0f} / {tail.p99:,.0f}"
 
 
+def p95(tails: Sequence[Tail]) -> list[float]:
+    """The 95th percentile of each run."""
+    return [tail.p95 for tail in tails]
+
+
 def is_unsettled(row: SimulationRow) -> bool:
     """Whether the slots were full or answers took longer in the later half of the runs.
 
     Its times would be others had one looked longer: until the queues are full, and requests are refused.
     """
-    found = interval(row.drift_by_run)
-    is_growing = mean(row.drift_by_run) > GROWTH and (found is None or found[0] > 1)
-    return is_growing or row.slots >= FULL
+    drift = over_runs(row.drift_by_run)
+    return (drift.value > GROWTH and drift.interval[0] > 1) or row.slots >= FULL
 
 
-def _between(found: tuple[float, float] | None, form: str) -> str:
-    return "-" if found is None else f"{max(found[0], 0):{form}} to {found[1]:{form}}"
+def _kind(row: SimulationRow, kind: str) -> str:
+    return times(row.by_kind_ms[kind]) if kind in row.by_kind_ms else "-"
+
+
+# A row as text; times are the median, the 95th and the 99th percentile.
+COLUMNS: Mapping[str, Callable[[SimulationRow], str]] = {
+    "replicas": lambda row: f"{row.replicas:,}",
+    "requests/s": lambda row: f"{row.fleet_rate:,.4g}" if row.fleet_rate < 1000 else f"{row.fleet_rate:,.0f}",
+    "routing": lambda row: row.routing,
+    "refused": lambda row: f"{row.refused:.1%}",
+    "queue, ms": lambda row: times(row.queue_ms),
+    "first token, ms": lambda row: times(row.first_token_ms),
+    "answer, ms": lambda row: times(row.latency_ms) + (" (unsettled)" if is_unsettled(row) else ""),
+    "its p95": lambda row: (
+        "{:,.0f} to {:,.0f}".format(*over_runs(p95(row.latency_by_run_ms)).interval) if row.runs > 1 else "-"
+    ),
+    "short, ms": lambda row: _kind(row, "short"),
+    "long, ms": lambda row: _kind(row, "long"),
+    "busy": lambda row: f"{row.busy:.0%}",
+    "slots": lambda row: f"{row.slots:.0%}",
+    "prefix found": lambda row: f"{row.cached:.0%}",
+}
+
+
+def cells(row: SimulationRow) -> list[str]:
+    """One row as text."""
+    return [column(row) for column in COLUMNS.values()]
 
 
 def apart_cells(rows: Sequence[SimulationRow]) -> list[tuple[str, ...]]:
@@ -89,21 +92,18 @@ def apart_cells(rows: Sequence[SimulationRow]) -> list[tuple[str, ...]]:
         other = known.get((row.replicas, row.rate, TOGETHER.get(row.routing, "")))
         if other is None:
             continue
-        ratios = [
-            _ratio(row.latency_by_run_ms, other.latency_by_run_ms),
-            *(_ratio(row.by_kind_by_run_ms.get(kind), other.by_kind_by_run_ms.get(kind)) for kind in ("short", "long")),
-        ]
+        mine, others = ({"all": each.latency_by_run_ms, **each.by_kind_by_run_ms} for each in (row, other))
+        ratios = [_ratio(mine.get(kind, ()), others.get(kind, ())) for kind in ("all", "short", "long")]
         unsettled = " (unsettled)" if is_unsettled(row) or is_unsettled(other) else ""
         found.append((*cells(row)[:3], other.routing + unsettled, *ratios))
     return found
 
 
-def _ratio(mine: Sequence[Tail] | None, others: Sequence[Tail] | None) -> str:
+def _ratio(mine: Sequence[Tail], others: Sequence[Tail]) -> str:
     if not mine or not others:
         return "-"
-    ratios = [one.p95 / other.p95 for one, other in zip(mine, others, strict=True)]
-    found = interval(ratios)
-    return f"{mean(ratios):.2f}" + (f" ({_between(found, '.2f')})" if found else "")
+    found = over_runs([one / other for one, other in zip(p95(mine), p95(others), strict=True)])
+    return f"{found.value:.2f}" + (" ({:.2f} to {:.2f})".format(*found.interval) if len(mine) > 1 else "")
 
 
 def latest_simulation(rows: Sequence[AnyRow]) -> list[SimulationRow]:
@@ -151,32 +151,27 @@ def checks_table(checks: Sequence[Check]) -> BenchTable:
     """The real engine beside the simulation of the same arrivals, at each load."""
     lines = []
     for check in checks:
-        real, simulated = (Tail(p50=p50, p95=p95, p99=p99) for p50, p95, p99 in (check.measured, check.simulated))
-        pace = f"{mean(check.paces):.2f} ({min(check.paces):.2f} to {max(check.paces):.2f})"
+        real, simulated = tail_of(check.measured), tail_of(check.simulated)
+        pace = f"{fmean(check.paces):.2f} ({min(check.paces):.2f} to {max(check.paces):.2f})"
         asked = f"{check.rate:.1f}", f"{check.requests:,}"
         lines.append((*asked, times(real), times(simulated), _off(real, simulated), pace))
     return BenchTable(CHECK_HEADINGS, lines, left=())
 
 
-def markdown(rows: Sequence[SimulationRow]) -> str:
-    """The table for a page."""
-    return BenchTable(HEADINGS, [cells(row) for row in rows], left=LEFT).markdown()
+def tables(rows: Sequence[SimulationRow]) -> list[BenchTable]:
+    """All rows, and what keeping depths apart changes where that was simulated."""
+    apart = BenchTable(APART_HEADINGS, apart_cells(rows), "SIMULATED: depths apart over depths together", LEFT)
+    title = "SIMULATED, not measured; p50 / p95 / p99"
+    return [BenchTable(list(COLUMNS), [cells(row) for row in rows], title, LEFT), *([apart] if apart.rows else [])]
 
 
 def whole(rows: Sequence[SimulationRow]) -> str:
     """Every row with what it holds for, as a Markdown page."""
-    found = f"# A simulation of fleets\n\n{about(rows[0], sorted({row.group for row in rows}))}\n\n{markdown(rows)}\n"
-    apart = BenchTable(APART_HEADINGS, apart_cells(rows), left=LEFT)
-    return f"{found}\n## Depths apart\n\n{APART}\n\n{apart.markdown()}\n" if apart.rows else found
+    every, *apart = (table.markdown() for table in tables(rows))
+    found = f"# A simulation of fleets\n\n{about(rows[0], sorted({row.group for row in rows}))}\n\n{every}\n"
+    return found + "".join(f"\n## Depths apart\n\n{APART}\n\n{each}\n" for each in apart)
 
 
 def print_simulation(rows: Sequence[SimulationRow]) -> None:
     """The rows in a terminal."""
-    console = Console(width=max(Console().width, 240))
-    tables = (
-        BenchTable(HEADINGS, [cells(row) for row in rows], "SIMULATED, not measured; p50 / p95 / p99", LEFT),
-        BenchTable(APART_HEADINGS, apart_cells(rows), "SIMULATED: depths apart over depths together", LEFT),
-    )
-    for table in tables:
-        if table.rows:
-            console.print(table.rich())
+    Console(width=max(Console().width, 240)).print(*(table.rich() for table in tables(rows)))

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
 from sigma0.bench.simulation.inputs import Kind, MeasuredAnswer
-from sigma0.bench.simulation.request import Request
+from sigma0.bench.simulation.replica import Request
 
 SHORT, LONG = "short", "long"
 
@@ -37,13 +37,9 @@ class Traffic:
 
 @dataclass(slots=True)
 class Chat:
-    """A chat under way.
+    """A chat under way, with the columns of all its turns so far.
 
-    Attributes:
-        number: Of the chat.
-        kind: Of its traffic.
-        columns: Of all turns so far.
-        turns: Those to come, the next one last: what is asked, and the seconds from the answer before to it.
+    Of the turns to come, the next one last: what is asked, and the seconds from the answer before to it.
     """
 
     number: int
@@ -58,16 +54,14 @@ class Crowd:
     Args:
         kinds: Measured answers by kind of traffic.
         traffic: What is assumed of users.
-        rate: Requests a second, turns counted; chats begin as a Poisson process.
+        rate: Requests a second, above 0, turns counted; chats begin as a Poisson process.
         seed: Of the draws.
 
     Raises:
-        ValueError: For a rate that is not above 0, or a kind of traffic of which nothing was measured.
+        ValueError: For a kind of traffic of which nothing was measured.
     """
 
     def __init__(self, kinds: Mapping[str, Kind], traffic: Traffic, rate: float, seed: str) -> None:
-        if not rate > 0:
-            raise ValueError(f"the rate must be above 0 requests a second, got {rate}")
         asked = {SHORT: traffic.short_share > 0, LONG: traffic.short_share < 1}
         missing = [kind for kind, is_asked in asked.items() if is_asked and kind not in kinds]
         if missing:
@@ -134,7 +128,3 @@ class Crowd:
         request = Request(chat.columns + answer.prompt, answer.depths, chat.kind, chat.number)
         chat.columns += answer.prompt + len(answer.depths)
         return request
-
-    def think(self, chat: Chat) -> float | None:
-        """Seconds until the next turn; None where the chat ends."""
-        return chat.turns[-1][1] if chat.turns else None

@@ -6,9 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
+from sigma0.bench.effort.measure import Dice, Ended, Rates, WhereIs, check, questions, simulate
 from sigma0.bench.effort.report import FLAT_HIGH, POLICIES, summarise
-from sigma0.bench.effort.simulation import Dice, Rates, Simulated, is_right, simulate
-from sigma0.bench.effort.world import WhereIs, check, questions
 from sigma0.bench.pocket.world import draw
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.desk import Desk
@@ -51,7 +50,7 @@ def test_perfect_verifiers_accept_nothing_wrong_and_blind_ones_everything():
         runs = [simulate(config, perfect, seed) for seed in range(40)]
         assert not any(run.accepted and not run.right for run in runs) and any(run.accepted for run in runs)
         assert all(run.accepted and not run.right for run in (simulate(config, blind, seed) for seed in range(5)))
-    assert simulate(FLAT_HIGH, blind, 0) == Simulated(True, False, 5, 2.0 + 5 * 8.0)
+    assert simulate(FLAT_HIGH, blind, 0) == Ended(True, False, 5, 2.0 + 5 * 8.0)
 
 
 def test_a_simulation_is_repeatable_and_its_odds_are_checked():
@@ -59,16 +58,15 @@ def test_a_simulation_is_repeatable_and_its_odds_are_checked():
     for bad in ({"repaired": 1.2}, {"false_pass": {"huge": 0.1}}, {"luck": 1}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             Rates(**bad)
-    assert is_right("right 3") and not is_right("wrong 3") and not is_right(None)
 
 
 def test_runs_are_summed_up():
-    runs = [Simulated(True, True, 5, 1.0), Simulated(True, False, 7, 1.0), Simulated(False, True, 9, 1.0)]
-    found = summarise("x", runs, [2.0, 4.0, 6.0])
+    runs = [Ended(True, True, 5, 2.0), Ended(True, False, 7, 4.0), Ended(False, True, 9, 6.0)]
+    found = summarise("x", runs)
     assert found.accepted_right.value == found.accepted_wrong.value == pytest.approx(1 / 3)
     assert found.wrong_of_accepted.value == 0.5 and found.right.value == pytest.approx(2 / 3)
     assert found.verifications.value == 7 and found.cost.value == 4
-    assert summarise("x", runs[2:], [1.0]).wrong_of_accepted is None
+    assert summarise("x", runs[2:]).wrong_of_accepted is None
 
 
 def test_the_task_asks_what_the_world_can_answer():
@@ -84,7 +82,7 @@ def test_the_task_asks_what_the_world_can_answer():
         told = item.answer[0].lower() + item.answer[1:] if " " in subject else item.answer
         return f"Yes, {told}" if place == item.key else f"No, {told}"
 
-    found = check(FLAT_HIGH, item, solver, ScriptedChat(judge), 0.7, 0, lambda: None)
+    found = check(FLAT_HIGH, item, solver, ScriptedChat(judge), 0.7, 0)
     assert (found.accepted, found.right, found.first_right, found.verifications) == (True, True, False, 6)
     assert solver.calls[1]["messages"] == solver.calls[0]["messages"]
     assert solver.calls[1]["seed"] != solver.calls[0]["seed"]
@@ -99,14 +97,9 @@ def test_a_sentence_of_another_form_passes_nothing(said):
 
 
 def test_questions_of_another_family_are_refused():
-    item = next(
-        item
-        for index in range(50)
-        for item in draw("test", 0, index, questions=1).items
-        if item.family != "where"
-    )  # fmt: skip
+    items = (draw("test", 0, index, questions=1).items[0] for index in range(50))
     with pytest.raises(ValueError, match="no place to verify"):
-        WhereIs(item)
+        WhereIs(next(item for item in items if item.family != "where"))
 
 
 def test_the_command_says_what_is_simulated(tmp_path):

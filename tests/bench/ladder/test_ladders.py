@@ -9,13 +9,12 @@ from typer.testing import CliRunner
 import sigma0
 import sigma0.bench.ladder.command as command
 from sigma0.bench.__main__ import app
-from sigma0.bench.core.ledger import LEDGER, LadderRow, read_rows
+from sigma0.bench.core.ledger import LadderRow, read_rows
 from sigma0.bench.ladder.measure import (
     LARGE,
     LOT,
     LOTS,
     SMALL,
-    Point,
     Setting,
     answer_settings,
     at_cost,
@@ -24,29 +23,36 @@ from sigma0.bench.ladder.measure import (
 )
 from sigma0.bench.ladder.tables import ladder_runs, ladder_table, setting_name, shown
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.calibrate.bootstrap import Estimate
 from sigma0.calibrate.prompts import Prompt
 from sigma0.ladder import Always, AnyOf, Entropy, FidelityLadder, Never, Random, Rung, Saturation
 from sigma0.ladder.triggers import trigger_to_dict
 from sigma0.signals.verdict import DoorPolicy
+from tests.bench.core.test_ledger import CONDITIONS
 from tests.ladder.conftest import looped, rungs, tokenizer  # noqa: F401
 
 STORY = "Mary went to the park. Leo went to the office."
 PROMPTS = [Prompt(f"{STORY} Where is {name}?") for name in ("Mary", "Leo", "Tom")]
 
 
-def point(cost, right, family="one"):
-    return Point(Setting(family, Never()), *(Estimate(value, (value, value)) for value in (right, cost, 1.0)), 1, 0, 0)
+FIGURES = ("accuracy", "cost", "seconds")
+SHARED = {**CONDITIONS, "time": "now", "above": "large", "above_sha256": "", "exit_config": {}}
+
+
+def made(**changes):
+    """A row, with figures that have no width."""
+    figures = {key: dict.fromkeys(("value", "low", "high"), changes.pop(key, 1)) for key in FIGURES}
+    rest = dict.fromkeys(("stay", "row_cost", "handed_up", "catch_ups"), 0) | {"unit": "token", "warm_start": False}
+    return LadderRow.model_validate({**SHARED, **rest, "family": "one", "policy": {}, **figures, **changes})
 
 
 @pytest.mark.slow
 def test_points_are_what_the_ladder_itself_says(rungs):  # noqa: F811
     settings = [Setting(SMALL, Never()), Setting("always", Always()), Setting("random", Random(0.5))]
     told = []
-    found = measure(*rungs, PROMPTS, settings, 5, lambda: told.append(1))
+    found = measure(*rungs, PROMPTS, settings, 5, SHARED, lambda: told.append(1))
     assert len(told) == 3 * 4
     large, small, always, chance, *lots = found
-    assert large.setting.family == LARGE and large.accuracy.value == large.cost.value == large.seconds.value == 1
+    assert large.family == LARGE and large.accuracy.value == large.cost.value == large.seconds.value == 1
     alone = [FidelityLadder([rung], policy=Never()) for rung in rungs]
     texts = [[ladder.generate(prompt.content, max_new_tokens=5) for prompt in PROMPTS] for ladder in alone]
     bytes_read = [sum(each.bytes_read for each in of_one) for of_one in texts]
@@ -58,9 +64,9 @@ def test_points_are_what_the_ladder_itself_says(rungs):  # noqa: F811
     assert always.cost.value > 1
     assert 0 < chance.handed_up < 1
     # one of the two models for each question: neither runs in vain
-    assert [(each.setting.family, each.setting.policy.rate) for each in lots] == [(LOT, rate) for rate in LOTS]
+    assert [(each.family, each.policy["rate"]) for each in lots] == [(LOT, rate) for rate in LOTS]
     for each in lots:
-        rate = each.setting.policy.rate
+        rate = each.policy["rate"]
         assert each.accuracy.value == pytest.approx((1 - rate) * small.accuracy.value + rate)
         assert each.cost.value == pytest.approx((1 - rate) * small.cost.value + rate)
 
@@ -69,7 +75,7 @@ def test_chance_is_drawn_anew_for_every_prompt(rungs):  # noqa: F811
     """A ladder that begins anew draws the same positions anew: whole answers would go up all, or none."""
     half = Setting("random", Random(0.5), unit="answer")
     prompts = [Prompt(f"{STORY} Where is {number}?") for number in range(8)]
-    point = measure(*rungs, prompts, [half], 2)[1]
+    point = measure(*rungs, prompts, [half], 2, SHARED)[1]
     assert 0.1 < point.handed_up < 0.9
 
 
@@ -77,13 +83,13 @@ def test_known_answers_decide_where_they_are_known(rungs):  # noqa: F811
     alone = FidelityLadder([rungs[1]], policy=Never())
     answers = [alone.generate(prompt.content, max_new_tokens=4).text for prompt in PROMPTS[:2]]
     known = [replace(PROMPTS[0], answer=answers[0]), replace(PROMPTS[1], answer="nowhere")]
-    assert measure(*rungs, known, [], 4)[0].accuracy.value == 0.5
+    assert measure(*rungs, known, [], 4, SHARED)[0].accuracy.value == 0.5
     with pytest.raises(ValueError, match="some have none"):
-        measure(*rungs, [known[0], PROMPTS[1]], [], 4)
+        measure(*rungs, [known[0], PROMPTS[1]], [], 4, SHARED)
 
 
 def test_curves_are_read_between_their_points():
-    curve = [point(0.6, 0.9), point(0.4, 0.8), point(0.8, 0.95)]
+    curve = [made(cost=cost, accuracy=right) for cost, right in ((0.6, 0.9), (0.4, 0.8), (0.8, 0.95))]
     assert at_cost(curve, 0.5) == pytest.approx(0.85)
     assert at_cost(curve, 0.3) is None and at_cost([], 0.3) is None
 
@@ -91,7 +97,6 @@ def test_curves_are_read_between_their_points():
 def test_settings_hold_all_baselines():
     for settings in (token_settings(DoorPolicy()), answer_settings(DoorPolicy())):
         assert {SMALL, "random", "entropy", "saturation or entropy"} <= {each.family for each in settings}
-    assert {each.unit for each in answer_settings(DoorPolicy())} == {"answer"}
 
 
 def test_a_setting_is_named_by_its_numbers():
@@ -120,31 +125,21 @@ def test_the_command_writes_rows_and_draws_them(tmp_path):
 
 @pytest.mark.exhaustive
 def test_the_command_measures_hard_stories_under_another_exit(tmp_path, monkeypatch):
-    points = [Setting("small only", Never()), Setting("always", Always())]
-    monkeypatch.setitem(command.UNITS, "token", lambda doors: points)
-    ledger, picture = tmp_path / "ledger.jsonl", tmp_path / "curves.svg"
-    asked = ["ladder", "--n", "3", "--exit-config", '{"q": 0.3}', "--out", str(ledger), "--picture", str(picture)]
-    result = CliRunner().invoke(app, asked)
+    monkeypatch.setitem(command.UNITS, "token", lambda doors: [Setting(SMALL, Never())])
+    ledger = tmp_path / "ledger.jsonl"
+    result = CliRunner().invoke(app, ["ladder", "--n", "3", "--exit-config", '{"q": 0.3}', "--out", str(ledger)])
     assert result.exit_code == 0, result.output
     rows = read_rows(ledger)
-    assert all(isinstance(row, LadderRow) for row in rows) and len(rows) == 2 * (3 + len(LOTS))
-    assert [row.part for row in rows] == ["choice"] * (3 + len(LOTS)) + ["report"] * (3 + len(LOTS))
+    assert [row.part for row in rows] == ["choice"] * (2 + len(LOTS)) + ["report"] * (2 + len(LOTS))
     assert "calibration split" in rows[0].prompts and "test split" in rows[-1].prompts
-    assert rows[0].prompts_sha256 != rows[-1].prompts_sha256
-    large, small, always = rows[3 + len(LOTS) :][:3]
-    assert [row.family for row in (large, small, always)] == ["large only", "small only", "always"]
-    assert large.cost.value == 1.0 and small.handed_up == 0.0 and always.handed_up == 1.0
-    # the text is the larger model's, its cost on top of the small one's
-    assert always.accuracy == large.accuracy
-    assert always.cost.value == pytest.approx(small.cost.value + 1.0, rel=0.2)
-    assert small.exit_config["q"] == 0.3 and picture.read_text().startswith("<?xml")
+    assert rows[0].prompts_sha256 != rows[-1].prompts_sha256 and rows[0].exit_config["q"] == 0.3
 
 
 def test_costs_are_those_of_passes_and_blocks():
     models = [sigma0.load(name, dtype="float32") for name in ("pocket", "pocket-large")]
     pair = [Rung.local(*model, name) for model, name in zip(models, ("small", "large"), strict=True)]
     prompts = list(micro_world(3, "test", 9, hard=True))
-    _, below, *_ = measure(*pair, prompts, [Setting(SMALL, Never())], 24)
+    _, below, *_ = measure(*pair, prompts, [Setting(SMALL, Never())], 24, SHARED)
     alone = [sigma0.generate(*models[0], each.content, max_new_tokens=24) for each in prompts]
     assert below.accuracy.value == sum(
         each.text.strip() == prompt.answer for each, prompt in zip(alone, prompts, strict=True)
@@ -157,22 +152,16 @@ def test_costs_are_those_of_passes_and_blocks():
 
 def test_settings_are_chosen_on_other_questions_than_they_are_reported_on():
     """The cheapest that is right often enough where it is chosen, whatever became of it where it is reported."""
-    row = next(row for row in read_rows(LEDGER) if isinstance(row, LadderRow))
-
-    def made(part, family, above, right, cost):
-        figures = {name: {"value": value, "low": value, "high": value} for name, value in
-                   (("accuracy", right), ("cost", cost))}  # fmt: skip
-        policy = {"kind": "entropy", "above": above}
-        changed = {"part": part, "family": family, "policy": policy, **figures}
-        return LadderRow.model_validate(row.model_dump() | changed)
-
     rows = []
     for part, eager, patient in (("choice", 0.80, 0.92), ("report", 0.95, 0.85)):
-        rows += [made(part, LARGE, 0, 0.94, 1.0), made(part, SMALL, 9, 0.7, 0.3)]
-        rows += [made(part, "entropy", 0.7, eager, 0.4), made(part, "entropy", 0.3, patient, 0.6)]
+        for family, above, right, cost in (
+            (LARGE, 0, 0.94, 1.0), (SMALL, 9, 0.7, 0.3), ("entropy", 0.7, eager, 0.4), ("entropy", 0.3, patient, 0.6)
+        ):  # fmt: skip
+            policy = {"kind": "entropy", "above": above}
+            rows.append(made(part=part, family=family, policy=policy, accuracy=right, cost=cost))
     *_, chosen = shown(rows)
     assert (chosen.part, chosen.policy["above"], chosen.accuracy.value) == ("report", 0.3, 0.85)
-    assert f"chosen on {row.n} questions of their own ({row.prompts})" in ladder_table(rows)
+    assert f"chosen on {chosen.n} questions of their own ({chosen.prompts})" in ladder_table(rows)
     reported = [each for each in rows if each.part == "report"]
     assert shown(reported)[-1].policy["above"] == 0.7
     assert "chosen on these very questions" in ladder_table(reported)

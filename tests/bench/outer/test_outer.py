@@ -10,14 +10,26 @@ from typer.testing import CliRunner
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import Conditions, read_rows
 from sigma0.bench.outer.command import PLAIN, RISING, choose, loops
-from sigma0.bench.outer.measure import Asked, Result, difference, hard_questions, run, run_vote, to_row
+from sigma0.bench.outer.measure import Asked, difference, hard_questions, run, run_vote, to_row
 from sigma0.bench.outer.table import latest_outer, levels_table, table
-from sigma0.bench.outer.ways import Learned, plain, planned, reasoned, routed, sampled, verified, vote, walked
+from sigma0.bench.outer.ways import (
+    Answered,
+    Learned,
+    plain,
+    planned,
+    reasoned,
+    routed,
+    sampled,
+    verified,
+    vote,
+    walked,
+)
 from sigma0.checkpoints import resolve_model
 from sigma0.reason.chat import Completion, ScriptedChat
 from sigma0.reason.desk import Desk
 from sigma0.reason.messages import Usage
 from sigma0.reason.trail import Trail
+from tests.bench.core.test_ledger import CONDITIONS
 
 PROBLEM = "The hat is with Mary. Mary went to the park. Where is the hat?"
 IN_PARK, IN_BARN = "The hat is in the park.", "The hat is in the barn."
@@ -26,6 +38,11 @@ USED = Usage(calls=2, completion_tokens=5, loop_passes=7, seconds=0.5)
 
 def ask(way, replies):
     return way(ScriptedChat(replies), Desk(Trail()), PROBLEM)
+
+
+def row_of(results, beside={}, weight=1.0, loops=6):  # noqa: B006
+    conditions = Conditions.model_validate({**CONDITIONS, "total_loops": loops})
+    return to_row("way", Asked(ScriptedChat([]), conditions, weight), results, beside, 0, "now")
 
 
 def test_a_vote_is_won_by_the_commonest_answer_and_of_several_by_the_first():
@@ -84,15 +101,14 @@ def test_rising_effort_says_how_many_reached_and_passed_each_level():
     replies = ([IN_PARK, park, barn, barn, barn], [IN_PARK, *[barn, park] * 5])
     checked = [ask(verified(RISING), each) for each in replies]
     assert [(one.answer, one.accepted) for one in checked] == [(IN_BARN, True), (IN_BARN, False)]
-    results = [Result(one.answer, False, one.accepted, USED, one.checks) for one in checked]
-    row = to_row("way", Asked(ScriptedChat([]), conditions(), 1.0), results, {}, 0, "now")
+    row = row_of(checked)
     found = {
         level: (rates.reached, rates.passed.value, rates.checks, rates.checks_passed.value)
         for level, rates in row.levels.items()
     }
     assert found == {"low": (2, 0.5, 11, 1 / 11), "medium": (1, 1.0, 2, 0.5), "high": (1, 1.0, 1, 1.0)}
     cells = levels_table([row]).rows
-    assert cells[0][:5] == ("way", "low", "2", "50.0 (1.3 to 98.7)", "5.5") and len(cells) == 3
+    assert cells[0][:5] == ["way", "low", "2", "50.0 (1.3 to 98.7)", "5.5"] and len(cells) == 3
     assert not levels_table([row.model_copy(update={"levels": {}})]).rows
 
 
@@ -104,28 +120,19 @@ def test_questions_are_of_the_hard_half_and_always_the_same():
     assert all(one.right for one in results) and {one.usage.loop_passes for one in results} == {7}
 
 
-def conditions(loops=6):
-    return Conditions(
-        model="m", model_sha256="", settings_sha256="", total_loops=loops, parameters=1, device="cpu", dtype="float32",
-        threads=1, prompts="p", prompts_sha256="", n=2, batch_size=1, max_new_tokens=8, commit=None, versions={},
-    )  # fmt: skip
-
-
 def test_rows_count_the_passes_over_prompts():
-    results = [Result("a", True, True, USED), Result("b", False, True, replace(USED, loop_passes=9))]
-    row = to_row("way", Asked(ScriptedChat([]), conditions(), 1.5), results, {}, 0, "now")
+    results = [Answered("a", True, right=True, usage=USED), Answered("b", True, usage=replace(USED, loop_passes=9))]
+    row = row_of(results, weight=1.5)
     assert (row.passes.value, row.cost) == (8 + 2 * 6, 30.0)
     assert (row.right.value, row.accepted_wrong.value, row.accepted.value) == (0.5, 0.5, 1.0)
     assert (row.completion_tokens, row.seconds, row.calls) == (5, 0.5, 2)
-    plain_model = to_row("way", Asked(ScriptedChat([]), conditions(1), 1.0), results, {}, 0, "now")
-    # a pass for each token written, and one over each prompt
-    assert plain_model.passes.value == plain_model.cost == 5 + 2
+    # without loops a pass for each token written, and one over each prompt
+    assert row_of(results, loops=1).passes.value == row_of(results, loops=1).cost == 5 + 2
 
 
 def test_ways_are_compared_on_the_same_questions():
-    one, other = Result("a", True, True, USED), Result("b", False, True, USED)
-    better, worse = [one] * 8 + [other] * 2, [other] * 10
-    row = to_row("way", Asked(ScriptedChat([]), conditions(), 1.0), better, {"worse": worse}, 0, "now")
+    one, other = Answered("a", True, right=True), Answered("b", True)
+    row = row_of([one] * 8 + [other] * 2, {"worse": [other] * 10})
     assert row.beats["worse"].value == pytest.approx(0.8) and row.beats["worse"].low > 0.4
     assert row.p_values["worse"] == pytest.approx(2 / 2**8)
     with pytest.raises(ValueError, match="zip"):

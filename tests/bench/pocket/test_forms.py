@@ -52,7 +52,7 @@ def taught(item):
     return ScriptedChat(lambda messages, **_: replies[messages[-1]["content"]])
 
 
-@pytest.mark.parametrize("way", [planned, reasoned, walked, lemmas(), verified(SUCCESS_BASED)])
+@pytest.mark.parametrize("way", [planned, reasoned, walked, lemmas, verified(SUCCESS_BASED)])
 def test_a_model_that_replies_as_taught_is_right_and_accepted_by_every_loop(way):
     for item in SOLVABLE:
         answered = way(taught(item), Desk(Trail()), item.prompt)

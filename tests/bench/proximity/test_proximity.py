@@ -14,9 +14,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sigma0
 from sigma0.bench.core.provenance import read_report
+from sigma0.bench.proximity.measure import (
+    BARS,
+    certainty,
+    figures,
+    fit,
+    proximities,
+    read_loops,
+    read_texts,
+    repetition,
+    roc,
+)
 from sigma0.bench.proximity.sources import LONGEST, loops, read_text
-from sigma0.bench.proximity.study import BARS, figures, fit, proximities, read_loops, read_texts, roc
-from sigma0.bench.proximity.traits import certainty, repetition
 from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_reference
 from tests.kernels import definitions
 
@@ -108,9 +117,9 @@ def test_a_fit_tells_loops_from_text(tmp_path):
     assert [text.kind for text in texts] == ["prose", "code"] and len(texts[0].ids) >= 3000
     readings = read_texts(None, texts, 200) + read_loops(None, loops(texts[0].ids, 2))
     rule = fit(readings)
-    told = {(row.kind, row.fitted): row for row in figures(rule, readings)}
-    assert told["exact", True].lowest >= BARS["exact"] - 0.02 and told["exact", False].lowest > 0.8
-    assert told["prose", False].quantiles[4] < 0.4
+    told = {(row["kind"], row["fitted"]): row for row in figures(rule, readings)}
+    assert told["exact", True]["lowest"] >= BARS["exact"] - 0.02 and told["exact", False]["lowest"] > 0.8
+    assert told["prose", False]["quantiles"][4] < 0.4
     calm = np.concatenate([each.traits for each in readings if each.kind == "prose"])
     area, curve = roc(rule, calm, next(each.traits for each in readings if each.kind == "exact"))
     assert area > 0.99 and curve[0] == (0.0, 0.0) and curve[-1] == (1.0, 1.0)

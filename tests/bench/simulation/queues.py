@@ -5,15 +5,10 @@ import numpy as np
 from sigma0.bench.simulation.cluster import Cluster
 from sigma0.bench.simulation.inputs import Kind, MeasuredAnswer
 from sigma0.bench.simulation.replica import Replica, ReplicaLimits
-from sigma0.bench.simulation.routing import router_for
+from sigma0.bench.simulation.routing import Router
 from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
 
 MEAN = 200
-
-
-def kinds_of(prompts):
-    answers = tuple(MeasuredAnswer(prompt=int(rows), depths=(1,)) for rows in prompts)
-    return {kind: Kind(exit_config={}, answers=answers) for kind in (SHORT, LONG)}
 
 
 def exponential():
@@ -29,5 +24,6 @@ def servers(count, prompts, load, routing="random", seed="a", traffic=None, wait
     limits = ReplicaLimits(1, running=1, pass_rows=10**9, page=10**9, kept=10**9, waiting=waiting)
     replicas = [Replica(limits, lambda work: work.rows / mean) for _ in range(count)]
     asked = traffic or Traffic(turns=1.0, think=0.0, context=10**9)
-    crowd = Crowd(kinds_of(prompts), asked, load * count, seed)
-    return Cluster(replicas, router_for(routing, replicas, max(1, count // 2), seed), crowd)
+    answers = tuple(MeasuredAnswer(prompt=int(rows), depths=(1,)) for rows in prompts)
+    crowd = Crowd(dict.fromkeys((SHORT, LONG), Kind(exit_config={}, answers=answers)), asked, load * count, seed)
+    return Cluster(replicas, Router(routing, replicas, max(1, count // 2), seed), crowd)

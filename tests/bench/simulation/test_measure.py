@@ -1,7 +1,5 @@
 """Measuring: where passes take what a law says, the law is found, and the simulation takes as long as the engine."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -11,18 +9,14 @@ from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.rows import Conditions
 from sigma0.bench.simulation import measure
+from sigma0.bench.simulation.fitting import TimedPass
 from sigma0.bench.simulation.inputs import PassClock, read_inputs
 from sigma0.bench.simulation.measure import STEPS, Stopwatch, measure_inputs, play
 from sigma0.bench.simulation.replica import PassWork
 from sigma0.serve.engine.messages import EngineLimits
 from tests.bench.core.test_ledger import CONDITIONS
+from tests.bench.simulation.test_fitting import law
 from tests.reference import settled_model
-
-
-def law(work):
-    told = 1.0 * (work.tokens > 0) + 0.2 * work.tokens
-    beside = 0.3 * work.requests + 0.1 * work.chunks + 0.5 * work.begun + 0.8 * work.ended
-    return (2.0 + 0.05 * work.rows + beside + told) / 1000
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +34,9 @@ def lawful(monkeypatch):
 
     def by_law(self, engine):
         events, _ = step(self, engine)
-        last = self.passes[-1]
-        seconds = law(last.work)
-        self.passes[-1] = replace(last, seconds=seconds)
-        return events, seconds
+        work, _ = self.passes[-1]
+        self.passes[-1] = TimedPass(work, law(work) / 1000)
+        return events, law(work) / 1000
 
     monkeypatch.setattr(Stopwatch, "step", by_law)
     monkeypatch.setattr(measure, "LIMITS", EngineLimits(4, 10**6, 64, 8, 2**21))
@@ -62,7 +55,7 @@ def test_the_simulation_takes_as_long_as_the_engine(model, lawful):
     assert told == list(range(1, STEPS + 1))
     clock = PassClock(found.pass_times)
     for work in (PassWork(1, 0, 1, 0, 0, 0), PassWork(9, 2, 3, 1, 1, 0), PassWork(40, 0, 4, 2, 0, 1)):
-        assert clock(work) == pytest.approx(law(work), rel=1e-6)
+        assert clock(work) == pytest.approx(law(work) / 1000, rel=1e-6)
     assert found.pass_times.explained == pytest.approx(1.0) and len(found.pass_times.paces) == 6
     for check in found.checks:
         assert check.requests == 48
@@ -82,8 +75,8 @@ def test_arrivals_are_kept(model, lawful):
     jobs = [EngineRequest(ids, 3, ExitConfig(mode="full")) for ids in prompts(3)]
     engine = Engine(*model, "tiny", measure.LIMITS)
     played = play(engine, [(0.0, jobs[0]), (100.0, jobs[1]), (100.0, jobs[2])], Stopwatch(model[0].device))
-    assert [len(each.done.tokens) for each in played] == [3, 3, 3]
-    assert max(each.seconds for each in played) < 1, "nobody waits for those that come later"
+    assert [len(end.tokens) for end, _ in played] == [3, 3, 3]
+    assert max(seconds for _, seconds in played) < 1, "nobody waits for those that come later"
 
 
 def test_what_is_not_simulated_is_refused(model):

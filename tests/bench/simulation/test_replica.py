@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.bench.simulation.replica import Replica, ReplicaLimits
-from sigma0.bench.simulation.request import Request
+from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
 from sigma0.decode.kv_store import BlockShape
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import Busy, EngineLimits, EngineRequest, RequestOutput, TokenOutput
@@ -62,7 +61,7 @@ def simulated(limits, requests):
     for number in range(2000):
         while queue and queue[0][0] <= number:
             replica.add(queue.pop(0)[1])
-        if not replica.has_work:
+        if not replica.load:
             if not queue:
                 assert replica.rows_run == sum(rows)
                 return ended, rows
@@ -125,98 +124,51 @@ def test_requests_are_preempted_and_resumed_as_in_the_engine(model, tokenizer):
     assert preempted > 5, "blocks must run out"
 
 
+def answered(replica, request):
+    """A request once it was answered, alone."""
+    replica.add(request)
+    while replica.load:
+        replica.begin_pass(0.0)
+        replica.end_pass(0.0)
+    return request
+
+
 def test_a_turn_finds_what_the_turn_before_it_left(model, tokenizer):
     """A chat that goes on reads only what is new; so does the simulated one, to the column."""
-    engine = engine_of(model, tokenizer, 2, 64, 500)
-    ids, requests = list(range(20, 41)), []
-    limits = ReplicaLimits(LOOPS, 2, 64, 4)
-    replica = Replica(limits, lambda work: 1.0)
+    engine, ids, cached = engine_of(model, tokenizer, 2, 64, 500), list(range(20, 41)), []
+    replica = Replica(ReplicaLimits(LOOPS, 2, 64, 4), lambda work: 1.0)
     for _ in range(4):
-        engine.submit(EngineRequest(tuple(ids), 6, ExitConfig(q=0.5)))
-        (done,) = [event for event in drained(engine) if isinstance(event, RequestOutput)]
-        request = Request(len(ids), tuple(token.depth for token in done.tokens), session=1)
-        replica.add(request)
-        while replica.has_work:
-            replica.begin_pass(0.0)
-            replica.end_pass(0.0)
-        requests.append((done.cached_tokens, request.cached))
-        ids += [token.id for token in done.tokens] + [50, 51, 52]
-    assert all(real == simulated for real, simulated in requests)
-    assert requests[0] == (0, 0) and requests[-1][0] > 30
+        _, ends, _ = played(engine, [(0, EngineRequest(tuple(ids), 6, ExitConfig(q=0.5)))])
+        tokens = ends[0].tokens
+        request = answered(replica, Request(len(ids), tuple(token.depth for token in tokens), session=1))
+        cached.append((ends[0].cached_tokens, request.cached))
+        ids += [token.id for token in tokens] + [50, 51, 52]
+    assert all(real == simulated for real, simulated in cached)
+    assert cached[0] == (0, 0) and cached[-1][0] > 30
     assert replica.passes == engine.status().passes and replica.rows_run == engine.status().rows
-
-
-def drained(engine):
-    events = []
-    while engine.has_work:
-        events += [event for _, event in engine.step()]
-    return events
-
-
-def test_what_is_kept_is_bounded_and_the_oldest_goes_first():
-    replica = Replica(ReplicaLimits(1, 1, 64, 1, kept=10), lambda work: 1.0)
-    cached = {}
-    for session in (1, 2, 3, 1, 3):
-        request = Request(5, (1,), session=session)
-        replica.add(request)
-        while replica.has_work:
-            replica.begin_pass(0.0)
-            replica.end_pass(0.0)
-        cached.setdefault(session, []).append(request.cached)
-    assert cached == {1: [0, 0], 2: [0], 3: [0, 4]}
-
-
-@given(st.lists(st.tuples(st.integers(1, 40), st.lists(st.integers(1, LOOPS), min_size=1, max_size=9)), min_size=1))
-def test_rows_are_those_of_the_definition(texts):
-    """Alone, a text of P columns and exits e takes P T rows of its prompt, and min(T, what is left) of each token."""
-    for prompt, depths in texts:
-        replica = Replica(ReplicaLimits(LOOPS, 1, 10**6), lambda work: 1.0)
-        replica.add(Request(prompt, tuple(depths)))
-        while replica.has_work:
-            replica.begin_pass(0.0)
-            replica.end_pass(0.0)
-        rows = sum(min(LOOPS, sum(depths[place:])) for place in range(1, len(depths)))
-        assert replica.passes == sum(depths)
-        assert replica.rows_run == rows + prompt * min(LOOPS, sum(depths))
-
-
-def test_limits_are_checked():
-    with pytest.raises(ValueError, match="running must be at least 1"):
-        ReplicaLimits(LOOPS, running=0)
 
 
 def test_a_chat_that_was_there_before_is_found():
     replica = Replica(ReplicaLimits(1, 2, 64, 4, kept=40), lambda work: 1.0)
-
-    def cached(request):
-        replica.add(request)
-        while replica.has_work:
-            replica.begin_pass(0.0)
-            replica.end_pass(0.0)
-        return request.cached
-
     replica.remember(1, 21)
     replica.remember(2, 10)
-    assert [cached(Request(30, (1,), session=1)), cached(Request(3, (1,), session=2))] == [20, 0]
+    asked = [Request(30, (1,), session=1), Request(3, (1,), session=2)]
+    assert [answered(replica, request).cached for request in asked] == [20, 0]
     replica.remember(3, 41)
-    assert cached(Request(30, (1,), session=3)) == 0, "it did not fit"
-    assert not replica.has_work
+    assert answered(replica, Request(30, (1,), session=3)).cached == 0, "it did not fit"
 
 
 def test_a_replica_is_full_with_as_many_as_the_engine_takes(model, tokenizer):
-    limits = EngineLimits(2, 3, 64, 4, 2**22)
-    engine = Engine(model, tokenizer, "tiny", limits, watch=False)
+    engine = Engine(model, tokenizer, "tiny", EngineLimits(2, 3, 64, 4, 2**22), watch=False)
     replica = Replica(ReplicaLimits(LOOPS, 2, 64, 4, waiting=3), lambda work: 1.0)
-    taken = 0
-    while not replica.is_full:
-        engine.submit(EngineRequest((20 + taken, 5), 3, ExitConfig(mode="full")))
+    job = EngineRequest((20, 5), 3, ExitConfig(mode="full"))
+    for _ in range(5):
+        assert not replica.scheduler.is_full
+        engine.submit(job)
         replica.add(Request(2, (LOOPS,) * 3))
-        taken += 1
-    assert taken == 5
-    with pytest.raises(Busy):
-        engine.submit(EngineRequest((9, 5), 3, ExitConfig(mode="full")))
-    engine.step()
-    replica.begin_pass(0.0)
-    with pytest.raises(Busy):
-        engine.submit(EngineRequest((9, 5), 3, ExitConfig(mode="full")))
-    assert replica.is_full
+    for _ in range(2):
+        assert replica.scheduler.is_full
+        with pytest.raises(Busy):
+            engine.submit(job)
+        engine.step()
+        replica.begin_pass(0.0)

@@ -5,10 +5,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigma0.bench.simulation.loads import LoadTable
-from sigma0.bench.simulation.replica import Replica, ReplicaLimits
-from sigma0.bench.simulation.request import Request
-from sigma0.bench.simulation.routing import router_for
+from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
+from sigma0.bench.simulation.routing import LoadTable, Router
 from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
 from sigma0.serve.engine.messages import Busy
 from sigma0.serve.engine.scheduler import SequenceEntry
@@ -31,7 +29,7 @@ def test_the_fleet_is_the_one_that_serves(steps):
     """The same replica, or one with as few open requests where several are equal; then the real choice is taken on."""
     limits = ReplicaLimits(1, running=2, waiting=1)
     replicas = [Replica(limits, lambda work: 1.0) for _ in range(3)]
-    router = router_for("fleet", replicas, 0, "a")
+    router = Router("fleet", replicas, 0, "a")
     real = Fleet()
     real.update([EngineReport(str(number), 2, 3, NOTHING) for number in range(3)])
     at: list[tuple[str, SequenceEntry]] = []
@@ -44,15 +42,15 @@ def test_the_fleet_is_the_one_that_serves(steps):
                 router.note(int(engine), replicas[int(engine)].load)
             continue
         # a chat is known by how its prompts begin
-        ids, number = [100 + chat] * 400, router.choose(Request(400, (1,), "short", chat))
+        ids, request = [100 + chat] * 400, Request(400, (1,), "short", chat)
+        number = router.choose(request)
         try:
             engine = real.take(ids)
         except Busy:
-            assert replicas[number].is_full
+            assert replicas[number].scheduler.is_full
             continue
         assert replicas[number].load == replicas[int(engine)].load
         router._home[chat] = int(engine)
-        request = Request(400, (1,), "short", chat)
         replicas[int(engine)].add(request)
         at.append((engine, request.entry))
         router.note(int(engine), replicas[int(engine)].load)

@@ -1,23 +1,77 @@
-"""Readings of texts and loops, the fit of the proximity's parts on one half of them, and its figures on the other."""
+"""Readings of texts and loops, the fit of the proximity's parts on one half of them, and its figures on the other.
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+The parts, in their order: repetition of ids, and a model's certainty.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from sigma0.bench.proximity.sources import LONGEST, Loop, Text
-from sigma0.bench.proximity.traits import Floats, certainty, repetition
 from sigma0.decode.transfer import Ints
-from sigma0.kernels.collapse import WINDOW, CollapseRule, Part
+from sigma0.kernels.collapse import ALPHA, FLOOR, WARM_UP, WINDOW, CollapseRule, Part, repetition_of
 
+Floats = npt.NDArray[np.float64]
+# Tokens that a model reads together; the first WINDOW of each are read with little before them.
+CHUNK = 1024
 ALARM = 0.5
 TEXTS, FITTED_LOOPS = ("prose", "code", "lists"), ("exact", "changed", "drifted")
 # What every loop must reach where it is fitted, above what is promised of others: 0.8 and 0.6.
 BARS = {"exact": 0.85, "changed": 0.75}
 # Later numbers of ids at which a loop is read, beside the first one.
 _LATER = (128, 192, LONGEST)
+
+
+def repetition(ids: Ints, places: Ints) -> Floats:
+    """periodicity, echo and sameness once each number of ids is out, `[N, 3]`.
+
+    Args:
+        ids: A text, `[L]`.
+        places: Numbers of ids, each at least 1, `[N]`.
+    """
+    found = []
+    for part in np.array_split(places, max(1, len(places) // 256)):
+        ring = np.zeros((len(part), WINDOW), dtype=np.int64)
+        for row, length in enumerate(part.tolist()):
+            numbers = np.arange(max(0, length - WINDOW), length)
+            ring[row, numbers % WINDOW] = ids[numbers]
+        periodicity, _, echo, distinct = repetition_of(torch.from_numpy(ring), torch.from_numpy(part))
+        found.append(torch.stack([periodicity, echo, 1 - distinct], dim=-1).double().numpy())
+    return np.concatenate(found)
+
+
+def certainty(model: Any, ids: Ints) -> Floats:
+    """Fall of the entropy and lead of the likeliest id where each id is chosen, `[L, 2]`; 0 for the first id.
+
+    Args:
+        model: A causal model, read by teacher forcing.
+        ids: A text, `[L]`.
+    """
+    entropies, margins = np.zeros(len(ids)), np.zeros(len(ids))
+    for start in range(0, len(ids), CHUNK):
+        part = torch.from_numpy(ids[start : start + CHUNK + 1])
+        with torch.inference_mode():
+            logits = model(part[None]).logits[0, :-1].float()
+        chances = logits.softmax(-1)
+        top = chances.topk(2, dim=-1).values
+        where = slice(start + 1, start + len(part))
+        entropies[where] = (-(chances * logits.log_softmax(-1)).sum(-1)).numpy()
+        margins[where] = (top[:, 0] - top[:, 1]).numpy()
+    # negative z of each entropy against the exponential mean and variance of those before it
+    mean = variance = 0.0
+    drops = np.zeros(len(ids))
+    for number, entropy in enumerate(entropies.tolist()):
+        if number >= WARM_UP:
+            drops[number] = (mean - entropy) / max(variance, FLOOR) ** 0.5
+        step = entropy - mean
+        mean, variance = (
+            (entropy, 0.0) if number == 0 else (mean + ALPHA * step, (1 - ALPHA) * (variance + ALPHA * step * step))
+        )
+    return np.stack([drops, margins], axis=1)
 
 
 @dataclass(frozen=True)
@@ -29,55 +83,21 @@ class Readings:
         kind: "prose", "code", "lists", or the kind of the loops.
         fitted: Whether the parts are fitted on them.
         traits: `[N, 5]`.
-        periods: Of the loops, 0 elsewhere, `[N]`.
     """
 
     name: str
     kind: str
     fitted: bool
     traits: Floats
-    periods: Ints
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Proximity at some places.
-
-    Attributes:
-        name: As in `Readings`.
-        kind: As in `Readings`.
-        fitted: As in `Readings`.
-        readings: How many.
-        quantiles: The 1st, 10th, 50th, 90th and 99th percentile.
-        lowest: The lowest.
-        highest: The highest.
-        alarms: Share of at least `ALARM`.
-    """
-
-    name: str
-    kind: str
-    fitted: bool
-    readings: int
-    quantiles: tuple[float, ...]
-    lowest: float
-    highest: float
-    alarms: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
-
-def read_texts(
-    model: Any, texts: Sequence[Text], windows: int, on_chunk: Callable[[], None] = lambda: None
-) -> list[Readings]:
+def read_texts(model: Any, texts: Sequence[Text], windows: int) -> list[Readings]:
     """The first text of each kind is halved: its first half is fitted on; everything else is only reported.
 
     Args:
         model: A causal model whose certainty is read; None leaves drop and margin 0.
         texts: The texts.
         windows: Readings of each text at most, one for each two ids at most, spread evenly.
-        on_chunk: Told of each chunk that the model has read.
     """
     found: list[Readings] = []
     for text in texts:
@@ -88,35 +108,24 @@ def read_texts(
         for ids, fitted in parts:
             count = min(windows // len(parts), (len(ids) - WINDOW) // 2)
             places = np.linspace(WINDOW, len(ids), count).astype(np.int64)
-            traits = _traits(model, ids, places, on_chunk)
-            found.append(Readings(text.name, text.kind, fitted, traits, np.zeros(count, dtype=np.int64)))
+            found.append(Readings(text.name, text.kind, fitted, _traits(model, ids, places)))
     return found
 
 
-def read_loops(model: Any, loops: Iterable[Loop], on_chunk: Callable[[], None] = lambda: None) -> list[Readings]:
+def read_loops(model: Any, loops: Iterable[Loop]) -> list[Readings]:
     """Every loop once it must be noticed, and later; the first span of each period is fitted on."""
-    rows: dict[tuple[str, bool], list[tuple[Floats, int]]] = {}
+    rows: dict[tuple[str, bool], list[Floats]] = {}
     seen: set[tuple[str, int]] = set()
     for loop in loops:
         places = np.array([loop.first, *(place for place in _LATER if place > loop.first)])
         fitted = (loop.kind, loop.period) not in seen
         seen.add((loop.kind, loop.period))
-        traits = _traits(model, loop.ids, places, on_chunk)
-        rows.setdefault((loop.kind, fitted), []).extend((row, loop.period) for row in traits)
-    return [
-        Readings(
-            f"{kind} loops",
-            kind,
-            fitted,
-            np.stack([traits for traits, _ in found]),
-            np.array([period for _, period in found]),
-        )
-        for (kind, fitted), found in rows.items()
-    ]
+        rows.setdefault((loop.kind, fitted), []).append(_traits(model, loop.ids, places))
+    return [Readings(f"{kind} loops", kind, fitted, np.concatenate(found)) for (kind, fitted), found in rows.items()]
 
 
-def _traits(model: Any, ids: Ints, places: Ints, on_chunk: Callable[[], None]) -> Floats:
-    sure = np.zeros((len(ids), 2)) if model is None else certainty(model, ids, on_chunk)
+def _traits(model: Any, ids: Ints, places: Ints) -> Floats:
+    sure = np.zeros((len(ids), 2)) if model is None else certainty(model, ids)
     return np.concatenate([repetition(ids, places), sure[places - 1]], axis=1)
 
 
@@ -143,8 +152,8 @@ def fit(readings: Sequence[Readings]) -> CollapseRule:
     """
     from scipy.optimize import differential_evolution
 
-    calm = _fitted(readings, TEXTS)
-    looped = _fitted(readings, FITTED_LOOPS)
+    fitted = [each for each in readings if each.fitted]
+    calm, looped = traits_by_kind(fitted, TEXTS), traits_by_kind(fitted, FITTED_LOOPS)
     lows = np.quantile(calm["prose"], 0.99, axis=0)
     tops = np.maximum(np.concatenate(list(looped.values())).max(axis=0), lows + 0.1)
 
@@ -168,28 +177,28 @@ def fit(readings: Sequence[Readings]) -> CollapseRule:
     return rule(best.x)
 
 
-def _fitted(readings: Sequence[Readings], kinds: tuple[str, ...]) -> dict[str, Floats]:
-    """Traits to fit on, by kind."""
-    found = {kind: [each.traits for each in readings if each.fitted and each.kind == kind] for kind in kinds}
+def traits_by_kind(readings: Sequence[Readings], kinds: tuple[str, ...]) -> dict[str, Floats]:
+    """All traits of those kinds that were read."""
+    found = {kind: [each.traits for each in readings if each.kind == kind] for kind in kinds}
     return {kind: np.concatenate(traits) for kind, traits in found.items() if traits}
 
 
-def figures(rule: CollapseRule, readings: Sequence[Readings]) -> list[Figures]:
-    """Proximity of each group."""
+def figures(rule: CollapseRule, readings: Sequence[Readings]) -> list[dict[str, Any]]:
+    """Proximity of each group, plain JSON values: percentiles 1, 10, 50, 90 and 99, both ends, share of alarms."""
     found = []
     for each in readings:
         values = proximities(rule, each.traits)
         found.append(
-            Figures(
-                each.name,
-                each.kind,
-                each.fitted,
-                len(values),
-                tuple(round(float(x), 4) for x in np.quantile(values, [0.01, 0.1, 0.5, 0.9, 0.99])),
-                round(float(values.min()), 4),
-                round(float(values.max()), 4),
-                round(float((values >= ALARM).mean()), 4),
-            )
+            {
+                "name": each.name,
+                "kind": each.kind,
+                "fitted": each.fitted,
+                "readings": len(values),
+                "quantiles": [round(float(x), 4) for x in np.quantile(values, [0.01, 0.1, 0.5, 0.9, 0.99])],
+                "lowest": round(float(values.min()), 4),
+                "highest": round(float(values.max()), 4),
+                "alarms": round(float((values >= ALARM).mean()), 4),
+            }
         )
     return found
 

@@ -1,0 +1,209 @@
+"""Runs of progressive verification whose outcome is known: with dice for models, and with real ones.
+
+**Simulated**, nothing is measured: a solution is right or wrong. A verification at a level lets a wrong one pass and a
+right one fail by that level's rates, or is cut off, which passes nothing and corrects nothing. A correction mends a
+wrong solution, and spoils a right one that failed, by rates of their own. With probability `correlation` a verification
+of a solution says what the first one at that level said: what is overlooked once is overlooked again, so that five
+passes are worth less than five dice.
+
+**Measured**: the shipped models know nothing but their world, so that each step is a question of that world. A solution
+is the answer to "Where is the coin?". A verification asks "Is the coin in the kitchen?" about the place that it names,
+and passes if the whole answer is "Yes, the coin is in the kitchen.": a sentence of another form passes nothing. A
+correction asks the first question anew, with a new seed: these models cannot read a bug report.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count, islice
+from random import Random
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked
+
+from sigma0.bench.pocket.evaluate import HARD
+from sigma0.bench.pocket.items import Item
+from sigma0.bench.pocket.world import draw
+from sigma0.reason.chat import ChatModel, ScriptedChat
+from sigma0.reason.desk import Desk
+from sigma0.reason.progressive.effort import ProgressiveReasoningManager
+from sigma0.reason.progressive.policies import Level, ProgressiveConfig
+from sigma0.reason.progressive.verify_loop import Turn, Verification, VerifyLoop
+from sigma0.reason.trail import Trail
+
+MAX_TOKENS = 24
+_WHERE = re.compile(r"(?P<name>(?:The )?\w+) is in the (?P<place>\w+)\.")
+Share = Annotated[float, Field(ge=0, le=1)]
+Shares = dict[Level, Share]
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class Rates:
+    """The odds; every figure of the simulation holds for these alone.
+
+    Attributes:
+        first_right: A first solution is right.
+        repaired: A corrected wrong solution is right.
+        spoiled: A right solution is wrong after a correction that it did not need.
+        false_pass: A wrong solution passes a verification, by level.
+        false_fail: A right one fails it.
+        cut_off: A verification is cut off.
+        correlation: A verification repeats what the first one of this solution at this level said.
+        tokens: Cost of a verification, by level, in any unit.
+        generation: Cost of a solution or a correction in the same unit.
+    """
+
+    first_right: Share = 0.4
+    repaired: Share = 0.4
+    spoiled: Share = 0.3
+    false_pass: Shares = field(default_factory=lambda: {"low": 0.5, "medium": 0.25, "high": 0.1})
+    false_fail: Shares = field(default_factory=lambda: {"low": 0.03, "medium": 0.06, "high": 0.1})
+    cut_off: Shares = field(default_factory=lambda: {"low": 0.0, "medium": 0.02, "high": 0.1})
+    correlation: Share = 0.5
+    tokens: dict[Level, Annotated[float, Field(ge=0)]] = field(
+        default_factory=lambda: {"low": 1.0, "medium": 3.0, "high": 8.0}
+    )
+    generation: Annotated[float, Field(ge=0)] = 2.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one run ended.
+
+    Attributes:
+        accepted: Whether the policy accepted a solution.
+        right: Whether the solution that stood at the end was right.
+        verifications: Calls of the verifier: iterations of the loop.
+        cost: Of all steps: in the unit of `Rates.tokens`, or passes of the block after the prompts.
+        first_right: Whether the first solution was, where that is counted.
+    """
+
+    accepted: bool
+    right: bool
+    verifications: int
+    cost: float
+    first_right: bool = False
+
+
+class Dice:
+    """Solves, verifies and corrects by chance, see `Rates`.
+
+    Args:
+        rates: The odds.
+        seed: Of the dice.
+    """
+
+    def __init__(self, rates: Rates, seed: int) -> None:
+        self.rates = rates
+        self.cost = 0.0
+        self.verifications = 0
+        self._random = Random(f"effort/{seed}")
+        self._first: dict[tuple[str, str], bool] = {}
+        self._written = 0
+
+    def solve(self, turn: Turn) -> str:
+        """See `ProgressiveTask`."""
+        return self._write(self._random.random() < self.rates.first_right)
+
+    def verify(self, turn: Turn, solution: str) -> Verification:
+        """See `ProgressiveTask`."""
+        level: Level = turn.effort  # type: ignore[assignment]
+        self.verifications += 1
+        self.cost += self.rates.tokens[level]
+        if self._random.random() < self.rates.cut_off[level]:
+            return Verification(False, None, "cut off")
+        right = is_right(solution)
+        odds = 1 - self.rates.false_fail[level] if right else self.rates.false_pass[level]
+        fresh, repeats = self._random.random() < odds, self._random.random() < self.rates.correlation
+        first = self._first.setdefault((solution, level), fresh)
+        passed = first if repeats else fresh
+        return Verification(passed, None if passed else "a fault", "by chance")
+
+    def correct(self, turn: Turn, solution: str, report: str) -> str:
+        """See `ProgressiveTask`."""
+        odds = 1 - self.rates.spoiled if is_right(solution) else self.rates.repaired
+        return self._write(self._random.random() < odds)
+
+    def _write(self, right: bool) -> str:
+        self.cost += self.rates.generation
+        self._written += 1
+        return f"{'right' if right else 'wrong'} {self._written}"
+
+
+def is_right(solution: str) -> bool:
+    """Whether a simulated solution is right."""
+    return solution.startswith("right")
+
+
+def simulate(config: ProgressiveConfig, rates: Rates, seed: int) -> Ended:
+    """One run of the very loop that users run, with dice for models."""
+    dice = Dice(rates, seed)
+    report = VerifyLoop(dice, Desk(Trail()), ScriptedChat([]), manager=ProgressiveReasoningManager(config)).run()
+    return Ended(report.solved, is_right(report.solution or ""), dice.verifications, dice.cost)
+
+
+class WhereIs:
+    """One question after a place.
+
+    Args:
+        item: The question, of the family `where`.
+
+    Raises:
+        ValueError: For another family.
+    """
+
+    def __init__(self, item: Item) -> None:
+        if item.family != "where":
+            raise ValueError(f"a question of the family {item.family!r} has no place to verify")
+        self.item = item
+        self.first: str | None = None
+
+    def solve(self, turn: Turn) -> str:
+        """See `ProgressiveTask`."""
+        answer = self._ask(turn, self.item.question)
+        self.first = self.first or answer
+        return answer
+
+    def verify(self, turn: Turn, solution: str) -> Verification:
+        """See `ProgressiveTask`."""
+        named = _WHERE.fullmatch(solution)
+        if named is None:
+            return Verification(False, "no place is named", f"{solution!r} names no place")
+        name, place = named["name"], named["place"]
+        said = self._ask(turn, f"Is {name[0].lower() + name[1:] if ' ' in name else name} in the {place}?")
+        if said == f"Yes, {solution[0].lower() + solution[1:] if ' ' in name else solution}":
+            return Verification(True, None, said)
+        return Verification(False, said, said)
+
+    def correct(self, turn: Turn, solution: str, report: str) -> str:
+        """See `ProgressiveTask`."""
+        return self._ask(turn, self.item.question)
+
+    def _ask(self, turn: Turn, question: str) -> str:
+        return turn.text([{"role": "user", "content": f"{self.item.story} {question}"}]).text.strip()
+
+
+def questions(n: int, seed: int) -> Iterator[Item]:
+    """Questions after places, one about each held-out story of the hard half."""
+    items = (draw("test", seed, index, questions=1).items[0] for index in count())
+    return islice((item for item in items if item.difficulty >= HARD and item.family == "where"), n)
+
+
+def check(
+    config: ProgressiveConfig, item: Item, solver: ChatModel, verifier: ChatModel, temperature: float, seed: int
+) -> Ended:
+    """One run on one question."""
+    task = WhereIs(item)
+    report = VerifyLoop(
+        task,
+        Desk(Trail(), seed=seed),
+        solver,
+        verifier,
+        manager=ProgressiveReasoningManager(config),
+        problem=item.prompt,
+        temperature=temperature,
+        max_tokens=MAX_TOKENS,
+    ).run()
+    cost, right = float(report.usage.loop_passes), report.solution == item.answer
+    return Ended(report.solved, right, report.status["iteration"], cost, task.first == item.answer)
