@@ -16,14 +16,10 @@ from sigma0.bench.strategyqa.runner import run_level
 from sigma0.bench.strategyqa.statistics import majority
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.messages import ChatFailed, Completion
-from sigma0.signals.verdict import DoorPolicy, ReasonVerdict
-from tests.bench.strategyqa.definitions import asked
+from sigma0.signals.verdict import DoorPolicy
+from tests.bench.strategyqa.calls import GOOD, LOST, asked
 
-GOOD = ReasonVerdict(
-    converged=True, depth=2.0, proximity=0.1, grounded=None, stable="contract", reason="threshold_met", confidence=0.95
-)
 UNSURE = GOOD.model_copy(update={"confidence": 0.5})
-LOST = UNSURE.model_copy(update={"converged": False, "proximity": 0.9, "stable": "diverge", "reason": "divergence"})
 SIMPLE, MEDIUM, HARD = "Do gulls eat fish?", "Could gulls eat fish?", "Could gulls or crows eat more than 3 fish?"
 
 
@@ -101,7 +97,7 @@ def test_a_model_that_says_one_of_three_words_decides_and_else_the_rules(said, n
     [
         (GOOD, "converge", None, "its door is converge"),
         (UNSURE, "escalate", "two", "its confidence is 0.50, under 0.90"),
-        (LOST, "abort", "three", "its reason is divergence; its confidence is 0.50, under 0.90; "),
+        (LOST, "abort", "three", "its reason is divergence; "),
         (None, None, "two", "its first answer has no verdict"),
         (None, "abort", "two", "its first answer has no verdict"),
         (GOOD, "escalate", "two", "its door is escalate"),
@@ -275,7 +271,6 @@ def test_a_run_is_the_same_again_and_keeps_so_many_patterns():
     items, levels = world_items(60, seed=5), [Improving(7), Improving(7)]
     assert prequential(levels[0], items) == prequential(levels[1], items)
     assert levels[0].memory.patterns == levels[1].memory.patterns and len(levels[0].memory) == 7
-    assert len(levels[0].memory.seen) == 60 and levels[0].seeds() == ()
 
 
 def test_bad_settings_are_refused():

@@ -19,7 +19,7 @@ from sigma0.bench.strategyqa.retrieval import (
 )
 from sigma0.bench.strategyqa.traces import WorkflowTrace
 from sigma0.bench.strategyqa.workflow import RetrievalWorkflow
-from tests.bench.strategyqa.definitions import asked
+from tests.bench.strategyqa.calls import asked
 
 TEXTS = {
     "Piano-1": ("Piano", "A grand piano is between 1.5 and 3 metres long."),
