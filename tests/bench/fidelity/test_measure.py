@@ -227,7 +227,7 @@ def test_speed_is_tokens_a_second_over_those_of_full_depth(bench, monkeypatch):
         return replace(run, ids=run.ids[:tokens], seconds=1000.0 if next(stall) else seconds * len(prompt))
 
     run = run_free(bench.model, bench.prompts[0], ExitConfig(mode="full"), NEW)
-    monkeypatch.setattr("sigma0.bench.fidelity.work.run_free", timed)
+    monkeypatch.setattr("sigma0.bench.fidelity.runs.run_free", timed)
     setting = next(each for each in SETTINGS if each.mode == "qexit")
     speed, figure = bench._speed(setting)
     lengths = sum(len(prompt) for prompt in bench.prompts)
