@@ -43,9 +43,6 @@ class Adaptive(Level):
     By `verdict` it is asked as L0 does first. Where that answer's door is `converge` it stands, whatever it says;
     with two objections to the verdict or more the question is hard, with fewer, or without a verdict, it is medium.
 
-    Calls: by `rules` those of the level that it is sent to; by `model` route, then those; by `verdict` first, then
-    those unless the first answer stands.
-
     Args:
         simple: The level of simple questions.
         medium: Of medium ones.

@@ -50,8 +50,6 @@ class Improving(_WithMemory):
     It is prequential by construction: an item whose label had a part in the memory is refused, and what was not
     predicted is not learned from.
 
-    Calls: decompose, answer.
-
     Args:
         limit: Patterns that it keeps at most.
         top_k: Patterns that are shown at most.
@@ -105,8 +103,6 @@ class Improving(_WithMemory):
 
 class Seeded(_WithMemory):
     """Is shown training items with their steps and answers, and learns nothing after that.
-
-    Calls: decompose, answer.
 
     Args:
         items: With decompositions; the memory is made of them.

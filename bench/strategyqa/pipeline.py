@@ -7,9 +7,8 @@ from typing import Any
 
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, listed, numbered, read, start
-from sigma0.bench.strategyqa.logic import evaluate, names_step, parse_condition
+from sigma0.bench.strategyqa.logic import Undecided, Value, evaluate, names_step, parse_condition, value_of
 from sigma0.bench.strategyqa.question_types import QuestionType, question_type
-from sigma0.bench.strategyqa.values import Undecided, Value, value_of
 
 MAX_STEPS = 5
 MAX_LENGTH = 300
@@ -38,8 +37,6 @@ class Pipeline(Level):
     The analysis lists what must be known, and states a condition on it, such as `#1 < #2`. Where the steps are as many
     as those things and their answers can be compared, Python works it out; else the model is shown the answers.
     What decided, and why it was not Python, is in the trace.
-
-    Calls: analyse, decompose, answer for each step, at most 5, and combine only where Python cannot decide.
     """
 
     name = "L4-pipeline"

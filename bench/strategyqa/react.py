@@ -6,15 +6,8 @@ from dataclasses import replace
 
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, read
-from sigma0.bench.strategyqa.react_traces import ActionName, ReactStep, ReactTrace
-from sigma0.bench.strategyqa.workflow import (
-    LONGEST,
-    decompose_prompt,
-    fact_prompt,
-    fill,
-    read_fact,
-    read_parts,
-)
+from sigma0.bench.strategyqa.traces import ActionName, ReactStep, ReactTrace
+from sigma0.bench.strategyqa.workflow import LONGEST, decompose_prompt, fact_prompt, fill, read_fact, read_parts
 
 # thoughts with their actions at most
 STEP_LIMIT = 6
@@ -31,8 +24,6 @@ _ACTION = re.compile(r"Action:[ \t]*([A-Za-z_]+)[ \t]*\[(.*)\]")
 
 class React(Level):
     """Thinks, acts and reads what came of it, until it finishes; the facts so far are numbered and shown.
-
-    Calls: act at each step, and after it decompose, lookup or evaluate where that is the action.
 
     Args:
         limit: Steps at most.
@@ -59,10 +50,7 @@ class React(Level):
 
 
 class SimpleReact(React):
-    """The same loop with lookup and finish alone; facts stand only where they were read.
-
-    Calls: act at each step, and after it lookup where that is the action.
-    """
+    """The same loop with lookup and finish alone; facts stand only where they were read."""
 
     name = "L3-simple"
     actions = SIMPLE

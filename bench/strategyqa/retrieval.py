@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from sigma0.bench.strategyqa.items import Item
-from sigma0.errors import needs_extra, one_line
+from sigma0.bench.strategyqa.items import Item, read_json
+from sigma0.errors import needs_extra
 
 TOP_K = 3
 
@@ -105,12 +105,7 @@ def load_paragraphs(path: Path) -> dict[str, Paragraph]:
     Raises:
         ValueError: If it cannot be read, or is not in that form.
     """
-    try:
-        return _PARAGRAPHS.validate_json(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
-    except ValidationError as error:
-        raise ValueError(f"{str(path)!r} is no paragraph file: {one_line(error)[:400]}") from error
+    return read_json(path, _PARAGRAPHS, "paragraph file")
 
 
 def fact_paragraphs(items: Sequence[Item]) -> dict[str, Paragraph]:

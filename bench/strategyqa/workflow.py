@@ -61,8 +61,6 @@ def is_pattern(functions: Sequence[Function]) -> bool:
 class Workflow(Level):
     """Has the question split, each step answered, and the answer drawn from these answers, in Python.
 
-    Calls: decompose, then answer_factual or evaluate_condition for each step, then combine_facts.
-
     Args:
         template: The steps that it is held to; by default they are as many as the model finds, and one that asks yes or
             no about earlier answers is a condition.
@@ -90,8 +88,6 @@ class Workflow(Level):
 
 class RetrievalWorkflow(Workflow):
     """As `Workflow`, with paragraphs in the prompt of each question of fact.
-
-    Calls: decompose, then answer_factual or evaluate_condition for each step, then combine_facts.
 
     Args:
         index: Searched before each question of fact.

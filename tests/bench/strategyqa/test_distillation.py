@@ -18,7 +18,7 @@ from sigma0.bench.strategyqa.distillation import (
 )
 from sigma0.bench.strategyqa.items import Item, world_items
 from sigma0.bench.strategyqa.level import Prediction, Question, listed
-from sigma0.bench.strategyqa.models import Asked
+from sigma0.bench.strategyqa.opening import Asked
 from sigma0.bench.strategyqa.prompted import DEMONSTRATION
 from sigma0.bench.strategyqa.react import React
 from sigma0.bench.strategyqa.retrieval import Paragraph, ParagraphIndex

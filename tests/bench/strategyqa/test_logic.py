@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigma0.bench.strategyqa.logic import evaluate, parse_condition
-from sigma0.bench.strategyqa.values import Undecided, compare, value_of
+from sigma0.bench.strategyqa.logic import Undecided, compare, evaluate, parse_condition, value_of
 
 
 def told(text, *answers):

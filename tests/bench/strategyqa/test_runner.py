@@ -88,7 +88,7 @@ def test_published_files_are_checked(tmp_path):
         with pytest.raises(ValueError, match=message):
             load_both(str(tmp_path))
     (tmp_path / "dev.json").write_text("[")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="no list of items: Invalid JSON"):
         load_items(str(tmp_path), "dev")
 
 

@@ -8,8 +8,7 @@ from pydantic import ValidationError
 from sigma0.bench.strategyqa.level import Question, listed
 from sigma0.bench.strategyqa.prompted import DEMONSTRATION
 from sigma0.bench.strategyqa.react import React, SimpleReact, read_step
-from sigma0.bench.strategyqa.react_traces import ReactTrace
-from sigma0.bench.strategyqa.traces import TraceStep, WorkflowTrace
+from sigma0.bench.strategyqa.traces import ReactTrace, TraceStep, WorkflowTrace
 from sigma0.bench.strategyqa.workflow import LONGEST, MAX_STEPS, Template, Workflow, fill, function_of, read_fact
 from tests.bench.strategyqa.calls import act, asked
 
