@@ -59,8 +59,6 @@ def distil_demonstrations(rows: Rows, most: int = MOST) -> list[Demonstration]:
     Raises:
         ValueError: If there is none, or a right prediction has no trace that can be shown.
     """
-    if most < 1:
-        raise ValueError(f"at least 1 demonstration is needed, got most {most}")
     found: dict[bool, list[Demonstration]] = {True: [], False: []}
     for item, prediction in _right(rows):
         trace = audited(prediction.trace)
@@ -100,8 +98,7 @@ def audited(trace: Mapping[str, Any]) -> WorkflowTrace | None:
     kind = trace.get("kind")
     if kind in ("workflow", "react"):
         found = WorkflowTrace.from_dict(trace) if kind == "workflow" else ReactTrace.from_dict(trace)
-        info = found.get_audit_info()
-        if info["misses"] or not info["grounded"]:
+        if found.misses or not found.grounded:
             return None
         return found.to_workflow() if isinstance(found, ReactTrace) else found
     raise ValueError(

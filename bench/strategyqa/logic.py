@@ -58,17 +58,6 @@ class Value:
         return f"{self.number:g} {self.unit}".strip() if self.kind == "number" else self.name
 
 
-@dataclass(frozen=True)
-class Undecided:
-    """Why Python cannot tell.
-
-    Attributes:
-        why: In words.
-    """
-
-    why: str
-
-
 def value_of(text: str) -> Value:
     """The value of an answer's first line: yes or no that it begins with, else its only number, else a short name.
 
@@ -91,27 +80,27 @@ def value_of(text: str) -> Value:
     return Value("number", name, number=-found.value if before_christ else found.value, unit=found.unit)
 
 
-def compare(first: Value, relation: Relation, second: Value) -> bool | Undecided:
-    """Whether two values stand in a relation.
+def compare(first: Value, relation: Relation, second: Value) -> bool | str:
+    """Whether two values stand in a relation, or in words why Python cannot tell.
 
     Numbers are compared where they have the same unit or both have none; names and truths are equal or are not.
     """
     for value in (first, second):
         if value.kind == "open":
-            return Undecided(f"{value.name[:60]!r} is no short answer")
+            return f"{value.name[:60]!r} is no short answer"
     if first.kind != second.kind:
-        return Undecided(f"{first} and {second} are a {first.kind} and a {second.kind}")
+        return f"{first} and {second} are a {first.kind} and a {second.kind}"
     if first.kind == "number":
         return _numbers(first, relation, second)
     if relation not in ("=", "!="):
-        return Undecided(f"{first} and {second} are no numbers, so that neither is smaller")
+        return f"{first} and {second} are no numbers, so that neither is smaller"
     same = first.truth == second.truth if first.kind == "truth" else first.name == second.name
     return same == (relation == "=")
 
 
-def _numbers(first: Value, relation: Relation, second: Value) -> bool | Undecided:
+def _numbers(first: Value, relation: Relation, second: Value) -> bool | str:
     if first.unit != second.unit:
-        return Undecided(f"{first} and {second} have different units")
+        return f"{first} and {second} have different units"
     same = isclose(first.number, second.number, rel_tol=1e-9)
     smaller = first.number < second.number and not same
     return {
@@ -180,8 +169,8 @@ def names_step(condition: Condition) -> bool:
     return any(names_step(part) if isinstance(part, Condition) else isinstance(part, int) for part in condition.parts)
 
 
-def evaluate(condition: Condition, values: Sequence[Value]) -> bool | Undecided:
-    """Whether a condition holds.
+def evaluate(condition: Condition, values: Sequence[Value]) -> bool | str:
+    """Whether a condition holds, or in words why Python cannot tell.
 
     Args:
         condition: It.
@@ -190,7 +179,7 @@ def evaluate(condition: Condition, values: Sequence[Value]) -> bool | Undecided:
     parts = [
         evaluate(part, values) if isinstance(part, Condition) else _value(part, values) for part in condition.parts
     ]
-    unknown = next((part for part in parts if isinstance(part, Undecided)), None)
+    unknown = next((part for part in parts if isinstance(part, str)), None)
     if condition.sign in ("and", "or"):
         decides = condition.sign == "or"
         if any(part is decides for part in parts):
@@ -205,10 +194,10 @@ def evaluate(condition: Condition, values: Sequence[Value]) -> bool | Undecided:
     return compare(first, cast(Relation, condition.sign), second)
 
 
-def _value(operand: int | Value, values: Sequence[Value]) -> Value | Undecided:
+def _value(operand: int | Value, values: Sequence[Value]) -> Value | str:
     if isinstance(operand, Value):
         return operand
-    return values[operand - 1] if 1 <= operand <= len(values) else Undecided(f"there is no step #{operand}")
+    return values[operand - 1] if 1 <= operand <= len(values) else f"there is no step #{operand}"
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:

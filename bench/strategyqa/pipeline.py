@@ -7,7 +7,7 @@ from typing import Any
 
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, listed, numbered, read, start
-from sigma0.bench.strategyqa.logic import Undecided, Value, evaluate, names_step, parse_condition, value_of
+from sigma0.bench.strategyqa.logic import Value, evaluate, names_step, parse_condition, value_of
 from sigma0.bench.strategyqa.question_types import QuestionType, question_type
 
 MAX_STEPS = 5
@@ -101,18 +101,18 @@ def with_answers(step: str, answers: Sequence[str]) -> str:
     return _STEP.sub(answer, step)
 
 
-def decide(analysis: Analysis, values: Sequence[Value]) -> bool | Undecided:
+def decide(analysis: Analysis, values: Sequence[Value]) -> bool | str:
     """What Python makes of the condition, or why it cannot."""
     if not analysis.condition:
-        return Undecided("no condition was stated")
+        return "no condition was stated"
     if len(values) != len(analysis.needs):
-        return Undecided(f"{len(analysis.needs)} things were to be known, and {len(values)} steps were taken")
+        return f"{len(analysis.needs)} things were to be known, and {len(values)} steps were taken"
     try:
         condition = parse_condition(analysis.condition)
     except ValueError as error:
-        return Undecided(str(error))
+        return str(error)
     if not names_step(condition):
-        return Undecided("the condition names no step")
+        return "the condition names no step"
     return evaluate(condition, values)
 
 
@@ -120,8 +120,8 @@ def _combine(
     question: Question, ask: Ask, analysis: Analysis, answers: Sequence[str], trace: dict[str, Any]
 ) -> Prediction:
     decided = decide(analysis, [value_of(answer) for answer in answers])
-    if not isinstance(decided, Undecided):
+    if not isinstance(decided, str):
         return Prediction(decided, None, {**trace, "decided": "python", "why": analysis.condition})
     known = "\n".join(f"{step['question']} {step['answer']}" for step in trace["steps"])
     said = ask("combine", f"Question: {question.text}\nKnown:\n{known}\nSo, going by what is known: {FORM}")
-    return read(said, "combine", {**trace, "decided": "model", "why": decided.why, "combined": said})
+    return read(said, "combine", {**trace, "decided": "model", "why": decided, "combined": said})

@@ -17,7 +17,6 @@ ACTIONS: dict[ActionName, str] = {
     "evaluate": "evaluate[question] answers yes or no from the facts so far",
     "finish": "finish[yes] or finish[no] answers the question",
 }
-SIMPLE: tuple[ActionName, ...] = ("lookup", "finish")
 _THOUGHT = re.compile(r"Thought:[ \t]*(\S.*)")
 _ACTION = re.compile(r"Action:[ \t]*([A-Za-z_]+)[ \t]*\[(.*)\]")
 
@@ -27,19 +26,14 @@ class React(Level):
 
     Args:
         limit: Steps at most.
-
-    Raises:
-        ValueError: For a limit below 1.
+        simple: The same loop with lookup and finish alone; facts stand only where they were read.
     """
 
-    name = "L3"
-    actions: tuple[ActionName, ...] = tuple(ACTIONS)
-    keeps_facts = True
-
-    def __init__(self, limit: int = STEP_LIMIT) -> None:
-        if limit < 1:
-            raise ValueError(f"a model needs at least 1 step, got limit {limit}")
+    def __init__(self, limit: int = STEP_LIMIT, simple: bool = False) -> None:
+        self.name = "L3-simple" if simple else "L3"
         self.limit = limit
+        self.keeps_facts = not simple
+        self.actions: tuple[ActionName, ...] = ("lookup", "finish") if simple else tuple(ACTIONS)
 
     def predict(self, question: Question, ask: Ask) -> Prediction:
         """See `Level`."""
@@ -47,14 +41,6 @@ class React(Level):
         while len(run.steps) < self.limit and not run.finished:
             run.step()
         return ReactTrace(question.qid, question.text, tuple(run.steps), self.limit).prediction()
-
-
-class SimpleReact(React):
-    """The same loop with lookup and finish alone; facts stand only where they were read."""
-
-    name = "L3-simple"
-    actions = SIMPLE
-    keeps_facts = False
 
 
 class _Run:

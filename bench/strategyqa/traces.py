@@ -1,7 +1,6 @@
 """What a level did for a question, step by step: for audits, and as a demonstration for a model."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -27,6 +26,12 @@ class Trace:
     """
 
     what: ClassVar[str]
+    steps: tuple[Any, ...]
+
+    @property
+    def misses(self) -> list[str]:
+        """Why steps failed, in their order."""
+        return [step.miss for step in self.steps if step.miss is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -101,8 +106,8 @@ class WorkflowTrace(Trace):
 
     def prediction(self) -> Prediction:
         """The final answer, or the first miss."""
-        misses = [step.miss for step in self.steps if step.miss is not None]
-        return Prediction(None if misses else self.answer, misses[0] if misses else None, self.to_dict())
+        missed = self.misses[0] if self.misses else None
+        return Prediction(None if missed else self.answer, missed, self.to_dict())
 
     def to_icl_demo(self) -> str:
         """The trace as a doctest, to be shown to a model; retrieval is left out, as whoever completes it has no index.
@@ -115,22 +120,10 @@ class WorkflowTrace(Trace):
         calls = "".join(_call(step) for step in self.steps if step.function != "retrieve")
         return f">>> strategy_qa({_literal(self.question)})\n{calls}Final answer: {words(self.answer)}\n"
 
-    def get_audit_info(self) -> dict[str, Any]:
-        """What an auditor asks, as JSON.
-
-        Returns:
-            `steps`, how many; `calls` by function; `misses`, the reasons; `grounded`, whether every condition and the
-            final answer used results of earlier steps that did not fail; `used`, those of the final answer.
-        """
-        last = self.steps[-1] if self.steps else None
-        final = last.uses if last and last.function == "combine_facts" else ()
-        return {
-            "steps": len(self.steps),
-            "calls": dict(Counter(step.function for step in self.steps)),
-            "misses": [step.miss for step in self.steps if step.miss is not None],
-            "grounded": self.answer is not None and all(map(self._grounded, range(len(self.steps)))),
-            "used": [self.steps[number].result for number in final if 0 <= number < len(self.steps)],
-        }
+    @property
+    def grounded(self) -> bool:
+        """Whether every condition and the final answer used results of earlier steps that did not fail."""
+        return self.answer is not None and all(map(self._grounded, range(len(self.steps))))
 
     def _grounded(self, number: int) -> bool:
         step = self.steps[number]
@@ -210,25 +203,19 @@ class ReactTrace(Trace):
         """The final answer; without one, a miss that counts the steps that failed and tells the last of these."""
         if self.answer is not None:
             return Prediction(self.answer, None, self.to_dict())
-        failed = [step.miss for step in self.steps if step.miss is not None]
+        failed = self.misses
         why = f", {len(failed)} failed, the last of them: {failed[-1]}" if failed else ""
         return Prediction(None, f"finish: none within {self.limit} steps{why}", self.to_dict())
 
-    def get_audit_info(self) -> dict[str, Any]:
-        """As of a workflow; `calls` are by action, and those of steps that could not be read stand under ""."""
-        made = self.to_workflow().get_audit_info() if self.answer is not None else {"grounded": False, "used": []}
-        return {
-            "steps": len(self.steps),
-            "calls": dict(Counter(step.action for step in self.steps)),
-            "misses": [step.miss for step in self.steps if step.miss is not None],
-            "grounded": made["grounded"],
-            "used": made["used"],
-        }
+    @property
+    def grounded(self) -> bool:
+        """As of a workflow."""
+        return self.answer is not None and self.to_workflow().grounded
 
     def to_workflow(self) -> WorkflowTrace:
         """The workflow that would have done the same: it splits the question into what was looked up and evaluated.
 
-        Steps that failed are left out: ask `get_audit_info` for them.
+        Steps that failed are left out: `misses` tells them.
 
         Raises:
             ValueError: If it did not finish.

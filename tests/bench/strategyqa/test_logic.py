@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigma0.bench.strategyqa.logic import Undecided, compare, evaluate, parse_condition, value_of
+from sigma0.bench.strategyqa.logic import compare, evaluate, parse_condition, value_of
 
 
 def told(text, *answers):
@@ -51,8 +51,8 @@ def test_what_tells_nothing_is_no_truth_and_no_name_that_differs_from_others(tex
     assert found.kind == "open"
     for relation in ("=", "!=", "<"):
         for other in (found, value_of("swan"), value_of("Yes"), value_of("7")):
-            assert isinstance(compare(found, relation, other), Undecided)
-            assert isinstance(compare(other, relation, found), Undecided)
+            assert isinstance(compare(found, relation, other), str)
+            assert isinstance(compare(other, relation, found), str)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_conditions_are_worked_out(text, answers, expected):
 )
 def test_what_rests_on_something_open_is_open_and_says_why(text, answers, why):
     found = told(text, *answers)
-    assert isinstance(found, Undecided) and why in found.why
+    assert isinstance(found, str) and why in found
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,9 @@ def test_numbers_compare_as_in_python(first, second):
 def test_no_text_does_more_than_be_refused_and_a_value_equals_itself_or_is_open(text, answers):
     for value in map(value_of, answers):
         same = compare(value, "=", value)
-        assert isinstance(same, Undecided) if value.kind == "open" else same is True
+        assert isinstance(same, str) if value.kind == "open" else same is True
     try:
         condition = parse_condition(text)
     except ValueError:
         return
-    assert isinstance(evaluate(condition, [value_of(answer) for answer in answers]), (bool, Undecided))
+    assert isinstance(evaluate(condition, [value_of(answer) for answer in answers]), (bool, str))

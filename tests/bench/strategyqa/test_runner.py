@@ -190,8 +190,6 @@ def test_batches_say_what_each_question_is_told_alone(pocket):
         assert batched.usage.completion_tokens == alone.usage.completion_tokens
     with pytest.raises(ChatFailed, match="context of 512"):
         BatchedChat(chat, 3).complete([{"role": "user", "content": "Is it? " * 300}], ChatSettings(max_tokens=1))
-    with pytest.raises(ValueError, match="is looped"):
-        BatchedChat(LocalChat(*pocket, "pocket"), 4)
 
 
 def test_scores_are_paired_with_the_baseline():
