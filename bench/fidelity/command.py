@@ -65,7 +65,8 @@ def fidelity(
         from sigma0.bench.fidelity.table import print_rows
 
         chosen, source = _prompts(prompts, n)
-        options = {"quantization": quantization, "recurrence": recurrence, "stride": stride, "kv": kv, "dtype": dtype}
+        options: dict[str, Any] = {"quantization": quantization, "recurrence": recurrence, "stride": stride, "kv": kv}
+        options["dtype"] = dtype
         looped, tokenizer = load(model, device=device, **options)
         settings = plan(modes.split(","), _after(after), looped.num_loops, _grid(grid), looped.exit_thresholds)
         ids = encode_prompts(looped, tokenizer, chosen, max_new_tokens)

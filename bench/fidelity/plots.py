@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
@@ -106,7 +107,7 @@ def _curve(axis: Axes, rows: Sequence[FidelityRow], saving: str, fidelity: str) 
     )
 
 
-def _style(mode: str, after: str) -> dict[str, str]:
+def _style(mode: str, after: str) -> dict[str, Any]:
     line = ":" if mode == "random" else "--" if after == "drop" else "-"
     return {"color": COLOURS[mode], "marker": MARKERS.get(mode, "o"), "linestyle": line}
 

@@ -109,7 +109,7 @@ class Sigma0API(ModelAPI):  # type: ignore[misc]
         exit_config = opened.exit_at(effort)
         with opened.loaded.alone:
             began = time.monotonic()
-            settings = {"exit_config": exit_config, "max_new_tokens": min(asked, room), "stop": stop}
+            settings: dict[str, Any] = {"exit_config": exit_config, "max_new_tokens": min(asked, room), "stop": stop}
             # collapse is as `model.generate` has it, which the other harness calls
             settings |= {"seed": config.seed, "verdict": True, "on_collapse": "ignore", **_sampling(config)}
             written = generate(opened.model, opened.tokenizer, messages, **settings)
