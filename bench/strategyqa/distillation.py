@@ -25,12 +25,7 @@ _FORM = re.compile(rf'>>> strategy_qa\(".*"\)\n(?:{_CALL})+Final answer: (?:Yes|
 
 
 class Demonstration(BaseModel):
-    """A trace that is shown to a model.
-
-    Attributes:
-        qid: Of the item that it comes from.
-        text: In the form of `prompted.DEMONSTRATION`.
-    """
+    """A trace of an item that is shown to a model, in the form of `prompted.DEMONSTRATION`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -82,15 +82,10 @@ class Opened:
     """What an `Opening` opens: who is asked what, and how.
 
     Attributes:
-        asked: The model.
-        settings: Of all questions.
-        cache: None asks everything.
         concurrency: Items at a time.
-        retries: How often an item is begun anew that got no answer.
         items: That are scored.
         train: That levels may be seeded from.
         where: The items are from.
-        makings: Of the levels.
     """
 
     asked: Asked

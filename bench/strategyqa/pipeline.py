@@ -18,13 +18,7 @@ _STEP = re.compile(r"#(\d{1,3})")
 
 @dataclass(frozen=True)
 class Analysis:
-    """What a question is about.
-
-    Attributes:
-        question_type: Its kind, by rules.
-        needs: What must be known, in order.
-        condition: On the answers, under which the question's is yes; "" where none was stated.
-    """
+    """What must be known for a question, in order, and the condition on it for a yes; "" where none was stated."""
 
     question_type: QuestionType
     needs: tuple[str, ...]

@@ -14,15 +14,7 @@ TOP_K = 3
 
 
 class Paragraph(BaseModel):
-    """A paragraph of an article, in the form of the published file.
-
-    Attributes:
-        title: Of the article.
-        section: Of the article, that it stands in.
-        headers: Above it.
-        para_index: Its number in the article.
-        content: Its text.
-    """
+    """A paragraph of an article, in the form of the published file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

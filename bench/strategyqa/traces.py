@@ -78,14 +78,7 @@ class TraceStep:
 
 @dataclass(frozen=True, config=STRICT)
 class WorkflowTrace(Trace):
-    """What a workflow did for a question.
-
-    Attributes:
-        qid: Of the question.
-        question: It.
-        steps: In order.
-        kind: Tells this trace from others.
-    """
+    """What a workflow did for a question."""
 
     what = "trace of a workflow"
     qid: str
@@ -176,15 +169,7 @@ class ReactStep:
 
 @dataclass(frozen=True, config=STRICT)
 class ReactTrace(Trace):
-    """What a model did for a question.
-
-    Attributes:
-        qid: Of the question.
-        question: It.
-        steps: In order.
-        limit: Steps that it had.
-        kind: Tells this trace from others.
-    """
+    """What a model did for a question, in so many steps at most."""
 
     what = "trace of thoughts and actions"
     qid: str

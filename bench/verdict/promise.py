@@ -24,7 +24,7 @@ from sigma0.signals.verdict import DoorPolicy
 
 
 class DrawnDoor(NamedTuple):
-    """A door of one draw on the rest of the pool: its risk, None where it lets nothing through, and shares let through."""
+    """A drawn door on the rest of the pool: shares let through, and its risk, None where it lets nothing through."""
 
     risk: float | None
     opened: float

@@ -1,6 +1,5 @@
 """Levels spread over workers or not: the same rows, but for seconds."""
 
-import json
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,19 +10,12 @@ from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.core.workers import KeptResults, Pool
+from sigma0.bench.core.workers import KeptResults
 from sigma0.bench.strategyqa.opening import Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE
 from sigma0.bench.strategyqa.work import do_level, pieces_of, run_pieces
 from sigma0.reason.messages import ChatFailed
-
-
-class Here(Pool):
-    """A pool whose only worker is this process; what passes between them is JSON all the same."""
-
-    def _each(self, function, items):
-        for key, item in items.items():
-            yield key, json.loads(json.dumps(function(json.loads(json.dumps(item)))))
+from tests.bench.fidelity.test_work import Here
 
 
 def opening(**changes):
