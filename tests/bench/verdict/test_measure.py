@@ -105,7 +105,9 @@ def test_the_mixes_are_what_they_are_called():
     assert all(each.answer.startswith(("Yes", "No")) for each in drawn["yes or no alone"])
     plain = {name: [str(each.content) for each in prompts] for name, prompts in drawn.items()}
     assert all(" old" in text for text in plain["ages alone"])
-    assert min(map(len, plain["longest stories"])) > max(map(len, plain["short stories"])) / 2
+    usual = [str(each.content) for each in micro_world(6, "test", 2)]
+    lengths = [sum(map(len, texts)) for texts in (plain["short stories"], usual, plain["longest stories"])]
+    assert lengths == sorted(set(lengths))
 
 
 def test_the_file_of_strange_prompts_and_a_bad_line_of_one(tmp_path):
