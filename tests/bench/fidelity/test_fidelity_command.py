@@ -214,6 +214,8 @@ def test_the_plan_holds_every_mode_once():
     grid = sum(map(len, GRID.values()))
     assert len(settings) == 1 + 2 * grid + 5 + len(GRID["qexit"]) + 2
     assert plan(("qexit",), ("finish",), 6, {})[0].mode == "full"
+    scales = {each.mode: each.config.accel_scale for each in settings if each.config.mode == "accel"}
+    assert scales == {"accel": None, "accel-steps": "steps"}
 
 
 def test_the_plan_takes_each_rules_calibrated_threshold_in_every_way():
