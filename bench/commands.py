@@ -59,12 +59,12 @@ COMMANDS = {
         "Wrong answers told from right ones, the door, its features, the switches, shifts and strange prompts.",
     ),
     "promise": Target(
-        "sigma0.bench.verdict.promise_command",
+        "sigma0.bench.verdict.command",
         "promise",
         "Draw calibrations from a pool of answers, and count how often the chosen door keeps the stated risk.",
     ),
     "worlds": Target(
-        "sigma0.bench.verdict.worlds_command",
+        "sigma0.bench.verdict.command",
         "worlds",
         "Calibrate a risk in simulated worlds: how often it is kept, and how often a door is found, beside an oracle.",
     ),

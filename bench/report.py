@@ -95,7 +95,7 @@ def report(
             from sigma0.bench.figures.results import Results
             from sigma0.bench.kv.picture import draw_kv
             from sigma0.bench.kv.table import latest_kv
-            from sigma0.bench.verdict.picture import draw_features
+            from sigma0.bench.verdict.tables import draw_features
 
             results = Results(Path())
             stored = latest_kv(results.rows)

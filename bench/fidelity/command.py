@@ -4,19 +4,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, Any, cast, get_args
 
 import torch
 import typer
 from pydantic import TypeAdapter, ValidationError
 
 from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.ledger import OWN, AnyRow, Conditions, FidelityRow, append_row, read_rows, repair
+from sigma0.bench.core.ledger import OWN, FidelityRow, append_row, read_rows, repair
 from sigma0.bench.core.options import AsJsonLines, LedgerFile, WorkerCount
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.workers import KeptResults, worker_pool
-from sigma0.bench.fidelity.grid import MODES, Setting, plan
-from sigma0.bench.fidelity.work import Loaded, SpreadWork
+from sigma0.bench.fidelity.grid import MODES, plan
+from sigma0.bench.fidelity.runs import do_item
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.commands.console import one_line_errors, progress_bar
@@ -65,9 +65,9 @@ def fidelity(
         from sigma0.bench.fidelity.table import print_rows
 
         chosen, source = _prompts(prompts, n)
-        looped, tokenizer = load(
-            model, device=device, dtype=dtype, quantization=quantization, recurrence=recurrence, stride=stride, kv=kv
-        )
+        options: dict[str, Any] = {"quantization": quantization, "recurrence": recurrence, "stride": stride, "kv": kv}
+        options["dtype"] = dtype
+        looped, tokenizer = load(model, device=device, **options)
         settings = plan(modes.split(","), _after(after), looped.num_loops, _grid(grid), looped.exit_thresholds)
         ids = encode_prompts(looped, tokenizer, chosen, max_new_tokens)
         answers = [prompt.answer for prompt in chosen]
@@ -75,54 +75,46 @@ def fidelity(
         if repair(out):
             typer.echo(f"cut off the half-written last line of {out}", err=True)
         read_rows(out)  # A damaged ledger is told before anything is measured.
-        source = str(Path(model).resolve()) if Path(model).is_dir() else model
-        loaded = Loaded(
-            source, conditions.model_sha256, looped.device.type, dtype, threads, quantization, recurrence, stride, kv
-        )
+        loaded = {
+            "name": str(Path(model).resolve()) if Path(model).is_dir() else model,
+            # what was kept of other weights is not taken for theirs
+            "sha256": conditions.model_sha256,
+            "threads": threads,
+            "options": {**options, "device": looped.device.type},
+        }
         bar = progress_bar("settings", len(settings) + 1, hidden=as_json)
-        with bar as advance, _at_work(workers, loaded, out, conditions.run) as work:
-            bench = open_bench(looped, tokenizer, conditions, ids, answers, settings, work)
+        with bar as advance, _spread(workers, loaded, out, conditions.run) as spread:
+            bench = open_bench(looped, tokenizer, conditions, ids, answers, settings, spread)
             advance(1)
-            _append_missing(out, conditions, settings, bench.measure, advance)
+            done = {row.key for row in read_rows(out) if row.run == conditions.run}
+            for number, setting in enumerate(settings, start=2):
+                if setting.key not in done:
+                    append_row(out, bench.measure(setting))
+                advance(number)
             append_row(out, bench.sample(looped.resolve_exit_config(None)))
         wanted = {setting.key for setting in settings}
-        rows = [row for row in _rows_of(out, conditions) if isinstance(row, FidelityRow) and row.key in wanted]
+        known = [row for row in read_rows(out) if row.run == conditions.run and row.key in wanted]
+        rows = [row for row in known if isinstance(row, FidelityRow)]
     tell_rows(
         rows, as_json, lambda: print_rows(rows), f"{len(rows)} rows in {out}; python -m sigma0.bench report draws them"
     )
 
 
 @contextmanager
-def _at_work(workers: int, loaded: Loaded, out: Path, run: str) -> Iterator[SpreadWork | None]:
-    """Workers, and a file beside the ledger in which their results are kept until the run is whole; None for one."""
+def _spread(
+    workers: int, loaded: dict[str, Any], out: Path, run: str
+) -> Iterator[Callable[[list[Any]], list[Any]] | None]:
+    """Has workers do items, and a file beside the ledger keep results until the run is whole; None for one worker."""
     if workers == 1:
         yield None
         return
-    gpus = int(loaded.device == "cuda")
+    gpus = int(loaded["options"]["device"] == "cuda")
     path = out.with_name(f".{out.stem}-{run}.work.jsonl")
-    with KeptResults(path) as kept, worker_pool(workers, loaded.threads, gpus) as pool:
-        yield SpreadWork(pool, loaded, kept)
+    with KeptResults(path) as kept, worker_pool(workers, loaded["threads"], gpus) as pool:
+        yield lambda items: pool.spread(do_item, [{**item, "loaded": loaded} for item in items], kept)
         kept.forget()
         if pool.redone:
             typer.echo(f"{pool.redone} items were done again, since the worker that had them died", err=True)
-
-
-def _append_missing(
-    out: Path,
-    conditions: Conditions,
-    settings: list[Setting],
-    measure: Callable[[Setting], FidelityRow],
-    advance: Callable[[int], None],
-) -> None:
-    done = {row.key for row in _rows_of(out, conditions)}
-    for number, setting in enumerate(settings, start=2):
-        if setting.key not in done:
-            append_row(out, measure(setting))
-        advance(number)
-
-
-def _rows_of(out: Path, conditions: Conditions) -> list[AnyRow]:
-    return [row for row in read_rows(out) if row.run == conditions.run]
 
 
 def _prompts(source: str, n: int) -> tuple[list[Prompt], str]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sigma0.bench.core.ledger import Promise, row_key
-from sigma0.config import AfterExit, ExitConfig, ExitMode
+from sigma0.config import AfterExit, ExitConfig
 from sigma0.models.exit_thresholds import ExitThresholds
 
 # Thresholds of each rule, from eager to patient.
@@ -20,6 +21,14 @@ BASELINES = ("fixed", "random", "oracle", "settled")
 MODES = ("full", *GRID, *BASELINES)
 # The rule whose exit depths the random baseline shuffles.
 RANDOM_LIKE = "qexit"
+# What a mode of `ExitConfig` reads, its threshold first.
+_PARAMETERS = {
+    "qexit": ("q",),
+    "margin": ("theta",),
+    "converge": ("eps",),
+    "accel": ("eps", "patience"),
+    "fixed": ("depth",),
+}
 
 
 @dataclass(frozen=True)
@@ -71,10 +80,9 @@ def plan(
     for name in (*modes, *grid):
         if name not in MODES:
             raise ValueError(f"no such mode: {name!r}; there are {', '.join(MODES)}")
-    for name in grid:
+    for name, values in grid.items():
         if name not in GRID:
             raise ValueError(f"mode {name!r} has no grid; {', '.join(GRID)} have")
-    for name, values in grid.items():
         if name not in modes:
             raise ValueError(f"the grid names thresholds for {name!r}, which is not among the modes measured")
         if not values or len(set(values)) != len(values):
@@ -104,27 +112,18 @@ def _calibrated(mode: str, thresholds: ExitThresholds) -> Setting | None:
     """A rule at its calibrated threshold; None where the model has none."""
     name = mode.replace("-", "_")
     record = getattr(thresholds, name)
-    if record is None:
-        return None
-    return Setting(mode, thresholds.configs()[name], Promise.of(record))
+    return None if record is None else Setting(mode, thresholds.configs()[name], Promise.of(record))
 
 
 def threshold(config: ExitConfig) -> dict[str, float | int | str]:
     """The parameters that the mode of a config reads."""
-    names = {"qexit": ["q"], "margin": ["theta"], "converge": ["eps"], "accel": ["eps", "patience"], "fixed": ["depth"]}
-    return {name: getattr(config, name) for name in names.get(config.mode, [])}
+    return {name: getattr(config, name) for name in _PARAMETERS.get(config.mode, ())}
 
 
 def rule(mode: str, threshold: float, after: AfterExit) -> ExitConfig:
     """The exit settings of a rule at a threshold; `accel` fires on a single loop, or it could hardly save any."""
-    if mode == "accel-steps":
-        return ExitConfig(mode="accel", eps=threshold, patience=1, accel_scale="steps", after_exit=after)
-    names: dict[str, tuple[ExitMode, str]] = {
-        "qexit": ("qexit", "q"),
-        "margin": ("margin", "theta"),
-        "converge": ("converge", "eps"),
-        "accel": ("accel", "eps"),
-    }
-    name, field = names[mode]
-    more = {"patience": 1} if mode == "accel" else {}
-    return ExitConfig(mode=name, after_exit=after, **{field: threshold}, **more)  # type: ignore[arg-type]
+    name = "accel" if mode == "accel-steps" else mode
+    told: dict[str, Any] = {"mode": name, "after_exit": after, _PARAMETERS[name][0]: threshold}
+    if name == "accel":
+        told |= {"patience": 1} | ({} if mode == "accel" else {"accel_scale": "steps"})
+    return ExitConfig(**told)

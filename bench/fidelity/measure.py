@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.core.ledger import Conditions, DepthRow, DepthSample, FidelityRow, Figure
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import Setting, threshold
-from sigma0.bench.fidelity.runs import FreeRun
-from sigma0.bench.fidelity.work import FULL, FreeJob, OwnWork, Work, run_job
+from sigma0.bench.fidelity.runs import FULL, FreeJob, FreeRun, Work, run_job
 from sigma0.calibrate.bootstrap import Estimate, bootstrap, clustered_share, ratio, saved_share
 from sigma0.calibrate.teacher_forcing import ForcedText, LoopReadings
 from sigma0.config import ExitConfig
@@ -30,14 +29,9 @@ _BY_DEPTH = ("random", "oracle", "settled")
 
 @dataclass(frozen=True)
 class Bench:
-    """A model, its prompts, and what full depth does with them.
+    """A model, its prompts, and what full depth does with them; see `open_bench`.
 
     Attributes:
-        model: The looped model.
-        tokenizer: Its tokenizer.
-        conditions: What the rows say of the run.
-        prompts: Ids of the prompts.
-        answers: The known answer of each, or None.
         texts: Full depth's own greedy continuations.
         readings: Their tokens at every loop, and where each rule stops.
         full: Free runs at full depth.
@@ -61,9 +55,7 @@ class Bench:
         same = self.readings.same_at(depths).astype(np.float64)
         kl = self.readings.kl_at(depths).astype(np.float64)
         if setting.config.after_exit == "drop":
-            parts = self.work.forced(self.texts, setting.config)
-            same[self.readings.is_new] = np.concatenate([part.same for part in parts])
-            kl[self.readings.is_new] = np.concatenate([part.kl for part in parts])
+            same[self.readings.is_new], kl[self.readings.is_new] = self.work.forced(self.texts, setting.config)
         speed, speed_ratio = self._speed(setting)
         reasons = Counter() if setting.mode in _BY_DEPTH else Counter(why for run in runs for why in run.reasons)
         return FidelityRow.model_validate(
@@ -219,7 +211,7 @@ def open_bench(
     prompts: Sequence[tuple[int, ...]],
     answers: Sequence[str | None],
     settings: Sequence[Setting],
-    work: Work | None = None,
+    spread: Callable[[list[Any]], list[Any]] | None = None,
 ) -> Bench:
     """Continues the prompts at full depth, and reads the texts at every loop, once for the rules of all settings.
 
@@ -230,9 +222,9 @@ def open_bench(
         prompts: Ids of the prompts.
         answers: The known answer of each, or None.
         settings: All that are to be measured.
-        work: Who does it; by default this process.
+        spread: As `Work` has it.
     """
-    doing = OwnWork(model) if work is None else work
+    doing = Work(model, spread)
     full = doing.free([FreeJob(prompt, FULL, conditions.max_new_tokens) for prompt in prompts])
     texts = [ForcedText((*prompt, *run.ids), len(run.ids)) for prompt, run in zip(prompts, full, strict=True)]
     readings = doing.read(texts, {each.key: replace(each.config, after_exit="finish") for each in settings})

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from sigma0.bench.core.ledger import DepthRow, FidelityRow, Figure
+from sigma0.bench.core.ledger import DepthRow, FidelityRow
 from sigma0.bench.core.output import drawing
 from sigma0.commands.console import depth_style
 
@@ -74,7 +74,7 @@ def draw_depths(row: DepthRow, paths: Sequence[Path]) -> None:
                 colour = depth_style(depth, row.total_loops)
                 axis.add_patch(Rectangle((column, -line - 0.9), 0.96, 0.8, color=colour))
                 ink = "white" if sum(to_rgb(colour)) < _DARK else "black"
-                shown = _shown(text)
+                shown = text.strip() or "\u2423"
                 size = 9 if len(shown) <= 8 else 7
                 axis.text(column + 0.48, -line - 0.5, shown, ha="center", va="center", color=ink, fontsize=size)
         axis.set_xlim(-0.1, max(min(len(sample.tokens), _COLUMNS) for sample in row.samples))
@@ -91,52 +91,32 @@ def draw_depths(row: DepthRow, paths: Sequence[Path]) -> None:
 
 def _curve(axis: Axes, rows: Sequence[FidelityRow], saving: str, fidelity: str) -> None:
     points = [(getattr(row, saving), getattr(row, fidelity)) for row in rows]
-    known: list[tuple[Figure, Figure]] = sorted(
-        ((x, y) for x, y in points if x is not None), key=lambda point: point[0].value
-    )
+    known = sorted(((x, y) for x, y in points if x is not None), key=lambda point: point[0].value)
     if not known:
         return
-    mode, after = rows[0].mode, rows[0].after_exit
+    mode = rows[0].mode
     axis.errorbar(
         [100 * x.value for x, _ in known],
         [100 * y.value for _, y in known],
         yerr=[[100 * (y.value - y.low) for _, y in known], [100 * (y.high - y.value) for _, y in known]],
-        color=COLOURS[mode],
-        marker=MARKERS.get(mode, "o"),
         markersize=11 if mode == "oracle" else 5,
-        linestyle=_line(mode, after),
         linewidth=1.3,
         elinewidth=0.7,
         alpha=0.9,
+        **_style(mode, rows[0].after_exit),
     )
 
 
-def _line(mode: str, after: str) -> Literal["-", "--", ":"]:
-    if mode == "random":
-        return ":"
-    return "--" if after == "drop" else "-"
+def _style(mode: str, after: str) -> dict[str, Any]:
+    line = ":" if mode == "random" else "--" if after == "drop" else "-"
+    return {"color": COLOURS[mode], "marker": MARKERS.get(mode, "o"), "linestyle": line}
 
 
 def _legend(rows: Sequence[FidelityRow]) -> list[Line2D]:
     shown = {(row.mode, row.after_exit) for row in rows if row.mode in COLOURS}
-    handles = []
-    for mode in COLOURS:
-        for after in ("finish", "drop"):
-            if (mode, after) not in shown:
-                continue
-            both = (mode, "drop") in shown
-            handles.append(
-                Line2D(
-                    [],
-                    [],
-                    color=COLOURS[mode],
-                    marker=MARKERS.get(mode, "o"),
-                    linestyle=_line(mode, after),
-                    label=f"{mode}, {after}" if both else mode,
-                )
-            )
-    return handles
-
-
-def _shown(text: str) -> str:
-    return text.strip() or "\u2423"
+    return [
+        Line2D([], [], label=f"{mode}, {after}" if (mode, "drop") in shown else mode, **_style(mode, after))
+        for mode in COLOURS
+        for after in ("finish", "drop")
+        if (mode, after) in shown
+    ]

@@ -7,22 +7,19 @@ from rich.console import Console
 from sigma0.bench.core.ledger import FidelityRow, Figure
 from sigma0.bench.core.tables import BenchTable
 
+# Columns that are shares, and the figures in them.
+_SHARES = {
+    "new tokens": "agreement_on_answers",
+    "all tokens": "agreement",
+    "same text": "exact_match",
+    "right": "accuracy",
+    "depth_saved": "depth_saved",
+    "passes_saved": "passes_saved",
+    "rows_saved": "rows_saved",
+}
 COLUMNS = (
-    "rule",
-    "after",
-    "promised",
-    "new tokens",
-    "all tokens",
-    "KL",
-    "same text",
-    "right",
-    "depth",
-    "depth_saved",
-    "passes_saved",
-    "rows_saved",
-    "of oracle",
-    "head rows",
-    "speed",
+    *("rule", "after", "promised", "new tokens", "all tokens", "KL", "same text", "right", "depth"),
+    *("depth_saved", "passes_saved", "rows_saved", "of oracle", "head rows", "speed"),
 )
 # What the short table leaves out.
 _LONG = ("all tokens", "KL", "depth", "depth_saved")
@@ -37,25 +34,24 @@ def oracle_share(row: FidelityRow, rows: Sequence[FidelityRow]) -> float | None:
     return row.passes_saved.value / best.value
 
 
-def cells(row: FidelityRow, rows: Sequence[FidelityRow]) -> list[str]:
-    """One row as text, column by column."""
-    return [
-        label(row),
-        row.after_exit,
-        "-" if row.promise is None else f"{100 * row.promise.agreement:g} %",
-        percent(row.agreement_on_answers),
-        percent(row.agreement),
-        f"{row.kl.value:.4f}",
-        percent(row.exact_match),
-        percent(row.accuracy),
-        "-" if row.mean_depth is None else f"{row.mean_depth.value:.2f}",
-        percent(row.depth_saved),
-        percent(row.passes_saved),
-        percent(row.rows_saved),
-        share_text(oracle_share(row, rows)),
-        "-" if row.new_tokens <= row.n else f"{row.head_rows / (row.new_tokens - row.n):.2f}",
-        "-" if row.speed_ratio is None else f"{row.speed_ratio.value:.2f}",
-    ]
+def _cells(row: FidelityRow, of: Sequence[FidelityRow], with_intervals: Sequence[str] = ()) -> dict[str, str]:
+    """One row as text, by column; some columns show intervals."""
+    speed = row.speed_ratio
+    cells = {
+        "rule": label(row),
+        "after": row.after_exit,
+        "promised": "-" if row.promise is None else f"{100 * row.promise.agreement:g} %",
+        "KL": f"{row.kl.value:.4f}",
+        "depth": "-" if row.mean_depth is None else f"{row.mean_depth.value:.2f}",
+        "of oracle": share_text(oracle_share(row, of)),
+        "head rows": "-" if row.new_tokens <= row.n else f"{row.head_rows / (row.new_tokens - row.n):.2f}",
+        "speed": "-" if speed is None else f"{speed.value:.2f}",
+    }
+    if speed is not None and "speed" in with_intervals:
+        cells["speed"] += f" ({speed.low:.2f} to {speed.high:.2f})"
+    for column, name in _SHARES.items():
+        cells[column] = (with_interval if column in with_intervals else percent)(getattr(row, name))
+    return cells
 
 
 def label(row: FidelityRow) -> str:
@@ -83,15 +79,13 @@ def print_rows(rows: Sequence[FidelityRow]) -> None:
     """Prints all rows of a run."""
     first = rows[0]
     title = f"{first.model}, {first.n} prompts ({first.prompts}), {first.dtype}"
-    table = BenchTable(COLUMNS, [cells(row, rows) for row in rows], title, left=COLUMNS[:2])
+    lines = [[cells[column] for column in COLUMNS] for cells in (_cells(row, rows) for row in rows)]
+    table = BenchTable(COLUMNS, lines, title, left=COLUMNS[:2])
     Console(width=max(Console().width, 180)).print(table.rich(no_wrap=("rule",)))
 
 
 def markdown(
-    rows: Sequence[FidelityRow],
-    of: Sequence[FidelityRow],
-    intervals: bool = False,
-    columns: Sequence[str] = COLUMNS,
+    rows: Sequence[FidelityRow], of: Sequence[FidelityRow], intervals: bool = False, columns: Sequence[str] = COLUMNS
 ) -> str:
     """Rows as a Markdown table.
 
@@ -101,25 +95,8 @@ def markdown(
         intervals: Whether all shares carry theirs; that of the new tokens always does.
         columns: Some of `COLUMNS`, in their order.
     """
-    lines = []
-    for row in rows:
-        named = dict(zip(COLUMNS, cells(row, of), strict=True))
-        if intervals:
-            shares = {
-                "new tokens": row.agreement_on_answers,
-                "all tokens": row.agreement,
-                "same text": row.exact_match,
-                "right": row.accuracy,
-                "depth_saved": row.depth_saved,
-                "passes_saved": row.passes_saved,
-                "rows_saved": row.rows_saved,
-            }
-            named |= {column: with_interval(share) for column, share in shares.items()}
-            if row.speed_ratio is not None:
-                named["speed"] += f" ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})"
-        else:
-            named["new tokens"] = with_interval(row.agreement_on_answers)
-        lines.append([named[column] for column in columns])
+    shown = COLUMNS if intervals else ("new tokens",)
+    lines = [[cells[column] for column in columns] for cells in (_cells(row, of, shown) for row in rows)]
     return BenchTable(columns, lines, left=COLUMNS[:2]).markdown()
 
 
@@ -127,10 +104,7 @@ def calibrated(rows: Sequence[FidelityRow]) -> list[FidelityRow]:
     """The rows of a run at calibrated thresholds, the one that saves most passes first, and the oracles."""
     # of a rule that was calibrated anew between two starts the last is shown
     latest = {(row.mode, row.after_exit): row for row in rows if row.promise is not None}
-    promised = [row for row in latest.values() if row.passes_saved is not None]
+    saved = [(row, row.passes_saved.value) for row in latest.values() if row.passes_saved is not None]
+    best = {row.mode: max(value for each, value in saved if each.mode == row.mode) for row, _ in saved}
     oracles = [row for row in rows if row.mode in ("oracle", "settled")]
-    best: dict[str, float] = {}
-    for row in promised:
-        if row.passes_saved is not None:
-            best[row.mode] = max(best.get(row.mode, row.passes_saved.value), row.passes_saved.value)
-    return [*sorted(promised, key=lambda row: -best[row.mode]), *oracles]
+    return [*sorted((row for row, _ in saved), key=lambda row: -best[row.mode]), *oracles]

@@ -63,10 +63,7 @@ class Opened:
         return self.loaded.tokenizer
 
     def exit_at(self, effort: str | None = None) -> ExitConfig:
-        """The exit setting in force.
-
-        Args:
-            effort: None takes the model's own.
+        """The exit setting in force; no effort takes the model's own.
 
         Raises:
             ValueError: For an effort that a looped model does not have.

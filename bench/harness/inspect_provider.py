@@ -26,15 +26,8 @@ from sigma0.signals.generation import Generation
 MAX_TOKENS = 512
 # settings that would change the text or the answer's form, and that this provider does not have
 REFUSED = (
-    "best_of",
-    "frequency_penalty",
-    "logit_bias",
-    "logprobs",
-    "num_choices",
-    "presence_penalty",
-    "prompt_logprobs",
-    "response_schema",
-    "top_logprobs",
+    *("best_of", "frequency_penalty", "logit_bias", "logprobs", "num_choices"),
+    *("presence_penalty", "prompt_logprobs", "response_schema", "top_logprobs"),
 )
 SAMPLING = ("temperature", "top_p", "top_k")
 
@@ -116,36 +109,20 @@ class Sigma0API(ModelAPI):  # type: ignore[misc]
         exit_config = opened.exit_at(effort)
         with opened.loaded.alone:
             began = time.monotonic()
-            written = generate(
-                opened.model,
-                opened.tokenizer,
-                messages,
-                exit_config=exit_config,
-                max_new_tokens=min(asked, room),
-                stop=stop,
-                seed=config.seed,
-                verdict=True,
-                # as `model.generate`, which the other harness calls
-                on_collapse="ignore",
-                **_sampling(config),
-            )
+            settings: dict[str, Any] = {"exit_config": exit_config, "max_new_tokens": min(asked, room), "stop": stop}
+            # collapse is as `model.generate` has it, which the other harness calls
+            settings |= {"seed": config.seed, "verdict": True, "on_collapse": "ignore", **_sampling(config)}
+            written = generate(opened.model, opened.tokenizer, messages, **settings)
             seconds = time.monotonic() - began
         ended = written.stop_reason != "length"
+        why = "stop" if ended else "max_tokens" if asked <= room else "model_length"
+        text = truncate_at_stop(written.text, stop)
+        message = ChatMessageAssistant(content=text, model=self.model_name, source="generate")
+        read, new = written.prompt_tokens, len(written.tokens)
         return ModelOutput(
             model=self.model_name,
-            choices=[
-                ChatCompletionChoice(
-                    message=ChatMessageAssistant(
-                        content=truncate_at_stop(written.text, stop), model=self.model_name, source="generate"
-                    ),
-                    stop_reason="stop" if ended else "max_tokens" if asked <= room else "model_length",
-                )
-            ],
-            usage=ModelUsage(
-                input_tokens=written.prompt_tokens,
-                output_tokens=len(written.tokens),
-                total_tokens=written.prompt_tokens + len(written.tokens),
-            ),
+            choices=[ChatCompletionChoice(message=message, stop_reason=why)],
+            usage=ModelUsage(input_tokens=read, output_tokens=new, total_tokens=read + new),
             time=seconds,
             metadata={"sigma0": {**told(written, opened), "effort": effort, "exit_config": exit_config.to_dict()}},
         )
@@ -155,19 +132,14 @@ def told(written: Generation, opened: Opened) -> dict[str, Any]:
     """What the output's metadata says of a text: plain JSON values."""
     assert written.verdict is not None
     reading = Reading(tuple(token.depth for token in written.tokens), tuple(token.reason for token in written.tokens))
+    costs = "mean_depth depth_saved passes_saved rows_saved loop_passes loop_rows prompt_rows"
     return {
         "model": opened.name,
         "verdict": written.verdict.to_dict(),
         "door": written.door,
         "total_loops": written.total_loops,
         **counts(reading),
-        "mean_depth": written.mean_depth,
-        "depth_saved": written.depth_saved,
-        "passes_saved": written.passes_saved,
-        "rows_saved": written.rows_saved,
-        "loop_passes": written.loop_passes,
-        "loop_rows": written.loop_rows,
-        "prompt_rows": written.prompt_rows,
+        **{name: getattr(written, name) for name in costs.split()},
     }
 
 

@@ -91,14 +91,8 @@ class Sigma0LM(LM):  # type: ignore[misc]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Messages as one prompt."""
-        return str(
-            self.tokenizer.apply_chat_template(
-                chat_history,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=not add_generation_prompt,
-            )
-        )
+        goes_on = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+        return str(self.tokenizer.apply_chat_template(chat_history, tokenize=False, **goes_on))
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Log-probability of each continuation, and whether greedy reading at these exits would have written it."""
@@ -206,17 +200,8 @@ class Sigma0LM(LM):  # type: ignore[misc]
         task = str(request.task_name)
         tally = self._tasks.setdefault(task, DepthTally(self.opened.model.num_loops))
         tally.add(reading, written=kind == "generate_until")
-        self._log.write(
-            {
-                "request": kind,
-                "task": request.task_name,
-                "doc_id": request.doc_id,
-                "idx": request.idx,
-                **counts(reading),
-                "depths": list(reading.depths),
-                "truncated": reading.truncated,
-            }
-        )
+        told = {"request": kind, "task": request.task_name, "doc_id": request.doc_id, "idx": request.idx}
+        self._log.write({**told, **counts(reading), "depths": list(reading.depths), "truncated": reading.truncated})
 
 
 def write_settings(asked: Mapping[str, Any], model: Sigma0LM) -> WriteSettings:

@@ -8,7 +8,7 @@ read. Under `drop`, where decoding sees less of earlier tokens, this is the prob
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,15 +36,8 @@ class Pair:
             raise ValueError(f"a context of {len(self.context)} ids and a continuation of {len(self.continuation)}")
 
 
-@dataclass(frozen=True)
-class Score:
-    """What a continuation got.
-
-    Attributes:
-        logprob: Sum over its ids of the natural logarithms of their probabilities.
-        is_greedy: Whether each is the likeliest id at its position.
-        reading: The loop of each id.
-    """
+class Score(NamedTuple):
+    """The sum of a continuation's log-probabilities in nats, whether each id is the likeliest, and its loops."""
 
     logprob: float
     is_greedy: bool

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,8 @@ class Reading:
     truncated: int = 0
 
 
-@dataclass(frozen=True)
-class BatchCost:
-    """What writing a batch took.
-
-    Attributes:
-        passes: Calls of the shared block after the prompts.
-        rows: Rows in those calls.
-        prompt_rows: Rows that reading the prompts took.
-    """
+class BatchCost(NamedTuple):
+    """What writing a batch took: calls of the block after the prompts, rows in them, rows of reading the prompts."""
 
     passes: int
     rows: int
@@ -67,12 +60,7 @@ class DepthTally:
     _batches: list[tuple[BatchCost, int]] = field(default_factory=list)
 
     def add(self, reading: Reading, written: bool) -> None:
-        """Counts a request.
-
-        Args:
-            reading: Of its tokens.
-            written: Whether the model wrote them; False where they were given and scored.
-        """
+        """Counts a request, whose tokens the model wrote or which were given and scored."""
         self._readings.append(reading)
         self._counted += reading.depths[1:] if written else reading.depths
 
@@ -98,9 +86,7 @@ class DepthTally:
         }
         if not self._batches:
             return told
-        passes, rows, prompt_rows = (
-            sum(getattr(cost, name) for cost, _ in self._batches) for name in ("passes", "rows", "prompt_rows")
-        )
+        passes, rows, prompt_rows = (sum(parts) for parts in zip(*(cost for cost, _ in self._batches), strict=True))
         return {
             **told,
             "passes_saved": _saved(passes, self.total_loops * sum(steps for _, steps in self._batches)),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import StoppingCriteriaList
@@ -30,15 +30,8 @@ class WriteSettings:
     sampling: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class WrittenBatch:
-    """What was written.
-
-    Attributes:
-        texts: The new texts, in order.
-        readings: Where their tokens were read.
-        cost: Of the batch.
-    """
+class WrittenBatch(NamedTuple):
+    """The new texts in order, where their tokens were read, and what that took."""
 
     texts: tuple[str, ...]
     readings: tuple[Reading, ...]
@@ -46,13 +39,7 @@ class WrittenBatch:
 
 
 def write(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], settings: WriteSettings) -> WrittenBatch:
-    """Continues prompts, all at once.
-
-    Args:
-        model: A looped model.
-        tokenizer: Its fast tokenizer.
-        prompts: Ids of each, at least one; what the context cannot hold is left out at the beginning.
-        settings: How.
+    """Continues prompts, given as ids, all at once; what the context cannot hold is left out at their beginning.
 
     Raises:
         ValueError: If `max_new_tokens` leaves no room for a prompt.
@@ -78,20 +65,11 @@ def write(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], settings
         return_dict_in_generate=True,
         **settings.sampling,
     )
-    new = out.sequences[:, width:].tolist()
-    depths = out.exit_depths.tolist()
-    ends = [len(reasons) for reasons in out.exit_reasons]
-    return WrittenBatch(
-        texts=tuple(
-            truncate_at_stop(_text(tokenizer, row[:end]), settings.until) for row, end in zip(new, ends, strict=True)
-        ),
-        readings=tuple(
-            Reading(tuple(row[:end]), tuple(reasons), max(0, len(prompt) - room))
-            for row, end, reasons, prompt in zip(depths, ends, out.exit_reasons, prompts, strict=True)
-        ),
-        cost=BatchCost(out.loop_passes, out.loop_rows, out.prompt_rows),
-    )
-
-
-def _text(tokenizer: Any, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    new, depths = out.sequences[:, width:].tolist(), out.exit_depths.tolist()
+    texts, readings = [], []
+    for row, loops, reasons, prompt in zip(new, depths, out.exit_reasons, prompts, strict=True):
+        end = len(reasons)
+        text = str(tokenizer.decode(row[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        texts.append(truncate_at_stop(text, settings.until))
+        readings.append(Reading(tuple(loops[:end]), tuple(reasons), max(0, len(prompt) - room)))
+    return WrittenBatch(tuple(texts), tuple(readings), BatchCost(out.loop_passes, out.loop_rows, out.prompt_rows))

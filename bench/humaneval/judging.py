@@ -56,13 +56,7 @@ class Judgement:
 
 
 def judge(sandbox: Sandbox, problem: Problem, completion: str, limits: Limits | None = None) -> Judgement:
-    """Runs prompt, completion and check in the sandbox.
-
-    Args:
-        sandbox: Where.
-        problem: With its check.
-        completion: Of its prompt; anybody's text.
-        limits: Of the run.
+    """Runs prompt, completion (anybody's text) and check in the sandbox.
 
     Raises:
         SandboxUnavailable: If there is no isolation; nothing is run.
@@ -83,12 +77,7 @@ def judge(sandbox: Sandbox, problem: Problem, completion: str, limits: Limits | 
 
 
 def judgement(result: RunResult, nonce: str) -> Judgement:
-    """What a run in the sandbox says; a last line without the nonce says nothing.
-
-    Args:
-        result: Of the run.
-        nonce: That its last line must begin with.
-    """
+    """What a run in the sandbox says; a last line that does not begin with the nonce says nothing."""
     if result.timed_out:
         return Judgement("time", f"not done after {result.seconds:.1f} s")
     if result.cut is not None:

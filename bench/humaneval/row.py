@@ -2,18 +2,42 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import get_args
+
+import numpy as np
 
 from sigma0.bench.core.rows import Figure
 from sigma0.bench.core.rows_tasks import HumanEvalRow, Outcome
 from sigma0.bench.humaneval.judging import Judgement, Limits
-from sigma0.bench.humaneval.passing import estimates
 from sigma0.bench.humaneval.sampling import Sample
 from sigma0.bench.humaneval.saved import Run
-from sigma0.calibrate.bootstrap import Estimate, ratio, share
+from sigma0.calibrate.bootstrap import Estimate, clustered_share, ratio, share
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+KS = (1, 10, 100)
+
+
+def pass_at_k(n: int, passed: int, k: int) -> float:
+    """Chance that k of n samples, drawn without replacement, hold one that passed (Chen et al., 2021, equation 1).
+
+    That is 1 - C(n - passed, k) / C(n, k), as a product whose factors lie between 0 and 1, for 1 <= k <= n.
+    """
+    if n - passed < k:
+        return 1.0
+    return float(1.0 - np.prod(1.0 - k / np.arange(n - passed + 1, n + 1)))
+
+
+def estimates(n: int, passed: Sequence[int]) -> dict[int, Estimate]:
+    """Mean pass@k over problems for each k in `KS` that n samples allow, by how many passed of each problem."""
+    found, ones = {}, np.ones(len(passed))
+    for k in KS:
+        if k <= n:
+            estimate = clustered_share([pass_at_k(n, each, k) for each in passed], ones, n * ones)
+            assert estimate is not None
+            found[k] = estimate
+    return found
 
 
 def row_of(
@@ -23,22 +47,14 @@ def row_of(
     limits: Limits,
     commits: tuple[str | None, ...],
 ) -> HumanEvalRow:
-    """The row of a run.
-
-    Args:
-        run: That wrote the samples.
-        samples: Of each problem, at least one.
-        judged: What became of them.
-        limits: Of the judging.
-        commits: Of the code that wrote them.
-    """
+    """The row of a run: its samples of each problem, what became of them, and the commits that wrote them."""
     passed = [sum(each.outcome == "passed" for each in row) for row in judged]
     counts = Counter(each.outcome for row in judged for each in row)
     loops = run.conditions.total_loops
     each = [sample for row in samples for sample in row]
     figures = {
         "pass_at_k": {k: Figure.of(estimate) for k, estimate in estimates(run.samples, passed).items()},
-        "solved": Figure.of(_solved(passed)),
+        "solved": Figure.of(share(sum(count > 0 for count in passed), len(passed))),
         "mean_depth": Figure.of(_per_token(samples, "depths")),
         "passes_saved": _saved(_per_token(samples, "passes"), loops),
         "rows_saved": _saved(_per_token(samples, "rows"), loops),
@@ -48,24 +64,15 @@ def row_of(
             **run.conditions.model_dump(),
             **figures,
             "time": datetime.now(timezone.utc).isoformat(),
-            "exit_config": run.settings.exit_config,
-            "temperature": run.settings.temperature,
-            "seed": run.settings.seed,
-            "stop": run.settings.stop,
-            "strip_prompt": run.settings.strip_prompt,
+            **run.settings.model_dump(exclude={"dtype", "max_new_tokens"}),
+            **asdict(limits),
             "samples": run.samples,
             "sample_commits": commits,
-            "timeout_s": limits.timeout_s,
-            "memory_mb": limits.memory_mb,
             "outcomes": {outcome: counts[outcome] for outcome in OUTCOMES},
             "unfinished": sum(not sample.finished for sample in each),
             "new_tokens": sum(sample.new_tokens for sample in each),
         }
     )
-
-
-def _solved(passed: Sequence[int]) -> Estimate:
-    return share(sum(count > 0 for count in passed), len(passed))
 
 
 def _per_token(samples: Sequence[Sequence[Sample]], name: str) -> Estimate | None:

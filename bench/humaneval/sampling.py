@@ -84,14 +84,7 @@ class Sample(BaseModel):
 
 
 def write_sample(model: Any, tokenizer: Any, problem: Problem, number: int, settings: SampleSettings) -> Sample:
-    """Continues the prompt of a problem.
-
-    Args:
-        model: A causal model, looped or not.
-        tokenizer: Its fast tokenizer.
-        problem: With the prompt.
-        number: Among the samples of the problem, from 0.
-        settings: Of the run.
+    """Continues the prompt of a problem by a causal model, looped or not: its sample of that number, from 0.
 
     Raises:
         ValueError: If the model's context cannot hold it, or for settings that the model refuses.

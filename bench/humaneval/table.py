@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from sigma0.bench.core.ledger import AnyRow, Figure, HumanEvalRow
+from sigma0.bench.core.ledger import AnyRow, HumanEvalRow
 from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.fidelity.table import with_interval
 from sigma0.bench.humaneval.row import OUTCOMES
 from sigma0.config import ExitConfig
 
@@ -15,12 +16,9 @@ LEFT = ("model", "exit", "prompts")
 
 def latest_humaneval(rows: Sequence[AnyRow]) -> list[HumanEvalRow]:
     """The last row of each model and setting over as many problems, in the order they were judged."""
-    last = {_kind(row): row for row in sorted(_of(rows), key=lambda row: row.time)}
+    mine = (row for row in rows if isinstance(row, HumanEvalRow))
+    last = {_kind(row): row for row in sorted(mine, key=lambda row: row.time)}
     return sorted(last.values(), key=lambda row: row.time)
-
-
-def _of(rows: Sequence[AnyRow]) -> list[HumanEvalRow]:
-    return [row for row in rows if isinstance(row, HumanEvalRow)]
 
 
 def _kind(row: HumanEvalRow) -> str:
@@ -38,11 +36,11 @@ def cells(rows: Sequence[HumanEvalRow]) -> tuple[tuple[str, ...], list[tuple[str
             "stripped" if row.strip_prompt else "as they are",
             str(row.n),
             str(row.samples),
-            *(_share(row.pass_at_k.get(k)) for k in ks),
-            _share(row.solved),
+            *(with_interval(row.pass_at_k.get(k)) for k in ks),
+            with_interval(row.solved),
             *(str(row.outcomes[outcome]) for outcome in OUTCOMES),
             "-" if row.mean_depth is None else f"{row.mean_depth.value:.2f} of {row.total_loops}",
-            _share(row.passes_saved),
+            with_interval(row.passes_saved),
         )
         for row in rows
     ]
@@ -73,9 +71,3 @@ def exit_name(row: HumanEvalRow) -> str:
     if config.mode == "full":
         return "full"
     return f"{config.mode} {values.get(config.mode, config.eps)}, {config.after_exit}"
-
-
-def _share(figure: Figure | None) -> str:
-    if figure is None:
-        return "-"
-    return f"{100 * figure.value:.1f} % ({100 * figure.low:.1f} to {100 * figure.high:.1f})"

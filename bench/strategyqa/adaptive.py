@@ -13,7 +13,6 @@ No points are simple, one is medium, more are hard. The rules look at no label, 
 """
 
 import re
-from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
 from sigma0.bench.strategyqa.asking import Ask
@@ -43,33 +42,18 @@ class Adaptive(Level):
     By `verdict` it is asked as L0 does first. Where that answer's door is `converge` it stands, whatever it says;
     with two objections to the verdict or more the question is hard, with fewer, or without a verdict, it is medium.
 
-    Calls: by `rules` those of the level that it is sent to; by `model` route, then those; by `verdict` first, then
-    those unless the first answer stands.
-
     Args:
         simple: The level of simple questions.
         medium: Of medium ones.
         hard: Of hard ones.
-        route: Who decides.
-        policy: By which a verdict is off; the door itself is as the answer came with it.
-
-    Raises:
-        ValueError: For an unknown route, or a level that learns: it would have to be told which items were its own.
+        route: Who decides; how far a verdict is off, `DoorPolicy` says.
     """
 
     name = "L4"
 
-    def __init__(
-        self, simple: Level, medium: Level, hard: Level, route: Route = "rules", policy: DoorPolicy | None = None
-    ) -> None:
-        if route not in get_args(Route):
-            raise ValueError(f"unknown route {route!r}: take one of {', '.join(get_args(Route))}")
+    def __init__(self, simple: Level, medium: Level, hard: Level, route: Route = "rules") -> None:
         self.route = route
         self.levels: dict[Difficulty, Level] = {"simple": simple, "medium": medium, "hard": hard}
-        self.policy = policy or DoorPolicy()
-        learning = [level.name for level in self.levels.values() if level.learns]
-        if learning:
-            raise ValueError(f"a router goes to levels that do not learn, and {', '.join(learning)} does")
 
     def predict(self, question: Question, ask: Ask) -> Prediction:
         """See `Level`."""
@@ -82,16 +66,12 @@ class Adaptive(Level):
         miss = None if found.miss is None else f"{level.name}: {found.miss}"
         return Prediction(found.answer, miss, {**told, "level": level.name, **trace, "trace": found.trace})
 
-    def seeds(self) -> Sequence[str]:
-        """Ids of the items that any of its levels was made from."""
-        return tuple(dict.fromkeys(qid for level in self.levels.values() for qid in level.seeds()))
-
     def _routed(self, question: Question, ask: Ask) -> tuple[Difficulty, str, dict[str, Any]]:
         """Where a question goes, why, and what was said on the way."""
         if self.route == "verdict":
             first = ask("first", f"{question.text}\n{FORM}")
             completion = ask.asked[-1].answer
-            return *by_verdict(completion, self.policy), {"first": first, "door": completion.door}
+            return *by_verdict(completion), {"first": first, "door": completion.door}
         difficulty, why = by_rules(question.text)
         if self.route == "rules":
             return difficulty, why, {}
@@ -115,11 +95,11 @@ def by_rules(text: str) -> tuple[Difficulty, str]:
     return DIFFICULTIES[min(len(found), 2)], ", ".join(found) or "no sign"
 
 
-def by_verdict(completion: Completion, policy: DoorPolicy) -> tuple[Difficulty, str]:
+def by_verdict(completion: Completion) -> tuple[Difficulty, str]:
     """The difficulty of a question by its first answer, and why; simple is one whose first answer stands."""
     if completion.door == "converge":
         return "simple", "its door is converge"
     if completion.verdict is None:
         return "medium", "its first answer has no verdict"
-    found = objections(completion.verdict, policy)
+    found = objections(completion.verdict, DoorPolicy())
     return ("hard" if len(found) > 1 else "medium"), "; ".join(found) or f"its door is {completion.door}"

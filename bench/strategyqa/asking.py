@@ -12,13 +12,7 @@ MAX_TOKENS = 64
 
 @dataclass(frozen=True)
 class Asked:
-    """A question of a level, and its answer.
-
-    Attributes:
-        purpose: The step of the level, such as "decompose".
-        prompt: What was said.
-        answer: What came back.
-    """
+    """A question of a level for a step such as "decompose", and its answer."""
 
     purpose: str
     prompt: str
@@ -36,14 +30,7 @@ class AskSettings(ChatSettings):
 
 @dataclass
 class Ask:
-    """Asks on behalf of one item, and remembers what was asked.
-
-    Attributes:
-        model: Who is asked.
-        settings: Of all questions.
-        cache: None asks everything.
-        asked: So far.
-    """
+    """Asks on behalf of one item, and remembers what was asked; without a cache it asks everything."""
 
     model: ChatModel
     settings: AskSettings = field(default_factory=AskSettings)

@@ -42,18 +42,11 @@ class BatchedChat:
     """A `LocalChat` whose greedy questions are answered in batches; sampled ones are asked one by one.
 
     Args:
-        chat: Of a model without loops.
+        chat: Of a model without loops: `sigma0 serve` batches looped ones by depth.
         batch_size: Questions in a batch at most.
-
-    Raises:
-        ValueError: For a looped model, which has a server for that, or a batch of less than one.
     """
 
     def __init__(self, chat: LocalChat, batch_size: int) -> None:
-        if chat.is_looped:
-            raise ValueError(f"{chat.name!r} is looped: `sigma0 serve` batches it by depth")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.name = chat.name
         self.chat = chat
         self.batch_size = batch_size

@@ -17,19 +17,14 @@ from sigma0.bench.core.options import AsJsonLines, LedgerFile, WorkerCount
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.rows_tasks import StrategyQARow
 from sigma0.bench.core.workers import KeptResults, worker_pool
-from sigma0.bench.strategyqa.distillation import (
-    MOST,
-    distil_demonstrations,
-    distil_template,
-    save,
-)
+from sigma0.bench.strategyqa.distillation import MOST, distil_demonstrations, distil_template, save
 from sigma0.bench.strategyqa.level import Level
 from sigma0.bench.strategyqa.measure import FEW, conditions_of, to_rows
 from sigma0.bench.strategyqa.opening import Opened, Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE, Makings, variant
 from sigma0.bench.strategyqa.runner import LevelRun
 from sigma0.bench.strategyqa.table import doors, draw, table
-from sigma0.bench.strategyqa.work import SpreadLevels
+from sigma0.bench.strategyqa.work import pieces_of, run_pieces
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import grouped
 
@@ -156,9 +151,9 @@ def _spread(
     path = out.with_name(f".{out.stem}-{conditions_of(opened).run}.work.jsonl")
     gpus = int(model is not None and model.device.type == "cuda")
     with KeptResults(path) as kept, worker_pool(workers, opening.threads, gpus) as pool:
-        spread = SpreadLevels(pool, opening.resolved(), opened, kept)
-        with progress_bar("parts", spread.count(made), hidden) as advance:
-            runs = spread.run(made, advance)
+        pieces = pieces_of(made, opening.resolved(), opened)
+        with progress_bar("parts", len(pieces), hidden) as advance:
+            runs = run_pieces(made, pieces, pool, kept, advance)
         kept.forget()
     if pool.redone:
         typer.echo(f"{pool.redone} parts were done again, since the worker that had them died", err=True)

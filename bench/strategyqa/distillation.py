@@ -6,19 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
-from sigma0.bench.strategyqa.items import Item
+from sigma0.bench.strategyqa.items import Item, read_json
 from sigma0.bench.strategyqa.level import Prediction
-from sigma0.bench.strategyqa.react_traces import ReactTrace
-from sigma0.bench.strategyqa.traces import Function, WorkflowTrace
+from sigma0.bench.strategyqa.traces import Function, ReactTrace, WorkflowTrace
 from sigma0.bench.strategyqa.workflow import Template, check_parts, function_of, is_pattern
-from sigma0.errors import one_line
 
 Rows = Sequence[tuple[Item, Prediction]]
-T = TypeVar("T")
 
 # demonstrations that a prompt holds
 MOST = 3
@@ -28,12 +25,7 @@ _FORM = re.compile(rf'>>> strategy_qa\(".*"\)\n(?:{_CALL})+Final answer: (?:Yes|
 
 
 class Demonstration(BaseModel):
-    """A trace that is shown to a model.
-
-    Attributes:
-        qid: Of the item that it comes from.
-        text: In the form of `prompted.DEMONSTRATION`.
-    """
+    """A trace of an item that is shown to a model, in the form of `prompted.DEMONSTRATION`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -62,8 +54,6 @@ def distil_demonstrations(rows: Rows, most: int = MOST) -> list[Demonstration]:
     Raises:
         ValueError: If there is none, or a right prediction has no trace that can be shown.
     """
-    if most < 1:
-        raise ValueError(f"at least 1 demonstration is needed, got most {most}")
     found: dict[bool, list[Demonstration]] = {True: [], False: []}
     for item, prediction in _right(rows):
         trace = audited(prediction.trace)
@@ -103,8 +93,7 @@ def audited(trace: Mapping[str, Any]) -> WorkflowTrace | None:
     kind = trace.get("kind")
     if kind in ("workflow", "react"):
         found = WorkflowTrace.from_dict(trace) if kind == "workflow" else ReactTrace.from_dict(trace)
-        info = found.get_audit_info()
-        if info["misses"] or not info["grounded"]:
+        if found.misses or not found.grounded:
             return None
         return found.to_workflow() if isinstance(found, ReactTrace) else found
     raise ValueError(
@@ -127,7 +116,7 @@ def load_demonstrations(path: Path) -> list[Demonstration]:
     Raises:
         ValueError: If it cannot be read, is empty, or holds unknown keys or other texts.
     """
-    return _load(_DEMONSTRATIONS, path)
+    return read_json(path, _DEMONSTRATIONS, "list of demonstrations")
 
 
 def load_template(path: Path) -> Template:
@@ -136,7 +125,7 @@ def load_template(path: Path) -> Template:
     Raises:
         ValueError: If it cannot be read, or holds unknown keys or another pattern than a workflow has.
     """
-    return _load(_TEMPLATE, path)
+    return read_json(path, _TEMPLATE, "template")
 
 
 def _right(rows: Rows) -> list[tuple[Item, Prediction]]:
@@ -161,12 +150,3 @@ def _pattern(trace: Mapping[str, Any]) -> tuple[Function, ...] | None:
 def _nothing(rows: Rows) -> str:
     right = len(_right(rows))
     return f"nothing to distil: of {len(rows)} predictions {right} are right, and no trace of these passes the audit"
-
-
-def _load(adapter: TypeAdapter[T], path: Path) -> T:
-    try:
-        return adapter.validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise ValueError(f"{str(path)!r}: {one_line(error)[:400]}") from error
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error

@@ -18,15 +18,18 @@ SEED_CONFIDENCE = 0.8
 class _WithMemory(Level):
     """Splits a question and answers it, both with patterns in the prompt."""
 
-    def __init__(self, memory: PatternMemory, top_k: int) -> None:
-        if top_k < 0:
-            raise ValueError(f"top_k must be at least 0, got {top_k}")
+    def __init__(self, memory: PatternMemory) -> None:
         self.memory = memory
-        self.top_k = top_k
 
-    def _answered(self, question: Question, ask: Ask) -> Prediction:
-        patterns = self.memory.retrieve(question.text, self.top_k)
-        assert all(pattern.source != question.qid for pattern in patterns), question.qid
+    def predict(self, question: Question, ask: Ask) -> Prediction:
+        """See `Level`.
+
+        Raises:
+            ValueError: For an item whose label had a part in the memory.
+        """
+        if question.qid in self.memory.seen:
+            raise ValueError(f"the memory holds what was learned from {question.qid!r}: score it on other items")
+        patterns = self.memory.retrieve(question.text, TOP_K)
         # the best last, next to the question
         shown = "".join(f"{_shown(pattern)}\n\n" for pattern in reversed(patterns))
         trace: dict[str, Any] = {"patterns": [pattern.id for pattern in patterns]}
@@ -50,33 +53,21 @@ class Improving(_WithMemory):
     It is prequential by construction: an item whose label had a part in the memory is refused, and what was not
     predicted is not learned from.
 
-    Calls: decompose, answer.
-
     Args:
         limit: Patterns that it keeps at most.
-        top_k: Patterns that are shown at most.
-
-    Raises:
-        ValueError: For a negative `top_k`, or a limit under 1.
     """
 
     name = "L5"
     learns = True
 
-    def __init__(self, limit: int = LIMIT, top_k: int = TOP_K) -> None:
-        super().__init__(PatternMemory(limit), top_k)
+    def __init__(self, limit: int = LIMIT) -> None:
+        super().__init__(PatternMemory(limit))
         self._waiting: set[str] = set()
 
     def predict(self, question: Question, ask: Ask) -> Prediction:
-        """See `Level`.
-
-        Raises:
-            ValueError: For an item that it has learned from.
-        """
-        if question.qid in self.memory.seen:
-            raise ValueError(f"the memory has learned from {question.qid!r}: score it on other items, or begin anew")
+        """See `Level`; raises as the class above."""
         self._waiting.add(question.qid)
-        return self._answered(question, ask)
+        return super().predict(question, ask)
 
     def learn(self, item: Item, prediction: Prediction) -> None:
         """See `Level`.
@@ -86,7 +77,6 @@ class Improving(_WithMemory):
         """
         if item.qid not in self._waiting:
             raise ValueError(f"{item.qid!r} was not predicted, or was learned from: predict it first, and learn once")
-        assert item.qid not in self.memory.seen, item.qid
         self._waiting.remove(item.qid)
         right = prediction.answer == item.answer
         for pattern_id in prediction.trace.get("patterns", ()):
@@ -106,37 +96,22 @@ class Improving(_WithMemory):
 class Seeded(_WithMemory):
     """Is shown training items with their steps and answers, and learns nothing after that.
 
-    Calls: decompose, answer.
-
     Args:
         items: With decompositions; the memory is made of them.
-        top_k: Of them that are shown at most.
 
     Raises:
-        ValueError: For no items, one without a decomposition, or a negative `top_k`.
+        ValueError: For one without a decomposition.
     """
 
     name = "L5-icl"
 
-    def __init__(self, items: Sequence[Item], top_k: int = TOP_K) -> None:
-        if not items:
-            raise ValueError("L5-icl is seeded from items: give it at least one")
-        super().__init__(PatternMemory(len(items)), top_k)
+    def __init__(self, items: Sequence[Item]) -> None:
+        super().__init__(PatternMemory(len(items)))
         for item in items:
             if not item.decomposition:
                 raise ValueError(f"{item.qid!r} has no decomposition: seed from items that have one")
             lesson = f"The answer is {_word(item.answer)}."
             self.memory.add("positive", item.question, item.decomposition, lesson, item.qid, SEED_CONFIDENCE)
-
-    def predict(self, question: Question, ask: Ask) -> Prediction:
-        """See `Level`.
-
-        Raises:
-            ValueError: For an item that it was seeded from.
-        """
-        if question.qid in self.memory.seen:
-            raise ValueError(f"the level was seeded from {question.qid!r}: score it on other items")
-        return self._answered(question, ask)
 
     def seeds(self) -> Sequence[str]:
         """Ids of the items that it was seeded from."""

@@ -5,14 +5,16 @@ import re
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from sigma0.bench.pocket.items import Split as WorldSplit
 from sigma0.bench.pocket.world import MIX, draw
 from sigma0.errors import one_line
+from sigma0.jsonl import read_text
 
+T = TypeVar("T")
 Split = Literal["train", "dev"]
 # of the published files
 SIZES: dict[Split, int] = {"train": 2061, "dev": 229}
@@ -62,7 +64,8 @@ def load_items(data: str, split: Split) -> list[Item]:
         ValueError: If they cannot be read, or are not what was published: 2,061 and 229 items with ids of their own.
     """
     folder = Path(data).expanduser()
-    items = _from_folder(folder, split) if folder.is_dir() else _from_hub(data, split)
+    path = folder / f"{split}.json"
+    items = read_json(path, _ITEMS, "list of items") if folder.is_dir() else _from_hub(data, split)
     if len(items) != SIZES[split] or len({item.qid for item in items}) != SIZES[split]:
         ids = len({item.qid for item in items})
         raise ValueError(f"{data!r}: {split} holds {len(items)} items with {ids} ids, not {SIZES[split]} with as many")
@@ -103,13 +106,16 @@ def _world(split: WorldSplit, seed: int) -> Iterator[Item]:
                 )
 
 
-def _from_folder(folder: Path, split: Split) -> list[Item]:
-    path = folder / f"{split}.json"
+def read_json(path: Path, adapter: TypeAdapter[T], what: str) -> T:
+    """What a file of JSON holds.
+
+    Raises:
+        ValueError: If it cannot be read, or is none of what it should be.
+    """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
-    return _checked(values, str(path))
+        return adapter.validate_json(read_text(path))
+    except ValidationError as error:
+        raise ValueError(f"{str(path)!r} is no {what}: {one_line(error)[:400]}") from error
 
 
 def _from_hub(name: str, split: Split) -> list[Item]:
@@ -128,13 +134,9 @@ def _from_hub(name: str, split: Split) -> list[Item]:
     except (OSError, ValueError, KeyError) as error:
         told = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(f"the dataset {name!r} cannot be had: {told[0]}") from error
-    kept = set(Item.model_fields)
-    return _checked([{key: value for key, value in row.items() if key in kept} for row in rows], name)
-
-
-def _checked(values: Any, source: str) -> list[Item]:
+    values = [{key: value for key, value in row.items() if key in Item.model_fields} for row in rows]
     try:
         # lists of JSON are the tuples of an item
         return _ITEMS.validate_json(json.dumps(values))
     except ValidationError as error:
-        raise ValueError(f"{source}: {one_line(error)[:400]}") from error
+        raise ValueError(f"{name}: {one_line(error)[:400]}") from error

@@ -20,12 +20,7 @@ _FIRST = re.compile(rf"^\W*{YES_OR_NO}", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Question:
-    """What a level sees of an item: no label, no facts, no decomposition.
-
-    Attributes:
-        qid: Its id.
-        text: The question.
-    """
+    """What a level sees of an item: its id and its question, no label, no facts, no decomposition."""
 
     qid: str
     text: str

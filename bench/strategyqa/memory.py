@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import log, sqrt
 from typing import Literal
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sigma0.bench.strategyqa.question_types import QuestionType, asked, question_type
 from sigma0.signals.grounding.words import is_stop, stem, words_of
@@ -18,7 +17,8 @@ SAME = 0.95
 PRIOR = 2
 
 
-class Pattern(BaseModel):
+@dataclass(frozen=True)
+class Pattern:
     """A question that was answered before, and what is to be done or avoided with its like.
 
     Attributes:
@@ -34,24 +34,16 @@ class Pattern(BaseModel):
         source: Id of the item that it is from.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
     id: str
     kind: Kind
     question_type: QuestionType
     question: str
     decomposition: tuple[str, ...]
     lesson: str
-    confidence: float = Field(default=0.5, ge=0, le=1)
-    uses: int = Field(default=0, ge=0)
-    successes: int = Field(default=0, ge=0)
     source: str
-
-    @model_validator(mode="after")
-    def _counts(self) -> "Pattern":
-        if self.successes > self.uses:
-            raise ValueError(f"{self.successes} successes in {self.uses} uses")
-        return self
+    confidence: float = 0.5
+    uses: int = 0
+    successes: int = 0
 
 
 class PatternMemory:
@@ -62,14 +54,9 @@ class PatternMemory:
 
     Attributes:
         seen: Ids of all items whose labels had a part in it, also where their patterns were merged or pruned.
-
-    Raises:
-        ValueError: For a limit under 1.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
-        if limit < 1:
-            raise ValueError(f"a memory holds at least 1 pattern, got a limit of {limit}")
         self.limit = limit
         self.seen: dict[str, None] = {}
         self._patterns: dict[str, Pattern] = {}
@@ -98,9 +85,6 @@ class PatternMemory:
         """Keeps a pattern; one that is nearly there already is merged into the older one, which is returned.
 
         The merged one keeps its words and its counts; the confidences are averaged by what each rests on.
-
-        Raises:
-            ValueError: For bad values.
         """
         new = Pattern(
             id=f"p{self._added + 1}",
@@ -120,7 +104,7 @@ class PatternMemory:
             return new
         own = PRIOR + twin.uses
         mean = (own * twin.confidence + PRIOR * new.confidence) / (own + PRIOR)
-        self._patterns[twin.id] = twin.model_copy(update={"confidence": mean})
+        self._patterns[twin.id] = replace(twin, confidence=mean)
         return self._patterns[twin.id]
 
     def retrieve(self, text: str, top_k: int = 3) -> Sequence[Pattern]:
@@ -138,29 +122,18 @@ class PatternMemory:
         return sorted(self._patterns.values(), key=rank)[:top_k]
 
     def record_use(self, pattern_id: str, success: bool) -> None:
-        """Counts a use, and moves the confidence toward its outcome, the less the more uses there were.
-
-        Raises:
-            ValueError: If the memory holds no such pattern.
-        """
-        pattern = self._patterns.get(pattern_id)
-        if pattern is None:
-            raise ValueError(f"the memory holds no pattern {pattern_id!r}")
+        """Counts a use, and moves the confidence toward its outcome, the less the more uses there were."""
+        pattern = self._patterns[pattern_id]
         weight = PRIOR + pattern.uses
-        self._patterns[pattern_id] = pattern.model_copy(
-            update={
-                "uses": pattern.uses + 1,
-                "successes": pattern.successes + success,
-                "confidence": (weight * pattern.confidence + success) / (weight + 1),
-            }
+        self._patterns[pattern_id] = replace(
+            pattern,
+            uses=pattern.uses + 1,
+            successes=pattern.successes + success,
+            confidence=(weight * pattern.confidence + success) / (weight + 1),
         )
 
     def prune(self) -> Sequence[Pattern]:
-        """Drops patterns down to the limit: of the lowest confidence first, then the least used, then the oldest.
-
-        Returns:
-            Those that were dropped.
-        """
+        """Drops patterns down to the limit: the least confident first, then the least used, then the oldest."""
         excess = max(0, len(self) - self.limit)
         dropped = sorted(self._patterns.values(), key=lambda each: (each.confidence, each.uses))[:excess]
         for pattern in dropped:

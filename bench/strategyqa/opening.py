@@ -4,24 +4,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
 from pydantic import BaseModel, ConfigDict
 
+from sigma0.bench.core.digests import settings_sha256, weights_sha256
 from sigma0.bench.core.options import AnswerTokens
 from sigma0.bench.strategyqa.adaptive import Route
 from sigma0.bench.strategyqa.asking import MAX_TOKENS, AskSettings
+from sigma0.bench.strategyqa.batched import BatchedChat
 from sigma0.bench.strategyqa.cache import AnswerCache
 from sigma0.bench.strategyqa.items import Item, Split, load_both, load_items, world_items
 from sigma0.bench.strategyqa.level import Level
-from sigma0.bench.strategyqa.models import Asked, open_model
 from sigma0.bench.strategyqa.registry import Makings
 from sigma0.bench.strategyqa.runner import LevelRun, run_level
 from sigma0.checkpoints import shipped_models
 from sigma0.commands.options import Device, Dtype, ServedModel, Threads
+from sigma0.commands.solve_models import as_ladder, open_chats
 from sigma0.config import SHARES
-from sigma0.reason.chat import LadderChat, LocalChat
+from sigma0.reason.chat import ChatModel, EndpointChat, LadderChat, LocalChat
 
 WORLD = "world"
 # items of the micro-world: scored where no number is given, and seeded from
@@ -29,19 +31,61 @@ WORLD_SCORED, WORLD_SEEDS = 60, 200
 
 
 @dataclass(frozen=True)
+class Asked:
+    """A model that answers.
+
+    Attributes:
+        chat: It.
+        identity: Digest of its weights; of an endpoint, of its address.
+        settings: Digest of its other files; of an endpoint, of nothing.
+        model: Of transformers, where it is here; of a ladder the lowest rung's; None of an endpoint.
+        samples: Whether it can sample.
+    """
+
+    chat: ChatModel
+    identity: str
+    settings: str
+    model: Any
+    samples: bool
+
+    @property
+    def dtype(self) -> str:
+        """What the model computes in."""
+        return "not known" if self.model is None else str(self.model.dtype).removeprefix("torch.")
+
+
+def open_model(model: str, ladder: str | None, base_url: str | None, device: str, dtype: str, batch_size: int) -> Asked:
+    """The model that the command line names: as `open_chats`, and greedy questions of one without loops in batches."""
+    chats = open_chats(model, ladder, base_url, device, dtype)
+    names = [name.strip() for name in (ladder or model).split(",") if name.strip()]
+    pairs = list(zip(chats, names, strict=True))
+    digests = [
+        (sha256(f"{chat.rung.base_url} {chat.rung.model}".encode()).hexdigest(), "")
+        if isinstance(chat, EndpointChat)
+        else (weights_sha256(name), settings_sha256(name))
+        for chat, name in pairs
+    ]
+    identity, settings = (_digest(list(parts)) for parts in zip(*digests, strict=True))
+    first = chats[0].model if isinstance(chats[0], LocalChat) else None
+    chat, samples = as_ladder(chats)
+    if isinstance(chat, LocalChat) and not chat.is_looped and batch_size > 1:
+        chat = BatchedChat(chat, batch_size)
+    return Asked(chat, identity, settings, first, samples)
+
+
+def _digest(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else sha256(" ".join(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
 class Opened:
     """What an `Opening` opens: who is asked what, and how.
 
     Attributes:
-        asked: The model.
-        settings: Of all questions.
-        cache: None asks everything.
         concurrency: Items at a time.
-        retries: How often an item is begun anew that got no answer.
         items: That are scored.
         train: That levels may be seeded from.
         where: The items are from.
-        makings: Of the levels.
     """
 
     asked: Asked

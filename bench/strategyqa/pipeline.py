@@ -7,9 +7,8 @@ from typing import Any
 
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, listed, numbered, read, start
-from sigma0.bench.strategyqa.logic import evaluate, names_step, parse_condition
+from sigma0.bench.strategyqa.logic import Value, evaluate, names_step, parse_condition, value_of
 from sigma0.bench.strategyqa.question_types import QuestionType, question_type
-from sigma0.bench.strategyqa.values import Undecided, Value, value_of
 
 MAX_STEPS = 5
 MAX_LENGTH = 300
@@ -19,13 +18,7 @@ _STEP = re.compile(r"#(\d{1,3})")
 
 @dataclass(frozen=True)
 class Analysis:
-    """What a question is about.
-
-    Attributes:
-        question_type: Its kind, by rules.
-        needs: What must be known, in order.
-        condition: On the answers, under which the question's is yes; "" where none was stated.
-    """
+    """What must be known for a question, in order, and the condition on it for a yes; "" where none was stated."""
 
     question_type: QuestionType
     needs: tuple[str, ...]
@@ -38,8 +31,6 @@ class Pipeline(Level):
     The analysis lists what must be known, and states a condition on it, such as `#1 < #2`. Where the steps are as many
     as those things and their answers can be compared, Python works it out; else the model is shown the answers.
     What decided, and why it was not Python, is in the trace.
-
-    Calls: analyse, decompose, answer for each step, at most 5, and combine only where Python cannot decide.
     """
 
     name = "L4-pipeline"
@@ -104,18 +95,18 @@ def with_answers(step: str, answers: Sequence[str]) -> str:
     return _STEP.sub(answer, step)
 
 
-def decide(analysis: Analysis, values: Sequence[Value]) -> bool | Undecided:
+def decide(analysis: Analysis, values: Sequence[Value]) -> bool | str:
     """What Python makes of the condition, or why it cannot."""
     if not analysis.condition:
-        return Undecided("no condition was stated")
+        return "no condition was stated"
     if len(values) != len(analysis.needs):
-        return Undecided(f"{len(analysis.needs)} things were to be known, and {len(values)} steps were taken")
+        return f"{len(analysis.needs)} things were to be known, and {len(values)} steps were taken"
     try:
         condition = parse_condition(analysis.condition)
     except ValueError as error:
-        return Undecided(str(error))
+        return str(error)
     if not names_step(condition):
-        return Undecided("the condition names no step")
+        return "the condition names no step"
     return evaluate(condition, values)
 
 
@@ -123,8 +114,8 @@ def _combine(
     question: Question, ask: Ask, analysis: Analysis, answers: Sequence[str], trace: dict[str, Any]
 ) -> Prediction:
     decided = decide(analysis, [value_of(answer) for answer in answers])
-    if not isinstance(decided, Undecided):
+    if not isinstance(decided, str):
         return Prediction(decided, None, {**trace, "decided": "python", "why": analysis.condition})
     known = "\n".join(f"{step['question']} {step['answer']}" for step in trace["steps"])
     said = ask("combine", f"Question: {question.text}\nKnown:\n{known}\nSo, going by what is known: {FORM}")
-    return read(said, "combine", {**trace, "decided": "model", "why": decided.why, "combined": said})
+    return read(said, "combine", {**trace, "decided": "model", "why": decided, "combined": said})

@@ -26,10 +26,7 @@ _PRINTING = re.compile(r"\bprint[ \t]*\([^\n]*")
 
 
 class Direct(Level):
-    """Asks the question as it is.
-
-    Calls: answer.
-    """
+    """Asks the question as it is."""
 
     name = "L0"
 
@@ -39,10 +36,7 @@ class Direct(Level):
 
 
 class ChainOfThought(Level):
-    """Reasons first, and then answers from the reasoning.
-
-    Calls: reason, answer.
-    """
+    """Reasons first, and then answers from the reasoning."""
 
     name = "L1-cot"
 
@@ -56,10 +50,7 @@ class ChainOfThought(Level):
 
 
 class ChainOfCode(Level):
-    """Writes a program of thought, and says what it would print: it is not run.
-
-    Calls: answer.
-    """
+    """Writes a program of thought, and says what it would print: it is not run."""
 
     name = "L1-coc"
 
@@ -77,8 +68,6 @@ class ChainOfCode(Level):
 
 class ProgramTrace(Level):
     """Completes a doctest: the trace of a program that works such questions out.
-
-    Calls: trace.
 
     Args:
         demonstrations: Traces shown before it; by default one that belongs to no item of the data.

@@ -6,15 +6,8 @@ from dataclasses import replace
 
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, read
-from sigma0.bench.strategyqa.react_traces import ActionName, ReactStep, ReactTrace
-from sigma0.bench.strategyqa.workflow import (
-    LONGEST,
-    decompose_prompt,
-    fact_prompt,
-    fill,
-    read_fact,
-    read_parts,
-)
+from sigma0.bench.strategyqa.traces import ActionName, ReactStep, ReactTrace
+from sigma0.bench.strategyqa.workflow import LONGEST, decompose_prompt, fact_prompt, fill, read_fact, read_parts
 
 # thoughts with their actions at most
 STEP_LIMIT = 6
@@ -24,7 +17,6 @@ ACTIONS: dict[ActionName, str] = {
     "evaluate": "evaluate[question] answers yes or no from the facts so far",
     "finish": "finish[yes] or finish[no] answers the question",
 }
-SIMPLE: tuple[ActionName, ...] = ("lookup", "finish")
 _THOUGHT = re.compile(r"Thought:[ \t]*(\S.*)")
 _ACTION = re.compile(r"Action:[ \t]*([A-Za-z_]+)[ \t]*\[(.*)\]")
 
@@ -32,23 +24,16 @@ _ACTION = re.compile(r"Action:[ \t]*([A-Za-z_]+)[ \t]*\[(.*)\]")
 class React(Level):
     """Thinks, acts and reads what came of it, until it finishes; the facts so far are numbered and shown.
 
-    Calls: act at each step, and after it decompose, lookup or evaluate where that is the action.
-
     Args:
         limit: Steps at most.
-
-    Raises:
-        ValueError: For a limit below 1.
+        simple: The same loop with lookup and finish alone; facts stand only where they were read.
     """
 
-    name = "L3"
-    actions: tuple[ActionName, ...] = tuple(ACTIONS)
-    keeps_facts = True
-
-    def __init__(self, limit: int = STEP_LIMIT) -> None:
-        if limit < 1:
-            raise ValueError(f"a model needs at least 1 step, got limit {limit}")
+    def __init__(self, limit: int = STEP_LIMIT, simple: bool = False) -> None:
+        self.name = "L3-simple" if simple else "L3"
         self.limit = limit
+        self.keeps_facts = not simple
+        self.actions: tuple[ActionName, ...] = ("lookup", "finish") if simple else tuple(ACTIONS)
 
     def predict(self, question: Question, ask: Ask) -> Prediction:
         """See `Level`."""
@@ -56,17 +41,6 @@ class React(Level):
         while len(run.steps) < self.limit and not run.finished:
             run.step()
         return ReactTrace(question.qid, question.text, tuple(run.steps), self.limit).prediction()
-
-
-class SimpleReact(React):
-    """The same loop with lookup and finish alone; facts stand only where they were read.
-
-    Calls: act at each step, and after it lookup where that is the action.
-    """
-
-    name = "L3-simple"
-    actions = SIMPLE
-    keeps_facts = False
 
 
 class _Run:

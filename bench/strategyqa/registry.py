@@ -11,9 +11,9 @@ from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import Level
 from sigma0.bench.strategyqa.pipeline import Pipeline
 from sigma0.bench.strategyqa.prompted import ChainOfCode, ChainOfThought, Direct, ProgramTrace
-from sigma0.bench.strategyqa.react import React, SimpleReact
+from sigma0.bench.strategyqa.react import React
 from sigma0.bench.strategyqa.retrieval import ParagraphIndex, fact_paragraphs, load_paragraphs
-from sigma0.bench.strategyqa.workflow import RetrievalWorkflow, Workflow
+from sigma0.bench.strategyqa.workflow import Workflow
 
 # items of train that a level is seeded from, and whose facts are searched where no paragraphs are given
 SEEDS = 200
@@ -45,7 +45,7 @@ def _retrieving(makings: Makings) -> Level:
         found = fact_paragraphs(makings.train)
     else:
         raise ValueError("L2-rag searches paragraphs: give the published file, or items of train")
-    return RetrievalWorkflow(ParagraphIndex(found))
+    return Workflow(index=ParagraphIndex(found))
 
 
 def _seeded(makings: Makings) -> Level:
@@ -74,7 +74,7 @@ ONCE: dict[str, Callable[[Makings], Level]] = {
     "L2": _workflow,
     "L2-rag": _retrieving,
     "L3": lambda makings: React(),
-    "L3-simple": lambda makings: SimpleReact(),
+    "L3-simple": lambda makings: React(simple=True),
     "L4": lambda makings: Adaptive(ChainOfThought(), Workflow(), React(), makings.route),
     "L4-pipeline": lambda makings: Pipeline(),
     "L5": lambda makings: Improving(),

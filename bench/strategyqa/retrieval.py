@@ -1,29 +1,20 @@
 """Paragraphs found by TF-IDF."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from sigma0.bench.strategyqa.items import Item
-from sigma0.errors import needs_extra, one_line
+from sigma0.bench.strategyqa.items import Item, read_json
+from sigma0.errors import needs_extra
 
 TOP_K = 3
 
 
 class Paragraph(BaseModel):
-    """A paragraph of an article, in the form of the published file.
-
-    Attributes:
-        title: Of the article.
-        section: Of the article, that it stands in.
-        headers: Above it.
-        para_index: Its number in the article.
-        content: Its text.
-    """
+    """A paragraph of an article, in the form of the published file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -32,23 +23,6 @@ class Paragraph(BaseModel):
     headers: Any = None
     para_index: int = 0
     content: str
-
-
-@dataclass(frozen=True)
-class Passage:
-    """A paragraph that was found.
-
-    Attributes:
-        id: Of the paragraph.
-        title: Of its article.
-        text: It.
-        score: Cosine with the query, in (0, 1].
-    """
-
-    id: str
-    title: str
-    text: str
-    score: float
 
 
 _PARAGRAPHS = TypeAdapter(dict[str, Paragraph])
@@ -77,26 +51,13 @@ class ParagraphIndex:
         except ValueError as error:
             raise ValueError(f"{len(paragraphs)} paragraphs hold no words to search for: {error}") from error
 
-    def search(self, query: str, top_k: int = TOP_K) -> list[Passage]:
-        """The paragraphs that share most with a query, best first; ties as in the file.
-
-        Args:
-            query: Words.
-            top_k: Paragraphs at most, >= 1; those that share no word are left out.
-
-        Raises:
-            ValueError: For a bad `top_k`.
+    def search(self, query: str) -> list[tuple[str, Paragraph]]:
+        """The paragraphs that share most words with a query and their ids, best first, at most `TOP_K`; ties as in the
+        file.
         """
-        if top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {top_k}")
         scores = (self._matrix @ self._vectorizer.transform([query]).T).toarray().ravel()
-        best = np.argsort(-scores, kind="stable")[:top_k].tolist()
-        return [self._passage(row, float(scores[row])) for row in best if scores[row] > 0]
-
-    def _passage(self, row: int, score: float) -> Passage:
-        name, found = self._paragraphs[row]
-        # rounding lifts the cosine of equal texts above 1
-        return Passage(name, found.title, found.content, min(score, 1.0))
+        best = np.argsort(-scores, kind="stable")[:TOP_K].tolist()
+        return [self._paragraphs[row] for row in best if scores[row] > 0]
 
 
 def load_paragraphs(path: Path) -> dict[str, Paragraph]:
@@ -105,12 +66,7 @@ def load_paragraphs(path: Path) -> dict[str, Paragraph]:
     Raises:
         ValueError: If it cannot be read, or is not in that form.
     """
-    try:
-        return _PARAGRAPHS.validate_json(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
-    except ValidationError as error:
-        raise ValueError(f"{str(path)!r} is no paragraph file: {one_line(error)[:400]}") from error
+    return read_json(path, _PARAGRAPHS, "paragraph file")
 
 
 def fact_paragraphs(items: Sequence[Item]) -> dict[str, Paragraph]:
@@ -125,6 +81,6 @@ def fact_paragraphs(items: Sequence[Item]) -> dict[str, Paragraph]:
     }
 
 
-def shown(passages: Sequence[Passage], longest: int) -> str:
-    """Passages as lines of a prompt, the text of each cut after `longest` characters."""
-    return "".join(f"- {each.title}: {' '.join(each.text.split())[:longest]}\n" for each in passages)
+def shown(found: Sequence[tuple[str, Paragraph]], longest: int) -> str:
+    """Paragraphs as lines of a prompt, the text of each cut after `longest` characters."""
+    return "".join(f"- {each.title}: {' '.join(each.content.split())[:longest]}\n" for _, each in found)

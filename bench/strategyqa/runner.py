@@ -41,14 +41,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class LevelRun:
-    """A level over items.
-
-    Attributes:
-        level: Its name.
-        labels: What it used of labels, in words.
-        answered: In the order of the items.
-        variant: What tells it from others of its name, in words.
-    """
+    """A level over items, in their order; in words, what it used of labels, and what tells it from its namesakes."""
 
     level: str
     labels: str

@@ -9,6 +9,7 @@ from rich.table import Table
 from sigma0.bench.core.ledger import AnyRow, StrategyQARow
 from sigma0.bench.core.output import drawing
 from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.fidelity.table import with_interval
 from sigma0.bench.strategyqa.measure import FEW
 
 HEADINGS = (
@@ -36,11 +37,10 @@ def p_text(value: float | None) -> str:
 
 def cells(row: StrategyQARow) -> tuple[str, ...]:
     """A level's cells."""
-    figure = row.accuracy
     return (
         name(row),
         str(row.n),
-        f"{100 * figure.value:.1f} % ({100 * figure.low:.1f} to {100 * figure.high:.1f})",
+        with_interval(row.accuracy),
         "-" if row.difference is None else f"{100 * row.difference:+.1f}",
         p_text(row.p_value),
         p_text(row.p_holm),

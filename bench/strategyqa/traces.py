@@ -1,7 +1,6 @@
-"""What a workflow did for a question: its steps, for audits, and as a demonstration for a model."""
+"""What a level did for a question, step by step: for audits, and as a demonstration for a model."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -12,6 +11,7 @@ from sigma0.bench.strategyqa.level import Prediction
 from sigma0.errors import one_line
 
 Function = Literal["decompose", "retrieve", "answer_factual", "evaluate_condition", "combine_facts"]
+ActionName = Literal["decompose", "lookup", "evaluate", "finish"]
 Value = str | bool | tuple[str | bool, ...] | None
 T = TypeVar("T", bound="Trace")
 
@@ -26,6 +26,12 @@ class Trace:
     """
 
     what: ClassVar[str]
+    steps: tuple[Any, ...]
+
+    @property
+    def misses(self) -> list[str]:
+        """Why steps failed, in their order."""
+        return [step.miss for step in self.steps if step.miss is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -72,14 +78,7 @@ class TraceStep:
 
 @dataclass(frozen=True, config=STRICT)
 class WorkflowTrace(Trace):
-    """What a workflow did for a question.
-
-    Attributes:
-        qid: Of the question.
-        question: It.
-        steps: In order.
-        kind: Tells this trace from others.
-    """
+    """What a workflow did for a question."""
 
     what = "trace of a workflow"
     qid: str
@@ -100,8 +99,8 @@ class WorkflowTrace(Trace):
 
     def prediction(self) -> Prediction:
         """The final answer, or the first miss."""
-        misses = [step.miss for step in self.steps if step.miss is not None]
-        return Prediction(None if misses else self.answer, misses[0] if misses else None, self.to_dict())
+        missed = self.misses[0] if self.misses else None
+        return Prediction(None if missed else self.answer, missed, self.to_dict())
 
     def to_icl_demo(self) -> str:
         """The trace as a doctest, to be shown to a model; retrieval is left out, as whoever completes it has no index.
@@ -114,22 +113,10 @@ class WorkflowTrace(Trace):
         calls = "".join(_call(step) for step in self.steps if step.function != "retrieve")
         return f">>> strategy_qa({_literal(self.question)})\n{calls}Final answer: {words(self.answer)}\n"
 
-    def get_audit_info(self) -> dict[str, Any]:
-        """What an auditor asks, as JSON.
-
-        Returns:
-            `steps`, how many; `calls` by function; `misses`, the reasons; `grounded`, whether every condition and the
-            final answer used results of earlier steps that did not fail; `used`, those of the final answer.
-        """
-        last = self.steps[-1] if self.steps else None
-        final = last.uses if last and last.function == "combine_facts" else ()
-        return {
-            "steps": len(self.steps),
-            "calls": dict(Counter(step.function for step in self.steps)),
-            "misses": [step.miss for step in self.steps if step.miss is not None],
-            "grounded": self.answer is not None and all(map(self._grounded, range(len(self.steps)))),
-            "used": [self.steps[number].result for number in final if 0 <= number < len(self.steps)],
-        }
+    @property
+    def grounded(self) -> bool:
+        """Whether every condition and the final answer used results of earlier steps that did not fail."""
+        return self.answer is not None and all(map(self._grounded, range(len(self.steps))))
 
     def _grounded(self, number: int) -> bool:
         step = self.steps[number]
@@ -155,3 +142,88 @@ def _literal(value: Value) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_literal, value))}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+@dataclass(frozen=True, config=STRICT)
+class ReactStep:
+    """A thought, an action, and what came of it.
+
+    Attributes:
+        thought: As it was written; "" where the step could not be read, like the next two.
+        action: That was called.
+        argument: Of the call, as it was written.
+        filled: The argument with facts in the place of `#1`.
+        observation: What the model was told.
+        miss: Why the step failed; None where it did not.
+        uses: Numbers of the earlier steps, from 0, whose facts it was shown or was given.
+    """
+
+    thought: str
+    action: ActionName | Literal[""]
+    argument: str
+    filled: str
+    observation: str
+    miss: str | None = None
+    uses: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, config=STRICT)
+class ReactTrace(Trace):
+    """What a model did for a question, in so many steps at most."""
+
+    what = "trace of thoughts and actions"
+    qid: str
+    question: str
+    steps: tuple[ReactStep, ...]
+    limit: int
+    kind: Literal["react"] = "react"
+
+    @property
+    def answer(self) -> bool | None:
+        """What it finished with; None where it did not."""
+        last = self.steps[-1] if self.steps else None
+        return last.filled.lower() == "yes" if last and last.action == "finish" and last.miss is None else None
+
+    def prediction(self) -> Prediction:
+        """The final answer; without one, a miss that counts the steps that failed and tells the last of these."""
+        if self.answer is not None:
+            return Prediction(self.answer, None, self.to_dict())
+        failed = self.misses
+        why = f", {len(failed)} failed, the last of them: {failed[-1]}" if failed else ""
+        return Prediction(None, f"finish: none within {self.limit} steps{why}", self.to_dict())
+
+    @property
+    def grounded(self) -> bool:
+        """As of a workflow."""
+        return self.answer is not None and self.to_workflow().grounded
+
+    def to_workflow(self) -> WorkflowTrace:
+        """The workflow that would have done the same: it splits the question into what was looked up and evaluated.
+
+        Steps that failed are left out: `misses` tells them.
+
+        Raises:
+            ValueError: If it did not finish.
+        """
+        if self.answer is None:
+            raise ValueError(f"the trace of {self.qid!r} has no answer: only a finished one is a workflow")
+        done = [
+            number
+            for number, step in enumerate(self.steps)
+            if step.action in ("lookup", "evaluate") and step.miss is None
+        ]
+        # behind the decomposition, which is step 0
+        places = {number: place for place, number in enumerate(done, start=1)}
+        steps = [_workflow_step(self.steps[number], places) for number in done]
+        parts = tuple(step.purpose for step in steps)
+        values = tuple(step.result for step in steps if isinstance(step.result, str | bool))
+        first = TraceStep("decompose", (self.question,), parts, "steps")
+        last = TraceStep("combine_facts", (values,), self.answer, "answer", None, tuple(places.values()))
+        return WorkflowTrace(self.qid, self.question, (first, *steps, last))
+
+
+def _workflow_step(step: ReactStep, places: Mapping[int, int]) -> TraceStep:
+    uses = tuple(places[number] for number in step.uses if number in places)
+    if step.action == "evaluate":
+        return TraceStep("evaluate_condition", (step.filled,), step.observation == "Yes", step.argument, None, uses)
+    return TraceStep("answer_factual", (step.filled,), step.observation, step.argument, None, uses)

@@ -18,44 +18,34 @@ from sigma0.bench.strategyqa.runner import Answered, LevelRun, labels_used
 _ANSWERED = TypeAdapter(list[Answered])
 
 
-class SpreadLevels:
-    """Levels over items, by workers that have the model each.
+Levels = Sequence[tuple[str, Level]]
+
+
+def pieces_of(levels: Levels, opening: Opening, opened: Opened) -> list[dict[str, Any]]:
+    """What workers do one by one, levels that learn first: each of them takes one worker for long.
 
     Args:
-        pool: The workers.
-        opening: How they get model and items, wherever they run.
+        levels: Names in the registry, and what they make.
+        opening: How workers get model and items, wherever they run.
         opened: The same, opened here.
-        kept: Results so far, and where they go.
     """
+    # with the digest, what was kept of other weights or items is not taken for theirs
+    shared = {"opening": opening.model_dump(mode="json"), "sha256": opened.sha256()}
+    pieces, n = [], len(opened.items)
+    for name, level in sorted(levels, key=lambda each: not each[1].learns):
+        step = n if level.learns else opened.concurrency
+        pieces += [{**shared, "level": name, "first": first, "step": step} for first in range(0, n, step)]
+    return pieces
 
-    def __init__(self, pool: Pool, opening: Opening, opened: Opened, kept: KeptResults) -> None:
-        self._pool, self._kept = pool, kept
-        self._n, self._step = len(opened.items), opened.concurrency
-        # with the digest, what was kept of other weights or items is not taken for theirs
-        self._shared = {"opening": opening.model_dump(mode="json"), "sha256": opened.sha256()}
 
-    def run(self, levels: Sequence[tuple[str, Level]], advance: Callable[[int], None]) -> list[LevelRun]:
-        """Runs levels, those that learn first: each of them takes one worker for long.
-
-        Args:
-            levels: Names in the registry, and what they make: for what is said of each level.
-            advance: Told how many pieces are done.
-        """
-        order = sorted(levels, key=lambda each: not each[1].learns)
-        pieces = [piece for name, level in order for piece in self._pieces(name, level)]
-        found: dict[str, list[Answered]] = {name: [] for name, _ in levels}
-        for piece, result in zip(pieces, self._pool.spread(do_level, pieces, self._kept, advance), strict=True):
-            found[piece["level"]] += _ANSWERED.validate_python(result)
-        return [LevelRun(level.name, labels_used(level), tuple(found[name])) for name, level in levels]
-
-    def count(self, levels: Sequence[tuple[str, Level]]) -> int:
-        """How many pieces there are."""
-        return sum(len(self._pieces(name, level)) for name, level in levels)
-
-    def _pieces(self, name: str, level: Level) -> list[dict[str, Any]]:
-        step = self._n if level.learns else self._step
-        starts = range(0, self._n, step)
-        return [{**self._shared, "level": name, "first": start, "step": step} for start in starts]
+def run_pieces(
+    levels: Levels, pieces: list[dict[str, Any]], pool: Pool, kept: KeptResults, advance: Callable[[int], None]
+) -> list[LevelRun]:
+    """Runs levels by workers that have the model each; `advance` is told how many pieces are done."""
+    found: dict[str, list[Answered]] = {name: [] for name, _ in levels}
+    for piece, result in zip(pieces, pool.spread(do_level, pieces, kept, advance), strict=True):
+        found[piece["level"]] += _ANSWERED.validate_python(result)
+    return [LevelRun(level.name, labels_used(level), tuple(found[name])) for name, level in levels]
 
 
 def do_level(piece: Any) -> Any:

@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, numbered, read, start
-from sigma0.bench.strategyqa.retrieval import TOP_K, ParagraphIndex, shown
+from sigma0.bench.strategyqa.retrieval import ParagraphIndex, shown
 from sigma0.bench.strategyqa.traces import STRICT, Function, TraceStep, Value, WorkflowTrace, words
 
 # steps of a decomposition at most
@@ -61,23 +61,16 @@ def is_pattern(functions: Sequence[Function]) -> bool:
 class Workflow(Level):
     """Has the question split, each step answered, and the answer drawn from these answers, in Python.
 
-    Calls: decompose, then answer_factual or evaluate_condition for each step, then combine_facts.
-
     Args:
         template: The steps that it is held to; by default they are as many as the model finds, and one that asks yes or
             no about earlier answers is a condition.
-        index: Searched before each question of fact; None searches nothing.
-        top_k: Paragraphs at most.
+        index: Searched before each question of fact, whose prompt holds the paragraphs; None searches nothing.
     """
 
-    name = "L2"
-
-    def __init__(
-        self, template: Template | None = None, index: ParagraphIndex | None = None, top_k: int = TOP_K
-    ) -> None:
+    def __init__(self, template: Template | None = None, index: ParagraphIndex | None = None) -> None:
+        self.name = "L2" if index is None else "L2-rag"
         self.template = template
         self.index = index
-        self.top_k = top_k
 
     def predict(self, question: Question, ask: Ask) -> Prediction:
         """See `Level`."""
@@ -86,22 +79,6 @@ class Workflow(Level):
     def seeds(self) -> Sequence[str]:
         """The items that its template was made from."""
         return () if self.template is None else self.template.qids
-
-
-class RetrievalWorkflow(Workflow):
-    """As `Workflow`, with paragraphs in the prompt of each question of fact.
-
-    Calls: decompose, then answer_factual or evaluate_condition for each step, then combine_facts.
-
-    Args:
-        index: Searched before each question of fact.
-        top_k: Paragraphs at most.
-    """
-
-    name = "L2-rag"
-
-    def __init__(self, index: ParagraphIndex, top_k: int = TOP_K) -> None:
-        super().__init__(None, index, top_k)
 
 
 class _Run:
@@ -147,8 +124,8 @@ class _Run:
     def _retrieve(self, query: str, part: str, uses: tuple[int, ...]) -> str:
         if self._level.index is None:
             return ""
-        found = self._level.index.search(query, self._level.top_k)
-        self._note(TraceStep("retrieve", (query,), tuple(each.id for each in found), part, None, uses))
+        found = self._level.index.search(query)
+        self._note(TraceStep("retrieve", (query,), tuple(name for name, _ in found), part, None, uses))
         return shown(found, LONGEST)
 
     def _combine(self) -> None:

@@ -1,38 +1,34 @@
 """Asking a model of pocket's world under other switches, and what is known of its answers."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from sigma0.api import generate
 from sigma0.bench.gate.doubt import LONGEST_ANSWER
+from sigma0.calibrate.bootstrap import Estimate, share
 from sigma0.calibrate.confidence import Bools
 from sigma0.calibrate.doors import DoorCheck, check_policy, judge
 from sigma0.calibrate.prompts import Prompt
-from sigma0.config import ExitConfig, FateConfig, Messages
+from sigma0.config import ExitConfig, Messages
 from sigma0.signals.answer import evidence_of_read
 from sigma0.signals.evidence import FEATURES, Floats
 from sigma0.signals.generation import Generation
 from sigma0.signals.verdict import DoorPolicy, ReasonVerdict
 
 VERDICT = {"SIGMA0_VERDICT": "1"}
-_NAMES = ("SIGMA0_VERDICT", "SIGMA0_INNER_BREAK", "SIGMA0_LADDER", "SIGMA0_ROUTING")
+_ALL_OFF = dict.fromkeys(("SIGMA0_VERDICT", "SIGMA0_INNER_BREAK", "SIGMA0_LADDER", "SIGMA0_ROUTING"), "0")
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Questions with known answers, and what a model says.
-
-    Attributes:
-        prompts: The questions.
-        runs: The answers, with verdicts.
-        policy: What their door asks for.
-    """
+    """Questions with known answers, and what a model says; its door asks for what the policy says."""
 
     prompts: Sequence[Prompt]
     runs: Sequence[Generation]
@@ -41,7 +37,8 @@ class Answers:
     @cached_property
     def right(self) -> Bools:
         """Whether each is the known answer, `[n]`."""
-        return right_of(self.runs, self.prompts)
+        pairs = zip(self.runs, self.prompts, strict=True)
+        return np.array([run.text.strip() == prompt.answer for run, prompt in pairs], dtype=np.bool_)
 
     @cached_property
     def verdicts(self) -> list[ReasonVerdict]:
@@ -61,39 +58,18 @@ class Answers:
         return check_policy(judge(self.verdicts, self.right, self.policy), self.policy)
 
     @property
-    def strange(self) -> Bools:
-        """Which are out of calibration, `[n]`."""
-        return np.array([verdict.reason == "out_of_calibration" for verdict in self.verdicts], dtype=np.bool_)
+    def strange(self) -> Estimate:
+        """Share that is out of calibration."""
+        return share(sum(verdict.reason == "out_of_calibration" for verdict in self.verdicts), len(self.runs))
 
     def part(self, places: slice) -> "Answers":
         """Some of them."""
         return Answers(self.prompts[places], self.runs[places], self.policy)
 
 
-@contextmanager
-def switched(setting: dict[str, str]) -> Iterator[None]:
-    """The environment with just these switches on."""
-    before = {name: os.environ.get(name) for name in _NAMES}
-    os.environ.update(dict.fromkeys(_NAMES, "0") | setting)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def fates_of(model: Any, fates: FateConfig | None) -> Iterator[None]:
-    """A model with other fates for a while; None leaves its own."""
-    before = getattr(model.generation_config, "fate_config", None)
-    model.generation_config.fate_config = before if fates is None else fates.to_dict()
-    try:
-        yield
-    finally:
-        model.generation_config.fate_config = before
+def switched(setting: dict[str, str]) -> AbstractContextManager[object]:
+    """The environment with just these switches on, for as long as the context lasts."""
+    return patch.dict(os.environ, _ALL_OFF | setting)
 
 
 @dataclass(frozen=True)
@@ -105,7 +81,7 @@ class Asker:
         tokenizer: Its fast tokenizer.
         config: The exit rule.
         policy: What the converge door asks for.
-        on_answer: Called behind each answer.
+        on_answer: Called after each answer.
     """
 
     model: Any
@@ -115,30 +91,15 @@ class Asker:
     on_answer: Callable[[], None]
 
     def generations(self, contents: Sequence[str | Messages], config: ExitConfig | None = None) -> list[Generation]:
-        """What it says to each, under the switches as they are.
-
-        Args:
-            contents: Texts to go on with, or chats.
-            config: An exit rule in place of its own.
-        """
+        """What it says to each text or chat, under the switches as they are; `config` is a rule in place of its own."""
         found = []
-        settings: dict[str, Any] = {"exit_config": config or self.config, "policy": self.policy}
+        settings: dict[str, Any] = {"exit_config": config or self.config, "policy": self.policy, "do_sample": False}
         for content in contents:
-            found.append(
-                generate(self.model, self.tokenizer, content, max_new_tokens=LONGEST_ANSWER, do_sample=False,
-                         **settings)
-            )  # fmt: skip
+            found.append(generate(self.model, self.tokenizer, content, max_new_tokens=LONGEST_ANSWER, **settings))
             self.on_answer()
         return found
 
     def answers(self, prompts: Sequence[Prompt], config: ExitConfig | None = None) -> Answers:
-        """Answers with verdicts and no other switch; arguments as `generations` has them."""
+        """Answers with verdicts and no other switch; `config` is a rule in place of its own."""
         with switched(VERDICT):
             return Answers(prompts, self.generations([each.content for each in prompts], config), self.policy)
-
-
-def right_of(runs: Sequence[Generation], prompts: Sequence[Prompt]) -> Bools:
-    """Whether each answer is the known one, `[n]`."""
-    return np.array(
-        [run.text.strip() == prompt.answer for run, prompt in zip(runs, prompts, strict=True)], dtype=np.bool_
-    )

@@ -1,11 +1,13 @@
-"""`python -m sigma0.bench verdict`: what a verdict tells of answers, and where its promise ends."""
+"""`python -m sigma0.bench verdict`, `promise` and `worlds`: what a verdict tells, and where its promise ends."""
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
+from sigma0.bench.core.conditions import git_commit
 from sigma0.bench.core.options import HardHalf, ReportFile, Stories, StorySeed, WorldModel
 from sigma0.bench.core.output import tell_report
 from sigma0.commands.console import one_line_errors, progress_bar
@@ -32,8 +34,7 @@ def verdict(
     with one_line_errors(), needs_extra("bench"):
         from sigma0.bench.pocket.prompts import micro_world
         from sigma0.bench.verdict.asking import Asker
-        from sigma0.bench.verdict.measure import asked, measure
-        from sigma0.bench.verdict.strange import read_strange
+        from sigma0.bench.verdict.measure import asked, measure, read_strange
         from sigma0.bench.verdict.tables import report_tables
 
         looped, tokenizer = load(model, dtype="float32")
@@ -44,5 +45,55 @@ def verdict(
             config, policy = looped.resolve_exit_config(None), looped.door_policy
             asker = Asker(looped, tokenizer, config, policy, lambda: advance(next(done)))
             report = measure(asker, name, prompts, strange, seed, risk)
-        if tell_report(report.to_dict(), out, as_json):
+        if tell_report(asdict(report), out, as_json):
             typer.echo("\n\n".join(report_tables({name: report})))
+
+
+def promise(
+    model: WorldModel = "pocket",
+    pool: Annotated[
+        Path | None, typer.Option(help="File of the model's answers as JSON lines; written first where it is missing.")
+    ] = None,
+    n: Annotated[int, typer.Option("-n", "--n", min=10, help="Stories of the calibration split that fill it.")] = 24000,
+    fit: Annotated[int, typer.Option(min=5, help="Answers of each fit.")] = 1000,
+    test: Annotated[int, typer.Option(min=1, help="Answers of each test.")] = 1000,
+    draws: Annotated[int, typer.Option(min=1, help="Calibrations that are drawn.")] = 400,
+    risk: Annotated[float, typer.Option(help="Wrong answers allowed among those let through.")] = 0.05,
+    confidence: Annotated[float, typer.Option(help="With which that is to hold.")] = 0.95,
+    seed: StorySeed = 1,
+    threads: Threads = 1,
+    out: ReportFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw calibrations from a pool of answers, and count how often the chosen door keeps the stated risk."""
+    torch.set_num_threads(threads)
+    with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.verdict.pools import open_pool
+        from sigma0.bench.verdict.promise import draw_doors, report_promise
+        from sigma0.bench.verdict.tables import promise_table
+
+        looped, tokenizer = load(model, dtype="float32")
+        config, base = looped.resolve_exit_config(None), replace(looped.door_policy, rule="confidence")
+        answers = open_pool(looped, tokenizer, pool, n, seed, as_json)
+        with progress_bar("calibrations", draws, hidden=as_json) as advance:
+            doors = draw_doors(answers, base, (fit, test), draws, risk, confidence, advance)
+        name = Path(model).name
+        report = report_promise(doors, name, config.to_dict(), answers, (fit, test), risk, confidence)
+        if tell_report(asdict(report), out, as_json):
+            typer.echo(promise_table({name: report}))
+
+
+def worlds(
+    sets: Annotated[int, typer.Option(min=1, help="Sets of answers drawn in each world.")] = 1000,
+    out: ReportFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Calibrate a risk in simulated worlds: how often it is kept, and how often a door is found, beside an oracle."""
+    with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.verdict.tables import worlds_table
+        from sigma0.bench.verdict.worlds import WORLDS, measure, report_worlds
+
+        with progress_bar("calibrations", sets * len(WORLDS), hidden=as_json) as advance:
+            rows = measure(WORLDS, sets, advance)
+        if tell_report(report_worlds(rows, sets, git_commit()), out, as_json):
+            typer.echo(worlds_table(rows))

@@ -1,25 +1,76 @@
-"""The bench of verdicts on one model: scores, door, features, switches, shifts and strange prompts."""
+"""The bench of verdicts on one model: scores, door, features, switches, shifts and strange prompts.
+
+A promise of a risk is one for questions like those of the calibration: shifts are the same door where questions or
+decoding are others. `strange.jsonl` holds 50 questions of general knowledge, 50 pieces of code to go on with, 50
+stories of the world with words that it does not have (other names; other things, places and cities; or all of them),
+and 50 held-out stories of it with their words shuffled. They were written or drawn for this bench. Each is asked as a
+plain text and as a chat.
+"""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+from unittest.mock import patch
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
-from sigma0.bench.verdict.asking import Answers, Asker
-from sigma0.bench.verdict.features import FeatureUse, feature_uses
-from sigma0.bench.verdict.scores import CONFIDENCE, PLAIN, Separation, auroc_more, doubts, separate
-from sigma0.bench.verdict.shifts import ShiftRow, shift_answers, shift_rows
-from sigma0.bench.verdict.strange import FORMS, StrangePrompt, StrangeRow, strange_rows
-from sigma0.bench.verdict.switches import SETTINGS, SwitchRow, switch_rows
-from sigma0.calibrate.bootstrap import Estimate, bootstrap
+from sigma0.bench.pocket.prompts import micro_world
+from sigma0.bench.pocket.world import Mix
+from sigma0.bench.verdict.asking import VERDICT, Answers, Asker, switched
+from sigma0.bench.verdict.scores import (
+    CONFIDENCE,
+    PLAIN,
+    FeatureUse,
+    Separation,
+    auroc_more,
+    doubts,
+    feature_uses,
+    separate,
+)
+from sigma0.calibrate.bootstrap import Estimate, bootstrap, clustered_share, saved_share, share
 from sigma0.calibrate.doors import DoorCheck, check_policy, judge
 from sigma0.calibrate.prompts import Prompt
-from sigma0.signals.confidence import ConfidenceModel
+from sigma0.config import ExitConfig, FateConfig
+from sigma0.jsonl import read_lines
+from sigma0.signals.generation import Generation
 from sigma0.signals.verdict import DoorPolicy, DoorRule
 
 # Questions of the settings of the switches, at most.
 SWITCH_ANSWERS = 500
+_BREAK = {**VERDICT, "SIGMA0_INNER_BREAK": "1"}
+# The switches that are on, and what diverges, where that is not as the checkpoint says.
+SETTINGS: dict[str, tuple[dict[str, str], FateConfig | None]] = {
+    "all off": ({}, None),
+    "verdict": (VERDICT, None),
+    "inner break": (_BREAK, None),
+    "inner break, uncalibrated": (_BREAK, FateConfig()),
+}
+# Settings of `micro_world` under which questions are drawn otherwise.
+MIXES: dict[str, dict[str, Any]] = {
+    "hard half": {"hard": True},
+    "short stories": {"hardest": 2},
+    "longest stories": {"difficulty": 6},
+    "places alone": {"mix": Mix(families=0, ages=0)},
+    "families alone": {"mix": Mix(moves=0, ages=0)},
+    "ages alone": {"mix": Mix(moves=0, families=0)},
+    "yes or no alone": {"mix": Mix(binary=1)},
+}
+SAME = "as calibrated"
+DROPPED = 'after_exit="drop"'
+STRANGE = Path(__file__).parent / "strange.jsonl"
+ALL = "all"
+FORMS = ("plain", "chat")
+
+
+class StrangePrompt(BaseModel):
+    """One line of the file: what is strange about a text, and the text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: str
+    prompt: str
 
 
 @dataclass(frozen=True)
@@ -34,6 +85,66 @@ class RuleRow:
 
     door: DoorCheck
     points_more: Estimate | None
+
+
+@dataclass(frozen=True)
+class SwitchRow:
+    """One setting of the switches.
+
+    Attributes:
+        setting: What is on.
+        answers: How many.
+        same_text: Share of the answers that are full depth's, text for text.
+        right: Share of right answers.
+        passes_saved: Over all answers.
+        broken: Tokens that stopped for divergence.
+        escalated: Share of the answers whose door stays shut; None where there is no verdict.
+    """
+
+    setting: str
+    answers: int
+    same_text: Estimate
+    right: Estimate
+    passes_saved: Estimate | None
+    broken: int
+    escalated: Estimate | None
+
+
+@dataclass(frozen=True)
+class ShiftRow:
+    """The door under one shift: what is other than in the calibration, and the share of answers out of calibration."""
+
+    shift: str
+    door: DoorCheck
+    strange: Estimate
+
+    def kept(self, allowed: float) -> Literal["yes", "no", "open"]:
+        """Whether at most the allowed share of what is let through is wrong: `open` where the interval says neither."""
+        if self.door.right_of_opened is None:
+            return "yes"
+        low, high = self.door.right_of_opened.interval
+        return "yes" if low >= 1 - allowed else "no" if high < 1 - allowed else "open"
+
+
+@dataclass(frozen=True)
+class StrangeRow:
+    """Strange prompts of one kind, or of all.
+
+    Attributes:
+        kind: Which.
+        form: `plain` or `chat`.
+        prompts: How many.
+        shut: Share whose door stays shut.
+        strange: Share that is out of calibration.
+        doubted: Share whose confidence would keep it shut by itself.
+    """
+
+    kind: str
+    form: str
+    prompts: int
+    shut: Estimate
+    strange: Estimate
+    doubted: Estimate
 
 
 @dataclass(frozen=True)
@@ -72,10 +183,6 @@ class VerdictReport:
     shifts: tuple[ShiftRow, ...]
     strange: tuple[StrangeRow, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
 
 def measure(
     asker: Asker, name: str, prompts: Sequence[Prompt], strange: Sequence[StrangePrompt], seed: int, allowed: float
@@ -98,14 +205,14 @@ def measure(
         fates=asker.model.fate_config.to_dict(),
         policy=asker.policy.to_dict(),
         allowed=allowed,
-        weights=_weights(model),
+        weights=None if model is None else dict(zip(model.features, model.weights, strict=True)),
         answers=len(prompts),
         separations={score: separate(values, wrong) for score, values in scores.items()},
         auroc_more=auroc_more(scores[CONFIDENCE], scores[PLAIN], wrong),
-        rules={rule: _row(answers, replace(asker.policy, rule=rule)) for rule in get_args(DoorRule)},
+        rules={rule: _rule_row(answers, replace(asker.policy, rule=rule)) for rule in get_args(DoorRule)},
         features=feature_uses(answers, model),
-        switches=switch_rows(asker, prompts[:SWITCH_ANSWERS]),
-        shifts=shift_rows(asker, answers, _shifted(len(prompts)), seed),
+        switches=_switch_rows(asker, prompts[:SWITCH_ANSWERS]),
+        shifts=_shift_rows(asker, answers, _shifted(len(prompts)), seed),
         strange=strange_rows(asker, strange),
     )
 
@@ -113,7 +220,7 @@ def measure(
 def asked(prompts: int, strange: int) -> int:
     """How many answers `measure` takes, for a progress bar."""
     switches = min(prompts, SWITCH_ANSWERS) * (1 + len(SETTINGS))
-    return prompts + switches + shift_answers(_shifted(prompts)) + strange * len(FORMS)
+    return prompts + switches + _shifted(prompts) * (len(MIXES) + 1) + strange * len(FORMS)
 
 
 def _shifted(prompts: int) -> int:
@@ -121,11 +228,7 @@ def _shifted(prompts: int) -> int:
     return max(1, prompts // 2)
 
 
-def _weights(model: ConfidenceModel | None) -> dict[str, float] | None:
-    return None if model is None else dict(zip(model.features, model.weights, strict=True))
-
-
-def _row(answers: Answers, policy: DoorPolicy) -> RuleRow:
+def _rule_row(answers: Answers, policy: DoorPolicy) -> RuleRow:
     right, judged = answers.right, judge(answers.verdicts, answers.right, policy)
     opened = judged.opens(policy)
 
@@ -134,3 +237,74 @@ def _row(answers: Answers, policy: DoorPolicy) -> RuleRow:
         return 100 * float(right[drawn][kept].mean() - right[drawn].mean()) if kept.any() else None
 
     return RuleRow(check_policy(judged, policy), bootstrap(more, len(right)))
+
+
+def _switch_rows(asker: Asker, prompts: Sequence[Prompt]) -> tuple[SwitchRow, ...]:
+    """Asks every prompt at full depth, and once under each setting of the switches."""
+    contents, stored = [prompt.content for prompt in prompts], asker.model.generation_config
+    with switched({}):
+        full = asker.generations(contents, ExitConfig(mode="full"))
+    rows = []
+    for setting, (environment, fates) in SETTINGS.items():
+        told = getattr(stored, "fate_config", None) if fates is None else fates.to_dict()
+        with switched(environment), patch.object(stored, "fate_config", told, create=True):
+            answers = Answers(prompts, asker.generations(contents), asker.policy)
+        rows.append(_switch_row(setting, answers, full))
+    return tuple(rows)
+
+
+def _switch_row(setting: str, answers: Answers, full: Sequence[Generation]) -> SwitchRow:
+    runs, n = answers.runs, len(answers.runs)
+    most = np.array([each.total_loops * (len(each.tokens) - 1) for each in runs])
+    shut = None
+    if len(answers.verdicts) == n:
+        shut = clustered_share([float(each.door != "converge") for each in runs], np.ones(n))
+    return SwitchRow(
+        setting=setting,
+        answers=n,
+        same_text=share(sum(each.text == other.text for each, other in zip(runs, full, strict=True)), n),
+        right=share(int(answers.right.sum()), n),
+        passes_saved=saved_share([each.loop_passes for each in runs], most),
+        broken=sum(token.reason == "divergence" for each in runs for token in each.tokens),
+        escalated=shut,
+    )
+
+
+def _shift_rows(asker: Asker, answers: Answers, n: int, seed: int) -> tuple[ShiftRow, ...]:
+    """The door on questions as calibrated, every other one a chat, and under every shift."""
+    parts = {SAME: answers, "plain texts alone": answers.part(slice(0, None, 2))}
+    if len(answers.runs) > 1:
+        parts["chats alone"] = answers.part(slice(1, None, 2))
+    parts |= {name: asker.answers(list(micro_world(n, "test", seed, **mix))) for name, mix in MIXES.items()}
+    parts[DROPPED] = asker.answers(answers.prompts[:n], replace(asker.config, after_exit="drop"))
+    return tuple(ShiftRow(name, part.door, part.strange) for name, part in parts.items())
+
+
+def read_strange(file: Path = STRANGE) -> list[StrangePrompt]:
+    """Reads strange prompts.
+
+    Raises:
+        ValueError: For a malformed line, naming it.
+    """
+    return read_lines(file, StrangePrompt.model_validate_json, "strange prompt")
+
+
+def strange_rows(asker: Asker, prompts: Sequence[StrangePrompt]) -> tuple[StrangeRow, ...]:
+    """Asks every prompt in both forms; rows of each kind, then of all."""
+    kinds = list(dict.fromkeys(prompt.kind for prompt in prompts))
+    rows = []
+    for form in FORMS:
+        texts = [each.prompt for each in prompts]
+        with switched(VERDICT):
+            runs = asker.generations([each if form == "plain" else _chat(each) for each in texts])
+        for kind in (*kinds, ALL):
+            told = [run for run, each in zip(runs, prompts, strict=True) if kind in (each.kind, ALL)]
+            answers, least = Answers((), told, asker.policy), asker.policy.min_confidence
+            shut = share(sum(run.door != "converge" for run in told), len(told))
+            doubted = sum(each.confidence is None or each.confidence < least for each in answers.verdicts)
+            rows.append(StrangeRow(kind, form, len(told), shut, answers.strange, share(doubted, len(told))))
+    return tuple(rows)
+
+
+def _chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]

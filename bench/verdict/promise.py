@@ -5,39 +5,26 @@ Each draw takes the answers of a fit and of a test out of the pool, without repl
 loops ordinarily go (`fit_fates`) is the one thing that is not drawn anew.
 """
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter
 from scipy.sparse import csr_matrix
 from scipy.special import expit
 
-from sigma0.bench.verdict.scores import CONFIDENCE, PLAIN
+from sigma0.bench.verdict.scores import CONFIDENCE, PLAIN, middle
 from sigma0.calibrate.bootstrap import Estimate, share
 from sigma0.calibrate.doors import Judged, judge
 from sigma0.calibrate.risk import Answered, ChosenDoor, choose_door
-from sigma0.jsonl import read_lines
 from sigma0.signals.confidence import ConfidenceModel, pair_codes, transformed
 from sigma0.signals.evidence import FEATURES
 from sigma0.signals.verdict import DoorPolicy
 
-_ANSWERED = TypeAdapter(Answered)
 
-
-@dataclass(frozen=True)
-class DrawnDoor:
-    """A door of one draw, on the rest of the pool.
-
-    Attributes:
-        risk: Share of wrong answers among those let through; None where none is.
-        opened: Share of the answers let through.
-        opened_of_right: Of the right ones.
-    """
+class DrawnDoor(NamedTuple):
+    """A drawn door on the rest of the pool: shares let through, and its risk, None where it lets nothing through."""
 
     risk: float | None
     opened: float
@@ -94,10 +81,6 @@ class PromiseReport:
     rows: tuple[PromiseRow, ...]
     more: Estimate
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
 
 class Pool:
     """Answers that are judged by many doors: `judge` of the verdict of each, for all at once.
@@ -140,22 +123,6 @@ class Pool:
         return Judged(confidence, plain.vetoed[places] | strange, right)
 
 
-def write_pool(pool: Sequence[Answered], file: Path) -> None:
-    """Writes answers as JSON lines."""
-    with file.open("w", encoding="utf-8") as lines:
-        for answer in pool:
-            lines.write(json.dumps(asdict(answer), ensure_ascii=False) + "\n")
-
-
-def read_pool(file: Path) -> list[Answered]:
-    """Reads what `write_pool` wrote.
-
-    Raises:
-        ValueError: For a file that cannot be read, or a malformed line.
-    """
-    return read_lines(file, _ANSWERED.validate_json, "answer of a pool")
-
-
 def draw_doors(
     pool: Sequence[Answered],
     base: DoorPolicy,
@@ -194,13 +161,7 @@ def draw_doors(
 
 
 def on_rest(door: ChosenDoor, pool: Pool, rest: npt.NDArray[np.int64]) -> DrawnDoor:
-    """What a chosen door does with answers that had no part in its choice.
-
-    Args:
-        door: Of a draw.
-        pool: All answers.
-        rest: Places of those that were left, `[m]`.
-    """
+    """What a chosen door does with answers that had no part in its choice, those at the places `rest`, `[m]`."""
     if not door.passed:
         return DrawnDoor(None, 0.0, 0.0)
     policy = door.passed[-1]
@@ -214,17 +175,7 @@ def report_promise(
     doors: dict[str, list[DrawnDoor]], model: str, rule: dict[str, Any], pool: Sequence[Answered],
     parts: tuple[int, int], risk: float, confidence: float,
 ) -> PromiseReport:  # fmt: skip
-    """Counts over all draws.
-
-    Args:
-        doors: Of `draw_doors`.
-        model: Name of the model.
-        rule: The exit rule.
-        pool: As `draw_doors` had it, as are the rest.
-        parts: Answers of each fit and of each test.
-        risk: Allowed.
-        confidence: With which it is to be kept.
-    """
+    """Counts over all draws of `draw_doors`, which had the same pool, parts, risk and confidence."""
     opened = {score: np.array([door.opened for door in drawn]) for score, drawn in doors.items()}
     return PromiseReport(
         model=model,
@@ -236,7 +187,7 @@ def report_promise(
         parts=parts,
         draws=len(opened[PLAIN]),
         rows=tuple(_row(score, drawn, risk) for score, drawn in doors.items()),
-        more=_middle(100 * (opened[CONFIDENCE] - opened[PLAIN])),
+        more=middle(100 * (opened[CONFIDENCE] - opened[PLAIN])),
     )
 
 
@@ -246,13 +197,7 @@ def _row(score: str, drawn: Sequence[DrawnDoor], allowed: float) -> PromiseRow:
         score=score,
         kept=share(len(drawn) - sum(risk > allowed for risk in risks), len(drawn)),
         shut=len(drawn) - len(risks),
-        opened=_middle([door.opened for door in drawn]),
-        opened_of_right=_middle([door.opened_of_right for door in drawn]),
-        risk=_middle(risks) if risks else None,
+        opened=middle([door.opened for door in drawn]),
+        opened_of_right=middle([door.opened_of_right for door in drawn]),
+        risk=middle(risks) if risks else None,
     )
-
-
-def _middle(values: Sequence[float] | np.ndarray) -> Estimate:
-    """Mean, and the middle 95 %."""
-    low, high = np.percentile(values, [2.5, 97.5])
-    return Estimate(float(np.mean(values)), (float(low), float(high)))

@@ -1,134 +1,115 @@
-"""Reports of the verdict bench as Markdown, a line for each model."""
+"""Reports of the verdict bench as Markdown, a line for each model, and a picture of the features."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
+from sigma0.bench.core.output import drawing
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.verdict.measure import VerdictReport
+from sigma0.bench.verdict.measure import ALL, VerdictReport
 from sigma0.bench.verdict.promise import PromiseReport
-from sigma0.bench.verdict.shifts import not_kept
-from sigma0.bench.verdict.strange import ALL
+from sigma0.bench.verdict.scores import FeatureUse
 from sigma0.bench.verdict.worlds import WorldRow
 from sigma0.calibrate.bootstrap import Estimate
+from sigma0.calibrate.confidence import FeatureFigure
 
 Reports = Mapping[str, VerdictReport]
 
 
 def report_tables(reports: Reports) -> list[str]:
     """Every table but that of the features, with what it is of."""
-    return [
-        "What the door `converge` lets through:",
-        door_table(reports),
-        "How well each score tells wrong answers from right ones:",
-        separation_table(reports),
-        "What the switches change:",
-        switch_table(reports),
-        "The same door under shifts:",
-        shift_table(reports),
-        "Strange prompts:",
-        strange_table(reports),
-    ]
+    tables = {
+        "What the door `converge` lets through:": door_table,
+        "How well each score tells wrong answers from right ones:": separation_table,
+        "What the switches change:": switch_table,
+        "The same door under shifts:": shift_table,
+        "Strange prompts:": strange_table,
+    }
+    return [part for title, table in tables.items() for part in (title, table(reports))]
+
+
+def _table(headings: str, lines: Iterable[Sequence[str]], left: int = 2) -> str:
+    """Lines under headings that are separated by bars, as in Markdown; so many columns stand left."""
+    names = headings.split(" | ")
+    return BenchTable(names, list(lines), left=names[:left]).markdown()
 
 
 def door_table(reports: Reports) -> str:
     """What the converge door lets through under either rule."""
-    headings = (
-        "model",
-        "rule",
-        "answers",
-        "right of all",
-        "opens for, of all",
-        "of right answers",
-        "right of those let through",
-        "points more, 95 %",
-        "calibration error",
-    )
     lines = []
-    for name, report in reports.items():
-        for rule, row in report.rules.items():
-            door = row.door
-            shares = (door.right, door.opened, door.opened_of_right)
-            cells = [*map(_percent, shares), _interval(door.right_of_opened), _points(row.points_more)]
-            lines.append([name, rule, f"{door.prompts:,}", *cells, f"{100 * door.calibration_error:.1f} %"])
-    return BenchTable(headings, lines, left=headings[:2]).markdown()
+    for name, rule, row in ((name, *each) for name, report in reports.items() for each in report.rules.items()):
+        door = row.door
+        shares = [_percent(share) for share in (door.right, door.opened, door.opened_of_right)]
+        cells = [*shares, _interval(door.right_of_opened), _area(row.points_more, 1, "+")]
+        lines.append([name, rule, f"{door.prompts:,}", *cells, f"{100 * door.calibration_error:.1f} %"])
+    return _table(
+        "model | rule | answers | right of all | opens for, of all | of right answers | right of those let through | "
+        "points more, 95 % | calibration error",
+        lines,
+    )
 
 
 def separation_table(reports: Reports) -> str:
     """How well each score tells wrong answers from right ones."""
-    headings = ("model", "score", "AUROC, 95 %", "AURC", "e-AURC", "AUGRC", "coverage at 5 % risk")
     lines = []
     for name, report in reports.items():
         for score, each in report.separations.items():
             areas = [f"{value:.4f}" for value in (each.aurc, each.excess_aurc, each.augrc)]
             lines.append([name, score, _area(each.auroc), *areas, f"{100 * each.coverage:.1f} %"])
-    return BenchTable(headings, lines, left=headings[:2]).markdown()
+    return _table("model | score | AUROC, 95 % | AURC | e-AURC | AUGRC | coverage at 5 % risk", lines)
 
 
 def more_sentence(reports: Reports) -> str:
     """What the confidence ranks better than mean entropy."""
-    told = [
-        f"{name} {more.value:+.4f} ({more.interval[0]:+.4f} to {more.interval[1]:+.4f})"
-        for name, more in ((name, report.auroc_more) for name, report in reports.items()) if more is not None
-    ]  # fmt: skip
+    known = {name: report.auroc_more for name, report in reports.items() if report.auroc_more is not None}
+    told = [f"{name} {_area(more, 4, '+')}" for name, more in known.items()]
     return f"AUROC of the confidence less that of mean entropy, on the same answers: {', '.join(told) or '-'}."
 
 
 def feature_table(reports: Reports) -> str:
     """The features that a confidence reads, and the best of those that it does not."""
-    headings = ("model", "feature", "weight", "AUROC alone", "AUROC lost if shuffled")
     lines = []
     for name, report in reports.items():
-        weights = report.weights or {}
         known = [use for use in report.features if use.auroc is not None]
         others = sorted((use for use in known if not use.stored), key=lambda use: -(use.auroc or 0.0))
         told = sorted((use for use in known if use.stored), key=lambda use: -(use.drop.value if use.drop else 0.0))
         for use in [*told, *others[:3]]:
-            weight = f"{weights[use.name]:.3f}" if use.stored else "not read"
+            weight = f"{(report.weights or {})[use.name]:.3f}" if use.stored else "not read"
             lines.append([name, f"`{use.name}`", weight, f"{use.auroc:.3f}", _area(use.drop, 4)])
-    return BenchTable(headings, lines, left=headings[:2]).markdown()
+    return _table("model | feature | weight | AUROC alone | AUROC lost if shuffled", lines)
 
 
 def switch_table(reports: Reports) -> str:
     """Every setting of the switches, under a name for each report."""
-    headings = ("model", "switches", "answers", "same text", "right", "passes_saved", "broken tokens", "escalated")
     lines = []
-    for name, report in reports.items():
-        for row in report.switches:
-            shares = map(_percent, (row.same_text, row.right, row.passes_saved))
-            lines.append([name, row.setting, f"{row.answers}", *shares, f"{row.broken}", _percent(row.escalated)])
-    return BenchTable(headings, lines, left=headings[:2]).markdown()
+    for name, row in ((name, row) for name, report in reports.items() for row in report.switches):
+        shares = map(_percent, (row.same_text, row.right, row.passes_saved))
+        lines.append([name, row.setting, f"{row.answers}", *shares, f"{row.broken}", _percent(row.escalated)])
+    return _table("model | switches | answers | same text | right | passes_saved | broken tokens | escalated", lines)
 
 
 def shift_table(reports: Reports) -> str:
     """The door where questions or decoding are not those of the calibration."""
-    headings = (
-        "model",
-        "shift",
-        "answers",
-        "right of all",
-        "opened",
-        "right of those, 95 %",
-        "risk kept",
-        "AUROC",
-        "out of calibration",
-    )
     lines = []
     for name, report in reports.items():
         for row in report.shifts:
             door = row.door
-            cells = [
-                _percent(door.right),
-                _percent(door.opened),
-                _interval(door.right_of_opened),
-                row.kept(report.allowed),
-            ]
+            shares = [_percent(door.right), _percent(door.opened), _interval(door.right_of_opened)]
             auroc = "-" if door.auroc is None else f"{door.auroc:.3f}"
-            lines.append([name, row.shift, f"{door.prompts:,}", *cells, auroc, _percent(row.strange)])
-    return BenchTable(headings, lines, left=headings[:2]).markdown()
+            cells = [*shares, row.kept(report.allowed), auroc, _percent(row.strange)]
+            lines.append([name, row.shift, f"{door.prompts:,}", *cells])
+    return _table(
+        "model | shift | answers | right of all | opened | right of those, 95 % | risk kept | AUROC | "
+        "out of calibration",
+        lines,
+    )
 
 
 def kept_sentence(reports: Reports) -> str:
     """Under which shifts the stated risk is not kept."""
-    told = [f"{name}: {', '.join(broken)}" for name, broken in _broken(reports).items() if broken]
+    told = []
+    for name, report in reports.items():
+        broken = [row.shift for row in report.shifts if row.kept(report.allowed) == "no"]
+        told += [f"{name}: {', '.join(broken)}"] if broken else []
     if not told:
         return "Under none of these shifts do the answers let through show a risk above the stated one."
     return f"**The stated risk is not kept** under: {'; '.join(told)}."
@@ -136,88 +117,85 @@ def kept_sentence(reports: Reports) -> str:
 
 def strange_table(reports: Reports) -> str:
     """How often the door stays shut for prompts that are not of the model's world."""
-    headings = (
-        "model",
-        "prompts",
-        "asked as",
-        "number",
-        "door stays shut, 95 %",
-        "out of calibration",
-        "by confidence alone",
-    )
     lines = []
-    for name, report in reports.items():
-        for row in report.strange:
-            kind = "all of them" if row.kind == ALL else row.kind
-            lines.append(
-                [
-                    name,
-                    kind,
-                    row.form,
-                    f"{row.prompts}",
-                    _interval(row.shut),
-                    _percent(row.strange),
-                    _percent(row.doubted),
-                ]
-            )
-    return BenchTable(headings, lines, left=headings[:3]).markdown()
+    for name, row in ((name, row) for name, report in reports.items() for row in report.strange):
+        cells = [f"{row.prompts}", _interval(row.shut), _percent(row.strange), _percent(row.doubted)]
+        lines.append([name, "all of them" if row.kind == ALL else row.kind, row.form, *cells])
+    return _table(
+        "model | prompts | asked as | number | door stays shut, 95 % | out of calibration | by confidence alone",
+        lines,
+        left=3,
+    )
 
 
 def promise_table(reports: Mapping[str, PromiseReport]) -> str:
     """How often a chosen door keeps its risk."""
-    headings = (
-        "model",
-        "door reads",
-        "risk kept, 95 %",
-        "of draws",
-        "let through, of all",
-        "of right answers",
-        "mean risk",
-        "without a door",
-    )
     lines = []
     for name, report in reports.items():
         for row in report.rows:
             shares = (_interval(row.opened), _percent(row.opened_of_right), _percent(row.risk, 2))
-            cells = (_interval(row.kept, 2), f"{report.draws}", *shares, f"{row.shut}")
-            lines.append([name, row.score, *cells])
-    return BenchTable(headings, lines, left=headings[:2]).markdown()
+            lines.append([name, row.score, _interval(row.kept, 2), f"{report.draws}", *shares, f"{row.shut}"])
+    return _table(
+        "model | door reads | risk kept, 95 % | of draws | let through, of all | of right answers | mean risk | "
+        "without a door",
+        lines,
+    )
 
 
 def worlds_table(rows: Sequence[WorldRow]) -> str:
     """Calibrations in simulated worlds: the promise kept, and the power."""
-    headings = (
-        "world",
-        "fit + test",
-        "risk allowed",
-        "limit",
-        "violated, 95 %",
-        "door found, 95 %",
-        "oracle",
-        "several starts",
-        "before",
-        "let through",
-        "several starts",
-        "before",
-        "may be",
-    )
     lines = []
     for row in rows:
-        promise = (f"{100 * row.risk:g} %", f"{100 * (1 - row.confidence):g} %", _interval(row.found.violated))
-        power = (
-            _interval(row.found.chose),
-            f"{100 * row.oracle:.1f} %",
-            _percent(row.several.chose),
-            _percent(row.before.chose),
-        )
+        parts = f"{row.found.fit:,} + {row.found.test:,}"
+        asked = (parts, f"{100 * row.risk:g} %", f"{100 * (1 - row.confidence):g} %")
+        others = (f"{100 * row.oracle:.1f} %", _percent(row.several.chose), _percent(row.before.chose))
         let_through = (row.found.opened, row.several.opened, row.before.opened, row.allowed)
         opened = (f"{100 * each:.1f} %" for each in let_through)
-        lines.append([row.world, f"{row.found.fit:,} + {row.found.test:,}", *promise, *power, *opened])
-    return BenchTable(headings, lines).markdown()
+        lines.append([row.world, *asked, _interval(row.found.violated), _interval(row.found.chose), *others, *opened])
+    return _table(
+        "world | fit + test | risk allowed | limit | violated, 95 % | door found, 95 % | oracle | several starts | "
+        "before | let through | several starts | before | may be",
+        lines,
+        left=1,
+    )
 
 
-def _broken(reports: Reports) -> dict[str, Sequence[str]]:
-    return {name: not_kept(report.shifts, report.allowed) for name, report in reports.items()}
+def draw_features(uses: Sequence[FeatureUse], figures: Sequence[FeatureFigure], file: Path, title: str) -> None:
+    """Three panels, a line for each feature: AUROC alone, log loss saved in the fit, AUROC lost where it is shuffled.
+
+    Args:
+        uses: On held-out answers.
+        figures: Of the fit.
+        file: Where to draw, as .svg or .png.
+        title: Of the picture.
+    """
+    gains = {figure.name: figure for figure in figures}
+    ranked = sorted(uses, key=lambda use: (use.stored, use.drop.value if use.drop else 0.0, use.auroc or 0.0))
+    places = range(len(ranked))
+    colors = ["C1" if use.stored else "C0" for use in ranked]
+    with drawing([file], (11, 9)) as figure:
+        alone, saved, lost = figure.subplots(1, 3, sharey=True)
+        alone.barh(places, [(use.auroc or 0.5) - 0.5 for use in ranked], left=0.5, color=colors)
+        alone.set(xlabel="AUROC of the feature alone, held out", yticks=list(places), ylim=(-1, len(ranked)))
+        alone.set_yticklabels([use.name for use in ranked], fontsize="small")
+        for place, use in enumerate(ranked):
+            told = gains.get(use.name)
+            if told is not None and told.gain is not None and told.error is not None:
+                spread = 2000 * told.error
+                saved.errorbar(1000 * told.gain, place, xerr=spread, fmt="o", markersize=3, color=colors[place])
+        saved.axvline(0, color="grey", linewidth=0.8)
+        saved.set_xscale("symlog", linthresh=1)
+        saved.set(
+            xlabel="log loss that it saves in the fit, 1/1000 nats\n(of one not read: beside those read; +- 2 errors)"
+        )
+        for place, use in enumerate(ranked):
+            if use.drop is not None:
+                ends = [[use.drop.value - use.drop.interval[0]], [use.drop.interval[1] - use.drop.value]]
+                lost.barh(place, use.drop.value, color="C1", xerr=ends)
+        lost.set(xlabel="AUROC lost where it is shuffled, held out")
+        for axes in (alone, saved, lost):
+            axes.grid(axis="x", alpha=0.3)
+        figure.suptitle(f"{title}: orange is read by the confidence")
 
 
 def _percent(estimate: Estimate | None, digits: int = 1) -> str:
@@ -231,14 +209,9 @@ def _interval(estimate: Estimate | None, digits: int = 1) -> str:
     return f"{_percent(estimate, digits)} ({low} to {high})"
 
 
-def _area(estimate: Estimate | None, digits: int = 3) -> str:
+def _area(estimate: Estimate | None, digits: int = 3, sign: str = "") -> str:
+    """A figure and its interval; the sign is `+` for a difference."""
     if estimate is None:
         return "-"
-    low, high = estimate.interval
-    return f"{estimate.value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
-def _points(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "-"
-    return f"{estimate.value:+.1f} ({estimate.interval[0]:+.1f} to {estimate.interval[1]:+.1f})"
+    value, low, high = (f"{each:{sign}.{digits}f}" for each in (estimate.value, *estimate.interval))
+    return f"{value} ({low} to {high})"

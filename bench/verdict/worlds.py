@@ -118,9 +118,7 @@ class WorldRow:
         risk: Allowed.
         confidence: With which it is to be kept.
         allowed: Largest share of the answers that may be let through.
-        found: By the library.
-        several: With several starts.
-        before: From the least p-value on.
+        found: By the library, beside it with several starts, and from the least p-value on.
         oracle: Chance that the one threshold most likely to pass does.
     """
 
@@ -181,18 +179,15 @@ def measure(worlds: Sequence[World], sets: int, on_set: Callable[[int], None] = 
         on_set: Told how many sets are done, over all worlds.
     """
     rows = []
-    for number, world in enumerate(worlds):
+    for number, world in enumerate(worlds, start=1):
         fit, test = parts(world.prompts)
-
-        def advance(done: int, before: int = number * sets) -> None:
-            on_set(before + done)
-
         half = (fit + test) // 2
-        found = calibrated(world, fit, test, sets, advance)
+        found = calibrated(world, fit, test, sets)
         several = calibrated(world, fit, test, sets, procedure=several_starts)
         before = calibrated(world, half, half, sets, procedure=least_p_value)
         asked = (world.name, world.risk, world.confidence, world.allowed())
         rows.append(WorldRow(*asked, found, several, before, oracle(world, test)))
+        on_set(number * sets)
     return rows
 
 
@@ -202,44 +197,22 @@ def parts(prompts: int) -> tuple[int, int]:
     return fit, end - start
 
 
-def calibrated(
-    world: World,
-    fit: int,
-    test: int,
-    sets: int,
-    on_set: Callable[[int], None] = lambda done: None,
-    procedure: Procedure = by_power,
-) -> Found:
-    """Counts over calibrations on answers drawn anew.
-
-    Args:
-        world: Their world.
-        fit: Answers of each fit.
-        test: Answers of each test.
-        sets: How many calibrations.
-        on_set: Told how many are done.
-        procedure: What chooses.
-    """
+def calibrated(world: World, fit: int, test: int, sets: int, procedure: Procedure = by_power) -> Found:
+    """Counts over as many calibrations as there are sets, on answers drawn anew for each fit and test."""
     rng = np.random.default_rng(0)
     chose, violated, opened = 0, 0, 0.0
-    for done in range(1, sets + 1):
+    for _ in range(sets):
         fitting, testing = world.draw(fit, rng), world.draw(test, rng)
         passed = procedure(fitting, testing, world)
         let_through = 1 - np.array([policy.min_confidence for policy in passed])
         chose += bool(passed)
         violated += bool((world.true_risk(let_through) > world.risk).any())
         opened += float(let_through[-1]) if passed else 0.0
-        on_set(done)
     return Found(fit, test, share(chose, sets), share(violated, sets), opened / sets)
 
 
 def oracle(world: World, test: int) -> float:
-    """The greatest chance that one threshold which keeps the risk passes its test; exact, on a grid of thresholds.
-
-    Args:
-        world: Known to the oracle.
-        test: Answers of the test.
-    """
+    """The greatest chance that one threshold which keeps the risk passes its test; exact, on a grid of thresholds."""
     opened = np.arange(1, test + 1)
     most = most_wrong(opened, world.risk, 1 - world.confidence)
     best = 0.0
@@ -251,13 +224,7 @@ def oracle(world: World, test: int) -> float:
 
 
 def report_worlds(rows: Sequence[WorldRow], sets: int, commit: str | None) -> dict[str, Any]:
-    """Plain JSON values.
-
-    Args:
-        rows: Of `measure`.
-        sets: Drawn in each world.
-        commit: Of the code that drew them.
-    """
+    """Plain JSON values: the rows of `measure`, and the commit and libraries that drew them."""
     import scipy
     import sklearn
 

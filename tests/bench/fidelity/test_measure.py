@@ -10,10 +10,11 @@ import torch
 
 from sigma0.bench.core.ledger import Conditions
 from sigma0.bench.fidelity.grid import plan
-from sigma0.bench.fidelity.measure import common, open_bench
+from sigma0.bench.fidelity.measure import open_bench
 from sigma0.bench.fidelity.runs import run_free
 from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.config import ExitConfig
+from tests.bench.core.test_ledger import CONDITIONS
 from tests.marks import fast_if
 from tests.reference import DroppingReference, finish_rows, run_all_loops, tiny_model
 
@@ -48,23 +49,8 @@ def bench(model, prompts):
     answers = [
         tokenizer.decode(list(ids), skip_special_tokens=True).strip() if k % 2 else "?" for k, ids in enumerate(full)
     ]
-    conditions = Conditions(
-        model="tiny",
-        model_sha256="0" * 64,
-        settings_sha256="2" * 64,
-        total_loops=TOTAL,
-        parameters=1,
-        device="cpu",
-        dtype="float32",
-        threads=1,
-        prompts="random",
-        prompts_sha256="1" * 64,
-        n=len(prompts),
-        batch_size=1,
-        max_new_tokens=NEW,
-        commit=None,
-        versions={},
-    )
+    told = {"total_loops": TOTAL, "n": len(prompts), "max_new_tokens": NEW}
+    conditions = Conditions(**(CONDITIONS | told))
     return open_bench(model, tokenizer, conditions, prompts, answers, SETTINGS)
 
 
@@ -77,6 +63,11 @@ def free_reference(exact, prompt, config):
     if config.after_exit == "drop":
         return DroppingReference(exact, config).generate(list(prompt), NEW)
     return run_all_loops(exact, list(prompt), config, NEW)
+
+
+def beside(full, here):
+    """Whether the argmax is the same, and KL(full || here)."""
+    return bool(full.argmax() == here.argmax()), float((full.exp() * (full - here)).sum())
 
 
 def forced_reference(exact, prompt, new, config):
@@ -92,14 +83,14 @@ def forced_reference(exact, prompt, new, config):
             reference.read(token, prompt=True)
         for place, token in enumerate(new):
             full, here = loops[-1, len(prompt) - 1 + place], reference.logits.log_softmax(-1)
-            found.append((bool(full.argmax() == here.argmax()), float((full.exp() * (full - here)).sum())))
+            found.append(beside(full, here))
             reference.read(token, prompt=False)
         return found
     for place in range(len(new)):
         position = len(prompt) - 1 + place
         depth = run_all_loops(exact, ids[: position + 1], config, 1)[0].depth
         full, here = loops[-1, position], loops[depth - 1, position]
-        found.append((bool(full.argmax() == here.argmax()), float((full.exp() * (full - here)).sum())))
+        found.append(beside(full, here))
     return found
 
 
@@ -127,7 +118,8 @@ def test_a_row_equals_brute_force(bench, exact, prompts, setting):
     wanted = [[step.token for step in run] for run in full]
     equal = [mine == theirs for mine, theirs in zip(ids, wanted, strict=True)]
     assert row.exact_match.value == pytest.approx(np.mean(equal))
-    parted = [common(mine, theirs) for mine, theirs in zip(ids, wanted, strict=True) if mine != theirs]
+    pairs = [(mine, theirs) for mine, theirs in zip(ids, wanted, strict=True) if mine != theirs]
+    parted = [np.equal(mine, theirs).tolist().index(False) for mine, theirs in pairs]
     assert (row.first_divergence is None) == (not parted)
     assert row.first_divergence is None or row.first_divergence.value == pytest.approx(np.mean(parted))
     texts = bench.tokenizer.batch_decode(ids, skip_special_tokens=True)
@@ -165,7 +157,7 @@ def test_agreement_counts_the_prompts_too(bench, exact, prompts):
         for position in range(len(text.ids) - 1):
             depth = run_all_loops(exact, list(text.ids[: position + 1]), setting.config, 1)[0].depth
             full, here = loops[-1, position], loops[depth - 1, position]
-            found.append((bool(full.argmax() == here.argmax()), float((full.exp() * (full - here)).sum())))
+            found.append(beside(full, here))
         assert len(text.ids) == len(prompt) + NEW
     assert row.agreement.value == pytest.approx(np.mean([same for same, _ in found]))
     assert row.kl.value == pytest.approx(np.mean([kl for _, kl in found]), abs=1e-5)
@@ -227,7 +219,7 @@ def test_speed_is_tokens_a_second_over_those_of_full_depth(bench, monkeypatch):
         return replace(run, ids=run.ids[:tokens], seconds=1000.0 if next(stall) else seconds * len(prompt))
 
     run = run_free(bench.model, bench.prompts[0], ExitConfig(mode="full"), NEW)
-    monkeypatch.setattr("sigma0.bench.fidelity.work.run_free", timed)
+    monkeypatch.setattr("sigma0.bench.fidelity.runs.run_free", timed)
     setting = next(each for each in SETTINGS if each.mode == "qexit")
     speed, figure = bench._speed(setting)
     lengths = sum(len(prompt) for prompt in bench.prompts)
@@ -257,9 +249,3 @@ def test_samples_show_the_tokens_of_the_first_prompts(bench, prompts):
     run = run_free(bench.model, prompts[0], ExitConfig(q=0.8), NEW)
     assert [depth for _, depth in row.samples[0].tokens] == list(run.depths)
     assert [text for text, _ in row.samples[0].tokens] == [bench.tokenizer.decode([token]) for token in run.ids]
-
-
-def test_common_starts():
-    assert common((1, 2, 3), (1, 2, 4)) == 2
-    assert common((1, 2), (1, 2, 4)) == 2
-    assert common((), (1,)) == 0 and common((5,), (1,)) == 0

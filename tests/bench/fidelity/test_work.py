@@ -22,7 +22,7 @@ from sigma0.bench.core.ledger import DepthRow, FidelityRow, read_rows
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.core.workers import KeptResults, Pool
 from sigma0.bench.fidelity.grid import rule
-from sigma0.bench.fidelity.work import FreeJob, Loaded, OwnWork, SpreadWork
+from sigma0.bench.fidelity.runs import FreeJob, Work, do_item
 from sigma0.calibrate.teacher_forcing import ForcedText
 
 # What depends on the clock, and on nothing else.
@@ -38,60 +38,36 @@ class Here(Pool):
             yield key, json.loads(json.dumps(function(json.loads(json.dumps(item)))))
 
 
-@pytest.fixture(scope="module")
-def pocket():
-    return sigma0.load("pocket", device="cpu", dtype="float32")[0]
-
-
-@pytest.fixture
-def works(pocket, tmp_path):
-    loaded = Loaded("pocket", "0" * 64, "cpu", "float32", 1)
-    with KeptResults(tmp_path / "work.jsonl") as kept:
-        yield OwnWork(pocket), SpreadWork(Here(1), loaded, kept)
-
-
-def texts():
+def test_workers_do_the_same_to_the_last_bit(tmp_path, monkeypatch):
+    """Also where texts are read together: just as one process reads them, however many that is."""
+    loaded = {"name": "pocket", "threads": 1, "options": {"device": "cpu", "dtype": "float32"}}
+    own = Work(sigma0.load("pocket", device="cpu", dtype="float32")[0])
     rng = np.random.default_rng(0)
-    return [ForcedText(tuple(rng.integers(5, 300, length).tolist()), new) for length, new in [(9, 3), (30, 8), (4, 1)]]
-
-
-def test_free_runs_are_the_same(works):
-    configs = [
-        ExitConfig(mode="full"),
-        ExitConfig(q=0.7),
-        ExitConfig(q=0.7, after_exit="drop"),
-        rule("accel-steps", 0.4, "finish"),
-    ]
-    jobs = [FreeJob(text.ids, config, 7) for text in texts() for config in configs]
-    jobs += [FreeJob(text.ids, ExitConfig(mode="full"), 7, Trace(6, (2, 3, 1), (), 4)) for text in texts()]
-    own, spread = (work.free(jobs) for work in works)
-    assert [replace(run, seconds=0.0) for run in own] == [replace(run, seconds=0.0) for run in spread]
-    assert len({run.depths for run in own}) > 4
-    assert works[1].free(jobs) == spread, "kept results come back whole, seconds too"
-
-
-def test_forced_runs_are_the_same_to_the_last_bit(works):
-    own, spread = (work.forced(texts(), ExitConfig(q=0.6, after_exit="drop")) for work in works)
-    for mine, theirs in zip(own, spread, strict=True):
-        assert mine.kl.dtype == theirs.kl.dtype and mine.kl.tobytes() == theirs.kl.tobytes()
-        assert (mine.same == theirs.same).all()
-
-
-@pytest.mark.parametrize("most", [2**13, 40])
-def test_readings_are_the_same_to_the_last_bit(works, monkeypatch, most):
-    """Texts are read together just as one process reads them, however many that is."""
-    monkeypatch.setattr("sigma0.calibrate.teacher_forcing._TOKENS", most)
+    texts = [ForcedText(tuple(rng.integers(5, 300, length).tolist()), new) for length, new in [(9, 3), (30, 8), (4, 1)]]
+    configs = [ExitConfig(q=0.7), ExitConfig(q=0.7, after_exit="drop"), rule("accel-steps", 0.4, "finish")]
+    jobs = [FreeJob(text.ids, config, 7) for text in texts for config in (ExitConfig(mode="full"), *configs)]
+    jobs += [FreeJob(text.ids, ExitConfig(mode="full"), 7, Trace(6, (2, 3, 1), (), 4)) for text in texts]
     rules = {
-        "q": ExitConfig(q=0.6),
+        "q": configs[0],
         "margin": ExitConfig(mode="margin", theta=0.5),
         "fixed": ExitConfig(mode="fixed", depth=2),
     }
-    own, spread = (work.read([*texts(), *texts()[::-1]], rules) for work in works)
-    for name in ("text", "is_new", "same", "kl"):
-        mine, theirs = getattr(own, name), getattr(spread, name)
-        assert mine.dtype == theirs.dtype and mine.tobytes() == theirs.tobytes(), name
-    assert set(own.exits) == set(spread.exits)
-    assert all((own.exits[name] == spread.exits[name]).all() for name in rules)
+    with KeptResults(tmp_path / "work.jsonl") as kept:
+        pool = Here(1)
+        spread = Work(None, lambda items: pool.spread(do_item, [{**item, "loaded": loaded} for item in items], kept))
+        mine, theirs = own.free(jobs), spread.free(jobs)
+        assert [replace(run, seconds=0.0) for run in mine] == [replace(run, seconds=0.0) for run in theirs]
+        assert len({run.depths for run in mine}) > 4
+        assert spread.free(jobs) == theirs, "kept results come back whole, seconds too"
+        for first, second in zip(own.forced(texts, configs[1]), spread.forced(texts, configs[1]), strict=True):
+            assert first.dtype == second.dtype and first.tobytes() == second.tobytes()
+        for most in (2**13, 40):
+            monkeypatch.setattr("sigma0.calibrate.teacher_forcing._TOKENS", most)
+            first, second = (work.read([*texts, *texts[::-1]], rules) for work in (own, spread))
+            for name in ("text", "is_new", "same", "kl"):
+                assert getattr(first, name).dtype == getattr(second, name).dtype, name
+                assert getattr(first, name).tobytes() == getattr(second, name).tobytes(), name
+            assert all((first.exits[name] == second.exits[name]).all() for name in rules)
 
 
 def command(out, workers):

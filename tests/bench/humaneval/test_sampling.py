@@ -45,20 +45,6 @@ def test_white_space_at_the_end_of_a_prompt_is_left_to_the_model_where_it_is_ask
     assert stripped.completion == bare.completion != plain.completion
 
 
-def test_checked_tokens_are_those_of_full_depth(pocket):
-    full, checked, early = (
-        write_sample(*pocket, DOUBLE, 0, settings(pocket[0], exit_config=config, max_new_tokens=24))
-        for config in (
-            {"mode": "full"},
-            {"mode": "fixed", "depth": 2, "after_exit": "verify"},
-            {"mode": "fixed", "depth": 2, "after_exit": "drop"},
-        )
-    )
-    assert checked.completion == full.completion != early.completion
-    assert full.passes == full.depths == 6 * (full.new_tokens - 1)
-    assert early.passes == 2 * (early.new_tokens - 1)
-
-
 def test_stop_strings_end_a_text_and_are_cut_off(pocket):
     whole = write_sample(*pocket, STORY, 0, settings(pocket[0], stop=()))
     place = whole.completion.index(" ", 3)

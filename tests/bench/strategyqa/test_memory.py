@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from sigma0.bench.strategyqa.memory import Pattern, PatternMemory
 from sigma0.bench.strategyqa.question_types import question_type
@@ -35,8 +34,6 @@ def test_a_pattern_keeps_what_it_is_from():
         source="q7",
     )
     assert (memory.patterns, list(memory.seen)) == ((found,), ["q7"])
-    with pytest.raises(ValidationError):
-        found.uses = 3
 
 
 def test_patterns_of_the_same_type_come_first_then_the_most_alike():
@@ -67,8 +64,6 @@ def test_a_confidence_is_the_mean_of_where_it_began_and_its_outcomes(first, outc
     found = memory.patterns[0]
     assert found.confidence == pytest.approx((2 * first + sum(outcomes)) / (2 + len(outcomes)))
     assert (found.uses, found.successes) == (len(outcomes), sum(outcomes))
-    with pytest.raises(ValueError, match="no pattern 'p9'"):
-        memory.record_use("p9", True)
 
 
 def test_near_duplicates_become_one_that_keeps_its_words():
@@ -109,15 +104,6 @@ def test_pruning_drops_the_lowest_then_the_least_used_then_the_oldest():
     assert "p1" not in memory and memory._counts == filled("Do crows fly?", "Do rivers run?")._counts
     # a number is never given twice
     assert memory.add("positive", "Do hens lay?", [], "The answer is Yes.", "c").id == "p6"
-    with pytest.raises(ValueError, match="a limit of 0"):
-        PatternMemory(0)
-
-
-def test_bad_patterns_are_refused():
-    good = filled("Do gulls eat fish?").patterns[0].model_dump()
-    for change in ({"confidence": 1.5}, {"uses": -1}, {"successes": 1}, {"kind": "odd"}, {"more": 1}):
-        with pytest.raises(ValidationError):
-            Pattern(**{**good, **change})
 
 
 @given(st.lists(WORDS, max_size=12), WORDS, st.integers(1, 6), st.integers(0, 5))

@@ -29,13 +29,7 @@ SETTINGS = AskSettings()
 USER = [{"role": "user", "content": "Is it?"}]
 
 
-def test_there_are_just_these_experiments():
-    names = "L0 L0-baseline L1-cot L1-coc L1-ptp L2 L2-trace L2-rag L3 L3-react L3-simple"
-    assert set(EXPERIMENTS) == {*names.split(), "L4", "L4-adaptive", "L4-pipeline", "L5", "L5-improving", "L5-icl"}
-    makings = Makings(train=world_items(5, "train"))
-    made = {name: EXPERIMENTS[name](makings) for name in EXPERIMENTS}
-    assert {made[name].name for name in ONCE} == set(ONCE)
-    assert [name for name in ONCE if made[name].learns] == ["L5"]
+def test_a_level_that_needs_items_is_not_made_without():
     for name in ("L2-rag", "L5-icl"):
         with pytest.raises(ValueError, match=name):
             EXPERIMENTS[name](Makings())
@@ -94,7 +88,7 @@ def test_published_files_are_checked(tmp_path):
         with pytest.raises(ValueError, match=message):
             load_both(str(tmp_path))
     (tmp_path / "dev.json").write_text("[")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="no list of items: Invalid JSON"):
         load_items(str(tmp_path), "dev")
 
 
@@ -196,8 +190,6 @@ def test_batches_say_what_each_question_is_told_alone(pocket):
         assert batched.usage.completion_tokens == alone.usage.completion_tokens
     with pytest.raises(ChatFailed, match="context of 512"):
         BatchedChat(chat, 3).complete([{"role": "user", "content": "Is it? " * 300}], ChatSettings(max_tokens=1))
-    with pytest.raises(ValueError, match="is looped"):
-        BatchedChat(LocalChat(*pocket, "pocket"), 4)
 
 
 def test_scores_are_paired_with_the_baseline():

@@ -1,6 +1,5 @@
 """Levels spread over workers or not: the same rows, but for seconds."""
 
-import json
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,19 +10,12 @@ from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.core.workers import KeptResults, Pool
+from sigma0.bench.core.workers import KeptResults
 from sigma0.bench.strategyqa.opening import Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE
-from sigma0.bench.strategyqa.work import SpreadLevels, do_level
+from sigma0.bench.strategyqa.work import do_level, pieces_of, run_pieces
 from sigma0.reason.messages import ChatFailed
-
-
-class Here(Pool):
-    """A pool whose only worker is this process; what passes between them is JSON all the same."""
-
-    def _each(self, function, items):
-        for key, item in items.items():
-            yield key, json.loads(json.dumps(function(json.loads(json.dumps(item)))))
+from tests.bench.fidelity.test_work import Here
 
 
 def opening(**changes):
@@ -41,13 +33,10 @@ def made(opened, names=ONCE):
     return [(name, EXPERIMENTS[name](opened.makings)) for name in names]
 
 
-def test_as_many_items_go_to_a_worker_as_it_answers_at_a_time(tmp_path, kept, monkeypatch):
+def test_as_many_items_go_to_a_worker_as_it_answers_at_a_time():
     told = opening()
-    opened, pieces = told.open(), []
-    batched = replace(opened, concurrency=2)
-    monkeypatch.setattr(Here, "spread", lambda self, function, items, kept, advance: pieces.extend(items) or [])
-    with pytest.raises(ValueError, match="shorter"):
-        SpreadLevels(Here(1), told, batched, kept).run(made(opened, ("L0", "L5", "L2")), print)
+    opened = replace(told.open(), concurrency=2)
+    pieces = pieces_of(made(opened, ("L0", "L5", "L2")), told, opened)
     found = [(piece["level"], piece["first"], piece["step"]) for piece in pieces]
     assert found == [("L5", 0, 5), *[(name, first, 2) for name in ("L0", "L2") for first in (0, 2, 4)]]
 
@@ -65,9 +54,10 @@ def test_a_run_that_broke_off_goes_on(tmp_path, kept, monkeypatch):
     fragile.__module__, fragile.__qualname__ = do_level.__module__, do_level.__qualname__
     monkeypatch.setattr("sigma0.bench.strategyqa.work.do_level", fragile)
     levels = made(opened, ("L0", "L5"))
+    pieces = pieces_of(levels, told, opened)
     with pytest.raises(ChatFailed):
-        SpreadLevels(Here(1), told, opened, kept).run(levels, lambda done: None)
-    runs = SpreadLevels(Here(1), told, opened, kept).run(levels, lambda done: None)
+        run_pieces(levels, pieces, Here(1), kept, lambda done: None)
+    runs = run_pieces(levels, pieces, Here(1), kept, lambda done: None)
     assert [len(run.answered) for run in runs] == [5, 5]
     assert calls == {("L5", 0): 1, ("L0", 0): 1, ("L0", 1): 1, ("L0", 2): 1, ("L0", 3): 2, ("L0", 4): 1}
 
@@ -86,14 +76,15 @@ def test_an_opening_is_the_same_behind_json(tmp_path, monkeypatch):
         Opening(**{**dict(told), "seeds": 3})
 
 
-def test_a_worker_that_finds_something_else_under_the_names_is_refused(tmp_path, kept):
+def test_a_worker_that_finds_something_else_under_the_names_is_refused(tmp_path):
     shown = tmp_path / "steps.json"
     shown.write_text("[]")
     told = opening(template=shown)
-    spread = SpreadLevels(Here(1), told, told.open(), kept)
+    opened = told.open()
+    (piece, *_) = pieces_of([("L0", EXPERIMENTS["L0"](opened.makings))], told, opened)
     shown.write_text("[ ]")
     with pytest.raises(ValueError, match="other weights, items or files under the same names"):
-        spread.run([("L0", EXPERIMENTS["L0"](told.open().makings))], lambda done: None)
+        do_level(piece)
 
 
 def test_what_names_hide_is_in_the_digest(tmp_path):

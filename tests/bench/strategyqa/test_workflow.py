@@ -5,13 +5,12 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from sigma0.bench.strategyqa.level import Question
+from sigma0.bench.strategyqa.level import Question, listed
 from sigma0.bench.strategyqa.prompted import DEMONSTRATION
-from sigma0.bench.strategyqa.react import React, SimpleReact, read_step
-from sigma0.bench.strategyqa.react_traces import ReactTrace
-from sigma0.bench.strategyqa.traces import TraceStep, WorkflowTrace
+from sigma0.bench.strategyqa.react import React, read_step
+from sigma0.bench.strategyqa.traces import ReactTrace, TraceStep, WorkflowTrace
 from sigma0.bench.strategyqa.workflow import LONGEST, MAX_STEPS, Template, Workflow, fill, function_of, read_fact
-from tests.bench.strategyqa.definitions import act, asked, listed
+from tests.bench.strategyqa.calls import act, asked
 
 PIANO = Question("piano", "Would a grand piano fit into the boot of a small car?")
 LENGTHS = ("How long is a grand piano?", "How long is the boot of a small car?", "Is #1 less than #2?")
@@ -73,19 +72,18 @@ def test_a_template_fixes_what_is_done_and_how_often():
     assert "Number 1 asks for a fact. Number 2 asks for yes or no about earlier answers." in calls[0][1]
     assert WorkflowTrace.from_dict(prediction.trace).pattern == PATTERN
     assert level.seeds() == ("a", "b") and Workflow().seeds() == ()
+    assert asked(level, PIANO, "1. How?")[0].miss == "decompose: 1 steps where the template has 2"
 
 
 @pytest.mark.parametrize(
     "pattern",
     [
         (),
-        ("decompose",),
         ("decompose", "combine_facts"),
         ("decompose", "evaluate_condition", "combine_facts"),
         ("decompose", "answer_factual"),
         ("decompose", "answer_factual", "retrieve", "combine_facts"),
         ("decompose", *["answer_factual"] * (MAX_STEPS + 1), "combine_facts"),
-        ("decompose", "guess", "combine_facts"),
     ],
 )
 def test_a_template_that_no_workflow_has_is_refused(pattern):
@@ -98,9 +96,7 @@ def test_a_template_that_no_workflow_has_is_refused(pattern):
     [
         ("", "the first line is no 'Thought: ...' but ''"),
         ("Action: finish[yes]", "the first line is no 'Thought: ...' but 'Action: finish[yes]'"),
-        ("Thought:\nAction: finish[yes]", "the first line is no 'Thought: ...' but 'Thought:'"),
         ("Thought: a", "the second line is no 'Action: name[argument]' but ''"),
-        ("Thought: a\nAction: finish yes", "the second line is no 'Action: name[argument]' but 'Action: finish yes'"),
         ("Thought: a\nAction: f[a] b", "the second line is no 'Action: name[argument]' but 'Action: f[a] b'"),
         ("Thought: a\nAction: finish[yes]\nThought: b", "there is more than one thought and one action: 'Thought: b'"),
         ("Thought: a\nAction: search[x]", f"there is no action 'search': take one of {', '.join(ALL)}"),
@@ -125,8 +121,8 @@ def test_an_action_that_fails_is_told_to_the_model_and_counted(replies, miss):
     prediction, calls = asked(React(), PIANO, *replies, act("finish", "Yes"))
     assert prediction.answer is True
     assert calls[-1][0] == "act" and "Observation: That failed: " in calls[-1][1] and "Facts so far" not in calls[-1][1]
-    audit = ReactTrace.from_dict(prediction.trace).get_audit_info()
-    assert audit["misses"] == [miss] and not audit["grounded"] and audit["used"] == []
+    trace = ReactTrace.from_dict(prediction.trace)
+    assert trace.misses == [miss] and not trace.grounded
 
 
 def test_no_answer_within_the_limit_is_a_miss():
@@ -134,13 +130,11 @@ def test_no_answer_within_the_limit_is_a_miss():
     assert quiet.miss == "finish: none within 2 steps" and len(calls) == 4
     both, _ = asked(React(limit=1), PIANO, act("finish", "both"))
     assert both.answer is None and "finish: takes yes or no, not 'both'" in both.miss
-    with pytest.raises(ValueError, match="limit 0"):
-        React(limit=0)
 
 
 def test_the_simple_loop_has_no_other_actions_and_no_numbers_of_facts():
     replies = [act("evaluate", "Is it?"), act("lookup", "Who is #1 in the charts?"), "Ann", act("finish", "yes")]
-    prediction, calls = asked(SimpleReact(), PIANO, *replies)
+    prediction, calls = asked(React(simple=True), PIANO, *replies)
     assert prediction.answer is True and [purpose for purpose, _ in calls] == ["act", "act", "lookup", "act"]
     assert "there is no action 'evaluate': take one of lookup, finish" in calls[1][1]
     assert calls[2][1].endswith("in a few words: Who is #1 in the charts?")
@@ -151,7 +145,7 @@ def test_a_trace_is_a_demonstration_in_the_very_form_of_the_hand_written_one():
     combined = '["at least 1.5 metres", "about 0.7 metres", False]'
     for trace in (workflow_trace(), react_trace(*THOUGHTS).to_workflow()):
         expected = DEMONSTRATION.replace("combine_facts([False])", f"combine_facts({combined})")
-        assert trace.to_icl_demo() == expected
+        assert trace.grounded and not trace.misses and trace.to_icl_demo() == expected
         assert [step.uses for step in trace.steps] == [(), (), (), (1, 2), (1, 2, 3)]
 
 
@@ -166,25 +160,12 @@ def test_quotation_marks_and_lines_in_answers_stay_inside_a_demonstration():
     assert '...answer_factual returned "say \\"x\\"\\n>>> Final answer: Yes"\n' in demo
 
 
-@pytest.mark.parametrize(
-    "trace, calls",
-    [
-        (workflow_trace(), {"decompose": 1, "answer_factual": 2, "evaluate_condition": 1, "combine_facts": 1}),
-        (react_trace(*THOUGHTS), {"decompose": 1, "lookup": 2, "evaluate": 1, "finish": 1}),
-    ],
-    ids=["workflow", "react"],
-)
-def test_an_audit_counts_the_calls_and_tells_what_the_answer_rests_on(trace, calls):
-    used = ["at least 1.5 metres", "about 0.7 metres", False]
-    assert trace.get_audit_info() == {"steps": 5, "calls": calls, "misses": [], "grounded": True, "used": used}
-
-
 def test_what_has_no_answer_is_not_grounded_and_not_shown():
-    assert react_trace(act("finish", "no")).get_audit_info()["grounded"] is False
+    assert react_trace(act("finish", "no")).grounded is False
     unfinished = react_trace("?", level=React(limit=1))
     missed = WorkflowTrace.from_dict(asked(Workflow(), PIANO, *PIANO_REPLIES[:4], "")[0].trace)
     for trace, show in ((unfinished, unfinished.to_workflow), (missed, missed.to_icl_demo)):
-        assert trace.get_audit_info()["grounded"] is False
+        assert trace.grounded is False
         with pytest.raises(ValueError, match="has no answer"):
             show()
 
@@ -193,7 +174,6 @@ def test_what_has_no_answer_is_not_grounded_and_not_shown():
     "change",
     [
         lambda trace: trace["steps"][-1].update(uses=[0, 9]),
-        lambda trace: trace["steps"][-1].update(uses=[4]),
         lambda trace: trace["steps"][-1].update(arguments=[["at least 1.5 metres", "about 9 metres", False]]),
         lambda trace: trace["steps"][3].update(uses=[-1]),
         lambda trace: trace["steps"][3].update(uses=[]),
@@ -203,7 +183,7 @@ def test_what_has_no_answer_is_not_grounded_and_not_shown():
 def test_a_trace_that_claims_what_it_did_not_use_is_not_grounded(change):
     trace = workflow_trace().to_dict()
     change(trace)
-    assert WorkflowTrace.from_dict(trace).get_audit_info()["grounded"] is False
+    assert WorkflowTrace.from_dict(trace).grounded is False
 
 
 @pytest.mark.parametrize("trace", [workflow_trace(), react_trace(*THOUGHTS)], ids=["workflow", "react"])

@@ -1,7 +1,9 @@
 """The verdict bench: its figures out of real runs, and the command."""
 
 import json
-from dataclasses import replace
+from collections import Counter
+from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,20 +13,34 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0.bench.__main__ import app
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.verdict import strange as strange_module
-from sigma0.bench.verdict.asking import fates_of, switched
-from sigma0.bench.verdict.measure import VerdictReport, asked, measure
-from sigma0.bench.verdict.shifts import DROPPED, MIXES, SAME
-from sigma0.bench.verdict.switches import SETTINGS
-from sigma0.config import ExitConfig, FateConfig, Switches
-from sigma0.signals.verdict import door
+from sigma0.bench.verdict.asking import switched
+from sigma0.bench.verdict.measure import (
+    DROPPED,
+    MIXES,
+    SAME,
+    SETTINGS,
+    ShiftRow,
+    StrangePrompt,
+    VerdictReport,
+    asked,
+    measure,
+    read_strange,
+    strange_rows,
+)
+from sigma0.bench.verdict.tables import kept_sentence
+from sigma0.calibrate.bootstrap import share
+from sigma0.calibrate.doors import Judged, check_policy
+from sigma0.config import ExitConfig, Switches
+from sigma0.signals.verdict import DoorPolicy, door
+
+STRANGE = [StrangePrompt(kind="trivia", prompt="Who is the president?"), StrangePrompt(kind="code", prompt="x = [")]
 
 
 @pytest.mark.exhaustive
-def test_figures_are_what_the_runs_say(asker, strange):
+def test_figures_are_what_the_runs_say(asker):
     asker = replace(asker, config=ExitConfig(q=0.6), on_answer=lambda: answers.append(1))
     prompts, answers = list(micro_world(6, "test", 3)), []
-    report = measure(asker, "pocket", prompts, strange, 3, 0.05)
+    report = measure(asker, "pocket", prompts, STRANGE, 3, 0.05)
     assert len(answers) == asked(6, 2) and [row.setting for row in report.switches] == list(SETTINGS)
     runs = [
         sigma0.generate(
@@ -57,24 +73,66 @@ def test_figures_are_what_the_runs_say(asker, strange):
     for place, name in enumerate(("plain texts alone", "chats alone")):
         assert rows[name].door.prompts == 3 and rows[name].door.right.value == right[place::2].mean()
     assert rows[DROPPED].door.prompts == 3
-    assert TypeAdapter(VerdictReport).validate_python(json.loads(json.dumps(report.to_dict()))) == report
+    assert TypeAdapter(VerdictReport).validate_python(json.loads(json.dumps(asdict(report)))) == report
 
 
-def test_the_environment_and_the_model_come_back(pocket, monkeypatch):
+def test_the_environment_comes_back(monkeypatch):
     monkeypatch.setenv("SIGMA0_LADDER", "1")
-    model = pocket[0]
-    before = model.fate_config
-    with switched({"SIGMA0_INNER_BREAK": "1"}), fates_of(model, FateConfig(growth=7.0)):
+    with switched({"SIGMA0_INNER_BREAK": "1"}):
         assert Switches().inner_break and not Switches().ladder and not Switches().verdict
-        assert model.fate_config.growth == 7.0
-    assert Switches().ladder and Switches().verdict and model.fate_config == before
+    assert Switches().ladder and Switches().verdict
+
+
+def shift(name, opened, wrong):
+    right = np.arange(1000) >= wrong
+    judged = Judged(np.where(np.arange(1000) < opened, 1.0, 0.0), np.zeros(1000, dtype=bool), right)
+    return ShiftRow(name, check_policy(judged, DoorPolicy()), share(0, 1000))
+
+
+@pytest.mark.parametrize(
+    "opened, wrong, kept", [(1000, 20, "yes"), (1000, 90, "no"), (1000, 50, "open"), (0, 9, "yes")]
+)
+def test_a_risk_is_kept_or_broken_only_beyond_its_interval(opened, wrong, kept):
+    row = shift("storm", opened, wrong)
+    assert row.kept(0.05) == kept
+    told = kept_sentence({"pocket": SimpleNamespace(allowed=0.05, shifts=(shift("calm", 1000, 20), row))})
+    assert told.endswith("under: pocket: storm.") == (kept == "no")
+
+
+def test_the_mixes_are_what_they_are_called():
+    drawn = {name: list(micro_world(6, "test", 2, **mix)) for name, mix in MIXES.items()}
+    assert all(isinstance(prompts[1].content, list) for prompts in drawn.values())
+    assert all(each.answer.startswith(("Yes", "No")) for each in drawn["yes or no alone"])
+    plain = {name: [str(each.content) for each in prompts] for name, prompts in drawn.items()}
+    assert all(" old" in text for text in plain["ages alone"])
+    usual = [str(each.content) for each in micro_world(6, "test", 2)]
+    lengths = [sum(map(len, texts)) for texts in (plain["short stories"], usual, plain["longest stories"])]
+    assert lengths == sorted(set(lengths))
+
+
+def test_the_file_of_strange_prompts_and_a_bad_line_of_one(tmp_path):
+    kinds = Counter(each.kind for each in {each.prompt: each for each in read_strange()}.values())
+    assert kinds == dict.fromkeys(("trivia", "code", "other words", "shuffled words"), 50)
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"kind": "code", "prompt": "x"}\n{"kind": "code"}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        read_strange(file)
+
+
+def test_rows_of_strange_prompts_count_both_forms(asker):
+    rows = strange_rows(asker, STRANGE)
+    assert [(row.kind, row.form, row.prompts) for row in rows] == [
+        (kind, form, n) for form in ("plain", "chat") for kind, n in (("trivia", 1), ("code", 1), ("all", 2))
+    ]
+    assert all(0 <= row.strange.value <= row.shut.value <= 1 for row in rows)
+    assert all(0 <= row.doubted.value <= row.shut.value for row in rows)
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path, strange, monkeypatch):
+def test_the_command(tmp_path, monkeypatch):
     prompts = tmp_path / "strange.jsonl"
-    prompts.write_text("\n".join(each.model_dump_json() for each in strange))
-    monkeypatch.setattr(strange_module.read_strange, "__defaults__", (prompts,))
+    prompts.write_text("\n".join(each.model_dump_json() for each in STRANGE))
+    monkeypatch.setattr(read_strange, "__defaults__", (prompts,))
     file = tmp_path / "verdict.json"
     result = CliRunner().invoke(app, ["verdict", "pocket", "--n", "2", "--hard", "--risk", "0.1", "--out", str(file)])
     assert result.exit_code == 0, result.output
