@@ -1,6 +1,8 @@
 """Calibration on a small random model, and the command on the shipped one."""
 
 import json
+import math
+from inspect import signature
 from random import Random
 
 import numpy as np
@@ -9,9 +11,23 @@ import torch
 from typer.testing import CliRunner
 
 import sigma0
-from sigma0.calibrate.agreement import GRIDS, calibrate, calibrate_rules, continue_in_full, prompts_needed
-from sigma0.calibrate.ltt import p_value
-from sigma0.calibrate.teacher_forcing import read_forced, read_grids
+from sigma0.calibrate.agreement import (
+    GRIDS,
+    _losses,
+    calibrate,
+    calibrate_rules,
+    check_distinct,
+    check_mode,
+    continue_in_full,
+    held_out,
+    joint_confidence,
+    prompts_done,
+    prompts_needed,
+)
+from sigma0.calibrate.kv import calibrate_kv
+from sigma0.calibrate.latency import calibrate_latency, coarse_grid, latency_runs
+from sigma0.calibrate.ltt import p_value, units_needed
+from sigma0.calibrate.teacher_forcing import GridReadings, read_forced, read_grids
 from sigma0.cli import app
 from sigma0.config import ExitConfig
 from sigma0.models.load import checkpoint_folder
@@ -35,13 +51,8 @@ def model(prompts):
 
 
 def alone(model, prompt, new, config):
-    return model.generate(
-        torch.tensor([prompt]),
-        max_new_tokens=new,
-        do_sample=False,
-        exit_config=config,
-        return_dict_in_generate=True,
-    )
+    settings = {"do_sample": False, "exit_config": config, "return_dict_in_generate": True}
+    return model.generate(torch.tensor([prompt]), max_new_tokens=new, **settings)
 
 
 def test_continuations_equal_those_of_one_prompt_alone(model, prompts):
@@ -106,37 +117,8 @@ def test_the_choice_follows_from_losses_taken_one_by_one(model, prompts, mode):
 def test_too_few_prompts_promise_nothing(model, prompts):
     with pytest.raises(ValueError, match=r"60 prompts cannot promise agreement >= 0\.99 .* 374 without one error"):
         calibrate(model, prompts, agreement=0.99, max_new_tokens=4)
-    with pytest.raises(ValueError, match="4 prompts cannot promise"):
-        calibrate(model, prompts[:4], agreement=0.5)
-    with pytest.raises(ValueError, match="exit rule 'fixed' has no threshold"):
-        calibrate(model, prompts, "fixed")
-    with pytest.raises(ValueError, match=r"agreement 0\.0 is not between"):
-        calibrate(model, prompts, agreement=0.0)
-
-
-def test_the_prompts_needed_leave_enough_for_the_fit():
-    fewest, half = prompts_needed(0.99, 0.95)
-    assert fewest - round(0.2 * fewest) == 299 and (fewest - 1) - round(0.2 * (fewest - 1)) < 299
-    assert half > 4 * fewest
-    with pytest.raises(ValueError, match="confidence nan"):
-        prompts_needed(0.9, float("nan"))
-
-
-def test_a_prompt_given_twice_is_refused(model, prompts):
     with pytest.raises(ValueError, match="prompts 3 and 61 are the same"):
         calibrate(model, [*prompts, prompts[2]], agreement=0.6, confidence=0.9)
-
-
-def test_grids_run_from_patient_to_eager_in_small_steps():
-    for mode, grid in GRIDS.items():
-        if mode in ("qexit", "margin"):
-            values = np.array([config.threshold for config in grid])
-            place = np.log(values / (1 - values))
-            assert place[0] > 10 and place[-1] < -2 and (np.diff(place) > -0.2).all() and (np.diff(place) < 0).all()
-        else:
-            place = np.log([config.threshold for config in grid])
-            assert place[0] < np.log(0.01) and place[-1] >= 0
-            assert (np.diff(place) < 0.025).all() and (np.diff(place) > 0).all()
 
 
 @pytest.mark.grid(fast=0, slow=2)
@@ -204,36 +186,8 @@ def test_the_command_stores_what_the_next_load_uses(questions, tmp_path):
     ).read_bytes()
 
 
-@pytest.mark.exhaustive
-def test_the_command_stores_every_rule_and_makes_the_cheapest_the_models_own(questions, tmp_path):
-    folder = tmp_path / "calibrated"
-    asked = ("--agreement", "0.85", "--exit", "all", "--prompts", questions, "--dtype", "float32")
-    result = run("pocket", *asked, "--max-new-tokens", "12", "--out", folder, "--json")
-    assert result.exit_code == 0, result.output
-    found = {rule["mode"]: rule for rule in json.loads(result.stdout)}
-    assert list(found) == list(GRIDS)
-    model, _ = sigma0.load(str(folder), device="cpu")
-    known = model.exit_thresholds.configs()
-    assert {name.replace("_", "-") for name in known} == {mode for mode, rule in found.items() if rule["chosen"]}
-    depths = {}
-    for mode, rule in found.items():
-        if rule["chosen"]:
-            record = getattr(model.exit_thresholds, mode.replace("-", "_"))
-            assert known[mode.replace("-", "_")].to_dict() == rule["chosen"]
-            assert (record.agreement, record.confidence, record.prompts) == (0.85, 0.95, rule["prompts"])
-            depths[mode] = [row["mean_depth"] for row in rule["tested"] if row["passed"]][-1]
-    assert model.resolve_exit_config(None).to_dict() == found[min(depths, key=depths.get)]["chosen"]
-    # One rule anew leaves the records of the others as they are.
-    again = run(folder, *("--agreement", "0.8", "--exit", "converge"), *asked[4:], "--max-new-tokens", "12")
-    assert again.exit_code == 0, again.output
-    model, _ = sigma0.load(str(folder), device="cpu")
-    assert model.exit_thresholds.converge.agreement == 0.8
-    assert model.exit_thresholds.margin.agreement == 0.85
-    assert model.resolve_exit_config(None).mode == "converge"
-
-
 @pytest.mark.cpu(6)
-def test_the_command_says_when_nothing_qualifies(questions, tmp_path):
+def test_the_command_names_bad_input_and_says_when_nothing_qualifies(questions, tmp_path):
     folder = tmp_path / "calibrated"
     wrong = ("--prompts", questions, "--agreement", "0.9", "--exit", "converge", "--max-new-tokens", "8")
     with pytest.MonkeyPatch.context() as patch:
@@ -246,20 +200,84 @@ def test_the_command_says_when_nothing_qualifies(questions, tmp_path):
         and "prompts without one error" in result.stdout
     )
     assert list(folder.iterdir()) == []
-    few = run("pocket", "--prompts", questions, "--agreement", "0.99")
-    assert few.exit_code == 2 and "60 prompts cannot promise" in few.output
-
-
-def test_the_command_names_bad_input(questions, tmp_path):
     full = tmp_path / "full"
     full.mkdir()
     (full / "note").write_text("x")
     for arguments, message in (
+        (("pocket", "--agreement", "0.99"), "60 prompts cannot promise"),
         (("pocket", "--prompts", tmp_path / "none.txt"), "none.txt"),
-        (("pocket", "--prompts", questions, "--exit", "fixed"), "'fixed' has no threshold"),
-        (("pocket", "--prompts", questions, "--out", full), "not a new or empty folder"),
-        (("nowhere", "--prompts", questions), "no such model"),
-        (("pocket", "--prompts", questions, "--agreement", "1"), "agreement 1.0"),
+        (("pocket", "--exit", "fixed"), "'fixed' has no threshold"),
+        (("pocket", "--out", full), "not a new or empty folder"),
+        (("nowhere",), "no such model"),
+        (("pocket", "--agreement", "1"), "agreement 1.0"),
     ):
-        result = run(*arguments)
+        result = run(arguments[0], "--prompts", questions, *arguments[1:])
         assert result.exit_code == 2 and message in result.output, result.output
+
+
+@pytest.mark.parametrize("mode, name", [("qexit", "q"), ("margin", "theta")])
+def test_probabilities_are_even_in_the_logit(mode, name):
+    logits = [11 - place / 10 for place in range(133)]
+    assert [getattr(config, name) for config in GRIDS[mode]] == pytest.approx(
+        [1 / (1 + math.exp(-logit)) for logit in logits], rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("mode", ["converge", "accel", "accel-steps"])
+def test_steps_grow_by_the_same_factor(mode):
+    every = [0.005 * 800 ** (place / 299) for place in range(300)]
+    expected = [eps for eps in every if mode != "accel-steps" or eps <= 1.02]
+    assert [config.eps for config in GRIDS[mode]] == pytest.approx(expected, rel=1e-3)
+    if mode != "converge":
+        scale = "steps" if mode == "accel-steps" else "states"
+        assert {(config.mode, config.patience, config.accel_scale) for config in GRIDS[mode]} == {("accel", 1, scale)}
+
+
+@pytest.mark.parametrize("agreement, confidence", [(0.5, 0.5), (0.9, 0.9), (0.75, 0.95)])
+def test_the_fewest_prompts_leave_enough(agreement, confidence):
+    for found, share in zip(prompts_needed(agreement, confidence), (0.0, 0.5), strict=True):
+        enough = units_needed(1 - agreement, confidence, share)
+        assert found == next(count for count in range(1, 10_000) if count - held_out(count) >= enough)
+
+
+def test_shares_counts_and_promises_that_cannot_be_are_refused():
+    for value in (0.0, 1.0, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="agreement"):
+            prompts_needed(value, 0.9)
+        with pytest.raises(ValueError, match="confidence"):
+            prompts_needed(0.9, value)
+    check_distinct([(1,), (2,), (1, 2)])
+    with pytest.raises(ValueError, match="prompts 2 and 4 are the same"):
+        check_distinct([(1,), (2,), (3,), (2,)])
+    assert check_mode("margin") == "margin" and joint_confidence(0.9, 5) == pytest.approx(0.98)
+    assert [held_out(prompts) for prompts in (1, 2, 5, 7, 8, 60)] == [1, 1, 1, 1, 2, 12]
+    assert prompts_done(60) == 60 and prompts_done(60, 3) == 84
+    for call in (calibrate, calibrate_rules, calibrate_kv):
+        defaults = {name: each.default for name, each in signature(call).parameters.items()}
+        assert (defaults["agreement"], defaults["confidence"], defaults["max_new_tokens"]) == (0.99, 0.95, 64)
+    assert signature(calibrate_latency).parameters["max_new_tokens"].default == 64
+    with pytest.raises(ValueError, match="no threshold"):
+        check_mode("full")
+
+
+def test_a_loss_is_the_share_of_a_texts_tokens_that_differ_and_25_are_continued_at_once():
+    readings = GridReadings(
+        text=np.array([0, 0, 0, 0, 1, 1]),
+        same=np.array([[True, False, False, True, False, True], [True] * 6]),
+        exits={"g": np.array([[2] * 6, [1, 1, 1, 1, 2, 2], [1] * 6])},
+    )
+    losses, depths = _losses(readings, "g")
+    assert losses.tolist() == [[0.0, 0.5, 0.5], [0.0, 0.0, 0.5]] and depths == pytest.approx([2, 4 / 3, 1])
+    model, done = tiny_model(seed=1, total_ut_steps=2), []
+    prompts = [(5, 9, *range(7, 7 + place % 3)) for place in range(26)]
+    prompts = [(*prompt, 8 + place) for place, prompt in enumerate(prompts)]
+    texts = continue_in_full(model, prompts, 1, done.append)
+    assert done == [25, 26] and [text.ids[:-1] for text in texts] == prompts and {text.new for text in texts} == {1}
+
+
+@pytest.mark.parametrize("mode", GRIDS)
+def test_latency_is_tried_on_a_part_of_the_grid(mode):
+    stride = 10 if mode in ("qexit", "margin") else 24
+    grid = coarse_grid(mode)
+    assert grid == tuple(GRIDS[mode][place] for place in range(0, len(GRIDS[mode]), stride))
+    assert latency_runs(60, mode) == 48 * len(grid) + 12 and latency_runs(2, mode) == len(grid) + 1

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from sigma0.calibrate.doors import check_policy, judge, passing_policies, rank
-from sigma0.calibrate.prompts import read_prompts
 from sigma0.calibrate.risk import Answered, _checked, calibrate_doors, choose_door
 from sigma0.signals.answer import judge_answer
 from sigma0.signals.evidence import evidence_of
@@ -36,7 +35,7 @@ def right_of(some):
     return np.array([each.right for each in some])
 
 
-def test_an_answers_verdict_is_the_librarys():
+def test_an_answers_verdict_is_the_librarys_and_a_door_on_entropy_reads_no_fit():
     (answer,) = answers(1, 0)
     model = choose_door(answers(60, 1), answers(90, 2), BASE, 0.3, 0.9).model
     for collapsed in (False, True):
@@ -45,6 +44,12 @@ def test_an_answers_verdict_is_the_librarys():
             expected = judge_answer(each.tokens, 4, BASE, 0.75, collapsed, confidence_model, (1, 2))
             assert each.verdict(BASE, confidence_model) == each.verdict(BASE, confidence_model) == expected
         assert np.array_equal(each.evidence, evidence_of(each.tokens, 4, 0.75), equal_nan=True)
+    fitting, testing = answers(60, 1), answers(90, 2)
+    door = choose_door(fitting, testing, BASE, 0.3, 0.9, fit=False)
+    assert door.fitted is None and door.model is None
+    judged = judge([each.verdict(BASE, None) for each in fitting], right_of(fitting), BASE)
+    assert door.ranked == rank(judged, BASE, 0.3, 0.9, 90)
+    assert door.judged.confidence[0] == pytest.approx(np.exp(-testing[0].tokens[0].entropy))
 
 
 def test_a_fitted_confidence_is_ranked_by_folds_and_tested_as_it_is():
@@ -59,15 +64,6 @@ def test_a_fitted_confidence_is_ranked_by_folds_and_tested_as_it_is():
     checking = answers(30, 3)
     told = judge([each.verdict(BASE, door.model) for each in checking], right_of(checking), BASE)
     assert _checked(checking, door) == check_policy(told, door.passed[-1])
-
-
-def test_a_door_on_entropy_reads_no_fit():
-    fitting, testing = answers(60, 1), answers(90, 2)
-    door = choose_door(fitting, testing, BASE, 0.3, 0.9, fit=False)
-    assert door.fitted is None and door.model is None
-    judged = judge([each.verdict(BASE, None) for each in fitting], right_of(fitting), BASE)
-    assert door.ranked == rank(judged, BASE, 0.3, 0.9, 90)
-    assert door.judged.confidence[0] == pytest.approx(np.exp(-testing[0].tokens[0].entropy))
 
 
 @pytest.mark.parametrize("tau_g", [0.5, None])
@@ -103,17 +99,8 @@ def test_a_fit_takes_five_of_each_kind(wrong, fitted):
     assert (door.fitted is not None) is fitted
 
 
-def test_where_nothing_passes_nothing_is_checked():
+def test_nothing_is_checked_where_nothing_passes_and_the_promise_has_defaults():
     door = choose_door(answers(60, 1), answers(20, 2, wrong=20), BASE, 0.1, 0.9)
     assert door.passed == [] and door.tested == 1 and _checked(answers(5, 3), door) is None
-
-
-def test_what_is_promised_if_nothing_else_is_said():
     defaults = {name: each.default for name, each in signature(calibrate_doors).parameters.items()}
     assert (defaults["risk"], defaults["confidence"], defaults["max_new_tokens"]) == (0.05, 0.95, 64)
-
-
-def test_paragraphs_are_prompts(tmp_path):
-    path = tmp_path / "prompts.txt"
-    path.write_text("\n\none\ntwo\n  \n\nthree\n\n")
-    assert [prompt.content for prompt in read_prompts(path)] == ["one\ntwo", "three"]

@@ -2,18 +2,19 @@
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import KFold
 
 from sigma0.calibrate.confidence import (
+    MOST_PAIRS,
     calibration_error,
     cross_fitted,
     familiar_pairs,
     fit_confidence,
     log_losses,
 )
-from sigma0.signals.confidence import pair_codes, transformed
-from sigma0.signals.drift import DriftMonitor
+from sigma0.signals.confidence import new_share, pair_codes, transformed
 from sigma0.signals.evidence import FEATURES
-from sigma0.signals.verdict import of_token
 
 ENTROPY, SURPRISE, DEPTH = (FEATURES.index(name) for name in ("mean_entropy", "mean_deepest_surprise", "mean_depth"))
 
@@ -60,86 +61,20 @@ def test_what_it_stores_is_what_was_seen():
     assert model.brier == pytest.approx(((fitted.cross_fitted - right) ** 2).mean())
 
 
-def test_answers_like_those_of_the_fit_do_not_drift_where_they_bunch():
-    def bunched(n, seed):
-        """Half of the answers without a doubt, as of a model that is mostly sure."""
-        evidence, _, _ = drawn(n, seed)
-        evidence[::2] *= 1e-4
-        evidence[:, FEATURES.index("length")] = 5
-        chances = 1 / (1 + np.exp(transformed(evidence[:, ENTROPY]) + 1.0))
-        return evidence, np.random.default_rng(seed).random(n) < chances
-
-    model = fit_confidence(*bunched(600, 0), PROMPTS[:600]).model
-    drift = DriftMonitor(model)
-    for row in bunched(1000, 1)[0]:
-        sure = model.confidence(row)
-        drift.add(of_token("confident", 1, None, 0.0).model_copy(update={"confidence": sure}))
-    assert drift.psi < 0.1
-
-
-def test_a_feature_that_adds_nothing_is_left_out_with_its_figure():
-    evidence, _, right = drawn(1200, weights=((ENTROPY, 1.0),))
-    figures = {figure.name: figure for figure in fit_confidence(evidence, right, PROMPTS[:1200]).figures}
-    assert [name for name, figure in figures.items() if figure.chosen] == ["mean_entropy"]
-    assert figures["mean_entropy"].gain > 10 * figures["mean_entropy"].error
-    assert figures["mean_depth"].gain < 2 * figures["mean_depth"].error
-    assert figures["mean_depth"].auroc == pytest.approx(0.5, abs=0.05)
-
-
-def test_a_feature_of_trust_gets_no_weight():
-    """What falls with doubt would need a weight below 0, and is dropped."""
-    evidence, _, right = drawn(1000, weights=((ENTROPY, 1.0), (DEPTH, -1.0)))
-    assert "mean_depth" not in fit_confidence(evidence, right, PROMPTS[:1000]).model.features
-
-
-def test_unknown_features_are_left_out():
+def test_features_that_are_unknown_or_tell_nothing_are_left_out():
     evidence, _, right = drawn(1000)
     evidence[3, SURPRISE] = np.nan
     fitted = fit_confidence(evidence, right, PROMPTS[:1000])
     assert "mean_deepest_surprise" not in fitted.model.features
     (figure,) = (each for each in fitted.figures if each.name == "mean_deepest_surprise")
     assert (figure.auroc, figure.gain, figure.chosen) == (None, None, False)
-
-
-def test_too_few_of_a_kind_are_refused():
-    evidence, _, _ = drawn(50)
-    with pytest.raises(ValueError, match="50 of 50 answers are right"):
-        fit_confidence(evidence, np.ones(50, dtype=bool), PROMPTS[:50])
-    with pytest.raises(ValueError, match="4 of 50 answers are right"):
-        fit_confidence(evidence, np.arange(50) < 4, PROMPTS[:50])
-
-
-def test_cross_fitting_gives_no_answer_a_fit_that_has_seen_it():
-    """Labels by chance: a fit that had seen them would tell them."""
-    rng = np.random.default_rng(3)
-    logs, right = rng.normal(size=(40, 12)), rng.random(40) < 0.5
-    told = cross_fitted(np.repeat(logs, 1, axis=0), right)
-    flipped = right.copy()
-    flipped[7] = ~right[7]
-    # the answer's own label has no say in its confidence
-    assert cross_fitted(logs, flipped)[7] == pytest.approx(told[7], abs=1e-12)
-
-
-def test_losses_and_calibration_errors_are_their_definitions():
-    confidence, right = np.array([0.9, 0.2, 0.0, 1.0]), np.array([True, False, False, False])
-    assert log_losses(confidence, right)[:3] == pytest.approx(-np.log([0.9, 0.8, 1.0]))
-    assert np.isfinite(log_losses(confidence, right)).all()
-    told = np.repeat([0.2, 0.8], 50)
-    fits = np.concatenate([np.arange(50) < 10, np.arange(50) < 30])
-    assert calibration_error(told, fits, bins=2) == pytest.approx((0.0 + 0.2) / 2)
-
-
-def test_familiar_pairs_of_a_narrow_world():
-    rng = np.random.default_rng(0)
-    prompts = [[int(first), 10 + int(second)] for first, second in rng.integers(0, 5, (500, 2))]
-    pairs, most = familiar_pairs(prompts)
-    assert len(pairs) == 25 and most == 0.0
-
-
-def test_prompts_that_share_little_have_no_familiar_pairs():
-    rng = np.random.default_rng(0)
-    assert familiar_pairs(rng.integers(0, 1000, (200, 8)).tolist()) == (None, 0.0)
-    assert familiar_pairs([[1, 2]] * 3) == (None, 0.0)
+    evidence, _, _ = drawn(100)
+    right = np.arange(100) % 2 == 0
+    assert fit_confidence(np.ones_like(evidence), right, PROMPTS[:100]) is None
+    # a single feature, which falls with doubt: its weight would be below 0
+    turned = np.ones_like(evidence)
+    turned[:, ENTROPY] = np.where(right, 2.0, 0.1)
+    assert fit_confidence(turned, right, PROMPTS[:100]) is None
 
 
 @pytest.mark.slow
@@ -149,16 +84,6 @@ def test_of_equal_features_one_is_tried():
     figures = {figure.name: figure for figure in fit_confidence(evidence, right, PROMPTS[:400]).figures}
     assert figures["most_entropy"].gain is not None and figures["worst_entropy"].gain is None
     assert figures["most_entropy"].auroc == figures["worst_entropy"].auroc
-
-
-def test_where_nothing_tells_right_from_wrong_there_is_no_confidence():
-    evidence, _, _ = drawn(100)
-    right = np.arange(100) % 2 == 0
-    assert fit_confidence(np.ones_like(evidence), right, PROMPTS[:100]) is None
-    # a single feature, which falls with doubt: its weight would be below 0
-    turned = np.ones_like(evidence)
-    turned[:, ENTROPY] = np.where(right, 2.0, 0.1)
-    assert fit_confidence(turned, right, PROMPTS[:100]) is None
 
 
 @pytest.mark.slow
@@ -173,3 +98,143 @@ def test_a_sign_that_is_constant_in_a_fold_has_no_weight_there():
     logs = transformed(rare[:, None])
     # the others do not differ, and so say nothing of it
     assert cross_fitted(logs, right)[7] == pytest.approx(right.mean(), abs=0.05)
+
+
+COLUMNS = [FEATURES.index(f"mean_{sign}") for sign in ("entropy", "doubt", "depth", "proximity", "deepest_entropy")]
+
+
+def world(weights, n=1200, seed=0, mixes=None):
+    """Evidence whose logarithms are normal in a few columns and constant in the others, and answers that follow it.
+
+    Args:
+        weights: Of each column's logarithm in the doubt.
+        n: Answers.
+        seed: Of the draw.
+        mixes: A matrix that makes the columns of independent ones.
+    """
+    rng = np.random.default_rng(seed)
+    logs = rng.standard_normal((n, len(weights)))
+    right = rng.random(n) < 1 / (1 + np.exp(logs @ np.array(weights, dtype=float)))
+    evidence = np.ones((n, len(FEATURES)))
+    evidence[:, COLUMNS[: len(weights)]] = np.exp(logs if mixes is None else logs @ np.array(mixes, dtype=float).T)
+    return evidence, right
+
+
+def fitted(evidence, right):
+    return fit_confidence(evidence, right, [[1, 2]] * len(right))
+
+
+def names(*places):
+    return {FEATURES[COLUMNS[place]] for place in places}
+
+
+def test_four_features_at_most_are_read_and_five_answers_of_a_kind_are_enough():
+    model = fitted(*world([2.0, 2.0, 2.0, 2.0, 2.0])).model
+    assert len(model.features) == len(model.weights) == len(model.most) == 4
+    evidence, _ = world([1.0], n=50)
+    right = np.argsort(evidence[:, COLUMNS[0]]).argsort() < 5
+    assert fitted(evidence, right).model.answers == 50
+    assert fitted(np.exp(-np.log(evidence)), ~right).model.answers == 50
+    for few in (right & (np.cumsum(right) > 1), ~(right & (np.cumsum(right) > 1))):
+        with pytest.raises(ValueError, match="at least 5 right and 5 wrong"):
+            fitted(evidence, few)
+
+
+def test_what_loses_its_weight_to_later_features_is_not_read():
+    """The first column is the sum of three others and of what speaks against doubt: alone it says the most."""
+    mixes = [[1, 1, 1, 1], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
+    found = fitted(*world([1.5, 1.5, 1.5, -0.5], mixes=mixes))
+    assert set(found.model.features) == names(1, 2, 3) and min(found.model.weights) > 0
+    assert len(found.model.weights) == len(found.model.most) == 3
+    told = {figure.name: figure for figure in found.figures}
+    (first,) = names(0)
+    assert not told[first].chosen and told[first].gain == max(
+        figure.gain for figure in found.figures if figure.gain is not None
+    )
+
+
+def test_the_first_feature_needs_a_gain_and_a_further_one_two_errors():
+    evidence, right = world([1.0, 0.0])
+    found = fitted(evidence, right)
+    assert set(found.model.features) == names(0)
+    base = log_losses(np.full(len(right), right.mean()), right)
+    logs = np.log(evidence[:, COLUMNS[:2]] + 1e-4)
+    alone = log_losses(cross_fitted(logs[:, :1], right), right)
+    both = log_losses(cross_fitted(logs, right), right)
+    told = {figure.name: figure for figure in found.figures}
+    for place, gains in ((0, base - alone), (1, alone - both)):
+        figure = told[FEATURES[COLUMNS[place]]]
+        assert figure.gain == pytest.approx(gains.mean(), rel=1e-6)
+        assert figure.error == pytest.approx(gains.std(ddof=1) / len(gains) ** 0.5, rel=1e-6)
+    (second,) = names(1)
+    assert told[second].gain < 2 * told[second].error
+
+
+@pytest.mark.parametrize("weight, read", [(0.35, False), (0.5, True)])
+def test_a_further_feature_is_read_from_two_errors_on(weight, read):
+    """Its gain is between one and two errors, or between two and three."""
+    told = {figure.name: figure for figure in fitted(*world([1.0, weight], n=400, seed=2)).figures}
+    (second,) = names(1)
+    assert told[second].chosen is read and (1 + read) < told[second].gain / told[second].error < 2 + read
+
+
+def test_an_answers_confidence_is_that_of_a_fit_on_the_other_fifths():
+    evidence, right = world([1.0, 0.7], n=200)
+    logs = 0.2 * np.log(evidence[:, COLUMNS[:2]])
+    expected = np.empty(200)
+    for fitting, rest in KFold(5, shuffle=True, random_state=0).split(logs):
+        scale = logs[fitting].std(0)
+        fit = LogisticRegression(solver="newton-cholesky").fit(logs[fitting] / scale, right[fitting])
+        expected[rest] = fit.predict_proba(logs[rest] / scale)[:, 1]
+    assert cross_fitted(logs, right) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_fold_of_one_kind_has_its_share_and_what_is_far_off_shakes_no_fit():
+    right = np.ones(10, dtype=bool)
+    logs = np.arange(10.0)[:, None]
+    assert cross_fitted(logs, right).tolist() == [1.0] * 10 and cross_fitted(logs, ~right).tolist() == [0.0] * 10
+    logs, right = np.arange(40.0)[:, None], np.arange(40) < 20
+    logs[0] = -1e6
+    told = cross_fitted(logs, right)
+    assert np.isfinite(told).all() and told[0] == pytest.approx(1.0)
+
+
+def test_losses_and_calibration_errors_are_their_definitions():
+    losses = log_losses(np.array([0.0, 1.0, 1e-3, 0.5]), np.array([True, False, True, False]))
+    assert losses == pytest.approx(-np.log([1e-6, 1e-6, 1e-3, 0.5]))
+    told = np.linspace(0.005, 0.995, 100)
+    right = np.arange(100) % 2 == 0
+    parts = [abs(told[k : k + 10].mean() - 0.5) for k in range(0, 100, 10)]
+    assert calibration_error(told, right) == pytest.approx(np.mean(parts))
+    # fewer answers than parts, and in any order
+    assert calibration_error(np.array([0.9, 0.2, 0.4]), np.array([True, False, False])) == pytest.approx(0.7 / 3)
+
+
+def test_new_pairs_are_counted_against_the_other_fifths():
+    prompts = [[1, 2, 3, 4, 5]] * 8 + [[1, 2, 3, 4, 6], [1, 2, 3, 4, 7]]
+    assert familiar_pairs(prompts) == (
+        tuple(sorted(set(pair_codes([1, 2, 3, 4, 5]) + pair_codes([4, 6]) + pair_codes([4, 7])))), 0.25,
+    )  # fmt: skip
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(0, 18, 40).tolist() for _ in range(30)]
+    shares = np.empty(30)
+    for fitting, rest in KFold(5, shuffle=True, random_state=0).split(shares):
+        known = frozenset(code for place in fitting for code in pair_codes(prompts[place]))
+        shares[rest] = [new_share(prompts[place], known) for place in rest]
+    assert 0 < max(shares) <= 0.25 and familiar_pairs(prompts)[1] == max(shares)
+
+
+def test_one_prompt_in_five_hundred_may_be_stranger_and_others_a_little_new():
+    # of 501 the greatest share is left out, and the second counts
+    prompts = [[1, 2, 3, 4, 5, 6]] * 499 + [[1, 2, 3, 4, 5, 7], [1, 2, 3, 8, 9, 10]]
+    assert familiar_pairs(prompts)[1] == 0.2
+    # pairs are kept up to a number, and of no fewer prompts than folds
+    assert MOST_PAIRS == 50_000
+    for prompts, known in (
+        *[([range(pairs + 1)] * 5, pairs == MOST_PAIRS) for pairs in (MOST_PAIRS, MOST_PAIRS + 1)],
+        *[([[1, 2]] * few, few == 5) for few in (4, 5)],
+    ):
+        found, most = familiar_pairs(prompts)
+        assert most == 0.0 and (found is not None) is known
+    assert familiar_pairs([[1, 2, 3, 4, place] for place in range(10, 20)])[1] == 0.25
+    assert familiar_pairs([[1, 2, 3, place] for place in range(10, 20)]) == (None, 0.0)

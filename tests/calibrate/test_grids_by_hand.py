@@ -8,35 +8,16 @@ from sigma0.calibrate.kv import codecs_of, coded_share
 from sigma0.calibrate.risk import check_promise, split
 from sigma0.calibrate.teacher_forcing import ForcedText
 from sigma0.config import FateConfig, KVConfig
-from sigma0.signals.verdict import DoorPolicy
-from tests.signals.test_recorded_loops import recorded
-
-NEVER = 1e9
+from sigma0.decode.ops import STATISTICS
+from tests.signals.test_trajectory import recorded
 
 
-@pytest.mark.parametrize("growth", [0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0])
-def test_the_growth_is_the_least_at_which_no_loop_diverges_twice_running(growth):
-    path = recorded(6, residual=1.0, gain=1 + growth - 0.01)[None]
-    assert fit_fates([path]).growth == growth
-    # once is no divergence of the model
-    once = recorded(6, residual=1.0)[None]
-    once[0, 3, 2] = 1 + NEVER
-    assert fit_fates([once]).growth == 0.1
-
-
-@pytest.mark.parametrize("angle", [60.0, 75.0, 90.0, 105.0, 120.0, 150.0, 180.0])
-def test_the_angle_is_the_least_at_which_few_tokens_spiral(angle):
-    turning = torch.pi * (angle - 1) / 180
-    calm, turned = (recorded(6, residual=1.0, turning=each)[None] for each in (0.1, turning))
-    assert fit_fates([turned]).spiral == angle
-    assert fit_fates([calm] * 19 + [turned]).spiral == 60.0, "one of twenty may spiral"
-    assert fit_fates([calm] * 18 + [turned]).spiral == angle
-
-
-def test_what_outgrows_the_grid_has_its_end():
+def test_three_loops_have_a_fate_and_what_outgrows_the_grid_its_end():
     assert fit_fates([recorded(6, residual=1.0, gain=99.0)[None]]).growth == 10.0
     assert fit_fates([recorded(6, residual=1.0, turning=3.15)[None]]).spiral == 180.0
     assert fit_fates([torch.full((1, 6, 8), torch.nan)]) == FateConfig(0.1, 60.0), "no loop was run"
+    turning = paths([[0.9]] * 10, [[170.0]] * 10, loops=3)
+    assert fit_fates([turning], patience=1).spiral == 180.0
 
 
 def test_the_fate_of_a_token_is_the_mildest_of_its_last_loops():
@@ -47,16 +28,6 @@ def test_the_fate_of_a_token_is_the_mildest_of_its_last_loops():
     assert token_fates(path, settings, torch.float32, 2) == ["contract"]
     assert token_fates(path, settings, torch.float32, 4) == ["contract"]
     assert token_fates(path, settings, torch.float32, 5) == [None], "the first two loops have no fate"
-
-
-@pytest.mark.parametrize(
-    "spiralling, share", [(0, 0.25), (1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)], ids=lambda value: str(value)
-)
-def test_the_share_of_spirals_is_the_least_that_few_answers_exceed(spiralling, share):
-    answer = ["spiral"] * spiralling + ["contract"] * (4 - spiralling)
-    assert fit_spiral_share([answer]) == share
-    assert fit_spiral_share([["contract"]] * 19 + [answer]) == 0.25, "one of twenty may exceed it"
-    assert fit_spiral_share([["contract"]] * 18 + [answer], DoorPolicy(tau_c=0.7)) == share
 
 
 def test_codecs_go_from_many_bits_to_few():
@@ -84,20 +55,51 @@ def test_what_new_tokens_are_read_over_is_coded_in_whole_segments(segment, share
     assert coded_share(ForcedText(tuple(range(10)), 4), segment) == pytest.approx(share)
 
 
-def test_prompts_are_split_into_a_fifth_three_fifths_and_a_fifth():
-    assert split(50) == ((0, 10), (10, 40), (40, 50)) and split(7) == ((0, 1), (1, 6), (6, 7))
-
-
 @pytest.mark.parametrize("risk, confidence, tested", [(0.5, 0.9, 4), (0.1, 0.95, 29), (0.05, 0.8, 32)])
 def test_a_risk_needs_so_many_answers_without_one_wrong(risk, confidence, tested):
     fewest = next(count for count in range(1, 500) if round(0.8 * count) - round(0.2 * count) >= tested)
     check_promise(fewest, risk, confidence)
+    assert split(50) == ((0, 10), (10, 40), (40, 50)) and split(7) == ((0, 1), (1, 6), (6, 7))
+    for value in (0.0, 1.0, -0.1):
+        for wrong in ((value, 0.9), (0.5, value)):
+            with pytest.raises(ValueError, match="is not between 0 and 1"):
+                check_promise(100, *wrong)
     with pytest.raises(ValueError, match=f"{tested} answers without one wrong"):
         check_promise(fewest - 1, risk, confidence)
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, -0.1])
-def test_a_risk_and_a_confidence_lie_between_nothing_and_all(value):
-    for risk, confidence in ((value, 0.9), (0.5, value)):
-        with pytest.raises(ValueError, match="is not between 0 and 1"):
-            check_promise(100, risk, confidence)
+def paths(gains, turnings=None, loops=6):
+    """Statistics of tokens of given gains from loop 3 on, each `[n, T, 8]`."""
+    found = torch.zeros(len(gains), loops, len(STATISTICS))
+    found[..., STATISTICS.index("residual")] = 1.0
+    found[..., STATISTICS.index("change")] = 0.3
+    found[:, 2:, STATISTICS.index("gain")] = torch.tensor(gains)
+    if turnings is not None:
+        found[:, 2:, STATISTICS.index("turning")] = torch.deg2rad(torch.tensor(turnings))
+    return found
+
+
+# The settings that are tried, from those that raise most alarms on.
+GROWTHS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+ANGLES = (60.0, 75.0, 90.0, 105.0, 120.0, 150.0, 180.0)
+
+
+def test_growths_angles_and_shares_are_the_least_that_few_exceed():
+    for growth, next_one in zip(GROWTHS, (*GROWTHS[1:], GROWTHS[-1]), strict=True):
+        below, above = 1 + growth - 0.01, 1 + growth + 0.01
+        assert fit_fates([paths([[below, below, 0.9, 0.9]])]).growth == growth
+        assert fit_fates([paths([[above, above, 0.9, 0.9]])]).growth == next_one
+    calm = [0.9] * 4
+    for angle, next_one in zip(ANGLES, (*ANGLES[1:], ANGLES[-1]), strict=True):
+        for turning, fitted in ((angle - 0.5, angle), (angle + 0.5, next_one)):
+            assert fit_fates([paths([calm] * 10, [[turning] * 4] + [[10.0] * 4] * 9)]).spiral == fitted
+    # one of twenty may spiral, and one of nineteen may not
+    for tokens, fitted in ((20, 60.0), (19, 120.0)):
+        turnings = [[110.0] * 4] + [[10.0] * 4] * (tokens - 1)
+        assert fit_fates([paths([calm] * tokens, turnings)]).spiral == fitted
+    for spiralling, share in ((1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)):
+        answer = ["spiral"] * spiralling + ["contract"] * (4 - spiralling)
+        assert fit_spiral_share([answer] * 10) == share
+    most = ["spiral", "spiral", "spiral", "contract"]
+    calm = ["contract"] * 4
+    assert fit_spiral_share([most] + [calm] * 19) == 0.25 and fit_spiral_share([most] + [calm] * 18) == 0.75

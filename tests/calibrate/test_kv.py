@@ -9,9 +9,8 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0.bench.pocket.prompts import json_line, micro_world
 from sigma0.calibrate.agreement import continue_in_full
-from sigma0.calibrate.kv import calibrate_kv, codecs_of, coded_share, read_coded
+from sigma0.calibrate.kv import calibrate_kv, codecs_of, read_coded
 from sigma0.calibrate.prompts import encode_prompts
-from sigma0.calibrate.teacher_forcing import ForcedText
 from sigma0.cli import app
 from sigma0.config import FULL_KV, ExitConfig
 from sigma0.decode.planes import plane_codec
@@ -52,19 +51,10 @@ def test_the_smallest_that_passes_is_chosen(loaded, prompts):
     assert 0.5 < found.coded_share < 1
 
 
-def test_without_a_codec_nothing_is_lost(loaded, prompts):
+def test_without_a_codec_nothing_is_lost_and_promises_that_cannot_be_made_are_refused(loaded, prompts):
     model = loaded[0]
     for text in continue_in_full(model, prompts[:3], 8):
         assert read_coded(model, text, FULL_KV).argmax(-1).tolist() == list(text.ids[-text.new :])
-
-
-def test_shares_are_counted_in_positions():
-    # read over positions 15 and 16: the first sees 16 of its own segment, the second 16 earlier ones and itself
-    assert coded_share(ForcedText(tuple(range(18)), 2), 16) == pytest.approx(16 / (16 + 17))
-    assert coded_share(ForcedText(tuple(range(9)), 2), 16) == 0
-
-
-def test_promises_that_cannot_be_made_are_refused(loaded, prompts):
     with pytest.raises(ValueError, match="prompts cannot promise agreement"):
         calibrate_kv(loaded[0], prompts, agreement=0.999)
     with pytest.raises(ValueError, match="every text ends within its first segment of 512 tokens"):

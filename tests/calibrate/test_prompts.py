@@ -18,19 +18,13 @@ def write(folder, name, text):
     return path
 
 
-def test_paragraphs_are_prompts(tmp_path):
+def test_paragraphs_and_json_lines_are_prompts_whatever_their_marks_and_separators(tmp_path):
     path = write(tmp_path, "a.txt", "\n\nOne line.\nAnother.\n  \n\t\nThe second, naïve.\n")
     assert read_prompts(path) == [Prompt("One line.\nAnother."), Prompt("The second, naïve.")]
-
-
-def test_json_lines_hold_texts_chats_and_answers(tmp_path):
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}]
     lines = [json.dumps({"prompt": "Hi"}), "", json.dumps({"prompt": turns, "answer": "Here."})]
     path = write(tmp_path, "a.jsonl", "\n".join(lines))
     assert read_prompts(path) == [Prompt("Hi"), Prompt(turns, "Here.")]
-
-
-def test_marks_and_separators_of_other_systems_are_read(tmp_path):
     (tmp_path / "mark.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps({"prompt": "Hi"}).encode() + b"\r\n")
     assert read_prompts(tmp_path / "mark.jsonl") == [Prompt("Hi")]
     line = json.dumps({"prompt": "one\u2028two"}, ensure_ascii=False)
@@ -56,29 +50,25 @@ def test_a_bad_file_is_told_by_its_line(tmp_path, name, text, message):
         read_prompts(write(tmp_path, name, text))
 
 
-def test_a_missing_or_binary_file_is_told(tmp_path):
-    with pytest.raises(ValueError, match=r"none\.txt"):
-        read_prompts(tmp_path / "none.txt")
+def test_missing_binary_and_too_long_files_are_told(tmp_path, monkeypatch):
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="UTF-8"):
-        read_prompts(tmp_path / "b.txt")
-
-
-def test_too_many_prompts_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("sigma0.calibrate.prompts.MAX_PROMPTS", 2)
-    with pytest.raises(ValueError, match="holds 3 prompts, more than 2"):
-        read_prompts(write(tmp_path, "a.txt", "a\n\nb\n\nc"))
+    long = write(tmp_path, "a.txt", "a\n\nb\n\nc")
+    for path, message in (
+        (tmp_path / "none.txt", "none.txt"),
+        (tmp_path / "b.txt", "UTF-8"),
+        (long, "holds 3 prompts, more than 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_prompts(path)
 
 
-def test_a_template_that_refuses_names_the_prompt(pocket):
+def test_a_prompt_without_tokens_or_against_the_template_is_named(pocket):
     model, tokenizer = pocket
     strict = deepcopy(tokenizer)
     strict.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(ValueError, match=r"prompt 2: the chat template refuses .*roles must alternate"):
         encode_prompts(model, strict, [Prompt("Hi"), Prompt([{"role": "user", "content": "Hi"}])], 4)
-
-
-def test_a_prompt_without_tokens_is_named(pocket):
     model, _ = pocket
     silent = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"x": 0, "?": 1}, "?")))
     silent.backend_tokenizer.pre_tokenizer = Whitespace()

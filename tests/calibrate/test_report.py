@@ -104,17 +104,7 @@ def test_a_rule_is_shown_around_its_choice(printed):
     ]  # fmt: skip
 
 
-def test_a_rule_without_a_choice_says_why(printed):
-    told = printed([NONE])
-    assert told[1:3] == ["eps agreement p-value mean depth kept", "0.005 80.000% 0.25 4.00 no"]
-    assert told[3] == refusal([NONE])
-    assert "no threshold of accel-steps keeps agreement >= 0.9 with confidence 0.95" in told[3]
-    assert "eps = 0.005, has a mean agreement of 80.000% over 48 prompts (p = 0.25)" in told[3]
-    assert "The promise takes 36 prompts without one error, 80 at half" in told[3]
-    assert len(told) == 4 and refusal([NONE, NONE]) == "\n".join([told[3]] * 2)
-
-
-def test_several_rules_are_shown_with_the_cheapest(printed):
+def test_several_rules_are_shown_with_the_cheapest_and_doubt_where_it_was_found(printed):
     whole = replace(RULE, check=replace(CHECK, rows_saved=estimate(0.0625)))
     assert printed([whole, NONE, MARGIN]) == [
         "every rule on 48 prompts: agreement >= 0.9, all at once with confidence 0.95",
@@ -123,30 +113,40 @@ def test_several_rules_are_shown_with_the_cheapest(printed):
         "margin theta = 0.8 50.00% 62.50% - 37.50% 12.50%",
         "default margin: the fewest passes on the prompts that the choice was made on",
     ]  # fmt: skip
-    assert printed([NONE, NONE])[-2:] == refusal([NONE, NONE]).splitlines()
-
-
-def test_the_cheapest_rule_has_the_least_mean_depth():
-    assert cheapest_rule([RULE, NONE, MARGIN]) is MARGIN and cheapest_rule([NONE]) is None
-    assert chosen_depth(RULE) == pytest.approx(1.7), "of the last that passed"
-
-
-def test_codecs_are_shown_to_the_first_that_fails(printed):
-    assert printed(KV) == [
-        "K/V on 48 prompts, many bits first", "codec bits of loops group bits/number agreement p-value kept",
-        f"int8 {KVConfig(codec='int8').group} 8.5 99.000% 0.01 yes", "residual 2-4 32 3.25 87.500% 0.5 no",
-        "in few bits 75.0% of what new tokens are read over, in the mean", f"chosen kv_config = {CODED.to_dict()}",
-        "promise agreement >= 0.9 with confidence 0.95", "agreement 50.00% (25.00% to 75.00%) on 12 prompts set apart",
+    assert cheapest_rule([RULE, NONE, MARGIN]) is MARGIN and chosen_depth(RULE) == pytest.approx(1.7)
+    assert cheapest_rule([NONE]) is None
+    assert printed(DOUBT, print_doubt, "large") == [
+        "alone 75.00% of 200 tokens are large's", "goes up confidence under 0.5: 25.00% of the tokens",
+        "agreement 95.00%, handed-up tokens counted in", "check 50 tokens of 12 prompts set apart:",
+        "goes up 20.00% (25.00% to 75.00%) of them",
+        "agreement 90.00% (25.00% to 75.00%), without a ladder 62.50% (25.00% to 75.00%)",
     ]  # fmt: skip
-    refused = replace(KV, chosen=None, check=None)
-    told = printed(refused)
-    assert told[-1] == refusal(refused) and len(told) == 6
-    assert "int8 has a mean agreement of 99.000% over 48 prompts (p = 0.01)" in told[-1]
+    for lacks in ({"below": None}, {"check": None}):
+        assert printed(replace(DOUBT, **lacks), print_doubt, "large") == ["alone 75.00% of 200 tokens are large's"]
 
 
-def test_latency_is_shown_for_each_setting(printed):
-    assert printed(LATENCY) == [
-        "margin under verify on 48 prompts", "theta passes/token of them tail accepted passes_saved",
+def test_what_keeps_nothing_says_why(printed):
+    kv, door = replace(KV, chosen=None, check=None), replace(DOORS, chosen=None, check=None)
+    for results, told in (
+        ([NONE], "no threshold of accel-steps keeps agreement >= 0.9 with confidence 0.95"),
+        ([NONE], "eps = 0.005, has a mean agreement of 80.000% over 48 prompts (p = 0.25)"),
+        ([NONE], "The promise takes 36 prompts without one error, 80 at half"),
+        (kv, "int8 has a mean agreement of 99.000% over 48 prompts (p = 0.01)"),
+        (door, "no policy keeps a risk of at most 0.05 with confidence 0.95: the safest lets 20 of 30 answers"),
+        (door, "through, 2 of them wrong"),
+    ):
+        assert printed(results)[-1] == refusal(results) and told in refusal(results)
+    assert printed([NONE, NONE])[-2:] == refusal([NONE, NONE]).splitlines() == [refusal([NONE])] * 2
+
+
+def test_codecs_and_settings_of_latency_are_shown(printed):
+    told = printed(KV)
+    group = KVConfig(codec="int8").group
+    assert told[2:4] == [f"int8 {group} 8.5 99.000% 0.01 yes", "residual 2-4 32 3.25 87.500% 0.5 no"]
+    assert told[4:6] == [
+        "in few bits 75.0% of what new tokens are read over, in the mean", f"chosen kv_config = {CODED.to_dict()}",
+    ]  # fmt: skip
+    assert printed(LATENCY)[2:] == [
         "0.9 1.50 0.25 75.0% 50.0%", "chosen margin, theta = 0.9, after_exit = verify",
         "passes_saved 50.00% (25.00% to 75.00%) on 12 prompts set apart",
         "accepted 50.00% (25.00% to 75.00%) of their tokens",
@@ -184,39 +184,12 @@ def test_a_door_on_entropy_and_other_labels(printed):
     assert told[5] == "chosen confidence 0.9 or more, proximity under 0.5, no grounding asked for"
     assert "right of those none to tell" in told and told[-1] == "mean entropy none keeps the risk, as a door by itself"
     assert told[-2] == "confidence AUROC none to tell, calibration error 6.2%, Brier 0.125"
-    named = printed(replace(DOORS, labels="a-model", confidence_model=replace(MODEL, pairs=None)))
-    assert named[1] == "labels right is what a-model says, which may be wrong itself"
-    assert "prompts too different to tell strange ones; new ones up to 25.0% are in calibration" in named
-
-
-def test_twelve_features_are_shown_those_that_are_read_first(printed):
     figures = tuple(FeatureFigure(f"f{place}", 0.5, place / 100, 0.01, place == 3) for place in range(15))
     names = [line.split()[0] for line in printed(replace(DOORS, features=figures)) if line.startswith("f")]
     assert names == ["fates", "feature", "f3", *(f"f{place}" for place in range(14, 3, -1))]
-
-
-def test_a_door_that_keeps_nothing_says_why(printed):
-    refused = replace(DOORS, chosen=None, check=None)
-    told = printed(refused)
-    assert told[-1] == refusal(refused) and told[-2].startswith("thresholds")
-    assert "no policy keeps a risk of at most 0.05 with confidence 0.95: the safest lets 20 of 30 answers" in told[-1]
-    assert "through, 2 of them wrong" in told[-1]
-
-
-def test_doubt_is_shown_where_it_was_found(printed):
-    assert printed(DOUBT, print_doubt, "large") == [
-        "alone 75.00% of 200 tokens are large's", "goes up confidence under 0.5: 25.00% of the tokens",
-        "agreement 95.00%, handed-up tokens counted in", "check 50 tokens of 12 prompts set apart:",
-        "goes up 20.00% (25.00% to 75.00%) of them",
-        "agreement 90.00% (25.00% to 75.00%), without a ladder 62.50% (25.00% to 75.00%)",
-    ]  # fmt: skip
-    for lacks in ({"below": None}, {"check": None}):
-        assert printed(replace(DOUBT, **lacks), print_doubt, "large") == ["alone 75.00% of 200 tokens are large's"]
-
-
-def test_readings_behind_a_coda_are_told():
-    assert readings_note(SimpleNamespace(stages=(1, 0), num_loops=4)) is None
-    assert "earlier tokens at loop 4" in readings_note(SimpleNamespace(stages=(0, 2), num_loops=4))
+    named = printed(replace(DOORS, labels="a-model", confidence_model=replace(MODEL, pairs=None)))
+    assert named[1] == "labels right is what a-model says, which may be wrong itself"
+    assert "prompts too different to tell strange ones; new ones up to 25.0% are in calibration" in named
 
 
 def test_json_of_one_rule_and_of_several():
@@ -232,18 +205,6 @@ def test_json_of_one_rule_and_of_several():
     assert bare["confidence_model"] is None and bare["chosen"] is None
 
 
-def test_records_are_of_the_rules_with_a_threshold():
-    tested = (Tested(0.9, 0.99, 0.01, 2.123456, True),)
-    accel = replace(RULE, mode="accel-steps", tested=tested, chosen=ExitConfig(mode="accel", eps=0.5, patience=1,
-                    accel_scale="steps"))  # fmt: skip
-    assert records_of([accel, NONE, MARGIN]) == {
-        "accel_steps": CalibratedThreshold(
-            agreement=0.9, confidence=0.95, prompts=48, mean_depth=2.1235, eps=0.5, patience=1, accel_scale="steps"
-        ),
-        "margin": CalibratedThreshold(agreement=0.9, confidence=0.95, prompts=48, mean_depth=1.125, theta=0.8),
-    }
-
-
 def test_what_is_stored_of_each_calibration():
     no_door = {"door_policy": None, "confidence_model": None}
     assert settings_of(LATENCY) == {"exit_config": LATENCY.chosen.to_dict(), **no_door}
@@ -254,6 +215,15 @@ def test_what_is_stored_of_each_calibration():
         "door_policy": DOORS.chosen.to_dict(), "confidence_model": MODEL.to_dict(),
     }  # fmt: skip
     assert settings_of(replace(DOORS, confidence_model=None))["confidence_model"] is None
+    accel = replace(
+        RULE, mode="accel-steps", tested=(Tested(0.9, 0.99, 0.01, 2.123456, True),),
+        chosen=ExitConfig(mode="accel", eps=0.5, patience=1, accel_scale="steps"),
+    )  # fmt: skip
+    promise = {"agreement": 0.9, "confidence": 0.95, "prompts": 48}
+    assert records_of([accel, NONE, MARGIN]) == {
+        "accel_steps": CalibratedThreshold(**promise, mean_depth=2.1235, eps=0.5, patience=1, accel_scale="steps"),
+        "margin": CalibratedThreshold(**promise, mean_depth=1.125, theta=0.8),
+    }
     known = ExitThresholds(
         converge=CalibratedThreshold(agreement=0.5, confidence=0.5, prompts=9, mean_depth=2, eps=1.0)
     )
@@ -266,14 +236,9 @@ def test_what_is_stored_of_each_calibration():
     assert set(settings_of([RULE])["exit_thresholds"]) == {"qexit"}
 
 
-def test_settings_are_written_and_come_back(tmp_path):
-    config = GenerationConfig()
-    config._from_model_config = True
-    write_calibration(SimpleNamespace(generation_config=config), {"kv_config": CODED.to_dict()}, tmp_path)
-    assert GenerationConfig.from_pretrained(tmp_path).kv_config["bits"] == [2, 4]
-
-
-def test_a_copy_has_weights_configs_and_licences_and_no_code(tmp_path):
+def test_a_copy_has_weights_configs_and_licences_and_no_code_and_takes_settings(tmp_path):
+    assert readings_note(SimpleNamespace(stages=(1, 0), num_loops=4)) is None
+    assert "earlier tokens at loop 4" in readings_note(SimpleNamespace(stages=(0, 2), num_loops=4))
     source, folder = tmp_path / "from", tmp_path / "to"
     source.mkdir()
     folder.mkdir()
@@ -282,3 +247,7 @@ def test_a_copy_has_weights_configs_and_licences_and_no_code(tmp_path):
         (source / name).write_text(name)
     copy_checkpoint(source, folder)
     assert {file.name: file.read_text() for file in folder.iterdir()} == {name: name for name in kept}
+    config = GenerationConfig()
+    config._from_model_config = True
+    write_calibration(SimpleNamespace(generation_config=config), {"kv_config": CODED.to_dict()}, folder)
+    assert GenerationConfig.from_pretrained(folder).kv_config["bits"] == [2, 4]

@@ -35,12 +35,10 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         name = request["model"]
         with lock:
-            calls = seen.setdefault(name, [])
-            calls.append(request)
-            number = len(calls)
+            seen.setdefault(name, []).append(request)
         if name == "hangs":
             time.sleep(60)
-        elif name == "fails" or (name == "flaky" and number % 3):
+        elif name == "fails":
             self.send(500, b'{"error": {"message": "out of order"}}')
         elif name == "refuses":
             key = self.headers["Authorization"]
@@ -142,8 +140,6 @@ class Handler(BaseHTTPRequestHandler):
             used = {"prompt_tokens": None, "completion_tokens": None, "total_tokens": None}
         if name in USED:
             used = dict(zip(("prompt_tokens", "completion_tokens"), USED[name], strict=True))
-        if name == "liar":
-            used = {"prompt_tokens": 10**12, "completion_tokens": -5, "total_tokens": 0}
         self.event({"choices": [], "usage": used})
         self.wfile.write(b"data: [DONE]\n\n")
         if name == "gzip":

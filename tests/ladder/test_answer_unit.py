@@ -58,7 +58,7 @@ class Rungs:
 A, B, C = attempt("a"), attempt("b"), attempt("c")
 
 
-def test_a_text_that_is_accepted_stays_where_it_is():
+def test_a_text_stays_or_goes_up_until_no_rung_is_left():
     writer = Rungs([A, B])
     assert climb(writer, Never(), "q", 5, 3, 4) == Climb(A, 0, False, False)
     assert writer.asked == [(0, "q", 5)]
@@ -66,9 +66,6 @@ def test_a_text_that_is_accepted_stays_where_it_is():
     signs = {"sequence": 3, "position": 4, "verdict": VERDICT.to_dict(), "entropy": 0.5, "margin": 0.25}
     assert line == Decision(3, 4, 0, signs, None, "accept") and not line.whole
     assert climb(Rungs([A]), Never(), "q", 5) == Climb(A, 0, False, True)
-
-
-def test_what_goes_up_is_written_anew_until_no_rung_is_left():
     writer = Rungs([A, B, C])
     assert climb(writer, Always(), "q", 5, whole=True) == Climb(C, 2, False, True)
     assert writer.outcomes() == [
@@ -79,7 +76,7 @@ def test_what_goes_up_is_written_anew_until_no_rung_is_left():
     assert climb(Rungs([A, attempt("b", 0.1), C]), Entropy(0.3), "q", 5) == Climb(attempt("b", 0.1), 1, False, False)
 
 
-def test_a_rung_that_fails_costs_itself():
+def test_rungs_that_fail_cost_themselves_and_what_one_declines_stands_where_no_other_gives_more():
     writer = Rungs([A, "timeout", C])
     assert climb(writer, Always(), "q", 5) == Climb(C, 2, False, True)
     assert writer.outcomes()[1] == (1, "error", "timeout", None) and writer.trail.lines[1].signs is None
@@ -90,8 +87,6 @@ def test_a_rung_that_fails_costs_itself():
     assert climb(writer, Never(), "q", 5) == Climb(B, 1, False, True)
     assert climb(Rungs(["refused"]), Never(), "q", 5) == Climb(None, 0, False, True)
 
-
-def test_what_a_rung_declines_stands_only_where_no_rung_gives_more():
     def declines(text):
         return text in ("no", "nothing")
 
@@ -109,27 +104,24 @@ def test_what_a_rung_declines_stands_only_where_no_rung_gives_more():
     [
         (0, "", "eos", "decline"), (1, "", "eos", "accept"), (1, " \n", "eos", "accept"), (2, "", "eos", "accept"),
         (1, "", "length", "decline"), (1, "", "stop", "decline"), (1, "", "collapse", "decline"),
-        (1, "x", "eos", "accept"),
+        (1, "x", "eos", "accept"), (1, "I do not know", "eos", "decline"),
     ],
 )  # fmt: skip
 def test_a_later_draft_may_be_nothing_but_the_end_of_the_text(position, text, stop, outcome):
-    writer = Rungs([attempt(text, stop=stop)])
+    writer = Rungs([attempt(text, stop=stop)], declines=lambda said: not said.strip() or "not know" in said)
     climb(writer, Never(), "q", 5, position=position)
     assert writer.outcomes()[0][1] == outcome
 
 
-def test_an_end_that_says_something_may_still_be_declined():
-    writer = Rungs([attempt("I do not know")], declines=lambda text: "not know" in text)
-    climb(writer, Never(), "q", 5, position=1)
-    assert writer.outcomes() == [(0, "decline", "no answer", None)]
-
-
-def test_without_a_budget_nothing_is_begun():
+def test_without_a_budget_nothing_is_begun_nor_asked_again():
     writer = Rungs([A, B], Budget(loop_passes=1))
     assert climb(writer, Always(), "q", 5) == Climb(None, 0, True, False) and writer.trail.lines == []
     # what is there already stands
     assert climb(writer, Always(), "q", 5, written=A) == Climb(A, 0, True, False)
     assert writer.outcomes() == [(0, "abort", "always", "loop_passes")] and writer.asked == []
+    writer = Rungs([A, "timeout, then no calls left", C])
+    assert climb(writer, Always(), "q", 5) == Climb(C, 2, True, True)
+    assert not climb(Rungs([A, "leftovers", C]), Always(), "q", 5).aborted
 
 
 @pytest.mark.parametrize("said, outcome, why", [(A, "abort", "always"), ("timeout", "error", "timeout")])
@@ -151,12 +143,6 @@ def test_time_is_asked_for_by_the_rung_that_is_to_write(kind, rung, aborted):
     assert (found.rung, found.aborted) == (rung, aborted) and (found.attempt is None) == (kind == "write 0")
 
 
-def test_a_rung_that_had_no_budget_for_another_request_is_told():
-    writer = Rungs([A, "timeout, then no calls left", C])
-    assert climb(writer, Always(), "q", 5) == Climb(C, 2, True, True)
-    assert not climb(Rungs([A, "leftovers", C]), Always(), "q", 5).aborted
-
-
 def test_a_text_that_is_there_goes_on_from_its_rung():
     writer = Rungs([A, B, C])
     assert climb(writer, Never(), "q", 5, written=attempt("w"), start=1) == Climb(attempt("w"), 1, False, False)
@@ -164,6 +150,9 @@ def test_a_text_that_is_there_goes_on_from_its_rung():
     assert climb(writer, Always(), "q", 5, written=attempt("w"), start=1) == Climb(C, 2, False, True)
     assert writer.asked == [(2, "q", 5)]
     assert climb(writer, Never(), "q", 5, start=1) == Climb(B, 1, False, False)
+    for unit, prompts in (("draft", ["q"]), ("answer", ["q", "r"])):
+        with pytest.raises(ValueError, match="one answer to one prompt"):
+            write_texts(SimpleNamespace(), prompts, unit, written=attempt("w"))
 
 
 def test_a_warm_start_gives_the_draft_along_and_keeps_its_part():
@@ -194,7 +183,7 @@ def test_a_draft_is_judged_by_its_tokens():
     assert climb(Rungs([A]), Never(), "q", 5, is_draft=True).attempt == A
 
 
-def test_signs_of_a_text_are_those_of_its_tokens():
+def test_signs_of_a_text_are_those_of_its_tokens_and_need_a_verdict():
     parts = [token("I", 0.25, 0.5), token(" do", None, 0.25), token(" not", 0.75, 0.25), token(".", 0.5, 0.75)]
     found = attempt_from("I do not.", parts, VERDICT, "eos")
     assert found == Attempt("I do not.", VERDICT, 0.5, 0.25, "eos", "I")
@@ -204,17 +193,8 @@ def test_signs_of_a_text_are_those_of_its_tokens():
     assert (found.entropy, found.margin, found.sure, found.stop_reason) == (0.5, None, "I do not", "length")
     found = attempt_from("I", [token("I", None, 0.5)], VERDICT, "eos")
     assert (found.entropy, found.margin, found.sure, found.tokens) == (None, 0.5, "", ())
-
-
-def test_an_attempt_of_a_generation_needs_its_verdict():
     generation = SimpleNamespace(text="I", tokens=(token("I"),), verdict=VERDICT, stop_reason="eos")
     assert attempt_of(generation) == Attempt("I", VERDICT, 0.5, 0.5, "eos", "", generation.tokens)
     generation.verdict = None
     with pytest.raises(ValueError, match="pass verdict=True"):
         attempt_of(generation)
-
-
-@pytest.mark.parametrize(("unit", "prompts"), [("draft", ["q"]), ("answer", ["q", "r"])])
-def test_what_is_written_already_is_one_answer_to_one_prompt(unit, prompts):
-    with pytest.raises(ValueError, match="one answer to one prompt"):
-        write_texts(SimpleNamespace(), prompts, unit, written=attempt("w"))

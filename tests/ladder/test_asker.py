@@ -58,11 +58,14 @@ def test_an_answer_is_paid_by_what_the_endpoint_says_it_took():
     assert asker.options == [(MESSAGES, 10, {"temperature": 0})]
 
 
-def test_options_of_a_request_win():
+def test_options_of_a_request_win_and_a_prompt_is_what_the_user_says():
     asker = Scripted([answered(), answered()])
     asker.ask(MESSAGES, 10, {"temperature": 0.5, "stop": ["x"]})
     asker.ask(MESSAGES, 10, {"seed": 3})
     assert [each[2] for each in asker.options] == [{"temperature": 0.5, "stop": ["x"]}, {"temperature": 0, "seed": 3}]
+    assert as_messages("hi") == [{"role": "user", "content": "hi"}]
+    told = as_messages(MESSAGES)
+    assert told == MESSAGES and told[0] is not MESSAGES[0]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ def test_usage_that_cannot_be_is_not_believed(tokens, paid):
     assert asker.cost.money == 1.0 + 0.5 * paid[0] + 2.0 * paid[1]
 
 
-def test_a_failed_request_is_sent_again_and_paid_each_time():
+def test_failed_requests_are_sent_again_refused_ones_are_not_and_budgets_end_them():
     asker = Scripted([answered(outcome="timeout"), answered(outcome=None), answered("there", finish="length")])
     assert asker.ask(MESSAGES, 10) == Reply("there", "ok", None, MOST, True)
     assert [outcome for *_, outcome in asker.spent] == ["timeout", "cut off", "ok"]
@@ -87,23 +90,14 @@ def test_a_failed_request_is_sent_again_and_paid_each_time():
     asker = Scripted([answered(outcome="status 500")] * 3)
     assert asker.ask(MESSAGES, 10) == Reply(None, "status 500", None, MOST)
     assert asker.purse.spent.calls == 3
-
-
-def test_a_refused_request_is_not_sent_again():
     asker = Scripted([answered(outcome="refused")])
     assert asker.ask(MESSAGES, 10) == Reply(None, "refused", None, MOST) and asker.pauses == []
-
-
-def test_a_budget_ends_the_attempts():
     asker = Scripted([answered(outcome="timeout")], Budget(calls=1))
     assert asker.ask(MESSAGES, 10) == Reply(None, "timeout", "calls", MOST)
     assert Scripted([], Budget(calls=0)).ask(MESSAGES, 10) == Reply(None, "not asked", "calls", MOST)
     assert Scripted([], Budget(catch_up_tokens=READ - 1)).ask(MESSAGES, 10).lacking == "catch_up_tokens"
     assert Scripted([], Budget(money=MOST.money - 0.5)).ask(MESSAGES, 10).lacking == "money"
     assert Scripted([answered()], Budget(money=MOST.money, large_tokens=10)).ask(MESSAGES, 10).text == "hi"
-
-
-def test_without_time_for_a_pause_there_is_no_other_attempt():
     asker = Scripted([answered(outcome="timeout")], Budget(seconds=100.0))
     asker._wait = lambda attempt: False
     assert asker.ask(MESSAGES, 10) == Reply(None, "timeout", "seconds", MOST)
@@ -122,12 +116,6 @@ def test_pauses_double_and_vary(monkeypatch):
     asker.purse = SimpleNamespace(seconds_left=6.0, refused=asker.purse.refused)
     assert not Asker._wait(asker, 1)
     assert len(slept) == 4 and asker.purse.refused == {"seconds"}
-
-
-def test_a_prompt_is_what_the_user_says():
-    assert as_messages("hi") == [{"role": "user", "content": "hi"}]
-    told = as_messages(MESSAGES)
-    assert told == MESSAGES and told[0] is not MESSAGES[0]
 
 
 @pytest.mark.parametrize(

@@ -91,39 +91,18 @@ def test_no_limit_is_exceeded_by_two_rungs_at_once(looped, tokenizer, below, sta
     assert spent.loop_passes <= passes and spent.catch_up_tokens <= catch_up
 
 
-def test_no_limits_by_default(rungs):
-    assert Budget() == Budget(loop_passes=None, money=None) and Budget().to_dict() == {}
-    found = FidelityLadder(rungs, Budget(), Always()).generate(TEXTS[0], max_new_tokens=5)
-    assert not found.low_confidence and len(found.tokens) == 5
-
-
-def test_without_a_single_pass_there_is_no_text(rungs):
+def test_without_a_single_pass_there_is_no_text_and_what_is_refused_is_told(rungs):
     found = FidelityLadder(rungs, Budget(loop_passes=3), Never()).generate(TEXTS[0], max_new_tokens=5)
     assert found.text == "" and found.tokens == () and found.stop_reason == "budget" and found.door == "abort"
     assert found.not_tried == ("small: the next step",) and found.spent.loop_passes == 0
+    late = FidelityLadder(rungs, Budget(seconds=0.0), Always()).generate(TEXTS[0], max_new_tokens=8)
+    assert late.stop_reason == "budget" and late.tokens == ()
     answer = FidelityLadder(rungs, Budget(loop_passes=3)).generate(TEXTS[0], unit="answer", max_new_tokens=5)
     assert answer.text == "" and answer.door == "abort" and answer.stop_reason == "budget"
-
-
-def test_what_is_refused_is_told_and_marked(rungs):
     found = FidelityLadder(rungs, Budget(large_tokens=3), Always()).generate(TEXTS[0], max_new_tokens=8)
     assert [token.rung for token in found.tokens] == ["large"] * 3 + ["small"] * 5
     assert [token.low_confidence for token in found.tokens] == [False] * 3 + [True] * 5
     assert found.door == "abort" and found.not_tried == ("large: large_tokens",)
-
-
-def test_no_time_no_steps(rungs):
-    found = FidelityLadder(rungs, Budget(seconds=0.0), Always()).generate(TEXTS[0], max_new_tokens=8)
-    assert found.stop_reason == "budget" and found.tokens == ()
-
-
-def test_a_purse_forecasts_time_by_the_longest_step_so_far():
-    purse = Purse(Budget(seconds=100.0))
-    assert purse.lacks(Spending(), "read 1") is None
-    purse.pay(Spending(), "read 1", 99.99)
-    assert purse.lacks(Spending(), "read 0") is None
-    purse.pay(Spending(), "read 1", 200.0)
-    assert purse.lacks(Spending(), "read 1") == "seconds" and purse.refused == {"seconds"}
 
 
 def test_parsing():
@@ -145,26 +124,7 @@ def test_parsing():
         Price(call=-1.0)
 
 
-@pytest.mark.slow
-def test_a_trail_of_a_thousand_tokens_replays(looped, tokenizer):
-    """Every kind of decision in one long run."""
-    rungs = [Rung.local(model, tokenizer, name) for model, name in zip(looped, ("small", "large"), strict=True)]
-    budget = Budget(large_tokens=120, loop_passes=5_000)
-    ladder = FidelityLadder(rungs, budget, Random(0.1, 4), Hysteresis(stay=1))
-    found = ladder.generate_batch(TEXTS * 5, max_new_tokens=100, exit_config=ExitConfig(q=0.4))
-    assert sum(len(each.tokens) for each in found) == 1_000
-    outcomes = {decision.outcome for decision in found[0].trail.decisions}
-    assert outcomes == {"accept", "hand_up", "stay", "top_rung", "abort"}
-    assert replay(found[0].trail) == []
-    changed = list(found[0].trail.lines)
-    place = next(k for k, line in enumerate(changed) if getattr(line, "outcome", None) == "hand_up")
-    from dataclasses import replace
-
-    changed[place] = replace(changed[place], outcome="accept")
-    assert replay(type(found[0].trail)(changed)) != []
-
-
-def test_a_request_costs_its_call_and_its_tokens():
+def test_costs_of_requests_and_of_several_runs_are_summed():
     price = Price(prompt_token=0.5, new_token=2.0, call=3.0)
     assert price.of(0, 0) == 3.0 and price.of(4, 0) == 5.0 and price.of(4, 5) == 15.0
     assert Price().of(7, 9) == 0.0
@@ -172,6 +132,16 @@ def test_a_request_costs_its_call_and_its_tokens():
         for value in (float("inf"), float("nan"), -0.1):
             with pytest.raises(ValueError, match=f"price {name}"):
                 Price(**{name: value})
+    counts = ("tokens", "passes", "prompt_passes", "rows", "read", "catch_ups", "refills", "calls", "money", "seconds")
+    assert {getattr(RungCost("small"), name) for name in (*counts, "block_bytes", "parameters")} == {0}
+    first = RungCost("small", *range(1, 11), block_bytes=7, parameters=3)
+    second = RungCost("small", *range(10, 110, 10), block_bytes=7, parameters=3)
+    both = first.plus(second)
+    assert [getattr(both, name) for name in counts] == [11 * k for k in range(1, 11)]
+    assert (both.name, both.block_bytes, both.parameters) == ("small", 7, 3)
+    # 2 passes and 3 of prompts, and ten times as many
+    assert both.bytes_read == 7 * 55 and total_bytes((first, second)) == 7 * 55
+    assert first.to_dict()["bytes_read"] == 35 and first.to_dict()["row_parameters"] == 12
 
 
 @pytest.mark.parametrize("name", ["loop_passes", "large_tokens", "catch_up_tokens", "calls", "money"])
@@ -184,24 +154,15 @@ def test_a_limit_may_be_reached_and_not_passed(name):
     assert purse.lacks(Spending(**others), "step") is None, "what has no limit is not limited"
 
 
-def test_time_that_is_left_is_longer_than_the_longest_step():
+def test_time_that_is_left_is_longer_than_the_longest_step_of_its_kind():
+    purse = Purse(Budget(seconds=60.0))
+    purse.pay(Spending(), "read 1", 99.0)
+    assert purse.lacks(Spending(), "read 0") is None and not purse.refused
+    assert purse.lacks(Spending(), "read 1") == "seconds" and purse.refused == {"seconds"}
     purse = Purse(Budget(seconds=60.0))
     purse.began -= 50.0
     assert 49.9 < purse.seconds < 60 and 0 < purse.seconds_left <= 10.0
     purse.pay(Spending(), "step", 9.0)
     purse.pay(Spending(), "step", 1.0)
     assert purse.longest == {"step": 9.0}
-    assert Purse(Budget()).seconds_left is None
-
-
-def test_costs_of_several_runs_are_summed():
-    counts = ("tokens", "passes", "prompt_passes", "rows", "read", "catch_ups", "refills", "calls", "money", "seconds")
-    assert {getattr(RungCost("small"), name) for name in (*counts, "block_bytes", "parameters")} == {0}
-    first = RungCost("small", *range(1, 11), block_bytes=7, parameters=3)
-    second = RungCost("small", *range(10, 110, 10), block_bytes=7, parameters=3)
-    both = first.plus(second)
-    assert [getattr(both, name) for name in counts] == [11 * k for k in range(1, 11)]
-    assert (both.name, both.block_bytes, both.parameters) == ("small", 7, 3)
-    # 2 passes and 3 of prompts, and ten times as many
-    assert both.bytes_read == 7 * 55 and total_bytes((first, second)) == 7 * 55
-    assert first.to_dict()["bytes_read"] == 35 and first.to_dict()["row_parameters"] == 12
+    assert Purse(Budget()).seconds_left is None and Budget().to_dict() == {}

@@ -134,12 +134,18 @@ def test_a_certificate_decides_what_goes_up(pocket, stored):
     assert ("escalate", "converge") in doors
 
 
-def test_a_policy_of_the_callers_own_may_let_a_text_stand(rungs):
+def test_a_text_that_the_callers_policy_or_a_short_budget_keeps_stays_where_it_is(rungs, no_doubt):
     doors = DoorPolicy(require_grounding=True)
     ladder = FidelityLadder(rungs, policy=Never(), doors=doors)
     for unit in ("token", "draft", "answer"):
         found = ladder.generate(PROMPT, unit, max_new_tokens=4)
         assert (found.door, found.top_rung, found.rung) == ("escalate", False, "small")
+    doors = DoorPolicy(require_grounding=True, tau_c=1.0)
+    calm = [replace(rung, exit_config=sigma0.ExitConfig(mode="margin", theta=1e-6)) for rung in rungs]
+    found = FidelityLadder(calm, Budget(large_tokens=4), doors=doors).generate(PROMPT, max_new_tokens=5)
+    assert (found.door, found.top_rung, found.rung) == ("abort", False, "small")
+    assert found.not_tried == ("large: large_tokens",)
+    assert replay(found.trail) == []
 
 
 def test_a_highest_rung_that_fails_leaves_none_to_be_asked(looped, tokenizer):
@@ -148,9 +154,8 @@ def test_a_highest_rung_that_fails_leaves_none_to_be_asked(looped, tokenizer):
     rungs = [Rung.local(looped[0], tokenizer, "small"), Rung.local(short, tokenizer, "short")]
     ladder = FidelityLadder(rungs, doors=DoorPolicy(require_grounding=True))
     found = ladder.generate(PROMPT, "answer", max_new_tokens=4)
-    assert (found.door, found.top_rung, found.rung) == ("abort", True, "small") and found.trail.decisions[
-        -1
-    ].outcome == "error"
+    assert (found.door, found.top_rung, found.rung) == ("abort", True, "small")
+    assert found.trail.decisions[-1].outcome == "error"
 
 
 @pytest.fixture
@@ -173,10 +178,8 @@ def test_a_text_of_tokens_goes_up_whole_where_its_verdict_does_not_pass(rungs, t
     assert [(token.id, token.rung) for token in found.tokens] == [(token.id, "large") for token in alone.tokens]
     small, large = found.costs
     assert small.tokens == large.tokens == 5 and large.passes == alone.loop_passes
-    assert [(line.rung, line.outcome) for line in found.trail.decisions if line.whole] == [
-        (0, "hand_up"),
-        (1, "top_rung"),
-    ]
+    outcomes = [(line.rung, line.outcome) for line in found.trail.decisions if line.whole]
+    assert outcomes == [(0, "hand_up"), (1, "top_rung")]
     path = tmp_path / "trail.jsonl"
     found.trail.write(path)
     assert replay(read_trail(path)) == []
@@ -184,16 +187,6 @@ def test_a_text_of_tokens_goes_up_whole_where_its_verdict_does_not_pass(rungs, t
     streamed = "".join(token.text for (token,) in told)
     # tokens that were shown are not taken back
     assert (told.generations[0].text, told.generations[0].door) == (streamed, "escalate")
-
-
-def test_a_short_budget_keeps_a_whole_text_where_it_is(rungs, no_doubt):
-    doors = DoorPolicy(require_grounding=True, tau_c=1.0)
-    calm = [replace(rung, exit_config=sigma0.ExitConfig(mode="margin", theta=1e-6)) for rung in rungs]
-    found = FidelityLadder(calm, Budget(large_tokens=4), doors=doors).generate(PROMPT, max_new_tokens=5)
-    assert (found.door, found.top_rung, found.rung) == ("abort", False, "small") and found.not_tried == (
-        "large: large_tokens",
-    )
-    assert replay(found.trail) == []
 
 
 def test_drafts_that_pass_one_by_one_go_up_where_the_whole_does_not(pocket, monkeypatch):
@@ -211,10 +204,8 @@ def test_drafts_that_pass_one_by_one_go_up_where_the_whole_does_not(pocket, monk
     )
     found = FidelityLadder(rungs, doors=DoorPolicy(tau_g=0.5)).generate(prompt, "draft", **asked)
     assert found.rung == "above" and found.drafts == (("above", whole),)
-    assert [(line.rung, line.whole, line.outcome) for line in found.trail.decisions[-2:]] == [
-        (0, True, "hand_up"),
-        (1, True, "accept"),
-    ]
+    outcomes = [(line.rung, line.whole, line.outcome) for line in found.trail.decisions[-2:]]
+    assert outcomes == [(0, True, "hand_up"), (1, True, "accept")]
     assert replay(found.trail) == []
 
 

@@ -20,14 +20,12 @@ from sigma0.ladder import (
     FidelityLadder,
     Margin,
     Never,
-    Price,
     Rung,
     ShutDoor,
     Ungrounded,
-    read_trail,
     replay,
 )
-from sigma0.ladder.endpoint import _verdict, _whole
+from sigma0.ladder.endpoint import _whole
 from tests.marks import slow
 
 pytest.importorskip("openai")
@@ -66,7 +64,7 @@ def outcomes(generation):
     return [(decision.rung, decision.outcome) for decision in generation.trail.decisions]
 
 
-def test_an_answer_goes_up_and_comes_back(pocket, url):
+def test_an_answer_goes_up_and_comes_back_and_with_never_the_small_one_answers_alone(pocket, url):
     found = ladder(pocket, url, ["good"]).generate(QUESTION, unit="answer", max_new_tokens=20)
     assert found.drafts == (), "a whole answer is written in no drafts"
     assert found.text == ANSWER and found.rung == "good" and found.door == "abort" and found.top_rung
@@ -74,9 +72,6 @@ def test_an_answer_goes_up_and_comes_back(pocket, url):
     assert found.spent.calls == 1 and (found.spent.large_tokens, found.spent.catch_up_tokens) == (7, 11)
     asked = requests_to(url, "good")[-1]
     assert asked["messages"] == QUESTION and asked["max_tokens"] == 20
-
-
-def test_with_never_the_small_one_answers_alone(pocket, url):
     before = len(requests_to(url, "good"))
     found = ladder(pocket, url, ["good"], Never()).generate(QUESTION, unit="answer", max_new_tokens=20)
     alone = sigma0.generate(*pocket, QUESTION, max_new_tokens=20)
@@ -87,10 +82,11 @@ def test_with_never_the_small_one_answers_alone(pocket, url):
     assert small.rows == alone.loop_rows + alone.prompt_rows
 
 
-@pytest.mark.grid(fast=2, slow=4)
+@pytest.mark.grid(fast=3, slow=4)
 @pytest.mark.parametrize(
     "name, told",
     [
+        ("deep", "garbage"),
         ("hangs", "timeout"),
         ("fails", "status 500"),
         ("garbage", "cut off"),
@@ -128,27 +124,6 @@ def test_a_broken_endpoint_costs_one_rung_and_never_the_answer(pocket, url, name
     assert KEY not in shown and KEY not in repr(Rung.endpoint(url, name, KEY))
 
 
-def test_a_client_that_cannot_be_opened_costs_one_rung_and_never_the_answer(pocket, url, monkeypatch):
-    """It reads certificates: descriptors may have run out."""
-
-    def broken(self, limit, most):
-        raise OSError("too many open files")
-
-    monkeypatch.setattr("sigma0.ladder.endpoint.Asker._open", broken)
-    found = ladder(pocket, url, ["good"]).generate(QUESTION, unit="answer", max_new_tokens=8)
-    assert found.rung == "pocket" and found.text and found.trail.decisions[-1].why == "no client"
-
-
-def test_a_flaky_endpoint_is_asked_again(pocket, url):
-    found = ladder(pocket, url, ["flaky"], attempts=3).generate(QUESTION, unit="answer", max_new_tokens=20)
-    assert found.text == ANSWER and found.costs[1].calls == 3
-
-
-def test_nobody_there(pocket):
-    found = ladder(pocket, "http://127.0.0.1:9/v1", ["m"]).generate(QUESTION, unit="answer", max_new_tokens=8)
-    assert found.rung == "pocket" and found.trail.decisions[-1].why == "no connection"
-
-
 def test_a_rung_may_decline(pocket, url):
     unsure = Rung.endpoint(url, "unsure", KEY, declines=lambda text: "not know" in text)
     rungs = [Rung.local(*pocket, "pocket"), unsure, Rung.endpoint(url, "empty", KEY), Rung.endpoint(url, "good", KEY)]
@@ -157,16 +132,6 @@ def test_a_rung_may_decline(pocket, url):
     assert found.text == ANSWER
     alone = FidelityLadder(rungs[:3], policy=Always()).generate(QUESTION, unit="answer", max_new_tokens=20)
     assert alone.rung == "pocket" and alone.text.strip().startswith("Mary")
-
-
-def test_a_lying_endpoint_is_charged_the_most_that_was_allowed(pocket, url):
-    price = Price(prompt_token=1e-3, new_token=1e-2, call=1.0)
-    found = ladder(pocket, url, ["liar"], price=price).generate(QUESTION, unit="answer", max_new_tokens=20)
-    asked = found.trail.decisions[0].asked
-    assert found.spent.large_tokens == asked.large_tokens == 20
-    assert found.spent.money == pytest.approx(asked.money) == pytest.approx(1.0 + asked.catch_up_tokens * 1e-3 + 0.2)
-    honest = ladder(pocket, url, ["good"], price=price).generate(QUESTION, unit="answer", max_new_tokens=20)
-    assert honest.spent.money == pytest.approx(1.0 + 11e-3 + 7e-2)
 
 
 @pytest.mark.parametrize("name", ["redirects", "endless-line", "endless-gzip"])
@@ -182,11 +147,6 @@ def test_neither_requests_nor_bytes_go_beyond_what_was_allowed(pocket, url, name
     tracemalloc.stop()
     assert found.spent.calls == len(requests_to(url, name)) - before == 2
     assert peak < 2**23
-
-
-def test_an_answer_that_is_packed_unasked_is_read(pocket, url):
-    found = ladder(pocket, url, ["gzip"]).generate(QUESTION, unit="answer", max_new_tokens=20)
-    assert found.text == ANSWER and found.spent.large_tokens == 7
 
 
 @pytest.mark.parametrize(
@@ -205,34 +165,6 @@ def test_usage_is_charged_by_what_the_texts_show_if_that_is_more(pocket, url, na
     asked = found.trail.decisions[0].asked
     assert found.text == ANSWER
     assert (found.spent.large_tokens, found.spent.catch_up_tokens) == (written, read or asked.catch_up_tokens)
-
-
-@pytest.mark.parametrize(
-    "budget, limit",
-    [
-        (Budget(calls=0), "calls"),
-        (Budget(money=0.5), "money"),
-        (Budget(large_tokens=19), "large_tokens"),
-        (Budget(catch_up_tokens=30), "catch_up_tokens"),
-    ],
-)
-def test_what_the_budget_forbids_is_not_asked(pocket, url, budget, limit):
-    before = len(requests_to(url, "good"))
-    found = ladder(pocket, url, ["good"], budget=budget, price=Price(call=1.0)).generate(
-        QUESTION, unit="answer", max_new_tokens=20
-    )
-    assert len(requests_to(url, "good")) == before
-    assert found.door == "abort" and found.low_confidence and found.not_tried == (f"good: {limit}",)
-    assert found.text == sigma0.generate(*pocket, QUESTION, max_new_tokens=20).text and replay(found.trail) == []
-
-
-def test_attempts_count_as_calls(pocket, url):
-    before = len(requests_to(url, "fails"))
-    found = ladder(pocket, url, ["fails"], budget=Budget(calls=2), attempts=9).generate(
-        QUESTION, unit="answer", max_new_tokens=8
-    )
-    assert len(requests_to(url, "fails")) - before == 2 == found.spent.calls
-    assert "then no calls left" in found.trail.decisions[-1].why
 
 
 def test_time_ends_a_request_that_is_under_way(pocket, url):
@@ -311,29 +243,6 @@ def test_the_switch_hands_answers_up(pocket, url, monkeypatch):
     assert found.above.costs[0].tokens == 0 and replay(found.above.trail) == []
 
 
-def test_a_trail_is_written_and_read(pocket, url, tmp_path):
-    found = ladder(pocket, url, ["fails", "good"]).generate(QUESTION, unit="answer", max_new_tokens=12)
-    found.trail.write(tmp_path / "trail.jsonl")
-    assert read_trail(tmp_path / "trail.jsonl") == found.trail
-    lines = (tmp_path / "trail.jsonl").read_text().splitlines()
-    for broken, message in (
-        (lines[1:], "does not begin with one heading"),
-        ([lines[0], "{"], "line 2"),
-        ([lines[0], '{"kind": "decision", "rung": 1}'], "line 2"),
-        ([lines[0], '{"kind": "other"}'], "line 2"),
-        ([lines[0], lines[1].replace("{", '{"more": 1, ', 1)], "line 2 .*: more"),
-    ):
-        (tmp_path / "broken.jsonl").write_text("\n".join(broken))
-        with pytest.raises(ValueError, match=message):
-            read_trail(tmp_path / "broken.jsonl")
-
-
-@pytest.mark.parametrize("address", ["ftp://x/v1", "127.0.0.1:80", "http://user:pass@host/v1", ""])
-def test_bad_addresses_are_refused(address):
-    with pytest.raises(ValueError, match="base_url must be"):
-        Rung.endpoint(address, "m")
-
-
 def test_a_warm_start_keeps_to_the_budget_and_the_limit():
     small, large = (sigma0.load(name, dtype="float32") for name in ("pocket", "pocket-large"))
     rungs = [Rung.local(*small, "pocket"), Rung.local(*large, "pocket-large")]
@@ -363,40 +272,26 @@ def test_time_is_kept_whatever_a_server_dribbles(pocket, url, name):
     assert found.trail.decisions[-1].why == "timeout" and found.rung == "pocket"
 
 
-@pytest.mark.parametrize("name", ["infinite-usage", "null-usage", slow("stays-open")])
-def test_a_whole_answer_is_taken_whatever_is_wrong_around_it(pocket, url, name):
+@pytest.mark.parametrize(
+    "name, charged", [("infinite-usage", 20), ("null-usage", 20), slow("stays-open", 20), ("gzip", 7)]
+)
+def test_a_whole_answer_is_taken_whatever_is_wrong_around_it(pocket, url, name, charged):
+    """Usage that is none is charged at the most that was allowed; what is packed unasked is read."""
     found = ladder(pocket, url, [name]).generate(QUESTION, unit="answer", max_new_tokens=20)
-    assert found.text == ANSWER and found.spent.large_tokens == 20
+    assert found.text == ANSWER and found.spent.large_tokens == charged
 
 
-def test_deep_json_is_garbage(pocket, url):
-    found = ladder(pocket, url, ["deep"]).generate(QUESTION, unit="answer", max_new_tokens=20)
-    assert found.trail.decisions[-1].outcome == "error" and found.rung == "pocket"
+def test_what_the_budget_forbids_is_not_asked(pocket, url):
+    before = len(requests_to(url, "good"))
+    found = ladder(pocket, url, ["good"], budget=Budget(calls=0)).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert len(requests_to(url, "good")) == before
+    assert found.door == "abort" and found.low_confidence and found.not_tried == ("good: calls",)
+    assert found.text == sigma0.generate(*pocket, QUESTION, max_new_tokens=20).text and replay(found.trail) == []
 
 
-def test_an_endpoint_that_is_cut_at_its_limit_says_so(pocket, url):
+def test_an_endpoint_that_is_cut_at_its_limit_says_so_and_halves_of_characters_are_replaced(pocket, url):
     found = ladder(pocket, url, ["length"]).generate(QUESTION, unit="answer", max_new_tokens=20)
     assert found.stop_reason == "length"
     drafts = ladder(pocket, url, ["length"]).generate("Hi.", unit="draft", max_new_tokens=12, draft_tokens=4)
     assert len(drafts.drafts) == 3
-
-
-@pytest.mark.parametrize("key", ["", "two words", "line\nbreak"])
-def test_bad_keys_are_refused_and_not_shown(key):
-    with pytest.raises(ValueError, match="api_key") as caught:
-        Rung.endpoint("http://127.0.0.1:1/v1", "m", key)
-    assert not key or key not in str(caught.value)
-    assert Rung.endpoint("http://127.0.0.1:1/v1", "m", "abc\n").api_key.get_secret_value() == "abc"
-
-
-def test_halves_of_surrogate_pairs_are_put_together_or_replaced():
     assert _whole("a\ud83d\ude00b\ud800") == "a\U0001f600b\ufffd" and _whole("plain \u2028") == "plain \u2028"
-
-
-@pytest.mark.slow
-def test_passes_that_no_answer_took_are_not_known():
-    verdict = {"converged": True, "depth": 1, "proximity": 0, "grounded": None, "stable": None, "reason": None}
-    assert [_verdict({"verdict": verdict, "passes": passes})[2] for passes in (7, 10**4000, -1, True)] == [
-        7,
-        *[None] * 3,
-    ]

@@ -34,6 +34,8 @@ def test_pieces_of_the_first_choice_are_the_answer():
         chunk("b", "stop"), chunk(usage=usage(5, "many")), chunk(),
     )  # fmt: skip
     assert told == "ok" and answer == _Answer(["é", "b"], 3, 0, "stop", (3, 4), None, {})
+    assert _usage(usage(3, 4)) == (3, 4)
+    assert {_usage(odd) for odd in (usage("3", 4), usage(True, 4), usage(3, 4.0), None, object())} == {None}
     assert gathered(chunk("a"))[0] == "cut off" and gathered()[0] == "cut off"
     assert gathered(chunk("a", "stop"), chunk("b", "length"))[1].finish_reason == "length"
     for odd in ("error", "content_filter", "tool_calls", 0, {}, {"stop": 1}, ["stop"], True):
@@ -41,24 +43,13 @@ def test_pieces_of_the_first_choice_are_the_answer():
         assert (told, answer.finish_reason) == ("ended otherwise", None)
 
 
-def test_an_answer_is_cut_off_where_no_tokens_are_so_long():
+def test_an_answer_is_cut_off_where_no_tokens_are_so_long_and_the_last_event_tells_of_its_server():
     assert BYTES_PER_TOKEN == 16
     assert gathered(chunk("x" * 32, "stop"), most=2)[0] == "ok"
     told, answer = gathered(chunk("x" * 33), chunk("y", "stop"), most=2)
     assert told == "too long" and len(answer.parts) == 1
     assert gathered(chunk("é" * 16, "stop"), most=2)[0] == "ok"
     assert gathered(chunk("é" * 16), chunk("z", "stop"), most=2)[0] == "too long"
-
-
-@pytest.mark.parametrize(
-    "told, known",
-    [(usage(3, 4), (3, 4)), *((odd, None) for odd in (usage("3", 4), usage(True, 4), usage(3, 4.0), None, object()))],
-)
-def test_usage_is_of_whole_numbers(told, known):
-    assert _usage(told) == known
-
-
-def test_the_last_event_of_this_package_s_server():
     good = {"verdict": 1, "door": "abort"}
     assert _ending({"choices": [good, {"verdict": 2}]}) == _ending({"choices": [good, 3]}) == good
     told, answer = gathered(chunk("a", "stop", sigma0={"choices": [good]}), chunk(), chunk(sigma0={"choices": 3}))
@@ -75,16 +66,8 @@ def test_verdict_door_and_passes_of_a_server():
     assert _verdict(event) == (verdict, "escalate", 7)
     assert _verdict({**event, "door": "ajar"}) == (verdict, None, 7)
     assert _verdict({**event, "verdict": {"depth": -1}}) == _verdict({}) == (None, None, None)
-    for passes, known in (
-        (0, 0),
-        (2**53, 2**53),
-        (2**53 + 1, None),
-        (-1, None),
-        (True, None),
-        (1.0, None),
-        ("1", None),
-    ):
-        assert _verdict({**event, "passes": passes})[2] == known
+    assert [_verdict({**event, "passes": passes})[2] for passes in (0, 2**53)] == [0, 2**53]
+    assert {_verdict({**event, "passes": odd})[2] for odd in (2**53 + 1, -1, True, 1.0, "1")} == {None}
     asker = Scripted([answered(**event)])
     assert asker.ask(MESSAGES, 10) == Reply("hi", "ok", None, MOST, False, verdict, "escalate", 7)
 
@@ -188,18 +171,14 @@ def test_a_request_is_given_up_when_its_time_is_over(finish, outcome):
     assert (answer.outcome, answer.parts, client.is_closed) == (outcome, ["a"], True)
 
 
-@pytest.mark.parametrize("error", [OSError, RuntimeError, ValueError])
-def test_a_client_that_cannot_be_made_is_told(error):
-    asker = Scripted([])
-
-    def fails(limit, most):
+def test_a_client_has_the_address_and_no_attempts_of_its_own_and_may_not_come_to_be():
+    def fails(error):
         raise error
 
-    asker._open = fails
-    assert Asker._attempt(asker, MESSAGES, 10, {}).outcome == "no client"
-
-
-def test_a_client_has_the_address_and_makes_no_attempts_of_its_own():
+    for error in (OSError(), RuntimeError(), ValueError()):
+        asker = Scripted([])
+        asker._open = lambda limit, most, error=error: fails(error)
+        assert Asker._attempt(asker, MESSAGES, 10, {}).outcome == "no client"
     client = Asker._open(Scripted([]), 7.0, 10)
     assert (str(client.base_url), client.api_key, client.max_retries) == ("http://host/v1/", "none", 0)
     assert client.timeout == 7.0

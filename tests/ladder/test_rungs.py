@@ -17,14 +17,11 @@ from tests.models.raven_reference import tiny_raven
 URL = "http://127.0.0.1:8000/v1"
 
 
-def test_only_an_empty_answer_is_none():
-    assert declines_nothing("") and declines_nothing(" \n") and not declines_nothing(" a ")
-
-
-def test_a_local_rung(looped, plain, tokenizer):
+def test_a_local_rung_and_what_is_none(looped, plain, tokenizer):
     rung = Rung.local(looped[0], tokenizer, "small", exit_config={"q": 0.25}, kv_limit=1)
     assert rung.is_looped and (rung.name, rung.kv_limit, rung.exit_config) == ("small", 1, ExitConfig(q=0.25))
     assert rung.declines is declines_nothing
+    assert declines_nothing("") and declines_nothing(" \n") and not declines_nothing(" a ")
     assert rung.to_dict() == {"kind": "local", "name": "small", "model": "OuroForCausalLM", "looped": True}
     other = Rung.local(plain, tokenizer, declines=str.isspace)
     assert not other.is_looped and other.exit_config is other.kv_limit is None and other.declines is str.isspace
@@ -33,9 +30,6 @@ def test_a_local_rung(looped, plain, tokenizer):
     named.config = copy.copy(plain.config)
     named.config.name_or_path = "some/model"
     assert Rung.local(named, tokenizer).name == "some/model" and Rung.local(named, tokenizer, "own").name == "own"
-
-
-def test_what_is_no_local_rung_is_refused(looped, plain, tokenizer):
     with pytest.raises(ValueError, match="fast tokenizer is needed, got object"):
         Rung.local(looped[0], object())
     for limit in (0, -1):
@@ -43,6 +37,10 @@ def test_what_is_no_local_rung_is_refused(looped, plain, tokenizer):
             Rung.local(looped[0], tokenizer, kv_limit=limit)
     with pytest.raises(ValueError, match="LlamaForCausalLM has no loops to exit from"):
         Rung.local(plain, tokenizer, exit_config=ExitConfig(q=0.5))
+    model = copy.copy(looped[0])
+    for ends, expected in ((None, set()), (3, {3}), ([3, 4], {3, 4})):
+        model.generation_config = SimpleNamespace(eos_token_id=ends)
+        assert LocalRung("name", model, None).eos == expected
 
 
 def test_the_block_of_a_model_is_its_largest_list_of_layers(looped, plain):
@@ -62,30 +60,22 @@ def test_the_block_of_a_model_is_its_largest_list_of_layers(looped, plain):
         block(flat)
 
 
-def test_ids_that_end_a_text(looped):
-    model = copy.copy(looped[0])
-    for ends, expected in ((None, set()), (3, {3}), ([3, 4], {3, 4})):
-        model.generation_config = SimpleNamespace(eos_token_id=ends)
-        assert LocalRung("name", model, None).eos == expected
-
-
-def test_an_endpoint_by_default():
+def test_an_endpoint_has_a_plain_address_and_a_key_that_a_header_can_hold():
     rung = Rung.endpoint(URL, "model")
     assert (rung.name, rung.model, rung.base_url, rung.api_key.get_secret_value()) == ("model", "model", URL, "none")
     assert (rung.timeout, rung.attempts, rung.backoff, rung.price) == (60.0, 3, 0.5, Price())
     assert rung.to_dict() == {"kind": "endpoint", "name": "model", "host": "127.0.0.1", "model": "model"}
+    plain = ("http://user@host/v1", "http://:pass@host/v1", "http://host/v1?a=1", "http://host/v1#a", "http:///v1")
+    for url in (*plain, "host/v1", "ftp://x/v1", ""):
+        with pytest.raises(ValueError, match="base_url must be"):
+            Rung.endpoint(url, "model")
+    for key in ("", "a b", "a\tb", "a\nb", "a\x00"):
+        with pytest.raises(ValueError, match="not shown here") as caught:
+            EndpointRung("name", URL, "model", SecretStr(key))
+        assert not key or key not in str(caught.value)
     named = Rung.endpoint("https://host/v1", "model", " key ", "own", timeout=1.0, attempts=1, backoff=0.0)
     assert (named.name, named.api_key.get_secret_value(), named.declines) == ("own", "key", declines_nothing)
     assert "key=" not in repr(named) and "SecretStr" not in repr(named)
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["http://user@host/v1", "http://:pass@host/v1", "http://host/v1?a=1", "http://host/v1#a", "http:///v1", "host/v1"],
-)
-def test_addresses_are_plain(url):
-    with pytest.raises(ValueError, match="base_url must be"):
-        Rung.endpoint(url, "model")
 
 
 @pytest.mark.parametrize(
@@ -102,12 +92,6 @@ def test_numbers_of_an_endpoint_lie_in_their_range(setting, good, bad):
     for value in bad:
         with pytest.raises(ValueError, match="timeout must be above 0, attempts at least 1 and backoff at least 0"):
             Rung.endpoint(URL, "model", **{setting: value})
-
-
-@pytest.mark.parametrize("key", ["", "a b", "a\tb", "a\x00"])
-def test_a_key_is_one_that_a_header_can_hold(key):
-    with pytest.raises(ValueError, match="not shown here"):
-        EndpointRung("name", URL, "model", SecretStr(key))
 
 
 def test_an_effort_changes_the_setting_of_looped_models_alone(looped, plain, tokenizer):

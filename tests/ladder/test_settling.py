@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from sigma0.ladder.settling import check_policy, check_settings, final_door, not_tried, versions
+from sigma0.ladder.settling import check_policy, check_settings, final_door, not_tried
 from sigma0.ladder.triggers import Always, AnyOf, Never
 from sigma0.signals.verdict import Door
 
@@ -27,16 +27,13 @@ def test_a_number_of_tokens_is_at_least_one(tokens):
     check_settings(1, ("end",), ("source",))
 
 
-def test_texts_are_given_in_lists():
+def test_texts_are_given_in_lists_and_a_policy_is_one_that_a_trail_can_hold():
     with pytest.raises(ValueError, match="stop takes a list of strings, got the string 'end'"):
         check_settings(1, "end", ())
     with pytest.raises(ValueError, match="sources takes a list"):
         check_settings(1, (), "source")
     with pytest.raises(ValueError, match="must not be empty"):
         check_settings(1, ("end", ""), ())
-
-
-def test_a_policy_is_one_that_a_trail_can_hold():
     check_policy(AnyOf((Always(), Never())))
     with pytest.raises(ValueError, match="policy is a SimpleNamespace"):
         check_policy(SimpleNamespace(fires=lambda signs: None))
@@ -55,7 +52,3 @@ def test_what_was_not_tried_is_told_once_with_its_limit():
     )  # fmt: skip
     assert not_tried(trail, names) == ("large: calls", "large: money", "middle: large_tokens", "middle: seconds")
     assert not_tried(SimpleNamespace(decisions=[line(0, "chance", None)]), names) == ("small: the next step",)
-
-
-def test_versions_are_of_the_libraries():
-    assert set(versions()) == {"sigma0-lm", "torch", "transformers"}

@@ -17,7 +17,7 @@ def draws(sampler, number=400, sequence=0):
     return [sampler.sample(IDS.repeat(1 + k)[: 4 + k], LOGITS, sequence) for k in range(number)]
 
 
-def test_greedy_is_the_argmax_after_the_penalty():
+def test_greedy_is_the_argmax_and_draws_have_the_probabilities_of_the_logits():
     greedy = TokenSampler(CPU, 1)
     assert greedy.is_greedy and greedy.sample(IDS, LOGITS, 0) == int(LOGITS.argmax())
     raised = LOGITS.clone()
@@ -25,14 +25,14 @@ def test_greedy_is_the_argmax_after_the_penalty():
     assert greedy.sample(IDS, raised, 0) == 5
     penalised = TokenSampler(CPU, 1, repetition_penalty=5.0)
     assert not penalised.is_greedy and penalised.sample(IDS, raised, 0) == int(LOGITS.argmax())
-
-
-def test_draws_have_the_probabilities_of_the_logits():
     drawn = torch.tensor(draws(TokenSampler(CPU, 1, [3], temperature=0.7), 3000)).bincount(minlength=50) / 3000
     expected = torch.softmax(LOGITS / 0.7, 0)
     # five standard deviations of the likeliest
     assert (drawn - expected).abs().max() < 5 * (0.25 / 3000) ** 0.5
     assert (drawn[expected > 0.02] > 0).all()
+    first, second = TokenSampler(CPU, 2, [3, 4]), TokenSampler(CPU, 2, [3, 4])
+    assert draws(first, 40) == draws(second, 40) != draws(first, 40, sequence=1)
+    assert draws(first, 40, sequence=1) == draws(TokenSampler(CPU, 1, [4]), 40)
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,6 @@ def test_only_what_is_likely_enough_is_drawn(settings):
     }
     (name,) = settings
     assert set(draws(TokenSampler(CPU, 1, [3], **settings))) == set(kept[name].tolist())
-
-
-def test_rungs_draw_with_the_same_numbers_and_sequences_with_their_own():
-    first, second = TokenSampler(CPU, 2, [3, 4]), TokenSampler(CPU, 2, [3, 4])
-    assert draws(first, 40) == draws(second, 40) != draws(first, 40, sequence=1)
-    assert draws(first, 40, sequence=1) == draws(TokenSampler(CPU, 1, [4]), 40)
 
 
 def test_each_model_samples_by_its_own_settings(looped):

@@ -1,5 +1,7 @@
 """Tokens that go up: equal to both models run from scratch at every token, whatever goes up and when."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -124,16 +126,13 @@ def test_always_and_never_are_one_model_alone(rungs, looped, tokenizer, policy, 
     assert found.costs[1 - who].tokens == 0
 
 
-def test_drawn_tokens_are_those_of_the_large_model(rungs, looped, tokenizer):
-    """With `always` the small model has no part in the draws."""
+def test_drawn_tokens_are_those_of_the_large_model_and_do_not_depend_on_the_company(rungs, looped, tokenizer):
+    # with `always` the small model has no part in the draws
     settings = {"do_sample": True, "temperature": 1.3, "top_k": 12, "seed": 5, "max_new_tokens": 10}
     above = FidelityLadder(rungs, policy=Always()).generate(TEXTS[0], exit_config=QEXIT, **settings)
     alone = FidelityLadder(rungs[1:], policy=Never()).generate(TEXTS[0], exit_config=QEXIT, **settings)
     other = FidelityLadder(rungs[1:], policy=Never()).generate(TEXTS[0], exit_config=QEXIT, **{**settings, "seed": 6})
     assert above.text == alone.text != other.text
-
-
-def test_drawn_tokens_do_not_depend_on_the_company(rungs):
     settings = {"do_sample": True, "temperature": 1.3, "top_p": 0.9, "repetition_penalty": 1.2, "max_new_tokens": 8}
     never = FidelityLadder(rungs, policy=Never())
     together = never.generate_batch(TEXTS[:3], seed=5, **settings)
@@ -231,12 +230,10 @@ def test_a_plain_model_reads_its_prompt_once_and_then_token_by_token(plain, toke
     assert (cost.rows, cost.catch_ups) == (len(prompt) + 8, 0)
 
 
-def test_what_does_not_fit_is_refused(rungs, looped, tokenizer, tmp_path):
+def test_what_does_not_fit_is_refused(rungs, looped, tokenizer):
     ladder = FidelityLadder(rungs)
     for asked, message in (
         ({"exit_config": ExitConfig(after_exit="verify")}, "takes tokens back"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be"),
-        ({"stop": "x"}, "list of strings"),
         ({"max_new_tokens": 10**6}, "exceed the model's context"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -251,21 +248,7 @@ def test_what_does_not_fit_is_refused(rungs, looped, tokenizer, tmp_path):
         FidelityLadder([rungs[0], rungs[0]])
     with pytest.raises(ValueError, match="is an endpoint"):
         FidelityLadder([rungs[0], Rung.endpoint("http://127.0.0.1:1/v1", "m")]).generate(TEXTS[0])
-    other = type(tokenizer).from_pretrained(_renamed(tokenizer, tmp_path))
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = next(word for word in sorted(tokenizer.get_vocab()) if word.isalpha())
     with pytest.raises(ValueError, match="unit='draft' or unit='answer'"):
         FidelityLadder([rungs[0], Rung.local(looped[1], other, "other")]).generate(TEXTS[0])
-
-
-def _renamed(tokenizer, folder):
-    """The same tokenizer but for one id pair that is exchanged."""
-    tokenizer.save_pretrained(folder)
-    file = folder / "tokenizer.json"
-    text = file.read_text()
-    vocabulary = tokenizer.get_vocab()
-    one, two = sorted(word for word in vocabulary if word.isalpha())[:2]
-    swapped = text.replace(f'"{one}": {vocabulary[one]},', f'"{one}": {vocabulary[two]},').replace(
-        f'"{two}": {vocabulary[two]},', f'"{two}": {vocabulary[one]},'
-    )
-    assert swapped != text
-    file.write_text(swapped)
-    return folder

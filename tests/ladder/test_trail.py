@@ -31,7 +31,7 @@ def decided(rung, shown, outcome, position=0, sequence=0, **more):
     return Decision(sequence, position, rung, shown, None, outcome, **more)
 
 
-def test_a_heading_holds_what_is_decided_by():
+def test_a_heading_holds_what_is_decided_by_and_lines_their_sequence():
     (heading,) = trail(
         unit="token", budget=Budget(calls=3), stay=Hysteresis(2, 0.5), doors=DoorPolicy(tau_c=0.25)
     ).lines
@@ -42,9 +42,6 @@ def test_a_heading_holds_what_is_decided_by():
     assert DoorPolicy.parse(heading.doors) == DoorPolicy(tau_c=0.25)
     (heading,) = trail().lines
     assert (heading.budget, heading.hysteresis, heading.doors, heading.kind) == ({}, {}, {}, "heading")
-
-
-def test_lines_of_a_sequence():
     lines = [decided(0, SURE, "accept", sequence=1), Spent(0, "read", Spending(), 0.5), decided(0, SURE, "accept")]
     made = trail(*lines)
     assert made.decisions == [lines[0], lines[2]] and made.decisions_of(1) == [lines[0]]
@@ -61,13 +58,19 @@ def test_a_trail_is_written_and_read_line_by_line(tmp_path):
     path = tmp_path / "trail.jsonl"
     made.write(path)
     assert read_trail(path) == made and path.read_text().count("\n") == 3
-    for wrong in ("", made.to_jsonl().split("\n", 1)[1], made.to_jsonl() + made.to_jsonl()):
+    text = made.to_jsonl()
+    heading, rest = text.split("\n", 1)
+    for wrong, told in (
+        *[(wrong, r"trail\.jsonl' does not begin with one heading") for wrong in ("", rest, text + text)],
+        (text.replace('"told"', '"tells"'), "line 2"),
+        (heading + "\n{", "line 2"),
+        (heading + '\n{"kind": "decision", "rung": 1}', "line 2"),
+        (heading + '\n{"kind": "other"}', "line 2"),
+        (heading + "\n" + rest.replace("{", '{"more": 1, ', 1), "line 2 .*: more"),
+    ):
         path.write_text(wrong)
-        with pytest.raises(ValueError, match=r"trail\.jsonl' does not begin with one heading"):
+        with pytest.raises(ValueError, match=told):
             read_trail(path)
-    path.write_text(made.to_jsonl().replace('"told"', '"tells"'))
-    with pytest.raises(ValueError, match="2"):
-        read_trail(path)
 
 
 def test_a_token_whose_logits_are_no_numbers_goes_up():
@@ -112,17 +115,15 @@ FALSE = {
 @pytest.mark.parametrize("name", GOOD)
 def test_decisions_come_out_again(name):
     assert replay(trail(*GOOD[name], budget=Budget(loop_passes=10, seconds=0.0))) == []
+    # thresholds of the door are those of the heading
+    line = decided(0, signs(confidence=0.89), "accept", whole=True)
+    assert replay(trail(line, doors=DoorPolicy(min_confidence=0.8))) == []
 
 
 @pytest.mark.parametrize("name", FALSE)
 def test_what_came_out_otherwise_is_told_by_line(name):
     lines, told = FALSE[name]
     assert replay(trail(*lines, budget=Budget(loop_passes=10))) == told
-
-
-def test_thresholds_of_the_door_are_those_of_the_heading():
-    line = decided(0, signs(confidence=0.89), "accept", whole=True)
-    assert replay(trail(line, doors=DoorPolicy(min_confidence=0.8))) == []
 
 
 def tokens(*lines, **stay):
@@ -142,27 +143,18 @@ def test_a_larger_model_stays_in_a_replay_too():
     ) == []  # fmt: skip
 
 
-def test_a_stay_that_the_budget_refuses_begins_below():
+def test_stays_that_the_budget_refuses_or_keeps_and_unsure_tokens_come_out_again():
     up = [decided(0, UNSURE, "hand_up"), decided(1, SURE, "accept")]
     refused = decided(1, None, "abort", 1, lacking="seconds")
     assert tokens(*up, refused, decided(0, SURE, "accept", 1), decided(0, SURE, "accept", 2)) == []
     assert tokens(*up, replace(refused, lacking=None), decided(0, SURE, "accept", 1)) == [
         "line 4: stay in place of abort"
     ]
-
-
-def test_a_token_that_the_budget_keeps_where_it_stays_is_a_stay():
     up = [decided(0, UNSURE, "hand_up"), decided(1, SURE, "accept")]
     kept = decided(1, UNSURE, "abort", 1, lacking="seconds")
     assert tokens(*up, kept, decided(0, SURE, "accept", 2)) == []
     assert tokens(*up, kept, decided(1, SURE, "stay", 2), stay=2) == []
-
-
-def test_an_unsure_larger_model_goes_on_in_a_replay_too():
     up = [decided(0, UNSURE, "hand_up"), decided(1, signs(margin=0.4), "accept")]
     assert tokens(*up, decided(1, SURE, "stay", 1), decided(0, SURE, "accept", 2), leave=0.5) == []
-
-
-def test_a_token_without_numbers_goes_up_in_a_replay_too():
     assert tokens(decided(0, signs(None), "hand_up"), decided(1, SURE, "accept")) == []
     assert replay(trail(decided(0, signs(None), "accept"))) == []

@@ -47,13 +47,10 @@ def rungs(pocket):
     return [Rung.local(*pocket, "small"), Rung.local(*sigma0.load("pocket-large", dtype="float32"), "large")]
 
 
-def test_every_kind_is_a_chat_model(local, pocket):
+def test_every_kind_is_a_chat_model_and_a_looped_one_answers_with_its_verdict(local, pocket):
     ladder = LadderChat(FidelityLadder(rungs(pocket)))
     for model in (local, ScriptedChat([]), ladder, EndpointChat("http://127.0.0.1:9/v1", "x")):
         assert isinstance(model, ChatModel) and isinstance(model, Chooser) == (model is local)
-
-
-def test_a_looped_model_answers_with_its_verdict(local, pocket):
     found = local.complete(ASKED, ChatSettings(effort="medium", max_tokens=20))
     alone = sigma0.generate(*pocket, ASKED, max_new_tokens=20)
     assert (found.text, found.verdict, found.door) == (alone.text, alone.verdict, alone.door)
@@ -71,13 +68,10 @@ def test_effort_is_depth(local, pocket, effort):
     assert (found.text, found.verdict) == (expected.text, expected.verdict)
 
 
-def test_seeds_tell_samples_apart(local):
+def test_seeds_tell_samples_apart_and_a_stop_string_is_no_part_of_the_text(local, plain, pocket):
     settings = {"temperature": 3.0, "max_tokens": 12}
     first, same, other = (local.complete(ASKED, ChatSettings(seed=seed, **settings)).text for seed in (1, 1, 2))
     assert first == same != other
-
-
-def test_a_stop_string_is_no_part_of_the_text(local, plain, pocket):
     whole = local.complete(ASKED).text
     found = local.complete(ASKED, ChatSettings(stop=(" in",)))
     assert found.text == whole.split(" in")[0] and found.finish_reason == "stop"
@@ -125,12 +119,6 @@ def test_a_model_without_loops_answers_and_is_held_to_labels(plain, pocket):
     nearly = [{"role": "user", "content": "Mary " * (left - 2)}]
     with pytest.raises(ChatFailed, match=r"context of 256"):
         chat.choose(nearly, ("Yes", "No no no no no no no no no"))
-
-
-@pytest.mark.parametrize("labels", [("Yes",), ("Yes", "Yes"), ("Yes", ""), ("Yes", " No"), ("Yes", "<|im_end|>")])
-def test_labels_that_make_no_sense_are_refused(pocket, labels):
-    with pytest.raises(ValueError, match="label"):
-        label_ways(pocket[1], labels)
 
 
 @pytest.mark.parametrize("effort", ["low", "medium", "high"])
@@ -181,10 +169,8 @@ def test_an_endpoint_of_our_own_tells_its_verdict(pocket, local):
         # the engine runs other batches, which round otherwise
         nearly = expected.verdict.model_copy(update={"confidence": pytest.approx(expected.verdict.confidence)})
         assert (found.text, found.verdict, found.door) == (expected.text.strip(), nearly, expected.door)
-        assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (
-            expected.usage.prompt_tokens,
-            expected.usage.completion_tokens,
-        )
+        assert found.usage.prompt_tokens == expected.usage.prompt_tokens
+        assert found.usage.completion_tokens == expected.usage.completion_tokens
         assert found.usage.loop_passes > 0 and found.notes == {"requests": 1}
         job = server.service.tickets[-1].request
         assert job.exit_config == exit_for("low", pocket[0].resolve_exit_config(None), 6)
@@ -198,9 +184,11 @@ def test_an_endpoint_of_our_own_tells_its_verdict(pocket, local):
             EndpointChat(f"{server.url}/v1", "no-such-model").complete(ASKED)
 
 
-def test_an_endpoint_that_is_not_there_gives_no_answer():
-    chat = EndpointChat("http://127.0.0.1:9/v1", "x", attempts=1)
+def test_labels_that_make_no_sense_and_endpoints_that_are_not_there_are_refused(pocket):
+    for labels in (("Yes",), ("Yes", "Yes"), ("Yes", ""), ("Yes", " No"), ("Yes", "<|im_end|>")):
+        with pytest.raises(ValueError, match="label"):
+            label_ways(pocket[1], labels)
     with pytest.raises(ChatFailed, match=r"x at http://127.0.0.1:9/v1 gave no answer: no connection"):
-        chat.complete(ASKED)
+        EndpointChat("http://127.0.0.1:9/v1", "x", attempts=1).complete(ASKED)
     with pytest.raises(ValueError, match="base_url"):
         EndpointChat("ftp://somewhere", "x")

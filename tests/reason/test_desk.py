@@ -19,12 +19,6 @@ def test_a_purpose_has_its_seed():
     assert all(0 <= seed < 2**31 for seed in seeds[0])
 
 
-@pytest.mark.parametrize("name, value", [("calls", 0), ("tokens", -1), ("seconds", 0.0)])
-def test_limits_are_above_zero(name, value):
-    with pytest.raises(ValueError, match=f"limit {name} must be above 0, got {value}"):
-        Limits(**{name: value})
-
-
 def test_a_limit_forbids_the_next_question_before_it_is_asked():
     for limits, limit in ((Limits(calls=2), "calls"), (Limits(tokens=20), "tokens"), (Limits(seconds=1e-9), "seconds")):
         chat = ScriptedChat(lambda **_: Completion("x", Usage(1, 5, 10)))
@@ -35,6 +29,9 @@ def test_a_limit_forbids_the_next_question_before_it_is_asked():
         with pytest.raises(LimitReached, match=limit) as caught:
             desk.ask(chat, "one more", ASKED)
         assert caught.value.limit == limit and chat.calls == before
+    for name, value in (("calls", 0), ("tokens", -1), ("seconds", 0.0)):
+        with pytest.raises(ValueError, match=f"limit {name} must be above 0, got {value}"):
+            Limits(**{name: value})
 
 
 def test_usage_is_added_up_and_a_failed_question_counts():
@@ -57,22 +54,16 @@ class Held(ScriptedChat):
         return labels[1], Completion(f" {labels[1]}")
 
 
-def test_a_model_that_can_be_held_to_labels_is():
+def test_labels_are_whole_answers_held_to_or_asked_for_twice():
     desk = Desk(Trail())
     chat = Held([])
     assert desk.choose(chat, "judge", ASKED, ("YES", "NO")) == "NO" and not chat.calls
     assert desk.trail.lines[0].answer["text"] == "NO" and desk.usage.calls == 1
-
-
-def test_a_label_is_asked_for_twice_and_then_there_is_none():
     chat = ScriptedChat(["well, YES", "no."])
     assert Desk(Trail()).choose(chat, "judge", ASKED, ("YES", "NO")) == "NO"
     assert chat.calls[1]["messages"][-1]["content"] == "Answer with one word alone: YES or NO."
     chat = ScriptedChat(["YES and NO", "YESNO"])
     assert Desk(Trail()).choose(chat, "judge", ASKED, ("YES", "NO")) is None
-
-
-def test_a_label_is_the_whole_answer():
     assert as_label(" yes. ", ("YES", "NO")) == "YES" and as_label("yes..", ("YES", "NO")) is None
     assert as_label("not NO", ("YES", "NO")) is None
     assert as_label("**Yes**.", ("YES", "NO")) == as_label("`yes.`", ("YES", "NO")) == "YES"

@@ -51,15 +51,12 @@ def test_a_question_of_another_text_is_asked_though_its_purpose_was_answered(tmp
     assert given.text == ("new" if is_asked else "old")
 
 
-def test_an_answer_under_other_settings_is_not_given_again(tmp_path):
+def test_questions_that_failed_or_had_other_settings_are_asked_again(tmp_path):
     path = tmp_path / "memory.jsonl"
     desk(path).ask(ScriptedChat(["long"]), "one", USER)
     short = ChatSettings(max_tokens=4)
     assert desk(path, resume=True).ask(ScriptedChat(["short"]), "one", USER, short).text == "short"
     assert desk(path, resume=True).ask(ScriptedChat([]), "one", USER).text == "long"
-
-
-def test_a_question_that_failed_is_asked_again(tmp_path):
     path = tmp_path / "memory.jsonl"
     with pytest.raises(ChatFailed):
         desk(path).ask(ScriptedChat([]), "one", USER)

@@ -52,10 +52,12 @@ def test_more_doubt_never_gives_more_confidence(entropy, surprise, more):
         assert MODEL.confidence(evidence(**{**known, name: known[name] + more})) <= before
 
 
-def test_what_is_not_known_gives_none():
+def test_what_is_not_known_gives_none_and_a_doubt_without_bounds_nearly_nothing():
     assert MODEL.confidence(evidence(mean_entropy=math.nan)) is None
     # but a feature that is not read may be unknown
     assert MODEL.confidence(evidence(length=math.nan)) is not None
+    sure = ConfidenceModel(**{**FITTED, "weights": (100.0, 100.0)})
+    assert sure.confidence(evidence(mean_entropy=1e9, mean_deepest_surprise=1e9)) == pytest.approx(math.exp(-700))
 
 
 @pytest.mark.parametrize(
@@ -77,21 +79,15 @@ def test_what_is_not_known_gives_none():
 def test_what_is_out_of_calibration(known, prompt_ids, why):
     told = MODEL.strangeness(evidence(**known), prompt_ids)
     assert told is None if why is None else why in told
-
-
-def test_without_pairs_no_prompt_is_strange():
     plain = ConfidenceModel(**{**FITTED, "pairs": None})
-    assert plain.strangeness(evidence(), [99, 98, 97]) is None
+    assert plain.strangeness(evidence(), [99, 98, 97]) is None, "without pairs no prompt is strange"
 
 
 def test_shares_of_new_pairs():
+    assert pair_codes([1, 2, 3]) == [2**24 + 2, 2 * 2**24 + 3] and pair_codes([1]) == []
     known = frozenset(pair_codes([4, 5, 6]))
     assert new_share([4, 5, 6, 4], known) == pytest.approx(1 / 3)
     assert new_share([5, 4], known) == 1.0 and new_share([5], known) == 0.0
-
-
-def test_json_and_back():
-    assert ConfidenceModel.parse(MODEL.to_dict()) == MODEL
 
 
 @pytest.mark.parametrize(
@@ -119,21 +115,21 @@ def token(entropy=0.01, surprise=0.01, reason="confident", **more):
     )  # fmt: skip
 
 
-def test_an_answer_without_a_model_has_the_geometric_mean():
+def test_the_confidence_of_an_answer_with_and_without_a_model():
     answer = [token(0.1), token(0.5), token(None, reason="forced")]
     verdict = judge_answer(answer, 4, DoorPolicy(), None, False, None, [1, 2])
     assert verdict.confidence == pytest.approx(math.exp(-0.3))
     assert verdict == aggregate(
         [of_token(each.reason, each.depth, each.fate, each.proximity, each.entropy) for each in answer]
     )
-    assert judge_answer([*answer, token(None)], 4, DoorPolicy(), None, False, None, []).confidence is None
-
-
-def test_an_answer_with_a_model_has_its_confidence():
+    for unknown in ([*answer, token(None)], [token(None, None, reason="forced")]):
+        assert judge_answer(unknown, 4, DoorPolicy(), None, False, None, []).confidence is None
     answer = [token(0.1, 0.2), token(0.5, 0.4), token(9.0, 9.0, reason="forced")]
     verdict = judge_answer(answer, 4, DoorPolicy(), None, False, MODEL, [1, 2, 3])
     assert verdict.confidence == MODEL.confidence(evidence(mean_entropy=0.3, mean_deepest_surprise=0.3))
-    assert verdict.reason == "confident"
+    assert verdict.reason == "confident" and ConfidenceModel.parse(MODEL.to_dict()) == MODEL
+    forced = [token(None, None, reason="forced")]
+    assert judge_answer(forced, 4, DoorPolicy(), None, False, MODEL, [1, 2]).confidence is None
 
 
 def test_out_of_calibration_shuts_the_door_and_says_so():
@@ -148,12 +144,6 @@ def test_out_of_calibration_shuts_the_door_and_says_so():
     # and the reason of a part is that of the whole
     for reason in ("confident", "max_depth"):
         assert aggregate([verdict, of_token(reason, 2, "contract", 0.0, 0.0)]).reason == "out_of_calibration"
-
-
-def test_answers_of_forced_tokens_have_no_confidence():
-    forced = [token(None, None, reason="forced")]
-    for model in (None, MODEL):
-        assert judge_answer(forced, 4, DoorPolicy(), None, False, model, [1, 2]).confidence is None
 
 
 def test_the_beginning_of_an_answer_has_no_calibrated_confidence():
@@ -174,15 +164,6 @@ def test_numbers_and_names_of_a_strangers_file_are_bounded():
         with pytest.raises(ValueError, match=r"longest|confidence_model") as caught:
             ConfidenceModel.parse({**FITTED, **wrong})
         assert len(str(caught.value)) < 2000
-
-
-def test_a_pair_is_one_number():
-    assert pair_codes([1, 2, 3]) == [2**24 + 2, 2 * 2**24 + 3] and pair_codes([1]) == []
-
-
-def test_a_doubt_without_bounds_is_a_confidence_of_nearly_nothing():
-    sure = ConfidenceModel(**{**FITTED, "weights": (100.0, 100.0)})
-    assert sure.confidence(evidence(mean_entropy=1e9, mean_deepest_surprise=1e9)) == pytest.approx(math.exp(-700))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import entropy
 
-from sigma0.signals.drift import FEWEST, WINDOW, DriftMonitor
+from sigma0.signals.drift import WINDOW, DriftMonitor
 from sigma0.signals.verdict import of_token
 from tests.signals.test_confidence import MODEL
 
@@ -54,25 +54,6 @@ def test_figures_are_those_of_the_latest_answers(deciles, answers, window):
     else:
         assert drift.psi == pytest.approx(defined_psi(known, deciles), abs=1e-12)
         assert drift.psi >= -1e-12
-
-
-def test_answers_like_those_of_the_calibration_have_no_psi():
-    drift = monitor()
-    for count in range(WINDOW):
-        assert (drift.psi is None) == (count < FEWEST)
-        drift.add(answer((count % 10 + 0.5) / 10))
-    assert drift.psi == pytest.approx(0, abs=1e-12) and drift.out_of_calibration == 0
-
-
-def test_chance_alone_makes_about_nine_in_n_and_seldom_seventeen():
-    draws, found = np.random.default_rng(0), []
-    for _ in range(400):
-        drift = monitor(fewest=200)
-        for confidence in draws.random(200):
-            drift.add(answer(float(confidence)))
-        found.append(drift.psi * 200)
-    assert np.mean(found) == pytest.approx(9, abs=0.5)
-    assert np.mean(np.array(found) < 17) == pytest.approx(0.95, abs=0.02)
 
 
 def test_a_shift_is_seen_and_forgotten_again():

@@ -1,6 +1,7 @@
 """Spectra of known maps, fates, and the loop map's own radius."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -43,12 +44,16 @@ def test_spectra_are_the_definitions(width, seed, loops):
     assert float(fit.residual) == pytest.approx(residual, rel=1e-5, abs=1e-5)
 
 
-def test_paths_that_do_not_move_and_straight_ones():
+def test_paths_that_stand_still_go_straight_or_contract_steeply_have_their_radius():
     still = spectrum(torch.ones(2, 6, 8))
     assert still.radius.tolist() == [0.0, 0.0] and still.residual.tolist() == [1.0, 1.0]
     line = torch.arange(5.0)[:, None] * torch.ones(8)
     assert float(spectrum(line[None]).radius) == pytest.approx(1.0)
     assert float(spectrum((0.5 ** torch.arange(5.0))[:, None] * torch.ones(8)[None, None]).radius) == pytest.approx(0.5)
+    # each step along an axis that holds nothing else, towards a state of zeros there
+    path = torch.zeros(1, 6, 1, dtype=torch.float64)
+    path[0, :, 0] = 1e-9 ** torch.arange(6, dtype=torch.float64)
+    assert float(spectrum(path).radius) == pytest.approx(1e-9, rel=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 8), (4, 8), (1, 2, 5, 8)])
@@ -71,8 +76,6 @@ def test_the_loops_of_a_generated_token():
             assert [getattr(loop, name) for name in STATISTICS] == row.tolist()
         assert [loop.fate for loop in stats[:2]] == [None, None][: len(stats)]
         assert stats[0].to_dict()["loop"] == 1
-    with pytest.raises(ValueError, match="one token"):
-        loop_stats(out.loop_statistics[0], out.loop_fates[0])
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2)])
@@ -111,19 +114,6 @@ def test_behind_a_prelude_the_injection_is_held(layout):
     assert jacobian_radius(model, hidden, cache, 2, 4, injected=injected) == pytest.approx(float(exact), rel=1e-3)
 
 
-def test_a_state_that_does_not_fit_is_refused():
-    model = tiny_model(3)
-    cache = model.new_cache()
-    with torch.no_grad():
-        model(torch.tensor([[5, 9]]), past_key_values=cache, exit_config={"mode": "full"})
-    with pytest.raises(ValueError, match="one state"):
-        jacobian_radius(model, torch.zeros(2, 32), cache, 1, 1)
-    with pytest.raises(ValueError, match="a cache of one sequence with 7 columns"):
-        jacobian_radius(model, torch.zeros(32), cache, 1, 7)
-    with pytest.raises(ValueError, match="plane 3"):
-        jacobian_radius(model, torch.zeros(32), cache, 3, 1)
-
-
 @pytest.mark.parametrize("mode", ["full", "qexit"])
 def test_recorded_statistics_give_the_fates_again(mode):
     model = tiny_model(seed=3, total_ut_steps=7)
@@ -148,13 +138,6 @@ def test_a_standstill_hides_no_later_divergence():
     assert fates_under(statistics, FateConfig()).tolist() == live
 
 
-def test_a_steep_contraction_has_its_radius():
-    # each step along an axis that holds nothing else, towards a state of zeros there
-    path = torch.zeros(1, 6, 1, dtype=torch.float64)
-    path[0, :, 0] = 1e-9 ** torch.arange(6, dtype=torch.float64)
-    assert float(spectrum(path).radius) == pytest.approx(1e-9, rel=1e-6)
-
-
 def test_growth_is_measured_against_the_last_three_steps():
     """Steps of 10, 1, 1, 1 and 5: the last outgrows the three before it, and not the first.
 
@@ -177,3 +160,141 @@ def test_a_path_that_begins_with_a_standstill_has_the_radius_of_its_steps():
     fit = spectrum(states[None])
     assert float(fit.radius) == pytest.approx(radius) == pytest.approx(0.5)
     assert float(fit.angle) == pytest.approx(angle) and float(fit.residual) == pytest.approx(residual)
+
+
+def recorded(loops, **values):
+    """Steady loops that contract, but for what is given, `[loops, 8]`."""
+    steady = {
+        "change": 0.1, "bend": 0.01, "gain": 0.9, "turning": 0.1, "radius": 0.9, "angle": 0.5, "residual": 0.1,
+        "hazard": 0.5,
+    }  # fmt: skip
+    return torch.tensor([[{**steady, **values}[name] for name in STATISTICS]] * loops)
+
+
+def last_fate(statistics, dtype=torch.float32):
+    return FATES[int(fates_under(statistics, FateConfig(growth=0.1, spiral=60.0), dtype)[-1])]
+
+
+@pytest.mark.parametrize(
+    "values, fate",
+    [
+        ({}, "contract"),
+        # a fit turns where its roots are complex, between 0 and pi
+        ({"angle": math.radians(59)}, "contract"),
+        ({"angle": math.radians(61)}, "spiral"),
+        ({"angle": 2.5}, "spiral"),
+        ({"angle": 3.14159}, "spiral"),
+        ({"angle": math.pi}, "contract"),
+        ({"angle": 2.5, "residual": 0.51}, "contract"),
+        ({"turning": math.radians(61)}, "spiral"),
+        ({"gain": 1.05}, "spiral"),
+        ({"radius": 1.05}, "contract"),
+        ({"radius": 1.2}, "diverge"),
+        ({"gain": 1.2}, "diverge"),
+    ],
+)
+def test_each_quotient_decides_a_fate(values, fate):
+    assert last_fate(recorded(6, **values)) == fate
+
+
+def test_fates_begin_at_the_third_loop_and_loops_that_were_not_run_have_none():
+    found = fates_under(recorded(5, angle=2.5), FateConfig(growth=0.1, spiral=60.0))
+    assert [FATES[fate] for fate in found.tolist()] == [None, None, "contract", "spiral", "spiral"]
+    statistics = recorded(6)
+    statistics[4:] = torch.nan
+    assert fates_under(statistics, FateConfig()).tolist() == [0, 0, 1, 1, 0, 0]
+    batch = torch.stack([statistics, recorded(6)])[None]
+    assert fates_under(batch, FateConfig()).tolist() == [[[0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]]]
+    statistics = recorded(5, change=0.0, gain=0.0)
+    statistics[-1, STATISTICS.index("change")] = 0.1
+    assert last_fate(statistics) == "contract"
+
+
+def test_changes_under_the_noise_of_the_dtype_are_none():
+    still = recorded(6, change=4e-7, turning=2.0)
+    assert last_fate(still) == "contract" and last_fate(still, torch.float64) == "spiral"
+    assert last_fate(recorded(6, change=6e-7, turning=2.0)) == "spiral"
+
+
+def test_states_that_double_diverge_whatever_the_change():
+    """Each step is as long as the state that it leaves: the changes are equal, and the steps are not."""
+    states = 2.0 ** torch.arange(6.0)[:, None] * torch.tensor([[0.6, 0.8]])
+    loops = run_loops(states, ExitParams("none", 1.0, 6))
+    statistics = torch.stack([loop.statistics[0] for loop in loops])
+    statistics[:, STATISTICS.index("radius")] = 0.0
+    assert last_fate(statistics) == "diverge"
+
+
+def test_steps_are_compared_across_a_standstill_of_a_state_that_grew():
+    """The state is ten times its first when it stands still; a step as long as the first is a small change then."""
+    statistics = recorded(5, residual=1.0)
+    changes = torch.tensor([0.0, 9.0, 0.0, 0.1, 0.1])
+    statistics[:, STATISTICS.index("change")] = changes
+    statistics[:, STATISTICS.index("gain")] = torch.tensor([0.0, 0.0, 0.0, 0.0, 2.0])
+    # steps of 9, 0, 0.1 and 0.2, in units of the first state
+    assert last_fate(statistics) == "contract"
+    statistics[-1, STATISTICS.index("gain")] = 200.0
+    assert last_fate(statistics) == "diverge"
+
+
+@pytest.mark.parametrize("shape, fates", [((5, 8), 4), ((5, 8), 6), ((5, 7), 5), ((1, 5, 8), 1), ((8,), 8)])
+def test_statistics_of_one_token_have_a_fate_for_each_loop(shape, fates):
+    with pytest.raises(ValueError, match="one token"):
+        loop_stats(torch.zeros(shape), torch.zeros(fates, dtype=torch.int64))
+
+
+def test_loops_that_were_run_are_told_in_order():
+    statistics = recorded(4)
+    statistics[2:] = torch.nan
+    first, second = loop_stats(statistics, torch.tensor([0, 1, 0, 0]))
+    assert (first.loop, first.fate, second.loop, second.fate) == (1, None, 2, "contract")
+    assert second.gain == pytest.approx(0.9) and second.hazard == 0.5
+
+
+def test_a_path_that_comes_to_rest_has_no_fit():
+    states = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [1.5, 0.0], [1.5, 0.0]]], dtype=torch.float64)
+    fit = spectrum(states)
+    assert (float(fit.radius), float(fit.angle), float(fit.residual)) == (0.0, 0.0, 1.0)
+
+
+class Linear:
+    """A model whose loop multiplies, and whose norm does nothing."""
+
+    def __init__(self, matrix):
+        self.matrix = torch.tensor(matrix, dtype=torch.float64)
+
+    def loop(self, states, rows):
+        return states @ self.matrix.T
+
+    def norm(self, states):
+        return states
+
+
+def cache(batch=1, length=4, depth=2):
+    return SimpleNamespace(batch=batch, length=length, depth=depth)
+
+
+def test_the_radius_of_a_matrix_is_its_largest_eigenvalue():
+    three = Linear([[0.5, 3.0, 0.0], [0.0, -0.75, 1.0], [0.0, 0.0, 0.25]])
+    assert jacobian_radius(three, torch.ones(3, dtype=torch.float64), cache(), 0, 4) == pytest.approx(0.75)
+    turning = Linear([[0.0, -0.8, 0.0, 0.0], [0.8, 0.0, 0.0, 0.0], [0.0, 0.0, 0.5, 0.0], [0.0, 0.0, 0.0, 0.1]])
+    assert jacobian_radius(turning, torch.ones(4, dtype=torch.float64), cache(), 1, 0) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    "given, plane, position",
+    [
+        (cache(batch=2), 0, 4),
+        (cache(batch=0), 0, 4),
+        (cache(length=3), 0, 4),
+        (cache(), -1, 4),
+        (cache(), 2, 4),
+        (cache(depth=None), 0, 4),
+    ],
+)
+def test_a_cache_must_hold_the_past_of_the_position_and_a_state_is_one_vector_of_three_and_more(given, plane, position):
+    with pytest.raises(ValueError, match="a cache of one sequence"):
+        jacobian_radius(Linear([[1.0] * 3] * 3), torch.ones(3, dtype=torch.float64), given, plane, position)
+    for shape in ((2,), (3, 3), ()):
+        with pytest.raises(ValueError, match="one state"):
+            jacobian_radius(Linear([[1.0] * 3] * 3), torch.ones(shape), cache(), 0, 4)

@@ -18,11 +18,14 @@ from sigma0.signals.verdict import (
     DoorPolicy,
     ReasonVerdict,
     aggregate,
+    digits,
     door,
     explain,
     mildest,
+    objections,
     of_token,
     patience_for,
+    with_confidence,
 )
 
 REASONS = [
@@ -76,16 +79,6 @@ def test_every_combination_of_the_fields(policy):
     assert opened
 
 
-def test_unknown_never_opens_the_door_where_the_fact_is_required():
-    for policy in POLICIES:
-        certified = policy.rule == "certificate"
-        assert door(make(confidence=None, grounded=1.0), policy) == ("converge" if certified else "escalate")
-        assert door(make(converged=None, grounded=1.0), policy) == ("escalate" if certified else "converge")
-        assert door(make(stable=None, grounded=1.0), policy) == ("escalate" if certified else "converge")
-    assert door(make(grounded=None), DoorPolicy(require_grounding=True)) == "escalate"
-    assert door(make(grounded=None), DoorPolicy()) == "converge"
-
-
 @given(
     st.sampled_from([True, False, None]), st.floats(0, 99), st.floats(0, 1), st.none() | st.floats(0, 1),
     st.sampled_from(FATES), st.sampled_from(REASONS),
@@ -95,21 +88,6 @@ def test_json_and_back(converged, depth, proximity, grounded, stable, reason):
     assert ReasonVerdict.model_validate_json(verdict.model_dump_json()) == verdict
     assert ReasonVerdict(**verdict.to_dict()) == verdict
     assert set(verdict.to_dict()) == set(ReasonVerdict.model_json_schema()["properties"])
-
-
-@pytest.mark.parametrize(
-    "bad", [{"proximity": 1.2}, {"depth": -1}, {"reason": "because"}, {"stable": "wobbly"}, {"proximity": float("nan")}]
-)
-def test_bad_values_are_refused(bad):
-    with pytest.raises(ValidationError):
-        make(**bad)
-    with pytest.raises(ValidationError):
-        ReasonVerdict(**make().to_dict(), mood="fine")
-
-
-def test_verdicts_cannot_be_changed():
-    with pytest.raises(ValidationError):
-        make().depth = 3.0
 
 
 def test_a_fate_is_the_mildest_of_the_last():
@@ -143,13 +121,6 @@ def test_aggregation():
     assert aggregate(tokens(*[("max_depth", None)] * 3)).converged is False
     loose = aggregate(tokens(good), grounded=0.2)
     assert (loose.reason, loose.grounded, loose.converged) == ("ungrounded", 0.2, True)
-    # of as many tokens that met their rule as did not, the text has not converged
-    even = aggregate(tokens(good, good, *[("max_depth", "contract")] * 2), DoorPolicy(saturated_share=0.5), 0.2)
-    assert (even.reason, even.converged) == ("ungrounded", False)
-    most = aggregate(tokens(good, good, good, ("max_depth", "contract")), DoorPolicy(saturated_share=0.5), 0.2)
-    assert (most.reason, most.converged) == ("ungrounded", True)
-    looping = aggregate([*tokens(good), of_token("threshold_met", 4, "contract", 0.7)])
-    assert (looping.reason, looping.proximity, looping.depth) == ("collapse", 0.7, 3.0)
     sure = [of_token("threshold_met", 2, "contract", 0.0, entropy) for entropy in (0.01, 0.03)]
     assert aggregate(sure).confidence == pytest.approx(math.exp(-0.02))
     assert door(aggregate(sure)) == "converge" and door(aggregate([*sure, *tokens(good)])) == "escalate"
@@ -157,15 +128,6 @@ def test_aggregation():
     assert aggregate([of_token("confident", 2, None, 0.0, math.inf), *sure]).confidence == 0.0
     with pytest.raises(ValueError, match="without tokens"):
         aggregate([])
-
-
-def test_what_a_reason_says_of_convergence():
-    assert {reason for reason, known in CONVERGED.items() if known} == {
-        "threshold_met", "fixed_point", "accel_fixed_point", "confident",
-    }  # fmt: skip
-    assert {reason for reason, known in CONVERGED.items() if not known} == {"max_depth", "collapse", "divergence"}
-    assert of_token("fixed", 3, None, 0.0).converged is None
-    assert of_token(None, 3, None, 0.0).converged is None
 
 
 def test_the_published_schema_is_the_one_in_force():
@@ -180,21 +142,6 @@ def test_a_stored_policy_is_read_and_checked():
         DoorPolicy.parse({"tau_x": 0.2})
     with pytest.raises(ValueError, match="got int"):
         DoorPolicy.parse(3)
-
-
-def test_drafts_make_an_answer():
-    anchored, loose = make(grounded=0.9), make(grounded=0.2, reason="ungrounded")
-    assert aggregate([anchored, make(grounded=None)]).grounded == 0.9
-    assert aggregate([anchored, loose]).grounded == 0.2 and aggregate([anchored, loose]).reason == "ungrounded"
-    # looked up as a whole, the whole decides
-    assert aggregate([anchored, loose], grounded=1.0).reason == "threshold_met"
-
-
-@pytest.mark.parametrize("field, value", [("converged", "yes"), ("depth", "3"), ("proximity", True), ("stable", 1)])
-def test_what_the_schema_refuses_is_refused(field, value):
-    line = json.dumps({**make().to_dict(), field: value})
-    with pytest.raises(ValidationError):
-        ReasonVerdict.model_validate_json(line)
 
 
 def test_a_stored_policy_can_be_printed_and_saved(tmp_path):
@@ -212,12 +159,6 @@ def test_shares_of_a_policy_lie_between_nothing_and_all(name):
     for value in (-0.01, 1.01, math.nan, math.inf):
         with pytest.raises(ValueError, match=name):
             DoorPolicy(**{name: value})
-
-
-def test_a_fate_is_of_one_loop_at_least():
-    assert DoorPolicy(patience=1).patience == 1
-    with pytest.raises(ValueError, match="patience"):
-        DoorPolicy(patience=0)
 
 
 @pytest.mark.parametrize(
@@ -240,4 +181,135 @@ def test_facts_of_a_verdict_lie_in_their_range(name, good, bad):
 def test_models_of_few_loops_are_asked_of_fewer():
     # the first two loops have no fate, and a fate is of one loop at least
     assert [patience_for(DoorPolicy(), loops) for loops in range(1, 7)] == [1, 1, 1, 2, 2, 2]
+    with pytest.raises(ValueError, match="patience"):
+        DoorPolicy(patience=0)
     assert [patience_for(DoorPolicy(patience=9), loops) for loops in (2, 3, 8, 11, 12)] == [1, 1, 6, 9, 9]
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        *[("converged", "yes"), ("depth", "3"), ("proximity", True), ("proximity", math.nan), ("stable", 1)],
+        *[("stable", "wobbly"), ("reason", "because"), ("mood", "fine")],
+    ],
+)
+def test_what_the_schema_refuses_is_refused(field, value):
+    with pytest.raises(ValidationError, match=field):
+        ReasonVerdict.model_validate_json(json.dumps({**make().to_dict(), field: value}))
+
+
+def part(reason="confident", proximity=0.0, grounded=None, stable=None, confidence=0.5, converged=True, depth=2.0):
+    return make(converged, depth, proximity, grounded, stable, reason, confidence)
+
+
+def test_the_policy_if_nothing_else_is_said():
+    shares = {"min_confidence": 0.9, "tau_c": 0.5, "tau_g": 0.5, "spiral_share": 0.25, "saturated_share": 0.1}
+    assert DoorPolicy() == DoorPolicy(**shares, require_grounding=False, patience=2, rule="confidence")
+
+
+def test_a_share_under_1_is_not_written_as_1():
+    shares = (0.9, 0.994, 0.996, 0.9994, 0.9996, 0.99994, 0.99996, 1.0, 0.0)
+    assert list(map(digits, shares)) == ["0.90", "0.99", "0.996", "0.999", "0.9996", "0.9999", "0.99996", "1", "0.00"]
+
+
+@pytest.mark.parametrize(
+    "verdict, reasons",
+    [
+        (part(confidence=0.9), []),
+        (part(confidence=0.8999), ["its confidence is 0.90, under 0.90"]),
+        (part(confidence=None), ["its confidence is not known"]),
+        (part("divergence", confidence=1.0), ["its reason is divergence"]),
+        (part("out_of_calibration", confidence=1.0), ["it is unlike what its confidence was calibrated on"]),
+        (part(proximity=0.5, confidence=1.0), ["its proximity to collapse is 0.50, not under 0.50"]),
+        (part(grounded=0.5, confidence=1.0), ["its groundedness is 0.50, not over 0.50"]),
+    ],
+)
+def test_objections_are_told_in_words(verdict, reasons):
+    assert objections(verdict, DoorPolicy()) == reasons
+    told = "; ".join(reasons)
+    plain = "converge: confidence 0.90, read at 2.00 loops on average."
+    assert explain(verdict) == (f"escalate: {told}." if reasons else plain)
+    assert explain(verdict, budget_left=False) == (f"abort: {told}." if reasons else plain)
+
+
+def test_objections_to_a_certificate_and_for_want_of_grounding():
+    certificate = DoorPolicy(rule="certificate")
+    assert objections(part("out_of_calibration", stable="contract", confidence=0.0), certificate) == []
+    saturated, unknown = part("max_depth", converged=False), part(stable="spiral", converged=None)
+    told = ["its reason is max_depth", "it did not converge", "its fate is not known"]
+    assert objections(saturated, certificate) == told
+    assert objections(unknown, certificate) == ["whether it converged is not known", "its fate is spiral"]
+    plain = "converge: its exit rule was met by itself and its steps contract, read at 2.00 loops on average."
+    assert explain(part(stable="contract", confidence=None), certificate) == plain
+    asked = DoorPolicy(require_grounding=True, min_confidence=0.5)
+    assert objections(part(), asked) == ["its groundedness is not known"]
+
+
+@pytest.mark.parametrize(
+    "parts, grounded, reason",
+    [
+        ([part(proximity=0.49)], None, "confident"),
+        ([part(proximity=0.5)], None, "collapse"),
+        ([part("collapse"), part()], None, "collapse"),
+        ([part("divergence"), part("collapse", proximity=0.9)], None, "divergence"),
+        ([part()], 0.5, "ungrounded"),
+        ([part()], 0.51, "confident"),
+        ([part("ungrounded"), part()], None, "ungrounded"),
+        ([part("ungrounded", grounded=0.9), part()], None, "confident"),
+        ([part("ungrounded", grounded=0.9)], None, None),
+        ([part("max_depth")] * 2, 0.1, "max_depth"),
+        ([part("out_of_calibration"), part("max_depth")], 0.1, "out_of_calibration"),
+        ([part("confident"), part("fixed_point"), part("fixed_point")], None, "fixed_point"),
+        ([part("confident"), part("fixed_point")], None, "confident"),
+        ([part(None), part("confident")], None, "confident"),
+        ([part(None)], None, None),
+        ([part("forced")], None, "forced"),
+        ([part("forced")] * 9 + [part("max_depth")], None, "max_depth"),
+    ],
+)
+def test_the_reason_of_a_text(parts, grounded, reason):
+    assert aggregate(parts, grounded=grounded).reason == reason
+
+
+def test_the_reason_and_the_figures_of_the_whole_and_of_drafts():
+    whole = aggregate([part(depth=1.0, grounded=0.9), part(depth=4.0, proximity=0.25, grounded=0.75)])
+    assert (whole.depth, whole.proximity, whole.grounded) == (2.5, 0.25, 0.75)
+    assert aggregate([part("forced", confidence=None)]).confidence is None
+    assert aggregate([part(confidence=None), part()]).confidence is None
+    assert aggregate([part(confidence=0.0), part()]).confidence == 0.0
+    assert aggregate([part(confidence=0.25), part(confidence=1.0)]).confidence == pytest.approx(0.5)
+    # a policy may ask for no grounding
+    assert aggregate([part()], DoorPolicy(tau_g=None), grounded=0.0).reason == "confident"
+    anchored, loose = make(grounded=0.9), make(grounded=0.2, reason="ungrounded")
+    assert aggregate([anchored, make(grounded=None)]).grounded == 0.9
+    assert aggregate([anchored, loose]).grounded == 0.2 and aggregate([anchored, loose]).reason == "ungrounded"
+    # looked up as a whole, the whole decides
+    assert aggregate([anchored, loose], grounded=1.0).reason == "threshold_met"
+
+
+@pytest.mark.parametrize(
+    "known, converged",
+    [([], None), ([True], True), ([True, False], False), ([True, True, False], True), ([False], False)],
+)
+def test_where_the_reason_says_nothing_of_loops_the_tokens_do(known, converged):
+    parts = [part(converged=each) for each in known] + [part(converged=None)]
+    assert aggregate(parts, grounded=0.0).converged is converged
+    assert aggregate([part(None, converged=True)]).converged is None
+
+
+def test_a_strange_answer_keeps_the_reason_of_a_text_that_broke_off():
+    for reason in ("collapse", "divergence", "confident", None):
+        kept = reason if reason in ("collapse", "divergence") else "out_of_calibration"
+        assert with_confidence(part(reason), 0.25, True).reason == kept
+        assert with_confidence(part(reason), 0.25, False) == part(reason, confidence=0.25)
+
+
+def test_a_tokens_confidence_is_that_of_its_entropy_and_its_reason_tells_convergence():
+    assert of_token("confident", 3, "spiral", 0.25).confidence is None
+    assert of_token("confident", 3, "spiral", 0.25, 0.0).confidence == 1.0
+    met = {"threshold_met", "fixed_point", "accel_fixed_point", "confident"}
+    assert {reason for reason, known in CONVERGED.items() if known} == met
+    assert {reason for reason, known in CONVERGED.items() if not known} == {"max_depth", "collapse", "divergence"}
+    assert of_token("fixed", 3, None, 0.0).converged is of_token(None, 3, None, 0.0).converged is None
+    found = of_token("max_depth", 3, "spiral", 0.25, 0.5)
+    assert found == make(False, 3, 0.25, None, "spiral", "max_depth", math.exp(-0.5))

@@ -170,29 +170,21 @@ def test_what_a_rule_would_have_said_is_what_it_says(mode):
     assert seen == {True, False}
 
 
-def test_only_where_no_rule_is_asked_is_another_one_watched(pocket):
+def test_where_no_rule_is_asked_or_there_is_none_another_one_is_watched_or_none(pocket, monkeypatch):
     model = pocket[0]
     assert model.counterfactual_rule(ExitConfig(q=0.5)) is None
     assert model.counterfactual_rule(ExitConfig(mode="fixed", depth=2, after_exit="verify")) is None
     stored = model.counterfactual_rule(ExitConfig(mode="full"))
     assert stored is not None and stored.config == model.resolve_exit_config(None)
     one = np.zeros((1, 8), dtype=np.float32)
-    assert (
-        stored.needs_logits
-        and stored.would_have_been_met(one, 0.1) is None
-        and stored.would_have_been_met(one, 1.0) is True
-    )
+    assert stored.needs_logits
+    assert (stored.would_have_been_met(one, 0.1), stored.would_have_been_met(one, 1.0)) == (None, True)
     assert exit_reason("full", True) == "fixed"
-
-
-def test_a_checkpoint_without_a_rule_has_none_to_watch(monkeypatch, pocket):
     model = pocket[0]
     monkeypatch.setattr(model.generation_config, "exit_config", {"mode": "fixed", "depth": 4})
     assert model.counterfactual_rule(ExitConfig(mode="full")) is None
     out = sigma0.generate(*pocket, "Mary went to the park. Where is Mary?", max_new_tokens=3)
     assert {token.would_have_met for token in out.tokens} == {None}
-
-
-def test_the_inner_break_leaves_no_rule_to_watch(monkeypatch, pocket):
+    monkeypatch.undo()
     monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
-    assert pocket[0].counterfactual_rule(ExitConfig(mode="full")) is None
+    assert model.counterfactual_rule(ExitConfig(mode="full")) is None

@@ -23,39 +23,32 @@ from sigma0.reason.agent.actions import (
     parse_action,
 )
 
+READ, EDIT = {"action": "read", "path": "a.py"}, {"action": "edit", "path": "a", "old": "", "new": "```\n"}
 ACTIONS = [
     ({"action": "list"}, ListFolder(action="list", path=".")),
     ({"action": "list", "path": "a"}, ListFolder(action="list", path="a")),
-    ({"action": "read", "path": "a.py"}, ReadFile(action="read", path="a.py", start=1, lines=200)),
-    (
-        {"action": "read", "path": "a.py", "start": 3, "lines": 9},
-        ReadFile(action="read", path="a.py", start=3, lines=9),
-    ),
-    (
-        {"action": "edit", "path": "a", "old": "", "new": "```\n"},
-        EditFile(action="edit", path="a", old="", new="```\n"),
-    ),
+    (READ, ReadFile(action="read", path="a.py", start=1, lines=200)),
+    ({**READ, "start": 3, "lines": 9}, ReadFile(action="read", path="a.py", start=3, lines=9)),
+    (EDIT, EditFile(**EDIT)),
     ({"action": "run_tests"}, RunTests(action="run_tests")),
     ({"action": "start_over"}, StartOver(action="start_over")),
     ({"action": "finish"}, Finish(action="finish")),
 ]
+FORMS = [
+    "{}",
+    "  {}\n",
+    "```json\n{}\n```",
+    "```\n{}\n```",
+    "I think that\n\n```json\n{}\n```\nis right.",
+    "```json {} ```",
+]
 
 
 @pytest.mark.parametrize("value, action", ACTIONS)
-@pytest.mark.parametrize(
-    "form",
-    [
-        "{}",
-        "  {}\n",
-        "```json\n{}\n```",
-        "```\n{}\n```",
-        "I think that\n\n```json\n{}\n```\nis right.",
-        "```json {} ```",
-    ],
-)
-def test_an_action_is_read_bare_or_from_one_fence(value, action, form):
-    assert parse_action(form.replace("{}", json.dumps(value))) == action
-    assert parse_action(form.replace("{}", json.dumps(value, indent=2))) == action
+def test_an_action_is_read_bare_or_from_one_fence(value, action):
+    for form in FORMS:
+        for indent in (None, 2):
+            assert parse_action(form.replace("{}", json.dumps(value, indent=indent))) == action
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,10 @@ def test_tier_2_warns_narrows_the_tools_and_raises_the_model(source, trail):
 
 def test_replies_are_held_to_the_actions_that_are_allowed_where_that_is_set(source, trail):
     model = ScriptedChat(Stubborn(trail, "warn", [READ], [FIX, FINISH]))
-    assert solve(source, trail, model, held=True).solved
+    found = solve(source, trail, model, held=True)
+    assert found.solved and found.tier_reached == 2
+    # with one model effort is raised in place of the model
+    assert (model.calls[31]["effort"], model.calls[32]["effort"]) == ("medium", "high")
     plan, *steps = [call["grammar"] for call in model.calls if call["messages"]]
     # plans are free text
     assert plan is None and steps[0] == action_grammar() and steps[-1] == action_grammar(WARNED_TOOLS)
@@ -141,7 +144,7 @@ def test_replies_are_held_to_the_actions_that_are_allowed_where_that_is_set(sour
     assert solve(source, Trail(), free).solved and {call["grammar"] for call in free.calls} == {None}
 
 
-def test_after_the_last_warning_all_edits_may_still_be_taken_back(source, trail):
+def test_after_the_last_warning_edits_may_be_taken_back_and_progress_gives_the_tools_back(source, trail):
     start_over = {"action": "start_over"}
     model = ScriptedChat(Stubborn(trail, "warn", [USELESS], [start_over, FIX, FINISH]))
     found = solve(source, trail, model)
@@ -150,13 +153,13 @@ def test_after_the_last_warning_all_edits_may_still_be_taken_back(source, trail)
     assert "start_over" in warned and "refused" not in warned
     (question,) = (asked for asked in model.calls if asked["messages"][-1]["content"].startswith("All edits are taken"))
     assert "edit, run_tests, start_over and finish are allowed" in question["messages"][-1]["content"]
-
-
-def test_with_one_model_effort_is_raised_instead(source, trail):
-    model = ScriptedChat(Stubborn(trail, "warn", [READ], [FIX, FINISH]))
-    assert solve(source, trail, model).tier_reached == 2
-    assert model.calls[31]["effort"] == "medium"
-    assert model.calls[32]["effort"] == "high"
+    trail = Trail()
+    model = ScriptedChat(Stubborn(trail, "warn", [READ], [HALF_FIX, RUN, LIST, FIX, FINISH]))
+    found = solve(source, trail, model)
+    assert found.solved and found.tier_reached == 2
+    assert measures(trail) == [("replan", 1), ("warn", 2), ("lower", 1), ("lower", 0)]
+    after_list = model.calls[-2]["messages"][-1]["content"]
+    assert "README.md" in after_list and "LAST WARNING" not in after_list
 
 
 @pytest.mark.slow
@@ -191,14 +194,12 @@ def test_tier_3_resets_the_workspace_and_a_pristine_copy_takes_the_patch(source,
             assert PlainRunner().run_command(AgentSettings().full_command, pristine).ok
 
 
-def test_after_a_reset_the_steps_left_go_to_the_next_model(source, trail):
+def test_after_a_reset_the_next_model_goes_on_and_what_is_never_solved_says_why(source, trail):
     cheap = ScriptedChat(Stubborn(trail, "never", [READ], []), name="cheap")
     middle = ScriptedChat(Stubborn(trail, "reset", [RUN], [FIX, FINISH]), name="middle")
     found = solve(source, trail, cheap, middle, ScriptedChat([], name="dear"))
     assert found.solved and found.tier_reached == 3 and found.steps == 47
-
-
-def test_a_case_never_solved_ends_with_its_patch_and_says_why(source, trail):
+    trail = Trail()
     found = solve(source, trail, ScriptedChat(Stubborn(trail, "never", [USELESS, RUN], [])))
     assert not found.solved and found.failed is None
     assert found.steps == 60 and found.tier_reached == 3
@@ -217,51 +218,27 @@ def test_endless_repetition_ends(source, trail, actions):
     assert "this very result" in model.calls[10]["messages"][-1]["content"]
 
 
-def test_progress_lowers_the_tier_and_gives_the_tools_back(source, trail):
-    model = ScriptedChat(Stubborn(trail, "warn", [READ], [HALF_FIX, RUN, LIST, FIX, FINISH]))
-    found = solve(source, trail, model)
-    assert found.solved and found.tier_reached == 2
-    assert measures(trail) == [("replan", 1), ("warn", 2), ("lower", 1), ("lower", 0)]
-    after_list = model.calls[-2]["messages"][-1]["content"]
-    assert "README.md" in after_list and "LAST WARNING" not in after_list
-
-
-def test_tests_that_pass_at_a_check_end_the_work(source, trail):
-    found = solve(source, trail, scripted(READ, READ, READ, READ, FIX))
-    assert found.solved and found.steps == 5 and found.failed is None
-
-
-def test_finishing_without_passing_tests_is_refused_and_told(source, trail):
-    model = scripted(FINISH, FIX, FINISH)
-    found = solve(source, trail, model)
-    assert found.solved and found.steps == 3
-    assert "Not all tests pass" in model.calls[2]["messages"][-1]["content"]
-
-
-def test_tests_that_passed_before_the_last_edit_do_not_count(source, trail):
+def test_only_tests_that_pass_after_the_last_edit_count(source, trail):
     spoil = {**FIX, "old": FIX["new"], "new": FIX["old"]}
     found = solve(source, trail, scripted(FIX, RUN, spoil, FINISH), escalation={"max_steps": 4})
-    assert not found.solved
-    assert not found.report.ok
-
-
-def test_a_last_edit_is_tested_by_the_loop_itself(source, trail):
-    found = solve(source, trail, scripted(READ, FIX), escalation={"max_steps": 2})
-    assert found.solved and found.steps == 2
+    assert not found.solved and not found.report.ok
+    # a last edit is tested by the loop itself
+    assert solve(source, Trail(), scripted(READ, FIX), escalation={"max_steps": 2}).solved
+    (source / "numbers_kit/ranges.py").write_text(FIXED)
+    model = scripted()
+    found = solve(source, trail, model)
+    assert not found.solved and "before any edit" in found.why and not model.calls
 
 
 @pytest.mark.parametrize(
     "reply, fault",
     [
         ("I would read the file first.", "not one JSON object"),
-        (said(READ) + said(FIX), "not one JSON object"),
         (said({"action": "delete", "path": "a"}), "no action"),
         (said({**READ, "path": "../secret"}), "no path inside"),
-        (said({**READ, "path": "/etc/passwd"}), "no path inside"),
         (said({"action": "edit", "path": "tests/test_numbers.py", "old": "== 5", "new": "== 9"}), "read-only"),
-        (said({"action": "edit", "path": "tests/conftest.py", "old": "", "new": "x"}), "read-only"),
         (said({**FIX, "old": "nowhere"}), "does not stand"),
-        ("", "not one JSON object"),
+        (said(FINISH), "Not all tests pass"),
     ],
 )
 def test_a_bad_reply_takes_a_step_and_is_told_what_is_wrong(source, trail, reply, fault):
@@ -269,34 +246,19 @@ def test_a_bad_reply_takes_a_step_and_is_told_what_is_wrong(source, trail, reply
     found = solve(source, trail, model)
     assert found.solved and found.steps == 3
     assert fault in model.calls[2]["messages"][-1]["content"]
-    assert "refused" in decided(trail)
+    assert "refused" in decided(trail) or reply == said(FINISH)
 
 
-def test_a_reading_through_a_link_is_refused(source, trail, tmp_path):
-    (tmp_path / "secret").write_text("hidden text")
-    (source / "link").symlink_to(tmp_path / "secret")
-    model = scripted({**READ, "path": "link"}, FIX, FINISH)
-    assert solve(source, trail, model).solved
-    assert all("hidden text" not in str(asked["messages"]) for asked in model.calls)
-
-
-def test_a_limit_ends_the_run_with_the_patch_so_far(source, trail):
+def test_limits_and_models_that_fail_end_a_run_with_the_patch_so_far(source, trail):
     found = solve(source, trail, scripted(USELESS, RUN), limits=Limits(calls=3))
     assert not found.solved and found.failed is None
     assert found.steps == 2 and "limit of 3 calls" in found.why
     assert "notes.txt" in found.patch
-
-
-def test_a_solution_that_a_limit_cut_off_counts_once_it_is_tested(source, trail):
-    assert solve(source, trail, scripted(FIX), limits=Limits(calls=2)).solved
-
-
-def test_a_limit_before_the_first_step_leaves_an_empty_patch(source, trail):
-    found = solve(source, trail, scripted(FIX), limits=Limits(calls=1))
+    # what was cut off counts once it is tested
+    assert solve(source, Trail(), scripted(FIX), limits=Limits(calls=2)).solved
+    found = solve(source, Trail(), scripted(FIX), limits=Limits(calls=1))
     assert (found.solved, found.steps, found.patch) == (False, 0, "")
-
-
-def test_a_model_that_fails_is_told_beside_the_patch_so_far(source, trail):
+    trail = Trail()
     found = solve(source, trail, scripted(USELESS))
     assert not found.solved and found.steps == 1
     assert "no reply" in found.failed and "no answer" in found.why
@@ -332,13 +294,6 @@ def test_an_edit_that_could_not_be_tested_is_not_solved_by_the_run_before_it(sou
     assert found.failed == "bubblewrap is gone"
 
 
-def test_tests_that_pass_from_the_start_prove_nothing(source, trail):
-    (source / "numbers_kit/ranges.py").write_text(FIXED)
-    model = scripted()
-    found = solve(source, trail, model)
-    assert not found.solved and "before any edit" in found.why and not model.calls
-
-
 def reports_in_turn(*outputs):
     class Scripted(ReadingRunner):
         def run_command(self, *arguments, **named):
@@ -361,22 +316,16 @@ def test_a_solution_that_makes_tests_vanish_is_none(source, trail, after):
     assert "MISSING tests/test_numbers.py::test_b" in model.calls[3]["messages"][-1]["content"]
 
 
-def test_code_that_ends_the_process_is_no_solution_even_where_no_test_was_known(source, trail):
-    runner = reports_in_turn(result("", None, timed_out=True), result("", 0))
-    assert not solve(source, trail, scripted(FIX, FINISH), runner=runner, escalation={"max_steps": 2}).solved
-
-
-def test_another_tool_counts_by_its_exit_code(source, trail):
-    runner = reports_in_turn(result("1 of 7 failed in 0.3 s", 1), result("7 of 7 in 0.2 s", 0))
-    found = solve(source, trail, scripted(FIX, FINISH), runner=runner, test_command=["make", "test"])
-    assert found.solved
-
-
-def test_another_tool_that_fails_alike_is_stuck(source, trail):
+def test_another_tool_counts_by_its_exit_code_and_is_stuck_where_it_fails_alike(source, trail):
     runner = reports_in_turn(*[result(f"1 of 7 failed in {n}.3 s", 1) for n in range(99)])
     model = ScriptedChat(Stubborn(trail, "never", [HALF_FIX, {"action": "start_over"}], []))
     found = solve(source, trail, model, runner=runner, test_command=["make", "test"])
     assert found.tier_reached == 3 and not found.solved
+    runner = reports_in_turn(result("1 of 7 failed in 0.3 s", 1), result("7 of 7 in 0.2 s", 0))
+    assert solve(source, Trail(), scripted(FIX, FINISH), runner=runner, test_command=["make", "test"]).solved
+    # of pytest an exit code alone says nothing: code may have ended the process
+    runner = reports_in_turn(result("", None, timed_out=True), result("", 0))
+    assert not solve(source, Trail(), scripted(FIX, FINISH), runner=runner, escalation={"max_steps": 2}).solved
 
 
 @pytest.mark.parametrize("shown", [{**READ, "path": "long.txt"}, "x" * 50_000, LIST])
@@ -440,11 +389,6 @@ def test_whatever_is_done_it_ends_and_what_is_solved_passes(actions, tier1, ever
 def test_bad_settings_are_refused_by_name(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         AgentSettings.from_dict(bad)
-
-
-def test_settings_survive_a_round_trip():
-    chosen = AgentSettings(test_command=("make", "test"), escalation=ThreeTierEscalation(max_steps=9), temperature=0.5)
-    assert AgentSettings.from_dict(json.loads(json.dumps(chosen.to_dict()))) == chosen
 
 
 def test_a_task_too_long_and_an_agent_without_a_model_are_refused(source, trail):

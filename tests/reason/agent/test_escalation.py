@@ -49,18 +49,15 @@ def test_progress_is_more_that_pass_and_never_fewer_that_are_seen(after, progres
     assert ProgressTracker.of_slate(BEFORE).observe(after) is progress
 
 
-def test_tests_that_can_be_read_again_are_progress():
+def test_progress_of_tests_that_were_unread_gone_or_unnamed():
     broken = report("", "", "f")
     assert ProgressTracker.of_slate(broken).observe(report("a", "bcd"))
     assert not ProgressTracker.of_slate(broken).observe(report("", "abcd"))
-
-
-def test_all_well_is_no_progress_where_tests_that_passed_are_gone():
     assert not ProgressTracker.of_slate(report("ab", "c")).observe(report("ac"))
-    assert ProgressTracker.of_slate(report("ab", "c")).observe(report("ab"))
-
-
-def test_a_tool_without_names_makes_progress_when_all_is_well():
+    # a new slate keeps the approaches alone
+    fresh = ProgressTracker.of_slate(BEFORE, ["trace"])
+    assert fresh == ProgressTracker(**{**ProgressTracker.of_slate(BEFORE).to_dict(), "approaches": ["trace"]})
+    assert (fresh.stuck, fresh.history, fresh.pairs, fresh.errors) == (0, [], {}, {})
     failing, passing = (Report(frozenset(), frozenset(), frozenset(), ok, str(ok), "") for ok in (False, True))
     tracker = ProgressTracker.of_slate(failing)
     assert not tracker.observe(failing)
@@ -68,25 +65,19 @@ def test_a_tool_without_names_makes_progress_when_all_is_well():
     assert not tracker.observe(passing)
 
 
-def test_checks_that_say_the_same_are_stuck():
+def test_checks_that_say_the_same_or_go_to_and_fro_are_stuck_and_new_states_neither_count_nor_reset():
     tracker, progressed = checked(BEFORE, BEFORE, BEFORE)
     assert (tracker.stuck, progressed) == (3, [False] * 3)
-
-
-def test_going_to_and_fro_between_two_failing_states_is_stuck():
     other = report("b", "acd")
     tracker, _ = checked(other, BEFORE, other, BEFORE)
     assert tracker.stuck == 3
-
-
-def test_a_new_failing_state_neither_counts_nor_resets():
     tracker, _ = checked(BEFORE, BEFORE, report("b", "acd"))
     assert tracker.stuck == 2
     tracker.check(BEFORE)
     assert tracker.stuck == 3
 
 
-def test_progress_resets_the_count_and_so_does_progress_between_checks():
+def test_progress_resets_the_count_and_what_was_seen():
     tracker, progressed = checked(BEFORE, BEFORE, report("ab", "cd"))
     assert (tracker.stuck, progressed[-1]) == (0, True)
     tracker.check(report("ab", "cd"))
@@ -94,9 +85,6 @@ def test_progress_resets_the_count_and_so_does_progress_between_checks():
     tracker.observe(report("abc", "d"))
     assert tracker.check(report("abc", "d"))
     assert tracker.stuck == 0
-
-
-def test_a_state_that_was_seen_before_the_last_progress_is_new_again():
     tracker, _ = checked(report("ab", "cd"), BEFORE)
     assert tracker.stuck == 0
     tracker.check(BEFORE)
@@ -130,22 +118,10 @@ def test_repeated_actions_errors_and_ping_pong_are_counted():
     assert tracker.repeated_errors == ["refused"]
     tracker.act("edit a", "refused", refused=True)
     assert not tracker.is_ping_pong
-
-
-def test_the_same_action_over_and_over_is_no_ping_pong():
     tracker = ProgressTracker.of_slate(BEFORE)
     assert [tracker.act("x", "y", refused=False) for _ in range(5)] == [1, 2, 3, 4, 5]
     assert not tracker.is_ping_pong
     assert tracker.repeats == 4
-
-
-def test_a_new_slate_keeps_the_approaches_alone():
-    tracker, _ = checked(BEFORE, BEFORE)
-    tracker.approaches.append("trace")
-    tracker.act("x", "y", refused=True)
-    fresh = ProgressTracker.of_slate(BEFORE, tracker.approaches)
-    assert fresh == ProgressTracker(**{**ProgressTracker.of_slate(BEFORE).to_dict(), "approaches": ["trace"]})
-    assert (fresh.stuck, fresh.history, fresh.pairs, fresh.errors) == (0, [], {}, {})
 
 
 @given(REPORTS, st.integers(0, 30))
@@ -159,12 +135,6 @@ def test_a_tracker_that_was_stored_goes_on_as_if_it_had_not_been(runs, place):
         assert said[0] == said[1]
         assert straight.check(each) == stored.check(each)
     assert straight == stored
-
-
-@pytest.mark.parametrize("bad", [{"stuk": 1}, {"stuck": -1}, {"history": 3}])
-def test_a_stored_tracker_with_a_fault_is_refused(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        ProgressTracker.from_dict(bad)
 
 
 STUCK, FREE, UP = "stuck", "free", "progress"
@@ -239,19 +209,23 @@ def test_a_bad_escalation_is_refused(bad):
         ThreeTierEscalation(**bad)
 
 
-def test_a_stored_escalator_with_a_fault_is_refused():
+def test_stored_trackers_and_escalators_with_a_fault_are_refused():
     for bad in ({"tier": 3}, {"slate": -1}, {"config": {"tier5": 1}}, {"unknown": 1}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             Escalator.from_dict({"config": {}, **bad})
+    for bad in ({"stuk": 1}, {"stuck": -1}, {"history": 3}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            ProgressTracker.from_dict(bad)
 
 
-def test_strategies_are_really_different():
+def test_strategies_are_really_different_and_effort_is_raised_to_the_highest():
     assert len(STRATEGIES) >= 5
     assert len({strategy.name for strategy in STRATEGIES}) == len(STRATEGIES)
     assert len({strategy.instructions for strategy in STRATEGIES}) == len(STRATEGIES)
     assert len({strategy.effort for strategy in STRATEGIES}) > 2
     assert len({strategy.opening for strategy in STRATEGIES}) > 3
     assert all((one.effort, one.opening) != (other.effort, other.opening) for one, other in pairwise(STRATEGIES))
+    assert [raised(effort) for effort in ("minimal", "low", "medium", "high")] == ["low", "medium", "high", "high"]
 
 
 @given(st.integers(0, 20))
@@ -261,7 +235,3 @@ def test_the_next_strategy_is_one_not_tried_or_the_one_tried_longest_ago(switche
         tried.append(next_strategy(STRATEGIES, tried).name)
     names = [strategy.name for strategy in STRATEGIES]
     assert tried == [names[number % len(names)] for number in range(switches)]
-
-
-def test_effort_is_raised_one_level_up_to_the_highest():
-    assert [raised(effort) for effort in ("minimal", "low", "medium", "high")] == ["low", "medium", "high", "high"]

@@ -60,32 +60,11 @@ def test_what_pytest_itself_says_is_read(tmp_path):
     assert "nowhere_to_be_found" in report.summary
 
 
-def test_equal_outcomes_have_one_signature_whatever_else_is_printed():
+def test_equal_outcomes_have_one_signature_without_times_addresses_and_folders():
     first, second = pytest_output({"test_a": True, "test_b": False}), pytest_output({"test_b": False, "test_a": True})
     reports = [read_report(result(f"took {n} s\n{out}", 1)) for n, out in enumerate((first, second))]
     other = read_report(result(pytest_output({"test_a": False, "test_b": True}), 1))
     assert reports[0].signature == reports[1].signature != other.signature
-
-
-def test_only_the_last_summary_counts():
-    fake = pytest_output({"test_fake": True})
-    report = read_report(result(fake + pytest_output({"test_a": False}), 1))
-    assert report.passed == frozenset()
-    assert report.failed == {"tests/test_numbers.py::test_a"}
-
-
-def test_a_test_that_passes_and_fails_to_be_torn_down_has_not_passed():
-    output = "= short test summary info =\nERROR t.py::test_a - no\nPASSED t.py::test_a\n"
-    assert read_report(result(output, 1)).passed == frozenset()
-
-
-def test_failures_are_not_ok_whatever_the_exit_code():
-    assert not read_report(result(pytest_output({"test_a": False}), 0)).ok
-    assert not read_report(result(pytest_output({"test_a": True}), 1)).ok
-    assert read_report(result(pytest_output({"test_a": True}), 0)).ok
-
-
-def test_other_tools_have_a_signature_without_times_addresses_and_folders():
     told = "{folder}/a.c:{line}: fault at {address}, took {time} s"
     one = told.format(folder="/tmp/x1", line=3, address="0x7ffe", time=0.12)
     two = told.format(folder="/tmp/other/y", line=3, address="0x8000", time=7)
@@ -96,15 +75,24 @@ def test_other_tools_have_a_signature_without_times_addresses_and_folders():
     assert "fault at 0x7ffe" in first.summary
 
 
-def test_a_run_that_was_stopped_names_nothing_and_says_so():
+def test_only_the_last_summary_counts_and_what_is_in_error_has_not_passed():
+    fake = pytest_output({"test_fake": True})
+    report = read_report(result(fake + pytest_output({"test_a": False}), 1))
+    assert report.passed == frozenset()
+    assert report.failed == {"tests/test_numbers.py::test_a"}
+    output = "= short test summary info =\nERROR t.py::test_a - no\nPASSED t.py::test_a\n"
+    assert read_report(result(output, 1)).passed == frozenset()
+    assert not read_report(result(pytest_output({"test_a": False}), 0)).ok
+    assert not read_report(result(pytest_output({"test_a": True}), 1)).ok
+    assert read_report(result(pytest_output({"test_a": True}), 0)).ok
+
+
+def test_a_run_that_was_stopped_names_nothing_and_the_summary_is_bounded():
     output = pytest_output({"test_a": True})
     reports = [read_report(result(output[:cut], None, timed_out=True)) for cut in (10, len(output))]
     assert all(not report.named and not report.ok for report in reports)
     assert reports[0].signature == reports[1].signature
     assert "did not end" in reports[0].summary
-
-
-def test_the_summary_is_bounded():
     output = "= FAILURES =\n" + "E   line\n" * 100_000 + pytest_output({f"test_{n}": False for n in range(500)})
     report = read_report(result(output, 1))
     assert len(report.failed) == 500

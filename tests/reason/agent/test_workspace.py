@@ -46,31 +46,30 @@ def workspace(source):
         yield made
 
 
-def test_the_copy_equals_the_source_and_is_removed_at_the_end(source):
+def test_the_copy_equals_the_source_with_its_rights_and_is_removed_at_the_end(source):
     with Workspace(source) as workspace:
         assert contents(workspace.folder) == contents(source)
         assert workspace.patch() == ""
         folder = workspace.folder
     assert not folder.exists()
-
-
-def test_the_source_is_never_written(source):
-    before = contents(source)
+    (source / "run.sh").write_text("true\n")
+    (source / "run.sh").chmod(0o755)
     with Workspace(source) as workspace:
-        workspace.edit("README.md", "`clamp`", "It")
-        workspace.edit("new/file.txt", "", "text")
-        workspace.reset()
-    assert contents(source) == before
+        workspace.edit("run.sh", "true", "false")
+        assert os.access(workspace.folder / "run.sh", os.X_OK)
+        (workspace.folder / "run.sh").chmod(0o644)
+        assert "old mode 100755\nnew mode 100644\n" in workspace.patch()
 
 
-def test_a_reset_restores_deleted_changed_and_new_files(source, workspace):
+def test_a_reset_restores_deleted_changed_and_new_files_and_the_source_is_never_written(source, workspace):
+    before = contents(source)
     (workspace.folder / "README.md").unlink()
     shutil.rmtree(workspace.folder / "tests")
     workspace.edit("numbers_kit/ranges.py", "max(low", "min(low")
     workspace.edit("new/file.txt", "", "text")
     workspace.reset()
     assert contents(workspace.folder) == contents(source)
-    assert not (workspace.folder / "new").exists()
+    assert not (workspace.folder / "new").exists() and contents(source) == before
     assert workspace.patch() == ""
 
 
@@ -99,36 +98,12 @@ def test_links_special_files_and_names_no_patch_can_carry_are_left_out_and_told(
 
 
 @pytest.mark.parametrize("limits", [{"entries": 4}, {"total_bytes": 100}])
-def test_a_source_over_a_limit_is_refused_with_a_message(source, limits):
+def test_sources_that_are_too_large_or_no_folder_are_refused(source, limits):
     with pytest.raises(ValueError, match=f"more than {next(iter(limits.values()))}"):
         Workspace(source, WorkspaceLimits(**limits))
-
-
-def test_a_source_that_is_no_folder_is_refused(tmp_path):
-    for path in (tmp_path / "missing", planted(tmp_path / "there") / "README.md"):
+    for path in (source / "missing", source / "README.md"):
         with pytest.raises(ValueError, match="cannot be read"):
             Workspace(path)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "../secret",
-        "/etc/passwd",
-        "numbers_kit/../../secret",
-        "",
-        "a\0b",
-        "a\nb",
-        'a"b',
-        "x" * 300,
-        "y/" * 700,
-        "\ud800",
-    ],
-)
-def test_no_path_leads_outside(workspace, path):
-    for use in (workspace.list, workspace.read, lambda path: workspace.edit(path, "", "x")):
-        with pytest.raises(WorkspaceFault):
-            use(path)
 
 
 def test_links_inside_the_copy_are_not_followed(workspace, tmp_path):
@@ -142,45 +117,25 @@ def test_links_inside_the_copy_are_not_followed(workspace, tmp_path):
     assert (tmp_path / "secret").read_text() == "secret"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "tests/test_numbers.py",
-        "tests/new.py",
-        "numbers_kit/tests/data.txt",
-        "test_more.py",
-        "numbers_test.py",
-        "deep/conftest.py",
-        "pytest.ini",
-        "pytest.toml",
-        ".pytest.toml",
-        "pyproject.toml",
-        "pytest.py",
-        "./tests/test_numbers.py",
-    ],
-)
-def test_tests_and_what_chooses_them_are_read_only(workspace, path):
-    with pytest.raises(WorkspaceFault, match="read-only"):
-        workspace.edit(path, "", "x")
-
-
-def test_other_patterns_may_be_protected_instead(source):
+def test_other_patterns_may_be_protected_and_carriage_returns_stay(source):
     with Workspace(source, protected=("*.md",)) as workspace:
         workspace.edit("tests/test_numbers.py", "double(4)", "double(2 + 2)")
         with pytest.raises(WorkspaceFault, match="read-only"):
             workspace.edit("README.md", "`clamp`", "It")
+    (source / "dos.py").write_bytes(b"a = 1\r\nb = 2\r\n")
+    with Workspace(source) as workspace:
+        workspace.edit("dos.py", "a = 1\nb", "a = 3\nb")
+        assert (workspace.folder / "dos.py").read_bytes() == b"a = 3\r\nb = 2\r\n"
 
 
-@pytest.mark.parametrize("path", [".git/hooks/pre-commit", "a/__pycache__/b.py", "x.pyc", "mine/pyvenv.cfg", "."])
-def test_what_a_patch_would_leave_out_is_not_written(workspace, path):
-    with pytest.raises(WorkspaceFault):
-        workspace.edit(path, "", "x")
-
-
-def test_an_edit_replaces_text_that_stands_there_once(workspace):
+def test_an_edit_replaces_text_that_stands_there_once_and_makes_and_fills_empty_files(workspace):
     workspace.edit(FIX["path"], FIX["old"], FIX["new"])
     assert workspace.text(FIX["path"]) == BUGGY.replace(FIX["old"], FIX["new"])
     assert workspace.revision == 1
+    workspace.edit("new/__init__.py", "", "")
+    workspace.edit("numbers_kit/__init__.py", "", "x = 1\n")
+    assert workspace.text("numbers_kit/__init__.py") == "x = 1\n"
+    assert "new file mode 100644" in workspace.patch()
 
 
 @pytest.mark.parametrize(
@@ -198,33 +153,13 @@ def test_an_edit_replaces_text_that_stands_there_once(workspace):
 def test_a_bad_edit_is_refused_and_changes_nothing(workspace, old, new, fault):
     with pytest.raises(WorkspaceFault, match=fault):
         workspace.edit("numbers_kit/ranges.py", old, new)
-    assert workspace.patch() == ""
-    assert workspace.revision == 0
-
-
-def test_text_that_overlaps_itself_stands_there_more_than_once(workspace):
+    assert workspace.patch() == "" and workspace.revision == 0
+    with pytest.raises(WorkspaceFault, match="cannot be written"):
+        workspace.edit("README.md/x", "", "x")
+    # text that overlaps itself stands there more than once
     workspace.edit("a.txt", "", "aaa")
     with pytest.raises(WorkspaceFault, match="more than once"):
         workspace.edit("a.txt", "aa", "b")
-
-
-def test_an_empty_file_can_be_made_and_filled(workspace):
-    workspace.edit("new/__init__.py", "", "")
-    workspace.edit("numbers_kit/__init__.py", "", "x = 1\n")
-    assert workspace.text("numbers_kit/__init__.py") == "x = 1\n"
-    assert "new file mode 100644" in workspace.patch()
-
-
-def test_a_file_cannot_be_made_below_a_file(workspace):
-    with pytest.raises(WorkspaceFault, match="cannot be written"):
-        workspace.edit("README.md/x", "", "x")
-
-
-def test_line_feeds_of_a_model_match_carriage_returns_of_a_file(source):
-    (source / "dos.py").write_bytes(b"a = 1\r\nb = 2\r\n")
-    with Workspace(source) as workspace:
-        workspace.edit("dos.py", "a = 1\nb", "a = 3\nb")
-        assert (workspace.folder / "dos.py").read_bytes() == b"a = 3\r\nb = 2\r\n"
 
 
 def test_new_files_and_bytes_are_bounded(source):
@@ -240,7 +175,7 @@ def test_new_files_and_bytes_are_bounded(source):
         workspace.edit("one", "", "x" * 900)
 
 
-def test_reading_tells_which_lines_and_is_bounded(source):
+def test_reading_and_listing_are_bounded_and_tell_lines_folders_and_sizes(source):
     (source / "long.txt").write_text("\n".join(map(str, range(1, 101))) + "\n")
     (source / "wide.txt").write_text("x" * 20_000)
     (source / "bytes.bin").write_bytes(b"\xff\0")
@@ -254,9 +189,6 @@ def test_reading_tells_which_lines_and_is_bounded(source):
                 workspace.read(path)
         with pytest.raises(WorkspaceFault, match="none at 101"):
             workspace.read("long.txt", 101)
-
-
-def test_listing_names_folders_and_sizes_and_is_bounded(source):
     for number in range(300):
         (source / f"file{number:03}").write_text("x")
     with Workspace(source) as workspace:
@@ -305,11 +237,17 @@ def test_the_patch_of_random_edits_gives_the_workspace_back(tool, edits, tmp_pat
     assert (applied(patch, source, tool) if patch else contents(source)) == wanted
 
 
-def test_the_right_to_run_survives_and_its_change_is_told(source):
-    (source / "run.sh").write_text("true\n")
-    (source / "run.sh").chmod(0o755)
-    with Workspace(source) as workspace:
-        workspace.edit("run.sh", "true", "false")
-        assert os.access(workspace.folder / "run.sh", os.X_OK)
-        (workspace.folder / "run.sh").chmod(0o644)
-        assert "old mode 100755\nnew mode 100644\n" in workspace.patch()
+def test_paths_lead_nowhere_outside_nor_to_what_is_read_only_or_left_out(workspace):
+    outside = ("../secret", "/etc/passwd", "numbers_kit/../../secret", "", "a\0b", "a\nb", 'a"b', "\ud800")
+    for path in (*outside, "x" * 300, "y/" * 700):
+        for use in (workspace.list, workspace.read, lambda path: workspace.edit(path, "", "x")):
+            with pytest.raises(WorkspaceFault):
+                use(path)
+    tests = ("tests/test_numbers.py", "./tests/test_numbers.py", "tests/new.py", "numbers_kit/tests/data.txt")
+    more = ("test_more.py", "numbers_test.py", "deep/conftest.py", "pytest.py")
+    for path in (*tests, *more, "pytest.ini", "pytest.toml", ".pytest.toml", "pyproject.toml"):
+        with pytest.raises(WorkspaceFault, match="read-only"):
+            workspace.edit(path, "", "x")
+    for path in (".git/hooks/pre-commit", "a/__pycache__/b.py", "x.pyc", "mine/pyvenv.cfg", "."):
+        with pytest.raises(WorkspaceFault):
+            workspace.edit(path, "", "x")

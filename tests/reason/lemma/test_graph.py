@@ -27,21 +27,12 @@ def graphs(draw):
     return graph_of(**{each: sorted(edges[each]) for each in order})
 
 
-@pytest.mark.slow
-@given(graphs())
-def test_the_order_is_topological_and_deterministic(graph):
-    order = [lemma.id for lemma in graph.order()]
-    assert sorted(order) == sorted(lemma.id for lemma in graph.lemmas)
-    assert order[-1] == FINAL
-    for lemma in graph.lemmas:
-        assert all(order.index(each) < order.index(lemma.id) for each in lemma.dependencies)
-    assert graph.order() == LemmaGraph(graph.lemmas).order()
-
-
 @given(graphs())
 def test_layers_partition_the_lemmas_and_hold_none_that_build_on_each_other(graph):
     layers = graph.layers()
-    assert sum(layers, ()) == graph.order() and all(layers)
+    order = graph.order()
+    assert sum(layers, ()) == order == LemmaGraph(graph.lemmas).order() and all(layers)
+    assert {lemma.id for lemma in order} == {lemma.id for lemma in graph.lemmas} and order[-1].id == FINAL
     for number, layer in enumerate(layers):
         ids = {lemma.id for lemma in layer}
         earlier = {lemma.id for each in layers[:number] for lemma in each}
@@ -80,10 +71,18 @@ def test_a_graph_survives_json(graph):
     assert LemmaGraph.from_dict(json.loads(json.dumps(graph.to_dict()))) == graph
 
 
-def test_too_many_lemmas_are_refused():
+def test_too_many_lemmas_equal_ids_and_unknown_keys_are_refused():
     ids = [f"L{number}" for number in range(10)]
     with pytest.raises(ValueError, match="plan of 11 lemmas is too long: at most 10"):
         graph_of(**dict.fromkeys(ids, ()), FINAL=ids)
+    with pytest.raises(ValueError, match="lemma FINAL stands in the plan more than once"):
+        LemmaGraph((Lemma(FINAL, "one"), Lemma(FINAL, "two")))
+    with pytest.raises(ValueError, match="colour"):
+        Lemma.from_dict({"id": "L1", "statement": "so it is", "colour": "red"})
+    with pytest.raises(ValueError, match="lemmas"):
+        LemmaGraph.from_dict({"lemmas": [], "edges": []})
+    with pytest.raises(ValueError, match="mapping"):
+        LemmaGraph.from_dict({"lemmas": ["L1"]})
 
 
 @pytest.mark.parametrize(
@@ -99,11 +98,6 @@ def test_too_many_lemmas_are_refused():
 def test_what_is_no_graph_is_refused_with_a_message(depends, told):
     with pytest.raises(ValueError, match=told):
         graph_of(**depends)
-
-
-def test_an_id_that_stands_twice_is_refused():
-    with pytest.raises(ValueError, match="lemma FINAL stands in the plan more than once"):
-        LemmaGraph((Lemma(FINAL, "one"), Lemma(FINAL, "two")))
 
 
 @pytest.mark.parametrize(
@@ -126,31 +120,22 @@ def test_a_malformed_lemma_is_refused(fields):
         Lemma(**{"id": "L1", "statement": "so it is", **fields})
 
 
-def test_unknown_keys_are_refused():
-    with pytest.raises(ValueError, match="colour"):
-        Lemma.from_dict({"id": "L1", "statement": "so it is", "colour": "red"})
-    with pytest.raises(ValueError, match="lemmas"):
-        LemmaGraph.from_dict({"lemmas": [], "edges": []})
-    with pytest.raises(ValueError, match="mapping"):
-        LemmaGraph.from_dict({"lemmas": ["L1"]})
-
-
-def test_only_pending_lemmas_on_verified_ones_are_ready():
+def test_ready_lemmas_are_pending_on_verified_ones_and_graphs_are_never_changed_in_place():
     graph = graph_of(L1=(), L2=(), L3=("L1",), FINAL=("L2", "L3"))
     assert [lemma.id for lemma in graph.ready(())] == ["L1", "L2"]
     assert [lemma.id for lemma in graph.ready({"L1"})] == ["L2", "L3"]
     failed = graph.with_status("L2", "failed", "it did not hold")
     assert [lemma.id for lemma in failed.ready({"L1"})] == ["L3"]
     assert failed.ready({"L1", "L3"}) == ()
-
-
-def test_a_graph_is_never_changed_in_place():
     graph = graph_of(FINAL=())
     longer = graph.with_lemmas(Lemma("L1", "new"), Lemma(FINAL, "on it", dependencies=("L1",)))
     assert [lemma.id for lemma in longer.lemmas] == ["L1", FINAL]
     assert graph == graph_of(FINAL=())
     with pytest.raises(ValueError, match="does not build on L1"):
         graph.with_lemmas(Lemma("L1", "new"))
+    graph = graph_of(L1=(), FINAL=("L1",)).with_status("L1", "verified", "held", value="6")
+    text = graph.to_mermaid()
+    assert '    L1["L1: about L1 = 6"]:::verified' in text and "    L1 --> FINAL" in text
 
 
 @given(st.text(min_size=1, max_size=80))
@@ -161,12 +146,6 @@ def test_no_statement_breaks_out_of_the_mermaid_text(statement):
     lines = text.splitlines()
     assert lines[0] == "graph TD" and len(lines) == 6
     assert re.fullmatch(r'    FINAL\["[^"\]<>`]*"\]:::pending', lines[1])
-
-
-def test_mermaid_shows_edges_values_and_statuses():
-    graph = graph_of(L1=(), FINAL=("L1",)).with_status("L1", "verified", "held", value="6")
-    text = graph.to_mermaid()
-    assert '    L1["L1: about L1 = 6"]:::verified' in text and "    L1 --> FINAL" in text
 
 
 @given(st.text(max_size=200), st.integers(5, 80))

@@ -13,9 +13,11 @@ GRAPH = LemmaGraph(
 )
 
 
-def test_mermaid_is_written(tmp_path):
+def test_mermaid_is_written_and_other_kinds_of_file_are_refused(tmp_path):
     draw(GRAPH, tmp_path / "graph.mmd")
     assert (tmp_path / "graph.mmd").read_text() == GRAPH.to_mermaid()
+    with pytest.raises(ValueError, match=r"\.svg or \.mmd"):
+        draw(GRAPH, tmp_path / "graph.gif")
 
 
 def test_svg_is_well_formed_and_the_same_each_time(tmp_path):
@@ -24,8 +26,3 @@ def test_svg_is_well_formed_and_the_same_each_time(tmp_path):
         draw(GRAPH, tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert ElementTree.parse(tmp_path / "one.svg").getroot().tag.endswith("svg")
-
-
-def test_other_kinds_of_file_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"\.svg or \.mmd"):
-        draw(GRAPH, tmp_path / "graph.gif")

@@ -9,6 +9,7 @@ from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.desk import Desk
 from sigma0.reason.lemma import FINAL, LemmaGraphBuilder, LemmaSettings, Questions, parse_lemmas
 from sigma0.reason.trail import Trail
+from tests.marks import named
 from tests.reason.lemma.helpers import plan, whats
 
 PLAN = plan(("L1", "", "Two is even."), ("FINAL", "L1", "The answer is 2.", "synthesis"))
@@ -19,9 +20,14 @@ def facts(text):
     return [(lemma.id, lemma.type, lemma.dependencies, lemma.statement) for lemma in parse_lemmas(text)]
 
 
-def test_a_plan_is_parsed():
+def test_a_plan_is_parsed_with_titles_and_prose_about_lemmas():
     assert facts(PLAN) == TIDY
     assert parse_lemmas(PLAN)[0].verification_strategy == "run it"
+    changed = PLAN.replace("LEMMA L1", "Lemma L1: Two is even.").replace("STATEMENT: Two is even.\n", "")
+    changed = changed.replace("DEPENDS: ", "Depends_on: ").replace("VERIFY: ", "**Verification Strategy:** ")
+    assert parse_lemmas(changed) == parse_lemmas(PLAN)
+    changed = PLAN.replace("STATEMENT: The answer is 2.", "STATEMENT: The answer\nLemma L1 is used (twice) for.")
+    assert parse_lemmas(changed)[1].statement == "The answer Lemma L1 is used (twice) for."
 
 
 @pytest.mark.parametrize(
@@ -55,11 +61,37 @@ def test_case_blank_lines_fences_bullets_and_bold_type_do_not_matter(changed):
         (PLAN.replace("TYPE: synthesis", "TYPE: synthesis\nTYPE: reduction"), "TYPE stands in it twice"),
         (PLAN.replace("TYPE: computational", "We begin so.\nTYPE: computational"), "stands in none of its fields"),
         (PLAN.replace("Two is even.", "x" * 9000), "lemma L1: statement"),
+        (json.dumps([{"statement": "a"}]), "has no id"),
+        (json.dumps([{"id": "L1", "statement": "a"}, 3]), "holds 3 where a lemma is expected"),
+        (json.dumps([{"id": "L1", "statement": ""}]), "lemma L1 lacks STATEMENT"),
+        (json.dumps([{"id": "L1", "statement": "a", "type": "easy"}]), "TYPE 'easy' is none of"),
+        (json.dumps([{"id": "L1", "statement": "a", "dependencies": ["what?"]}]), "which is no id"),
+        *[(text, "no line of the form") for text in ("[1, 2]", '{"answer": 2}', "1. Add.\n2. Multiply.")],
+        *[(text, "no line of the form") for text in ("FINAL: it is 2 (depends on L1)", "L1: a\nL2: b")],
+        ("1. Read.\nThe final answer is 2.", "no line of the form"),
     ],
 )
 def test_what_is_no_plan_is_refused_with_a_message(changed, told):
     with pytest.raises(ValueError, match=told):
         parse_lemmas(changed)
+
+
+# what may stand in place of a part of a plan
+VARIANTS = {
+    "LEMMA L1": ["### Lemma 1:", "**LEMMA L1: two is even**", "Lemma L1 (two is even)", "`LEMMA [L1]`"],
+    "LEMMA FINAL": ["**Final Lemma**", "FINAL:", "---\n\nLEMMA FINAL", "```\nNow the last one:\n```\nLEMMA FINAL"],
+    "TYPE: computational": ["TYPE: [computational]", "TYPE: computational (a small one)"],
+    "DEPENDS: none": ["DEPENDS: None (it is a fact)", "DEPENDS: \u2014"],
+    "DEPENDS: L1": ["**DEPENDS ON:** Lemma L1 (the fact).", "Dependencies: 1; L1", "DEPENDS: (L1), [L1]"],
+}
+
+
+@pytest.mark.parametrize("part", VARIANTS)
+def test_a_plan_may_be_written_as_models_write_it(part):
+    assert part in PLAN
+    for written in VARIANTS[part]:
+        with named(written):
+            assert parse_lemmas(PLAN.replace(part, written)) == parse_lemmas(PLAN)
 
 
 @given(st.text(max_size=300) | st.lists(st.sampled_from([*PLAN.splitlines(), "```", "", "x", "LEMMA"])).map("\n".join))
@@ -76,10 +108,12 @@ def build(replies):
     return LemmaGraphBuilder(Questions(model, Desk(trail), LemmaSettings())).build("What is 1 + 1?"), trail, model
 
 
-def test_a_valid_plan_is_taken_at_once():
+def test_a_valid_plan_is_taken_at_once_or_after_it_is_put_right():
     graph, trail, model = build([PLAN])
     assert [lemma.id for lemma in graph.lemmas] == ["L1", FINAL]
     assert whats(trail) == ["planned"] and model.calls[0]["effort"] == "medium"
+    graph, trail, _ = build(["no plan", PLAN])
+    assert len(graph.lemmas) == 2 and whats(trail) == ["plan refused", "planned"]
 
 
 @pytest.mark.parametrize(
@@ -100,58 +134,13 @@ def test_a_bad_plan_is_refused_with_its_error_and_then_fallen_back_from(bad, tol
     assert model.calls[1]["messages"][-2] == {"role": "assistant", "content": bad}
 
 
-def test_a_plan_that_is_put_right_is_taken():
-    graph, trail, _ = build(["no plan", PLAN])
-    assert len(graph.lemmas) == 2 and whats(trail) == ["plan refused", "planned"]
-
-
-@pytest.mark.parametrize(
-    "old, new",
-    [
-        ("LEMMA L1", "### Lemma 1:"),
-        ("LEMMA L1", "**LEMMA L1: two is even**"),
-        ("LEMMA L1", "Lemma L1 (two is even)"),
-        ("LEMMA L1", "`LEMMA [L1]`"),
-        ("LEMMA FINAL", "**Final Lemma**"),
-        ("LEMMA FINAL", "FINAL:"),
-        ("LEMMA FINAL", "---\n\nLEMMA FINAL"),
-        ("LEMMA FINAL", "```\nNow the last one:\n```\nLEMMA FINAL"),
-        ("TYPE: computational", "TYPE: [computational]"),
-        ("TYPE: computational", "TYPE: computational (a small one)"),
-        ("DEPENDS: none", "DEPENDS: None (it is a fact)"),
-        ("DEPENDS: none", "DEPENDS: \u2014"),
-        ("DEPENDS: L1", "**DEPENDS ON:** Lemma L1 (the fact)."),
-        ("DEPENDS: L1", "Dependencies: 1; L1"),
-        ("DEPENDS: L1", "DEPENDS: (L1), [L1]"),
-    ],
-)
-def test_a_plan_may_be_written_as_models_write_it(old, new):
-    assert old in PLAN
-    assert parse_lemmas(PLAN.replace(old, new)) == parse_lemmas(PLAN)
-
-
-def test_prose_about_a_lemma_begins_none():
-    changed = PLAN.replace("STATEMENT: The answer is 2.", "STATEMENT: The answer\nLemma L1 is used (twice) for.")
-    assert parse_lemmas(changed)[1].statement == "The answer Lemma L1 is used (twice) for."
-
-
-def edges(text):
-    return [(lemma.id, lemma.type, lemma.dependencies, lemma.statement) for lemma in parse_lemmas(text)]
-
-
 SQUARES = [
     ("L1", "computational", (), "The square of 3 is 9"),
     ("L2", "structural", (), "The square of 4 is 16"),
     ("FINAL", "synthesis", ("L1", "L2"), "The answer is 25"),
 ]
 ENTRIES = [
-    {
-        "id": "L1",
-        "type": "computational",
-        "statement": "The square of 3 is 9",
-        "dependencies": [],
-        "verify": "multiply",
-    },
+    {"id": "L1", "statement": SQUARES[0][3], "type": "computational", "dependencies": [], "verify": "multiply"},
     {"id": "L2", "statement": "The square of 4 is 16", "depends_on": None},
     {"id": "FINAL", "statement": "The answer is 25", "depends_on": ["L1", "L2"]},
 ]
@@ -183,25 +172,8 @@ def test_a_plan_in_json_is_read(value, form):
         text = form.replace("{}", json.dumps(value, indent=indent))
         if form == "Plan: {}" and indent is None:
             continue
-        assert edges(text) == SQUARES
+        assert facts(text) == SQUARES
         assert parse_lemmas(text)[0].verification_strategy == "multiply"
-
-
-@pytest.mark.parametrize(
-    "value, told",
-    [
-        ([{"statement": "a"}], "has no id"),
-        ([{"id": "L1", "statement": "a"}, 3], "holds 3 where a lemma is expected"),
-        ([{"id": "L1", "statement": ""}], "lemma L1 lacks STATEMENT"),
-        ([{"id": "L1", "statement": "a", "type": "easy"}], "TYPE 'easy' is none of"),
-        ([{"id": "L1", "statement": "a", "dependencies": ["what?"]}], "which is no id"),
-        ([1, 2], "no line of the form"),
-        ({"answer": 2}, "no line of the form"),
-    ],
-)
-def test_json_that_is_no_plan_is_refused_with_a_message(value, told):
-    with pytest.raises(ValueError, match=told):
-        parse_lemmas(f"```json\n{json.dumps(value)}\n```")
 
 
 @pytest.mark.parametrize(
@@ -239,28 +211,8 @@ def test_json_that_is_no_plan_is_refused_with_a_message(value, told):
     ids=["numbers", "bold type", "bullets", "words"],
 )
 def test_a_numbered_list_is_read(text):
-    assert edges(dedent(text)) == SQUARES
+    assert facts(dedent(text)) == SQUARES
     assert parse_lemmas(dedent(text))[0].verification_strategy == "multiply"
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["1. Add.\n2. Multiply.", "FINAL: it is 2 (depends on L1)", "1. Read.\nThe final answer is 2.", "L1: a\nL2: b"],
-)
-def test_a_list_without_a_final_item_is_no_plan(text):
-    with pytest.raises(ValueError, match="no line of the form"):
-        parse_lemmas(text)
-
-
-def test_a_title_is_the_statement_where_there_is_no_other_and_fields_have_other_names():
-    changed = PLAN.replace("LEMMA L1", "Lemma L1: Two is even.").replace("STATEMENT: Two is even.\n", "")
-    changed = changed.replace("DEPENDS: ", "Depends_on: ").replace("VERIFY: ", "**Verification Strategy:** ")
-    assert parse_lemmas(changed) == parse_lemmas(PLAN)
-
-
-def test_a_plan_in_json_becomes_a_graph_at_once():
-    graph, trail, _ = build([f"```json\n{json.dumps({'lemmas': ENTRIES})}\n```"])
-    assert [lemma.id for lemma in graph.order()] == ["L1", "L2", FINAL] and whats(trail) == ["planned"]
 
 
 @pytest.mark.parametrize(

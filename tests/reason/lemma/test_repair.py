@@ -28,11 +28,15 @@ def test_repairs_come_first_then_a_restructuring_then_the_end():
     assert strategist(repairs=0, restructures=0).next_step(1) == "give up"
 
 
-def test_new_lemmas_go_under_the_failed_one():
+def test_new_lemmas_go_under_the_failed_one_and_no_graph_grows_over_its_limit():
     graph = with_new_lemmas(GRAPH, "L2", plan(("M1", "L1", "A step."), ("M2", "M1", "Another.")))
     assert graph["L2"].dependencies == ("L1", "M1", "M2") and graph["L2"].status == "pending"
     assert graph["L1"].status == "verified"
     assert [lemma.id for lemma in graph.order()] == ["L1", "M1", "M2", "L2", "FINAL"]
+    ids = [f"L{n}" for n in range(8)]
+    full = LemmaGraph((*(Lemma(each, "a") for each in ids), Lemma("FINAL", "b", dependencies=tuple(ids))))
+    with pytest.raises(ValueError, match="plan of 11 lemmas"):
+        with_new_lemmas(full, "L1", plan(("M1", "", "a"), ("M2", "", "b")))
 
 
 @pytest.mark.parametrize(
@@ -49,10 +53,3 @@ def test_new_lemmas_go_under_the_failed_one():
 def test_new_lemmas_that_fit_into_no_graph_are_refused(text, told):
     with pytest.raises(ValueError, match=told):
         with_new_lemmas(GRAPH, "L2", text)
-
-
-def test_a_graph_does_not_grow_over_its_limit():
-    ids = [f"L{n}" for n in range(8)]
-    full = LemmaGraph((*(Lemma(each, "a") for each in ids), Lemma("FINAL", "b", dependencies=tuple(ids))))
-    with pytest.raises(ValueError, match="plan of 11 lemmas"):
-        with_new_lemmas(full, "L1", plan(("M1", "", "a"), ("M2", "", "b")))

@@ -8,7 +8,7 @@ from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.desk import Desk, Limits
 from sigma0.reason.lemma import ALGSolver, Lemma, LemmaGraph
 from sigma0.reason.messages import ChatFailed, Completion
-from sigma0.reason.trail import Call, Heading, Run, Trail, read_lines
+from sigma0.reason.trail import Call, Run, Trail
 from tests.reason.lemma.helpers import NoRunner, Script, SubprocessRunner, fenced, plan, solve, whats
 
 PROBLEM = "What is the sum of the squares of 3 and 4, plus 5?"
@@ -29,7 +29,7 @@ GOOD = {
 FAILS = fenced("assert 3 * 3 == 10")
 
 
-def test_everything_is_verified_at_once():
+def test_everything_is_verified_at_once_or_repaired_and_told_what_failed():
     solution, trail, script = solve(PROBLEM, GOOD)
     assert (solution.answer, solution.verified, solution.best_guess) == ("30", True, None)
     assert [lemma.status for lemma in solution.graph.lemmas] == ["verified"] * 3
@@ -38,24 +38,6 @@ def test_everything_is_verified_at_once():
     runs = [line for line in trail.lines if isinstance(line, Run)]
     assert [run.result["assertions_held"] for run in runs] == [1, 1, 1]
     json.dumps(solution.to_dict())
-
-
-def test_every_question_has_a_purpose_and_a_seed_of_its_own():
-    _, trail, _ = solve(PROBLEM, {**GOOD, "code L1": [FAILS, GOOD["code L1"]]})
-    calls = [line for line in trail.lines if isinstance(line, Call)]
-    assert len({call.purpose for call in calls}) == len(calls) == len({call.seed for call in calls})
-    assert "prove L1, attempt 2" in {call.purpose for call in calls}
-
-
-def test_a_proof_sees_verified_lemmas_alone_and_of_them_those_it_builds_on():
-    _, _, script = solve(PROBLEM, GOOD)
-    (first,) = script.texts("prove L1")
-    assert "Verified so far:\nnothing" in first and "square of 4" not in first
-    (final,) = script.texts("prove FINAL")
-    assert "L1: The square of 3 is 9." in final and "L2: The square of 4 is 16." in final
-
-
-def test_a_failed_lemma_is_repaired_and_told_what_failed():
     solution, trail, script = solve(PROBLEM, {**GOOD, "code L1": [FAILS, GOOD["code L1"]]})
     assert solution.answer == "30"
     assert whats(trail).count("repair") == 1
@@ -63,16 +45,25 @@ def test_a_failed_lemma_is_repaired_and_told_what_failed():
     assert "These approaches failed" in second and "1 of 1 assertions did not hold" in second and "3 * 3 = 9" in second
 
 
-def test_a_lemma_that_is_found_flawed_runs_no_code_and_is_repaired():
+def test_questions_have_purposes_and_seeds_and_proofs_see_the_lemmas_they_build_on():
+    _, trail, _ = solve(PROBLEM, {**GOOD, "code L1": [FAILS, GOOD["code L1"]]})
+    calls = [line for line in trail.lines if isinstance(line, Call)]
+    assert len({call.purpose for call in calls}) == len(calls) == len({call.seed for call in calls})
+    assert "prove L1, attempt 2" in {call.purpose for call in calls}
+    _, _, script = solve(PROBLEM, GOOD)
+    (first,) = script.texts("prove L1")
+    assert "Verified so far:\nnothing" in first and "square of 4" not in first
+    (final,) = script.texts("prove FINAL")
+    assert "L1: The square of 3 is 9." in final and "L2: The square of 4 is 16." in final
+
+
+def test_a_flawed_lemma_runs_no_code_and_what_is_no_label_counts_as_flawed():
     said = {**GOOD, "object L1": "9 is prime", "judge L1": ["FLAWED", "SOUND"]}
     solution, trail, script = solve(PROBLEM, said)
     assert solution.verified
     assert script.counts["code L1"] == 1
     (repair,) = [each for each in trail.decisions if each.what == "repair"]
     assert "the check found it flawed: 9 is prime" in repair.why
-
-
-def test_a_judgement_that_is_no_label_counts_as_flawed():
     solution, _, _ = solve(PROBLEM, {**GOOD, "judge L1": "It is SOUND, I think"}, repairs=0, restructures=0)
     assert not solution.verified
     assert "gave no clear judgement" in solution.graph["L1"].why
@@ -128,21 +119,15 @@ def test_it_gives_up_honestly_with_a_guess_marked_as_such():
     assert "L2: The square of 4 is 16." in script.texts("guess")[0] and "L1: " not in script.texts("guess")[0]
 
 
-def test_the_answer_of_a_final_proof_that_failed_is_the_guess():
+def test_a_final_answer_stands_by_its_box_and_its_code_and_is_else_the_guess():
     said = {**GOOD, "code FINAL": fenced("assert sum((9, 16, 5)) == 31")}
     solution, _, script = solve(PROBLEM, said, repairs=0, restructures=0)
     assert (solution.answer, solution.best_guess) == (None, "30")
     assert script.counts["guess"] == 0
-
-
-def test_a_final_answer_that_its_code_does_not_hold_is_not_verified():
     said = {**GOOD, "prove FINAL": "\\boxed{31}", "code FINAL": fenced("assert sum((9, 16, 5)) > 20")}
     solution, _, _ = solve(PROBLEM, said, repairs=0, restructures=0)
     assert not solution.verified
     assert "none of the numbers of the answer (31)" in solution.why
-
-
-def test_a_final_proof_without_a_box_fails():
     solution, _, _ = solve(PROBLEM, {**GOOD, "prove FINAL": "It is 30.", "guess": "30"}, repairs=0, restructures=0)
     assert "\\boxed{}" in solution.why
     assert (solution.answer, solution.best_guess) == (None, None)
@@ -226,9 +211,6 @@ def test_final_may_compute_from_verified_enumerations(code):
         ("result = 4 * 3\nassert result == 12", "comes of no enumeration: .*, or compute it from L1"),
         ("count = 9\nresult = count * 2\nassert result == 18", "comes of no enumeration"),
         ("L1 = 7\nresult = L1 * 2\nassert result == 14", "comes of no enumeration"),
-        ("result = L1 * 2\nassert result == 13", "1 of 1 assertions did not hold"),
-        ("result = L1 * 2", "holds no assertion"),
-        ("result = L1 * 2\nassert 6 == 6", "no assertion mentions anything computed"),
         ("count = 2\nresult = count * 6\nassert result == 12", "comes of no enumeration"),
     ],
 )
@@ -238,10 +220,12 @@ def test_final_may_compute_from_nothing_else(code, why):
     assert re.search(why, solution.graph.final.why)
 
 
-def test_a_number_of_the_problem_is_no_verified_count_where_it_is_written_down():
+def test_a_verified_count_stands_and_a_number_of_the_problem_is_none():
     said = {**FROM_COUNTS, "code FINAL": fenced("count = 6\nresult = count * 2\nassert result == 12")}
     solution, _, _ = solve(f"{TWICE} There are 6 of us.", said, repairs=0, restructures=0)
     assert "comes of no enumeration" in solution.graph.final.why
+    said = {**FROM_COUNTS, "prove FINAL": "\\boxed{6}", "code FINAL": fenced("result = L1\nassert result == 6")}
+    assert solve(TWICE, said)[0].answer == "6"
 
 
 def test_a_lemma_on_the_way_must_enumerate_itself():
@@ -260,22 +244,12 @@ def test_a_lemma_on_the_way_must_enumerate_itself():
     assert "bound before" not in script.texts("code L2")[0]
 
 
-def test_a_final_answer_that_is_a_verified_count_stands():
-    said = {**FROM_COUNTS, "prove FINAL": "\\boxed{6}", "code FINAL": fenced("result = L1\nassert result == 6")}
-    assert solve(TWICE, said)[0].answer == "6"
-
-
 @pytest.mark.parametrize(
     "code, why",
     [
         ("x = 9\nassert x == 9", "no assertion mentions anything computed"),
-        ("print(3 * 3)", "holds no assertion"),
-        ("assert 2 * 2 == 4", "none of the numbers of the statement"),
         ("try:\n    assert 3 * 3 == 8\nexcept AssertionError:\n    pass", "did not hold, though the code went on"),
-        ("if 3 * 3 == 8:\n    assert 3 * 3 == 9", "no assertion was reached"),
-        ("assert 3 * 3 == 9\nraise OSError('no disk')", "exit code 1: OSError: no disk"),
         ("assert 3 * 3 == 9\nwhile True:\n    pass", "longer than 0.5 s"),
-        ("assert 3 * 3 ==", "no Python, line 1"),
     ],
 )
 def test_a_lemma_whose_code_verifies_nothing_is_not_verified(code, why):
@@ -286,14 +260,7 @@ def test_a_lemma_whose_code_verifies_nothing_is_not_verified(code, why):
     assert not solution.verified
 
 
-@pytest.mark.parametrize("reply", ["I would rather not.", "```python\nassert 3 * 3 == 9"])
-def test_a_lemma_without_a_whole_code_block_is_not_verified(reply):
-    said = {**GOOD, "code L1": reply}
-    solution, _, _ = solve(PROBLEM, said, repairs=0, restructures=0)
-    assert "code block" in solution.graph["L1"].why and not solution.verified
-
-
-def test_vacuous_assertions_are_taken_out_before_the_code_is_run():
+def test_vacuous_assertions_are_taken_out_and_without_a_sandbox_nothing_is_verified():
     runner = SubprocessRunner()
     code = "x = 9\nassert x == 10\nassert print('seen') is None\nassert 3 * 3 == x"
     solution, trail, _ = solve(PROBLEM, {**GOOD, "code L1": fenced(code)}, runner=runner)
@@ -301,9 +268,6 @@ def test_vacuous_assertions_are_taken_out_before_the_code_is_run():
     run = next(line for line in trail.lines if isinstance(line, Run) and line.purpose.startswith("check L1"))
     assert run.result["assertions_run"] == 1 and run.result["stdout"] == "seen\n"
     assert run.code.count("assert ") == 1 and run.code in runner.ran
-
-
-def test_without_a_sandbox_lemmas_stay_unverified_and_the_reason_is_told():
     solution, trail, script = solve(PROBLEM, {**GOOD, "guess": "\\boxed{30}"}, runner=NoRunner())
     assert (solution.answer, solution.verified, solution.best_guess) == (None, False, "30")
     assert solution.graph["L1"].status == "unverified" and solution.graph["FINAL"].status == "pending"
@@ -320,13 +284,10 @@ def test_a_limit_of_the_run_ends_it_honestly(calls):
     assert {"limit", "gave up"} <= set(whats(trail))
 
 
-def test_a_limit_before_there_is_a_plan_is_told():
+def test_limits_before_a_plan_and_of_a_lemma_end_that_alone():
     solution, trail, _ = solve(PROBLEM, {"plan": "no"}, limits=Limits(calls=1))
     assert solution.graph is None and "there is no plan" in solution.why
     assert whats(trail) == ["plan refused", "limit", "gave up"]
-
-
-def test_the_limit_of_a_lemma_ends_that_lemma_alone():
     said = {**GOOD, "code L1": FAILS, "guess": "\\boxed{30}"}
     solution, _, script = solve(PROBLEM, said, repairs=50, calls_per_lemma=6)
     assert "limit of 6 questions about L1" in solution.graph["L1"].why
@@ -362,6 +323,9 @@ def test_a_proof_whose_verdict_says_so_is_asked_of_the_larger_model(door):
     assert [key for key, _ in above.calls] == ["prove L1"]
     (risen,) = [each for each in trail.decisions if each.what == "escalate"]
     assert risen.state == {"lemma": "L1", "door": door, "model": "larger"}
+    # without a larger model it is examined as it is
+    solution, trail, _ = solve(PROBLEM, {**GOOD, "prove L1": unsure(GOOD["prove L1"])})
+    assert solution.verified and "escalate" not in whats(trail)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -374,20 +338,12 @@ def test_escalations_are_limited_in_the_order_of_the_plan(workers):
     assert whats(trail).count("escalate") == 1 and whats(trail).count("stay") == 2
 
 
-def test_without_a_larger_model_an_unsure_proof_is_examined_as_it_is():
-    solution, trail, _ = solve(PROBLEM, {**GOOD, "prove L1": unsure(GOOD["prove L1"])})
-    assert solution.verified and "escalate" not in whats(trail)
-
-
-def test_a_model_that_fails_ends_the_run_and_is_written_down():
+def test_where_a_model_fails_the_larger_one_is_asked_or_the_run_ends():
     trail = Trail()
     solver = ALGSolver(ScriptedChat([PLAN]), SubprocessRunner(), desk=Desk(trail))
     with pytest.raises(ChatFailed):
         solver.solve(PROBLEM)
     assert trail.lines[-1].failed
-
-
-def test_where_a_model_fails_the_larger_one_is_asked_if_there_is_one():
     trail = Trail()
     larger = ScriptedChat(Script(GOOD), name="larger")
     solution = ALGSolver(ScriptedChat([PLAN]), SubprocessRunner(), above=larger, desk=Desk(trail)).solve(PROBLEM)
@@ -395,7 +351,7 @@ def test_where_a_model_fails_the_larger_one_is_asked_if_there_is_one():
     assert any(each.what == "escalate" and "gave no answer" in each.why for each in trail.decisions)
 
 
-def test_an_earlier_graph_is_gone_on_with():
+def test_earlier_graphs_are_gone_on_with_where_they_build_on_verified_lemmas():
     said = {**GOOD, "code FINAL": FAILS}
     first, _, _ = solve(PROBLEM, said, repairs=0, restructures=0)
     script = Script({key: reply for key, reply in GOOD.items() if key.endswith("FINAL")})
@@ -403,9 +359,6 @@ def test_an_earlier_graph_is_gone_on_with():
     second = solver.solve(PROBLEM, LemmaGraph.from_dict(json.loads(json.dumps(first.graph.to_dict()))))
     assert second.answer == "30"
     assert {key.split()[1] for key, _ in script.calls} == {"FINAL"}
-
-
-def test_of_an_earlier_graph_only_what_builds_on_verified_lemmas_stands():
     graph = LemmaGraph(
         (
             Lemma("L1", "The square of 3 is 9.", status="failed"),
@@ -424,15 +377,3 @@ def test_a_problem_that_is_empty_or_too_long_is_refused(problem):
     solver = ALGSolver(ScriptedChat([]), SubprocessRunner(), desk=Desk(Trail()))
     with pytest.raises(ValueError, match="1 to 8000 characters"):
         solver.solve(problem)
-
-
-def test_unknown_settings_are_refused():
-    with pytest.raises(ValueError, match="repair_count"):
-        ALGSolver(ScriptedChat([]), SubprocessRunner(), settings={"repair_count": 1}, desk=Desk(Trail()))
-
-
-def test_the_trail_can_be_read_again(tmp_path):
-    trail = Trail(tmp_path / "trail.jsonl")
-    trail.add(Heading("lemma", PROBLEM, ("scripted",), {}, {}))
-    ALGSolver(ScriptedChat(Script(GOOD)), SubprocessRunner(), desk=Desk(trail)).solve(PROBLEM)
-    assert len(read_lines(tmp_path / "trail.jsonl")) == len(trail.lines)

@@ -25,22 +25,16 @@ def run(replies):
     return VerifyLoop(BareQuestion(PROBLEM), Desk(Trail()), chat, manager=manager).run(), chat
 
 
-def test_an_answer_that_comes_again_passes():
+def test_an_answer_that_comes_again_passes_and_no_other():
     report, chat = run(lambda **_: " In the  park. ")
     assert report.solved and report.solution == "In the  park."
     assert {asked["messages"][0]["content"] for asked in chat.calls} == {PROBLEM}
     assert {len(asked["messages"]) for asked in chat.calls} == {1}
     assert {asked["effort"] for asked in chat.calls} == {"low", "medium", "high"}
     assert len({asked["seed"] for asked in chat.calls}) == len(chat.calls), "each time with a seed of its own"
-
-
-def test_answers_that_differ_pass_nothing():
     answers = iter(range(1000))
     report, _ = run(lambda **_: f"Number {next(answers)}.")
     assert not report.solved and "limit" in report.why
-
-
-def test_what_was_cut_off_passes_nothing_and_corrects_nothing():
     report, chat = run(lambda **_: Completion("In the", finish_reason="length"))
     assert not report.solved and report.solution == "In the"
     assert report.status["iteration"] == len(chat.calls) - 1, "one question a verification, none to correct"
@@ -50,12 +44,9 @@ def test_what_was_cut_off_passes_nothing_and_corrects_nothing():
 def test_the_shipped_checkpoints_say_so_themselves(name):
     assert json.loads((CHECKPOINTS / name / "config.json").read_text())["sigma0_prompts"] == "bare"
     assert OuroConfig().sigma0_prompts == "instructions"
+    assert follows_instructions([ScriptedChat(["x"])]), "other models are given instructions"
     with pytest.raises(Exception, match="sigma0_prompts must be instructions or bare, got 'loud'"):
         OuroConfig(sigma0_prompts="loud")
-
-
-def test_other_models_are_given_instructions():
-    assert follows_instructions([ScriptedChat(["x"])])
 
 
 @pytest.mark.slow

@@ -29,21 +29,10 @@ def until_finished(config, passes):
     return manager, told
 
 
-def test_an_update_tells_these_keys_and_no_others():
+def test_an_update_tells_these_keys_and_the_default_rises_by_schedule_and_gate():
     _, told = run("FAST_TEST", [True])
-    assert told == [
-        {
-            "iteration": 0,
-            "verification_level": "low",
-            "passed": True,
-            "consecutive_passes": 1,
-            "level_upgraded": False,
-            "success": False,
-        }
-    ]
-
-
-def test_the_default_rises_by_schedule_and_gate():
+    level = {"verification_level": "low", "level_upgraded": False}
+    assert told == [{"iteration": 0, "passed": True, "consecutive_passes": 1, "success": False, **level}]
     manager, told = run("HYBRID_DEFAULT", [True] * 18)
     levels = ["low", *(each["verification_level"] for each in told)]
     assert levels == ["low"] * 6 + ["medium"] * 7 + ["high"] * 6
@@ -52,35 +41,8 @@ def test_the_default_rises_by_schedule_and_gate():
     assert manager.get_status()["finished"] and manager.get_status()["limit"] is None
 
 
-def test_before_iteration_5_no_passes_open_the_hybrid_gate():
-    manager, told = run("HYBRID_DEFAULT", [True] * 5)
-    assert told[-1]["iteration"] == 4 and told[-1]["consecutive_passes"] == 5
-    assert not any(each["level_upgraded"] for each in told) and told[-1]["verification_level"] == "low"
-    assert manager.get_status()["waits_for"] == ["iteration 5"]
-
-
-def test_at_iteration_5_the_hybrid_gate_opens_for_two_passes_in_a_row():
-    manager, told = run("HYBRID_DEFAULT", [False] * 4 + [True] * 2)
-    assert (told[-1]["iteration"], told[-1]["level_upgraded"]) == (5, True)
-    assert manager.get_reasoning_effort("verification") == "medium"
-    assert manager.get_reasoning_effort("generation") == "low"
-
-
-def test_at_iteration_5_the_hybrid_gate_stays_shut_without_two_passes_in_a_row():
-    manager, told = run("HYBRID_DEFAULT", [True] * 4 + [False, True])
-    assert (told[-1]["iteration"], told[-1]["level_upgraded"]) == (5, False)
-    assert manager.get_status()["waits_for"] == ["1 more passes in a row"]
-
-
-def test_after_iteration_5_the_hybrid_gate_is_judged_at_each_iteration():
-    manager, told = run("HYBRID_DEFAULT", [True] * 4 + [False, True, True])
-    assert [each["level_upgraded"] for each in told[5:]] == [False, True]
-    # iteration 12 is the next that judges, though all pass before it
-    told = [manager.update_after_verification(True) for _ in range(6)]
-    assert [each["iteration"] for each in told if each["level_upgraded"]] == [12]
-
-
 def test_a_shut_gate_holds_the_level_whatever_the_schedule_says():
+    assert run("HYBRID_DEFAULT", [True] * 5)[0].get_status()["waits_for"] == ["iteration 5"]
     manager, told = run("HYBRID_DEFAULT", [True, False] * 7)
     assert {each["verification_level"] for each in told} == {"low"}
     assert manager.get_status()["waits_for"] == ["2 more passes in a row"]
@@ -110,13 +72,7 @@ def test_each_policy_when_everything_passes(name, expected):
     assert levels == expected.split()
 
 
-def test_the_iteration_schedule_does_not_ask_for_passes_but_success_does():
-    manager, told = run("A", [False] * 9 + [True] * 5)
-    assert told[9]["verification_level"] == "high" and told[9]["level_upgraded"]
-    assert not told[-1]["success"] and manager.update_after_verification(True)["success"]
-
-
-def test_two_tracks_rise_each_by_its_own_schedule():
+def test_two_tracks_rise_each_by_its_own_schedule_and_a_level_is_left_out_by_policy_alone():
     manager = ProgressiveReasoningManager("C")
     tracks = []
     for _ in range(27):
@@ -124,21 +80,25 @@ def test_two_tracks_rise_each_by_its_own_schedule():
         manager.update_after_verification(False)
     assert tracks[2] == ("low", "low") and tracks[3] == ("low", "medium") and tracks[8] == ("low", "high")
     assert tracks[14] == ("low", "high") and tracks[15] == ("medium", "high") and tracks[25] == ("high", "high")
+    stages = [Stage("low", 1, until=2), Stage("medium", 1, until=4), Stage("high", 1)]
+    late = [False] * 6 + [True]
+    for skip, expected in ((False, "medium"), (True, "high")):
+        manager, told = run(ProgressiveConfig("late", tuple(stages), skip=skip), late)
+        assert told[-1]["verification_level"] == expected
+        assert [each["to_level"] for each in manager.get_status()["transitions"]] == [expected]
 
 
-def test_a_stage_that_takes_too_long_ends_the_run():
+def test_a_stage_that_takes_too_long_ends_the_run_and_recent_history_is_bounded():
     manager, told = until_finished("D", [True, False] * 5)
     assert manager.get_status()["limit"] == "stage_iterations" and len(told) == 10
     # two stages of one level: the streak starts again, and no level is said to rise
     manager, told = run("D", [True] * 13)
     assert [each["consecutive_passes"] for each in told] == [1, 0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 4, 5]
     assert [each["iteration"] for each in told if each["level_upgraded"]] == [1, 4] and told[-1]["success"]
-
-
-@pytest.mark.parametrize("task", ["", "verify", "Generation", None])
-def test_an_unknown_task_type_is_refused(task):
-    with pytest.raises(ValueError, match="no such task type"):
-        ProgressiveReasoningManager("A").get_reasoning_effort(task)
+    manager, told = run("A", [False] * 200)
+    status = manager.get_status()
+    assert status["recent"] == told[-20:] and len(status["transitions"]) == 2
+    assert status["limit"] == "max_iterations" and named_config("a").max_iterations == 30
 
 
 @given(st.sampled_from(NAMES), HISTORIES)
@@ -194,16 +154,10 @@ def test_a_level_falls_only_where_the_policy_lets_it(passes):
         level = found
 
 
-def test_a_level_is_left_out_only_where_the_policy_says_so():
-    stages = [Stage("low", 1, until=2), Stage("medium", 1, until=4), Stage("high", 1)]
-    late = [False] * 6 + [True]
-    for skip, expected in ((False, "medium"), (True, "high")):
-        manager, told = run(ProgressiveConfig("late", tuple(stages), skip=skip), late)
-        assert told[-1]["verification_level"] == expected
-        assert [each["to_level"] for each in manager.get_status()["transitions"]] == [expected]
-
-
-def test_a_bad_state_is_refused_by_name():
+def test_a_bad_state_and_an_unknown_task_are_refused_by_name():
+    for task in ("", "verify", "Generation", None):
+        with pytest.raises(ValueError, match="no such task type"):
+            ProgressiveReasoningManager("A").get_reasoning_effort(task)
     state = ProgressiveReasoningManager("A").to_dict()
     for change, named in (
         ({"state": {**state["state"], "stage": 9}}, "stage 9"),
@@ -214,10 +168,3 @@ def test_a_bad_state_is_refused_by_name():
     ):
         with pytest.raises(ValueError, match=named):
             ProgressiveReasoningManager.from_dict({**state, **change})
-
-
-def test_recent_history_is_bounded_and_transitions_are_kept():
-    manager, told = run("A", [False] * 200)
-    status = manager.get_status()
-    assert status["recent"] == told[-20:] and len(status["transitions"]) == 2
-    assert status["limit"] == "max_iterations" and named_config("a").max_iterations == 30

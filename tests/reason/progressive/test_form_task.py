@@ -19,13 +19,10 @@ def verify(reply, solution="The hat is in the park."):
     return FormTask(PROBLEM).verify(turn, solution)
 
 
-def test_a_check_passes_if_it_concludes_the_same_whatever_its_last_word():
+def test_a_check_passes_if_it_concludes_the_same_and_mends_nothing_if_it_was_cut_off():
     assert verify(f"{REASONS} Yes.").passed and verify(f"{REASONS} No.").passed
     refused = verify(f"{REASONS} Yes.", "The hat is in the barn.")
     assert (refused.passed, refused.report) == (False, "The hat is in the park.")
-
-
-def test_a_check_that_concludes_nothing_or_was_cut_off_passes_nothing_and_mends_nothing():
     cut = Completion(f"{REASONS} Yes.", finish_reason="length")
     echo, elsewhere = "So the hat is in the park. Yes.", "Ann is in the barn. So the hat is in the park. Yes."
     for reply in ("", "Yes.", "Mary went to the park. Yes.", cut, echo, elsewhere):
@@ -33,19 +30,15 @@ def test_a_check_that_concludes_nothing_or_was_cut_off_passes_nothing_and_mends_
         assert (checked.passed, checked.report) == (False, None)
 
 
-def test_yes_or_no_is_computed_from_the_statements():
+def test_yes_or_no_is_computed_from_the_statements_and_a_question_is_needed():
     problem = "Mary went to the park. Is Mary in the park?"
     turn = Turn(Desk(Trail()), ScriptedChat(["No, Mary is in the park."]), "solve", "low", 0.0, 64)
     assert FormTask(problem).solve(turn) == "Yes, Mary is in the park."
-    turn = Turn(
-        Desk(Trail()),
-        ScriptedChat(["Mary went to the park. So no, Mary is in the park. No."]),
-        "verify",
-        "low",
-        0.0,
-        64,
-    )
+    said = ScriptedChat(["Mary went to the park. So no, Mary is in the park. No."])
+    turn = Turn(Desk(Trail()), said, "verify", "low", 0.0, 64)
     assert FormTask(problem).verify(turn, "Yes, Mary is in the park.").passed
+    with pytest.raises(ValueError, match="question at its end"):
+        FormTask("Mary went to the park.")
 
 
 def test_what_a_check_concludes_takes_the_place_of_a_wrong_answer():
@@ -55,8 +48,3 @@ def test_what_a_check_concludes_takes_the_place_of_a_wrong_answer():
     assert (report.solved, report.solution) == (True, "The hat is in the park.")
     asked = [call["messages"][-1]["content"] for call in chat.calls]
     assert asked == [PROBLEM, f"{PROBLEM} The hat is in the barn. Right?", f"{PROBLEM} The hat is in the park. Right?"]
-
-
-def test_a_problem_without_a_question_is_refused():
-    with pytest.raises(ValueError, match="question at its end"):
-        FormTask("Mary went to the park.")

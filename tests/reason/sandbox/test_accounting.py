@@ -110,14 +110,11 @@ def test_processes_are_seen_through_the_threads_that_started_them():
         pass
 
 
-def test_a_process_that_ended_counts_nothing():
+def test_processes_that_end_and_threads_that_follow_each_other_too_fast_are_told(monkeypatch):
     process = subprocess.Popen(["true"])
     process.wait()
     assert Account(process.pid).used_bytes() == 0
-
-
-def test_threads_that_follow_each_other_too_fast_to_be_looked_at_are_told(monkeypatch):
-    """A stand-in for the kernel's folder: which threads are caught in it is a matter of luck."""
+    # A stand-in for the kernel's folder: which threads are caught in it is a matter of luck
     numbers = map(str, itertools.count())
     monkeypatch.setattr(os, "listdir", lambda folder: [next(numbers)])
     assert len(list(_threads(1))) == _MOST_FLEETING and Account(1).used_bytes() > 2**60

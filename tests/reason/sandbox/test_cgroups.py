@@ -48,7 +48,12 @@ def test_the_nearest_group_that_hands_both_controllers_down_is_used(kernel):
     assert not group.folder.exists() and len(list(kernel.parent.iterdir())) == 2
 
 
-def test_swap_is_forbidden_where_it_is_counted(kernel, monkeypatch):
+def test_swap_is_forbidden_where_it_is_counted_and_an_end_for_want_of_memory_is_known(kernel, monkeypatch):
+    hand_down(kernel)
+    group = make_group(2**20, 5)
+    for count, killed in ((0, False), (3, True)):
+        (group.folder / "memory.events").write_text(f"low 0\nhigh 0\nmax 12\noom 1\noom_kill {count}\n")
+        assert group.was_killed is killed
     hand_down(kernel)
     mkdir = Path.mkdir
 
@@ -58,14 +63,6 @@ def test_swap_is_forbidden_where_it_is_counted(kernel, monkeypatch):
 
     monkeypatch.setattr(Path, "mkdir", made)
     assert (make_group(2**20, 5).folder / "memory.swap.max").read_text() == "0"
-
-
-def test_an_end_for_want_of_memory_is_known(kernel):
-    hand_down(kernel)
-    group = make_group(2**20, 5)
-    for count, killed in ((0, False), (3, True)):
-        (group.folder / "memory.events").write_text(f"low 0\nhigh 0\nmax 12\noom 1\noom_kill {count}\n")
-        assert group.was_killed is killed
 
 
 @pytest.fixture

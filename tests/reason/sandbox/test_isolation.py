@@ -15,19 +15,12 @@ def test_an_interpreter_whose_folder_holds_the_home_folder_is_refused(monkeypatc
             interpreter_folders()
 
 
-def test_folders_within_others_are_not_named_twice(monkeypatch, tmp_path):
+def test_folders_of_an_interpreter_are_named_once_and_the_systems_own_needs_none(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name, path in (
-        ("prefix", "a/venv"),
-        ("exec_prefix", "a/venv"),
-        ("base_prefix", "a"),
-        ("base_exec_prefix", "a"),
-    ):
+    for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
+        path = "a" if "base" in name else "a/venv"
         monkeypatch.setattr(sys, name, str(tmp_path / path))
     assert interpreter_folders() == [str(tmp_path / "a")]
-
-
-def test_the_systems_own_interpreter_needs_no_folder(monkeypatch):
     for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
         monkeypatch.setattr(sys, name, "/usr")
     assert interpreter_folders() == []
@@ -45,20 +38,14 @@ def test_a_folder_behind_a_link_is_there_under_both_names(monkeypatch, tmp_path)
     assert [options[i + 1] for i, each in enumerate(options) if each == "--ro-bind"][-2:] == [real, real]
 
 
-def test_everything_but_the_scratch_folders_is_bound_to_be_read():
+def test_what_is_bound_is_to_be_read_and_nothing_is_taken_from_outside(monkeypatch):
     options = root(1000, [(7, "/run/x")])
     assert "--bind" not in options and options[-2:] == ["--chdir", "/tmp"]
     assert [options[i + 1] for i, each in enumerate(options) if each == "--remount-ro"] == ["/dev", "/"]
     devices = {options[i + 1] for i, each in enumerate(options) if each == "--dev-bind"}
     assert devices == {f"/dev/{name}" for name in isolation._DEVICES}
-
-
-def test_a_spare_user_is_never_root_nor_nobody():
     assert {spare_user() for _ in range(200)}.isdisjoint({0, 65534})
     assert len({spare_user() for _ in range(20)}) > 1
-
-
-def test_the_environment_takes_nothing_from_outside(monkeypatch):
     before = environment()
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     monkeypatch.setenv("LD_PRELOAD", "x")

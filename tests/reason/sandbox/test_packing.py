@@ -35,22 +35,16 @@ def test_all_that_is_packed_can_be_written_to(tmp_path):
     assert found["./folder"].mode & 0o700 == 0o700 and found["./folder/b"].mode & 0o600 == 0o600
 
 
-def test_a_folder_that_is_too_large_is_refused(tmp_path):
-    (tmp_path / "a").write_bytes(bytes(2000))
-    pack(tmp_path, 4000).close()
-    with pytest.raises(ValueError, match="holds more than 2000 bytes"):
-        pack(tmp_path, 2000)
-
-
-def test_many_empty_files_are_too_large_as_well(tmp_path):
-    for number in range(10):
-        (tmp_path / str(number)).touch()
-    with pytest.raises(ValueError, match="holds more than"):
-        pack(tmp_path, 5000)
-
-
-def test_a_folder_that_is_none_is_refused(tmp_path):
+def test_folders_that_are_none_or_too_large_are_refused_even_of_empty_files(tmp_path):
     (tmp_path / "a").touch()
     for path in (tmp_path / "a", tmp_path / "none"):
         with pytest.raises(ValueError, match="no folder"):
             pack(path, 1000)
+    (tmp_path / "a").write_bytes(bytes(2000))
+    pack(tmp_path, 4000).close()
+    with pytest.raises(ValueError, match="holds more than 2000 bytes"):
+        pack(tmp_path, 2000)
+    for number in range(10):
+        (tmp_path / str(number)).touch()
+    with pytest.raises(ValueError, match="holds more than"):
+        pack(tmp_path, 5000)

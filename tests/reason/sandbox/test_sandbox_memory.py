@@ -17,20 +17,6 @@ def test_two_gigabytes_are_not_to_be_had(box):
     assert result.exit_code == 1 and "MemoryError" in result.stderr and not result.stdout
 
 
-@pytest.mark.slow
-def test_two_gigabytes_are_not_to_be_had_by_many_processes_either(box):
-    code = """
-import os, time
-for _ in range(10):
-    if os.fork() == 0:
-        block = bytearray(b"x") * (200 << 20)
-        time.sleep(30)
-time.sleep(30)
-"""
-    result = box.run(code, memory_mb=300)
-    assert result.cut == "memory" and result.exit_code is None and not result.timed_out
-
-
 def test_files_count_as_memory(box):
     code = """
 import os
@@ -47,17 +33,6 @@ import time; time.sleep(30)
 """
     result = box.run(code, memory_mb=128)
     assert result.cut == "memory" and result.stdout.split() == ["/tmp/a", "/dev/shm/b"]
-
-
-@pytest.mark.slow
-def test_a_flood_of_empty_files_counts_as_memory(box):
-    code = """
-number = 0
-while True:
-    open(f"/tmp/{number}", "w").close()
-    number += 1
-"""
-    assert box.run(code, memory_mb=48, timeout_s=60.0).cut == "memory"
 
 
 @pytest.mark.slow
@@ -91,13 +66,6 @@ for end in sum(pairs, ()):
         pass
 time.sleep(100)
 """
-
-
-@pytest.mark.slow
-def test_what_sockets_hold_counts_as_memory(box):
-    # 61 processes of some MB of pages, and 61 * 28 pairs of sockets, whose buffers take 700 MB more
-    result = box.run(SOCKET_BOMB, memory_mb=512, timeout_s=60.0)
-    assert result.cut == "memory" and not result.timed_out
 
 
 def test_no_socket_but_a_pair_of_streams_is_to_be_had_and_its_buffers_stay_as_they_are(box):
@@ -139,11 +107,6 @@ while True:
 """
 
 
-@pytest.mark.slow
-def test_what_pipes_hold_counts_as_memory(box):
-    assert box.run(PIPE_BOMB, memory_mb=96, timeout_s=60.0).cut == "memory"
-
-
 def test_a_pipe_keeps_its_size_and_takes_no_pages_on_loan(box):
     code = """
 import ctypes, fcntl
@@ -165,9 +128,21 @@ print(json.dumps([attempt(fcntl.fcntl, writing, fcntl.F_SETPIPE_SZ, 2**20), atte
     assert "done" not in attempts(box, code)
 
 
-@pytest.mark.slow
-def test_records_of_mappings_count_as_memory(box):
-    code = """
+MANY_PROCESSES = """
+import os, time
+for _ in range(10):
+    if os.fork() == 0:
+        block = bytearray(b"x") * (200 << 20)
+        time.sleep(30)
+time.sleep(30)
+"""
+EMPTY_FILES = """
+number = 0
+while True:
+    open(f"/tmp/{number}", "w").close()
+    number += 1
+"""
+MAPPINGS = """
 import mmap, os, time
 held = [mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=1 + number % 2 * 2)
         for number in range(15_000)]
@@ -176,7 +151,21 @@ for _ in range(5):
         break
 time.sleep(100)
 """
-    assert box.run(code, memory_mb=160, timeout_s=60.0).cut == "memory"
+# 61 processes of some MB of pages, and 61 * 28 pairs of sockets, whose buffers take 700 MB more
+BOMBS = {
+    "processes": (MANY_PROCESSES, 300),
+    "empty files": (EMPTY_FILES, 48),
+    "sockets": (SOCKET_BOMB, 512),
+    "pipes": (PIPE_BOMB, 96),
+    "mappings": (MAPPINGS, 160),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code, memory_mb", BOMBS.values(), ids=BOMBS)
+def test_all_that_a_program_makes_the_machine_hold_counts_as_memory(box, code, memory_mb):
+    result = box.run(code, memory_mb=memory_mb, timeout_s=60.0)
+    assert (result.cut, result.exit_code, result.timed_out) == ("memory", None, False)
 
 
 ENDED_LEADERS = """

@@ -5,8 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigma0.signals.grounding.check import check
-from sigma0.signals.grounding.claims import assertions, checkable, common_words, sentences
-from sigma0.signals.grounding.evidence import Evidence
 
 CONTEXT = (
     "Albany, GA has around 75,000 people. Albany, NY has almost 100,000 people. The tower of Pisa rises 56 m. "
@@ -29,14 +27,10 @@ CONTEXT = (
         ("The tower of Pisa is 56 miles high.", "number", False),
         ("Obama was born on 4 August 1961.", "date", True),
         ("Obama was born on 5 August 1961.", "date", False),
-        ("Barack Obama was born in August 1961.", "date", True),
         ("Barack Obama was born in 1961.", "number", True),
-        ("Michelle Obama was born in 1961.", "number", False),
         ('He wrote "dreams from my father".', "quote", True),
         ('He wrote "dreams of my mother".', "quote", False),
         ("NASA spent 3.1 million dollars.", "number", True),
-        ("NASA spent 3.4 million dollars.", "number", False),
-        ("NASA spent 12.5 percent on fuel.", "number", True),
         ("The cat is in the garden.", "statement", False),
         ("The cat is not in the garden.", "statement", True),
         ("Mary is in the park.", "entity", True),
@@ -63,13 +57,11 @@ APPLES = "Anna has 3 apples. Ben has 4 apples."
     "text, context",
     [
         ("Together they have 7 apples.", APPLES),
-        ("Anna and Ben have seven apples in all.", APPLES),
         ("Anna has 3 and Ben has 4, so together they have 7.", APPLES),
         ("She has 7 pets.", "Anna has 3 cats and 4 dogs."),
         ("There are three pets.", "Anna has one cat and two dogs."),
         ("Anna has 7 apples now.", "Anna has 3 apples. She buys 4 apples."),
         ("The tank of the farm holds 30 litres.", "The tank of the farm holds 20 litres. It rains 10 litres more."),
-        ("The total cost is 7 dollars.", "A pen is 3 dollars. A book is 4 dollars."),
         ("In total there were 12 apples.", "Anna has 3 apples, Ben 4 apples and Carla 5 apples."),
         ("Both parts take 1 hour 30 minutes.", "The first part takes 40 minutes. The second part takes 50 minutes."),
         ("The old tower is 24 m taller than the new one.", "The old tower is 324 m tall. The new one has 300 m."),
@@ -104,8 +96,6 @@ def test_what_follows_by_one_step_is_not_known(text, context):
         ("Together they have 8 apples.", APPLES),
         ("Together Zoe and Ben have 7 apples.", APPLES),
         ("Together they have 7 euros.", "Anna has 3 dollars. Ben has 4 dollars."),
-        ("The total cost is 9 dollars.", "A pen is 3 dollars. A book is 4 dollars."),
-        ("Leo is 9 years old.", "Leo is 2 years older than Tom. Tom is 4 years old. How old is Leo?"),
         ("17 + 25 = 52", "What is 17 + 25?"),
         ("16 + 25 = 42", "What is 17 + 25?"),
         ("The old tower is 34 m taller than the new one.", "The old tower is 324 m tall. The new one has 300 m."),
@@ -151,36 +141,17 @@ def test_nothing_checkable(text):
     "text, context",
     [
         ("It weighs \u22125 kg.", "It weighs -5 kg."),
-        ("It weighs minus 5 kg.", "It weighs -5 kg."),
         ("The profit was $-5 million.", "The profit was -$5 million."),
         ("The range is 5-10 kg.", "The range is 5 to 10 kg."),
-        ("The rate is 5% to 10%.", "The rate is 5\u201310%."),
-        ("He paid between 5 and 10 percent.", "He paid 5% to 10%."),
         ("It lasted 1990-95.", "It lasted from 1990 to 1995."),
-        ("The population was 3.4e6 people.", "The population was 3,400,000 people."),
         ("Version 1.2.3 is the latest.", "The latest version is v1.2.3."),
-        ("The meeting starts at 3 pm.", "The meeting starts at 3 p.m. today."),
-        ("Water boils at 100 °C.", "Water boils at 100 degrees Celsius."),
         ("Water boils at 100°C.", "Water boils at 100 degrees."),
-        ("The engine makes 0.2 kW.", "The engine makes 200 watts."),
-        ("It took 18 months.", "It took 1.5 years."),
-        ("It took 1 hour and 30 minutes.", "It took 90 minutes."),
         ("He is 5 feet 10 inches tall.", "He is 70 inches tall."),
         ("It took 90.", "It took 90 minutes."),
-        ("The limit is 36 km/h.", "The limit is 10 m/s."),
-        ("The file is 1.5GB.", "The file is 1500 MB."),
+        ("The engine makes 0.2 kW.", "The engine makes 200 watts."),
         ("The server has 16 cores.", "The server has 16 fast cores."),
         ("It costs 100 US dollars.", "It costs 100 dollars."),
-        ("The wall is 5m high.", "The wall is 5 meters high."),
-        ("The road is 2m wide.", "The road is 2 m wide."),
-        ("The company earned 5m euros.", "The company earned €5 million."),
-        ("The rate is .5.", "The rate is 0.5."),
-        ("One hundred twenty people came.", "120 people came."),
-        ("Two hundred and fifty people came.", "250 people came."),
-        ("A dozen people came.", "12 people came."),
-        ("Half a million people came.", "500,000 people came."),
         ("The 2024 election was held.", "The election was held on May 5, 2024."),
-        ("The meeting is on 05.03.2024.", "The meeting is on 5 March 2024."),
         ("Москва is the capital.", "The capital is Москва."),
         ("The Eid al-Fitr is a feast.", "The Eid al-Fitr is a feast."),
         ("COVID-19 spread in 2020.", "COVID-19 spread in 2020."),
@@ -190,8 +161,6 @@ def test_nothing_checkable(text):
         ("He could not swim and died in 1980.", "He could not swim. He died in 1980."),
         ("Perhaps it rains, but the tower is 330 m tall.", "The tower is 330 m tall."),
         ("The tower is 330 m tall; perhaps it is 400 years old.", "The tower is 330 m tall."),
-        ("See https://A.com.", "See https://a.com/."),
-        ("See a.com/x for details.", "See https://a.com/x for details."),
         ("See [1](https://a.com/x_(y)).", "Docs: https://a.com/x_(y)"),
         ("See https://a.com/x?", "See https://a.com/x"),
         ("Yes, 5.", "5."),
@@ -201,6 +170,7 @@ def test_nothing_checkable(text):
         ("The day is May 5, 2024.", ["Which day is it?", "2024-05-05", "The day is long."]),
         ("The link is https://a.com/x.", ["https://a.com/x"]),
         ('He said "we won". Then he left.', "He said: we won. Then he left."),
+        ("Rome has 7 hills.", ["Paris is large.", "Rome has seven hills."]),
     ],
 )
 def test_true_claims_are_anchored(text, context):
@@ -212,56 +182,35 @@ def test_true_claims_are_anchored(text, context):
     [
         ("It weighs -5 kg.", "It weighs 5 kg."),
         ("The temperature is -5 degrees.", "The temperature is 5 degrees."),
-        ("The profit was -$5 million.", "The profit was $5 million."),
-        ("The population was 3.4e6 people.", "The population was 3.4e7 people."),
-        ("The value is 1e10.", "The value is 1e12."),
         ("Version 1.2.3 is the latest.", "Version 1.2.4 is the latest."),
         ("Version 1.2.3 is the latest.", "Version 1.2.3.4 is the latest."),
         ("The address is 192.168.0.1.", "The address is 192.168.0.2."),
-        ("The meeting starts at 3 pm.", "The meeting starts at 3 am."),
-        ("Water boils at 100°C.", "Water boils at 100°F."),
-        ("The range is -19C to -60C.", "The range is -10C to -60C."),
-        ("The engine makes 200 watts.", "The engine makes 200 volts."),
-        ("It took 2 months.", "It took 2 years."),
-        ("The limit is 10 km/h.", "The limit is 10 km."),
-        ("The area is 5 square miles.", "The area is 5 square km."),
         ("The server has 16 cores that run.", "The server has 16 fans that run."),
         ("It cost $2024.", "It cost a lot on May 5, 2024."),
         ("It weighs 2024 kg.", "It was weighed on May 5, 2024."),
         ("The factory made 2024 cars.", "The factory made cars on May 5, 2024."),
-        ("The 1500 km road is open.", "The 1500 mile road is open."),
-        ("The rate is .5.", "The rate is 5."),
-        ("Two hundred and fifty people came.", "200 people came."),
-        ("It is 5% to 11%.", "It is 5\u201310%."),
         ("Ångström was born in Sweden.", "Newton was born in Sweden."),
-        ("Élodie was born in Paris.", "Marie was born in Paris."),
         ("Москва is the capital.", "Paris is the capital."),
-        ("COVID-20 spread in 2020.", "COVID-19 spread in 2020."),
-        ("The function os.path.join is used.", "The function os.path.split is used."),
         ("Use os.remove to delete.", "Use os.unlink to delete."),
-        ("The key is abc123.", "The key is abc124."),
         ("The key is 7f3a9c.", "The key is 7f3a9d."),
         ("The 6D printer is here.", "The 3D printer is here."),
         ("The drug failed to work.", "The drug worked."),
-        ("The drug was unable to work.", "The drug worked."),
         ("The cat refused to eat the fish.", "The cat ate the fish."),
         ("The car lacks wheels and doors.", "The car has wheels and doors."),
         ("The car comes without wheels.", "The car comes with wheels."),
         ("Alexander the Great was born in Chicago.", "Alexander was born in Pella."),
-        ("Great Britain lies in Asia.", "Great Britain lies in Europe."),
         ("Best Buy was founded by Napoleon.", "A store sells things."),
         ("Napoleon was a great general born in Chicago.", "Napoleon was a great general."),
         ("He could not swim and died in 1999.", "He died in 1980."),
         ("Perhaps it rains, but the tower is 999 m tall.", "The tower is 330 m tall."),
         ("It might rain and the tower is 999 m tall.", "The tower is 330 m tall."),
         ("See https://a.com/x?", "See https://a.com/z"),
-        ("See https://a.com/X.", "See https://a.com/x."),
         ("See http://a.com/x(y).", "Docs: http://a.com/x(z)"),
-        ("See a.com/evil for details.", "See https://a.com/x for details."),
         ("The tower is 330 m tall.", "Is the tower 330 m tall?"),
         ("The answer is 43.", ["Compute 6*7.", "42"]),
         ("Rome has 42 hills.", ["Paris is large.", "42"]),
         ('He said "we won". Then he left.', 'He said "we lost". Then he left.'),
+        ("Rome has 7 hills.", []),
     ],
 )
 def test_false_claims_are_not_anchored(text, context):
@@ -269,98 +218,14 @@ def test_false_claims_are_not_anchored(text, context):
     assert grounding.score is not None and grounding.score < 1.0
 
 
-def test_the_score_is_a_share_and_the_rest_is_named():
-    grounding = check("Mary went to the park. She paid 40 dollars. I think it was fun.", CONTEXT)
-    assert grounding.score == 0.5
-    assert [claim.text for claim in grounding.unanchored] == ["She paid 40 dollars."]
-    assert grounding.claims[0].evidence == "Mary went to the park."
-    assert grounding.to_dict()["claims"][1]["anchored"] is False
-
-
-def test_several_sources_and_none():
-    assert check("Rome has 7 hills.", ["Paris is large.", "Rome has seven hills."]).score == 1.0
-    assert check("Rome has 7 hills.", []).score == 0.0
-
-
-def test_sentences():
-    text = (
-        "Dr. Smith paid 3.5 million to J. Doe. He left at 5 p.m. yesterday! Why?\n- one item\n- another one\n\nThe end"
-    )
-    assert sentences(text) == [
-        "Dr. Smith paid 3.5 million to J. Doe.", "He left at 5 p.m. yesterday!", "Why?", "one item", "another one",
-        "The end",
-    ]  # fmt: skip
-
-
-def test_a_guess_exempts_its_own_clause():
-    assert assertions("The tower is tall and was built in 1889.") == ["The tower is tall and was built in 1889."]
-    assert assertions("Perhaps it rains, but the sun is hot.") == ["the sun is hot."]
-    assert assertions("It might rain; it is warm, and the wind may rise.") == ["it is warm"]
-    assert assertions("Perhaps Bob sings and the tower is tall.") == ["the tower is tall."]
-    for guess in (
-        "I think cats and dogs slept.",
-        "Perhaps the cat and the dog slept.",
-        "Maybe Bob and Ann were there.",
-    ):
-        assert assertions(guess) == []
-
-
-@pytest.mark.parametrize(
-    "text, values",
-    [
-        ("It took 1,234.5 kg and 3 km", [1234500.0, 3000.0]),
-        ("$5 million or 20%", [5e6, 20.0]),
-        ("twenty-five people in 3 days", [25.0, 259200.0]),
-        ("one of them", []),
-        ("the 21st of two hundred", [21.0, 200.0]),
-        ("five to ten, two three four", [2.0, 3.0, 4.0, 5.0, 10.0]),
-        ("two hundred and fifty thousand three hundred and five", [250305.0]),
-        ("two dozen and half a dozen", [24.0, 6.0]),
-        ("1,1111,111 and 5m or £5m", [1.0, 1111.0, 111.0, 5.0, 5e6]),
-        ("-3 of 7-3, 7 - 3 and $-3", [-3.0, 7.0, 3.0, 7.0, 3.0, -3.0]),
-    ],
-)
-def test_numbers(text, values):
-    assert sorted(number.value for number in checkable(text).numbers) == pytest.approx(sorted(values))
-
-
-def test_the_index_tells_where_things_stand():
-    texts = ["Bob K. Miller saw 3 cats on May 5, 2024. NASA saw 4,000 grams. He left. Who saw 5 dogs?", "42"]
-    evidence = Evidence(texts, common_words(" ".join(texts)))
-    # three sentences, one pair whose second half names nobody, one result; the question is no place
-    assert [passage.lone for passage in evidence.passages] == [False] * 4 + [True]
-    assert evidence.shared(["cat", "saw", "dog"]).tolist() == [2, 1, 0, 1, 0]
-    assert evidence.naming("Miller").tolist() == [True, False, False, False, False]
-    assert evidence.naming("Bob Miller").tolist() == [False] * 5
-    assert evidence.naming("National Aeronautics and Space Administration").tolist() == [
-        False, True, False, True, False,
-    ]  # fmt: skip
-    number = checkable("4 kg").numbers[0]
-    assert evidence.has_number(number, evidence.naming("NASA"), 0.0)
-    assert not evidence.has_number(number, evidence.naming("Miller"), 0.0)
-    date = checkable("in May 2024").dates[0]
-    assert evidence.has_date(date, evidence.naming("Miller"))
-    assert not evidence.has_date(date, evidence.naming("NASA"))
-
-
-def test_numbers_beyond_measure_are_no_trouble():
+def test_numbers_beyond_measure_are_no_trouble_and_a_date_may_stand_alone():
     digits = "9" * 5000
     assert check(f"It is {digits} km.", f"It is {digits} km.").score == 0.0
     assert check("It is " + "1,111" * 500, "It is " + "12 and " * 500).score == 0.0
-
-
-def test_a_model_may_be_asked():
-    class Picky:
-        def support(self, claim, evidence):
-            return 1.0 if "park" in evidence and "park" in claim else 0.0
-
-    assert check("Mary went to the park.", CONTEXT, model=Picky()).score == 1.0
-    assert check("The tower of Pisa rises 56 m.", CONTEXT, model=Picky()).score == 0.0
-
-
-def test_a_bad_tolerance_is_refused():
-    with pytest.raises(ValueError, match="tolerance"):
-        check("x", "y", tolerance=1.0)
+    # a text that is a date and nothing else speaks of whatever is asked; it shares no word with the claim
+    context = ["Say when the bridge was opened.", "1932-03-05"]
+    assert check("The bridge was opened on 5 March 1932.", context).score == 1.0
+    assert check("The bridge was opened on 6 March 1932.", context).score == 0.0
 
 
 def test_the_nearest_place_is_the_shorter_of_two():
@@ -386,13 +251,3 @@ def test_a_number_needs_three_tenths_of_the_words_beside_it(sentence, anchored):
         "There were wooden doors, heavy sacks, fresh bread, white flour, a barn that held hay. It rained yesterday."
     )
     assert check(sentence, [place, elsewhere]).claims[0].anchored is anchored
-
-
-def test_a_date_may_stand_alone():
-    """A text that is a date and nothing else speaks of whatever is asked, as a number alone does.
-
-    It is written so that it shares no word with the claim, not even the month.
-    """
-    context = ["Say when the bridge was opened.", "1932-03-05"]
-    assert check("The bridge was opened on 5 March 1932.", context).score == 1.0
-    assert check("The bridge was opened on 6 March 1932.", context).score == 0.0
