@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from sigma0.bench.pocket.data import NONE
 from sigma0.bench.pocket.notes import KINDS, LENGTH, note_row
 
 
@@ -23,6 +24,8 @@ def test_marked_tokens_complete_facts_told_before(tokenizer, kind):
                 if word in sources:
                     source = word
                     assert tokenizer.decode([about]).strip() == source
+                else:
+                    assert (about == NONE) == (word.lower() in ("the", "family", "of"))
             elif word in goals:
                 assert mark == (source in told)
                 assert told.setdefault(source, word) == word
