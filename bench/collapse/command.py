@@ -1,11 +1,13 @@
 """`python -m sigma0.bench collapse`: false stops, loops ended, and the cost of looking."""
 
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
+from transformers import AutoTokenizer
 
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import CodeFiles, ListFiles, ReportFile
@@ -36,61 +38,51 @@ def collapse(
     """What `--on-collapse stop` ends on ordinary texts and on loops, and what it and the verdict cost a token."""
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
-        if (prose or code or lists) and not (texts and prose):
+        files = {"prose": tuple(prose), "code": tuple(code), "lists": tuple(lists)}
+        if any(files.values()) and not (texts and prose):
             raise ValueError("files need --texts, a folder with a tokenizer, and one --prose, of which loops are made")
-        report = _study(models, n, rounds, new_tokens, texts, {"prose": prose, "code": code, "lists": lists})
+        report = _study(models, n, rounds, new_tokens, texts, files)
     if tell_report(report, out, as_json):
         _print(report)
 
 
 def _study(
-    models: list[str], n: int, rounds: int, new_tokens: int, folder: str, files: dict[str, list[Path]]
+    models: list[str], n: int, rounds: int, new_tokens: int, folder: str, files: dict[str, tuple[Path, ...]]
 ) -> dict[str, Any]:
     from sigma0.bench.collapse import measure as study
     from sigma0.bench.pocket.prompts import micro_world
+    from sigma0.bench.proximity.sources import by_kind, loops
 
     chosen = CollapseStop()
     prompts = list(micro_world(n, "test", 0))
     found: dict[str, Any] = {}
     series: list[study.Series] = []
     with progress_bar("answers and rounds", len(models) * (n + rounds + 1)) as advance:
-        done = iter(range(1, 10**9))
+        done = count(1)
         for name in models:
             looped, tokenizer = load(name, device="cpu", dtype="float32")
             if not series:
                 series += study.stories(tokenizer, n, 0)
             cut = study.answers_cut(looped, tokenizer, prompts, 64, lambda: advance(next(done)))
             costs = study.costs(looped, tokenizer, prompts, new_tokens, rounds, lambda: advance(next(done)))
-            found[Path(name).name] = {"answers": n, "cut": cut, "costs": study.to_dicts(costs)}
+            found[Path(name).name] = {"answers": n, "cut": cut, "costs": costs}
     if folder:
-        series += _of_files(folder, files)
+        read = by_kind(files, AutoTokenizer.from_pretrained(folder))
+        series += [each for text in read for each in study.stretches(text.kind, text.ids)]
+        for loop in loops(read[0].ids, SPANS):
+            series.append(study.series(f"{loop.kind} loops", loop.ids.tolist(), loop.first))
     return {
         "device": device_name(torch.device("cpu")),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "commit": git_commit(),
-        "tau": chosen.tau,
-        "running": chosen.running,
-        "every": chosen.every,
+        **{name: getattr(chosen, name) for name in ("tau", "running", "every")},
         "new_tokens": new_tokens,
         "rounds": rounds,
         "models": found,
-        "texts": study.to_dicts(study.rows(series, chosen.tau, chosen.running)),
-        "grid": study.to_dicts(study.grid(series)),
+        "texts": study.rows(series, chosen.tau, chosen.running),
+        "grid": study.grid(series),
     }
-
-
-def _of_files(folder: str, files: dict[str, list[Path]]) -> list[Any]:
-    from transformers import AutoTokenizer
-
-    from sigma0.bench.collapse import measure as study
-    from sigma0.bench.proximity.sources import by_kind, loops
-
-    read = by_kind({kind: tuple(paths) for kind, paths in files.items()}, AutoTokenizer.from_pretrained(folder))
-    found = [each for text in read for each in study.stretches(text.kind, text.ids)]
-    return found + [
-        study.series(f"{loop.kind} loops", loop.ids.tolist(), loop.first) for loop in loops(read[0].ids, SPANS)
-    ]
 
 
 def _print(report: dict[str, Any]) -> None:

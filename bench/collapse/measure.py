@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from sigma0.api import generate
 from sigma0.bench.pocket.world import draw
-from sigma0.calibrate.bootstrap import Estimate, bootstrap
+from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.calibrate.prompts import Prompt
 from sigma0.decode.ops import operations
 from sigma0.decode.repetition import CollapseStop, TextStats
@@ -35,42 +34,6 @@ class Series:
     kind: str
     onset: int
     values: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class StopRow:
-    """One kind of texts under one setting.
-
-    Attributes:
-        kind: What they are.
-        tau: As in `CollapseStop`, as is the next.
-        running: Tokens running.
-        texts: How many.
-        ended: Of those.
-        late: Median ids from the onset to the end, of the ended ones; None of ordinary texts.
-    """
-
-    kind: str
-    tau: float
-    running: int
-    texts: int
-    ended: int
-    late: float | None
-
-
-@dataclass(frozen=True)
-class CostRow:
-    """CPU time beside the plainest way, round by round in one run.
-
-    Attributes:
-        way: What is on.
-        ms: Median of a token, milliseconds.
-        ratio: Over `off` of the same round, the median of the rounds.
-    """
-
-    way: str
-    ms: float
-    ratio: Estimate | None
 
 
 def series(kind: str, ids: Iterable[int], onset: int = 0) -> Series:
@@ -101,19 +64,32 @@ def ended_at(each: Series, tau: float, running: int, every: int) -> int | None:
     return ends[0] if ends else None
 
 
-def rows(texts: Sequence[Series], tau: float, running: int) -> list[StopRow]:
-    """What a setting ends, by kind."""
+def rows(texts: Sequence[Series], tau: float, running: int) -> list[dict[str, Any]]:
+    """What a setting of `CollapseStop` ends, by kind.
+
+    Returns:
+        Beside kind and setting the number of texts, of those `ended`, and how `late`: the median of the ids from the
+        onset to the end; None of ordinary texts.
+    """
     found = []
     for kind in dict.fromkeys(each.kind for each in texts):
         own = [each for each in texts if each.kind == kind]
-        ends = [(each, ended_at(each, tau, running, CollapseStop().every)) for each in own]
-        late = [end - each.onset for each, end in ends if end is not None and each.onset]
-        ended = sum(end is not None for _, end in ends)
-        found.append(StopRow(kind, tau, running, len(own), ended, float(np.median(late)) if late else None))
+        ends = [ended_at(each, tau, running, CollapseStop().every) for each in own]
+        late = [end - each.onset for each, end in zip(own, ends, strict=True) if end is not None and each.onset]
+        found.append(
+            {
+                "kind": kind,
+                "tau": tau,
+                "running": running,
+                "texts": len(own),
+                "ended": sum(end is not None for end in ends),
+                "late": float(np.median(late)) if late else None,
+            }
+        )
     return found
 
 
-def grid(texts: Sequence[Series]) -> list[StopRow]:
+def grid(texts: Sequence[Series]) -> list[dict[str, Any]]:
     """Every setting that was tried."""
     return [row for tau in TAUS for running in RUNNINGS for row in rows(texts, tau, running)]
 
@@ -140,7 +116,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def costs(
     model: Any, tokenizer: Any, prompts: Sequence[Prompt], new_tokens: int, rounds: int, on_round: Callable[[], None]
-) -> list[CostRow]:
+) -> list[dict[str, Any]]:
     """CPU time a token, every way in turn on the same prompt, in an order that changes from round to round.
 
     A text goes on past its end, so that all are of one length; the prompts are ordinary ones, on which nothing is cut.
@@ -152,14 +128,17 @@ def costs(
         new_tokens: Of each text.
         rounds: Of all ways.
         on_round: Called behind each.
+
+    Returns:
+        For each way the median `ms` of a token, and its `ratio` over `off` of the same round: the median of the rounds.
     """
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     names = list(WAYS)
+    settings: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False, "eos_token_id": []}
     for number in range(-1, rounds):
         prompt = prompts[number % len(prompts)].content
         for place in range(len(names)):
             way = names[(place + number) % len(names)]
-            settings: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False, "eos_token_id": []}
             began = time.process_time()
             written = generate(model, tokenizer, prompt, **settings, **WAYS[way])
             spent = time.process_time() - began
@@ -167,14 +146,9 @@ def costs(
             if number >= 0:
                 times[way].append(1000 * spent / len(written.tokens))
         on_round()
-    off = np.array(times["off"])
-    return [CostRow(way, float(np.median(each)), _median(np.array(each) / off)) for way, each in times.items()]
-
-
-def _median(values: npt.NDArray[np.float64]) -> Estimate | None:
-    return bootstrap(lambda drawn: float(np.median(values[drawn])), len(values))
-
-
-def to_dicts(found: Sequence[StopRow | CostRow]) -> list[dict[str, Any]]:
-    """Plain JSON values."""
-    return [asdict(each) for each in found]
+    found = []
+    for way, each in times.items():
+        ratios = np.array(each) / np.array(times["off"])
+        ratio = bootstrap(lambda drawn: float(np.median(ratios[drawn])), rounds)  # noqa: B023
+        found.append({"way": way, "ms": float(np.median(each)), "ratio": None if ratio is None else asdict(ratio)})
+    return found

@@ -29,13 +29,14 @@ def grounding(
         "file": facts.name,
         "sha256": sha256(facts.read_bytes()).hexdigest(),
         "cases": len(made),
-        "detections": [each.to_dict() for each in found],
+        "detections": found,
     }
     if not tell_report(report, out, as_json):
         return
     headings = ("falsified", "facts", "found", "recall", "untouched", "false alarms", "precision")
     cells = []
     for each in found:
-        numbers = (each.falsified, each.found, f"{each.recall:.1%}", each.untouched, each.false_alarms)
-        cells.append((each.kind, *map(str, numbers), f"{each.precision:.1%}"))
+        shown = {**each, "recall": f"{each['recall']:.1%}", "precision": f"{each['precision']:.1%}"}
+        columns = ("kind", "falsified", "found", "recall", "untouched", "false_alarms", "precision")
+        cells.append([str(shown[column]) for column in columns])
     Console().print(BenchTable(headings, cells, f"facts of {facts.name}").rich())

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,34 +30,6 @@ class Case:
     falsified: str | None
 
 
-@dataclass(frozen=True)
-class Detection:
-    """How falsified facts were found.
-
-    Attributes:
-        kind: "number", "entity" or "both".
-        falsified: Facts that were falsified in this way.
-        found: Those with a claim that is not anchored.
-        untouched: Untouched facts with something checkable.
-        false_alarms: Those with a claim that is not anchored.
-        recall: found / falsified.
-        precision: Of the facts with an unanchored claim, the share that was falsified, were there as many untouched
-            facts as falsified ones.
-    """
-
-    kind: str
-    falsified: int
-    found: int
-    untouched: int
-    false_alarms: int
-    recall: float
-    precision: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
-
 def read_facts(path: Path) -> list[tuple[str, ...]]:
     """The facts of each question of a StrategyQA file.
 
@@ -67,12 +39,8 @@ def read_facts(path: Path) -> list[tuple[str, ...]]:
     items = json.loads(path.read_text())
     if not isinstance(items, list) or not all(isinstance(item, dict) and "facts" in item for item in items):
         raise ValueError(f"{path} is no list of items with facts")
-    return [tuple(_ended(fact) for fact in item["facts"]) for item in items if item["facts"]]
-
-
-def _ended(fact: str) -> str:
-    fact = fact.strip()
-    return fact if fact.endswith((".", "!", "?")) else f"{fact}."
+    groups = [[fact.strip() for fact in item["facts"]] for item in items if item["facts"]]
+    return [tuple(fact if fact.endswith((".", "!", "?")) else f"{fact}." for fact in group) for group in groups]
 
 
 def cases(facts: Sequence[tuple[str, ...]]) -> list[Case]:
@@ -83,19 +51,15 @@ def cases(facts: Sequence[tuple[str, ...]]) -> list[Case]:
     for group in facts:
         for fact in group:
             found.append(Case(fact, group, None))
-            altered = _altered(fact, random)
-            if altered is not None:
-                found.append(Case(altered, group, "number"))
-            swapped = _swapped(fact, group, names, random)
-            if swapped is not None:
-                found.append(Case(swapped, group, "entity"))
+            for kind, text in (("number", _altered(fact, random)), ("entity", _swapped(fact, group, names, random))):
+                if text is not None:
+                    found.append(Case(text, group, kind))
     return found
 
 
 def _names_of(fact: str) -> tuple[str, ...]:
     """Names that do not stand at the beginning, where a capital says little."""
-    told = checkable(fact)
-    return tuple(name for name in told.names if not fact.startswith(name))
+    return tuple(name for name in checkable(fact).names if not fact.startswith(name))
 
 
 def _altered(fact: str, random: Random) -> str | None:
@@ -129,12 +93,18 @@ def _swapped(fact: str, group: tuple[str, ...], names: Sequence[str], random: Ra
     return None
 
 
-def measure(made: Sequence[Case], on_case: Callable[[int], None] = lambda done: None) -> list[Detection]:
+def measure(made: Sequence[Case], on_case: Callable[[int], None] = lambda done: None) -> list[dict[str, Any]]:
     """Recall and precision for each way of falsifying.
 
     Args:
         made: The cases.
         on_case: Told how many are done.
+
+    Returns:
+        For each `kind` the facts `falsified` in this way, and of these the number `found`, which have a claim that is
+        not anchored, and its share, `recall`; the `untouched` facts with something checkable, and the `false_alarms`
+        among them; and the `precision`: of the facts with an unanchored claim the share that was falsified, were there
+        as many untouched facts as falsified ones.
     """
     alarmed = {kind: [0, 0] for kind in (None, "number", "entity")}
     for done, case in enumerate(made, start=1):
@@ -151,5 +121,6 @@ def measure(made: Sequence[Case], on_case: Callable[[int], None] = lambda done: 
         falsified, hits = (sum(alarmed[member][place] for member in members) for place in (0, 1))
         recall, alarm = hits / max(falsified, 1), false / max(untouched, 1)
         precision = recall / (recall + alarm) if recall + alarm else 0.0
-        found.append(Detection(kind, falsified, hits, untouched, false, round(recall, 4), round(precision, 4)))
+        counts = {"falsified": falsified, "found": hits, "untouched": untouched, "false_alarms": false}
+        found.append({"kind": kind, **counts, "recall": round(recall, 4), "precision": round(precision, 4)})
     return found

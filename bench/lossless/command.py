@@ -1,7 +1,6 @@
 """`python -m sigma0.bench lossless`: the passes of `verify` as a table."""
 
 import json
-from dataclasses import asdict
 from typing import Annotated
 
 import torch
@@ -9,9 +8,10 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.options import LookUps
+from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.fidelity.grid import threshold
-from sigma0.bench.lossless.measure import LosslessReport, measure_lossless
+from sigma0.bench.lossless.measure import measure_lossless
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.pocket.world import LOOK_UPS, MIX
 from sigma0.calibrate.prompts import encode_prompts
@@ -49,30 +49,27 @@ def lossless(
         prompts = encode_prompts(looped, tokenizer, list(micro_world(n, mix=LOOK_UPS if look_ups else MIX)), new_tokens)
         with progress_bar("runs", (len(configs) + 1) * n, hidden=as_json) as advance:
             report = measure_lossless(looped, name, prompts, configs, new_tokens, advance)
-    typer.echo(json.dumps(asdict(report), indent=1)) if as_json else _print(report)
-
-
-def _print(report: LosslessReport) -> None:
+    if not tell_report(report, None, as_json):
+        return
     title = (
-        f"{report.model}: verify over full depth ({report.total_loops} loops), {report.prompts} prompts, "
-        f"{report.new_tokens} new tokens each, {report.dtype}"
+        f"{report['model']}: verify over full depth ({report['total_loops']} loops), {report['prompts']} prompts, "
+        f"{report['new_tokens']} new tokens each, {report['dtype']}"
     )
     columns = ("rule", "drafts", "passes", "95 %", "no tail", "rows", "stood", "same")
     cells = []
-    for cost in report.costs:
-        config = ExitConfig.parse(cost.exit_config)
+    for config, cost in zip(configs, report["costs"], strict=True):
         settings = ", ".join(f"{name} {value}" for name, value in threshold(config).items())
-        low, high = cost.passes.interval
+        low, high = cost["passes"]["interval"]
         cells.append(
             (
                 f"{config.mode} {settings}",
                 "many" if config.redraft else "one",
-                f"{cost.passes.value:.3f}",
+                f"{cost['passes']['value']:.3f}",
                 f"{low:.3f}-{high:.3f}",
-                f"{cost.passes_without_tail.value:.3f}",
-                f"{cost.rows.value:.2f}",
-                f"{100 * cost.accepted.value:.1f} %",
-                f"{100 * cost.identical:.0f} %",
+                f"{cost['passes_without_tail']['value']:.3f}",
+                f"{cost['rows']['value']:.2f}",
+                f"{100 * cost['accepted']['value']:.1f} %",
+                f"{100 * cost['identical']:.0f} %",
             )
         )
     Console().print(BenchTable(columns, cells, title).rich(no_wrap=columns, compact=True))

@@ -50,11 +50,6 @@ class Simulated:
     wrong: float
     rescued: float
 
-    @property
-    def saved(self) -> tuple[float, float]:
-        """Share of `verify`'s passes that the fallback saves, and that redrafts save."""
-        return 1 - self.with_fallback / self.passes, 1 - self.with_redraft / self.passes
-
 
 def simulate(traces: Sequence[Ints], exits: Sequence[Ints]) -> Simulated:
     """Counts passes.
@@ -63,22 +58,22 @@ def simulate(traces: Sequence[Ints], exits: Sequence[Ints]) -> Simulated:
         traces: Argmax at loop 1 to T of the new tokens of each text behind its first, `[T, n]`.
         exits: Loop at which the rule stops each of them, `[n]`.
     """
-    passes = with_fallback = with_redraft = full = wrong = rescued = proposed = 0
+    # under verify, with a fallback, with redrafts
+    passes = np.zeros(3, dtype=np.int64)
+    full = wrong = rescued = proposed = 0
     for trace, exit_loops in zip(traces, exits, strict=True):
         total, count = trace.shape
         for place in range(count):
-            path, depth = trace[:, place], int(exit_loops[place])
-            verified, fallback, redrafted = step(path, depth)
-            last = place == count - 1
+            depth = int(exit_loops[place])
+            costs = step(trace[:, place], depth)
             # The last token opens no follower; it is checked up to T.
-            passes += total if last else verified
-            with_fallback += total if last else fallback
-            with_redraft += total if last else redrafted
+            passes += total if place == count - 1 else costs
             full += total
             proposed += depth < total
-            wrong += verified == total and depth < total
-            rescued += fallback < verified
-    return Simulated(passes, with_fallback, with_redraft, full, wrong / max(proposed, 1), rescued / max(wrong, 1))
+            wrong += costs[0] == total and depth < total
+            rescued += costs[1] < costs[0]
+    verified, with_fallback, with_redraft = passes.tolist()
+    return Simulated(verified, with_fallback, with_redraft, full, wrong / max(proposed, 1), rescued / max(wrong, 1))
 
 
 def step(path: Ints, depth: int) -> tuple[int, int, int]:

@@ -1,63 +1,16 @@
 """What `verify` costs: passes in real runs beside full depth, and what other ways to propose would have cost."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
-from sigma0.bench.lossless.drafts import Simulated, record, simulate
+from sigma0.bench.lossless.drafts import record, simulate
 from sigma0.calibrate.agreement import continue_alone
-from sigma0.calibrate.bootstrap import Estimate, clustered_share, ratio
+from sigma0.calibrate.bootstrap import clustered_share, ratio
 from sigma0.config import ExitConfig
-
-
-@dataclass(frozen=True)
-class VerifiedCost:
-    """One exit rule under `verify`, over the tokens after each first.
-
-    Attributes:
-        exit_config: The setting.
-        passes: Passes over full depth's, the tail's checks included.
-        passes_without_tail: The same without the passes in which no token was on its way to its exit.
-        rows: Rows over full depth's.
-        head_rows: Rows that the head read over full depth's.
-        accepted: Share of the tokens that were proposed and stood, or were read at loop T in the first place.
-        identical: Share of the texts that are full depth's, token for token.
-        simulated: Passes counted from argmax traces.
-    """
-
-    exit_config: dict[str, Any]
-    passes: Estimate
-    passes_without_tail: Estimate
-    rows: Estimate
-    head_rows: Estimate
-    accepted: Estimate
-    identical: float
-    simulated: Simulated
-
-
-@dataclass(frozen=True)
-class LosslessReport:
-    """All rules on the same prompts.
-
-    Attributes:
-        model: Its name.
-        prompts: How many.
-        new_tokens: New tokens of each, past any end of text.
-        total_loops: T.
-        dtype: Of the weights.
-        costs: One for each rule.
-    """
-
-    model: str
-    prompts: int
-    new_tokens: int
-    total_loops: int
-    dtype: str
-    costs: tuple[VerifiedCost, ...]
 
 
 def measure_lossless(
@@ -67,7 +20,7 @@ def measure_lossless(
     configs: Sequence[ExitConfig],
     new_tokens: int,
     on_run: Callable[[int], None] = lambda done: None,
-) -> LosslessReport:
+) -> dict[str, Any]:
     """Runs every rule under `verify` on every prompt.
 
     Args:
@@ -78,51 +31,67 @@ def measure_lossless(
         new_tokens: New tokens of each prompt, at least 2; an end of text does not end it.
         on_run: Told how many runs are done, of `(len(configs) + 1) * len(prompts)`.
 
+    Returns:
+        The conditions, and `costs`, one for each rule over the tokens after each first, estimates with intervals: the
+        `passes` over full depth's, the tail's checks included, and without the passes in which no token was on its way
+        to its exit; the `rows`, and those that the head read, over full depth's; the share of the tokens `accepted`,
+        which were proposed and stood, or were read at loop T in the first place. Beside them the share of the texts
+        that are `identical` to full depth's, and the passes `simulated` from argmax traces.
+
     Raises:
         ValueError: For fewer than 2 new tokens.
     """
     if new_tokens < 2:
         raise ValueError(f"{new_tokens} new tokens: at least 2, since the first comes with the prompt")
     done = 0
-    full = []
-    for prompt in prompts:
-        full.append(continue_alone(model, prompt, ExitConfig(mode="full"), new_tokens, past_the_end=True))
-        on_run(done := done + 1)
+
+    def run_all(config: ExitConfig) -> list[Any]:
+        nonlocal done
+        runs = []
+        for prompt in prompts:
+            runs.append(continue_alone(model, prompt, config, new_tokens, past_the_end=True))
+            on_run(done := done + 1)
+        return runs
+
+    full = run_all(ExitConfig(mode="full"))
+    texts = [run.sequences for run in full]
     costs = []
     for config in configs:
-        verified, runs = replace(config, after_exit="verify"), []
-        for prompt in prompts:
-            runs.append(continue_alone(model, prompt, verified, new_tokens, past_the_end=True))
-            on_run(done := done + 1)
-        texts = [run.sequences for run in full]
-        simulated = simulate(*record(model, prompts, texts, config))
-        costs.append(_cost(config, runs, full, simulated))
-    dtype = str(model.dtype).removeprefix("torch.")
-    return LosslessReport(name, len(prompts), new_tokens, model.num_loops, dtype, tuple(costs))
+        verified = replace(config, after_exit="verify")
+        runs = run_all(verified)
+        costs.append(
+            {
+                "exit_config": verified.to_dict(),
+                **_costs(runs, full),
+                "simulated": asdict(simulate(*record(model, prompts, texts, config))),
+            }
+        )
+    return {
+        "model": name,
+        "prompts": len(prompts),
+        "new_tokens": new_tokens,
+        "total_loops": model.num_loops,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "costs": costs,
+    }
 
 
-def _cost(config: ExitConfig, runs: Sequence[Any], full: Sequence[Any], simulated: Simulated) -> VerifiedCost:
+def _costs(runs: Sequence[Any], full: Sequence[Any]) -> dict[str, Any]:
+    passes, tails, rows, heads = (
+        np.array([getattr(run, name) for run in runs])
+        for name in ("loop_passes", "tail_passes", "loop_rows", "head_rows")
+    )
     whole = [run.loop_passes for run in full]
-    passes, tails = np.array([run.loop_passes for run in runs]), np.array([run.tail_passes for run in runs])
     stood = [int(run.accepted[0, 1:].sum()) for run in runs]
     later = [run.accepted.shape[1] - 1 for run in runs]
+    estimates = {
+        "passes": ratio(passes, whole),
+        "passes_without_tail": ratio(passes - tails, whole),
+        "rows": ratio(rows, [run.loop_rows for run in full]),
+        "head_rows": ratio(heads, [run.head_rows for run in full]),
+        "accepted": clustered_share(stood, later),
+    }
     same = [torch.equal(mine.sequences, theirs.sequences) for mine, theirs in zip(runs, full, strict=True)]
-    return VerifiedCost(
-        exit_config=replace(config, after_exit="verify").to_dict(),
-        passes=_ratio(passes, whole),
-        passes_without_tail=_ratio(passes - tails, whole),
-        rows=_ratio([run.loop_rows for run in runs], [run.loop_rows for run in full]),
-        head_rows=_ratio([run.head_rows for run in runs], [run.head_rows for run in full]),
-        accepted=_known(clustered_share(stood, later)),
-        identical=float(np.mean(same)),
-        simulated=simulated,
-    )
-
-
-def _ratio(numerators: ArrayLike, denominators: ArrayLike) -> Estimate:
-    return _known(ratio(numerators, denominators))
-
-
-def _known(figure: Estimate | None) -> Estimate:
-    assert figure is not None, "every run has tokens after its first"
-    return figure
+    # every run has tokens after its first
+    known = {name: asdict(estimate) for name, estimate in estimates.items() if estimate is not None}
+    return {**known, "identical": float(np.mean(same))}

@@ -1,7 +1,7 @@
 """Command line: `python -m sigma0.bench.pocket train`, `curve`, `prompts`, `about`, `eval` and `card`."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,21 +9,18 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from sigma0.bench.core.options import HardHalf, LookUps, StorySeed, WorldSplit
+from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.provenance import figures_of
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.about import about
-from sigma0.bench.pocket.card import forms_table, model_card
-from sigma0.bench.pocket.curve import draw_curve
-from sigma0.bench.pocket.evaluate import Group, as_table, evaluate, summarize, to_json
+from sigma0.bench.pocket.card import evaluation_table, forms_table, model_card
+from sigma0.bench.pocket.evaluate import evaluate, summarize
 from sigma0.bench.pocket.finish import finish
-from sigma0.bench.pocket.free import free_runs
-from sigma0.bench.pocket.gate import Threshold
-from sigma0.bench.pocket.prompts import json_line, micro_world
+from sigma0.bench.pocket.prompts import free_runs, json_line, micro_world
 from sigma0.bench.pocket.recipe import RECIPES, Recipe
-from sigma0.bench.pocket.train import LOG, Report, read_log, train
+from sigma0.bench.pocket.train import LOG, Report, draw_curve, read_log, train
 from sigma0.bench.pocket.world import LOOK_UPS, MIX
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, ModelArgument
@@ -64,9 +61,15 @@ def train_command(
     if model is None:
         console.print(f"Time is up; run again to continue in {out}.")
         return
-    found = finish(model, tokenizer, recipe, out / "final")
-    if found is not None:
-        console.print(_threshold_table(*found))
+    tried = finish(model, tokenizer, recipe, out / "final")
+    if tried:
+        title = "Exit thresholds on the calibration split"
+        headings = ("q", "mean depth", "answers as at full depth, %", "all tokens, %", "")
+        cells = [
+            (f"{q:g}", f"{depth:.2f}", f"{100 * fidelity:.2f}", f"{100 * agreement:.2f}", "chosen" if chosen else "")
+            for q, depth, fidelity, agreement, chosen in tried
+        ]
+        console.print(BenchTable(headings, cells, title, left=()).rich())
     console.print(f"Model written to {out / 'final'}.")
 
 
@@ -139,15 +142,14 @@ def eval_command(
         mix = LOOK_UPS if look_ups else MIX
         groups = summarize(evaluate(looped, tokenizer, looped.exit_rule(config), n, split, seed, mix))
         runs = free_runs(looped, tokenizer, free, split, seed, mix=mix)
-    if as_json:
-        told = {"model": model, "split": split, "seed": seed, "n": n, **({"look_ups": True} if look_ups else {})}
-        typer.echo(to_json(groups, free=asdict(runs), **told, exit=config.to_dict()))
+    told = {"model": model, "split": split, "seed": seed, "n": n, **({"look_ups": True} if look_ups else {})}
+    if not tell_report({"free": runs, **told, "exit": config.to_dict(), "groups": groups}, None, as_json):
         return
     console = Console()
     rule = config.mode if config.threshold is None else f"{config.mode} {config.threshold:g}"
-    console.print(as_table(groups, f"Answers right to the last token, % ({split} split, seed {seed}, {rule})"))
-    console.print(f"{runs.n} of them generated freely, each alone, at the exits (finish):")
-    for name, share in asdict(runs).items():
+    console.print(evaluation_table(groups, f"Answers right to the last token, % ({split} split, seed {seed}, {rule})"))
+    console.print(f"{runs['n']} of them generated freely, each alone, at the exits (finish):")
+    for name, share in runs.items():
         if name != "n":
             console.print(f"  {name:20} {share:.1%}", highlight=False)
 
@@ -162,7 +164,7 @@ def forms_command(
 ) -> None:
     """Measure exact replies on held-out stories in each form that outer loops ask in, by half and loop."""
     torch.set_num_threads(1)
-    figures: dict[str, dict[str, Group]] = {}
+    figures = {}
     with one_line_errors():
         looped, tokenizer = load(model, device="cpu", dtype="float32")
         rule = looped.exit_rule(looped.resolve_exit_config(None))
@@ -171,30 +173,15 @@ def forms_command(
                 groups = summarize(evaluate(looped, tokenizer, rule, n, split, seed, form=form))
                 figures[form] = {"all": groups["all"]["all"], **groups["half"]}
                 advance(place + 1)
-    told = to_json(figures, model=model, split=split, seed=seed, n=n)
-    if as_json:
-        typer.echo(told)
-    else:
-        Console().print(forms_table(json.loads(told)).rich())
+    report = {"model": model, "split": split, "seed": seed, "n": n, "groups": figures}
+    if tell_report(report, None, as_json):
+        Console().print(forms_table(report).rich())
 
 
 def _recipe(name: str, seed: int | None = None) -> Recipe:
     if name not in RECIPES:
         raise ValueError(f"no such recipe: {name!r}; there are {', '.join(RECIPES)}")
     return RECIPES[name] if seed is None else replace(RECIPES[name], seed=seed)
-
-
-def _threshold_table(chosen: Threshold, tried: list[Threshold]) -> Table:
-    headings = ("q", "mean depth", "answers as at full depth, %", "all tokens, %", "")
-    cells = [
-        (
-            *(f"{threshold.q:g}", f"{threshold.mean_depth:.2f}"),
-            *(f"{100 * share:.2f}" for share in (threshold.fidelity, threshold.agreement)),
-            "chosen" if threshold == chosen else "",
-        )
-        for threshold in tried
-    ]
-    return BenchTable(headings, cells, "Exit thresholds on the calibration split", left=()).rich()
 
 
 if __name__ == "__main__":

@@ -1,37 +1,50 @@
 """The tables of a model card, in Markdown, from the figures that `eval` and `gate` print with --json."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.pocket.evaluate import group_label
+from sigma0.calibrate.agreement import THRESHOLD
 
 Figures = Mapping[str, Any]
 # Up to so many loops each has a column.
 _ALL_LOOPS = 8
-_THRESHOLD = {"qexit": "q", "margin": "theta", "converge": "eps", "accel": "eps"}
 
 
 def accuracy_table(evaluation: Figures) -> str:
     """Whole answers right by group and loop, with the interval at full depth, and what the exit rule does."""
     total = len(evaluation["groups"]["all"]["all"]["loops"])
     loops = [loop for loop in range(1, total + 1) if total <= _ALL_LOOPS or loop in (1, 2, 3, 4, 6, 8, 12, total)]
-    head = ("questions", "n", *(str(loop) for loop in loops), "interval", "at the exits", "mean depth")
-    rows = []
-    for name, part in evaluation["groups"].items():
+    head = ("questions", "n", *map(str, loops), "interval", "at the exits", "mean depth")
+    groups = evaluation["groups"].items()
+    return _table(
+        head, [(group_label(name, value), *_cells(part[value], loops)) for name, part in groups for value in part]
+    )
+
+
+def evaluation_table(groups: Mapping[str, Mapping[str, Figures]], title: str) -> Table:
+    """The same for a terminal: percent right by loop, in short."""
+    loops = len(groups["all"]["all"]["loops"])
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
+    for column in ("read at loop", "n", *map(str, range(1, loops + 1)), "95 %", "exits", "depth"):
+        table.add_column(column, justify="left" if column == "read at loop" else "right", no_wrap=True)
+    for name, part in groups.items():
         for value, group in part.items():
-            low, high = group["intervals"][-1]
-            rows.append(
-                (
-                    group_label(name, value),
-                    group["n"],
-                    *(_percent(group["loops"][loop - 1]) for loop in loops),
-                    f"{_percent(low)} to {_percent(high)}",
-                    _percent(group["exit"]),
-                    f"{group['exit_depth']:.2f}",
-                )
-            )
-    return _table(head, rows)
+            n, *_, full, interval, right, depth = _cells(group, range(1, loops + 1))
+            shares = (f"{100 * share:.0f}" for share in group["loops"][:-1])
+            table.add_row(group_label(name, value), n, *shares, full, interval.replace(" to ", "-"), right, depth)
+        table.add_section()
+    return table
+
+
+def group_label(name: str, value: str) -> str:
+    """What a table calls a group."""
+    if name in ("all", "family", "form"):
+        return value
+    return name.replace("half", f"{value} half") if name.endswith("half") else f"{name} {value}"
 
 
 def depth_table(gate: Figures) -> str:
@@ -48,59 +61,49 @@ def depth_table(gate: Figures) -> str:
 def rule_table(gate: Figures) -> str:
     """The exit rules side by side, and the oracles."""
     head = ("rule", "agreement, all tokens", "agreement, answers", "same answers", "passes_saved", "rows_saved")
-    rows: list[Sequence[object]] = []
+    rows: list[tuple[str, ...]] = []
     for mode, row in gate["rules"].items():
         if row is None:
             rows.append((mode, "none reaches 98 %", "", "", "", ""))
             continue
-        free = row["free"]
-        rows.append(
-            (
-                _rule(row["rule"]),
-                _share(row["agreement"]),
-                _share(row["agreement_on_answers"]),
-                *(_percent(free[name]) for name in ("same", "passes_saved", "rows_saved")),
-            )
-        )
-    rows += [
-        ("oracle", "", "", "", _percent(gate["oracle_saved"]), ""),
-        ("settled oracle", "", "", "", _percent(gate["settled_saved"]), ""),
-    ]
+        agreement = (_share(row["agreement"]), _share(row["agreement_on_answers"]))
+        free = (_percent(row["free"][name]) for name in ("same", "passes_saved", "rows_saved"))
+        rows.append((_rule(row["rule"]), *agreement, *free))
+    for name, saved in (("oracle", "oracle_saved"), ("settled oracle", "settled_saved")):
+        rows.append((name, "", "", "", _percent(gate[saved]), ""))
     return _table(head, rows)
 
 
 def forms_table(evaluation: Figures) -> BenchTable:
     """Whole replies right by form, half and loop, with the interval at full depth, and what the exit rule does."""
     groups = evaluation["groups"]
-    loops = len(groups["answer"]["all"]["loops"])
-    head = ("form", "half", "n", *(str(loop) for loop in range(1, loops + 1)), "interval", "at the exits", "mean depth")
-    rows = [
-        (
-            *(form, half, str(group["n"])),
-            *(_percent(right) for right in group["loops"]),
-            " to ".join(map(_percent, group["intervals"][-1])),
-            _percent(group["exit"]),
-            f"{group['exit_depth']:.2f}",
-        )
-        for form, halves in groups.items()
-        for half, group in halves.items()
-    ]
+    loops = range(1, len(groups["answer"]["all"]["loops"]) + 1)
+    head = ("form", "half", "n", *map(str, loops), "interval", "at the exits", "mean depth")
+    rows = [(form, half, *_cells(halves[half], loops)) for form, halves in groups.items() for half in halves]
     return BenchTable(head, rows, "Whole replies right, %, by the loop they are read at", left=head[:2])
 
 
-def doubt_table(gate: Figures) -> str:
-    """How well each score tells wrong answers."""
-    rows = []
-    for name, score in gate["abstention"].items():
-        figures = (score["auroc"], score["aurc"], score["augrc"])
-        rows.append((name, *("-" if each is None else _estimate(each, 3) for each in figures)))
-    return _table(("score", "AUROC", "AURC", "AUGRC"), rows)
+def _cells(group: Figures, loops: Iterable[int]) -> list[str]:
+    """Of some questions: how many, the share that is right at each loop, the interval at full depth, and the exits."""
+    return [
+        str(group["n"]),
+        *(_percent(group["loops"][loop - 1]) for loop in loops),
+        " to ".join(map(_percent, group["intervals"][-1])),
+        _percent(group["exit"]),
+        f"{group['exit_depth']:.2f}",
+    ]
 
 
-def correlation_table(gate: Figures) -> str:
+def doubt_rows(gate: Figures, text: Callable[[Figures], str]) -> list[tuple[str, ...]]:
+    """How well each score tells wrong answers: AUROC, AURC, AUGRC."""
+    rows = gate["abstention"].items()
+    areas = ("auroc", "aurc", "augrc")
+    return [(name, *("-" if score[area] is None else text(score[area]) for area in areas)) for name, score in rows]
+
+
+def correlation_rows(gate: Figures, text: Callable[[Figures], str]) -> list[tuple[str, str]]:
     """What the exit depth goes with."""
-    rows = [(name, "constant" if rho is None else _estimate(rho, 2)) for name, rho in gate["correlations"].items()]
-    return _table(("Spearman's rho of", ""), rows)
+    return [(name, "constant" if rho is None else text(rho)) for name, rho in gate["correlations"].items()]
 
 
 def model_card(evaluation: Figures, gate: Figures | None = None) -> str:
@@ -128,29 +131,28 @@ def model_card(evaluation: Figures, gate: Figures | None = None) -> str:
             f"Rules at thresholds chosen on the calibration split, {gate['rules_items']} held-out questions, in %:",
             rule_table(gate),
             f"Telling the {wrong} % wrong answers at full depth ({gate['items']:,} questions):",
-            doubt_table(gate),
-            correlation_table(gate),
+            _table(("score", "AUROC", "AURC", "AUGRC"), doubt_rows(gate, lambda area: estimate_text(area, 3))),
+            _table(("Spearman's rho of", ""), correlation_rows(gate, lambda rho: estimate_text(rho, 2))),
         )
     )
 
 
 def _rule(rule: Figures) -> str:
     mode = rule["mode"]
-    return f"{mode}, {_THRESHOLD[mode]} = {rule[_THRESHOLD[mode]]:g}" if mode in _THRESHOLD else str(mode)
+    return f"{mode}, {THRESHOLD[mode]} = {rule[THRESHOLD[mode]]:g}" if mode in THRESHOLD else str(mode)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
+def estimate_text(estimate: Figures, digits: int, scale: float = 1, form: str = "{} ({} to {})") -> str:
+    """A figure and its interval in words."""
+    return form.format(*(f"{scale * each:.{digits}f}" for each in (estimate["value"], *estimate["interval"])))
+
+
 def _share(estimate: Figures) -> str:
-    low, high = estimate["interval"]
-    return f"{_percent(estimate['value'])} ({_percent(low)} to {_percent(high)})"
-
-
-def _estimate(estimate: Figures, digits: int) -> str:
-    low, high = estimate["interval"]
-    return f"{estimate['value']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    return estimate_text(estimate, 1, 100)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

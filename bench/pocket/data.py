@@ -1,18 +1,22 @@
 """From scenes to training batches: token ids and the weight each next token has in the loss."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.pocket.forms import form_scene
 from sigma0.bench.pocket.items import Item, Scene
-from sigma0.bench.pocket.subjects import NONE, subjects, word_id
-from sigma0.bench.pocket.tokenizer import EOS, PAD
-from sigma0.bench.pocket.world import MIX, Mix, draw
+from sigma0.bench.pocket.stories import CITIES, NAMES, PLACES, THINGS
+from sigma0.bench.pocket.tokenizer import EOS
 
 _ASSISTANT = "assistant\n"
+# What cross_entropy leaves out.
+NONE = -100
+_ENTITIES = {*NAMES, *THINGS, *PLACES, *CITIES}
 
 
 @dataclass(frozen=True)
@@ -83,14 +87,6 @@ def chat_messages(items: Sequence[Item]) -> list[dict[str, str]]:
     return messages
 
 
-def chat_text(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item]) -> str:
-    """Render `chat_messages` with the tokenizer's own template."""
-    text = tokenizer.apply_chat_template(chat_messages(items), tokenize=False)
-    if not isinstance(text, str):
-        raise ValueError(f"the chat template gave a {type(text).__name__}, not text")
-    return text
-
-
 def encode(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item], chat: bool, hints: bool = False) -> Encoded:
     """Encode the text of some items about one story and mark the tokens of their answers.
 
@@ -100,7 +96,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item], chat: bool
         chat: Whether as chat turns.
         hints: Whether trails and subjects are wanted; without, a token is its own trail and has no subject.
     """
-    text = chat_text(tokenizer, items) if chat else plain_text(items)
+    text = str(tokenizer.apply_chat_template(chat_messages(items), tokenize=False)) if chat else plain_text(items)
     spans = _answer_spans(text, items, _ASSISTANT if chat else "")
     encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
     marks = []
@@ -132,61 +128,63 @@ def fit(tokenizer: PreTrainedTokenizerFast, scene: Scene, chat: bool, length: in
         ValueError: If not even the first question fits.
     """
     whole = encode(tokenizer, scene.items, chat, hints)
-    ends = [place + 1 for place, answer in enumerate(whole.answer) if answer and not _next(whole.answer, place)]
+    after = [*whole.answer[1:], False]
+    ends = [place for place, (mark, more) in enumerate(zip(whole.answer, after, strict=True), 1) if mark and not more]
     cut = max((end for end in ends if end <= length), default=0)
     if cut == 0:
         raise ValueError(f"a story and its first question do not fit into {length} tokens: {scene.story!r}")
     return Encoded(whole.ids[:cut], whole.answer[:cut], whole.trails[: sum(whole.answer[:cut])], whole.subjects[:cut])
 
 
-def train_batch(
-    tokenizer: PreTrainedTokenizerFast,
-    seed: int,
-    step: int,
-    size: int,
-    length: int,
-    chat: float,
-    hardest: int = 6,
-    mix: Mix = MIX,
-    forms: float = 0.0,
-) -> Batch:
-    """Make the batch of one training step; a function of its arguments alone, so resuming needs no reader state.
+def word_id(tokenizer: PreTrainedTokenizerFast, word: str) -> int:
+    """Id of a word as it stands inside a text, behind a space; a digit stands by itself."""
+    token = tokenizer.convert_tokens_to_ids(word if word.isdigit() else f"\u0120{word}")
+    if token is None:
+        raise ValueError(f"{word!r} is not one token")
+    return int(token)
 
-    Args:
-        tokenizer: The micro-world's tokenizer.
-        seed: Seed of the sequence of scenes.
-        step: Number of the step from 0; it uses scenes step * size to (step + 1) * size - 1.
-        size: Scenes in a batch.
-        length: Most tokens in a row.
-        chat: Share of rows in chat form; the others are plain text.
-        hardest: The highest difficulty drawn.
-        mix: What is drawn how often.
-        forms: Share of questions in other forms.
-    """
-    rows = []
-    for place in range(size):
-        number = step * size + place
-        scene = draw("train", seed, number, hardest=hardest, mix=mix)
-        scene = form_scene(scene, f"{seed}/{number}", forms)
-        rows.append(fit(tokenizer, scene, place < round(size * chat), length, hints=True))
-    return collate(rows, tokenizer.convert_tokens_to_ids(PAD))
+
+@lru_cache(maxsize=4)
+def _vocabulary(tokenizer: PreTrainedTokenizerFast) -> list[tuple[int, bool]]:
+    """For each id the word it stands for as an entity, else `NONE`; and whether a sentence ends there."""
+    texts = [tokenizer.decode([token]) for token in range(len(tokenizer))]
+    return [
+        (
+            word_id(tokenizer, text.strip()) if text.strip() in _ENTITIES else NONE,
+            text.strip() in (".", "?") or text.startswith("<|") or text.endswith("\n"),
+        )
+        for text in texts
+    ]
+
+
+def subjects(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> list[int]:
+    """For each token the first person or thing of its sentence up to there, as an id; `NONE` before there is one."""
+    vocabulary = _vocabulary(tokenizer)
+    found = []
+    now = NONE
+    for token in ids:
+        entity, ends = vocabulary[token]
+        now = entity if now == NONE else now
+        found.append(now)
+        now = NONE if ends else now
+    return found
 
 
 def collate(rows: Sequence[Encoded], pad: int) -> Batch:
     """Pad rows on the right to the longest one."""
-    width = max(len(row.ids) for row in rows)
-    ids = torch.full((len(rows), width), pad, dtype=torch.int64)
-    answer = torch.zeros((len(rows), width), dtype=torch.bool)
-    real = torch.zeros((len(rows), width), dtype=torch.bool)
-    about = torch.full((len(rows), width), NONE)
-    for number, row in enumerate(rows):
-        ids[number, : len(row.ids)] = torch.tensor(row.ids)
-        answer[number, : len(row.ids)] = torch.tensor(row.answer)
-        real[number, : len(row.ids)] = True
-        about[number, : len(row.ids)] = torch.tensor(row.subjects)
+
+    def padded(values: Iterable[Sequence[Any]], fill: Any) -> torch.Tensor:
+        return pad_sequence([torch.tensor(each) for each in values], batch_first=True, padding_value=fill)
+
     longest = max(len(trail) for row in rows for trail in row.trails)
     trails = [(*trail, *trail[-1:] * (longest - len(trail))) for row in rows for trail in row.trails]
-    return Batch(ids, answer, real, torch.tensor(trails), about)
+    return Batch(
+        ids=padded((row.ids for row in rows), pad),
+        answer=padded((row.answer for row in rows), False),
+        real=padded(([True] * len(row.ids) for row in rows), False),
+        trails=torch.tensor(trails),
+        subjects=padded((row.subjects for row in rows), NONE),
+    )
 
 
 def _answer_spans(text: str, items: Sequence[Item], before: str) -> list[tuple[int, int]]:
@@ -198,7 +196,3 @@ def _answer_spans(text: str, items: Sequence[Item], before: str) -> list[tuple[i
         cursor = start + len(item.answer) + len(EOS)
         spans.append((start, cursor))
     return spans
-
-
-def _next(marks: Sequence[bool], place: int) -> bool:
-    return place + 1 < len(marks) and marks[place + 1]

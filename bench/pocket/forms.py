@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from random import Random
 
-from sigma0.bench.pocket.items import Item, Scene
-from sigma0.bench.pocket.words import CITIES, NAMES, PLACES
+from sigma0.bench.pocket.items import Item, Scene, words_of
+from sigma0.bench.pocket.stories import CITIES, NAMES, PLACES
 from sigma0.checkpoints.about import Form
 from sigma0.reason.forms import NEXT, NO, PLAN, RIGHT, YES, Action, asking, write_action
 from sigma0.reason.lemma.graph import FINAL, MAX_LEMMAS
@@ -17,28 +17,10 @@ from sigma0.reason.lemma.graph import FINAL, MAX_LEMMAS
 WEIGHTS: dict[Form, float] = {"answer": 2.0, "look": 2.0, "check": 2.0, "plan": 2.5, "act": 1.5}
 # Pieces of the forms' texts that are one token each.
 TOKENS = (
-    '{"L',
-    '"}, "L',
-    '": {"statement": "',
-    '": {"verify": "',
-    '", "statement": "',
-    '", "depends": "L',
-    ", L",
-    '"}, "FINAL": {"statement": "',
-    '"}, "FINAL": {"verify": "',
-    '"}}',
-    '{"act": "look", "at": "',
-    '{"act": "note", "text": "',
-    '{"act": "answer", "text": "',
-    '"}',
-    " What is told of",
-    " Plan.",
-    " Next?",
-    " Right?",
-    " So",
-    "What is told of",
-    " +",
-    " -",
+    *('{"L', '"}, "L', '": {"statement": "', '": {"verify": "', '", "statement": "', '", "depends": "L', ", L"),
+    *('"}, "FINAL": {"statement": "', '"}, "FINAL": {"verify": "', '"}}'),
+    *('{"act": "look", "at": "', '{"act": "note", "text": "', '{"act": "answer", "text": "', '"}'),
+    *(" What is told of", " Plan.", " Next?", " Right?", " So", "What is told of", " +", " -"),
 )
 # What decides among replies that are alike otherwise, as it stands in a text.
 DECIDING = ("Yes", " Yes", "No", " No", " yes", " no", " +", " -")
@@ -78,9 +60,13 @@ def solution(item: Item) -> tuple[Step, ...]:
         return (*looks, Step(item.answer, (len(looks) - 1,)))
     steps: list[Step] = []
     ends: list[int] = []
-    for chain in _chains(proof):
-        steps += _counted(chain, len(steps))
-        ends.append(len(steps) - 1)
+    chain: list[str] = []
+    for sentence in proof:
+        chain.append(sentence)
+        if _AGE.fullmatch(sentence):
+            steps += _counted(chain, len(steps))
+            ends.append(len(steps) - 1)
+            chain = []
     if item.family == "age" and len(steps) > 1:
         return (*steps[:-1], replace(steps[-1], statement=item.answer))
     return (*steps, Step(item.answer, tuple(ends)))
@@ -132,23 +118,20 @@ def look_item(item: Item, step: Step) -> Item:
 def check_item(item: Item, proposed: str) -> Item:
     """Asks whether an answer is right."""
     reasons = [step.statement for step in solution(item)[:-1]]
-    label = YES if proposed == item.answer else NO
-    reply = " ".join((*reasons, item.derivation[-1], label))
+    reply = " ".join((*reasons, item.derivation[-1], YES if proposed == item.answer else NO))
     return _asked(item, f"{item.question} {proposed} {RIGHT}", reply)
 
 
 def plan_item(item: Item, known: int = 0) -> Item:
     """Asks for the steps that are left when the first `known` are known."""
     steps = solution(item)
-    question = " ".join((item.question, *(step.statement for step in steps[:known]), PLAN))
-    return _asked(item, question, plan_text(steps, known))
+    return _asked(item, _known(item, steps[:known], PLAN), plan_text(steps, known))
 
 
 def act_item(item: Item, known: int) -> Item:
     """Asks for the action that comes next when the first `known` steps are known."""
     steps = solution(item)
-    question = " ".join((item.question, *(step.statement for step in steps[:known]), NEXT))
-    return _asked(item, question, write_action(action_of(steps, known)))
+    return _asked(item, _known(item, steps[:known], NEXT), write_action(action_of(steps, known)))
 
 
 def action_of(steps: Sequence[Step], place: int) -> Action:
@@ -180,29 +163,16 @@ def wrong_answer(item: Item, rng: Random) -> str:
         return reduce(lambda text, swap: text.replace(*swap), swaps.items(), item.answer)
     if item.family == "age":
         return item.answer.replace(item.key, str(rng.choice([age for age in range(2, 10) if str(age) != item.key])))
-    kinds = next(kinds for kinds in (PLACES, CITIES, NAMES) if _goal(item) in kinds)
+    goal = item.trail[-1]
+    kinds = next(kinds for kinds in (PLACES, CITIES, NAMES) if goal in kinds)
     told = set(re.findall(r"\w+", item.story))
-    others = [word for word in kinds if word in told and word not in (_goal(item), item.subject)]
+    others = [word for word in kinds if word in told and word not in (goal, item.subject)]
     if not item.binary:
-        return item.answer.replace(_goal(item), rng.choice(others))
+        return item.answer.replace(goal, rng.choice(others))
     asked = next(word for word in reversed(re.findall(r"\w+", item.question)) if word in kinds)
     if item.key == "Yes":
-        return item.answer.replace("Yes,", "No,").replace(_goal(item), rng.choice(others))
-    return item.answer.replace("No,", "Yes,").replace(_goal(item), asked)
-
-
-def _goal(item: Item) -> str:
-    return item.trail[-1]
-
-
-def _chains(proof: Sequence[str]) -> list[list[str]]:
-    """Proof sentences of ages as chains, each of which ends in an age."""
-    chains: list[list[str]] = [[]]
-    for sentence in proof:
-        chains[-1].append(sentence)
-        if _AGE.fullmatch(sentence):
-            chains.append([])
-    return chains[:-1]
+        return item.answer.replace("Yes,", "No,").replace(goal, rng.choice(others))
+    return item.answer.replace("No,", "Yes,").replace(goal, asked)
 
 
 def _looked_up(chain: Sequence[str], first: int) -> list[Step]:
@@ -212,9 +182,7 @@ def _looked_up(chain: Sequence[str], first: int) -> list[Step]:
 
 def _counted(chain: Sequence[str], first: int) -> list[Step]:
     """Look-ups along a chain of comparisons, then its sums back to the person asked about."""
-    steps = [
-        Step(sentence, (first + place - 1,) * (place > 0), named(sentence)) for place, sentence in enumerate(chain)
-    ]
+    steps = _looked_up(chain, first)
     told = _AGE.fullmatch(chain[-1])
     assert told is not None, chain
     age, at = int(told[2]), first + len(chain) - 1
@@ -231,8 +199,8 @@ def _counted(chain: Sequence[str], first: int) -> list[Step]:
 
 def _asked(item: Item, question: str, reply: str) -> Item:
     """The item with another question and reply, at which no loop has a target of its own."""
-    return replace(item, question=question, answer=reply, key=_last_word(reply), trail=())
+    return replace(item, question=question, answer=reply, key=words_of(reply)[-1], trail=())
 
 
-def _last_word(text: str) -> str:
-    return text.replace(",", "").rstrip(".").split()[-1]
+def _known(item: Item, steps: Sequence[Step], asks: str) -> str:
+    return " ".join((item.question, *(step.statement for step in steps), asks))

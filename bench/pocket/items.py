@@ -43,14 +43,10 @@ class Item:
     derivation: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.key not in self.answer.replace(",", "").rstrip(".").split():
+        if self.key not in words_of(self.answer):
             raise ValueError(f"key {self.key!r} is not a word of the answer {self.answer!r}")
         if self.trail and not self.binary and self.trail[-1] != self.key:
             raise ValueError(f"trail {self.trail!r} does not end in the key {self.key!r}")
-        if self.difficulty not in DIFFICULTIES:
-            raise ValueError(f"difficulty {self.difficulty!r} is not one of {DIFFICULTIES}")
-        if self.hops < 1:
-            raise ValueError(f"hops {self.hops!r} is below 1")
 
     @property
     def binary(self) -> bool:
@@ -89,3 +85,8 @@ def check_split(split: str) -> Split:
         if split == known:
             return known
     raise ValueError(f"split {split!r} is not one of {SPLITS}")
+
+
+def words_of(answer: str) -> list[str]:
+    """The words of an answer."""
+    return answer.replace(",", "").rstrip(".").split()

@@ -10,10 +10,8 @@ from random import Random
 
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.pocket.ages import OLDEST, YOUNGEST
-from sigma0.bench.pocket.data import Encoded
-from sigma0.bench.pocket.subjects import NONE, word_id
-from sigma0.bench.pocket.words import CITIES, NAMES, PLACES, THINGS
+from sigma0.bench.pocket.data import NONE, Encoded, word_id
+from sigma0.bench.pocket.stories import CITIES, NAMES, OLDEST, PLACES, THINGS, YOUNGEST
 
 _AGES = tuple(str(age) for age in range(YOUNGEST, OLDEST + 1))
 # Sources, goals, ladder of forms.

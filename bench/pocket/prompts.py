@@ -1,14 +1,22 @@
-"""Questions about stories as prompts with known answers, for whatever reads `sigma0.calibrate.prompts`."""
+"""Questions about stories as prompts with known answers, for whatever reads `sigma0.calibrate.prompts`; free runs."""
 
 import json
 from collections.abc import Iterator
 from itertools import count, islice
 
+from transformers import PreTrainedTokenizerFast
+
+from sigma0.api import generate
 from sigma0.bench.pocket.data import chat_messages
 from sigma0.bench.pocket.evaluate import HARD
 from sigma0.bench.pocket.forms import form_scene
 from sigma0.bench.pocket.world import MIX, Mix, draw
 from sigma0.calibrate.prompts import Prompt
+from sigma0.config import ExitConfig
+from sigma0.models.looped_causal import LoopedForCausalLM
+from sigma0.signals.generation import Generation
+
+_LONGEST = 24
 
 
 def micro_world(
@@ -35,3 +43,51 @@ def micro_world(
 def json_line(prompt: Prompt) -> str:
     """A prompt as one line of a JSON Lines file."""
     return json.dumps({"prompt": prompt.content, "answer": prompt.answer}, ensure_ascii=False)
+
+
+def free_runs(
+    model: LoopedForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    n: int,
+    split: str,
+    seed: int,
+    exit_config: ExitConfig | None = None,
+    mix: Mix = MIX,
+) -> dict[str, float]:
+    """Asks one question about each of n stories, every other one as chat, at the exits and at full depth.
+
+    Args:
+        model: A looped model with exit settings of its own.
+        tokenizer: Its tokenizer.
+        n: Questions, at least 1.
+        split: `train`, `calibration` or `test`.
+        seed: Seed of the stories.
+        exit_config: The rule; by default the checkpoint's own.
+        mix: What is drawn how often.
+
+    Returns:
+        The questions `n`; the shares of answers that are the `same` as full depth's, token for token, and `right` at
+        the exits and `right_at_full_depth`; and, over the tokens after each answer's first, `depth_saved` (1 - sum of
+        exit depths / (T tokens)), `passes_saved` and `rows_saved`.
+    """
+    exits: list[Generation] = []
+    same = right = right_full = 0
+    for prompt in micro_world(n, split, seed, mix=mix):
+        early, full = (
+            generate(model, tokenizer, prompt.content, max_new_tokens=_LONGEST, exit_config=rule, on_collapse="ignore")
+            for rule in (exit_config, ExitConfig(mode="full"))
+        )
+        exits.append(early)
+        same += [token.id for token in early.tokens] == [token.id for token in full.tokens]
+        right += early.text.strip() == prompt.answer
+        right_full += full.text.strip() == prompt.answer
+    full_depth = model.num_loops * sum(len(run.tokens) - 1 for run in exits)
+    return {
+        "n": n,
+        "same": same / n,
+        "right": right / n,
+        "right_at_full_depth": right_full / n,
+        "depth_saved": 1 - sum(token.depth for run in exits for token in run.tokens[1:]) / full_depth,
+        "passes_saved": 1 - sum(run.loop_passes for run in exits) / full_depth,
+        "rows_saved": 1 - sum(run.loop_rows for run in exits) / full_depth,
+    }

@@ -1,25 +1,29 @@
 """The settings of the shipped models, and the untrained model they describe."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from random import Random
 
 import torch
 from safetensors.torch import load_file
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.pocket.data import Batch, collate, train_batch
-from sigma0.bench.pocket.forms import TOKENS
+from sigma0.bench.pocket.data import Batch, collate, fit
+from sigma0.bench.pocket.forms import TOKENS, form_scene
 from sigma0.bench.pocket.items import DIFFICULTIES
 from sigma0.bench.pocket.notes import note_row
-from sigma0.bench.pocket.recurrence import Recurrence, build_raven
 from sigma0.bench.pocket.tokenizer import MAX_LENGTH, PAD, build_tokenizer
-from sigma0.bench.pocket.world import LOOK_UPS, MIX, Mix
+from sigma0.bench.pocket.world import LOOK_UPS, MIX, Mix, draw
 from sigma0.checkpoints import CHECKPOINTS
 from sigma0.models.ouro import OuroForCausalLM
 from sigma0.models.ouro_config import OuroConfig
 from sigma0.models.raven_causal import RavenForCausalLM
+from sigma0.models.raven_config import RavenConfig
+
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,6 @@ class Lesson:
     emphasis: float = 1.0
     rate: float = 1.0
 
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps {self.steps!r} of lesson {self.name!r} are below 1")
-        if not 0 <= self.forms <= 1:
-            raise ValueError(f"forms {self.forms!r} of lesson {self.name!r} is not a share between 0 and 1")
-
 
 def _lessons(last: int) -> tuple[Lesson, ...]:
     """Look-ups, yes or no, sums, then longer ways, and for `last` steps the answer itself at every loop."""
@@ -71,6 +69,50 @@ _LOOK_UP_LESSONS = (
     Lesson("difficulty 3", 120, 3, LOOK_UPS),
     Lesson("random recurrence", 600, 3, LOOK_UPS, trails=False),
 )
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What a Raven needs beside the settings that it shares with one looped layer.
+
+    Attributes:
+        mean: Mean of the Poisson distribution's rate; the loops of a batch are one more than what it gives.
+        spread: Standard deviation of the logarithm of the rate.
+        backprop: Loops at the end of a batch that gradients go through.
+        drawn: Share of the rows that start from drawn states in the last lesson; the others, and all rows of the
+            lessons before it, start from zero.
+        reads: Loops of a batch with hints that are read, at most; the first and the last are among them.
+        adapter: What the adapter lets through of state and injection at the start. More of the state: a look-up that
+            asks for what is injected finds the same word at every loop.
+        prelude: Layers of the prelude.
+        core: Layers of the core.
+        coda: Layers of the coda.
+    """
+
+    mean: float = 8.0
+    spread: float = 0.5
+    backprop: int = 6
+    drawn: float = 0.25
+    reads: int = 4
+    adapter: tuple[float, float] = (0.9, 0.3)
+    prelude: int = 1
+    core: int = 1
+    coda: int = 1
+
+    def draw(self, rng: Random, most: int) -> int:
+        """Loops of one batch, from 1 to `most`."""
+        rate = math.exp(rng.gauss(math.log(self.mean) - self.spread**2 / 2, self.spread))
+        # Knuth's method: uniform numbers multiplied until they fall below exp(-rate)
+        count, product, floor = 0, rng.random(), math.exp(-rate)
+        while product > floor:
+            count += 1
+            product *= rng.random()
+        return min(count + 1, most)
+
+    def read_at(self, rng: Random, loops: int) -> list[int]:
+        """The loops, counted from 1, that are read of a batch with hints that runs so many."""
+        between = rng.sample(range(2, loops), min(self.reads - 2, max(0, loops - 2)))
+        return sorted({1, loops, *between})
 
 
 @dataclass(frozen=True)
@@ -136,15 +178,6 @@ class Recipe:
     recurrence: Recurrence | None = None
     start: str | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("batch", "length", "width", "intermediate", "heads", "loops"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)!r} is below 1")
-        if not 0 <= self.chat <= 1:
-            raise ValueError(f"chat {self.chat!r} is not a share between 0 and 1")
-        if self.length > MAX_LENGTH:
-            raise ValueError(f"length {self.length!r} is above {MAX_LENGTH}")
-
     @property
     def steps(self) -> int:
         """Optimizer steps in all."""
@@ -192,16 +225,19 @@ class Recipe:
         return min(lesson.hardest + 3, self.loops) if lesson.trails else self.loops
 
     def train_batch(self, tokenizer: PreTrainedTokenizerFast, step: int) -> Batch:
-        """Make the batch of a step: notes first, then the scenes of the lessons."""
+        """Make the batch of a step, notes first, then the scenes of the lessons: resuming needs no reader's state."""
         lesson = self.lesson(step)
-        if lesson is None:
-            first = step * self.note_batch
-            rows = [note_row(tokenizer, self.seed, first + place) for place in range(self.note_batch)]
-            return collate(rows, tokenizer.convert_tokens_to_ids(PAD))
-        past = step - self.note_steps
-        return train_batch(
-            tokenizer, self.seed, past, self.batch, self.length, self.chat, lesson.hardest, lesson.mix, lesson.forms
-        )
+        first, size = (step, self.note_batch) if lesson is None else (step - self.note_steps, self.batch)
+        rows = []
+        for place in range(size):
+            number = first * size + place
+            if lesson is None:
+                rows.append(note_row(tokenizer, self.seed, number))
+                continue
+            scene = draw("train", self.seed, number, hardest=lesson.hardest, mix=lesson.mix)
+            scene = form_scene(scene, f"{self.seed}/{number}", lesson.forms)
+            rows.append(fit(tokenizer, scene, place < round(size * self.chat), self.length, hints=True))
+        return collate(rows, tokenizer.convert_tokens_to_ids(PAD))
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """The micro-world's; where forms are taught, with their pieces as tokens."""
@@ -255,56 +291,72 @@ RECIPES: dict[str, Recipe] = {
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> OuroForCausalLM | RavenForCausalLM:
-    """Build the untrained model, weights from the recipe's seed."""
-    if recipe.recurrence is not None:
-        return build_raven(recipe, recipe.recurrence, tokenizer)
-    return build_ouro(recipe, tokenizer)
+    """Build the untrained model: one Ouro layer, or a Raven; weights from the recipe's seed.
 
-
-def build_ouro(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> OuroForCausalLM:
-    """Build an untrained model of one Ouro layer.
-
-    The embedding starts at standard deviation 1, with small gains behind attention and MLP: those norms add
-    vectors of unit size to the residual, in which an embedding of the usual size would be lost.
+    The embedding, as it is scaled, starts at standard deviation 1. In Ouro the gains behind attention and MLP start
+    small: those norms add vectors of unit size to the residual, in which an embedding of the usual size would be lost.
+    A Raven's adapter starts near shares of state and injection, so that a loop that has learned nothing keeps what it
+    was given.
     """
-    config = OuroConfig(
+    shared = {
         # it knows questions of its world, and no words about them
-        sigma0_prompts="bare",
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.width,
-        intermediate_size=recipe.intermediate,
-        num_hidden_layers=1,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.heads,
-        total_ut_steps=recipe.loops,
-        max_position_embeddings=MAX_LENGTH,
-        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        tie_word_embeddings=False,
-    )
-    model = OuroForCausalLM(config)
-    draw = torch.Generator().manual_seed(recipe.seed)
+        "sigma0_prompts": "bare",
+        "vocab_size": len(tokenizer),
+        "intermediate_size": recipe.intermediate,
+        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")},
+    }
+    model: OuroForCausalLM | RavenForCausalLM
+    if recipe.recurrence is None:
+        config = OuroConfig(
+            hidden_size=recipe.width,
+            num_hidden_layers=1,
+            num_attention_heads=recipe.heads,
+            num_key_value_heads=recipe.heads,
+            total_ut_steps=recipe.loops,
+            max_position_embeddings=MAX_LENGTH,
+            rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
+            tie_word_embeddings=False,
+            **shared,
+        )
+        model, embedding = OuroForCausalLM(config), 1.0
+    else:
+        layers = (recipe.recurrence.prelude, recipe.recurrence.core, recipe.recurrence.coda)
+        raven = RavenConfig(
+            block_layout="sandwich",
+            qk_bias=True,
+            n_embd=recipe.width,
+            n_heads=recipe.heads,
+            n_layers=sum(layers),
+            n_layers_in_prelude=layers[0],
+            n_layers_in_recurrent_block=layers[1],
+            n_layers_in_coda=layers[2],
+            block_size=MAX_LENGTH,
+            mean_recurrence=round(recipe.recurrence.mean),
+            mean_backprop_depth=recipe.recurrence.backprop,
+            recurrence=recipe.loops,
+            rope_base=recipe.rope_theta,
+            tie_embeddings=True,
+            **shared,
+        )
+        model, embedding = RavenForCausalLM(raven), 1 / raven.embed_scale
+    draw_from = torch.Generator().manual_seed(recipe.seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if name.endswith(("input_layernorm_2.weight", "post_attention_layernorm_2.weight")):
-                weight.fill_(recipe.post_gain)
-            elif weight.dim() == 2:
-                std = 1.0 if "embed_tokens" in name else recipe.init_std
-                weight.normal_(std=std, generator=draw)
-            elif name.endswith("bias"):
+            if name.endswith("bias"):
                 weight.zero_()
+            elif weight.dim() == 2:
+                std = embedding if name.endswith(EMBEDDINGS) else recipe.init_std
+                weight.normal_(std=std, generator=draw_from)
             else:
-                weight.fill_(1.0)
+                weight.fill_(recipe.post_gain if name.endswith("layernorm_2.weight") else 1.0)
+        if isinstance(model, RavenForCausalLM):
+            assert recipe.recurrence is not None
+            shares = torch.tensor(recipe.recurrence.adapter).repeat_interleave(recipe.width)
+            model.transformer.adapter.weight += torch.eye(recipe.width).repeat(1, 2) * shares
         if recipe.start is not None:
-            _take_over(model, recipe.start)
+            # rows of tokens that the shipped model lacks stay as they are
+            parameters = dict(model.named_parameters())
+            for name, weight in load_file(CHECKPOINTS / recipe.start / "model.safetensors").items():
+                if "early_exit_gate" not in name:
+                    parameters[name][: len(weight)] = weight
     return model
-
-
-def _take_over(model: OuroForCausalLM, name: str) -> None:
-    """Copies a shipped model's weights; rows of tokens that it lacks stay as they are."""
-    parameters = dict(model.named_parameters())
-    for key, weight in load_file(CHECKPOINTS / name / "model.safetensors").items():
-        if "early_exit_gate" not in key:
-            parameters[key][: len(weight)] = weight

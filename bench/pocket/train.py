@@ -4,8 +4,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,17 +14,18 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
+from sigma0.bench.core.output import drawing
 from sigma0.bench.pocket.data import Batch, whole_answers
 from sigma0.bench.pocket.forms import DECIDING
-from sigma0.bench.pocket.recipe import Recipe, build_model
-from sigma0.bench.pocket.recurrence import recurrent_loss
+from sigma0.bench.pocket.recipe import EMBEDDINGS, Recipe, build_model
+from sigma0.commands.console import depth_style
 from sigma0.models.looped_causal import LoopedForCausalLM
-from sigma0.models.ouro import OuroForCausalLM
 from sigma0.models.raven_causal import RavenForCausalLM
+from sigma0.models.start_states import start_states
 
 STATE = "state.safetensors"
 LOG = "log.jsonl"
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
+_POINTS = 120
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step", "momentum_buffer")
 
 
@@ -43,50 +45,80 @@ class Report:
 
 
 def loop_loss(
-    model: OuroForCausalLM,
-    batch: Batch,
-    answer_weight: float,
-    num_loops: int | None = None,
-    trails: bool = False,
-    subject_weight: float = 0.3,
-    emphasis: float = 1.0,
-    deciding: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss of a batch and which answer tokens each loop gets right.
+    model: LoopedForCausalLM, batch: Batch, recipe: Recipe, step: int, deciding: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Loss of the batch of a step, and which answer tokens are right where it was read.
 
-    Answer tokens count at every loop, with a weight that grows with the loop and sums to 1 over them. The other
-    tokens (mostly random story) count at the last loop only, which saves most of the head's work.
+    An Ouro is read at every loop. A Raven is trained as Huginn's authors do it (arXiv 2502.05171, section 3.3): the
+    number of loops of a batch is drawn, gradients go through the last of them only, and the loss is read behind the
+    last one. On trails it runs few loops, all of them with gradients, and is read at some, since each costs a coda.
 
-    With `trails`, loop t is asked for step t of the way to an answer (its subject, then one look-up a loop) and for the
+    Answer tokens count at every loop that is read, with a weight that grows with the loop and sums to 1 over them. The
+    other tokens (mostly random story) count at the last loop only, which saves most of the head's work.
+
+    On trails, loop t is asked for step t of the way to an answer (its subject, then one look-up a loop) and for the
     answer from its end on. The first loop is also asked, everywhere, whom or what the sentence is about.
 
-    With `deciding`, ids `[K]`, answer tokens among them weigh `emphasis` times as much as the others.
+    Where the lesson has an emphasis, answer tokens among `deciding`, ids `[K]`, weigh so many times as much as others.
 
     Returns:
-        The loss, a scalar, and right, bool [T, N] over the N answer tokens of the batch in reading order.
+        The loss, a scalar; right, bool [L, N] over the N answer tokens of the batch in reading order; and the L loops,
+        counted from 1, that were read.
     """
-    output = model.model(input_ids=batch.ids, use_cache=False, num_loops=num_loops)
-    states = output.loop_states[:, :, :-1].flatten(1, 2)  # [T, B(S-1), D]
+    lesson, trails, loops = recipe.lesson(step), recipe.on_trails(step), recipe.train_loops(step)
+    if isinstance(model, RavenForCausalLM):
+        assert recipe.recurrence is not None
+        rng = Random(f"recurrence/{recipe.seed}/{step}")
+        if not trails:
+            loops = recipe.recurrence.draw(rng, recipe.loops)
+        read = recipe.recurrence.read_at(rng, loops) if trails else [loops]
+        output = model.transformer(
+            input_ids=batch.ids,
+            use_cache=False,
+            num_loops=loops,
+            loops_without_grad=0 if trails else max(0, loops - recipe.recurrence.backprop),
+            initial_state=None if trails else _drawn_states(model, batch, recipe, step),
+        )
+        before = [model.transformer.read_prompt(output.loop_states[loop - 1], None, None) for loop in read[:-1]]
+        loop_states = torch.stack([*before, output.last_hidden_state])
+    else:
+        read = list(range(1, loops + 1))
+        loop_states = model.base_model(input_ids=batch.ids, use_cache=False, num_loops=loops).loop_states
+    states = loop_states[:, :, :-1].flatten(1, 2)  # [L, B(S-1), D]
     targets = batch.ids[:, 1:].flatten()
     answer = batch.answer[:, 1:].flatten()
     other = batch.real[:, 1:].flatten() & ~answer
-    loops = states.shape[0]
-    logits = model.lm_head(states[:, answer])  # [T, N, V]
-    goal = targets[answer].expand(loops, -1)
-    steps = torch.arange(loops).clamp(max=batch.trails.shape[1] - 1)
-    asked = batch.trails.T[steps] if trails else goal  # [T, N]
-    losses = functional.cross_entropy(logits.flatten(0, 1), asked.flatten(), reduction="none").view(loops, -1)
-    weights = torch.arange(1, loops + 1) / (loops * (loops + 1) / 2)
-    if deciding is not None:
-        losses = losses * torch.where(torch.isin(goal[0], deciding), emphasis, 1.0)
+    logits = model.lm_head(states[:, answer])  # [L, N, V]
+    goal = targets[answer].expand(len(read), -1)
+    places = (torch.tensor(read) - 1).clamp(max=batch.trails.shape[1] - 1)
+    asked = batch.trails.T[places] if trails else goal  # [L, N]
+    losses = functional.cross_entropy(logits.flatten(0, 1), asked.flatten(), reduction="none").view(len(read), -1)
+    if deciding is not None and lesson is not None and lesson.emphasis != 1:
+        losses = losses * torch.where(torch.isin(goal[0], deciding), lesson.emphasis, 1.0)
+    weights = torch.tensor(read) / sum(read)
     rest = functional.cross_entropy(model.lm_head(states[-1, other]), targets[other], reduction="sum")
-    total = answer_weight * (weights[:, None] * losses).sum() + rest
-    loss = total / (answer_weight * answer.sum() + other.sum())
+    total = recipe.answer_weight * (weights[:, None] * losses).sum() + rest
+    loss = total / (recipe.answer_weight * answer.sum() + other.sum())
     if trails:
         about = batch.subjects[:, :-1].flatten()
         told = about >= 0
-        loss = loss + subject_weight * functional.cross_entropy(model.lm_head(states[0, told]), about[told])
-    return loss, logits.argmax(-1) == goal
+        hint = functional.cross_entropy(model.lm_head(states[0, told]), about[told])
+        loss = loss + recipe.subject_weight * hint
+    return loss, logits.argmax(-1) == goal, read
+
+
+def _drawn_states(model: RavenForCausalLM, batch: Batch, recipe: Recipe, step: int) -> torch.Tensor | None:
+    """Start states `[B, S, D]`: drawn at their published size for a share of the rows, zero for the others."""
+    assert recipe.recurrence is not None
+    rows, length = batch.ids.shape
+    count = round(rows * recipe.recurrence.drawn)
+    if count == 0:
+        return None
+    states = torch.zeros(rows, length, recipe.width)
+    places = torch.arange(count * length).view(count, length)
+    # the last rows: the first ones of a batch are in chat form
+    states[rows - count :] = start_states(places, model.config.state_std, (recipe.seed << 32) + step, states)
+    return states
 
 
 def train(
@@ -115,46 +147,58 @@ def train(
     model = build_model(recipe, tokenizer)
     optimizers = _optimizers(model, recipe)
     fingerprint = recipe.fingerprint(tokenizer)
-    start = load_state(folder / STATE, model, optimizers, fingerprint) if (folder / STATE).exists() else 0
-    _cut_log(folder / LOG, start)
+    start = _load(folder / STATE, model, optimizers, fingerprint) if (folder / STATE).exists() else 0
+    if (folder / LOG).exists():
+        # the steps after the checkpoint are run again
+        (folder / LOG).write_text("".join((folder / LOG).read_text().splitlines(keepends=True)[:start]))
     end = None if minutes is None else time.monotonic() + 60 * minutes
     # of a text of several tokens the first decides
     deciding = torch.tensor(sorted({tokenizer.encode(text, add_special_tokens=False)[0] for text in DECIDING}))
     model.train()
     for step in range(start, recipe.steps):
         if end is not None and time.monotonic() > end:
-            save_state(folder / STATE, model, optimizers, step, fingerprint)
+            _save(folder / STATE, model, optimizers, step, fingerprint)
             return None
-        report = _step(model, optimizers, recipe.train_batch(tokenizer, step), step, recipe, deciding)
+        for optimizer, peak in zip(optimizers, (recipe.block_rate, recipe.peak_rate), strict=True):
+            optimizer.zero_grad(set_to_none=True)
+            for group in optimizer.param_groups:
+                group["lr"] = peak * recipe.rate(step)
+        batch = recipe.train_batch(tokenizer, step)
+        loss, right, read = loop_loss(model, batch, recipe, step, deciding)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+        for optimizer in optimizers:
+            optimizer.step()
+        shares = whole_answers(right, batch.answer_numbers()).float().mean(1).tolist()
+        answers = {loop: round(share, 4) for loop, share in zip(read, shares, strict=True)}
+        report = Report(step, loss.item(), answers)
         with (folder / LOG).open("a") as log:
-            log.write(json.dumps({"step": step, "loss": report.loss, "answers": report.answers}) + "\n")
+            log.write(json.dumps(asdict(report)) + "\n")
         if on_step is not None:
             on_step(report)
         if (step + 1) % save_every == 0 or step + 1 == recipe.steps:
-            save_state(folder / STATE, model, optimizers, step + 1, fingerprint)
+            _save(folder / STATE, model, optimizers, step + 1, fingerprint)
     model.eval()
     return model
 
 
-def save_state(
+def _save(
     path: Path, model: LoopedForCausalLM, optimizers: Sequence[torch.optim.Optimizer], step: int, fingerprint: str
 ) -> None:
     """Write weights and optimizer state as one safetensors file, replaced at once: a kill leaves a whole one."""
+    tensors = {}
     # no other state than parameters, and a tied head is one with its embedding
-    tensors = {f"weights.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
+        tensors[f"weights.{name}"] = parameter.detach()
         for optimizer in optimizers:
-            for moment, value in optimizer.state.get(parameter, {}).items():
-                tensors[f"{moment}.{name}"] = value
+            tensors |= {f"{moment}.{name}": value for moment, value in optimizer.state.get(parameter, {}).items()}
     partial = path.with_suffix(".partial")
     save_file(tensors, partial, metadata={"step": str(step), "settings": fingerprint})
     os.replace(partial, path)
 
 
-def load_state(
-    path: Path, model: LoopedForCausalLM, optimizers: Sequence[torch.optim.Optimizer], fingerprint: str
-) -> int:
-    """Restore what `save_state` wrote and return the number of steps done.
+def _load(path: Path, model: LoopedForCausalLM, optimizers: Sequence[torch.optim.Optimizer], fingerprint: str) -> int:
+    """Restore what `_save` wrote and return the number of steps done.
 
     Raises:
         ValueError: If the file was made under other settings or by other data, or is damaged.
@@ -167,14 +211,14 @@ def load_state(
     if found.get("settings") != fingerprint:
         raise ValueError(f"{path} was made under other settings: {found.get('settings')}; these are {fingerprint}")
     tensors = load_file(path)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[f"weights.{name}"])
     names = {parameter: name for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for parameter, name in names.items():
+            parameter.copy_(tensors[f"weights.{name}"])
     for optimizer in optimizers:
         for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-            kept = {moment: tensors.get(f"{moment}.{names[parameter]}") for moment in _MOMENTS}
-            optimizer.state[parameter] = {moment: value for moment, value in kept.items() if value is not None}
+            keys = {moment: f"{moment}.{names[parameter]}" for moment in _MOMENTS}
+            optimizer.state[parameter] = {moment: tensors[key] for moment, key in keys.items() if key in tensors}
     return int(found["step"])
 
 
@@ -187,39 +231,6 @@ def read_log(path: Path) -> Iterator[Report]:
             yield Report(entry["step"], entry["loss"], answers)
 
 
-def _step(
-    model: LoopedForCausalLM,
-    optimizers: Sequence[torch.optim.Optimizer],
-    batch: Batch,
-    step: int,
-    recipe: Recipe,
-    deciding: torch.Tensor,
-) -> Report:
-    for optimizer, peak in zip(optimizers, (recipe.block_rate, recipe.peak_rate), strict=True):
-        optimizer.zero_grad(set_to_none=True)
-        for group in optimizer.param_groups:
-            group["lr"] = peak * recipe.rate(step)
-    if isinstance(model, RavenForCausalLM):
-        assert recipe.recurrence is not None
-        loss, right, read = recurrent_loss(model, batch, recipe, recipe.recurrence, step)
-    else:
-        assert isinstance(model, OuroForCausalLM)
-        loops, trails = recipe.train_loops(step), recipe.on_trails(step)
-        lesson = recipe.lesson(step)
-        emphasis = 1.0 if lesson is None else lesson.emphasis
-        marked = None if emphasis == 1 else deciding
-        loss, right = loop_loss(
-            model, batch, recipe.answer_weight, loops, trails, recipe.subject_weight, emphasis, marked
-        )
-        read = list(range(1, loops + 1))
-    loss.backward()  # type: ignore[no-untyped-call]
-    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-    for optimizer in optimizers:
-        optimizer.step()
-    shares = whole_answers(right, batch.answer_numbers()).float().mean(1).tolist()
-    return Report(step, loss.item(), {loop: round(share, 4) for loop, share in zip(read, shares, strict=True)})
-
-
 def _optimizers(model: LoopedForCausalLM, recipe: Recipe) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
     """Muon for the matrices of the block, AdamW for the rest.
 
@@ -229,7 +240,7 @@ def _optimizers(model: LoopedForCausalLM, recipe: Recipe) -> tuple[torch.optim.O
     # The gate gets no gradient here: it is fitted afterwards, on the frozen backbone.
     named = [(name, weight) for name, weight in model.named_parameters() if "early_exit_gate" not in name]
     head = [weight for name, weight in named if name == "lm_head.weight"]
-    kept = [weight for name, weight in named if name.endswith(_EMBEDDINGS) or weight.dim() != 2]
+    kept = [weight for name, weight in named if name.endswith(EMBEDDINGS) or weight.dim() != 2]
     others = {*head, *kept}
     block = [weight for _, weight in named if weight not in others]
     muon = torch.optim.Muon(
@@ -239,7 +250,38 @@ def _optimizers(model: LoopedForCausalLM, recipe: Recipe) -> tuple[torch.optim.O
     return muon, torch.optim.AdamW(groups, lr=recipe.peak_rate, betas=(0.9, 0.98))
 
 
-def _cut_log(path: Path, steps: int) -> None:
-    """Keep the lines of the first steps, one line for each: the others will be run again."""
-    if path.exists():
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:steps]))
+def draw_curve(reports: Sequence[Report], recipe: Recipe, path: Path) -> None:
+    """Draw the share of a training batch's answers that are right, by loop, averaged over spans of steps.
+
+    Args:
+        reports: Figures of the steps, in order (`train.read_log`).
+        recipe: Its stages are marked.
+        path: A .png or .svg to write.
+
+    Raises:
+        ValueError: If there is nothing to draw, or the run is not of this recipe.
+    """
+    if not reports:
+        raise ValueError(f"no step was logged, so there is nothing to draw into {path}")
+    most = max(loop for report in reports for loop in report.answers)
+    if most > recipe.loops or reports[-1].step >= recipe.steps:
+        raise ValueError(
+            f"the log has {most} loops and step {reports[-1].step}, the recipe {recipe.loops} loops and {recipe.steps} "
+            "steps: name the recipe of the run"
+        )
+    span = max(1, len(reports) // _POINTS)
+    with drawing([path], (8, 4.5), dpi=150) as figure:
+        axes = figure.subplots()
+        for loop in range(1, recipe.loops + 1):
+            steps, shares = [], []
+            for start in range(0, len(reports), span):
+                part = [report for report in reports[start : start + span] if loop in report.answers]
+                if part:
+                    steps.append(part[-1].step)
+                    shares.append(100 * sum(report.answers[loop] for report in part) / len(part))
+            axes.plot(steps, shares, color=depth_style(loop, recipe.loops), label=f"loop {loop}")
+        for step, name in recipe.stages():
+            axes.axvline(step, color="0.7", linewidth=0.8)
+            axes.annotate(name, (step, 101), fontsize=7, rotation=90, ha="center", annotation_clip=False)
+        axes.set(xlabel="step", ylabel="answers right, % (training batches)", ylim=(0, 100))
+        figure.legend(fontsize=8, loc="outside right center")

@@ -1,15 +1,11 @@
 """The micro-world: any scene of any split from three numbers, always the same."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from sigma0.bench.pocket import ages, families, moves
-from sigma0.bench.pocket.asking import Told, scene
-from sigma0.bench.pocket.items import DIFFICULTIES, Scene, check_split, split_of
+from sigma0.bench.pocket.items import DIFFICULTIES, Item, Scene, check_split, split_of
+from sigma0.bench.pocket.stories import KINDS
 
-# One teller for each kind of story: tell(rng, difficulty). A new kind is one more entry, and one more weight in `Mix`.
-KINDS: dict[str, Callable[[Random, int], Told]] = {"moves": moves.tell, "families": families.tell, "ages": ages.tell}
 # How often a difficulty is drawn when none is asked for: the easy ones are learned first and need less.
 DIFFICULTY_WEIGHTS = (1, 2, 3, 3, 3, 3)
 
@@ -29,12 +25,6 @@ class Mix:
     families: float = 1
     ages: float = 1
     binary: float = 0.25
-
-    def __post_init__(self) -> None:
-        if min(self.moves, self.families, self.ages) < 0 or self.moves + self.families + self.ages <= 0:
-            raise ValueError(f"weights {self.moves!r}, {self.families!r}, {self.ages!r} leave nothing to draw")
-        if not 0 <= self.binary <= 1:
-            raise ValueError(f"binary {self.binary!r} is not a share between 0 and 1")
 
 
 MIX = Mix()
@@ -56,6 +46,10 @@ def draw(
     Candidates are drawn until one's own text falls into the split (`items.split_of`), so the splits share no
     story for any choice of seeds and indices.
 
+    Its questions are about different subjects, the ones that need most sentences first: an answer given is one more
+    fact in the text. In this order no later answer can be found by following an earlier one forwards; read backwards,
+    from a thing to what lies in it, it may still shorten the way.
+
     Args:
         split: "train", "calibration" or "test".
         seed: Selects one endless sequence of scenes.
@@ -66,20 +60,33 @@ def draw(
         mix: What is drawn how often.
 
     Raises:
-        ValueError: On an unknown split or difficulty, a negative index or fewer than one question.
+        ValueError: On an unknown split.
     """
     wanted = check_split(split)
-    for asked in (difficulty, hardest):
-        if asked is not None and asked not in DIFFICULTIES:
-            raise ValueError(f"difficulty {asked!r} is not one of {DIFFICULTIES}")
-    if index < 0:
-        raise ValueError(f"index {index!r} is negative")
-    if questions < 1:
-        raise ValueError(f"questions {questions!r} is below 1")
     rng = Random(f"{wanted}/{seed}/{index}")
     level = difficulty or rng.choices(DIFFICULTIES[:hardest], DIFFICULTY_WEIGHTS[:hardest])[0]
     tell = KINDS[rng.choices(list(KINDS), [getattr(mix, kind) for kind in KINDS])[0]]
     while True:
-        drawn = scene(rng, tell(rng, level), level, questions, mix.binary)
-        if split_of(drawn.story) == wanted:
-            return drawn
+        sentences, ask = tell(rng, level)
+        story = " ".join(sentences)
+        found: dict[str, Item] = {}
+        for _ in range(4 * questions):
+            if len(found) == questions:
+                break
+            asked = ask(rng, mix.binary)
+            opening = asked.answer[0].lower() if asked.answer.startswith(("The ", "Yes", "No,")) else asked.answer[0]
+            item = Item(
+                story=story,
+                question=asked.question,
+                answer=asked.answer,
+                key=asked.key,
+                subject=asked.subject,
+                trail=asked.trail,
+                family=asked.family,
+                hops=len(asked.proof),
+                difficulty=level,
+                derivation=(*(sentences[index] for index in asked.proof), f"So {opening}{asked.answer[1:]}"),
+            )
+            found.setdefault(item.subject, item)
+        if split_of(story) == wanted:
+            return Scene(story, tuple(sorted(found.values(), key=lambda item: -item.hops)))

@@ -11,7 +11,7 @@ from sigma0.bench.core.ledger import OWN, append_row, check_ledger
 from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.quantization.measure import Timed, measure
+from sigma0.bench.quantization.measure import measure
 from sigma0.bench.quantization.table import print_rows
 from sigma0.bench.speed.opened import conditions_of, open_model, prompt_ids
 from sigma0.bench.speed.shapes import SHAPES
@@ -70,10 +70,9 @@ def quantization(
         conditions = partial(
             conditions_of, model=model, shape=shape, source=source, rows=asked, new_tokens=max_new_tokens, batch=1
         )
-        timed = Timed(ids, new_tokens, rounds, stored.runner)
         steps = count(1)
         with progress_bar("runs", len(configs) * len(models) * (rounds + 1), hidden=as_json) as advance:
-            rows = measure(models, conditions, configs, timed, prompts, lambda: advance(next(steps)))
+            rows = measure(models, conditions, configs, ids, new_tokens, rounds, prompts, lambda: advance(next(steps)))
         for row in rows:
             append_row(out, row)
     tell_rows(rows, as_json, lambda: print_rows(rows), f"{len(rows)} rows in {out}")

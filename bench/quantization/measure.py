@@ -1,7 +1,6 @@
 """A model with rounded weights beside the same model with its own: what it writes, and how long a token takes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -20,61 +19,36 @@ from sigma0.models.quantization import weight_bytes
 Models = Mapping[str | None, Any]
 
 
-@dataclass(frozen=True)
-class Timed:
-    """What is timed of every model, in turn.
-
-    Attributes:
-        ids: A prompt, `[1, S]`.
-        new_tokens: New tokens after it, whatever they say.
-        rounds: How often, once more to warm up.
-        runner: What calls the step.
-    """
-
-    ids: Tensor
-    new_tokens: int
-    rounds: int
-    runner: str
-
-    def seconds(self, models: Models, config: ExitConfig, advance: Callable[[], None]) -> dict[str | None, list[float]]:
-        """Seconds of each round by model, the tokens after the first."""
-        decoders = {
-            name: Ours(PromptedCache(model, self.ids, self.new_tokens), config, None) for name, model in models.items()
-        }
-        found: dict[str | None, list[float]] = {name: [] for name in models}
-        names = list(models)
-        for number in range(self.rounds + 1):
-            turn = number % len(names)
-            for name in (*names[turn:], *names[:turn]):
-                decoded: Decoded = decoders[name].decode()
-                if number:  # the first round warms up, and compiles
-                    found[name].append(decoded.seconds)
-                advance()
-        return found
+# Of each prompt the new tokens, and the loops at which they were read.
+Written = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-@dataclass(frozen=True)
-class Written:
-    """What a model does with prompts under one exit rule.
-
-    Attributes:
-        ids: New tokens of each prompt.
-        depths: Loops at which they were read.
-    """
-
-    ids: list[tuple[int, ...]]
-    depths: list[tuple[int, ...]]
+def time_models(
+    models: Models, config: ExitConfig, ids: Tensor, new_tokens: int, rounds: int, advance: Callable[[], None]
+) -> dict[str | None, list[float]]:
+    """Seconds of each round by model, the tokens after the first, whatever they say; the models take turns."""
+    decoders = {name: Ours(PromptedCache(model, ids, new_tokens), config, None) for name, model in models.items()}
+    found: dict[str | None, list[float]] = {name: [] for name in models}
+    names = list(models)
+    for number in range(rounds + 1):
+        turn = number % len(names)
+        for name in (*names[turn:], *names[:turn]):
+            decoded: Decoded = decoders[name].decode()
+            if number:  # the first round warms up, and compiles
+                found[name].append(decoded.seconds)
+            advance()
+    return found
 
 
 def write(model: Any, prompts: Sequence[tuple[int, ...]], config: ExitConfig, max_new_tokens: int) -> Written:
     """Continues prompts greedily."""
     if not prompts:
-        return Written([], [])
+        return []
     # it needs the extra `bench`, which times of random weights do without
     from sigma0.bench.fidelity.runs import run_free
 
     runs = [run_free(model, prompt, config, max_new_tokens) for prompt in prompts]
-    return Written([run.ids for run in runs], [run.depths for run in runs])
+    return [(run.ids, run.depths) for run in runs]
 
 
 @torch.no_grad()
@@ -103,13 +77,13 @@ def fidelity(
         config: The exit rule of both.
         max_new_tokens: Of free runs.
     """
-    same, kl, sizes = [], [], [len(new) for new in texts.ids]
-    for prompt, new in zip(prompts, texts.ids, strict=True):
+    same, kl, sizes = [], [], [len(new) for new, _ in texts]
+    for prompt, (new, _) in zip(prompts, texts, strict=True):
         reference, found = (read_exits(model, prompt, new, config) for model in (floats, rounded))
         same.append(int((reference.argmax(-1) == found.argmax(-1)).sum()))
         kl.append(float(divergence(reference, found).sum()))
     own = write(rounded, prompts, config, max_new_tokens)
-    equal = [mine == theirs for mine, theirs in zip(own.ids, texts.ids, strict=True)]
+    equal = [mine == theirs for (mine, _), (theirs, _) in zip(own, texts, strict=True)]
     return {
         "agreement": Figure.of(clustered_share(same, sizes)),
         "kl": Figure.of(ratio(np.array(kl), np.array(sizes))),
@@ -121,15 +95,17 @@ def fidelity(
 
 def _mean_depth(written: Written) -> Figure | None:
     """Over the tokens after each first."""
-    depths = np.array([sum(each[1:]) for each in written.depths])
-    return Figure.of(ratio(depths, np.array([len(each) - 1 for each in written.depths])))
+    depths = np.array([sum(each[1:]) for _, each in written])
+    return Figure.of(ratio(depths, np.array([len(each) - 1 for _, each in written])))
 
 
 def measure(
     models: Models,
     conditions: Callable[[Any], Conditions],
     configs: Sequence[ExitConfig],
-    timed: Timed,
+    ids: Tensor,
+    new_tokens: int,
+    rounds: int,
     prompts: Sequence[tuple[int, ...]] = (),
     advance: Callable[[], None] = lambda: None,
 ) -> list[QuantizationRow]:
@@ -139,14 +115,16 @@ def measure(
         models: By the name of their quantisation; None names the one with floats.
         conditions: What the rows say of the run, of a model.
         configs: Exit rules.
-        timed: What is timed.
+        ids: Of a prompt, `[1, S]`, with which all models are timed in turn.
+        new_tokens: New tokens after it.
+        rounds: How often, once more to warm up.
         prompts: For fidelity; none for random weights, whose text means nothing.
         advance: Called after each run that is timed.
     """
     floats = models[None]
     rows = []
     for config in configs:
-        seconds = timed.seconds(models, config, advance)
+        seconds = time_models(models, config, ids, new_tokens, rounds, advance)
         told = {name: conditions(model) for name, model in models.items()}
         texts = write(floats, prompts, config, told[None].max_new_tokens)
         for name, model in models.items():
@@ -160,16 +138,16 @@ def measure(
                         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                         "mode": config.mode,
                         "settings": threshold(config),
-                        "runner": timed.runner,
+                        "runner": floats.runner,
                         "dtype_of_floats": str(floats.dtype).removeprefix("torch."),
                         "block_bytes": _block_bytes(model),
                         "block_bytes_of_floats": _block_bytes(floats),
                         "model_bytes": weight_bytes(model),
                         "model_bytes_of_floats": weight_bytes(floats),
-                        "context": timed.ids.shape[1],
-                        "timed_tokens": timed.new_tokens,
-                        "rounds": timed.rounds,
-                        **_times(seconds[name], seconds[None], timed.new_tokens - 1),
+                        "context": ids.shape[1],
+                        "timed_tokens": new_tokens,
+                        "rounds": rounds,
+                        **_times(seconds[name], seconds[None], new_tokens - 1),
                         **followed,
                     }
                 )

@@ -5,20 +5,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from sigma0.bench.gate.doubt import LONGEST_ANSWER, prompt_text
-from sigma0.bench.pocket.items import Item
-from sigma0.bench.pocket.world import MIX, Mix, draw
+from sigma0.bench.gate.doubt import LONGEST_ANSWER
+from sigma0.bench.pocket.prompts import micro_world
+from sigma0.bench.pocket.world import MIX, Mix
 from sigma0.bench.verdict.abstention import auroc
-from sigma0.calibrate.bootstrap import Estimate, bootstrap
+from sigma0.calibrate.bootstrap import bootstrap
+from sigma0.calibrate.prompts import Prompt
 from sigma0.config import ExitConfig
 from sigma0.decode.ops import FATES, STATISTICS
+from sigma0.models.prompts import encode
 from sigma0.signals.trajectory import jacobian_radius
 from sigma0.signals.verdict import mildest
-
-Floats = npt.NDArray[np.float64]
 
 SPEAKS = 0.5
 _PATIENCE = 2
@@ -44,43 +43,6 @@ class Answer:
     doubts: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Stability:
-    """The study of one model.
-
-    Attributes:
-        model: Its name.
-        total_loops: T.
-        answers: How many questions were asked.
-        wrong: Share of wrong answers.
-        spoke: Share of the answers whose fit spoke (residual up to 0.5) at the least sure token.
-        radius: Quartiles of the trajectory's radius, where the fit spoke.
-        jacobian: Quartiles of the loop map's.
-        rank_correlation: Spearman's, of the two radii, where the fit spoke.
-        below: Share of those tokens at which the trajectory's radius is under the map's.
-        fates: Share of each fate of the least sure tokens.
-        wrong_by_fate: Share of wrong answers for each fate.
-        auroc: How well each score tells wrong from right answers: 0.5 says nothing.
-    """
-
-    model: str
-    total_loops: int
-    answers: int
-    wrong: float
-    spoke: float
-    radius: tuple[float, float, float]
-    jacobian: tuple[float, float, float]
-    rank_correlation: Estimate | None
-    below: float
-    fates: dict[str, float]
-    wrong_by_fate: dict[str, float]
-    auroc: dict[str, Estimate | None]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
-
 def read_answers(
     model: Any,
     tokenizer: Any,
@@ -91,15 +53,14 @@ def read_answers(
 ) -> list[Answer]:
     """Asks one question about each of n held-out stories, every other one as chat."""
     found = []
-    for index in range(n):
-        item = draw("test", seed, index, questions=1, mix=mix).items[0]
-        found.append(_ask(model, tokenizer, item, index % 2 == 1))
-        on_answer(index + 1)
+    for done, prompt in enumerate(micro_world(n, "test", seed, mix=mix), start=1):
+        found.append(_ask(model, tokenizer, prompt))
+        on_answer(done)
     return found
 
 
-def _ask(model: Any, tokenizer: Any, item: Item, chat: bool) -> Answer:
-    ids = tokenizer(prompt_text(tokenizer, item, chat), add_special_tokens=False, return_tensors="pt")["input_ids"]
+def _ask(model: Any, tokenizer: Any, prompt: Prompt) -> Answer:
+    ids = encode(tokenizer, prompt.content)
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=LONGEST_ANSWER, do_sample=False, exit_config=FULL,
         output_statistics=True, return_dict_in_generate=True,
@@ -119,7 +80,7 @@ def _ask(model: Any, tokenizer: Any, item: Item, chat: bool) -> Answer:
     fates = [FATES[fate] for fate in out.loop_fates[0, place].tolist()]
     spiralling = float(((out.loop_fates[0] == FATES.index("spiral")).sum(-1) > 0).float().mean())
     return Answer(
-        wrong=text != item.answer,
+        wrong=text != prompt.answer,
         path=path,
         fate=mildest(fates, _PATIENCE),
         jacobian=jacobian_radius(model, states[last - 1], cache, last, position, tolerance=1e-3, injected=injected),
@@ -132,8 +93,15 @@ def _ask(model: Any, tokenizer: Any, item: Item, chat: bool) -> Answer:
     )
 
 
-def study(name: str, total_loops: int, answers: Sequence[Answer], resamples: int = 500) -> Stability:
-    """Sums up.
+def study(name: str, total_loops: int, answers: Sequence[Answer], resamples: int = 500) -> dict[str, Any]:
+    """Sums up, in plain JSON values.
+
+    Returns:
+        Of the answers the share that is `wrong`, and of those whose fit `spoke` (residual up to 0.5) at the least sure
+        token; quartiles of the trajectory's `radius`, where it spoke, and of the loop map's, `jacobian`; Spearman's
+        `rank_correlation` of the two, and the share of tokens at which the first is `below` the second; the share of
+        each fate of the least sure tokens, and of wrong answers for each; and the `auroc` of each score: how well it
+        tells wrong from right answers, where 0.5 says nothing.
 
     Raises:
         ValueError: For fewer than two answers.
@@ -147,6 +115,10 @@ def study(name: str, total_loops: int, answers: Sequence[Answer], resamples: int
     jacobian = np.array([answer.jacobian for answer in answers])
     spoke = np.flatnonzero(residual <= SPEAKS)
 
+    def estimate(statistic: Callable[..., float | None], units: int) -> dict[str, Any] | None:
+        found = bootstrap(statistic, units, resamples)
+        return None if found is None else asdict(found)
+
     def rank(drawn: Any) -> float | None:
         picked = spoke[drawn]
         moves = len(set(radius[picked])) > 1 and len(set(jacobian[picked])) > 1
@@ -156,28 +128,24 @@ def study(name: str, total_loops: int, answers: Sequence[Answer], resamples: int
     scores["jacobian radius"] = jacobian
     scores |= {key: np.array([answer.doubts[key] for answer in answers]) for key in answers[0].doubts}
     fates = [answer.fate or "unknown" for answer in answers]
-    return Stability(
-        model=name,
-        total_loops=total_loops,
-        answers=len(answers),
-        wrong=float(wrong.mean()),
-        spoke=len(spoke) / len(answers),
-        radius=_quartiles(radius[spoke]),
-        jacobian=_quartiles(jacobian),
-        rank_correlation=bootstrap(rank, len(spoke), resamples) if len(spoke) > 1 else None,
-        below=float((radius[spoke] < jacobian[spoke]).mean()) if len(spoke) else 0.0,
-        fates={fate: fates.count(fate) / len(fates) for fate in sorted(set(fates))},
-        wrong_by_fate={fate: float(wrong[[each == fate for each in fates]].mean()) for fate in sorted(set(fates))},
-        auroc={key: _told_apart(values, wrong, resamples) for key, values in scores.items()},
-    )
+    return {
+        "model": name,
+        "total_loops": total_loops,
+        "answers": len(answers),
+        "wrong": float(wrong.mean()),
+        "spoke": len(spoke) / len(answers),
+        "radius": _quartiles(radius[spoke]),
+        "jacobian": _quartiles(jacobian),
+        "rank_correlation": estimate(rank, len(spoke)) if len(spoke) > 1 else None,
+        "below": float((radius[spoke] < jacobian[spoke]).mean()) if len(spoke) else 0.0,
+        "fates": {fate: fates.count(fate) / len(fates) for fate in sorted(set(fates))},
+        "wrong_by_fate": {fate: float(wrong[[each == fate for each in fates]].mean()) for fate in sorted(set(fates))},
+        "auroc": {
+            key: estimate(lambda drawn, values=values: auroc(values[drawn], wrong[drawn]), len(wrong))
+            for key, values in scores.items()
+        },
+    }
 
 
-def _told_apart(values: Floats, wrong: Floats, resamples: int) -> Estimate | None:
-    return bootstrap(lambda drawn: auroc(values[drawn], wrong[drawn]), len(wrong), resamples)
-
-
-def _quartiles(values: Any) -> tuple[float, float, float]:
-    if not len(values):
-        return (0.0, 0.0, 0.0)
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
-    return (low, middle, high)
+def _quartiles(values: Any) -> list[float]:
+    return [float(each) for each in np.quantile(values, [0.25, 0.5, 0.75])] if len(values) else [0.0] * 3

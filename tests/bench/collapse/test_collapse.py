@@ -1,5 +1,6 @@
 """The bench of ended circles: its figures of a setting are what that setting does, and the text quotes its rows."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -38,23 +39,18 @@ def test_rows_count_texts_of_a_kind_and_how_late_loops_end():
     circle, plain = [1, 2, 3] * 60, list(range(180))
     texts = [series("calm", plain), series("calm", plain), series("loops", circle, 40), series("loops", plain, 40)]
     calm, loops = rows(texts, 0.9, 16)
-    assert (calm.kind, calm.texts, calm.ended, calm.late) == ("calm", 2, 0, None)
     end = ended_at(texts[2], 0.9, 16, CollapseStop().every)
-    assert (loops.texts, loops.ended, loops.late) == (2, 1, end - 40)
-    assert {(each.tau, each.kind) for each in grid(texts)} == {
-        (tau, kind) for tau in TAUS for kind in ("calm", "loops")
-    }
+    setting = {"tau": 0.9, "running": 16, "texts": 2}
+    assert calm == {"kind": "calm", **setting, "ended": 0, "late": None}
+    assert loops == {"kind": "loops", **setting, "ended": 1, "late": end - 40}
+    assert {(each["tau"], each["kind"]) for each in grid(texts)} == set(product(TAUS, ("calm", "loops")))
 
 
 def test_every_way_is_timed_beside_the_plainest_one():
     model, tokenizer = sigma0.load("pocket", device="cpu", dtype="float32")
     told = costs(model, tokenizer, list(micro_world(2, "test", 0)), 4, 3, lambda: None)
-    assert [each.way for each in told] == list(WAYS) and all(each.ms > 0 for each in told)
-    assert told[0].ratio.value == 1.0 and told[0].ratio.interval == (1.0, 1.0)
-
-
-def percent(value):
-    return f"{100 * (value - 1):.1f} %"
+    assert [each["way"] for each in told] == list(WAYS) and all(each["ms"] > 0 for each in told)
+    assert told[0]["ratio"] == {"value": 1.0, "interval": (1.0, 1.0)}
 
 
 def test_it_costs_little_and_cuts_no_ordinary_answer():

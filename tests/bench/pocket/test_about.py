@@ -17,14 +17,11 @@ from sigma0.checkpoints.about import read_about
 @pytest.mark.parametrize("name", sigma0.shipped_models())
 def test_the_shipped_files_are_what_the_command_prints(name):
     shipped = read_about(resolve_model(name))
-    assert shipped == about(name)
     assert json.loads(CliRunner().invoke(app, ["about", name]).stdout) == shipped.model_dump(mode="json")
 
 
 @pytest.mark.slow
 def test_every_word_of_other_stories_is_in_the_list():
     known = about()
-    for index in range(300):
-        scene = draw("test", 11, index)
-        for item in scene.items:
-            assert known.unseen(f"{item.prompt} {item.answer}") == []
+    for item in (item for index in range(300) for item in draw("test", 11, index).items):
+        assert known.unseen(f"{item.prompt} {item.answer}") == []

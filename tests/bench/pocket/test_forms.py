@@ -12,7 +12,6 @@ from sigma0.bench.pocket.data import encode
 from sigma0.bench.pocket.forms import (
     TOKENS,
     act_item,
-    action_of,
     check_item,
     form_scene,
     formed,
@@ -26,7 +25,7 @@ from sigma0.bench.pocket.recipe import RECIPES
 from sigma0.bench.pocket.world import draw
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.desk import Desk
-from sigma0.reason.forms import asking, read_action, read_check, sentences, settled
+from sigma0.reason.forms import Action, asking, read_action, read_check, sentences, settled
 from sigma0.reason.lemma.graph import MAX_LEMMAS, LemmaGraph
 from sigma0.reason.lemma.planning import parse_lemmas
 from sigma0.reason.progressive.policies import SUCCESS_BASED
@@ -59,26 +58,22 @@ def test_a_model_that_replies_as_taught_is_right_and_accepted_by_every_loop(way)
         assert (answered.answer, answered.accepted) == (item.answer, True), item
 
 
-def test_look_ups_quote_the_last_sentence_of_whom_they_ask_about():
-    for item in ITEMS:
-        told = sentences(item.story)
-        for step in solution(item):
-            if step.name:
-                assert [one for one in told if named(one) == step.name][-1] == step.statement
-                assert asking(step.name) == step.verify
-
-
-def test_sums_hold_and_build_on_what_stands_before_them():
+def test_steps_quote_the_story_or_are_sums_on_what_stands_before_them_and_are_asked_for_in_order():
     totals = 0
     for item in ITEMS:
-        steps = solution(item)
-        assert steps[-1].statement == item.answer and all(max(step.depends, default=-1) < len(steps) for step in steps)
-        for place, step in enumerate(steps):
+        steps, told = solution(item), sentences(item.story)
+        acts = [read_action(act_item(item, place).answer) for place in range(len(steps))]
+        assert acts[-1] == Action("answer", item.answer) and steps[-1].statement == item.answer
+        for place, (step, act) in enumerate(zip(steps, acts, strict=True)):
             assert all(other < place for other in step.depends)
+            if step.name:
+                assert [one for one in told if named(one) == step.name][-1] == step.statement
+                assert asking(step.name) == step.verify and (act == Action("look", step.name) or step is steps[-1])
             if step.total:
                 left, sign, right = step.total.split()
                 value = int(left) + int(right) * (1 if sign == "+" else -1)
                 assert f" is {value} years old." in step.statement
+                assert act == Action("note", step.statement) or step is steps[-1]
                 totals += 1
     assert totals > 40
 
@@ -109,14 +104,6 @@ def test_known_answers_say_yes_and_no_as_the_rule_has_it():
     assert len(binary) > 60 and all(settled(item.question, item.answer) == item.answer for item in binary)
 
 
-def test_actions_are_the_steps_in_order():
-    for item in ITEMS:
-        steps = solution(item)
-        acts = [read_action(act_item(item, place).answer) for place in range(len(steps))]
-        assert acts == [action_of(steps, place) for place in range(len(steps))]
-        assert acts[-1].act == "answer" and all(act.act != "answer" for act in acts[:-1])
-
-
 def test_a_share_of_questions_is_asked_in_forms_always_the_same():
     scene = draw("train", 0, 3)
     assert form_scene(scene, "0/3", 0.0) is scene
@@ -129,22 +116,15 @@ def test_a_share_of_questions_is_asked_in_forms_always_the_same():
 
 
 @pytest.mark.exhaustive
-def test_the_forms_pieces_are_one_token_each_and_leave_other_texts_as_they_were(tokenizer):
-    own = RECIPES["pocket-solver"].tokenizer()
+def test_the_forms_pieces_are_one_token_each_leave_other_texts_as_they_were_and_fit_a_row(tokenizer):
+    recipe = RECIPES["pocket-solver"]
+    own = recipe.tokenizer()
     assert len(own) == len(tokenizer) + len(TOKENS)
-    for piece in TOKENS:
-        assert len(own.encode(piece, add_special_tokens=False)) == 1
-    for item in ITEMS:
+    assert all(len(own.encode(piece, add_special_tokens=False)) == 1 for piece in TOKENS)
+    for number, item in enumerate(ITEMS):
         assert own.encode(item.prompt) == tokenizer.encode(item.prompt)
         reply = plan_item(item).answer
         assert own.decode(own.encode(reply, add_special_tokens=False)) == reply
-
-
-@pytest.mark.exhaustive
-def test_every_form_of_a_story_fits_a_row():
-    recipe = RECIPES["pocket-solver"]
-    own = recipe.tokenizer()
-    for number, item in enumerate(ITEMS):
         for form in (formed(item, Random(number)), check_item(item, item.answer)):
             assert len(encode(own, [form], chat=True).ids) <= recipe.length
 
@@ -163,11 +143,3 @@ def test_the_shipped_solver_knows_its_forms_and_pocket_none():
     assert told["pocket-solver"]["look"]["exit_depth"] < 4
     table = CliRunner().invoke(app, ["forms", "pocket", "--n", "4"])
     assert table.exit_code == 0 and "look" in table.stdout
-
-
-def test_prompts_are_asked_in_forms_where_that_is_wanted():
-    lines = CliRunner().invoke(app, ["prompts", "--n", "60", "--forms", "1"]).stdout.splitlines()
-    answers = [json.loads(line)["answer"] for line in lines]
-    assert len(answers) == 60 and any(answer.startswith('{"L1"') for answer in answers)
-    plain = CliRunner().invoke(app, ["prompts", "--n", "60"]).stdout.splitlines()
-    assert not any("{" in json.loads(line)["answer"] for line in plain)

@@ -7,7 +7,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import parse_row, read_rows
-from sigma0.bench.quantization.measure import Written, fidelity
+from sigma0.bench.quantization.measure import fidelity
 from sigma0.bench.quantization.table import latest_quantization, whole
 from sigma0.bench.speed import shapes
 
@@ -54,7 +54,7 @@ def test_bad_requests_are_one_line():
 def test_a_model_agrees_with_itself_and_not_with_another():
     floats, other = (sigma0.load(name, device="cpu", dtype="float32")[0] for name in ("pocket", "pocket-large"))
     prompts, config = [(5, 6, 7), (8, 9, 10)], ExitConfig(mode="full")
-    texts = Written([(11, 12, 13), (14, 15)], [(6, 6, 6), (6, 6)])
+    texts = [((11, 12, 13), (6, 6, 6)), ((14, 15), (6, 6))]
     same = fidelity(floats, floats, prompts, texts, config, 4)
     assert same["agreement"].value == 1 and same["kl"].value == 0
     assert same["mean_depth"].value == same["mean_depth_of_floats"].value == floats.num_loops

@@ -24,14 +24,13 @@ def test_sums():
         answer(False, 5.0, 0.1, residual=0.9, fate=None),
     ]
     found = study("made", 6, made, resamples=20)
-    assert found.answers == 5 and found.wrong == 0.4 and found.spoke == 0.8
-    assert found.radius[1] == pytest.approx(0.65) and found.jacobian[1] == pytest.approx(1.0)
+    assert found["answers"] == 5 and found["wrong"] == 0.4 and found["spoke"] == 0.8
+    assert found["radius"][1] == pytest.approx(0.65) and found["jacobian"][1] == pytest.approx(1.0)
     # ranks 1 2 4 3 beside 2 3 4 1: 1 - 6 (1 + 1 + 0 + 4) / (4 * 15)
-    assert found.rank_correlation.value == pytest.approx(0.4)
-    assert found.below == 0.75
-    assert found.fates == {"contract": 0.6, "spiral": 0.2, "unknown": 0.2}
-    assert found.wrong_by_fate["contract"] == pytest.approx(1 / 3) and found.wrong_by_fate["spiral"] == 1.0
-    assert found.auroc["path: radius"].value == pytest.approx(4 / 6)
+    assert found["rank_correlation"]["value"] == pytest.approx(0.4) and found["below"] == 0.75
+    assert found["fates"] == {"contract": 0.6, "spiral": 0.2, "unknown": 0.2}
+    assert found["wrong_by_fate"] == {"contract": pytest.approx(1 / 3), "spiral": 1.0, "unknown": 0.0}
+    assert found["auroc"]["path: radius"]["value"] == pytest.approx(4 / 6)
     with pytest.raises(ValueError, match="at least 2"):
         study("made", 6, made[:1])
 

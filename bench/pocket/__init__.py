@@ -1,1 +1,0 @@
-"""The recipe of the shipped model `pocket`: a micro-world, its tokenizer, training, exit gate, evaluation."""

@@ -1,1 +1,0 @@
-"""Quantised weights beside floats: bytes, time and fidelity."""
