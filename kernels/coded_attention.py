@@ -27,28 +27,18 @@ from sigma0.kernels.plane_codec import CodedPlanes
 
 @dataclass(frozen=True)
 class CodedRows:
-    """The rows of one pass over coded planes.
+    """The rows of one pass over coded planes."""
 
-    Attributes:
-        sequences: b, int64 `[R]`.
-        cache_positions: c, -1 of rows that are nobody's, int64 `[R]`.
-        planes: t counted from 0, int64 `[R]`.
-        segment: G.
-        size: Cache positions of a block.
-        longest: One more than the largest cache position, or a bound on it.
-        blocks: Block table, int64 `[S, n]`; None where block s is all of sequence s.
-        starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
-        seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
-    """
-
-    sequences: Tensor
-    cache_positions: Tensor
-    planes: Tensor
-    segment: int
-    size: int
-    longest: int
-    blocks: Tensor | None = None
+    sequences: Tensor  # b, int64 `[R]`
+    cache_positions: Tensor  # c, -1 of rows that are nobody's, int64 `[R]`
+    planes: Tensor  # t counted from 0, int64 `[R]`
+    segment: int  # G
+    size: int  # Cache positions of a block
+    longest: int  # One more than the largest cache position, or a bound on it
+    blocks: Tensor | None = None  # Block table, int64 `[S, n]`; None where block s is all of sequence s
+    # First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads
     starts: Tensor | None = None
+    # Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None
     seen: Tensor | None = None
 
     def coded(self, sequence: int, cache_positions: Tensor) -> Tensor:

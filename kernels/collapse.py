@@ -65,22 +65,14 @@ class CollapseRule:
 
     The parts were fitted (`bench/proximity`), where `sameness`, `drop` and `margin` were found to add hardly anything
     to the first two; they are kept for other rules.
-
-    Attributes:
-        periodicity: Of the periodicity.
-        echo: Of the echo.
-        sameness: Of 1 - distinct.
-        drop: Of the drop of the entropy; together with `margin` at most 1/2.
-        margin: Of the margin.
-        theta: Margin at which an exit by `margin` is met; 0 for none.
     """
 
-    periodicity: Part = Part(0.222, 1.0, 0.949)
-    echo: Part = Part(0.04, 0.644, 0.949)
-    sameness: Part = Part(0.391, 0.636, 0.0)
-    drop: Part = Part(2.698, 2.793, 0.001)
-    margin: Part = Part(0.997, 1.08, 0.025)
-    theta: float = 0.0
+    periodicity: Part = Part(0.222, 1.0, 0.949)  # Of the periodicity
+    echo: Part = Part(0.04, 0.644, 0.949)  # Of the echo
+    sameness: Part = Part(0.391, 0.636, 0.0)  # Of 1 - distinct
+    drop: Part = Part(2.698, 2.793, 0.001)  # Of the drop of the entropy; together with `margin` at most 1/2
+    margin: Part = Part(0.997, 1.08, 0.025)  # Of the margin
+    theta: float = 0.0  # Margin at which an exit by `margin` is met; 0 for none
 
     @property
     def numbers(self) -> "array[float]":
@@ -111,19 +103,12 @@ def _numbers(rule: CollapseRule) -> "array[float]":
 
 @dataclass(frozen=True)
 class CollapseState:
-    """Per-sequence state, updated in place.
+    """Per-sequence state, updated in place."""
 
-    Attributes:
-        ids: The last ids in a ring, id number n at n mod 128, int32 `[slots, 128]`.
-        lengths: Ids so far, int64 `[slots]`.
-        entropy: Exponential mean and variance of the entropy, float32 `[slots, 2]`.
-        observed: Entropies in the mean, int32 `[slots]`.
-    """
-
-    ids: Tensor
-    lengths: Tensor
-    entropy: Tensor
-    observed: Tensor
+    ids: Tensor  # The last ids in a ring, id number n at n mod 128, int32 `[slots, 128]`
+    lengths: Tensor  # Ids so far, int64 `[slots]`
+    entropy: Tensor  # Exponential mean and variance of the entropy, float32 `[slots, 2]`
+    observed: Tensor  # Entropies in the mean, int32 `[slots]`
 
     @classmethod
     def empty(cls, sequences: int, device: torch.device | str) -> "CollapseState":

@@ -29,29 +29,17 @@ NARROWEST = 8
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiled kernel uses; None where the target's tools do not report it.
+    """What a compiled kernel uses; None where the target's tools do not report it."""
 
-    Attributes:
-        kernel: Its name.
-        target: For which GPU.
-        dtype: Of what it streams.
-        blocks: Its configuration.
-        registers: Of a thread.
-        spill_bytes: Of a thread.
-        shared_bytes: Of a program.
-        load_width: Bytes of the widest load from global memory: those of the streaming loop.
-        fault: What is wrong with it, or None.
-    """
-
-    kernel: str
-    target: str
-    dtype: str
-    blocks: str
-    registers: int | None
-    spill_bytes: int | None
-    shared_bytes: int
-    load_width: int | None
-    fault: str | None
+    kernel: str  # Its name
+    target: str  # For which GPU
+    dtype: str  # Of what it streams
+    blocks: str  # Its configuration
+    registers: int | None  # Of a thread
+    spill_bytes: int | None  # Of a thread
+    shared_bytes: int  # Of a program
+    load_width: int | None  # Bytes of the widest load from global memory: those of the streaming loop
+    fault: str | None  # What is wrong with it, or None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""

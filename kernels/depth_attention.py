@@ -39,26 +39,19 @@ MAXIMUM, TOTAL, SUMS = range(3)
 
 @dataclass(frozen=True)
 class DepthRows:
-    """The rows of one pass.
+    """The rows of one pass."""
 
-    Attributes:
-        sequences: b, int64 `[R]`.
-        cache_positions: c, int64 `[R]`.
-        planes: t counted from 0, int64 `[R]`.
-        starts: First cache position of each sequence that is no pad, int64 `[B]`; None where there are no pads.
-        seen: Which cache positions are no pads, bool `[B, >= longest]`, if pads lie after a start too; else None.
-        block_tables: Block numbers of each sequence in order, int32 `[B, n]`; None where block b is sequence b.
-        longest: One more than the largest cache position.
-        arrived: Zeros, int32 `[R * H_kv]`, which are zeros again behind a launch; None for others in every launch.
-    """
-
-    sequences: Tensor
-    cache_positions: Tensor
-    planes: Tensor
+    sequences: Tensor  # b, int64 `[R]`
+    cache_positions: Tensor  # c, int64 `[R]`
+    planes: Tensor  # t counted from 0, int64 `[R]`
+    # First cache position of each sequence that is no pad, int64 `[B]`; None where there are no pads
     starts: Tensor | None
+    # Which cache positions are no pads, bool `[B, >= longest]`, if pads lie after a start too; else None
     seen: Tensor | None
+    # Block numbers of each sequence in order, int32 `[B, n]`; None where block b is sequence b
     block_tables: Tensor | None
-    longest: int
+    longest: int  # One more than the largest cache position
+    # Zeros, int32 `[R * H_kv]`, which are zeros again behind a launch; None for others in every launch
     arrived: Tensor | None = None
 
 

@@ -35,46 +35,27 @@ LOOPS, STREAK, DIVERGING, FATE_HISTORY, COUNTS_WIDTH = range(5)
 
 @dataclass(frozen=True)
 class LoopEndWeights:
-    """Weights of a model that are applied at the end of a loop.
+    """Weights of a model that are applied at the end of a loop."""
 
-    Attributes:
-        norm: Weight of the RMSNorm, `[D]`; None where a loop ends without one.
-        norm_eps: Epsilon of the RMSNorm.
-        gate: Weight of the exit gate, `[D]`; None where there is none, so that its hazard is 0.
-        gate_bias: Bias of the exit gate, `[1]`; None likewise.
-    """
-
-    norm: Tensor | None
-    norm_eps: float = 0.0
-    gate: Tensor | None = None
-    gate_bias: Tensor | None = None
+    norm: Tensor | None  # Weight of the RMSNorm, `[D]`; None where a loop ends without one
+    norm_eps: float = 0.0  # Epsilon of the RMSNorm
+    gate: Tensor | None = None  # Weight of the exit gate, `[D]`; None where there is none, so that its hazard is 0
+    gate_bias: Tensor | None = None  # Bias of the exit gate, `[1]`; None likewise
 
 
 @dataclass(frozen=True)
 class ExitParams:
-    """Parameters of the exit decision at the end of a loop.
+    """Parameters of the exit decision at the end of a loop."""
 
-    Attributes:
-        mode: One of `MODES`; with "none" no exit rule is evaluated here.
-        threshold: q of `qexit`, eps of the others.
-        last_loop: T, or k where all tokens stop at loop k.
-        patience: Consecutive loops on which `accel` must hold.
-        min_loops: No token stops before this loop.
-        watch: Whether differences are kept and statistics computed; without, `qexit` and "none" take less.
-        growth: m of the fate.
-        spiral: theta of the fate, radians.
-        break_after: Consecutive loops with the fate `diverge` that stop a token; 0 never.
-    """
-
-    mode: str
-    threshold: float
-    last_loop: int
-    patience: int = 2
-    min_loops: int = 1
-    watch: bool = True
-    growth: float = 0.1
-    spiral: float = math.pi / 3
-    break_after: int = 0
+    mode: str  # One of `MODES`; with "none" no exit rule is evaluated here
+    threshold: float  # q of `qexit`, eps of the others
+    last_loop: int  # T, or k where all tokens stop at loop k
+    patience: int = 2  # Consecutive loops on which `accel` must hold
+    min_loops: int = 1  # No token stops before this loop
+    watch: bool = True  # Whether differences are kept and statistics computed; without, `qexit` and "none" take less
+    growth: float = 0.1  # m of the fate
+    spiral: float = math.pi / 3  # theta of the fate, radians
+    break_after: int = 0  # Consecutive loops with the fate `diverge` that stop a token; 0 never
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -107,31 +88,18 @@ class ExitParams:
 
 @dataclass(frozen=True)
 class RuleRows:
-    """`ExitParams` of rows that need not share them.
+    """`ExitParams` of rows that need not share them."""
 
-    Attributes:
-        modes: Which of `MODES` may occur, "none" left out; no row decides by another.
-        mode: Index into `MODES`, int64 `[R]`; "none" where the rule can never be met.
-        threshold: float32 `[R]`.
-        last_loop: int64 `[R]`.
-        patience: int64 `[R]`.
-        min_loops: int64 `[R]`.
-        break_after: int64 `[R]`.
-        watch: Whether differences are kept and statistics computed.
-        growth: As in `ExitParams`.
-        spiral: As in `ExitParams`.
-    """
-
-    modes: frozenset[str]
-    mode: Tensor
-    threshold: Tensor
-    last_loop: Tensor
-    patience: Tensor
-    min_loops: Tensor
-    break_after: Tensor
-    watch: bool
-    growth: float
-    spiral: float
+    modes: frozenset[str]  # Which of `MODES` may occur, "none" left out; no row decides by another
+    mode: Tensor  # Index into `MODES`, int64 `[R]`; "none" where the rule can never be met
+    threshold: Tensor  # float32 `[R]`
+    last_loop: Tensor  # int64 `[R]`
+    patience: Tensor  # int64 `[R]`
+    min_loops: Tensor  # int64 `[R]`
+    break_after: Tensor  # int64 `[R]`
+    watch: bool  # Whether differences are kept and statistics computed
+    growth: float  # As in `ExitParams`
+    spiral: float  # As in `ExitParams`
 
     def __post_init__(self) -> None:
         unknown = sorted(self.modes - set(MODES[QEXIT:]))
@@ -173,19 +141,13 @@ class RuleRows:
 
 @dataclass(frozen=True)
 class ExitState:
-    """Per-token exit state carried between loops, updated in place; one slot per token in flight.
+    """Per-token exit state carried between loops, updated in place; one slot per token in flight."""
 
-    Attributes:
-        differences: The last D_t in a ring, D_t at t mod K, in the model's dtype `[slots, K, D]`.
-        gram: G_00 G_01 G_02 G_03 G_11 G_12 G_13 G_22 G_23 G_33, 0 the newest difference, float32 `[slots, 10]`.
-        gate: S_t and CDF_t, float32 `[slots, 2]`.
-        counts: Loops finished, `accel` streak, consecutive diverging loops, fate history; int32 `[slots, 4]`. A slot
-            whose first count is 0 is fresh, whatever else it holds.
-    """
-
-    differences: Tensor
-    gram: Tensor
-    gate: Tensor
+    differences: Tensor  # The last D_t in a ring, D_t at t mod K, in the model's dtype `[slots, K, D]`
+    gram: Tensor  # G_00 G_01 G_02 G_03 G_11 G_12 G_13 G_22 G_23 G_33, 0 the newest difference, float32 `[slots, 10]`
+    gate: Tensor  # S_t and CDF_t, float32 `[slots, 2]`
+    # Loops finished, `accel` streak, consecutive diverging loops, fate history; int32 `[slots, 4]`. A slot whose
+    # first count is 0 is fresh, whatever else it holds
     counts: Tensor
 
     @classmethod
@@ -201,16 +163,9 @@ class ExitState:
 
 @dataclass(frozen=True)
 class LoopEndOutput:
-    """Result of the end of a loop for R rows.
+    """Result of the end of a loop for R rows."""
 
-    Attributes:
-        hidden: h_t `[R, D]`.
-        statistics: The numbers named in `STATISTICS`, float32 `[R, 8]`; 0 (residual 1) where nothing is watched.
-        fates: Index into `FATES` of this loop, int32 `[R]`.
-        decisions: `GOES_ON`, `MET`, `LAST_LOOP` or `DIVERGED`, int32 `[R]`.
-    """
-
-    hidden: Tensor
-    statistics: Tensor
-    fates: Tensor
-    decisions: Tensor
+    hidden: Tensor  # h_t `[R, D]`
+    statistics: Tensor  # The numbers named in `STATISTICS`, float32 `[R, 8]`; 0 (residual 1) where nothing is watched
+    fates: Tensor  # Index into `FATES` of this loop, int32 `[R]`
+    decisions: Tensor  # `GOES_ON`, `MET`, `LAST_LOOP` or `DIVERGED`, int32 `[R]`

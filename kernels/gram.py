@@ -37,42 +37,25 @@ TINY, MAX_QUOTIENT = 1e-37, 1e30
 
 @dataclass(frozen=True)
 class Steps:
-    """Sizes and angles, each float32 `[R]`.
+    """Sizes and angles, each float32 `[R]`."""
 
-    Attributes:
-        size: |D_t|.
-        older: |D_{t-1}|.
-        change: |D_t| / |h_{t-1}|.
-        bend: Relative second difference.
-        gain: |D_t| / |D_{t-1}|.
-        growth: |D_t| over the longest of the three steps before.
-        turning: Radians.
-    """
-
-    size: Tensor
-    older: Tensor
-    change: Tensor
-    bend: Tensor
-    gain: Tensor
-    growth: Tensor
-    turning: Tensor
+    size: Tensor  # |D_t|
+    older: Tensor  # |D_{t-1}|
+    change: Tensor  # |D_t| / |h_{t-1}|
+    bend: Tensor  # Relative second difference
+    gain: Tensor  # |D_t| / |D_{t-1}|
+    growth: Tensor  # |D_t| over the longest of the three steps before
+    turning: Tensor  # Radians
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The spectrum, each float32 `[R]` but `turns`.
+    """The spectrum, each float32 `[R]` but `turns`."""
 
-    Attributes:
-        radius: Of the larger root; 0 without a fit.
-        angle: Of the larger root, radians in [0, pi].
-        residual: Of the fit, in [0, 1]; 1 without one.
-        turns: Whether the roots are complex, bool.
-    """
-
-    radius: Tensor
-    angle: Tensor
-    residual: Tensor
-    turns: Tensor
+    radius: Tensor  # Of the larger root; 0 without a fit
+    angle: Tensor  # Of the larger root, radians in [0, pi]
+    residual: Tensor  # Of the fit, in [0, 1]; 1 without one
+    turns: Tensor  # Whether the roots are complex, bool
 
 
 def steps_of(gram: Tensor, before: Tensor, over_steps: Tensor | bool) -> Steps:

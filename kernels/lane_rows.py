@@ -38,94 +38,57 @@ _LONG = ("loop_rows", "step_rows")
 
 
 class EndWeights(NamedTuple):
-    """Weights of a model's parts whose functions in C++ may take their place; None where they may not.
+    """Weights of a model's parts whose functions in C++ may take their place; None where they may not."""
 
-    Attributes:
-        norm: Of the norm after a loop, float32 `[D]`.
-        epsilon: Of that norm.
-        gate: Of the exit gate, float32 `[1, D]`.
-        bias: Of the exit gate, float32 `[1]`.
-        embedding: Of the ids, float32 `[V, D]`.
-        head: Of the output head, float32 `[V, D]`.
-    """
-
-    norm: Tensor | None = None
-    epsilon: float = 0.0
-    gate: Tensor | None = None
-    bias: Tensor | None = None
-    embedding: Tensor | None = None
-    head: Tensor | None = None
+    norm: Tensor | None = None  # Of the norm after a loop, float32 `[D]`
+    epsilon: float = 0.0  # Of that norm
+    gate: Tensor | None = None  # Of the exit gate, float32 `[1, D]`
+    bias: Tensor | None = None  # Of the exit gate, float32 `[1]`
+    embedding: Tensor | None = None  # Of the ids, float32 `[V, D]`
+    head: Tensor | None = None  # Of the output head, float32 `[V, D]`
 
 
 class LaneTables(NamedTuple):
-    """Memory of the lanes of S sequences, T each.
+    """Memory of the lanes of S sequences, T each."""
 
-    Attributes:
-        table: Table of lanes, int64 `[S T + 1, 6]`.
-        hidden: State of each token, `[S T + 1, W]`.
-        gate: What `qexit` keeps of each, float32 `[S T + 1, 2]`.
-        counts: Zeroed where a token enters, int32 `[S T + 1, n]`; None for none.
-        paths: States after every loop by sequence and cache position, position c at c mod window, `[S window + 1, T,
-            D]`; None where they are not kept.
-        settings: Of every sequence, int64 `[S, n]`.
-        thresholds: Of every sequence, float32 `[S, 3]`.
-        eos: Ids that end a sequence, int64 `[S, E]`.
-        given: Loops at which tokens stop, of the token at each cache position behind a prompt, in a ring, int64
-            `[S, n]`; None where rules say it.
-        differences: What rules over differences keep of each, `[S T + 1, K, W]`; None for no such rule.
-        gram: Likewise, float32 `[S T + 1, 10]`.
-    """
-
-    table: Tensor
-    hidden: Tensor
-    gate: Tensor
-    counts: Tensor | None
+    table: Tensor  # Table of lanes, int64 `[S T + 1, 6]`
+    hidden: Tensor  # State of each token, `[S T + 1, W]`
+    gate: Tensor  # What `qexit` keeps of each, float32 `[S T + 1, 2]`
+    counts: Tensor | None  # Zeroed where a token enters, int32 `[S T + 1, n]`; None for none
+    # States after every loop by sequence and cache position, position c at c mod window, `[S window + 1, T, D]`;
+    # None where they are not kept
     paths: Tensor | None
-    settings: Tensor
-    thresholds: Tensor
-    eos: Tensor
+    settings: Tensor  # Of every sequence, int64 `[S, n]`
+    thresholds: Tensor  # Of every sequence, float32 `[S, 3]`
+    eos: Tensor  # Ids that end a sequence, int64 `[S, E]`
+    # Loops at which tokens stop, of the token at each cache position behind a prompt, in a ring, int64 `[S, n]`;
+    # None where rules say it
     given: Tensor | None = None
+    # What rules over differences keep of each, `[S T + 1, K, W]`; None for no such rule
     differences: Tensor | None = None
-    gram: Tensor | None = None
+    gram: Tensor | None = None  # Likewise, float32 `[S T + 1, 10]`
 
 
 class LiveRows(NamedTuple):
-    """The live lanes of a pass by their stages, from before the loop.
+    """The live lanes of a pass by their stages, from before the loop."""
 
-    Attributes:
-        lines: Their lines of the table, int64 `[R, 6]`.
-        lanes: Lane of each, int64 `[R]`; likewise
-        sequences: its sequence,
-        cache_positions: its cache position,
-        positions: its position,
-        planes: the plane that the next loop writes, and
-        loops: loops that are finished with it.
-        previous: State of each, `[R, W]`.
-        states: Where its state after the loop is written if it is normed here, `[R, W]`.
-    """
-
-    lines: Tensor
-    lanes: Tensor
-    sequences: Tensor
-    cache_positions: Tensor
-    positions: Tensor
-    planes: Tensor
-    loops: Tensor
-    previous: Tensor
-    states: Tensor
+    lines: Tensor  # Their lines of the table, int64 `[R, 6]`
+    lanes: Tensor  # Lane of each, int64 `[R]`; likewise
+    sequences: Tensor  # its sequence,
+    cache_positions: Tensor  # its cache position,
+    positions: Tensor  # its position,
+    planes: Tensor  # the plane that the next loop writes, and
+    loops: Tensor  # loops that are finished with it
+    previous: Tensor  # State of each, `[R, W]`
+    states: Tensor  # Where its state after the loop is written if it is normed here, `[R, W]`
 
 
 class Settled(NamedTuple):
-    """What a step emits and feeds.
+    """What a step emits and feeds."""
 
-    Attributes:
-        lines: Array of int64 `[K, 9]`.
-        kept: Which of the rows that were read they are about, array of int64 `[K]`.
-        fed: Lane, id and position of each token that enters and is not embedded yet, int64 `[3, N]`; None for none.
-    """
-
-    lines: Any
-    kept: Any
+    lines: Any  # Array of int64 `[K, 9]`
+    kept: Any  # Which of the rows that were read they are about, array of int64 `[K]`
+    # Lane, id and position of each token that enters and is not embedded yet, int64 `[3, N]`; None for none
     fed: Tensor | None
 
 

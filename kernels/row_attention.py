@@ -24,24 +24,16 @@ MOST_HEAD_DIM = 512
 
 @dataclass(frozen=True)
 class RowPlaces:
-    """The rows of one pass, and where the cache positions of their sequences lie; all contiguous.
+    """The rows of one pass, and where the cache positions of their sequences lie; all contiguous."""
 
-    Attributes:
-        sequences: int64 `[R]`.
-        cache_positions: Cache position of each row, -1 of rows that are nobody's, int64 `[R]`.
-        planes: Loop of each, counted from 0, int64 `[R]`.
-        count: Blocks of a plane, which all are of one size.
-        blocks: Block table, int64 `[S, n]`; None where block s is all of sequence s.
-        starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
-        seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
-    """
-
-    sequences: Tensor
-    cache_positions: Tensor
-    planes: Tensor
-    count: int
-    blocks: Tensor | None = None
+    sequences: Tensor  # int64 `[R]`
+    cache_positions: Tensor  # Cache position of each row, -1 of rows that are nobody's, int64 `[R]`
+    planes: Tensor  # Loop of each, counted from 0, int64 `[R]`
+    count: int  # Blocks of a plane, which all are of one size
+    blocks: Tensor | None = None  # Block table, int64 `[S, n]`; None where block s is all of sequence s
+    # First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads
     starts: Tensor | None = None
+    # Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None
     seen: Tensor | None = None
 
 

@@ -26,42 +26,26 @@ from sigma0.kernels.row_attention import RowPlaces, check_head_dim, check_planes
 
 @dataclass(frozen=True)
 class BlockLayer:
-    """Weights of a layer, float32 and contiguous.
+    """Weights of a layer, float32 and contiguous."""
 
-    Attributes:
-        norm: Ahead of attention, `[D]`.
-        qkv: Queries, keys and values packed, `[(H + 2 H_kv) d, D]`.
-        out: `[D, H d]`.
-        mlp_norm: Ahead of the MLP, `[D]`.
-        gate_up: Gate and up packed, `[2 F, D]`.
-        down: `[D, F]`.
-        norms_behind: Behind attention and behind the MLP, `[D]`; of all layers or of none.
-    """
-
-    norm: Tensor
-    qkv: Tensor
-    out: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    norm: Tensor  # Ahead of attention, `[D]`
+    qkv: Tensor  # Queries, keys and values packed, `[(H + 2 H_kv) d, D]`
+    out: Tensor  # `[D, H d]`
+    mlp_norm: Tensor  # Ahead of the MLP, `[D]`
+    gate_up: Tensor  # Gate and up packed, `[2 F, D]`
+    down: Tensor  # `[D, F]`
+    # Behind attention and behind the MLP, `[D]`; of all layers or of none
     norms_behind: tuple[Tensor, Tensor] | tuple[()]
 
 
 @dataclass(frozen=True)
 class BlockShape:
-    """What all layers of a block share.
+    """What all layers of a block share."""
 
-    Attributes:
-        head_dim: d.
-        kv_heads: H_kv.
-        epsilon: Of every norm.
-        scaling: Factor on the scores.
-    """
-
-    head_dim: int
-    kv_heads: int
-    epsilon: float
-    scaling: float
+    head_dim: int  # d
+    kv_heads: int  # H_kv
+    epsilon: float  # Of every norm
+    scaling: float  # Factor on the scores
 
 
 class Block:

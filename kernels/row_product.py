@@ -45,21 +45,13 @@ _FEWEST_PROGRAMS, _FEWEST_NUMBERS = 256, 512
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a product is divided among programs.
+    """How a product is divided among programs."""
 
-    Attributes:
-        outputs: Of a program, at least 16.
-        step: Numbers of a row in one step.
-        warps: Of a program.
-        stages: Steps in flight: what hides the memory's latency.
-        splits: Parts of a row, each with programs of its own.
-    """
-
-    outputs: int
-    step: int
-    warps: int
-    stages: int
-    splits: int
+    outputs: int  # Of a program, at least 16
+    step: int  # Numbers of a row in one step
+    warps: int  # Of a program
+    stages: int  # Steps in flight: what hides the memory's latency
+    splits: int  # Parts of a row, each with programs of its own
 
     @property
     def options(self) -> dict[str, int]:

@@ -24,24 +24,15 @@ _SLACK = 16
 
 @dataclass(frozen=True)
 class Span:
-    """Adjacent rows of a pass that are attended in one call.
+    """Adjacent rows of a pass that are attended in one call."""
 
-    Attributes:
-        start: First row.
-        stop: One past the last.
-        plane: The plane, counted from 0.
-        first: Flat position that the first row reads first.
-        step: How much further the stretch of each next row begins; 0 for rows of one sequence.
-        lengths: Positions that each row sees.
-        positions: Where `first` is negative: the flat positions of the longest row, int64 `[longest]`; K/V are copied.
-    """
-
-    start: int
-    stop: int
-    plane: int
-    first: int
-    step: int
-    lengths: tuple[int, ...]
+    start: int  # First row
+    stop: int  # One past the last
+    plane: int  # The plane, counted from 0
+    first: int  # Flat position that the first row reads first
+    step: int  # How much further the stretch of each next row begins; 0 for rows of one sequence
+    lengths: tuple[int, ...]  # Positions that each row sees
+    # Where `first` is negative: the flat positions of the longest row, int64 `[longest]`; K/V are copied
     positions: Tensor | None = None
 
     @property

@@ -29,26 +29,17 @@ PARTS, BLOCK, LANES = 64, 1024, 1024
 
 
 class BegunRows(NamedTuple):
-    """Rows of a step; those past the live ones are nobody's.
+    """Rows of a step; those past the live ones are nobody's."""
 
-    Attributes:
-        tables: The lanes.
-        depth: T.
-        columns: Lane (nobody's is the last), sequence, cache position, position, plane, position among those of a
-            plane, that of the row's plane (-1 of nobody's), and the settings of its sequence, int64 `[7 + 11, R]`.
-        thresholds: Of its sequence, float32 `[3, R]`.
-        previous: Their states, `[R, D]`.
-        before: The table of lanes as it was, and the row of each lane, int64 `[S T, 7]`.
-        lines: Room for what is emitted, the last line 0, int64 `[K + 1, 9]`.
-    """
-
-    tables: LaneTables
-    depth: int
+    tables: LaneTables  # The lanes
+    depth: int  # T
+    # Lane (nobody's is the last), sequence, cache position, position, plane, position among those of a plane,
+    # that of the row's plane (-1 of nobody's), and the settings of its sequence, int64 `[7 + 11, R]`
     columns: Tensor
-    thresholds: Tensor
-    previous: Tensor
-    before: Tensor
-    lines: Tensor
+    thresholds: Tensor  # Of its sequence, float32 `[3, R]`
+    previous: Tensor  # Their states, `[R, D]`
+    before: Tensor  # The table of lanes as it was, and the row of each lane, int64 `[S T, 7]`
+    lines: Tensor  # Room for what is emitted, the last line 0, int64 `[K + 1, 9]`
 
 
 def begin_rows(

@@ -33,27 +33,16 @@ LOOP_END = "loop_boundary"
 
 @dataclass(frozen=True)
 class Variant:
-    """One kernel with one configuration.
+    """One kernel with one configuration."""
 
-    Attributes:
-        kernel: Name of its file.
-        function: The jitted function.
-        dtype: Of the tensors that it reads.
-        signature: Triton's type of each argument that is not constant.
-        constants: Value of each constant argument.
-        aligned: Integer arguments that a launch finds divisible by 16.
-        warps: Warps of a program.
-        options: Further options of the launch.
-    """
-
-    kernel: str
-    function: Any
-    dtype: torch.dtype
-    signature: Mapping[str, str]
-    constants: Mapping[str, Any]
-    aligned: frozenset[str]
-    warps: int
-    options: Mapping[str, int] = field(default_factory=dict)
+    kernel: str  # Name of its file
+    function: Any  # The jitted function
+    dtype: torch.dtype  # Of the tensors that it reads
+    signature: Mapping[str, str]  # Triton's type of each argument that is not constant
+    constants: Mapping[str, Any]  # Value of each constant argument
+    aligned: frozenset[str]  # Integer arguments that a launch finds divisible by 16
+    warps: int  # Warps of a program
+    options: Mapping[str, int] = field(default_factory=dict)  # Further options of the launch
 
     @property
     def blocks(self) -> str:

@@ -40,43 +40,24 @@ _CARRIED = 6
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model that its memory depends on.
+    """Sizes of a model that its memory depends on."""
 
-    Attributes:
-        vocabulary: V.
-        width: D.
-        mlp_width: I.
-        layers: L, of the shared block.
-        loops: T, in passes.
-        heads: H.
-        kv_heads: H_kv.
-        head_dim: d.
-        positions: Of the longest text.
-        layer_numbers: Of a layer's weights that are no matrices.
-        end_numbers: Of all weights outside of layers, embedding and head.
-        tied: Whether embedding and head are one matrix.
-        prelude: Layers that run once, before the loops.
-        coda: Layers that run where a token is read.
-        stride: Loops that a pass runs.
-        carried: Numbers of a row in flight beside its state.
-    """
-
-    vocabulary: int
-    width: int
-    mlp_width: int
-    layers: int
-    loops: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    positions: int
-    layer_numbers: int
-    end_numbers: int
-    tied: bool = False
-    prelude: int = 0
-    coda: int = 0
-    stride: int = 1
-    carried: int = 0
+    vocabulary: int  # V
+    width: int  # D
+    mlp_width: int  # I
+    layers: int  # L, of the shared block
+    loops: int  # T, in passes
+    heads: int  # H
+    kv_heads: int  # H_kv
+    head_dim: int  # d
+    positions: int  # Of the longest text
+    layer_numbers: int  # Of a layer's weights that are no matrices
+    end_numbers: int  # Of all weights outside of layers, embedding and head
+    tied: bool = False  # Whether embedding and head are one matrix
+    prelude: int = 0  # Layers that run once, before the loops
+    coda: int = 0  # Layers that run where a token is read
+    stride: int = 1  # Loops that a pass runs
+    carried: int = 0  # Numbers of a row in flight beside its state
 
     @classmethod
     def of(cls, config: Any) -> "ModelShape":
@@ -138,23 +119,15 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Serving:
-    """How a model is served, as `sigma0 serve` takes it.
+    """How a model is served, as `sigma0 serve` takes it."""
 
-    Attributes:
-        number_bytes: Of a weight and of a number of K/V.
-        page_size: Tokens of a block.
-        running: Requests that run at most.
-        pass_rows: Rows up to which prefill may fill a pass.
-        spare: Share of the memory that is left free: the CUDA context, the allocator's gaps, the statistics of tokens.
-        kv: How K/V are stored; None: as the model computes them.
-    """
-
-    number_bytes: int = 2
-    page_size: int = 16
-    running: int = 16
-    pass_rows: int = 256
+    number_bytes: int = 2  # Of a weight and of a number of K/V
+    page_size: int = 16  # Tokens of a block
+    running: int = 16  # Requests that run at most
+    pass_rows: int = 256  # Rows up to which prefill may fill a pass
+    # Share of the memory that is left free: the CUDA context, the allocator's gaps, the statistics of tokens
     spare: float = 0.1
-    kv: "KVConfig | None" = None
+    kv: "KVConfig | None" = None  # How K/V are stored; None: as the model computes them
 
     def __post_init__(self) -> None:
         for name in ("number_bytes", "page_size", "running", "pass_rows"):
@@ -166,27 +139,16 @@ class Serving:
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """The sequences that fit into a memory.
+    """The sequences that fit into a memory."""
 
-    Attributes:
-        memory: Bytes.
-        context: Tokens of a whole sequence, prompt and answer together.
-        weights: Bytes.
-        a_pass: Upper estimate of the bytes of a pass besides weights and K/V.
-        sequence: Bytes of K/V of a whole sequence, in blocks.
-        under_way: Bytes of the segments under way of all sequences that may run; 0 where K/V are as computed.
-        sequences: Whole sequences whose K/V fit at once.
-        tokens: Tokens of K/V that fit over all sequences.
-    """
-
-    memory: int
-    context: int
-    weights: int
-    a_pass: int
-    sequence: int
-    under_way: int
-    sequences: int
-    tokens: int
+    memory: int  # Bytes
+    context: int  # Tokens of a whole sequence, prompt and answer together
+    weights: int  # Bytes
+    a_pass: int  # Upper estimate of the bytes of a pass besides weights and K/V
+    sequence: int  # Bytes of K/V of a whole sequence, in blocks
+    under_way: int  # Bytes of the segments under way of all sequences that may run; 0 where K/V are as computed
+    sequences: int  # Whole sequences whose K/V fit at once
+    tokens: int  # Tokens of K/V that fit over all sequences
 
 
 def parameters(shape: ModelShape) -> int:

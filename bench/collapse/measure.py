@@ -23,17 +23,11 @@ TAUS, RUNNINGS = (0.7, 0.8, 0.9, 0.95), (1, 4, 8, 12, 16, 24, 32)
 
 @dataclass(frozen=True)
 class Series:
-    """Proximities of one text, of its ids alone.
+    """Proximities of one text, of its ids alone."""
 
-    Attributes:
-        kind: What it is.
-        onset: Ids once it must be noticed; 0 of an ordinary text.
-        values: Behind each id, `[N]`.
-    """
-
-    kind: str
-    onset: int
-    values: tuple[float, ...]
+    kind: str  # What it is
+    onset: int  # Ids once it must be noticed; 0 of an ordinary text
+    values: tuple[float, ...]  # Behind each id, `[N]`
 
 
 def series(kind: str, ids: Iterable[int], onset: int = 0) -> Series:

@@ -16,17 +16,12 @@ from sigma0.errors import one_line
 
 
 class Digests(BaseModel):
-    """A model's files.
-
-    Attributes:
-        weights_sha256: As `Conditions.model_sha256` says.
-        settings_sha256: As `Conditions.settings_sha256` says.
-    """
+    """A model's files."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    weights_sha256: str
-    settings_sha256: str
+    weights_sha256: str  # As `Conditions.model_sha256` says
+    settings_sha256: str  # As `Conditions.settings_sha256` says
 
     @classmethod
     def of(cls, name: str) -> "Digests":
@@ -35,31 +30,19 @@ class Digests(BaseModel):
 
 
 class Provenance(BaseModel):
-    """What a report was made with.
-
-    Attributes:
-        command: What was run, as one types it.
-        commit: Of the code, as `git_commit` says.
-        device: Device type and the processor's name.
-        threads: CPU threads.
-        versions: Of Python and of the libraries that compute.
-        models: Digests of every model that was loaded, by its name.
-        inputs: Digests (sha256) of the files that the repository does not hold, by their name.
-        time: When it ended, in ISO 8601, UTC.
-        note: What else a reader must know.
-    """
+    """What a report was made with."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    command: str = Field(min_length=1)
-    commit: str = Field(pattern=r"^[0-9a-f]{40}(\+[0-9a-f]{8})?$")
-    device: str = Field(min_length=1)
-    threads: int = Field(ge=1)
-    versions: dict[str, str]
-    models: dict[str, Digests]
-    inputs: dict[str, str] = {}
-    time: datetime
-    note: str = ""
+    command: str = Field(min_length=1)  # What was run, as one types it
+    commit: str = Field(pattern=r"^[0-9a-f]{40}(\+[0-9a-f]{8})?$")  # Of the code, as `git_commit` says
+    device: str = Field(min_length=1)  # Device type and the processor's name
+    threads: int = Field(ge=1)  # CPU threads
+    versions: dict[str, str]  # Of Python and of the libraries that compute
+    models: dict[str, Digests]  # Digests of every model that was loaded, by its name
+    inputs: dict[str, str] = {}  # Digests (sha256) of the files that the repository does not hold, by their name
+    time: datetime  # When it ended, in ISO 8601, UTC
+    note: str = ""  # What else a reader must know
 
     @classmethod
     def here(

@@ -25,19 +25,13 @@ STRIDE = 7
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Trace:
-    """The course of the tokens of a text; behind its end it is repeated.
+    """The course of the tokens of a text; behind its end it is repeated."""
 
-    Attributes:
-        total_loops: T.
-        exits: Loop at which each new token that is fed back stops, in [1, T].
-        settled: Loop from which on the head reads what it reads at T, in [1, T]; empty where it is left to the model.
-        prompt: Loop at which the last token of a prompt is read; T if None.
-    """
-
-    total_loops: int
-    exits: tuple[int, ...]
+    total_loops: int  # T
+    exits: tuple[int, ...]  # Loop at which each new token that is fed back stops, in [1, T]
+    # Loop from which on the head reads what it reads at T, in [1, T]; empty where it is left to the model
     settled: tuple[int, ...] = ()
-    prompt: int | None = None
+    prompt: int | None = None  # Loop at which the last token of a prompt is read; T if None
 
     def __post_init__(self) -> None:
         if not self.exits:

@@ -9,18 +9,12 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class BenchTable:
-    """Headings, and rows of cells that are text already.
+    """Headings, and rows of cells that are text already."""
 
-    Attributes:
-        headings: Of the columns.
-        rows: Cells of each row, as many as there are headings.
-        title: What stands over the table in a terminal.
-        left: Headings of the columns that are aligned left; None: the first one. The others, numbers, stand right.
-    """
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    title: str | None = None
+    headings: Sequence[str]  # Of the columns
+    rows: Sequence[Sequence[str]]  # Cells of each row, as many as there are headings
+    title: str | None = None  # What stands over the table in a terminal
+    # Headings of the columns that are aligned left; None: the first one. The others, numbers, stand right
     left: Collection[str] | None = None
 
     def is_left(self, heading: str) -> bool:

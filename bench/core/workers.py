@@ -103,19 +103,12 @@ def key_of(function: Function, item: Any) -> str:
 
 @dataclass
 class Pool:
-    """Worker processes, see `worker_pool`.
+    """Worker processes, see `worker_pool`."""
 
-    Attributes:
-        workers: How many.
-        cpus: Processors that each takes.
-        gpus: GPUs that each takes.
-        redone: Items that were begun anew since their worker died, so far.
-    """
-
-    workers: int
-    cpus: int = 1
-    gpus: int = 0
-    redone: int = field(default=0, init=False)
+    workers: int  # How many
+    cpus: int = 1  # Processors that each takes
+    gpus: int = 0  # GPUs that each takes
+    redone: int = field(default=0, init=False)  # Items that were begun anew since their worker died, so far
 
     def spread(
         self,

@@ -40,50 +40,34 @@ Shares = dict[Level, Share]
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class Rates:
-    """The odds; every figure of the simulation holds for these alone.
+    """The odds; every figure of the simulation holds for these alone."""
 
-    Attributes:
-        first_right: A first solution is right.
-        repaired: A corrected wrong solution is right.
-        spoiled: A right solution is wrong after a correction that it did not need.
-        false_pass: A wrong solution passes a verification, by level.
-        false_fail: A right one fails it.
-        cut_off: A verification is cut off.
-        correlation: A verification repeats what the first one of this solution at this level said.
-        tokens: Cost of a verification, by level, in any unit.
-        generation: Cost of a solution or a correction in the same unit.
-    """
-
-    first_right: Share = 0.4
-    repaired: Share = 0.4
-    spoiled: Share = 0.3
+    first_right: Share = 0.4  # A first solution is right
+    repaired: Share = 0.4  # A corrected wrong solution is right
+    spoiled: Share = 0.3  # A right solution is wrong after a correction that it did not need
+    # A wrong solution passes a verification, by level
     false_pass: Shares = field(default_factory=lambda: {"low": 0.5, "medium": 0.25, "high": 0.1})
+    # A right one fails it
     false_fail: Shares = field(default_factory=lambda: {"low": 0.03, "medium": 0.06, "high": 0.1})
+    # A verification is cut off
     cut_off: Shares = field(default_factory=lambda: {"low": 0.0, "medium": 0.02, "high": 0.1})
-    correlation: Share = 0.5
+    correlation: Share = 0.5  # A verification repeats what the first one of this solution at this level said
+    # Cost of a verification, by level, in any unit
     tokens: dict[Level, Annotated[float, Field(ge=0)]] = field(
         default_factory=lambda: {"low": 1.0, "medium": 3.0, "high": 8.0}
     )
-    generation: Annotated[float, Field(ge=0)] = 2.0
+    generation: Annotated[float, Field(ge=0)] = 2.0  # Cost of a solution or a correction in the same unit
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How one run ended.
+    """How one run ended."""
 
-    Attributes:
-        accepted: Whether the policy accepted a solution.
-        right: Whether the solution that stood at the end was right.
-        verifications: Calls of the verifier: iterations of the loop.
-        cost: Of all steps: in the unit of `Rates.tokens`, or passes of the block after the prompts.
-        first_right: Whether the first solution was, where that is counted.
-    """
-
-    accepted: bool
-    right: bool
-    verifications: int
-    cost: float
-    first_right: bool = False
+    accepted: bool  # Whether the policy accepted a solution
+    right: bool  # Whether the solution that stood at the end was right
+    verifications: int  # Calls of the verifier: iterations of the loop
+    cost: float  # Of all steps: in the unit of `Rates.tokens`, or passes of the block after the prompts
+    first_right: bool = False  # Whether the first solution was, where that is counted
 
 
 class Dice:

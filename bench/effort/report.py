@@ -22,45 +22,27 @@ POLICIES = (ITERATION_SCHEDULE, SUCCESS_BASED, DUAL_TRACK, MULTI_STAGE, HYBRID_D
 
 @dataclass(frozen=True)
 class PolicySummary:
-    """One policy over many runs.
+    """One policy over many runs."""
 
-    Attributes:
-        policy: Its name.
-        runs: How many.
-        accepted_right: Share of runs that accepted a right solution.
-        accepted_wrong: Share of runs that accepted a wrong one: false accepts.
-        wrong_of_accepted: Share of the accepted that were wrong; None where none was accepted.
-        right: Share of runs that ended with a right solution, accepted or not.
-        verifications: Mean, which is also the mean number of iterations.
-        cost: Mean, in the unit of the run.
-    """
-
-    policy: str
-    runs: int
-    accepted_right: Estimate
-    accepted_wrong: Estimate
-    wrong_of_accepted: Estimate | None
-    right: Estimate
-    verifications: Estimate
-    cost: Estimate
+    policy: str  # Its name
+    runs: int  # How many
+    accepted_right: Estimate  # Share of runs that accepted a right solution
+    accepted_wrong: Estimate  # Share of runs that accepted a wrong one: false accepts
+    wrong_of_accepted: Estimate | None  # Share of the accepted that were wrong; None where none was accepted
+    right: Estimate  # Share of runs that ended with a right solution, accepted or not
+    verifications: Estimate  # Mean, which is also the mean number of iterations
+    cost: Estimate  # Mean, in the unit of the run
 
 
 @dataclass(frozen=True)
 class EffortReport:
-    """What the command writes.
+    """What the command writes."""
 
-    Attributes:
-        kind: Whether models or dice were at work.
-        settings: All that the figures hold for.
-        unit: Of `cost`.
-        policies: One summary each.
-        first_right: Share of first solutions that were right; of a simulation its own odds are in the settings.
-    """
-
-    kind: Literal["simulation", "measurement"]
-    settings: dict[str, Any]
-    unit: str
-    policies: tuple[PolicySummary, ...]
+    kind: Literal["simulation", "measurement"]  # Whether models or dice were at work
+    settings: dict[str, Any]  # All that the figures hold for
+    unit: str  # Of `cost`
+    policies: tuple[PolicySummary, ...]  # One summary each
+    # Share of first solutions that were right; of a simulation its own odds are in the settings
     first_right: Estimate | None = None
 
 

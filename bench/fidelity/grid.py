@@ -33,16 +33,11 @@ _PARAMETERS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One way of decoding.
+    """One way of decoding."""
 
-    Attributes:
-        mode: One of `MODES`.
-        config: The rule; for `random` the one whose exit depths are drawn from, for the oracles full depth.
-        promise: What the threshold was calibrated to keep, before and on other prompts; None on the grid.
-    """
-
-    mode: str
-    config: ExitConfig
+    mode: str  # One of `MODES`
+    config: ExitConfig  # The rule; for `random` the one whose exit depths are drawn from, for the oracles full depth
+    # What the threshold was calibrated to keep, before and on other prompts; None on the grid
     promise: Promise | None = None
 
     @property

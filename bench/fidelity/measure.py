@@ -29,24 +29,17 @@ _BY_DEPTH = ("random", "oracle", "settled")
 
 @dataclass(frozen=True)
 class Bench:
-    """A model, its prompts, and what full depth does with them; see `open_bench`.
-
-    Attributes:
-        texts: Full depth's own greedy continuations.
-        readings: Their tokens at every loop, and where each rule stops.
-        full: Free runs at full depth.
-        work: Who does everything but what is timed, which is done in this process.
-    """
+    """A model, its prompts, and what full depth does with them; see `open_bench`."""
 
     model: Any
     tokenizer: PreTrainedTokenizerFast
     conditions: Conditions
     prompts: Sequence[tuple[int, ...]]
     answers: Sequence[str | None]
-    texts: Sequence[ForcedText]
-    readings: LoopReadings
-    full: Sequence[FreeRun]
-    work: Work
+    texts: Sequence[ForcedText]  # Full depth's own greedy continuations
+    readings: LoopReadings  # Their tokens at every loop, and where each rule stops
+    full: Sequence[FreeRun]  # Free runs at full depth
+    work: Work  # Who does everything but what is timed, which is done in this process
 
     def measure(self, setting: Setting) -> FidelityRow:
         """One row."""

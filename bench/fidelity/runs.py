@@ -37,44 +37,26 @@ _ARRAYS: dict[str, Any] = {"text": np.int64, "is_new": np.bool_, "same": np.bool
 
 @dataclass(frozen=True)
 class FreeJob:
-    """A prompt to be continued.
+    """A prompt to be continued."""
 
-    Attributes:
-        prompt: Its ids.
-        config: When tokens stop.
-        max_new_tokens: At most.
-        trace: Depths given beforehand in place of the rule; None without.
-    """
-
-    prompt: tuple[int, ...]
-    config: ExitConfig
-    max_new_tokens: int
-    trace: Trace | None = None
+    prompt: tuple[int, ...]  # Its ids
+    config: ExitConfig  # When tokens stop
+    max_new_tokens: int  # At most
+    trace: Trace | None = None  # Depths given beforehand in place of the rule; None without
 
 
 @dataclass(frozen=True)
 class FreeRun:
-    """A prompt continued greedily.
+    """A prompt continued greedily."""
 
-    Attributes:
-        ids: The new tokens.
-        depths: Loop at which each was read.
-        reasons: Why each stopped there.
-        passes: Calls of the shared block after the prompt.
-        rows: Rows in them.
-        prompt_rows: Rows that reading the prompt took.
-        head_rows: Rows that the head read after the prompt.
-        seconds: Wall-clock time, prompt included.
-    """
-
-    ids: tuple[int, ...]
-    depths: tuple[int, ...]
-    reasons: tuple[str, ...]
-    passes: int
-    rows: int
-    prompt_rows: int
-    head_rows: int
-    seconds: float
+    ids: tuple[int, ...]  # The new tokens
+    depths: tuple[int, ...]  # Loop at which each was read
+    reasons: tuple[str, ...]  # Why each stopped there
+    passes: int  # Calls of the shared block after the prompt
+    rows: int  # Rows in them
+    prompt_rows: int  # Rows that reading the prompt took
+    head_rows: int  # Rows that the head read after the prompt
+    seconds: float  # Wall-clock time, prompt included
 
 
 _JOB, _RUN, _TEXT = TypeAdapter(FreeJob), TypeAdapter(FreeRun), TypeAdapter(ForcedText)

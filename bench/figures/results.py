@@ -23,13 +23,9 @@ VERDICTS = ("pocket", "pocket-large")
 
 @dataclass(frozen=True)
 class Results:
-    """Rows and reports under a repository's `bench/results`.
+    """Rows and reports under a repository's `bench/results`."""
 
-    Attributes:
-        root: The repository.
-    """
-
-    root: Path
+    root: Path  # The repository
 
     @cached_property
     def rows(self) -> list[AnyRow]:

@@ -18,22 +18,16 @@ _ROWS = 25
 
 @dataclass(frozen=True)
 class Doubt:
-    """A whole answer.
+    """A whole answer."""
 
-    Attributes:
-        wrong: Whether it is wrong.
-        scores: High where the answer should be kept back. `saturated`: share of its tokens that reached T without
-            meeting the rule; `gate survival`: the largest chance, by the gate, that no loop was enough; `entropy`
-            (nats) and `margin` (1 minus the lead of the top token): those of the least sure token at loop T;
-            `length`: tokens of the prompt.
-        oracle: First loop with loop T's argmax, of every token after the first.
-        settled: The same for the first loop from which on it stays.
-    """
-
-    wrong: bool
+    wrong: bool  # Whether it is wrong
+    # High where the answer should be kept back. `saturated`: share of its tokens that reached T without meeting
+    # the rule; `gate survival`: the largest chance, by the gate, that no loop was enough; `entropy` (nats) and
+    # `margin` (1 minus the lead of the top token): those of the least sure token at loop T; `length`: tokens of
+    # the prompt
     scores: dict[str, float]
-    oracle: tuple[int, ...]
-    settled: tuple[int, ...]
+    oracle: tuple[int, ...]  # First loop with loop T's argmax, of every token after the first
+    settled: tuple[int, ...]  # The same for the first loop from which on it stays
 
 
 def read_doubts(

@@ -44,21 +44,13 @@ def rules(loops: int) -> dict[str, ExitConfig]:
 
 @dataclass(frozen=True)
 class Written:
-    """What a run wrote for one sequence.
+    """What a run wrote for one sequence."""
 
-    Attributes:
-        tokens: New ids `[new]`.
-        logits: That each was chosen from, `[new, V]`; the tokens where they were not kept.
-        keys: Of every loop, layer and position that was fed, `[T, L, positions, H_kv, d]`.
-        values: As `keys`.
-        runner: What called the step.
-    """
-
-    tokens: Tensor
-    logits: Tensor
-    keys: Tensor
-    values: Tensor
-    runner: str = "eager"
+    tokens: Tensor  # New ids `[new]`
+    logits: Tensor  # That each was chosen from, `[new, V]`; the tokens where they were not kept
+    keys: Tensor  # Of every loop, layer and position that was fed, `[T, L, positions, H_kv, d]`
+    values: Tensor  # As `keys`
+    runner: str = "eager"  # What called the step
 
     def first_difference(self, other: "Written") -> dict[str, Any] | None:
         """Where the bits of two runs differ first, by position, then loop, then layer; None where they do not."""

@@ -14,23 +14,14 @@ RULE = '{"mode": "qexit", "q": 0.5}'
 
 @dataclass(frozen=True)
 class Part:
-    """A measurement.
+    """A measurement."""
 
-    Attributes:
-        name: By which it is asked for.
-        says: What it measures.
-        seconds: It is expected to take at most, compilation included: estimates.
-        function: That measures, as `module:name`.
-        arguments: Of the function, by name.
-        needs: A package that it needs beside the dependencies; "" for none.
-    """
-
-    name: str
-    says: str
-    seconds: float
-    function: str
-    arguments: dict[str, Any]
-    needs: str = ""
+    name: str  # By which it is asked for
+    says: str  # What it measures
+    seconds: float  # It is expected to take at most, compilation included: estimates
+    function: str  # That measures, as `module:name`
+    arguments: dict[str, Any]  # Of the function, by name
+    needs: str = ""  # A package that it needs beside the dependencies; "" for none
 
 
 DAY: dict[str, Any] = {

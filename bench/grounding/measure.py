@@ -17,17 +17,11 @@ _DIGITS = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{3})+|(?<![\w.,])\d+(?:\.\d+)?")
 
 @dataclass(frozen=True)
 class Case:
-    """A fact to be checked against all facts of its question.
+    """A fact to be checked against all facts of its question."""
 
-    Attributes:
-        text: The fact, falsified or not.
-        context: The untouched facts.
-        falsified: "number", "entity", or None.
-    """
-
-    text: str
-    context: tuple[str, ...]
-    falsified: str | None
+    text: str  # The fact, falsified or not
+    context: tuple[str, ...]  # The untouched facts
+    falsified: str | None  # "number", "entity", or None
 
 
 def read_facts(path: Path) -> list[tuple[str, ...]]:

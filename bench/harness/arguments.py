@@ -38,19 +38,12 @@ _LOADED: "WeakValueDictionary[tuple[Any, ...], Loaded]" = WeakValueDictionary()
 
 @dataclass(frozen=True)
 class Opened:
-    """A model that a harness asked for.
+    """A model that a harness asked for."""
 
-    Attributes:
-        name: As it was asked for.
-        loaded: Its weights, which others may share.
-        own: The exit setting at effort `medium`: the checkpoint's, changed by what was given.
-        effort: Where none is asked for.
-    """
-
-    name: str
-    loaded: Loaded
-    own: ExitConfig
-    effort: Effort
+    name: str  # As it was asked for
+    loaded: Loaded  # Its weights, which others may share
+    own: ExitConfig  # The exit setting at effort `medium`: the checkpoint's, changed by what was given
+    effort: Effort  # Where none is asked for
 
     @property
     def model(self) -> Any:

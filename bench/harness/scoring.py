@@ -21,15 +21,10 @@ from sigma0.decode.exits import exit_reason
 
 @dataclass(frozen=True)
 class Pair:
-    """A continuation to score.
+    """A continuation to score."""
 
-    Attributes:
-        context: Ids ahead of it, at least one.
-        continuation: Its ids, at least one.
-    """
-
-    context: tuple[int, ...]
-    continuation: tuple[int, ...]
+    context: tuple[int, ...]  # Ids ahead of it, at least one
+    continuation: tuple[int, ...]  # Its ids, at least one
 
     def __post_init__(self) -> None:
         if not self.context or not self.continuation:

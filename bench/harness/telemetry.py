@@ -10,17 +10,11 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class Reading:
-    """Where the tokens of one request were read.
+    """Where the tokens of one request were read."""
 
-    Attributes:
-        depths: Loop of each token, from 1.
-        reasons: Why each stopped there, as `sigma0.decode.exits.exit_reason` names it.
-        truncated: Ids of the prompt that were left out, because the model's context ended.
-    """
-
-    depths: tuple[int, ...]
-    reasons: tuple[str, ...]
-    truncated: int = 0
+    depths: tuple[int, ...]  # Loop of each token, from 1
+    reasons: tuple[str, ...]  # Why each stopped there, as `sigma0.decode.exits.exit_reason` names it
+    truncated: int = 0  # Ids of the prompt that were left out, because the model's context ended
 
 
 class BatchCost(NamedTuple):
@@ -47,12 +41,9 @@ class DepthTally:
     A written text's first token is read from the prompt, where nothing is skipped: it counts in `by_loop`, and not in
     the shares. A scored text is read like a prompt from end to end: all its tokens count in `mean_depth` and
     `depth_saved`, which are notional there, and no passes are saved.
-
-    Attributes:
-        total_loops: T.
     """
 
-    total_loops: int
+    total_loops: int  # T
     _readings: list[Reading] = field(default_factory=list)
     # depths of the tokens that count in the shares
     _counted: list[int] = field(default_factory=list)

@@ -15,19 +15,12 @@ from sigma0.decode.detokenizer import truncate_at_stop
 
 @dataclass(frozen=True)
 class WriteSettings:
-    """How texts are written.
+    """How texts are written."""
 
-    Attributes:
-        exit_config: When tokens stop.
-        max_new_tokens: New tokens at most, >= 1.
-        until: Strings that end a text and are cut off.
-        sampling: For transformers' `generate`, `do_sample` among them.
-    """
-
-    exit_config: ExitConfig
-    max_new_tokens: int
-    until: tuple[str, ...]
-    sampling: Mapping[str, Any]
+    exit_config: ExitConfig  # When tokens stop
+    max_new_tokens: int  # New tokens at most, >= 1
+    until: tuple[str, ...]  # Strings that end a text and are cut off
+    sampling: Mapping[str, Any]  # For transformers' `generate`, `do_sample` among them
 
 
 class WrittenBatch(NamedTuple):

@@ -42,17 +42,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of a completion.
+    """What became of a completion."""
 
-    Attributes:
-        outcome: `passed`; `syntax`: it does not compile; `wrong`: an assertion of the check failed; `exception`: any
-            other was raised, or the process ended before the check had; `time`: its time was over; `limits`: its memory
-            was, or that of its output or its length.
-        detail: In a few words, for people; "" where it passed.
-    """
-
+    # `passed`; `syntax`: it does not compile; `wrong`: an assertion of the check failed; `exception`: any other
+    # was raised, or the process ended before the check had; `time`: its time was over; `limits`: its memory was,
+    # or that of its output or its length
     outcome: Outcome
-    detail: str
+    detail: str  # In a few words, for people; "" where it passed
 
 
 def judge(sandbox: Sandbox, problem: Problem, completion: str, limits: Limits | None = None) -> Judgement:

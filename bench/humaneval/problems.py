@@ -24,23 +24,15 @@ Text = Annotated[str, Field(min_length=1, max_length=LONGEST_FIELD)]
 
 
 class Problem(BaseModel):
-    """A function to be written.
-
-    Attributes:
-        task_id: Its id.
-        prompt: What a model continues: imports, the head of the function, and its docstring.
-        entry_point: Name of the function.
-        canonical_solution: A completion that passes.
-        test: Source of a function `check`, which asserts what the function it is given must do.
-    """
+    """A function to be written."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    task_id: Text
-    prompt: Text
-    entry_point: Text
-    canonical_solution: Text
-    test: Text
+    task_id: Text  # Its id
+    prompt: Text  # What a model continues: imports, the head of the function, and its docstring
+    entry_point: Text  # Name of the function
+    canonical_solution: Text  # A completion that passes
+    test: Text  # Source of a function `check`, which asserts what the function it is given must do
 
     @field_validator("entry_point")
     @classmethod

@@ -20,27 +20,17 @@ MAX_NEW_TOKENS = 512
 
 
 class SampleSettings(BaseModel):
-    """What all completions of a run have in common, beside the model.
-
-    Attributes:
-        exit_config: Of a looped model, whole; None of others.
-        dtype: Of the weights.
-        temperature: 0 is greedy.
-        max_new_tokens: Of each completion at most.
-        seed: Of all of them; each has one of its own, made from this, its problem and its number.
-        stop: Strings that end a completion.
-        strip_prompt: Whether white space at the end of a prompt is left for the model to write.
-    """
+    """What all completions of a run have in common, beside the model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    exit_config: dict[str, Any] | None
-    dtype: str
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    max_new_tokens: int = Field(default=MAX_NEW_TOKENS, ge=1)
-    seed: int = 0
-    stop: tuple[str, ...] = STOPS
-    strip_prompt: bool = False
+    exit_config: dict[str, Any] | None  # Of a looped model, whole; None of others
+    dtype: str  # Of the weights
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # 0 is greedy
+    max_new_tokens: int = Field(default=MAX_NEW_TOKENS, ge=1)  # Of each completion at most
+    seed: int = 0  # Of all of them; each has one of its own, made from this, its problem and its number
+    stop: tuple[str, ...] = STOPS  # Strings that end a completion
+    strip_prompt: bool = False  # Whether white space at the end of a prompt is left for the model to write
 
     def prompt_of(self, problem: Problem) -> str:
         """What the model continues."""
@@ -48,33 +38,21 @@ class SampleSettings(BaseModel):
 
 
 class Sample(BaseModel):
-    """A completion.
-
-    Attributes:
-        task_id: Of its problem.
-        problem_sha256: `Problem.digest`.
-        number: Among the samples of the problem, from 0.
-        completion: The new text ahead of the first stop string.
-        finished: Whether it ended by itself, and not at the limit of new tokens.
-        new_tokens: Ids written, those of the stop string included.
-        depths: Sum of exit depths over the tokens after the first; None of a model without loops, as are the next two.
-        passes: Calls of the shared block behind the prompt.
-        rows: Rows in them.
-        seconds: From prompt to completion.
-    """
+    """A completion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    task_id: str
-    problem_sha256: str
-    number: int = Field(ge=0)
-    completion: str
-    finished: bool
-    new_tokens: int = Field(ge=1)
+    task_id: str  # Of its problem
+    problem_sha256: str  # `Problem.digest`
+    number: int = Field(ge=0)  # Among the samples of the problem, from 0
+    completion: str  # The new text ahead of the first stop string
+    finished: bool  # Whether it ended by itself, and not at the limit of new tokens
+    new_tokens: int = Field(ge=1)  # Ids written, those of the stop string included
+    # Sum of exit depths over the tokens after the first; None of a model without loops, as are the next two
     depths: int | None = None
-    passes: int | None = None
-    rows: int | None = None
-    seconds: float = Field(ge=0, allow_inf_nan=False)
+    passes: int | None = None  # Calls of the shared block behind the prompt
+    rows: int | None = None  # Rows in them
+    seconds: float = Field(ge=0, allow_inf_nan=False)  # From prompt to completion
 
     @model_validator(mode="after")
     def _loops_or_not(self) -> "Sample":

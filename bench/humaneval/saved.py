@@ -14,21 +14,14 @@ from sigma0.bench.humaneval.sampling import Sample, SampleSettings
 
 
 class Run(BaseModel):
-    """What was asked for at once.
-
-    Attributes:
-        kind: "run".
-        conditions: Model, machine and code.
-        settings: Of all its samples.
-        samples: Of each problem.
-    """
+    """What was asked for at once."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["run"] = "run"
-    conditions: Conditions
-    settings: SampleSettings
-    samples: int = Field(ge=1)
+    kind: Literal["run"] = "run"  # "run"
+    conditions: Conditions  # Model, machine and code
+    settings: SampleSettings  # Of all its samples
+    samples: int = Field(ge=1)  # Of each problem
 
     @property
     def id(self) -> str:
@@ -44,19 +37,13 @@ class Run(BaseModel):
 
 
 class SavedSample(BaseModel):
-    """A sample, and the run that wrote it.
-
-    Attributes:
-        kind: "sample".
-        run: `Run.id`.
-        sample: It.
-    """
+    """A sample, and the run that wrote it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["sample"] = "sample"
-    run: str
-    sample: Sample
+    kind: Literal["sample"] = "sample"  # "sample"
+    run: str  # `Run.id`
+    sample: Sample  # It
 
 
 _LINE: TypeAdapter[Run | SavedSample] = TypeAdapter(Annotated[Run | SavedSample, Field(discriminator="kind")])

@@ -37,23 +37,14 @@ _PLACE = ("capability", "dtype", "outputs", "inner", "split")
 
 @dataclass(frozen=True)
 class Product:
-    """A product of a layer, or of the head.
+    """A product of a layer, or of the head."""
 
-    Attributes:
-        name: "qkv", "output", "gate-up", "down" or "head".
-        outputs: N.
-        inner: K.
-        split: Whether its rows may be split.
-        head_width: d, for qkv.
-        kv_heads: H_kv, for qkv.
-    """
-
-    name: str
-    outputs: int
-    inner: int
-    split: bool
-    head_width: int = 0
-    kv_heads: int = 0
+    name: str  # "qkv", "output", "gate-up", "down" or "head"
+    outputs: int  # N
+    inner: int  # K
+    split: bool  # Whether its rows may be split
+    head_width: int = 0  # d, for qkv
+    kv_heads: int = 0  # H_kv, for qkv
 
     def row(self, capability: int, dtype: torch.dtype, tiling: Tiling, us: float) -> dict[str, Any]:
         """A row of the table."""

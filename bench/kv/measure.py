@@ -59,17 +59,11 @@ def stored_in(model: Any, kv: KVConfig) -> Iterator[None]:
 
 
 class Computed(NamedTuple):
-    """A text that a model wrote at full depth, and what it says of it with K/V as it computes them.
+    """A text that a model wrote at full depth, and what it says of it with K/V as it computes them."""
 
-    Attributes:
-        text: Prompt and continuation.
-        log_probs: At full depth, of the continuation, float32 `[new, V]`.
-        depths: Loop at which the model's own rule reads each new token, `[new]`.
-    """
-
-    text: ForcedText
-    log_probs: Tensor
-    depths: Tensor
+    text: ForcedText  # Prompt and continuation
+    log_probs: Tensor  # At full depth, of the continuation, float32 `[new, V]`
+    depths: Tensor  # Loop at which the model's own rule reads each new token, `[new]`
 
 
 def as_computed(model: Any, prompts: Sequence[tuple[int, ...]], max_new_tokens: int) -> list[Computed]:

@@ -32,23 +32,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Simulated:
-    """Passes of one rule over all texts, tokens after each first.
+    """Passes of one rule over all texts, tokens after each first."""
 
-    Attributes:
-        passes: Under `verify`.
-        with_fallback: With a second proposal.
-        with_redraft: With a new proposal whenever the argmax changes.
-        full: At full depth.
-        wrong: Share of the proposals, tokens that stop before T, that are withdrawn.
-        rescued: Share of these whose second proposal is right.
-    """
-
-    passes: int
-    with_fallback: int
-    with_redraft: int
-    full: int
-    wrong: float
-    rescued: float
+    passes: int  # Under `verify`
+    with_fallback: int  # With a second proposal
+    with_redraft: int  # With a new proposal whenever the argmax changes
+    full: int  # At full depth
+    wrong: float  # Share of the proposals, tokens that stop before T, that are withdrawn
+    rescued: float  # Share of these whose second proposal is right
 
 
 def simulate(traces: Sequence[Ints], exits: Sequence[Ints]) -> Simulated:

@@ -26,17 +26,11 @@ _SHOWN_DIFFICULTY = 3
 
 @dataclass(frozen=True)
 class Asked:
-    """A model that ways ask.
+    """A model that ways ask."""
 
-    Attributes:
-        chat: It.
-        conditions: Of its rows.
-        weight: Numbers of its block over those of the run's first model.
-    """
-
-    chat: ChatModel
-    conditions: Conditions
-    weight: float
+    chat: ChatModel  # It
+    conditions: Conditions  # Of its rows
+    weight: float  # Numbers of its block over those of the run's first model
 
     def passes(self, result: Answered) -> float:
         """Passes behind prompts and over them, T for each; a model without loops has one a token."""

@@ -43,22 +43,15 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of question.
+    """A kind of question."""
 
-    Attributes:
-        question: With `{x}` for whom it asks about, and `{z}` for another name in it.
-        rule: `open`: the answer is `yes` filled in; `same`: `yes` where the way ends at `{z}`; `greater`: `yes` where x
-            counts more than z.
-        ends: Texts of the pointers at which its ways end.
-        yes: The answer, with slots.
-        no: The answer otherwise; empty for `open`.
-    """
-
-    question: str
+    question: str  # With `{x}` for whom it asks about, and `{z}` for another name in it
+    # `open`: the answer is `yes` filled in; `same`: `yes` where the way ends at `{z}`; `greater`: `yes` where x
+    # counts more than z
     rule: Rule
-    ends: tuple[str, ...]
-    yes: str
-    no: str = ""
+    ends: tuple[str, ...]  # Texts of the pointers at which its ways end
+    yes: str  # The answer, with slots
+    no: str = ""  # The answer otherwise; empty for `open`
 
 
 @dataclass(frozen=True)

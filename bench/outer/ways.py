@@ -40,21 +40,13 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class Answered:
-    """One way on one question.
+    """One way on one question."""
 
-    Attributes:
-        answer: That stands at the end; empty where there is none.
-        accepted: Whether the way's own gate was passed; of a way without one always.
-        checks: Verifications of progressive effort, in order; of another way none.
-        right: Whether it is the known answer, once that was looked at.
-        usage: Of its desk, once it is done.
-    """
-
-    answer: str
-    accepted: bool
-    checks: tuple[Check, ...] = ()
-    right: bool = False
-    usage: Usage = field(default_factory=Usage)
+    answer: str  # That stands at the end; empty where there is none
+    accepted: bool  # Whether the way's own gate was passed; of a way without one always
+    checks: tuple[Check, ...] = ()  # Verifications of progressive effort, in order; of another way none
+    right: bool = False  # Whether it is the known answer, once that was looked at
+    usage: Usage = field(default_factory=Usage)  # Of its desk, once it is done
 
 
 def plain(effort: Effort = "medium", purpose: str = "answer", temperature: float = 0.0) -> Way:

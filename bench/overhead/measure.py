@@ -103,23 +103,14 @@ def empty_plain(vocabulary: int, positions: int) -> EmptyModel:
 
 
 class Case(NamedTuple):
-    """What is timed.
+    """What is timed."""
 
-    Attributes:
-        way: One of `WAYS`.
-        runner: What calls the step; None for transformers.
-        telemetry: Whether statistics are computed.
-        sequences: How many.
-        lanes: Tokens of each in flight: 1, or T.
-        passes: To be timed in a round, about.
-    """
-
-    way: str
-    runner: Any
-    telemetry: bool
-    sequences: int
-    lanes: int
-    passes: int
+    way: str  # One of `WAYS`
+    runner: Any  # What calls the step; None for transformers
+    telemetry: bool  # Whether statistics are computed
+    sequences: int  # How many
+    lanes: int  # Tokens of each in flight: 1, or T
+    passes: int  # To be timed in a round, about
 
     @property
     def config(self) -> ExitConfig:

@@ -21,22 +21,16 @@ _ENTITIES = {*NAMES, *THINGS, *PLACES, *CITIES}
 
 @dataclass(frozen=True)
 class Batch:
-    """One right-padded batch.
+    """One right-padded batch."""
 
-    Attributes:
-        ids: Token ids, int64 [B, S].
-        answer: True where the token at this place belongs to an answer or is the eos that ends it, bool [B, S].
-        real: True where the token is not padding, bool [B, S].
-        trails: For the answer tokens in reading order, what is met on the way to each, int64 [N, M]; a shorter way is
-            filled up with the token itself, and a token that has none is its own.
-        subjects: Whom or what the sentence at this place is about, as an id, or `NONE`, int64 [B, S].
-    """
-
-    ids: torch.Tensor
+    ids: torch.Tensor  # Token ids, int64 [B, S]
+    # True where the token at this place belongs to an answer or is the eos that ends it, bool [B, S]
     answer: torch.Tensor
-    real: torch.Tensor
+    real: torch.Tensor  # True where the token is not padding, bool [B, S]
+    # For the answer tokens in reading order, what is met on the way to each, int64 [N, M]; a shorter way is
+    # filled up with the token itself, and a token that has none is its own
     trails: torch.Tensor
-    subjects: torch.Tensor
+    subjects: torch.Tensor  # Whom or what the sentence at this place is about, as an id, or `NONE`, int64 [B, S]
 
     def answer_numbers(self) -> torch.Tensor:
         """The answer, counted from 0 over the batch, that each answer token belongs to, int64 [N] in reading order."""

@@ -32,21 +32,13 @@ _ROWS = 50
 
 @dataclass(frozen=True)
 class Outcome:
-    """One question asked.
+    """One question asked."""
 
-    Attributes:
-        item: The question.
-        chat: Whether it was asked as a chat turn, not as plain text.
-        right: Whether the whole answer, eos included, is right when read at loop 1, ..., T.
-        exit_right: Whether it is right when each token is read where the exit rule stops.
-        exit_depth: Mean loop at which the rule stops over the answer's tokens.
-    """
-
-    item: Item
-    chat: bool
-    right: tuple[bool, ...]
-    exit_right: bool
-    exit_depth: float
+    item: Item  # The question
+    chat: bool  # Whether it was asked as a chat turn, not as plain text
+    right: tuple[bool, ...]  # Whether the whole answer, eos included, is right when read at loop 1, ..., T
+    exit_right: bool  # Whether it is right when each token is read where the exit rule stops
+    exit_depth: float  # Mean loop at which the rule stops over the answer's tokens
 
 
 def evaluate(

@@ -41,18 +41,12 @@ Tried = list[tuple[float, float, float, float, bool]]
 
 @dataclass(frozen=True)
 class Readouts:
-    """What the tokens of some scenes look like at every loop.
+    """What the tokens of some scenes look like at every loop."""
 
-    Attributes:
-        states: Normed states from which the token is read, float32 [T, N, D].
-        right: Where the argmax at loop t is the token of the answer, bool [T, N].
-        same: Where the argmax at loop t is that of loop T, bool [T, N].
-        answer: The answer, counted from 0, that each token belongs to, or -1 for a token of a prompt, int64 [N].
-    """
-
-    states: torch.Tensor
-    right: torch.Tensor
-    same: torch.Tensor
+    states: torch.Tensor  # Normed states from which the token is read, float32 [T, N, D]
+    right: torch.Tensor  # Where the argmax at loop t is the token of the answer, bool [T, N]
+    same: torch.Tensor  # Where the argmax at loop t is that of loop T, bool [T, N]
+    # The answer, counted from 0, that each token belongs to, or -1 for a token of a prompt, int64 [N]
     answer: torch.Tensor
 
 

@@ -32,19 +32,12 @@ _CHILD = re.compile(r"(?:The parent of|The family of)? ?([A-Z]\w+)\b")
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a solution.
+    """One step of a solution."""
 
-    Attributes:
-        statement: A sentence: of the story, a sum, or the answer.
-        depends: Places of the steps that it builds on.
-        name: Whom or what a look-up asks about; empty for other steps.
-        total: A sum as an expression; empty for other steps.
-    """
-
-    statement: str
-    depends: tuple[int, ...] = ()
-    name: str = ""
-    total: str = ""
+    statement: str  # A sentence: of the story, a sum, or the answer
+    depends: tuple[int, ...] = ()  # Places of the steps that it builds on
+    name: str = ""  # Whom or what a look-up asks about; empty for other steps
+    total: str = ""  # A sum as an expression; empty for other steps
 
     @property
     def verify(self) -> str:

@@ -15,31 +15,20 @@ _CALIBRATION_BELOW = 52
 
 @dataclass(frozen=True)
 class Item:
-    """One question about one story, with its known answer.
+    """One question about one story, with its known answer."""
 
-    Attributes:
-        story: The story, short sentences joined by single spaces.
-        question: One question, ends in "?".
-        answer: The whole answer, a short full sentence.
-        key: The one word of the answer that the reader had to find.
-        family: The kind of question, such as "where".
-        subject: The word that the question asks about.
-        trail: What is met on the way from the question to the answer, a word for each step; the key is last, but
-            for a yes or no, which the last of these words decides. Empty where the way is no single line.
-        hops: How many sentences of the story the answer rests on.
-        difficulty: The dial from 1 to 6 the story was drawn at (length, distractors, hops).
-        derivation: Worked solution: the sentences it rests on, in the order of the way, then the conclusion.
-    """
-
-    story: str
-    question: str
-    answer: str
-    key: str
-    subject: str
+    story: str  # The story, short sentences joined by single spaces
+    question: str  # One question, ends in "?"
+    answer: str  # The whole answer, a short full sentence
+    key: str  # The one word of the answer that the reader had to find
+    subject: str  # The word that the question asks about
+    # What is met on the way from the question to the answer, a word for each step; the key is last, but for a yes
+    # or no, which the last of these words decides. Empty where the way is no single line
     trail: tuple[str, ...]
-    family: str
-    hops: int
-    difficulty: int
+    family: str  # The kind of question, such as "where"
+    hops: int  # How many sentences of the story the answer rests on
+    difficulty: int  # The dial from 1 to 6 the story was drawn at (length, distractors, hops)
+    # Worked solution: the sentences it rests on, in the order of the way, then the conclusion
     derivation: tuple[str, ...]
 
     def __post_init__(self) -> None:

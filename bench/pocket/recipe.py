@@ -28,27 +28,16 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
 
 @dataclass(frozen=True)
 class Lesson:
-    """A stretch of training on scenes.
+    """A stretch of training on scenes."""
 
-    Attributes:
-        name: What it is for.
-        steps: Optimizer steps.
-        hardest: The highest difficulty drawn.
-        mix: What is drawn how often.
-        trails: Whether a loop is asked for what is met on the way (see `train`), not for the answer.
-        forms: Share of questions that are asked in another form than by themselves (see `forms`).
-        emphasis: Weight of an answer's tokens that decide, such as yes and no, beside its others.
-        rate: Of the peak rates.
-    """
-
-    name: str
-    steps: int
-    hardest: int
-    mix: Mix = MIX
-    trails: bool = True
-    forms: float = 0.0
-    emphasis: float = 1.0
-    rate: float = 1.0
+    name: str  # What it is for
+    steps: int  # Optimizer steps
+    hardest: int  # The highest difficulty drawn
+    mix: Mix = MIX  # What is drawn how often
+    trails: bool = True  # Whether a loop is asked for what is met on the way (see `train`), not for the answer
+    forms: float = 0.0  # Share of questions that are asked in another form than by themselves (see `forms`)
+    emphasis: float = 1.0  # Weight of an answer's tokens that decide, such as yes and no, beside its others
+    rate: float = 1.0  # Of the peak rates
 
 
 def _lessons(last: int) -> tuple[Lesson, ...]:
@@ -73,31 +62,21 @@ _LOOK_UP_LESSONS = (
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What a Raven needs beside the settings that it shares with one looped layer.
+    """What a Raven needs beside the settings that it shares with one looped layer."""
 
-    Attributes:
-        mean: Mean of the Poisson distribution's rate; the loops of a batch are one more than what it gives.
-        spread: Standard deviation of the logarithm of the rate.
-        backprop: Loops at the end of a batch that gradients go through.
-        drawn: Share of the rows that start from drawn states in the last lesson; the others, and all rows of the
-            lessons before it, start from zero.
-        reads: Loops of a batch with hints that are read, at most; the first and the last are among them.
-        adapter: What the adapter lets through of state and injection at the start. More of the state: a look-up that
-            asks for what is injected finds the same word at every loop.
-        prelude: Layers of the prelude.
-        core: Layers of the core.
-        coda: Layers of the coda.
-    """
-
-    mean: float = 8.0
-    spread: float = 0.5
-    backprop: int = 6
+    mean: float = 8.0  # Mean of the Poisson distribution's rate; the loops of a batch are one more than what it gives
+    spread: float = 0.5  # Standard deviation of the logarithm of the rate
+    backprop: int = 6  # Loops at the end of a batch that gradients go through
+    # Share of the rows that start from drawn states in the last lesson; the others, and all rows of the lessons
+    # before it, start from zero
     drawn: float = 0.25
-    reads: int = 4
+    reads: int = 4  # Loops of a batch with hints that are read, at most; the first and the last are among them
+    # What the adapter lets through of state and injection at the start. More of the state: a look-up that asks
+    # for what is injected finds the same word at every loop
     adapter: tuple[float, float] = (0.9, 0.3)
-    prelude: int = 1
-    core: int = 1
-    coda: int = 1
+    prelude: int = 1  # Layers of the prelude
+    core: int = 1  # Layers of the core
+    coda: int = 1  # Layers of the coda
 
     def draw(self, rng: Random, most: int) -> int:
         """Loops of one batch, from 1 to `most`."""
@@ -117,65 +96,37 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the weights of a run; the defaults made `pocket`.
+    """Everything that decides the weights of a run; the defaults made `pocket`."""
 
-    Attributes:
-        seed: Seed of the initial weights and of the order of the training scenes.
-        lessons: What is taught behind the notes, in turn.
-        batch: Rows in a batch.
-        length: Most tokens in a row.
-        note_steps: Steps at the start that train on warm-up notes only (see `notes`).
-        note_batch: Rows in a batch of notes.
-        note_loops: Loops run on notes: fewer suffice there and cost less.
-        chat: Share of rows in chat form.
-        width: Hidden size.
-        intermediate: Size of the MLP's inner layer.
-        heads: Attention heads (keys and values have as many).
-        loops: Loops at full depth, T.
-        rope_theta: Base of the rotary embedding.
-        post_gain: Initial gain of the two norms behind attention and MLP.
-        init_std: Standard deviation of the initial weights, the embedding (1.0) left out.
-        peak_rate: AdamW's learning rate after the warm-up: embedding, head, norms.
-        block_rate: Muon's learning rate after the warm-up: the matrices of the block.
-        last_rate: Learning rates of the last step, as a share of the peak.
-        warmup: Steps of linear warm-up.
-        decay: Share of the steps, at the end, over which the rates fall linearly.
-        anew: Whether the rates rise and fall in every lesson, not once in all.
-        weight_decay: On the matrices of the block and the head.
-        answer_weight: Weight of an answer token in the loss; any other token weighs 1.
-        subject_weight: Weight of the first loop's hint, beside a loss of mean weight 1.
-        clip: Largest norm of the gradient.
-        recurrence: What makes it a Raven, trained with a random number of loops; None is one Ouro layer with a loss
-            at every loop.
-        start: Shipped model whose weights the run begins with; what its tokenizer lacks is new. None: all are new.
-    """
-
-    seed: int = 0
-    lessons: tuple[Lesson, ...] = _lessons(2200)
-    batch: int = 16
-    length: int = 224
-    note_steps: int = 500
-    note_batch: int = 24
-    note_loops: int = 3
-    chat: float = 0.25
-    width: int = 128
-    intermediate: int = 256
-    heads: int = 4
-    loops: int = 6
-    rope_theta: float = 10000.0
-    post_gain: float = 0.3
-    init_std: float = 0.02
-    peak_rate: float = 2e-3
-    block_rate: float = 6e-3
-    last_rate: float = 0.02
-    warmup: int = 100
-    decay: float = 0.4
-    anew: bool = False
-    weight_decay: float = 0.01
-    answer_weight: float = 20.0
-    subject_weight: float = 0.3
-    clip: float = 1.0
+    seed: int = 0  # Seed of the initial weights and of the order of the training scenes
+    lessons: tuple[Lesson, ...] = _lessons(2200)  # What is taught behind the notes, in turn
+    batch: int = 16  # Rows in a batch
+    length: int = 224  # Most tokens in a row
+    note_steps: int = 500  # Steps at the start that train on warm-up notes only (see `notes`)
+    note_batch: int = 24  # Rows in a batch of notes
+    note_loops: int = 3  # Loops run on notes: fewer suffice there and cost less
+    chat: float = 0.25  # Share of rows in chat form
+    width: int = 128  # Hidden size
+    intermediate: int = 256  # Size of the MLP's inner layer
+    heads: int = 4  # Attention heads (keys and values have as many)
+    loops: int = 6  # Loops at full depth, T
+    rope_theta: float = 10000.0  # Base of the rotary embedding
+    post_gain: float = 0.3  # Initial gain of the two norms behind attention and MLP
+    init_std: float = 0.02  # Standard deviation of the initial weights, the embedding (1.0) left out
+    peak_rate: float = 2e-3  # AdamW's learning rate after the warm-up: embedding, head, norms
+    block_rate: float = 6e-3  # Muon's learning rate after the warm-up: the matrices of the block
+    last_rate: float = 0.02  # Learning rates of the last step, as a share of the peak
+    warmup: int = 100  # Steps of linear warm-up
+    decay: float = 0.4  # Share of the steps, at the end, over which the rates fall linearly
+    anew: bool = False  # Whether the rates rise and fall in every lesson, not once in all
+    weight_decay: float = 0.01  # On the matrices of the block and the head
+    answer_weight: float = 20.0  # Weight of an answer token in the loss; any other token weighs 1
+    subject_weight: float = 0.3  # Weight of the first loop's hint, beside a loss of mean weight 1
+    clip: float = 1.0  # Largest norm of the gradient
+    # What makes it a Raven, trained with a random number of loops; None is one Ouro layer with a loss at every
+    # loop
     recurrence: Recurrence | None = None
+    # Shipped model whose weights the run begins with; what its tokenizer lacks is new. None: all are new
     start: str | None = None
 
     @property

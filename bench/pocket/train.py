@@ -31,16 +31,11 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step", "momentum_buffer")
 
 @dataclass(frozen=True)
 class Report:
-    """Figures of one training step.
+    """Figures of one training step."""
 
-    Attributes:
-        step: Number of the step, from 0.
-        loss: Weighted loss over all loops, nats per token.
-        answers: Share of the batch's answers right to the last token (teacher-forced), by the loop it is read at.
-    """
-
-    step: int
-    loss: float
+    step: int  # Number of the step, from 0
+    loss: float  # Weighted loss over all loops, nats per token
+    # Share of the batch's answers right to the last token (teacher-forced), by the loop it is read at
     answers: dict[int, float]
 
 

@@ -12,19 +12,12 @@ DIFFICULTY_WEIGHTS = (1, 2, 3, 3, 3, 3)
 
 @dataclass(frozen=True)
 class Mix:
-    """What is drawn how often.
+    """What is drawn how often."""
 
-    Attributes:
-        moves: Weight of stories of places.
-        families: Weight of stories of families.
-        ages: Weight of stories of ages.
-        binary: Share of questions that are answered by yes or no.
-    """
-
-    moves: float = 2
-    families: float = 1
-    ages: float = 1
-    binary: float = 0.25
+    moves: float = 2  # Weight of stories of places
+    families: float = 1  # Weight of stories of families
+    ages: float = 1  # Weight of stories of ages
+    binary: float = 0.25  # Share of questions that are answered by yes or no
 
 
 MIX = Mix()

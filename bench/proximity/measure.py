@@ -76,19 +76,12 @@ def certainty(model: Any, ids: Ints) -> Floats:
 
 @dataclass(frozen=True)
 class Readings:
-    """Traits at some places.
+    """Traits at some places."""
 
-    Attributes:
-        name: Of the text, or the kind of the loops.
-        kind: "prose", "code", "lists", or the kind of the loops.
-        fitted: Whether the parts are fitted on them.
-        traits: `[N, 5]`.
-    """
-
-    name: str
-    kind: str
-    fitted: bool
-    traits: Floats
+    name: str  # Of the text, or the kind of the loops
+    kind: str  # "prose", "code", "lists", or the kind of the loops
+    fitted: bool  # Whether the parts are fitted on them
+    traits: Floats  # `[N, 5]`
 
 
 def read_texts(model: Any, texts: Sequence[Text], windows: int) -> list[Readings]:

@@ -32,20 +32,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Loop:
-    """A text that has collapsed.
+    """A text that has collapsed."""
 
-    Attributes:
-        kind: "exact"; "changed": one id of each period is another one; "drifted": each period has lost an id or gained
-            one; "babble": a few ids in any order.
-        period: Ids until it comes back; of babble, how many ids there are.
-        first: Ids once 3 periods and 40 ids are out: where it must be noticed.
-        ids: `[LONGEST]`.
-    """
-
+    # "exact"; "changed": one id of each period is another one; "drifted": each period has lost an id or gained
+    # one; "babble": a few ids in any order
     kind: str
-    period: int
-    first: int
-    ids: Ints
+    period: int  # Ids until it comes back; of babble, how many ids there are
+    first: int  # Ids once 3 periods and 40 ids are out: where it must be noticed
+    ids: Ints  # `[LONGEST]`
 
 
 def read_text(kind: str, path: Path, tokenizer: Any) -> Text:

@@ -28,17 +28,11 @@ _SHOWN = 12
 
 @dataclass(frozen=True)
 class Rerun:
-    """What one recipe gave.
+    """What one recipe gave."""
 
-    Attributes:
-        name: Of the recipe.
-        seconds: That it took.
-        differences: From what is committed, each told.
-    """
-
-    name: str
-    seconds: float
-    differences: tuple[str, ...]
+    name: str  # Of the recipe
+    seconds: float  # That it took
+    differences: tuple[str, ...]  # From what is committed, each told
 
 
 def rerun_all(

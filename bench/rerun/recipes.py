@@ -21,34 +21,22 @@ _TEXT_FILES = ("smollm2", "lee_background.cor", "train.json", "HumanEval.jsonl.g
 
 @dataclass(frozen=True)
 class Recipe:
-    """One report, or the rows of one command.
+    """One report, or the rows of one command."""
 
-    Attributes:
-        name: Of its file, without `.json`.
-        command: What stands behind `python -m`, or the command line `sigma0`. Names in braces are replaced:
-            `{scratch}` by an empty folder, `{prompts}` by a file of prompts, the names of `inputs` by files given.
-        models: That it loads.
-        quick: Options put behind the command to run a part of it in few minutes; empty where the whole is quick.
-        prompts: What stands behind `python -m sigma0.bench.pocket prompts` to make the prompts that it reads, if any.
-        quick_prompts: The same for its quick part.
-        inputs: Names of files and folders that the repository does not hold.
-        timed: Whether it holds times or loads of a machine, so that two runs differ.
-        file: Option behind which the command is given the report's file; empty: it prints the report.
-        rows: Whether it prints rows of the ledger; its whole is then compared with the ledger itself.
-        ending: Of its file; `.jsonl` for a trail, which has its provenance in a file beside it.
-    """
-
-    name: str
+    name: str  # Of its file, without `.json`
+    # What stands behind `python -m`, or the command line `sigma0`. Names in braces are replaced: `{scratch}` by
+    # an empty folder, `{prompts}` by a file of prompts, the names of `inputs` by files given
     command: str
-    models: tuple[str, ...] = ()
-    quick: str = ""
+    models: tuple[str, ...] = ()  # That it loads
+    quick: str = ""  # Options put behind the command to run a part of it in few minutes; empty where the whole is quick
+    # What stands behind `python -m sigma0.bench.pocket prompts` to make the prompts that it reads, if any
     prompts: str = ""
-    quick_prompts: str = ""
-    inputs: tuple[str, ...] = ()
-    timed: bool = False
-    file: str = ""
-    rows: bool = False
-    ending: str = ".json"
+    quick_prompts: str = ""  # The same for its quick part
+    inputs: tuple[str, ...] = ()  # Names of files and folders that the repository does not hold
+    timed: bool = False  # Whether it holds times or loads of a machine, so that two runs differ
+    file: str = ""  # Option behind which the command is given the report's file; empty: it prints the report
+    rows: bool = False  # Whether it prints rows of the ledger; its whole is then compared with the ledger itself
+    ending: str = ".json"  # Of its file; `.jsonl` for a trail, which has its provenance in a file beside it
 
     def words(self, quick: bool) -> list[str]:
         """The command as a list, names in braces as they are."""

@@ -37,29 +37,19 @@ COSTLY: tuple[dict[str, Any], ...] = (
 
 
 class Floods(BaseModel):
-    """What came of the floods, and of the client beside them.
+    """What came of the floods, and of the client beside them."""
 
-    Attributes:
-        clients: How many flooded at once.
-        refused: Prompts, and what costs much, by status: refused, and what was within the limits.
-        left: Requests that were left as soon as they were sent.
-        half_sent: Bodies that were never finished.
-        broken: Prompts that ended otherwise, by what happened.
-        median_ms_without: Of the other client's requests while nobody flooded; None where there was none.
-        median_ms_with: While they did.
-        requests_without: Requests that the first median is of.
-        requests_with: And the second.
-    """
-
-    clients: int
+    clients: int  # How many flooded at once
+    # Prompts, and what costs much, by status: refused, and what was within the limits
     refused: Counter[str] = Counter()
-    left: int = 0
-    half_sent: int = 0
-    broken: Counter[str] = Counter()
+    left: int = 0  # Requests that were left as soon as they were sent
+    half_sent: int = 0  # Bodies that were never finished
+    broken: Counter[str] = Counter()  # Prompts that ended otherwise, by what happened
+    # Of the other client's requests while nobody flooded; None where there was none
     median_ms_without: float | None = None
-    median_ms_with: float | None = None
-    requests_without: int = 0
-    requests_with: int = 0
+    median_ms_with: float | None = None  # While they did
+    requests_without: int = 0  # Requests that the first median is of
+    requests_with: int = 0  # And the second
 
 
 class Flooding:

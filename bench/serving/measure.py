@@ -29,39 +29,24 @@ WAYS = ("full", "never", "finish", "drop", "verify")
 
 @dataclass
 class Answer:
-    """One streamed completion.
+    """One streamed completion."""
 
-    Attributes:
-        began: When it was asked for, seconds of `perf_counter`.
-        arrivals: When each chunk with tokens came.
-        tokens: In those chunks.
-        failure: What went wrong, if anything did.
-        text: Of those chunks.
-        number: Of the request.
-        ended: When the answer was whole.
-    """
-
-    began: float
-    arrivals: list[float] = field(default_factory=list)
-    tokens: int = 0
-    failure: str | None = None
-    text: str = ""
-    number: int = 0
-    ended: float = 0.0
+    began: float  # When it was asked for, seconds of `perf_counter`
+    arrivals: list[float] = field(default_factory=list)  # When each chunk with tokens came
+    tokens: int = 0  # In those chunks
+    failure: str | None = None  # What went wrong, if anything did
+    text: str = ""  # Of those chunks
+    number: int = 0  # Of the request
+    ended: float = 0.0  # When the answer was whole
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a server did under a load.
+    """What a server did under a load."""
 
-    Attributes:
-        seconds: From the first request to the last token.
-        answers: Of all requests.
-        counts: What the server counted meanwhile; empty where it does not tell.
-    """
-
-    seconds: float
-    answers: Sequence[Answer]
+    seconds: float  # From the first request to the last token
+    answers: Sequence[Answer]  # Of all requests
+    # What the server counted meanwhile; empty where it does not tell
     counts: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -95,22 +80,14 @@ def percentiles(seconds: Any) -> Percentiles:
 
 @dataclass(frozen=True)
 class Ask:
-    """What every client asks.
+    """What every client asks."""
 
-    Attributes:
-        url: Of the server, `/v1` left out.
-        model: Its name there.
-        prompts: Taken in turn.
-        max_tokens: Of each answer.
-        extra: Further fields of the request.
-        counts: What a server at an address has counted so far, by name.
-    """
-
-    url: str
-    model: str
-    prompts: Sequence[str]
-    max_tokens: int
-    extra: dict[str, Any]
+    url: str  # Of the server, `/v1` left out
+    model: str  # Its name there
+    prompts: Sequence[str]  # Taken in turn
+    max_tokens: int  # Of each answer
+    extra: dict[str, Any]  # Further fields of the request
+    # What a server at an address has counted so far, by name
     counts: Callable[[str], dict[str, float]] = lambda url: {}
 
 

@@ -51,61 +51,34 @@ FLAT, LASTS = 0.03, 600.0
 
 
 class Sample(BaseModel):
-    """How the server stood at a moment.
+    """How the server stood at a moment."""
 
-    Attributes:
-        seconds: Since the load began.
-        memory_mb: Of the server and of its engine's process.
-        pages_used: Pages of K/V that requests held.
-        running: Requests.
-        waiting: Requests.
-    """
-
-    seconds: float
-    memory_mb: float
-    pages_used: int
-    running: int
-    waiting: int
+    seconds: float  # Since the load began
+    memory_mb: float  # Of the server and of its engine's process
+    pages_used: int  # Pages of K/V that requests held
+    running: int  # Requests
+    waiting: int  # Requests
 
 
 class Soak(BaseModel):
-    """What came of a load.
+    """What came of a load."""
 
-    Attributes:
-        seconds: How long it was.
-        clients: How many asked at once.
-        asked: Requests that were sent.
-        answered: Of those, whole answers.
-        left: Requests whose client left in the middle.
-        refused: Requests that the full queue refused.
-        wrong: Answers that were not what the same request got before.
-        broken: Answers that ended otherwise, by what happened.
-        answered_twice: Streams that told more than one end for a choice.
-        preemptions: Of the engine.
-        tokens: Of the engine.
-        samples: Of the server, at even distances; the last one once nobody asked any more.
-        finished_after_term: Requests under way at SIGTERM that were answered whole.
-        lost_after_term: Those that were not.
-        exit_code: Of the server then.
-        floods: What floods did beside the load; None where there were none.
-    """
-
-    seconds: float
-    clients: int
-    asked: int = 0
-    answered: int = 0
-    left: int = 0
-    refused: int = 0
-    wrong: int = 0
-    broken: Counter[str] = Counter()
-    answered_twice: int = 0
-    preemptions: int = 0
-    tokens: int = 0
-    samples: list[Sample] = []
-    finished_after_term: int = 0
-    lost_after_term: int = 0
-    exit_code: int | None = None
-    floods: Floods | None = None
+    seconds: float  # How long it was
+    clients: int  # How many asked at once
+    asked: int = 0  # Requests that were sent
+    answered: int = 0  # Of those, whole answers
+    left: int = 0  # Requests whose client left in the middle
+    refused: int = 0  # Requests that the full queue refused
+    wrong: int = 0  # Answers that were not what the same request got before
+    broken: Counter[str] = Counter()  # Answers that ended otherwise, by what happened
+    answered_twice: int = 0  # Streams that told more than one end for a choice
+    preemptions: int = 0  # Of the engine
+    tokens: int = 0  # Of the engine
+    samples: list[Sample] = []  # Of the server, at even distances; the last one once nobody asked any more
+    finished_after_term: int = 0  # Requests under way at SIGTERM that were answered whole
+    lost_after_term: int = 0  # Those that were not
+    exit_code: int | None = None  # Of the server then
+    floods: Floods | None = None  # What floods did beside the load; None where there were none
 
     @property
     def memory_mb(self) -> tuple[float, float]:

@@ -13,25 +13,15 @@ from sigma0.bench.simulation.traffic import Chat, Crowd
 
 
 class Course(NamedTuple):
-    """What happened from the first measured arrival until the last measured request was over.
+    """What happened from the first measured arrival until the last measured request was over."""
 
-    Attributes:
-        requests: Those that were measured, in the order of their arrival, refused ones among them.
-        seconds: That it took.
-        asked: Requests that came in that time.
-        answered: Requests that were answered in it, whenever they came.
-        busy: Share of that time in which a replica ran a pass.
-        slots: Share of the replicas' slots that was taken, on average.
-        rows_per_pass: Mean.
-    """
-
-    requests: tuple[Request, ...]
-    seconds: float
-    asked: int
-    answered: int
-    busy: float
-    slots: float
-    rows_per_pass: float
+    requests: tuple[Request, ...]  # Those that were measured, in the order of their arrival, refused ones among them
+    seconds: float  # That it took
+    asked: int  # Requests that came in that time
+    answered: int  # Requests that were answered in it, whenever they came
+    busy: float  # Share of that time in which a replica ran a pass
+    slots: float  # Share of the replicas' slots that was taken, on average
+    rows_per_pass: float  # Mean
 
 
 class Cluster:

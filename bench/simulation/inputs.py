@@ -53,30 +53,19 @@ class PassTime(_Strict):
 
 
 class PassTimes(_Strict):
-    """Time of a pass, fitted to measured ones: a line through points by its rows, and what else is in it.
+    """Time of a pass, fitted to measured ones: a line through points by its rows, and what else is in it."""
 
-    Attributes:
-        by_rows: Points by rising rows.
-        request_ms: For each request that runs: a row of its own costs more than one in a stretch of a prompt.
-        chunk_ms: For each chunk of a prompt, which attention reads the cache for apart.
-        telling_ms: For telling any token.
-        token_ms: For each token that is told.
-        begun_ms: For each request that is admitted.
-        ended_ms: For each request that ends: its text, savings and verdict.
-        passes: That were measured.
-        paces: Time that passes of each round took over what the fit says: what the machine's speed did meanwhile.
-        explained: Share of the variance of the passes that the fit and the paces explain; disturbed ones are left out.
-    """
-
-    by_rows: Annotated[tuple[PassTime, ...], Field(min_length=2)]
-    request_ms: Share
-    chunk_ms: Share
-    telling_ms: Share
-    token_ms: Share
-    begun_ms: Share
-    ended_ms: Share
-    passes: Count
+    by_rows: Annotated[tuple[PassTime, ...], Field(min_length=2)]  # Points by rising rows
+    request_ms: Share  # For each request that runs: a row of its own costs more than one in a stretch of a prompt
+    chunk_ms: Share  # For each chunk of a prompt, which attention reads the cache for apart
+    telling_ms: Share  # For telling any token
+    token_ms: Share  # For each token that is told
+    begun_ms: Share  # For each request that is admitted
+    ended_ms: Share  # For each request that ends: its text, savings and verdict
+    passes: Count  # That were measured
+    # Time that passes of each round took over what the fit says: what the machine's speed did meanwhile
     paces: Annotated[tuple[Time, ...], Field(min_length=1)]
+    # Share of the variance of the passes that the fit and the paces explain; disturbed ones are left out
     explained: float
 
     @model_validator(mode="after")
@@ -114,20 +103,14 @@ class Check(_Strict):
 
     Some courses of arrivals in each round, at loads of which no pass was fitted. The speed of a machine changes between
     them, so each is simulated at its own pace; fleets are simulated at the mean pace of the fit.
-
-    Attributes:
-        rate: Requests a second.
-        requests: How many.
-        paces: Time that the passes of each course took over what the fit says of them.
-        measured: Median, 95th and 99th percentile of the time from arrival to last token.
-        simulated: The same.
     """
 
-    rate: Time
-    requests: Count
+    rate: Time  # Requests a second
+    requests: Count  # How many
+    # Time that the passes of each course took over what the fit says of them
     paces: Annotated[tuple[Time, ...], Field(min_length=1)]
-    measured: tuple[float, float, float]
-    simulated: tuple[float, float, float]
+    measured: tuple[float, float, float]  # Median, 95th and 99th percentile of the time from arrival to last token
+    simulated: tuple[float, float, float]  # The same
 
     @property
     def off(self) -> float:
@@ -136,29 +119,20 @@ class Check(_Strict):
 
 
 class Inputs(_Strict):
-    """A file of inputs.
+    """A file of inputs."""
 
-    Attributes:
-        conditions: Of the measurement.
-        clock: What the times were taken with.
-        machine_load: Programs that wanted to run at the end, a mean over 15 minutes, on how many processors.
-        loops: As `ReplicaLimits` has it, like `running`, `pass_rows`, `page` and `kept`.
-        pass_times: What a pass takes.
-        kinds: Answers by the name of their traffic: `short` and `long`.
-        checks: What the simulation makes of arrivals that the real engine was given too.
-    """
-
-    conditions: Conditions
-    clock: str
+    conditions: Conditions  # Of the measurement
+    clock: str  # What the times were taken with
+    # Programs that wanted to run at the end, a mean over 15 minutes, on how many processors
     machine_load: tuple[float, Count]
-    loops: Count
+    loops: Count  # As `ReplicaLimits` has it, like `running`, `pass_rows`, `page` and `kept`
     running: Count
     pass_rows: Count
     page: Count
     kept: Count
-    pass_times: PassTimes
-    kinds: Annotated[dict[str, Kind], Field(min_length=1)]
-    checks: tuple[Check, ...] = ()
+    pass_times: PassTimes  # What a pass takes
+    kinds: Annotated[dict[str, Kind], Field(min_length=1)]  # Answers by the name of their traffic: `short` and `long`
+    checks: tuple[Check, ...] = ()  # What the simulation makes of arrivals that the real engine was given too
 
     @property
     def limits(self) -> ReplicaLimits:

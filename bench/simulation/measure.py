@@ -40,15 +40,10 @@ Played = list[tuple[RequestOutput, float]]
 
 @dataclass
 class Stopwatch:
-    """Steps of an engine, and what each took.
+    """Steps of an engine, and what each took."""
 
-    Attributes:
-        device: Where the engine runs.
-        passes: One for each step.
-    """
-
-    device: torch.device
-    passes: list[TimedPass] = field(default_factory=list)
+    device: torch.device  # Where the engine runs
+    passes: list[TimedPass] = field(default_factory=list)  # One for each step
 
     @property
     def name(self) -> str:

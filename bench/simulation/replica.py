@@ -19,23 +19,14 @@ _TEXT = 2**32
 
 
 class ReplicaLimits(NamedTuple):
-    """Of one replica, as `EngineLimits` has them.
+    """Of one replica, as `EngineLimits` has them."""
 
-    Attributes:
-        loops: T.
-        running: Requests that share passes at most.
-        pass_rows: Rows that prompts may bring a pass up to.
-        page: Columns of a block of K/V: a prefix is found in whole ones.
-        kept: Columns of K/V, for running texts and remembered ones together.
-        waiting: Requests in the queue at most, beside those that could run at once.
-    """
-
-    loops: int
-    running: int = 16
-    pass_rows: int = 256
-    page: int = 16
-    kept: int = 2**16
-    waiting: int = 64
+    loops: int  # T
+    running: int = 16  # Requests that share passes at most
+    pass_rows: int = 256  # Rows that prompts may bring a pass up to
+    page: int = 16  # Columns of a block of K/V: a prefix is found in whole ones
+    kept: int = 2**16  # Columns of K/V, for running texts and remembered ones together
+    waiting: int = 64  # Requests in the queue at most, beside those that could run at once
 
 
 class PassWork(NamedTuple):
@@ -54,40 +45,24 @@ class PassWork(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One text to be answered, and what became of it.
+    """One text to be answered, and what became of it."""
 
-    Attributes:
-        prompt: Columns of its prompt, at least 1.
-        depths: Exit depth of each new token, at least one.
-        kind: Of the traffic that it belongs to.
-        session: Number of the chat that it is a turn of.
-        text: Ids of prompt and answer; empty for made-up ones, which turns of its chat alone begin with.
-        number: In the order of arrival.
-        arrived: Seconds.
-        started: When it was first admitted.
-        first: When its first token was told.
-        ended: When its last was.
-        cached: Columns of the prompt that were found.
-        told: Tokens so far.
-        refused: Whether it found everything full and went away.
-        entry: Its sequence in the scheduler, once it is queued.
-        saved: Loops of its tokens in flight when it was preempted, by position; None once they are in flight again.
-    """
-
-    prompt: int
-    depths: tuple[int, ...]
-    kind: str = ""
-    session: int = -1
+    prompt: int  # Columns of its prompt, at least 1
+    depths: tuple[int, ...]  # Exit depth of each new token, at least one
+    kind: str = ""  # Of the traffic that it belongs to
+    session: int = -1  # Number of the chat that it is a turn of
+    # Ids of prompt and answer; empty for made-up ones, which turns of its chat alone begin with
     text: Sequence[int] = ()
-    number: int = -1
-    arrived: float = 0.0
-    started: float = -1.0
-    first: float = -1.0
-    ended: float = -1.0
-    cached: int = 0
-    told: int = 0
-    refused: bool = False
-    entry: SequenceEntry = field(init=False)
+    number: int = -1  # In the order of arrival
+    arrived: float = 0.0  # Seconds
+    started: float = -1.0  # When it was first admitted
+    first: float = -1.0  # When its first token was told
+    ended: float = -1.0  # When its last was
+    cached: int = 0  # Columns of the prompt that were found
+    told: int = 0  # Tokens so far
+    refused: bool = False  # Whether it found everything full and went away
+    entry: SequenceEntry = field(init=False)  # Its sequence in the scheduler, once it is queued
+    # Loops of its tokens in flight when it was preempted, by position; None once they are in flight again
     saved: dict[int, int] | None = None
 
 

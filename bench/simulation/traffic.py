@@ -20,19 +20,13 @@ SHORT, LONG = "short", "long"
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class Traffic:
-    """What is assumed of users: none of it is measured.
+    """What is assumed of users: none of it is measured."""
 
-    Attributes:
-        short_share: Share of chats whose tokens may stop early; the others are answered at full depth.
-        turns: Mean turns of a chat, geometric.
-        think: Mean seconds from an answer to the next turn, exponential.
-        context: Columns that a chat ends at.
-    """
-
+    # Share of chats whose tokens may stop early; the others are answered at full depth
     short_share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    turns: Annotated[float, Field(ge=1)] = 3.0
-    think: Annotated[float, Field(ge=0)] = 5.0
-    context: Annotated[int, Field(ge=1)] = 2048
+    turns: Annotated[float, Field(ge=1)] = 3.0  # Mean turns of a chat, geometric
+    think: Annotated[float, Field(ge=0)] = 5.0  # Mean seconds from an answer to the next turn, exponential
+    context: Annotated[int, Field(ge=1)] = 2048  # Columns that a chat ends at
 
 
 @dataclass(slots=True)

@@ -43,25 +43,16 @@ Parsed = TypeVar("Parsed")
 
 
 class RecordedCourse(BaseModel):
-    """The course of a shipped model's tokens along its own answers, up to their ends, and what it was recorded with.
-
-    Attributes:
-        time: When, ISO 8601, UTC.
-        conditions: Model, prompts, code, libraries and machine.
-        mode: The exit rule.
-        settings: Its parameters.
-        exits: Loop at which each new token that is fed back stops.
-        settled: Loop from which on its argmax is that of loop T.
-    """
+    """The course of a shipped model's tokens along its own answers, up to their ends, and what it was recorded with."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    time: str
-    conditions: Conditions
-    mode: str
-    settings: dict[str, float | int | str]
-    exits: tuple[int, ...]
-    settled: tuple[int, ...]
+    time: str  # When, ISO 8601, UTC
+    conditions: Conditions  # Model, prompts, code, libraries and machine
+    mode: str  # The exit rule
+    settings: dict[str, float | int | str]  # Its parameters
+    exits: tuple[int, ...]  # Loop at which each new token that is fed back stops
+    settled: tuple[int, ...]  # Loop from which on its argmax is that of loop T
 
     @property
     def trace(self) -> Trace:

@@ -29,33 +29,19 @@ OTHERS = ("huggingface", "huggingface-static", *PLAIN, PUBLISHED)
 
 @dataclass(frozen=True)
 class Decoded:
-    """One run behind the prompt, over the tokens after each first.
+    """One run behind the prompt, over the tokens after each first."""
 
-    Attributes:
-        seconds: From the first new token to the last.
-        passes: Calls of the shared block.
-        rows: Rows in them.
-        head_rows: Rows that the head read.
-        tokens: The new tokens, int64 `[B, new]`, on the host.
-        kv_in_use: Bytes of K/V that hold tokens.
-        kv_allocated: Bytes of K/V that are reserved.
-        tail_passes: How many of the passes only checked the tail.
-        runner: What called the step.
-        captured: Whether it was launched as a graph.
-        timed: New tokens of all sequences in that time; None for those after each first.
-    """
-
-    seconds: float
-    passes: int
-    rows: int
-    head_rows: int
-    tokens: Tensor
-    kv_in_use: int
-    kv_allocated: int
-    tail_passes: int = 0
-    runner: str = "eager"
-    captured: bool = False
-    timed: int | None = None
+    seconds: float  # From the first new token to the last
+    passes: int  # Calls of the shared block
+    rows: int  # Rows in them
+    head_rows: int  # Rows that the head read
+    tokens: Tensor  # The new tokens, int64 `[B, new]`, on the host
+    kv_in_use: int  # Bytes of K/V that hold tokens
+    kv_allocated: int  # Bytes of K/V that are reserved
+    tail_passes: int = 0  # How many of the passes only checked the tail
+    runner: str = "eager"  # What called the step
+    captured: bool = False  # Whether it was launched as a graph
+    timed: int | None = None  # New tokens of all sequences in that time; None for those after each first
 
     @property
     def later(self) -> float:

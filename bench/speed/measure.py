@@ -45,29 +45,17 @@ _NEVER = ExitConfig(mode="qexit", q=1.0)
 
 @dataclass(frozen=True)
 class Plan:
-    """What is timed.
+    """What is timed."""
 
-    Attributes:
-        ways: Some of `WAYS` and `MORE_WAYS`, and perhaps `PUBLISHED`.
-        config: The exit rule of `finish`, `drop`, `verify` and branches.
-        trace: A course to replay in place of that rule, or None.
-        source: Where the course comes from.
-        new_tokens: New tokens of each run, at least 2.
-        rounds: How often every way is timed, once more to warm up.
-        prompt_rounds: How often every reader reads the prompt.
-        by: Who decodes: the library, or the server's engine.
-        drafting: Depth and length of the drafts of `self-speculation`.
-    """
-
-    ways: tuple[str, ...]
-    config: ExitConfig
-    trace: Trace | None
-    source: str
-    new_tokens: int
-    rounds: int
-    prompt_rounds: int = 3
-    by: str = "library"
-    drafting: Drafting | None = None
+    ways: tuple[str, ...]  # Some of `WAYS` and `MORE_WAYS`, and perhaps `PUBLISHED`
+    config: ExitConfig  # The exit rule of `finish`, `drop`, `verify` and branches
+    trace: Trace | None  # A course to replay in place of that rule, or None
+    source: str  # Where the course comes from
+    new_tokens: int  # New tokens of each run, at least 2
+    rounds: int  # How often every way is timed, once more to warm up
+    prompt_rounds: int = 3  # How often every reader reads the prompt
+    by: str = "library"  # Who decodes: the library, or the server's engine
+    drafting: Drafting | None = None  # Depth and length of the drafts of `self-speculation`
 
     def __post_init__(self) -> None:
         ways, known = set(self.ways), (*WAYS, *MORE_WAYS)

@@ -28,15 +28,10 @@ _FIT_RUNS, _FIT_TOKENS = 2, 24
 
 @dataclass(frozen=True)
 class Drafting:
-    """How drafts are made.
+    """How drafts are made."""
 
-    Attributes:
-        depth: d, the loop that they are read at; below T.
-        length: k, drafts of a round.
-    """
-
-    depth: int
-    length: int
+    depth: int  # d, the loop that they are read at; below T
+    length: int  # k, drafts of a round
 
     @classmethod
     def parse(cls, text: str) -> "Drafting":

@@ -26,21 +26,13 @@ FULL = ExitConfig(mode="full")
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer written at full depth.
+    """One answer written at full depth."""
 
-    Attributes:
-        wrong: Whether it is wrong.
-        path: Statistics behind the last loop of the token that is least sure, by name.
-        fate: Of that token.
-        jacobian: Radius of the loop map at that token's state before the last loop.
-        doubts: Scores of the whole answer, high where it may be wrong.
-    """
-
-    wrong: bool
-    path: dict[str, float]
-    fate: str | None
-    jacobian: float
-    doubts: dict[str, float]
+    wrong: bool  # Whether it is wrong
+    path: dict[str, float]  # Statistics behind the last loop of the token that is least sure, by name
+    fate: str | None  # Of that token
+    jacobian: float  # Radius of the loop map at that token's state before the last loop
+    doubts: dict[str, float]  # Scores of the whole answer, high where it may be wrong
 
 
 def read_answers(

@@ -24,29 +24,18 @@ HOPS = 2
 
 
 class Item(BaseModel):
-    """A question whose answer is yes or no.
-
-    Attributes:
-        qid: Its id.
-        term: What it is about.
-        description: Of the term, a few words.
-        question: It.
-        answer: The label. No level sees it but the learning ones, and those only once they have answered.
-        facts: That the answer rests on.
-        decomposition: The question in steps; `#1` stands for the answer to the first.
-        evidence: Paragraph ids that annotators found for each step.
-    """
+    """A question whose answer is yes or no."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    qid: str
-    term: str
-    description: str
-    question: str
-    answer: bool
-    facts: tuple[str, ...] = ()
-    decomposition: tuple[str, ...] = ()
-    evidence: list[Any] = []
+    qid: str  # Its id
+    term: str  # What it is about
+    description: str  # Of the term, a few words
+    question: str  # It
+    answer: bool  # The label. No level sees it but the learning ones, and those only once they have answered
+    facts: tuple[str, ...] = ()  # That the answer rests on
+    decomposition: tuple[str, ...] = ()  # The question in steps; `#1` stands for the answer to the first
+    evidence: list[Any] = []  # Paragraph ids that annotators found for each step
 
 
 _ITEMS = TypeAdapter(list[Item])

@@ -33,17 +33,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a level makes of a question.
+    """What a level makes of a question."""
 
-    Attributes:
-        answer: None is a miss: no answer could be read, which counts as wrong and never as No.
-        miss: Why there is none; None where there is one.
-        trace: What the level did, as JSON: for audits, and for distillation.
-    """
-
-    answer: bool | None
-    miss: str | None = None
-    trace: dict[str, Any] = field(default_factory=dict)
+    answer: bool | None  # None is a miss: no answer could be read, which counts as wrong and never as No
+    miss: str | None = None  # Why there is none; None where there is one
+    trace: dict[str, Any] = field(default_factory=dict)  # What the level did, as JSON: for audits, and for distillation
 
     def __post_init__(self) -> None:
         if (self.answer is None) == (self.miss is None):

@@ -36,21 +36,13 @@ _CODE = re.compile(r"[{}\[\]<>|\\]")
 
 @dataclass(frozen=True)
 class Value:
-    """What an answer says.
+    """What an answer says."""
 
-    Attributes:
-        kind: Which of them; "open" is an answer that tells nothing: a hedge, prose, or code.
-        truth: Of yes or no.
-        number: In the base of its unit; years before Christ are negative.
-        unit: Name of a known unit, or "".
-        name: The answer without case, article and marks around it; kept for all kinds.
-    """
-
-    kind: Kind
-    name: str
-    truth: bool = False
-    number: float = 0.0
-    unit: str = ""
+    kind: Kind  # Which of them; "open" is an answer that tells nothing: a hedge, prose, or code
+    name: str  # The answer without case, article and marks around it; kept for all kinds
+    truth: bool = False  # Of yes or no
+    number: float = 0.0  # In the base of its unit; years before Christ are negative
+    unit: str = ""  # Name of a known unit, or ""
 
     def __str__(self) -> str:
         if self.kind == "truth":
@@ -135,15 +127,10 @@ _SIGNS: dict[str, Relation] = {"<": "<", "<=": "<=", ">": ">", ">=": ">=", "=": 
 
 @dataclass(frozen=True)
 class Condition:
-    """Conditions joined, or operands compared: numbers of steps, from 1 on, and values that are written out.
+    """Conditions joined, or operands compared: numbers of steps, from 1 on, and values that are written out."""
 
-    Attributes:
-        sign: `and`, `or`, `not`, or a relation.
-        parts: One for `not`, two for a relation, else at least two.
-    """
-
-    sign: Literal["and", "or", "not"] | Relation
-    parts: tuple["Condition | int | Value", ...]
+    sign: Literal["and", "or", "not"] | Relation  # `and`, `or`, `not`, or a relation
+    parts: tuple["Condition | int | Value", ...]  # One for `not`, two for a relation, else at least two
 
 
 _YES = Value("truth", "yes", truth=True)

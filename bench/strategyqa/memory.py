@@ -19,31 +19,18 @@ PRIOR = 2
 
 @dataclass(frozen=True)
 class Pattern:
-    """A question that was answered before, and what is to be done or avoided with its like.
+    """A question that was answered before, and what is to be done or avoided with its like."""
 
-    Attributes:
-        id: In its memory.
-        kind: Whether it worked.
-        question_type: Of the question.
-        question: Without a story before it.
-        decomposition: The steps that were taken.
-        lesson: The answer of a positive one; what went wrong with a negative one.
-        confidence: That it helps, in [0, 1].
-        uses: How often it was shown before an item was scored.
-        successes: How often the prediction was right then.
-        source: Id of the item that it is from.
-    """
-
-    id: str
-    kind: Kind
-    question_type: QuestionType
-    question: str
-    decomposition: tuple[str, ...]
-    lesson: str
-    source: str
-    confidence: float = 0.5
-    uses: int = 0
-    successes: int = 0
+    id: str  # In its memory
+    kind: Kind  # Whether it worked
+    question_type: QuestionType  # Of the question
+    question: str  # Without a story before it
+    decomposition: tuple[str, ...]  # The steps that were taken
+    lesson: str  # The answer of a positive one; what went wrong with a negative one
+    source: str  # Id of the item that it is from
+    confidence: float = 0.5  # That it helps, in [0, 1]
+    uses: int = 0  # How often it was shown before an item was scored
+    successes: int = 0  # How often the prediction was right then
 
 
 class PatternMemory:

@@ -32,21 +32,13 @@ WORLD_SCORED, WORLD_SEEDS = 60, 200
 
 @dataclass(frozen=True)
 class Asked:
-    """A model that answers.
+    """A model that answers."""
 
-    Attributes:
-        chat: It.
-        identity: Digest of its weights; of an endpoint, of its address.
-        settings: Digest of its other files; of an endpoint, of nothing.
-        model: Of transformers, where it is here; of a ladder the lowest rung's; None of an endpoint.
-        samples: Whether it can sample.
-    """
-
-    chat: ChatModel
-    identity: str
-    settings: str
-    model: Any
-    samples: bool
+    chat: ChatModel  # It
+    identity: str  # Digest of its weights; of an endpoint, of its address
+    settings: str  # Digest of its other files; of an endpoint, of nothing
+    model: Any  # Of transformers, where it is here; of a ladder the lowest rung's; None of an endpoint
+    samples: bool  # Whether it can sample
 
     @property
     def dtype(self) -> str:
@@ -79,23 +71,16 @@ def _digest(parts: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Opened:
-    """What an `Opening` opens: who is asked what, and how.
-
-    Attributes:
-        concurrency: Items at a time.
-        items: That are scored.
-        train: That levels may be seeded from.
-        where: The items are from.
-    """
+    """What an `Opening` opens: who is asked what, and how."""
 
     asked: Asked
     settings: AskSettings
     cache: AnswerCache | None
-    concurrency: int
+    concurrency: int  # Items at a time
     retries: int
-    items: list[Item]
-    train: list[Item]
-    where: str
+    items: list[Item]  # That are scored
+    train: list[Item]  # That levels may be seeded from
+    where: str  # The items are from
     makings: Makings
 
     def run(self, level: Level, items: Sequence[Item], advance: Callable[[], None]) -> LevelRun:

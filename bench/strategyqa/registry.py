@@ -21,21 +21,13 @@ SEEDS = 200
 
 @dataclass(frozen=True)
 class Makings:
-    """What levels are made from, beside the questions.
+    """What levels are made from, beside the questions."""
 
-    Attributes:
-        train: Items that levels may be seeded from; none of them is scored.
-        paragraphs: The published paragraph file; without it, facts of `train` are searched.
-        demonstrations: Distilled traces that L1-ptp shows.
-        template: Distilled steps that L2 is held to.
-        route: Who decides in L4.
-    """
-
-    train: Sequence[Item] = ()
-    paragraphs: Path | None = None
-    demonstrations: Path | None = None
-    template: Path | None = None
-    route: Route = "rules"
+    train: Sequence[Item] = ()  # Items that levels may be seeded from; none of them is scored
+    paragraphs: Path | None = None  # The published paragraph file; without it, facts of `train` are searched
+    demonstrations: Path | None = None  # Distilled traces that L1-ptp shows
+    template: Path | None = None  # Distilled steps that L2 is held to
+    route: Route = "rules"  # Who decides in L4
 
 
 def _retrieving(makings: Makings) -> Level:

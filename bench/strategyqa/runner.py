@@ -15,23 +15,14 @@ from sigma0.reason.messages import ChatFailed, ChatModel, Usage
 
 @dataclass(frozen=True)
 class Answered:
-    """What a level made of an item.
+    """What a level made of an item."""
 
-    Attributes:
-        qid: Of the item.
-        label: Its answer.
-        prediction: The level's.
-        purposes: Of its questions, in their order.
-        usage: Of them all, cached ones as when they were asked.
-        doors: That the verdicts on their answers opened; empty where a model has none.
-    """
-
-    qid: str
-    label: bool
-    prediction: Prediction
-    purposes: tuple[str, ...]
-    usage: Usage
-    doors: tuple[str, ...]
+    qid: str  # Of the item
+    label: bool  # Its answer
+    prediction: Prediction  # The level's
+    purposes: tuple[str, ...]  # Of its questions, in their order
+    usage: Usage  # Of them all, cached ones as when they were asked
+    doors: tuple[str, ...]  # That the verdicts on their answers opened; empty where a model has none
 
     @property
     def right(self) -> bool:

@@ -19,13 +19,9 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 class Trace:
-    """What a level did for a question, as plain JSON values.
+    """What a level did for a question, as plain JSON values."""
 
-    Attributes:
-        what: It is, in words.
-    """
-
-    what: ClassVar[str]
+    what: ClassVar[str]  # It is, in words
     steps: tuple[Any, ...]
 
     @property
@@ -52,23 +48,14 @@ class Trace:
 
 @dataclass(frozen=True, config=STRICT)
 class TraceStep:
-    """A step of a workflow.
+    """A step of a workflow."""
 
-    Attributes:
-        function: That was called.
-        arguments: Of the call, answers put in for `#1`.
-        result: That it returned; None where it failed.
-        purpose: What it was for: the step as the decomposition words it.
-        miss: Why there is no result; None where there is one.
-        uses: Numbers of the earlier steps, from 0, whose results the arguments hold.
-    """
-
-    function: Function
-    arguments: tuple[Value, ...]
-    result: Value
-    purpose: str
-    miss: str | None = None
-    uses: tuple[int, ...] = ()
+    function: Function  # That was called
+    arguments: tuple[Value, ...]  # Of the call, answers put in for `#1`
+    result: Value  # That it returned; None where it failed
+    purpose: str  # What it was for: the step as the decomposition words it
+    miss: str | None = None  # Why there is no result; None where there is one
+    uses: tuple[int, ...] = ()  # Numbers of the earlier steps, from 0, whose results the arguments hold
 
     @property
     def ok(self) -> bool:
@@ -146,25 +133,15 @@ def _literal(value: Value) -> str:
 
 @dataclass(frozen=True, config=STRICT)
 class ReactStep:
-    """A thought, an action, and what came of it.
+    """A thought, an action, and what came of it."""
 
-    Attributes:
-        thought: As it was written; "" where the step could not be read, like the next two.
-        action: That was called.
-        argument: Of the call, as it was written.
-        filled: The argument with facts in the place of `#1`.
-        observation: What the model was told.
-        miss: Why the step failed; None where it did not.
-        uses: Numbers of the earlier steps, from 0, whose facts it was shown or was given.
-    """
-
-    thought: str
-    action: ActionName | Literal[""]
-    argument: str
-    filled: str
-    observation: str
-    miss: str | None = None
-    uses: tuple[int, ...] = ()
+    thought: str  # As it was written; "" where the step could not be read, like the next two
+    action: ActionName | Literal[""]  # That was called
+    argument: str  # Of the call, as it was written
+    filled: str  # The argument with facts in the place of `#1`
+    observation: str  # What the model was told
+    miss: str | None = None  # Why the step failed; None where it did not
+    uses: tuple[int, ...] = ()  # Numbers of the earlier steps, from 0, whose facts it was shown or was given
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -25,16 +25,12 @@ _CONDITION = re.compile(
 
 @dataclass(frozen=True, config=STRICT)
 class Template:
-    """The steps that a workflow is held to.
+    """The steps that a workflow is held to."""
 
-    Attributes:
-        pattern: Functions in order: `decompose`, then 1 to `MAX_STEPS` of `answer_factual` and `evaluate_condition`,
-            the first of which asks for a fact, then `combine_facts`.
-        qids: Of the items that it was made from.
-    """
-
+    # Functions in order: `decompose`, then 1 to `MAX_STEPS` of `answer_factual` and `evaluate_condition`, the
+    # first of which asks for a fact, then `combine_facts`
     pattern: tuple[Function, ...]
-    qids: tuple[str, ...] = ()
+    qids: tuple[str, ...] = ()  # Of the items that it was made from
 
     @property
     def parts(self) -> tuple[Function, ...]:

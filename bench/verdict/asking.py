@@ -74,21 +74,13 @@ def switched(setting: dict[str, str]) -> AbstractContextManager[object]:
 
 @dataclass(frozen=True)
 class Asker:
-    """A model that is asked one question after the other, greedily.
+    """A model that is asked one question after the other, greedily."""
 
-    Attributes:
-        model: A looped model.
-        tokenizer: Its fast tokenizer.
-        config: The exit rule.
-        policy: What the converge door asks for.
-        on_answer: Called after each answer.
-    """
-
-    model: Any
-    tokenizer: Any
-    config: ExitConfig
-    policy: DoorPolicy
-    on_answer: Callable[[], None]
+    model: Any  # A looped model
+    tokenizer: Any  # Its fast tokenizer
+    config: ExitConfig  # The exit rule
+    policy: DoorPolicy  # What the converge door asks for
+    on_answer: Callable[[], None]  # Called after each answer
 
     def generations(self, contents: Sequence[str | Messages], config: ExitConfig | None = None) -> list[Generation]:
         """What it says to each text or chat, under the switches as they are; `config` is a rule in place of its own."""

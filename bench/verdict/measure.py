@@ -75,39 +75,25 @@ class StrangePrompt(BaseModel):
 
 @dataclass(frozen=True)
 class RuleRow:
-    """What the converge door lets through under one rule of a policy.
+    """What the converge door lets through under one rule of a policy."""
 
-    Attributes:
-        door: Of the answers.
-        points_more: Share of right answers among those let through, less that among all, in points of 100; None where
-            none is let through.
-    """
-
-    door: DoorCheck
+    door: DoorCheck  # Of the answers
+    # Share of right answers among those let through, less that among all, in points of 100; None where none is
+    # let through
     points_more: Estimate | None
 
 
 @dataclass(frozen=True)
 class SwitchRow:
-    """One setting of the switches.
+    """One setting of the switches."""
 
-    Attributes:
-        setting: What is on.
-        answers: How many.
-        same_text: Share of the answers that are full depth's, text for text.
-        right: Share of right answers.
-        passes_saved: Over all answers.
-        broken: Tokens that stopped for divergence.
-        escalated: Share of the answers whose door stays shut; None where there is no verdict.
-    """
-
-    setting: str
-    answers: int
-    same_text: Estimate
-    right: Estimate
-    passes_saved: Estimate | None
-    broken: int
-    escalated: Estimate | None
+    setting: str  # What is on
+    answers: int  # How many
+    same_text: Estimate  # Share of the answers that are full depth's, text for text
+    right: Estimate  # Share of right answers
+    passes_saved: Estimate | None  # Over all answers
+    broken: int  # Tokens that stopped for divergence
+    escalated: Estimate | None  # Share of the answers whose door stays shut; None where there is no verdict
 
 
 @dataclass(frozen=True)
@@ -128,60 +114,34 @@ class ShiftRow:
 
 @dataclass(frozen=True)
 class StrangeRow:
-    """Strange prompts of one kind, or of all.
+    """Strange prompts of one kind, or of all."""
 
-    Attributes:
-        kind: Which.
-        form: `plain` or `chat`.
-        prompts: How many.
-        shut: Share whose door stays shut.
-        strange: Share that is out of calibration.
-        doubted: Share whose confidence would keep it shut by itself.
-    """
-
-    kind: str
-    form: str
-    prompts: int
-    shut: Estimate
-    strange: Estimate
-    doubted: Estimate
+    kind: str  # Which
+    form: str  # `plain` or `chat`
+    prompts: int  # How many
+    shut: Estimate  # Share whose door stays shut
+    strange: Estimate  # Share that is out of calibration
+    doubted: Estimate  # Share whose confidence would keep it shut by itself
 
 
 @dataclass(frozen=True)
 class VerdictReport:
-    """The bench of one model.
+    """The bench of one model."""
 
-    Attributes:
-        model: Its name.
-        rule: The exit rule.
-        fates: Where its loops spiral and diverge.
-        policy: What the converge door asks for.
-        allowed: Risk that it was calibrated for.
-        weights: Of the confidence, by feature; None where it is exp(-mean entropy).
-        answers: How many questions.
-        separations: One for each score of doubt.
-        auroc_more: AUROC of the confidence less that of mean entropy.
-        rules: Under either rule, with the thresholds of the policy, on the same answers.
-        features: What each is worth.
-        switches: One for each setting of the switches.
-        shifts: The door on questions as calibrated, which are those above, and under every shift.
-        strange: Strange prompts by kind and form.
-    """
-
-    model: str
-    rule: dict[str, Any]
-    fates: dict[str, Any]
-    policy: dict[str, Any]
-    allowed: float
-    weights: dict[str, float] | None
-    answers: int
-    separations: dict[str, Separation]
-    auroc_more: Estimate | None
-    rules: dict[DoorRule, RuleRow]
-    features: tuple[FeatureUse, ...]
-    switches: tuple[SwitchRow, ...]
-    shifts: tuple[ShiftRow, ...]
-    strange: tuple[StrangeRow, ...]
+    model: str  # Its name
+    rule: dict[str, Any]  # The exit rule
+    fates: dict[str, Any]  # Where its loops spiral and diverge
+    policy: dict[str, Any]  # What the converge door asks for
+    allowed: float  # Risk that it was calibrated for
+    weights: dict[str, float] | None  # Of the confidence, by feature; None where it is exp(-mean entropy)
+    answers: int  # How many questions
+    separations: dict[str, Separation]  # One for each score of doubt
+    auroc_more: Estimate | None  # AUROC of the confidence less that of mean entropy
+    rules: dict[DoorRule, RuleRow]  # Under either rule, with the thresholds of the policy, on the same answers
+    features: tuple[FeatureUse, ...]  # What each is worth
+    switches: tuple[SwitchRow, ...]  # One for each setting of the switches
+    shifts: tuple[ShiftRow, ...]  # The door on questions as calibrated, which are those above, and under every shift
+    strange: tuple[StrangeRow, ...]  # Strange prompts by kind and form
 
 
 def measure(

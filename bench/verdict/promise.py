@@ -33,52 +33,31 @@ class DrawnDoor(NamedTuple):
 
 @dataclass(frozen=True)
 class PromiseRow:
-    """Doors of one kind, over all draws; intervals of coverage and risk are the middle 95 % of the draws.
+    """Doors of one kind, over all draws; intervals of coverage and risk are the middle 95 % of the draws."""
 
-    Attributes:
-        score: What the door reads.
-        kept: Share of the draws whose door keeps the risk.
-        shut: Draws without a door that keeps it on the test; they count as kept, and let nothing through.
-        opened: Mean share of the answers let through.
-        opened_of_right: Of the right ones.
-        risk: Mean risk of the doors that let anything through; None where none does.
-    """
-
-    score: str
-    kept: Estimate
-    shut: int
-    opened: Estimate
-    opened_of_right: Estimate
-    risk: Estimate | None
+    score: str  # What the door reads
+    kept: Estimate  # Share of the draws whose door keeps the risk
+    shut: int  # Draws without a door that keeps it on the test; they count as kept, and let nothing through
+    opened: Estimate  # Mean share of the answers let through
+    opened_of_right: Estimate  # Of the right ones
+    risk: Estimate | None  # Mean risk of the doors that let anything through; None where none does
 
 
 @dataclass(frozen=True)
 class PromiseReport:
-    """The simulation of one model.
+    """The simulation of one model."""
 
-    Attributes:
-        model: Its name.
-        rule: The exit rule.
-        allowed: Risk that is stated.
-        confidence: With which it is to be kept.
-        pool: Answers of the pool.
-        right: Share of right ones among them.
-        parts: Answers of each fit and of each test.
-        draws: How many.
-        rows: One for each kind of door.
-        more: Share of the answers that the door on the fitted confidence lets through, less that of mean entropy's, in
-            points of 100: mean, and the middle 95 % of the draws.
-    """
-
-    model: str
-    rule: dict[str, Any]
-    allowed: float
-    confidence: float
-    pool: int
-    right: float
-    parts: tuple[int, int]
-    draws: int
-    rows: tuple[PromiseRow, ...]
+    model: str  # Its name
+    rule: dict[str, Any]  # The exit rule
+    allowed: float  # Risk that is stated
+    confidence: float  # With which it is to be kept
+    pool: int  # Answers of the pool
+    right: float  # Share of right ones among them
+    parts: tuple[int, int]  # Answers of each fit and of each test
+    draws: int  # How many
+    rows: tuple[PromiseRow, ...]  # One for each kind of door
+    # Share of the answers that the door on the fitted confidence lets through, less that of mean entropy's, in
+    # points of 100: mean, and the middle 95 % of the draws
     more: Estimate
 
 

@@ -30,21 +30,13 @@ RANDOM = "random"
 
 @dataclass(frozen=True)
 class Separation:
-    """How well a score of doubt tells wrong answers from right ones.
+    """How well a score of doubt tells wrong answers from right ones."""
 
-    Attributes:
-        auroc: Chance that a wrong answer is doubted more; None where all are right or all wrong.
-        aurc: Error rate among the kept, averaged over coverages.
-        excess_aurc: AURC less that of an oracle.
-        augrc: Chance of a wrong answer that is kept, averaged over coverages.
-        coverage: Largest share that can be kept with at most 5 % wrong.
-    """
-
-    auroc: Estimate | None
-    aurc: float
-    excess_aurc: float
-    augrc: float
-    coverage: float
+    auroc: Estimate | None  # Chance that a wrong answer is doubted more; None where all are right or all wrong
+    aurc: float  # Error rate among the kept, averaged over coverages
+    excess_aurc: float  # AURC less that of an oracle
+    augrc: float  # Chance of a wrong answer that is kept, averaged over coverages
+    coverage: float  # Largest share that can be kept with at most 5 % wrong
 
 
 def doubts(answers: Answers) -> dict[str, Floats]:
@@ -82,19 +74,14 @@ def auroc_more(doubt: Floats, other: Floats, wrong: Floats) -> Estimate | None:
 
 @dataclass(frozen=True)
 class FeatureUse:
-    """One feature.
+    """One feature."""
 
-    Attributes:
-        name: Its name.
-        auroc: Of the feature alone; None where all answers are right or wrong, or where it is not known of all.
-        stored: Whether the confidence reads it.
-        drop: AUROC that the confidence loses where the feature is shuffled among the answers: mean of 20 shuffles, and
-            the middle 95 % of them. None of one that is not read, or where there is no AUROC.
-    """
-
-    name: str
+    name: str  # Its name
+    # Of the feature alone; None where all answers are right or wrong, or where it is not known of all
     auroc: float | None
-    stored: bool
+    stored: bool  # Whether the confidence reads it
+    # AUROC that the confidence loses where the feature is shuffled among the answers: mean of 20 shuffles, and
+    # the middle 95 % of them. None of one that is not read, or where there is no AUROC
     drop: Estimate | None
 
 

@@ -31,21 +31,13 @@ _STARTS = ((0.6, 1.0), (0.2, 0.5), (0.2, 2.0))
 
 @dataclass(frozen=True)
 class World:
-    """How often answers are wrong, and what is asked of a calibration.
+    """How often answers are wrong, and what is asked of a calibration."""
 
-    Attributes:
-        name: Its name.
-        chance: Of being wrong, by the share of the answers that are surer.
-        prompts: Of a calibration, those of the check included.
-        risk: Allowed.
-        confidence: With which it is to be kept.
-    """
-
-    name: str
-    chance: Callable[[Floats], Floats]
-    prompts: int
-    risk: float
-    confidence: float
+    name: str  # Its name
+    chance: Callable[[Floats], Floats]  # Of being wrong, by the share of the answers that are surer
+    prompts: int  # Of a calibration, those of the check included
+    risk: float  # Allowed
+    confidence: float  # With which it is to be kept
 
     def draw(self, answers: int, rng: np.random.Generator) -> Judged:
         """Judged answers; their confidence is one less their place, which is uniform."""
@@ -92,44 +84,27 @@ WORLDS = (
 
 @dataclass(frozen=True)
 class Found:
-    """What calibrations of one kind found over all sets.
+    """What calibrations of one kind found over all sets."""
 
-    Attributes:
-        fit: Answers of the fit.
-        test: Of the test.
-        chose: Share of the sets in which a door was found.
-        violated: Share in which a policy passed whose true risk is above the allowed one.
-        opened: Mean share of the answers let through, none where no door was found.
-    """
-
-    fit: int
-    test: int
-    chose: Estimate
-    violated: Estimate
-    opened: float
+    fit: int  # Answers of the fit
+    test: int  # Of the test
+    chose: Estimate  # Share of the sets in which a door was found
+    violated: Estimate  # Share in which a policy passed whose true risk is above the allowed one
+    opened: float  # Mean share of the answers let through, none where no door was found
 
 
 @dataclass(frozen=True)
 class WorldRow:
-    """One world.
+    """One world."""
 
-    Attributes:
-        world: Its name.
-        risk: Allowed.
-        confidence: With which it is to be kept.
-        allowed: Largest share of the answers that may be let through.
-        found: By the library, beside it with several starts, and from the least p-value on.
-        oracle: Chance that the one threshold most likely to pass does.
-    """
-
-    world: str
-    risk: float
-    confidence: float
-    allowed: float
-    found: Found
+    world: str  # Its name
+    risk: float  # Allowed
+    confidence: float  # With which it is to be kept
+    allowed: float  # Largest share of the answers that may be let through
+    found: Found  # By the library, beside it with several starts, and from the least p-value on
     several: Found
     before: Found
-    oracle: float
+    oracle: float  # Chance that the one threshold most likely to pass does
 
 
 def by_power(fitting: Judged, testing: Judged, world: World) -> list[DoorPolicy]:

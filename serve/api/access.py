@@ -43,59 +43,39 @@ class Environment(BaseSettings):
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ServerSettings:
-    """Limits of the API; the length of the queue is a limit of the engine.
+    """Limits of the API; the length of the queue is a limit of the engine."""
 
-    Attributes:
-        api_key: Key that clients must send; None: none, but for those of `api_key_file`.
-        api_key_file: File of further keys, one a line, which others may not read; None: no file.
-        tls_cert: File of a certificate chain in PEM, with which the server speaks TLS; None: it does not.
-        tls_key: File of its private key; None: in `tls_cert`.
-        tls_client_ca: File of authorities; a client has to have a certificate of one of them. None: it need not.
-        max_body_bytes: Of a request.
-        max_prompt_tokens: Of one prompt; None: what the context holds.
-        max_new_tokens: Of one choice, also where a request names no limit.
-        max_sources: Of `sigma0.sources`.
-        max_source_chars: Of all of them together: searching an answer in them takes time.
-        max_n: Choices for each prompt.
-        max_prompts: Prompts of one completion request.
-        max_at_once: Choices of one request that are in the engine at once; the others wait for those to end.
-        max_concurrent: Requests that are being answered at once; more get a 429.
-        max_parsing: Requests that are being tokenized or wait for it; more get a 429.
-        stream_buffer: Bytes of an event of a stream, about, where a client that reads slowly gets many tokens in one.
-        header_timeout: Seconds until the headers of a request must have come, from the first byte or the connection on.
-        body_timeout: Seconds until its body must have come, from the headers on.
-        drain_timeout: Seconds for requests in progress when the server shuts down; what is left then is cut off.
-        request_timeout: Seconds for one request, waiting included.
-        allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.api.hosts` reads them.
-        otlp_endpoint: Address of a collector that gets a span for each request (OTLP over HTTP); None: no spans.
-        on_collapse: What is done with a text that repeats itself, where a request does not say.
-        tool_parser: How the model writes calls of tools; None: as its chat template says.
-    """
-
-    api_key: SecretStr | None = None
-    api_key_file: Path | None = None
+    api_key: SecretStr | None = None  # Key that clients must send; None: none, but for those of `api_key_file`
+    api_key_file: Path | None = None  # File of further keys, one a line, which others may not read; None: no file
+    # File of a certificate chain in PEM, with which the server speaks TLS; None: it does not
     tls_cert: Path | None = None
-    tls_key: Path | None = None
+    tls_key: Path | None = None  # File of its private key; None: in `tls_cert`
+    # File of authorities; a client has to have a certificate of one of them. None: it need not
     tls_client_ca: Path | None = None
-    max_body_bytes: Count = 2**20
-    max_prompt_tokens: Count | None = None
-    max_new_tokens: Count = 4096
-    max_sources: Count = 64
-    max_source_chars: Count = 2**15
-    max_n: Count = 8
-    max_prompts: Count = 32
-    max_at_once: Count = 32
-    max_concurrent: Count = 256
-    max_parsing: Count = 64
+    max_body_bytes: Count = 2**20  # Of a request
+    max_prompt_tokens: Count | None = None  # Of one prompt; None: what the context holds
+    max_new_tokens: Count = 4096  # Of one choice, also where a request names no limit
+    max_sources: Count = 64  # Of `sigma0.sources`
+    max_source_chars: Count = 2**15  # Of all of them together: searching an answer in them takes time
+    max_n: Count = 8  # Choices for each prompt
+    max_prompts: Count = 32  # Prompts of one completion request
+    max_at_once: Count = 32  # Choices of one request that are in the engine at once; the others wait for those to end
+    max_concurrent: Count = 256  # Requests that are being answered at once; more get a 429
+    max_parsing: Count = 64  # Requests that are being tokenized or wait for it; more get a 429
+    # Bytes of an event of a stream, about, where a client that reads slowly gets many tokens in one
     stream_buffer: Count = 2**16
+    # Seconds until the headers of a request must have come, from the first byte or the connection on
     header_timeout: Seconds = 10.0
-    body_timeout: Seconds = 30.0
+    body_timeout: Seconds = 30.0  # Seconds until its body must have come, from the headers on
+    # Seconds for requests in progress when the server shuts down; what is left then is cut off
     drain_timeout: Seconds = DRAIN_TIMEOUT
-    request_timeout: Seconds = 600.0
+    request_timeout: Seconds = 600.0  # Seconds for one request, waiting included
+    # Hosts beside loopback names that requests may name, as `sigma0.serve.api.hosts` reads them
     allowed_hosts: tuple[str, ...] = ()
+    # Address of a collector that gets a span for each request (OTLP over HTTP); None: no spans
     otlp_endpoint: str | None = None
-    on_collapse: OnCollapse = "stop"
-    tool_parser: CallStyle | None = None
+    on_collapse: OnCollapse = "stop"  # What is done with a text that repeats itself, where a request does not say
+    tool_parser: CallStyle | None = None  # How the model writes calls of tools; None: as its chat template says
 
     @field_validator("allowed_hosts")
     @classmethod

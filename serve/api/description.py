@@ -44,17 +44,11 @@ _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBod
 
 @dataclass(frozen=True)
 class Served:
-    """The facts about a server that its description depends on.
+    """The facts about a server that its description depends on."""
 
-    Attributes:
-        service: The engine.
-        settings: Limits.
-        ladder: Its ladder, if it has one.
-    """
-
-    service: Service
-    settings: ServerSettings
-    ladder: "LadderRunner | None"
+    service: Service  # The engine
+    settings: ServerSettings  # Limits
+    ladder: "LadderRunner | None"  # Its ladder, if it has one
 
 
 def describe(app: FastAPI, served: Served) -> None:

@@ -42,27 +42,18 @@ Event = TokenOutput | RequestOutput
 
 @dataclass(frozen=True)
 class LadderTask:
-    """A request for a ladder.
+    """A request for a ladder."""
 
-    Attributes:
-        request: The request in the served model's ids.
-        prompt: Its prompt as text.
-        unit: What is handed up.
-        exit_config: Of every looped rung, which fills in the thresholds that it leaves open; None: each checkpoint's.
-        effort: Applied to each looped rung's setting; None where the request names none, or an exit setting.
-        budget: Limits of the request.
-        trail: Whether decisions are output.
-        sources: Texts that the answer may be grounded in, beside the prompt.
-    """
-
-    request: EngineRequest
-    prompt: str | Messages
-    unit: Unit
+    request: EngineRequest  # The request in the served model's ids
+    prompt: str | Messages  # Its prompt as text
+    unit: Unit  # What is handed up
+    # Of every looped rung, which fills in the thresholds that it leaves open; None: each checkpoint's
     exit_config: ExitConfig | None = None
+    # Applied to each looped rung's setting; None where the request names none, or an exit setting
     effort: Effort | None = None
-    budget: Budget | None = None
-    trail: bool = False
-    sources: tuple[str, ...] = ()
+    budget: Budget | None = None  # Limits of the request
+    trail: bool = False  # Whether decisions are output
+    sources: tuple[str, ...] = ()  # Texts that the answer may be grounded in, beside the prompt
 
 
 class LadderRunner:

@@ -30,50 +30,29 @@ NO_LADDER = (
 
 @dataclass(frozen=True)
 class Choice:
-    """One choice of a response.
+    """One choice of a response."""
 
-    Attributes:
-        prompt: Index of its prompt.
-        request: For the engine.
-        task: For the ladder; None where the engine alone answers.
-        routed: Whether the engine answers first.
-        echo: Text of the prompt, where it is sent back.
-    """
-
-    prompt: int
-    request: EngineRequest
-    task: "LadderTask | None"
-    routed: bool
-    echo: str | None = None
+    prompt: int  # Index of its prompt
+    request: EngineRequest  # For the engine
+    task: "LadderTask | None"  # For the ladder; None where the engine alone answers
+    routed: bool  # Whether the engine answers first
+    echo: str | None = None  # Text of the prompt, where it is sent back
 
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A parsed HTTP request.
+    """A parsed HTTP request."""
 
-    Attributes:
-        kind: Of the request, and so of the response.
-        choices: In the order of their indices.
-        stream: Whether tokens are sent as they come.
-        include_usage: Whether a stream ends with the usage.
-        exit_config: The exit setting in force.
-        effort: The effort that it comes from; None where the request named a setting, or neither.
-        trail: Whether a ladder's decisions are sent.
-        structured: Field that says what the answers have to be; None where none does.
-        calls: What the choices may call; None for nothing.
-        only_prompt: Whether nothing of what is written is sent.
-    """
-
-    kind: Kind
-    choices: tuple[Choice, ...]
-    stream: bool
-    include_usage: bool
-    exit_config: ExitConfig
-    effort: Effort | None
-    trail: bool
-    structured: str | None = None
-    calls: ToolCalls | None = None
-    only_prompt: bool = False
+    kind: Kind  # Of the request, and so of the response
+    choices: tuple[Choice, ...]  # In the order of their indices
+    stream: bool  # Whether tokens are sent as they come
+    include_usage: bool  # Whether a stream ends with the usage
+    exit_config: ExitConfig  # The exit setting in force
+    effort: Effort | None  # The effort that it comes from; None where the request named a setting, or neither
+    trail: bool  # Whether a ladder's decisions are sent
+    structured: str | None = None  # Field that says what the answers have to be; None where none does
+    calls: ToolCalls | None = None  # What the choices may call; None for nothing
+    only_prompt: bool = False  # Whether nothing of what is written is sent
 
     @property
     def grammar(self) -> Spec | None:
@@ -377,15 +356,10 @@ class RequestParser:
 
 @dataclass(frozen=True)
 class _Tools:
-    """What the chat template shows of tools.
+    """What the chat template shows of tools."""
 
-    Attributes:
-        shown: The tools.
-        style: How calls are written; None where there may be none.
-    """
-
-    shown: list[dict[str, Any]]
-    style: CallStyle | None
+    shown: list[dict[str, Any]]  # The tools
+    style: CallStyle | None  # How calls are written; None where there may be none
 
 
 # As Nanbeige's template calls them.

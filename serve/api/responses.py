@@ -74,40 +74,24 @@ def encoded(value: Any) -> Iterator[bytes]:
 
 @dataclass
 class _StreamProgress:
-    """How much of a choice was streamed.
+    """How much of a choice was streamed."""
 
-    Attributes:
-        text: Characters.
-        passes: Sum of the depths of its tokens.
-        tokens: Number of tokens.
-        parser: Of calls; None where there are none.
-    """
-
-    text: int = 0
-    passes: int = 0
-    tokens: int = 0
-    parser: CallParser | None = None
+    text: int = 0  # Characters
+    passes: int = 0  # Sum of the depths of its tokens
+    tokens: int = 0  # Number of tokens
+    parser: CallParser | None = None  # Of calls; None where there are none
 
 
 @dataclass
 class ResponseBuilder:
-    """Builds the response to one request, or the chunks of its stream.
+    """Builds the response to one request, or the chunks of its stream."""
 
-    Attributes:
-        parsed: The request.
-        model: Name of the model.
-        tokenizer: Its tokenizer.
-        total_loops: T.
-        id: Of the response.
-        created: Seconds since 1970.
-    """
-
-    parsed: ParsedRequest
-    model: str
-    tokenizer: PreTrainedTokenizerFast
-    total_loops: int
-    id: str = ""
-    created: int = field(default_factory=lambda: int(time.time()))
+    parsed: ParsedRequest  # The request
+    model: str  # Name of the model
+    tokenizer: PreTrainedTokenizerFast  # Its tokenizer
+    total_loops: int  # T
+    id: str = ""  # Of the response
+    created: int = field(default_factory=lambda: int(time.time()))  # Seconds since 1970
 
     def __post_init__(self) -> None:
         self.id = ("chatcmpl-" if self._is_chat else "cmpl-") + secrets.token_hex(12)

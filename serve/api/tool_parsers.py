@@ -15,17 +15,11 @@ from sigma0.serve.engine.messages import RequestOutput
 
 
 class CallDelta(NamedTuple):
-    """More of a call.
+    """More of a call."""
 
-    Attributes:
-        call: Its index.
-        name: Of its tool, where it begins.
-        arguments: More of its arguments' JSON.
-    """
-
-    call: int
-    name: str | None
-    arguments: str
+    call: int  # Its index
+    name: str | None  # Of its tool, where it begins
+    arguments: str  # More of its arguments' JSON
 
 
 Delta = str | CallDelta

@@ -26,37 +26,24 @@ SILENCE = 60.0
 
 @dataclass(frozen=True)
 class Accepted:
-    """An engine has queued a request.
+    """An engine has queued a request."""
 
-    Attributes:
-        engine: Its name.
-    """
-
-    engine: str
+    engine: str  # Its name
 
 
 @dataclass(frozen=True)
 class Refused:
-    """An engine is full; another one may take the request.
+    """An engine is full; another one may take the request."""
 
-    Attributes:
-        engine: Its name.
-        reason: In a sentence.
-    """
-
-    engine: str
-    reason: str
+    engine: str  # Its name
+    reason: str  # In a sentence
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A request failed.
+    """A request failed."""
 
-    Attributes:
-        reason: In a sentence that holds nothing of a prompt.
-    """
-
-    reason: str
+    reason: str  # In a sentence that holds nothing of a prompt
 
 
 ReplicaEvent = Accepted | Refused | Failed | TokenOutput | RequestOutput

@@ -25,19 +25,12 @@ COUNTERS = ("passes", "rows", "tokens", "exit_loops", "preemptions")
 
 @dataclass(frozen=True)
 class EngineReport:
-    """Report of an engine.
+    """Report of an engine."""
 
-    Attributes:
-        engine: Its unique name.
-        max_running: Requests that it runs at most.
-        capacity: Requests that it runs or queues at most.
-        status: Its gauges and counters.
-    """
-
-    engine: str
-    max_running: int
-    capacity: int
-    status: ServiceStatus
+    engine: str  # Its unique name
+    max_running: int  # Requests that it runs at most
+    capacity: int  # Requests that it runs or queues at most
+    status: ServiceStatus  # Its gauges and counters
 
 
 class SessionTable:

@@ -52,68 +52,41 @@ THRESHOLD: dict[str, str] = {"qexit": "q", "margin": "theta", "converge": "eps",
 
 @dataclass(frozen=True)
 class Tested:
-    """One setting on the calibration prompts.
+    """One setting on the calibration prompts."""
 
-    Attributes:
-        threshold: Its q, theta or eps.
-        agreement: 1 minus the mean loss.
-        p_value: Of "the agreement is below the one asked for".
-        mean_depth: Mean exit depth of the new tokens.
-        passed: Whether it keeps the promise.
-    """
-
-    threshold: float
-    agreement: float
-    p_value: float
-    mean_depth: float
-    passed: bool
+    threshold: float  # Its q, theta or eps
+    agreement: float  # 1 minus the mean loss
+    p_value: float  # Of "the agreement is below the one asked for"
+    mean_depth: float  # Mean exit depth of the new tokens
+    passed: bool  # Whether it keeps the promise
 
 
 @dataclass(frozen=True)
 class Check:
-    """The chosen setting on prompts that had no part in the choice.
+    """The chosen setting on prompts that had no part in the choice."""
 
-    Attributes:
-        prompts: How many.
-        agreement: Mean over prompts of the share of new tokens with full depth's argmax.
-        same: Share of free runs equal to full depth's, token for token.
-        mean_depth: Mean exit depth of the tokens after each first; None if there are none.
-        passes_saved: Of free runs of one prompt at a time, over the tokens after each first.
-        rows_saved: The same in rows.
-    """
-
-    prompts: int
-    agreement: Estimate
-    same: Estimate
-    mean_depth: Estimate | None
-    passes_saved: Estimate | None
-    rows_saved: Estimate | None
+    prompts: int  # How many
+    agreement: Estimate  # Mean over prompts of the share of new tokens with full depth's argmax
+    same: Estimate  # Share of free runs equal to full depth's, token for token
+    mean_depth: Estimate | None  # Mean exit depth of the tokens after each first; None if there are none
+    passes_saved: Estimate | None  # Of free runs of one prompt at a time, over the tokens after each first
+    rows_saved: Estimate | None  # The same in rows
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What `calibrate` found.
+    """What `calibrate` found."""
 
-    Attributes:
-        mode: The exit rule, one of `GRIDS`.
-        agreement: The agreement asked for.
-        confidence: With which it was to be kept.
-        prompts: Calibration prompts.
-        needed: Prompts, those of the check included, that the promise takes with no error at all, and at half of the
-            allowed errors.
-        tested: Settings from the most patient on, down to the first that did not pass.
-        chosen: The most eager that passed, or None.
-        check: What it does on other prompts, or None.
-    """
-
-    mode: str
-    agreement: float
-    confidence: float
-    prompts: int
+    mode: str  # The exit rule, one of `GRIDS`
+    agreement: float  # The agreement asked for
+    confidence: float  # With which it was to be kept
+    prompts: int  # Calibration prompts
+    # Prompts, those of the check included, that the promise takes with no error at all, and at half of the
+    # allowed errors
     needed: tuple[int, int]
-    tested: tuple[Tested, ...]
-    chosen: ExitConfig | None
-    check: Check | None
+    tested: tuple[Tested, ...]  # Settings from the most patient on, down to the first that did not pass
+    chosen: ExitConfig | None  # The most eager that passed, or None
+    check: Check | None  # What it does on other prompts, or None
 
 
 def calibrate(

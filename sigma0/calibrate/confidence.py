@@ -36,37 +36,24 @@ _MOST_FEATURES = 4
 
 @dataclass(frozen=True)
 class FeatureFigure:
-    """What one feature is worth, by cross-fitting.
+    """What one feature is worth, by cross-fitting."""
 
-    Attributes:
-        name: Its name.
-        auroc: Of the feature alone; None where all answers are right or all wrong, or where it is not known.
-        gain: How much the log loss falls, per answer, if it is added to those chosen (of a chosen one: if it was, to
-            those before it); None where it is not known of every answer, never differs, or equals one before it.
-        error: Standard error of that.
-        chosen: Whether the model reads it.
-    """
-
-    name: str
-    auroc: float | None
+    name: str  # Its name
+    auroc: float | None  # Of the feature alone; None where all answers are right or all wrong, or where it is not known
+    # How much the log loss falls, per answer, if it is added to those chosen (of a chosen one: if it was, to
+    # those before it); None where it is not known of every answer, never differs, or equals one before it
     gain: float | None
-    error: float | None
-    chosen: bool
+    error: float | None  # Standard error of that
+    chosen: bool  # Whether the model reads it
 
 
 @dataclass(frozen=True)
 class FittedConfidence:
-    """A model, and how it came about.
+    """A model, and how it came about."""
 
-    Attributes:
-        model: The model.
-        figures: Of every feature.
-        cross_fitted: Confidence of each answer under a fit that has not seen it, `[n]`.
-    """
-
-    model: ConfidenceModel
-    figures: tuple[FeatureFigure, ...]
-    cross_fitted: Floats
+    model: ConfidenceModel  # The model
+    figures: tuple[FeatureFigure, ...]  # Of every feature
+    cross_fitted: Floats  # Confidence of each answer under a fit that has not seen it, `[n]`
 
 
 def fit_confidence(evidence: Floats, right: Bools, prompts: Sequence[Sequence[int]]) -> FittedConfidence | None:

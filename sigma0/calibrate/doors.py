@@ -36,21 +36,13 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Judged:
-    """Answers as a door sees them.
+    """Answers as a door sees them."""
 
-    Attributes:
-        confidence: Of each, `[n]`; -1 where it is not known.
-        vetoed: Whether something else than the thresholds that are tested shuts the door, `[n]`.
-        right: Whether it is right, `[n]`.
-        proximity: Of each, `[n]`; of a certificate alone.
-        grounded: Of each, `[n]`; NaN where it is not known; of a certificate alone.
-    """
-
-    confidence: Floats
-    vetoed: Bools
-    right: Bools
-    proximity: Floats | None = None
-    grounded: Floats | None = None
+    confidence: Floats  # Of each, `[n]`; -1 where it is not known
+    vetoed: Bools  # Whether something else than the thresholds that are tested shuts the door, `[n]`
+    right: Bools  # Whether it is right, `[n]`
+    proximity: Floats | None = None  # Of each, `[n]`; of a certificate alone
+    grounded: Floats | None = None  # Of each, `[n]`; NaN where it is not known; of a certificate alone
 
     def opens(self, policy: DoorPolicy) -> Bools:
         """Which answers the converge door lets through, `[n]`; the vetoes are those that were judged by."""
@@ -77,27 +69,17 @@ class Judged:
 
 @dataclass(frozen=True)
 class DoorCheck:
-    """A policy on prompts that had no part in its choice.
+    """A policy on prompts that had no part in its choice."""
 
-    Attributes:
-        prompts: How many.
-        right: Share of right answers.
-        opened: Share of the answers that the converge door lets through.
-        right_of_opened: Share of right ones among them; None if there are none.
-        opened_of_right: Share of the right answers that it opens for; None if none is right.
-        auroc: Chance that a wrong answer has less confidence than a right one; None where all are right or wrong.
-        brier: Mean squared difference of confidence and right or wrong.
-        calibration_error: Mean difference of confidence and share of right answers, over tenths of the answers.
-    """
-
-    prompts: int
-    right: Estimate
-    opened: Estimate
-    right_of_opened: Estimate | None
-    opened_of_right: Estimate | None
+    prompts: int  # How many
+    right: Estimate  # Share of right answers
+    opened: Estimate  # Share of the answers that the converge door lets through
+    right_of_opened: Estimate | None  # Share of right ones among them; None if there are none
+    opened_of_right: Estimate | None  # Share of the right answers that it opens for; None if none is right
+    # Chance that a wrong answer has less confidence than a right one; None where all are right or wrong
     auroc: float | None
-    brier: float
-    calibration_error: float
+    brier: float  # Mean squared difference of confidence and right or wrong
+    calibration_error: float  # Mean difference of confidence and share of right answers, over tenths of the answers
 
 
 def judge(verdicts: Sequence[ReasonVerdict], right: Sequence[bool] | Bools, policy: DoorPolicy) -> Judged:

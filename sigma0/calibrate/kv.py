@@ -75,48 +75,28 @@ def read_coded(model: DepthGenerationMixin, text: ForcedText, kv: KVConfig, conf
 
 @dataclass(frozen=True)
 class TestedCodec:
-    """A codec on the calibration prompts.
+    """A codec on the calibration prompts."""
 
-    Attributes:
-        kv: The codec.
-        number_bits: Bits of a number of K/V.
-        agreement: 1 minus the mean loss.
-        p_value: Of "the agreement is below the one asked for".
-        passed: Whether it keeps the promise.
-    """
-
-    kv: KVConfig
-    number_bits: float
-    agreement: float
-    p_value: float
-    passed: bool
+    kv: KVConfig  # The codec
+    number_bits: float  # Bits of a number of K/V
+    agreement: float  # 1 minus the mean loss
+    p_value: float  # Of "the agreement is below the one asked for"
+    passed: bool  # Whether it keeps the promise
 
 
 @dataclass(frozen=True)
 class KVCalibration:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        agreement: The agreement asked for.
-        confidence: With which it was to be kept.
-        prompts: Calibration prompts.
-        needed: As `sigma0.calibrate.agreement.Calibration` has it.
-        coded_share: Share of what the new tokens were read over that was in few bits.
-        tested: From many bits on, down to the first that did not pass.
-        chosen: The one with the fewest bits that passed, or None.
-        checked: Prompts that had no part in the choice.
-        check: Agreement of the chosen one on those, or None.
-    """
-
-    agreement: float
-    confidence: float
-    prompts: int
-    needed: tuple[int, int]
-    coded_share: float
-    tested: tuple[TestedCodec, ...]
-    chosen: KVConfig | None
-    checked: int
-    check: Estimate | None
+    agreement: float  # The agreement asked for
+    confidence: float  # With which it was to be kept
+    prompts: int  # Calibration prompts
+    needed: tuple[int, int]  # As `sigma0.calibrate.agreement.Calibration` has it
+    coded_share: float  # Share of what the new tokens were read over that was in few bits
+    tested: tuple[TestedCodec, ...]  # From many bits on, down to the first that did not pass
+    chosen: KVConfig | None  # The one with the fewest bits that passed, or None
+    checked: int  # Prompts that had no part in the choice
+    check: Estimate | None  # Agreement of the chosen one on those, or None
 
 
 def calibrate_kv(

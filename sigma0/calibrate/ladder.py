@@ -29,48 +29,28 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class DoubtCheck:
-    """A threshold on prompts that had no part in its choice; intervals take a prompt's tokens together.
+    """A threshold on prompts that had no part in its choice; intervals take a prompt's tokens together."""
 
-    Attributes:
-        prompts: How many.
-        tokens: New tokens of all of them.
-        alone: Agreement of the small model alone.
-        handed_up: Share of the tokens that go up.
-        agreement: Share that is the larger model's, handed-up ones counted in.
-    """
-
-    prompts: int
-    tokens: int
-    alone: Estimate | None
-    handed_up: Estimate | None
-    agreement: Estimate | None
+    prompts: int  # How many
+    tokens: int  # New tokens of all of them
+    alone: Estimate | None  # Agreement of the small model alone
+    handed_up: Estimate | None  # Share of the tokens that go up
+    agreement: Estimate | None  # Share that is the larger model's, handed-up ones counted in
 
 
 @dataclass(frozen=True)
 class DoubtCalibration:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        below: Confidence under which a token goes up; None if none keeps the promise.
-        handed_up: Share of the new tokens that go up there.
-        agreement: Share that is the larger model's there, handed-up ones counted in.
-        prompts: Prompts that the choice was made on.
-        tokens: New tokens of all of them.
-        alone: Agreement of the small model alone.
-        asked: "rate" or "agreement", and its value.
-        confidence: With which an agreement is kept; None for a rate.
-        check: What `below` does on other prompts, or None.
-    """
-
-    below: float | None
-    handed_up: float | None
-    agreement: float | None
-    prompts: int
-    tokens: int
-    alone: float
-    asked: tuple[str, float]
-    confidence: float | None
-    check: DoubtCheck | None
+    below: float | None  # Confidence under which a token goes up; None if none keeps the promise
+    handed_up: float | None  # Share of the new tokens that go up there
+    agreement: float | None  # Share that is the larger model's there, handed-up ones counted in
+    prompts: int  # Prompts that the choice was made on
+    tokens: int  # New tokens of all of them
+    alone: float  # Agreement of the small model alone
+    asked: tuple[str, float]  # "rate" or "agreement", and its value
+    confidence: float | None  # With which an agreement is kept; None for a rate
+    check: DoubtCheck | None  # What `below` does on other prompts, or None
 
 
 @dataclass(frozen=True)

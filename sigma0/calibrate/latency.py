@@ -23,42 +23,25 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class VerifiedRuns:
-    """Prompts continued under `verify`, one at a time, over the tokens after each first.
+    """Prompts continued under `verify`, one at a time, over the tokens after each first."""
 
-    Attributes:
-        threshold: Its q, theta or eps.
-        passes_per_token: Passes for each token, those that only check the tail included.
-        tail_passes_per_token: How many of them came after the last token had stopped.
-        accepted: Share of the tokens that were proposed and stood, or were read at loop T in the first place.
-        passes_saved: 1 - passes / (T tokens).
-    """
-
-    threshold: float
-    passes_per_token: Estimate
-    tail_passes_per_token: Estimate
-    accepted: Estimate
-    passes_saved: Estimate
+    threshold: float  # Its q, theta or eps
+    passes_per_token: Estimate  # Passes for each token, those that only check the tail included
+    tail_passes_per_token: Estimate  # How many of them came after the last token had stopped
+    accepted: Estimate  # Share of the tokens that were proposed and stood, or were read at loop T in the first place
+    passes_saved: Estimate  # 1 - passes / (T tokens)
 
 
 @dataclass(frozen=True)
 class LatencyCalibration:
-    """What `calibrate_latency` found.
+    """What `calibrate_latency` found."""
 
-    Attributes:
-        mode: The exit rule.
-        prompts: Prompts the choice was made on.
-        tested: Settings from the most patient on.
-        chosen: The one with the fewest passes for each token.
-        check: The same setting on prompts that had no part in the choice.
-        checked_prompts: How many these are.
-    """
-
-    mode: str
-    prompts: int
-    tested: tuple[VerifiedRuns, ...]
-    chosen: ExitConfig
-    check: VerifiedRuns
-    checked_prompts: int
+    mode: str  # The exit rule
+    prompts: int  # Prompts the choice was made on
+    tested: tuple[VerifiedRuns, ...]  # Settings from the most patient on
+    chosen: ExitConfig  # The one with the fewest passes for each token
+    check: VerifiedRuns  # The same setting on prompts that had no part in the choice
+    checked_prompts: int  # How many these are
 
 
 def coarse_grid(mode: str) -> tuple[ExitConfig, ...]:

@@ -40,23 +40,14 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Answered:
-    """One prompt, continued.
+    """One prompt, continued."""
 
-    Attributes:
-        right: Whether the text is the known answer.
-        tokens: Of the answer, with their statistics.
-        grounded: Of its text.
-        collapsed: Whether it was ended because it repeated itself.
-        prompt_ids: Of the prompt.
-        total_loops: T.
-    """
-
-    right: bool
-    tokens: tuple[Token, ...]
-    grounded: float | None
-    collapsed: bool
-    prompt_ids: tuple[int, ...]
-    total_loops: int
+    right: bool  # Whether the text is the known answer
+    tokens: tuple[Token, ...]  # Of the answer, with their statistics
+    grounded: float | None  # Of its text
+    collapsed: bool  # Whether it was ended because it repeated itself
+    prompt_ids: tuple[int, ...]  # Of the prompt
+    total_loops: int  # T
 
     @cached_property
     def evidence(self) -> Floats:
@@ -78,43 +69,27 @@ class Answered:
 
 @dataclass(frozen=True)
 class DoorCalibration:
-    """What `calibrate_doors` found.
+    """What `calibrate_doors` found."""
 
-    Attributes:
-        risk: Allowed chance that an answer of the converge door is wrong.
-        confidence: With which that was to be kept.
-        labels: What right means: `answers`, `full-depth` or the name of a larger model.
-        exit_config: The exit rule that the answers were written under.
-        fates: Where loops spiral and diverge.
-        prompts: Prompts of the fit, of the test and of the check.
-        right: Share of right answers in the fit and the test together.
-        confidence_model: The fitted confidence; None where too few answers of the fit were right, or wrong, and the
-            door stands on exp(-mean entropy).
-        features: What each feature is worth, by cross-fitting.
-        passed: Policies that keep the promise.
-        tested: Policies that were tested, the one that failed included.
-        best: The first policy tested: by the fit the most likely to pass. With answers let through and wrong ones, in
-            the test.
-        chosen: Of those passed the one that lets most answers through, or None.
-        check: What it does on other prompts, or None.
-        by_entropy: What the door on exp(-mean entropy) does there, or None where none keeps the promise.
-    """
-
-    risk: float
-    confidence: float
-    labels: str
-    exit_config: ExitConfig
-    fates: FateConfig
-    prompts: tuple[int, int, int]
-    right: float
+    risk: float  # Allowed chance that an answer of the converge door is wrong
+    confidence: float  # With which that was to be kept
+    labels: str  # What right means: `answers`, `full-depth` or the name of a larger model
+    exit_config: ExitConfig  # The exit rule that the answers were written under
+    fates: FateConfig  # Where loops spiral and diverge
+    prompts: tuple[int, int, int]  # Prompts of the fit, of the test and of the check
+    right: float  # Share of right answers in the fit and the test together
+    # The fitted confidence; None where too few answers of the fit were right, or wrong, and the door stands on
+    # exp(-mean entropy)
     confidence_model: ConfidenceModel | None
-    features: tuple[FeatureFigure, ...]
-    passed: int
-    tested: int
+    features: tuple[FeatureFigure, ...]  # What each feature is worth, by cross-fitting
+    passed: int  # Policies that keep the promise
+    tested: int  # Policies that were tested, the one that failed included
+    # The first policy tested: by the fit the most likely to pass. With answers let through and wrong ones, in the
+    # test
     best: tuple[DoorPolicy, int, int]
-    chosen: DoorPolicy | None
-    check: DoorCheck | None
-    by_entropy: DoorCheck | None
+    chosen: DoorPolicy | None  # Of those passed the one that lets most answers through, or None
+    check: DoorCheck | None  # What it does on other prompts, or None
+    by_entropy: DoorCheck | None  # What the door on exp(-mean entropy) does there, or None where none keeps the promise
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; of the pairs that prompts had only their number."""
@@ -129,21 +104,13 @@ class DoorCalibration:
 
 @dataclass(frozen=True)
 class ChosenDoor:
-    """A door out of the answers of a fit and of a test.
+    """A door out of the answers of a fit and of a test."""
 
-    Attributes:
-        fitted: The confidence that it reads; None for exp(-mean entropy).
-        ranked: The policies in the order of their test.
-        passed: Those that keep the promise.
-        tested: How many were tested.
-        judged: The answers of the test.
-    """
-
-    fitted: FittedConfidence | None
-    ranked: list[DoorPolicy]
-    passed: list[DoorPolicy]
-    tested: int
-    judged: Judged
+    fitted: FittedConfidence | None  # The confidence that it reads; None for exp(-mean entropy)
+    ranked: list[DoorPolicy]  # The policies in the order of their test
+    passed: list[DoorPolicy]  # Those that keep the promise
+    tested: int  # How many were tested
+    judged: Judged  # The answers of the test
 
     @property
     def model(self) -> ConfidenceModel | None:

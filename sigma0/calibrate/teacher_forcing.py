@@ -37,15 +37,10 @@ _STATES = 2**26
 
 @dataclass(frozen=True)
 class ForcedText:
-    """A text whose tokens are given.
+    """A text whose tokens are given."""
 
-    Attributes:
-        ids: Prompt and continuation, at least 2 ids.
-        new: How many ids at the end are the continuation, from 1 to `len(ids) - 1`.
-    """
-
-    ids: tuple[int, ...]
-    new: int
+    ids: tuple[int, ...]  # Prompt and continuation, at least 2 ids
+    new: int  # How many ids at the end are the continuation, from 1 to `len(ids) - 1`
 
     def __post_init__(self) -> None:
         if not 1 <= self.new < len(self.ids):
@@ -54,21 +49,13 @@ class ForcedText:
 
 @dataclass(frozen=True)
 class LoopReadings:
-    """The N predicted tokens of some texts, in order; the first token of a text is not predicted.
+    """The N predicted tokens of some texts, in order; the first token of a text is not predicted."""
 
-    Attributes:
-        text: Number of the text, from 0, `[N]`.
-        is_new: Whether the token belongs to the continuation, `[N]`.
-        same: Whether the argmax at loop t is that of loop T, `[T, N]`.
-        kl: KL(full || loop t) in nats, `[T, N]`.
-        exits: For each rule, the loop at which it stops, `[N]`.
-    """
-
-    text: Ints
-    is_new: Bools
-    same: Bools
-    kl: Floats
-    exits: dict[str, Ints]
+    text: Ints  # Number of the text, from 0, `[N]`
+    is_new: Bools  # Whether the token belongs to the continuation, `[N]`
+    same: Bools  # Whether the argmax at loop t is that of loop T, `[T, N]`
+    kl: Floats  # KL(full || loop t) in nats, `[T, N]`
+    exits: dict[str, Ints]  # For each rule, the loop at which it stops, `[N]`
 
     @property
     def oracle(self) -> Ints:
@@ -156,19 +143,12 @@ def groups_of(texts: Sequence[ForcedText]) -> Iterator[list[ForcedText]]:
 
 @dataclass(frozen=True)
 class LoopRun:
-    """A run of all loops over N tokens, or over texts `[B, S]` of them.
+    """A run of all loops over N tokens, or over texts `[B, S]` of them."""
 
-    Attributes:
-        states: `[T, N, D]`.
-        gates: Gate logits `[T, N]`; None where the model has no gate.
-        readable: What the head reads at every loop, `[T, N, D]`.
-        start: What loop 1 started from, `[N, D]`.
-    """
-
-    states: Tensor
-    gates: Tensor | None
-    readable: Tensor
-    start: Tensor
+    states: Tensor  # `[T, N, D]`
+    gates: Tensor | None  # Gate logits `[T, N]`; None where the model has no gate
+    readable: Tensor  # What the head reads at every loop, `[T, N, D]`
+    start: Tensor  # What loop 1 started from, `[N, D]`
 
     @classmethod
     def of(cls, model: DepthGenerationMixin, ids: Tensor) -> "LoopRun":
@@ -255,17 +235,11 @@ def divergence(full: Tensor, other: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GridReadings:
-    """The N new tokens of some texts, in order.
+    """The N new tokens of some texts, in order."""
 
-    Attributes:
-        text: Number of the text, from 0, `[N]`.
-        same: Whether the argmax at loop t is that of loop T, `[T, N]`.
-        exits: For each grid, the loop at which each setting stops, `[settings, N]`.
-    """
-
-    text: Ints
-    same: Bools
-    exits: dict[str, Ints]
+    text: Ints  # Number of the text, from 0, `[N]`
+    same: Bools  # Whether the argmax at loop t is that of loop T, `[T, N]`
+    exits: dict[str, Ints]  # For each grid, the loop at which each setting stops, `[settings, N]`
 
     def same_at(self, depths: Ints) -> Bools:
         """Whether the argmax at each token's own loop in `depths` `[N]` is that of loop T."""

@@ -36,42 +36,25 @@ WARM_START = "A first draft of the answer, which may be wrong, is:\n\n{draft}\n\
 
 @dataclass(frozen=True)
 class Attempt:
-    """A text that a rung wrote.
+    """A text that a rung wrote."""
 
-    Attributes:
-        text: As it is.
-        verdict: On it.
-        entropy: Mean over its tokens, nats; None where unknown.
-        margin: Least of its tokens; None where unknown.
-        stop_reason: Why it ends.
-        sure: What of the text comes before its least sure token, for a warm start; "" where that is not known.
-        tokens: Of the text, where a looped model wrote it; else empty.
-    """
-
-    text: str
-    verdict: ReasonVerdict
-    entropy: float | None
-    margin: float | None
-    stop_reason: LadderStop
-    sure: str = ""
-    tokens: tuple[Token, ...] = ()
+    text: str  # As it is
+    verdict: ReasonVerdict  # On it
+    entropy: float | None  # Mean over its tokens, nats; None where unknown
+    margin: float | None  # Least of its tokens; None where unknown
+    stop_reason: LadderStop  # Why it ends
+    sure: str = ""  # What of the text comes before its least sure token, for a warm start; "" where that is not known
+    tokens: tuple[Token, ...] = ()  # Of the text, where a looped model wrote it; else empty
 
 
 @dataclass
 class Climb:
-    """Result of one unit.
+    """Result of one unit."""
 
-    Attributes:
-        attempt: The final text; None if no rung gave any.
-        rung: Index of the rung that wrote it.
-        aborted: Whether the budget kept it from going up further.
-        exhausted: Whether the highest rung was tried.
-    """
-
-    attempt: Attempt | None = None
-    rung: int = 0
-    aborted: bool = False
-    exhausted: bool = False
+    attempt: Attempt | None = None  # The final text; None if no rung gave any
+    rung: int = 0  # Index of the rung that wrote it
+    aborted: bool = False  # Whether the budget kept it from going up further
+    exhausted: bool = False  # Whether the highest rung was tried
 
 
 def attempt_of(generation: Generation) -> Attempt:
@@ -127,17 +110,11 @@ def attempt_from(text: str, tokens: Sequence[Read], verdict: ReasonVerdict, stop
 
 @dataclass(frozen=True)
 class Given:
-    """Input of a rung.
+    """Input of a rung."""
 
-    Attributes:
-        prompt: To continue, or to answer.
-        kept: The part of its text that is there already.
-        new: New tokens at most.
-    """
-
-    prompt: str | Messages
-    kept: str
-    new: int
+    prompt: str | Messages  # To continue, or to answer
+    kept: str  # The part of its text that is there already
+    new: int  # New tokens at most
 
 
 class Writer:

@@ -105,21 +105,13 @@ class Spending:
 
 @dataclass
 class Purse:
-    """A budget being spent.
+    """A budget being spent."""
 
-    Attributes:
-        budget: The limits.
-        spent: Spent so far.
-        began: When the call began, by `time.monotonic`.
-        longest: Seconds of the longest step of each kind.
-        refused: The limits for which steps were refused.
-    """
-
-    budget: Budget
-    spent: Spending = field(default_factory=Spending)
-    began: float = field(default_factory=time.monotonic)
-    longest: dict[str, float] = field(default_factory=dict)
-    refused: set[str] = field(default_factory=set)
+    budget: Budget  # The limits
+    spent: Spending = field(default_factory=Spending)  # Spent so far
+    began: float = field(default_factory=time.monotonic)  # When the call began, by `time.monotonic`
+    longest: dict[str, float] = field(default_factory=dict)  # Seconds of the longest step of each kind
+    refused: set[str] = field(default_factory=set)  # The limits for which steps were refused
 
     @property
     def seconds(self) -> float:

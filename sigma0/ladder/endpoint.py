@@ -36,27 +36,17 @@ MOST_PASSES = 2**53
 
 @dataclass(frozen=True)
 class Reply:
-    """Result of a request to an endpoint, with its attempts.
+    """Result of a request to an endpoint, with its attempts."""
 
-    Attributes:
-        text: The answer; None where there is none.
-        outcome: "ok", or the kind of failure of the last attempt.
-        lacking: The limit that forbade another attempt, or None.
-        limit: The most that the last attempt could cost.
-        cut: Whether the endpoint stopped at its limit of tokens.
-        verdict: On the answer. None, like door and passes, where the endpoint is no server of this package.
-        door: Routing decision of the verdict.
-        passes: Of the looped model's block.
-    """
-
-    text: str | None
-    outcome: str
-    lacking: str | None
-    limit: Spending
-    cut: bool = False
+    text: str | None  # The answer; None where there is none
+    outcome: str  # "ok", or the kind of failure of the last attempt
+    lacking: str | None  # The limit that forbade another attempt, or None
+    limit: Spending  # The most that the last attempt could cost
+    cut: bool = False  # Whether the endpoint stopped at its limit of tokens
+    # On the answer. None, like door and passes, where the endpoint is no server of this package
     verdict: ReasonVerdict | None = None
-    door: Door | None = None
-    passes: int | None = None
+    door: Door | None = None  # Routing decision of the verdict
+    passes: int | None = None  # Of the looped model's block
 
 
 @dataclass

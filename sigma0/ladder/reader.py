@@ -23,19 +23,12 @@ from sigma0.signals.verdict import mildest
 
 @dataclass(frozen=True)
 class Look:
-    """A model's output after the last id of every sequence.
+    """A model's output after the last id of every sequence."""
 
-    Attributes:
-        logits: `[B, V]`.
-        depths: Exit depths `[B]`; 0 without loops.
-        reasons: Exit reasons; None without loops.
-        fates: Of the loops that were run; None where unknown.
-    """
-
-    logits: Tensor
-    depths: list[int]
-    reasons: list[Reason | None]
-    fates: list[Fate | None]
+    logits: Tensor  # `[B, V]`
+    depths: list[int]  # Exit depths `[B]`; 0 without loops
+    reasons: list[Reason | None]  # Exit reasons; None without loops
+    fates: list[Fate | None]  # Of the loops that were run; None where unknown
 
 
 class Reader:

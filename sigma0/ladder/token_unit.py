@@ -28,33 +28,19 @@ from sigma0.signals.verdict import of_token
 
 @dataclass(frozen=True)
 class Written:
-    """A token of one sequence.
+    """A token of one sequence."""
 
-    Attributes:
-        sequence: Batch index.
-        token_id: Its id.
-        rung: Index of the rung that wrote it, 0 the lowest.
-        depth: Exit depth; 0 of a model without loops.
-        reason: Exit reason; None of a model without loops.
-        fate: Of its loops so far.
-        proximity: Repetition score of the text before it.
-        margin: Top-1 probability minus top-2; None for logits that are not finite.
-        entropy: Nats.
-        why: Reason for leaving the lowest rung; None if it stayed there.
-        aborted: Whether the budget kept it from going up further.
-    """
-
-    sequence: int
-    token_id: int
-    rung: int
-    depth: int
-    reason: Reason | None
-    fate: Fate | None
-    proximity: float
-    margin: float | None
-    entropy: float | None
-    why: str | None
-    aborted: bool
+    sequence: int  # Batch index
+    token_id: int  # Its id
+    rung: int  # Index of the rung that wrote it, 0 the lowest
+    depth: int  # Exit depth; 0 of a model without loops
+    reason: Reason | None  # Exit reason; None of a model without loops
+    fate: Fate | None  # Of its loops so far
+    proximity: float  # Repetition score of the text before it
+    margin: float | None  # Top-1 probability minus top-2; None for logits that are not finite
+    entropy: float | None  # Nats
+    why: str | None  # Reason for leaving the lowest rung; None if it stayed there
+    aborted: bool  # Whether the budget kept it from going up further
 
 
 @dataclass
@@ -90,19 +76,12 @@ class _Facts:
 
 @dataclass
 class Batch:
-    """Texts so far, all of one length.
+    """Texts so far, all of one length."""
 
-    Attributes:
-        ids: `[B, S]`, left-padded, on the CPU.
-        mask: 0 at pads and after an end, `[B, S]`.
-        prompt: Length of the prompts.
-        ended: Sequences that are over, bool `[B]`.
-    """
-
-    ids: Tensor
-    mask: Tensor
-    prompt: int = field(init=False)
-    ended: Bools = field(init=False)
+    ids: Tensor  # `[B, S]`, left-padded, on the CPU
+    mask: Tensor  # 0 at pads and after an end, `[B, S]`
+    prompt: int = field(init=False)  # Length of the prompts
+    ended: Bools = field(init=False)  # Sequences that are over, bool `[B]`
 
     def __post_init__(self) -> None:
         self.prompt = self.ids.shape[1]

@@ -21,24 +21,15 @@ CLOSED = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True)
 class Heading:
-    """The first line: what was decided by.
+    """The first line: what was decided by."""
 
-    Attributes:
-        unit: What went up.
-        rungs: What `to_dict` of each says, the lowest first.
-        policy: The trigger, as JSON.
-        budget: The limits that are set.
-        hysteresis: How long a larger model stays, where the unit is the token; else empty.
-        versions: Of the libraries.
-        doors: Thresholds of the converge door, where whole texts of drafts or tokens go up by it.
-    """
-
-    unit: Unit
-    rungs: tuple[dict[str, Any], ...]
-    policy: dict[str, Any]
-    budget: dict[str, Any]
-    hysteresis: dict[str, Any]
-    versions: dict[str, str]
+    unit: Unit  # What went up
+    rungs: tuple[dict[str, Any], ...]  # What `to_dict` of each says, the lowest first
+    policy: dict[str, Any]  # The trigger, as JSON
+    budget: dict[str, Any]  # The limits that are set
+    hysteresis: dict[str, Any]  # How long a larger model stays, where the unit is the token; else empty
+    versions: dict[str, str]  # Of the libraries
+    # Thresholds of the converge door, where whole texts of drafts or tokens go up by it
     doors: dict[str, Any] = field(default_factory=dict)
     kind: Literal["heading"] = field(default="heading", kw_only=True)
     __pydantic_config__ = CLOSED
@@ -46,54 +37,34 @@ class Heading:
 
 @dataclass(frozen=True)
 class Spent:
-    """A rung at work, for one or more units: a reading of a local model, or a request.
+    """A rung at work, for one or more units: a reading of a local model, or a request."""
 
-    Attributes:
-        rung: Its place, 0 the lowest.
-        step: Kind of step, for its time.
-        cost: What it cost.
-        seconds: It took.
-        told: Outcome of a request to an endpoint: "ok", or the kind of failure.
-    """
-
-    rung: int
-    step: str
-    cost: Spending
-    seconds: float
-    told: str = "ok"
+    rung: int  # Its place, 0 the lowest
+    step: str  # Kind of step, for its time
+    cost: Spending  # What it cost
+    seconds: float  # It took
+    told: str = "ok"  # Outcome of a request to an endpoint: "ok", or the kind of failure
     kind: Literal["spent"] = field(default="spent", kw_only=True)
     __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of one unit at one rung.
+    """What became of one unit at one rung."""
 
-    Attributes:
-        sequence: Batch index.
-        position: Number of the token, draft or answer in its sequence, from 0.
-        rung: Place of the rung that the signs are of, 0 the lowest.
-        signs: As JSON; None where the rung gave nothing, or a stay there was refused.
-        why: The trigger's reason; None where it did not fire.
-        outcome: `accept`; `hand_up`; `stay`: written by this rung since the one before had gone up; `abort`: would have
-            gone up, had the budget allowed; `decline`: this rung gave no answer; `error`: it failed; `top_rung`: there
-            is no rung above.
-        asked: Upper bound of the cost of going up; None if it was not tried.
-        lacking: The limit that refused it.
-        token_id: What was written, where this settles a token.
-        whole: Whether the whole text of single tokens or drafts is judged, by the converge door.
-    """
-
-    sequence: int
-    position: int
-    rung: int
-    signs: dict[str, Any] | None
-    why: str | None
+    sequence: int  # Batch index
+    position: int  # Number of the token, draft or answer in its sequence, from 0
+    rung: int  # Place of the rung that the signs are of, 0 the lowest
+    signs: dict[str, Any] | None  # As JSON; None where the rung gave nothing, or a stay there was refused
+    why: str | None  # The trigger's reason; None where it did not fire
+    # `accept`; `hand_up`; `stay`: written by this rung since the one before had gone up; `abort`: would have gone
+    # up, had the budget allowed; `decline`: this rung gave no answer; `error`: it failed; `top_rung`: there is no
+    # rung above
     outcome: Outcome
-    asked: Spending | None = None
-    lacking: str | None = None
-    token_id: int | None = None
-    whole: bool = False
+    asked: Spending | None = None  # Upper bound of the cost of going up; None if it was not tried
+    lacking: str | None = None  # The limit that refused it
+    token_id: int | None = None  # What was written, where this settles a token
+    whole: bool = False  # Whether the whole text of single tokens or drafts is judged, by the converge door
     kind: Literal["decision"] = field(default="decision", kw_only=True)
     __pydantic_config__ = CLOSED
 

@@ -32,29 +32,17 @@ _FIELDS = sorted({field for mode in _MODES.values() for field in RULE_DEFAULTS[m
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class CalibratedThreshold:
-    """A threshold and its guarantee, see `sigma0.calibrate.agreement`. Fields that the rule does not use are None.
+    """A threshold and its guarantee, see `sigma0.calibrate.agreement`. Fields that the rule does not use are None."""
 
-    Attributes:
-        agreement: Least share of new tokens whose argmax is that of full depth, in (0, 1).
-        confidence: Of that share, in (0, 1).
-        prompts: Number of prompts that it was calibrated on.
-        mean_depth: Mean exit depth of their new tokens.
-        q: Threshold of `qexit`.
-        theta: Threshold of `margin`.
-        eps: Threshold of `converge` and `accel`.
-        patience: Of `accel`.
-        accel_scale: Of `accel`.
-    """
-
-    agreement: float = Field(gt=0, lt=1)
-    confidence: float = Field(gt=0, lt=1)
-    prompts: int = Field(ge=1)
-    mean_depth: float = Field(ge=1)
-    q: float | None = Field(None, gt=0, le=1)
-    theta: float | None = Field(None, gt=0, le=1)
-    eps: float | None = Field(None, gt=0, allow_inf_nan=False)
-    patience: int | None = Field(None, ge=1)
-    accel_scale: AccelScale | None = None
+    agreement: float = Field(gt=0, lt=1)  # Least share of new tokens whose argmax is that of full depth, in (0, 1)
+    confidence: float = Field(gt=0, lt=1)  # Of that share, in (0, 1)
+    prompts: int = Field(ge=1)  # Number of prompts that it was calibrated on
+    mean_depth: float = Field(ge=1)  # Mean exit depth of their new tokens
+    q: float | None = Field(None, gt=0, le=1)  # Threshold of `qexit`
+    theta: float | None = Field(None, gt=0, le=1)  # Threshold of `margin`
+    eps: float | None = Field(None, gt=0, allow_inf_nan=False)  # Threshold of `converge` and `accel`
+    patience: int | None = Field(None, ge=1)  # Of `accel`
+    accel_scale: AccelScale | None = None  # Of `accel`
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are set, as plain JSON values."""

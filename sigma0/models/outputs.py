@@ -17,19 +17,12 @@ from sigma0.models.cache_name import CacheNamesMixin
 
 @dataclass
 class LoopedModelOutput(CacheNamesMixin, BaseModelOutputWithPast):  # type: ignore[misc]
-    """A run of the shared block for all loops.
+    """A run of the shared block for all loops."""
 
-    Attributes:
-        loop_states: Normed states h_1 ... h_T, `[T, B, S, D]`; `last_hidden_state` is h_T.
-        gate_logits: Gate at every loop, `[T, B, S]`.
-        injected: What every loop reads beside its state, `[B, S, D]`, where there is a prelude.
-        start_states: What loop 1 started from, `[B, S, D]`.
-    """
-
-    loop_states: Tensor | None = None
-    gate_logits: Tensor | None = None
-    injected: Tensor | None = None
-    start_states: Tensor | None = None
+    loop_states: Tensor | None = None  # Normed states h_1 ... h_T, `[T, B, S, D]`; `last_hidden_state` is h_T
+    gate_logits: Tensor | None = None  # Gate at every loop, `[T, B, S]`
+    injected: Tensor | None = None  # What every loop reads beside its state, `[B, S, D]`, where there is a prelude
+    start_states: Tensor | None = None  # What loop 1 started from, `[B, S, D]`
 
 
 def joined(chunks: Sequence[LoopedModelOutput]) -> LoopedModelOutput:

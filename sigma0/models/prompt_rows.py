@@ -14,21 +14,14 @@ from sigma0.models.limits import check_cache
 
 @dataclass(frozen=True)
 class PromptRows:
-    """The rows of a prompt.
+    """The rows of a prompt."""
 
-    Attributes:
-        cache: Planes that they are written to; None for none.
-        seen: Which cache positions are no pads, bool `[B, cached + S]`, or a 4-D mask; None where all are seen.
-        mask: As the attention function takes it.
-        position_ids: `[B, S]`, or `[1, S]`.
-        count: Of them that are no pads.
-    """
-
-    cache: DepthCache | None
+    cache: DepthCache | None  # Planes that they are written to; None for none
+    # Which cache positions are no pads, bool `[B, cached + S]`, or a 4-D mask; None where all are seen
     seen: Tensor | None
-    mask: Tensor | None
-    position_ids: Tensor
-    count: int
+    mask: Tensor | None  # As the attention function takes it
+    position_ids: Tensor  # `[B, S]`, or `[1, S]`
+    count: int  # Of them that are no pads
 
 
 def prompt_rows(

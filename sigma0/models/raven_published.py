@@ -71,19 +71,12 @@ class _Cache:
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """What the published code does.
+    """What the published code does."""
 
-    Attributes:
-        tokens: New ids, int64 `[N]`.
-        steps: Loops of the pass that each came from, `[N]`.
-        values: The criterion after each loop, float32 `[N, T]`; NaN behind the exit.
-        logits: That each was read from, `[N, V]`.
-    """
-
-    tokens: Tensor
-    steps: Tensor
-    values: Tensor
-    logits: Tensor
+    tokens: Tensor  # New ids, int64 `[N]`
+    steps: Tensor  # Loops of the pass that each came from, `[N]`
+    values: Tensor  # The criterion after each loop, float32 `[N, T]`; NaN behind the exit
+    logits: Tensor  # That each was read from, `[N, V]`
 
 
 @torch.no_grad()

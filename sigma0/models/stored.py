@@ -26,15 +26,10 @@ MAX_LABELS = 100_000
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of a safetensors file.
+    """A tensor of a safetensors file."""
 
-    Attributes:
-        dtype: As safetensors names it.
-        shape: Its sizes.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # As safetensors names it
+    shape: tuple[int, ...]  # Its sizes
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:

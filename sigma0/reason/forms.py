@@ -50,17 +50,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class Check:
-    """What a model says of a proposed answer.
+    """What a model says of a proposed answer."""
 
-    Attributes:
-        reasons: Sentences, in order.
-        conclusion: What it concludes, without the `So`; empty where it says nothing.
-        is_right: Its last word; None where that is neither yes nor no.
-    """
-
-    reasons: tuple[str, ...]
-    conclusion: str
-    is_right: bool | None
+    reasons: tuple[str, ...]  # Sentences, in order
+    conclusion: str  # What it concludes, without the `So`; empty where it says nothing
+    is_right: bool | None  # Its last word; None where that is neither yes nor no
 
 
 @dataclass(frozen=True)

@@ -20,47 +20,30 @@ CLOSED = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True)
 class Heading:
-    """The first line, and the first one of every resumption.
+    """The first line, and the first one of every resumption."""
 
-    Attributes:
-        strategy: Which outer loop.
-        problem: What is to be solved.
-        models: Names of the models, the cheapest first.
-        settings: Of the strategy, as JSON.
-        versions: Of the libraries.
-        resumed: Whether this goes on with an earlier run.
-    """
-
-    strategy: Strategy
-    problem: str
-    models: tuple[str, ...]
-    settings: dict[str, Any]
-    versions: dict[str, str]
-    resumed: bool = False
+    strategy: Strategy  # Which outer loop
+    problem: str  # What is to be solved
+    models: tuple[str, ...]  # Names of the models, the cheapest first
+    settings: dict[str, Any]  # Of the strategy, as JSON
+    versions: dict[str, str]  # Of the libraries
+    resumed: bool = False  # Whether this goes on with an earlier run
     kind: Literal["heading"] = field(default="heading", kw_only=True)
     __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True)
 class Call:
-    """A question to a model.
+    """A question to a model."""
 
-    Attributes:
-        purpose: What for, such as "verify 3".
-        model: Its name.
-        effort: Asked for.
-        seed: Of the sampling.
-        answer: As `Completion.to_dict` says; of a choice between labels its text is the label. None: there was none.
-        failed: Why there was none.
-        digest: Of the question itself, as `sigma0.reason.record.question_digest` says; "" in trails from before it.
-    """
-
-    purpose: str
-    model: str
-    effort: Effort
-    seed: int
+    purpose: str  # What for, such as "verify 3"
+    model: str  # Its name
+    effort: Effort  # Asked for
+    seed: int  # Of the sampling
+    # As `Completion.to_dict` says; of a choice between labels its text is the label. None: there was none
     answer: dict[str, Any] | None
-    failed: str | None = None
+    failed: str | None = None  # Why there was none
+    # Of the question itself, as `sigma0.reason.record.question_digest` says; "" in trails from before it
     digest: str = ""
     kind: Literal["call"] = field(default="call", kw_only=True)
     __pydantic_config__ = CLOSED
@@ -68,53 +51,34 @@ class Call:
 
 @dataclass(frozen=True)
 class Run:
-    """Code that was run in the sandbox.
+    """Code that was run in the sandbox."""
 
-    Attributes:
-        purpose: What for.
-        code: It, or the command.
-        result: As `RunResult.to_dict` says.
-    """
-
-    purpose: str
-    code: str
-    result: dict[str, Any]
+    purpose: str  # What for
+    code: str  # It, or the command
+    result: dict[str, Any]  # As `RunResult.to_dict` says
     kind: Literal["run"] = field(default="run", kw_only=True)
     __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the loop did, and why.
+    """What the loop did, and why."""
 
-    Attributes:
-        what: One of the strategy's own words, such as "upgrade" or "reset".
-        why: In a sentence.
-        state: What it was decided by, as JSON.
-    """
-
-    what: str
-    why: str
-    state: dict[str, Any]
+    what: str  # One of the strategy's own words, such as "upgrade" or "reset"
+    why: str  # In a sentence
+    state: dict[str, Any]  # What it was decided by, as JSON
     kind: Literal["decision"] = field(default="decision", kw_only=True)
     __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The last line.
+    """The last line."""
 
-    Attributes:
-        solved: Whether the strategy's own gate was passed.
-        answer: What stands, as far as anything does.
-        why: In a sentence.
-        usage: Of all questions, as JSON.
-    """
-
-    solved: bool
-    answer: str | None
-    why: str
-    usage: dict[str, Any]
+    solved: bool  # Whether the strategy's own gate was passed
+    answer: str | None  # What stands, as far as anything does
+    why: str  # In a sentence
+    usage: dict[str, Any]  # Of all questions, as JSON
     kind: Literal["outcome"] = field(default="outcome", kw_only=True)
     __pydantic_config__ = CLOSED
 

@@ -21,61 +21,36 @@ _END_ALPHA = 0.05
 
 @dataclass(frozen=True)
 class CollapseStats:
-    """Repetition statistics at the last token of each sequence, each float32 `[B]`.
+    """Repetition statistics at the last token of each sequence, each float32 `[B]`."""
 
-    Attributes:
-        proximity: Repetition score in [0, 1]; entropy and margin alone cannot pass 0.5.
-        periodicity: Share of the last ids that repeat at the best lag up to 64.
-        echo: Share of the 4-grams of the last 128 ids that occurred before.
-        distinct: Distinct ids among them, over their number.
-        entropy: Of the distribution, nats.
-        entropy_drop: Its fall against the mean so far, in standard deviations; 0 in the first tokens.
-        margin: Top-1 probability minus top-2.
-    """
-
-    proximity: Tensor
-    periodicity: Tensor
-    echo: Tensor
-    distinct: Tensor
-    entropy: Tensor
-    entropy_drop: Tensor
-    margin: Tensor
+    proximity: Tensor  # Repetition score in [0, 1]; entropy and margin alone cannot pass 0.5
+    periodicity: Tensor  # Share of the last ids that repeat at the best lag up to 64
+    echo: Tensor  # Share of the 4-grams of the last 128 ids that occurred before
+    distinct: Tensor  # Distinct ids among them, over their number
+    entropy: Tensor  # Of the distribution, nats
+    entropy_drop: Tensor  # Its fall against the mean so far, in standard deviations; 0 in the first tokens
+    margin: Tensor  # Top-1 probability minus top-2
 
 
 @dataclass(frozen=True)
 class LimitStatus:
-    """Sequences near their limit of new tokens, each `[B]`.
+    """Sequences near their limit of new tokens, each `[B]`."""
 
-    Attributes:
-        share: New tokens over the limit.
-        end_chance: Exponential mean of the probability of EOS; NaN where no EOS id is known.
-        running_out: At least nine tenths of the limit, and less than one EOS expected in the tokens that are left.
-    """
-
-    share: Tensor
-    end_chance: Tensor
-    running_out: Tensor
+    share: Tensor  # New tokens over the limit
+    end_chance: Tensor  # Exponential mean of the probability of EOS; NaN where no EOS id is known
+    running_out: Tensor  # At least nine tenths of the limit, and less than one EOS expected in the tokens that are left
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """Bounds of the changes to the scores.
+    """Bounds of the changes to the scores."""
 
-    Attributes:
-        begin: Proximity from which on scores are changed; in full at 1.
-        penalty: Greatest repetition penalty.
-        temperature: Greatest temperature.
-        end_bias: Greatest bias added to the EOS scores near the limit of new tokens.
-        eps_factor: Factor of `tighten` on eps, after a divergence.
-        least_eps: Least eps of `tighten`.
-    """
-
-    begin: float = 0.4
-    penalty: float = 1.3
-    temperature: float = 1.5
-    end_bias: float = 5.0
-    eps_factor: float = 0.5
-    least_eps: float = 1e-3
+    begin: float = 0.4  # Proximity from which on scores are changed; in full at 1
+    penalty: float = 1.3  # Greatest repetition penalty
+    temperature: float = 1.5  # Greatest temperature
+    end_bias: float = 5.0  # Greatest bias added to the EOS scores near the limit of new tokens
+    eps_factor: float = 0.5  # Factor of `tighten` on eps, after a divergence
+    least_eps: float = 1e-3  # Least eps of `tighten`
 
     def __post_init__(self) -> None:
         if not 0 <= self.begin < 1 or self.penalty < 1 or self.temperature < 1 or self.end_bias < 0:
@@ -99,17 +74,11 @@ class Adaptation:
 
 @dataclass
 class Actions:
-    """Counts of the changes to the scores of one sequence.
+    """Counts of the changes to the scores of one sequence."""
 
-    Attributes:
-        softened: Tokens sampled under a higher penalty and temperature.
-        strongest: Greatest share of the bounds used, in [0, 1].
-        ends_pushed: Tokens sampled with a bias on EOS.
-    """
-
-    softened: int = 0
-    strongest: float = 0.0
-    ends_pushed: int = 0
+    softened: int = 0  # Tokens sampled under a higher penalty and temperature
+    strongest: float = 0.0  # Greatest share of the bounds used, in [0, 1]
+    ends_pushed: int = 0  # Tokens sampled with a bias on EOS
 
 
 @dataclass

@@ -6,19 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Savings:
-    """Shares saved against full depth, over the tokens after each sequence's first; None where there are none.
+    """Shares saved against full depth, over the tokens after each sequence's first; None where there are none."""
 
-    Attributes:
-        mean_depth: Mean exit depth.
-        depth_saved: 1 - sum of exit depths / (T * tokens): notional, the passes that a single sequence would save.
-        passes_saved: 1 - passes / (T * tokens of the longest sequence): latency at small batch follows it.
-        rows_saved: 1 - rows / (T * tokens): block arithmetic; tokens that run on after their exit save none.
-    """
-
-    mean_depth: float | None
+    mean_depth: float | None  # Mean exit depth
+    # 1 - sum of exit depths / (T * tokens): notional, the passes that a single sequence would save
     depth_saved: float | None
-    passes_saved: float | None
-    rows_saved: float | None
+    passes_saved: float | None  # 1 - passes / (T * tokens of the longest sequence): latency at small batch follows it
+    rows_saved: float | None  # 1 - rows / (T * tokens): block arithmetic; tokens that run on after their exit save none
 
 
 def savings(depths: Sequence[Sequence[int]], passes: int, rows: int, total_loops: int) -> Savings:

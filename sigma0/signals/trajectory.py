@@ -24,47 +24,29 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The larger root of each path.
+    """The larger root of each path."""
 
-    Attributes:
-        radius: |z|, `[N]`; 0 where the path does not move.
-        angle: |arg z| in [0, pi], `[N]`.
-        residual: |D_s - a D_{s-1} - b D_{s-2}| / |D_s| over the triples, in [0, 1], `[N]`; 1 where there is no fit. The
-            fit counts up to 0.5.
-    """
-
-    radius: Tensor
-    angle: Tensor
+    radius: Tensor  # |z|, `[N]`; 0 where the path does not move
+    angle: Tensor  # |arg z| in [0, pi], `[N]`
+    # |D_s - a D_{s-1} - b D_{s-2}| / |D_s| over the triples, in [0, 1], `[N]`; 1 where there is no fit. The fit
+    # counts up to 0.5
     residual: Tensor
 
 
 @dataclass(frozen=True)
 class LoopStats:
-    """Statistics of one loop of one token; undefined ones are 0, the residual 1.
+    """Statistics of one loop of one token; undefined ones are 0, the residual 1."""
 
-    Attributes:
-        loop: From 1.
-        change: |D_t| / |h_{t-1}|.
-        bend: |D_t - D_{t-1}| / |h_{t-1}|.
-        gain: |D_t| / |D_{t-1}|.
-        turning: Angle between D_t and D_{t-1}, radians.
-        radius: Of the spectrum so far.
-        angle: Of the spectrum so far, radians.
-        residual: Of the spectrum so far.
-        hazard: sigmoid(gate(h_t)).
-        fate: Convergence class; None with fewer than two differences.
-    """
-
-    loop: int
-    change: float
-    bend: float
-    gain: float
-    turning: float
-    radius: float
-    angle: float
-    residual: float
-    hazard: float
-    fate: Fate | None
+    loop: int  # From 1
+    change: float  # |D_t| / |h_{t-1}|
+    bend: float  # |D_t - D_{t-1}| / |h_{t-1}|
+    gain: float  # |D_t| / |D_{t-1}|
+    turning: float  # Angle between D_t and D_{t-1}, radians
+    radius: float  # Of the spectrum so far
+    angle: float  # Of the spectrum so far, radians
+    residual: float  # Of the spectrum so far
+    hazard: float  # sigmoid(gate(h_t))
+    fate: Fate | None  # Convergence class; None with fewer than two differences
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

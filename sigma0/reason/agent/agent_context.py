@@ -29,25 +29,15 @@ WARNING = (
 
 @dataclass
 class AgentContext:
-    """What the model knows, as one strategy goes on.
+    """What the model knows, as one strategy goes on."""
 
-    Attributes:
-        task: What is to be done.
-        strategy: How to go about it.
-        opening: Shown first: the tests' report, and what the strategy begins with.
-        max_chars: Of all messages together.
-        notes: What was tried before, and did not help.
-        plan: Made for this strategy.
-        exchanges: Replies and what came of them.
-    """
-
-    task: str
-    strategy: WorkStrategy
-    opening: str
-    max_chars: int
-    notes: str = ""
-    plan: str = ""
-    exchanges: list[tuple[str, str]] = field(default_factory=list)
+    task: str  # What is to be done
+    strategy: WorkStrategy  # How to go about it
+    opening: str  # Shown first: the tests' report, and what the strategy begins with
+    max_chars: int  # Of all messages together
+    notes: str = ""  # What was tried before, and did not help
+    plan: str = ""  # Made for this strategy
+    exchanges: list[tuple[str, str]] = field(default_factory=list)  # Replies and what came of them
 
     def plan_question(self) -> Messages:
         """Asks for a plan."""

@@ -87,26 +87,17 @@ class AgentSettings:
 
 @dataclass(frozen=True)
 class AgentResult:
-    """What came of an agent's work.
+    """What came of an agent's work."""
 
-    Attributes:
-        solved: Whether the tests, run by the loop after the last edit, pass, all that were known before it among them.
-        patch: From the source to the workspace as it was at the end, solved or not.
-        steps: Questions for an action; plans are not counted.
-        tier_reached: The highest tier that acted, 0 to 3.
-        why: It ended, in a sentence.
-        report: Of the last test run; None where none was possible.
-        usage: Of all questions.
-        failed: What broke it off from outside: a model without an answer, or no sandbox; None otherwise.
-    """
-
+    # Whether the tests, run by the loop after the last edit, pass, all that were known before it among them
     solved: bool
-    patch: str
-    steps: int
-    tier_reached: int
-    why: str
-    report: TestReport | None
-    usage: Usage
+    patch: str  # From the source to the workspace as it was at the end, solved or not
+    steps: int  # Questions for an action; plans are not counted
+    tier_reached: int  # The highest tier that acted, 0 to 3
+    why: str  # It ended, in a sentence
+    report: TestReport | None  # Of the last test run; None where none was possible
+    usage: Usage  # Of all questions
+    # What broke it off from outside: a model without an answer, or no sandbox; None otherwise
     failed: str | None = None
 
     def to_dict(self) -> dict[str, Any]:

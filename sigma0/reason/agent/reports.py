@@ -35,27 +35,19 @@ class CommandRunner(Protocol):
 
 @dataclass(frozen=True)
 class TestReport:
-    """What a run of the tests said.
-
-    Attributes:
-        passed: Names of tests that passed, with set-up and teardown.
-        failed: Of those that failed.
-        errors: Of tests, and of files of tests, that could not be run or torn down.
-        ok: Whether the command ended with exit code 0 and none of them failed.
-        signature: Equal where all outcomes are. Where no names can be read it is drawn from the exit code and the
-            output, numbers and folders left out.
-        summary: For the model, bounded.
-    """
+    """What a run of the tests said."""
 
     # the name is not one of a test
     __test__: ClassVar[bool] = False
 
-    passed: frozenset[str]
-    failed: frozenset[str]
-    errors: frozenset[str]
-    ok: bool
+    passed: frozenset[str]  # Names of tests that passed, with set-up and teardown
+    failed: frozenset[str]  # Of those that failed
+    errors: frozenset[str]  # Of tests, and of files of tests, that could not be run or torn down
+    ok: bool  # Whether the command ended with exit code 0 and none of them failed
+    # Equal where all outcomes are. Where no names can be read it is drawn from the exit code and the output,
+    # numbers and folders left out
     signature: str
-    summary: str
+    summary: str  # For the model, bounded
 
     @property
     def failing(self) -> frozenset[str]:

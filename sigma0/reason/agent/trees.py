@@ -17,29 +17,19 @@ MAX_LISTED = 100
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file.
+    """A file."""
 
-    Attributes:
-        data: Its bytes.
-        executable: Whether its owner may run it.
-    """
-
-    data: bytes
-    executable: bool = False
+    data: bytes  # Its bytes
+    executable: bool = False  # Whether its owner may run it
 
 
 @dataclass(frozen=True)
 class Tree:
-    """What a folder holds.
+    """What a folder holds."""
 
-    Attributes:
-        files: By path, separated by `/`.
-        folders: Paths.
-        left_out: Path and reason of what was left out for another reason than its name; the first of them.
-    """
-
-    files: dict[str, StoredFile]
-    folders: tuple[str, ...]
+    files: dict[str, StoredFile]  # By path, separated by `/`
+    folders: tuple[str, ...]  # Paths
+    # Path and reason of what was left out for another reason than its name; the first of them
     left_out: tuple[str, ...]
 
 

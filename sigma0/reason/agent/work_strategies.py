@@ -20,19 +20,13 @@ EFFORTS: tuple[Effort, ...] = ("minimal", "low", "medium", "high")
 
 @dataclass(frozen=True)
 class WorkStrategy:
-    """A way to go about it.
+    """A way to go about it."""
 
-    Attributes:
-        name: In trails.
-        instructions: To the model.
-        effort: Of each question.
-        opening: What the loop shows before the first step: files of the traceback, tests and documents, signatures of
-            all functions, or all paths.
-    """
-
-    name: str
-    instructions: str
-    effort: Effort
+    name: str  # In trails
+    instructions: str  # To the model
+    effort: Effort  # Of each question
+    # What the loop shows before the first step: files of the traceback, tests and documents, signatures of all
+    # functions, or all paths
     opening: Opening
 
 

@@ -36,36 +36,23 @@ _WHOLE = re.compile(r"-?[0-9]{1,1000}")
 
 @dataclass(frozen=True)
 class Count:
-    """What became of a count.
+    """What became of a count."""
 
-    Attributes:
-        value: Counted by the program; None where it is not to be trusted.
-        objection: Why not, in words.
-        overruled: Numbers that were claimed and are not it, by where they were.
-        derived: Whether it was computed from values that had been enumerated before.
-    """
-
-    value: str | None
-    objection: str | None = None
+    value: str | None  # Counted by the program; None where it is not to be trusted
+    objection: str | None = None  # Why not, in words
+    # Numbers that were claimed and are not it, by where they were
     overruled: Mapping[str, str] = field(default_factory=dict)
-    derived: bool = False
+    derived: bool = False  # Whether it was computed from values that had been enumerated before
 
 
 @dataclass(frozen=True)
 class CountingCode:
-    """A program that counts, as it is run.
+    """A program that counts, as it is run."""
 
-    Attributes:
-        code: Without assertions that say nothing or merely state the estimate, and with a line that tells the result.
-        marker: That this line begins with.
-        estimate: The number that those assertions stated; the last one of several.
-        derived: As in `Count`.
-    """
-
-    code: str
-    marker: str
-    estimate: str | None
-    derived: bool = False
+    code: str  # Without assertions that say nothing or merely state the estimate, and with a line that tells the result
+    marker: str  # That this line begins with
+    estimate: str | None  # The number that those assertions stated; the last one of several
+    derived: bool = False  # As in `Count`
 
 
 def is_counting(lemma: Lemma, problem: str) -> bool:

@@ -22,34 +22,21 @@ VERIFY: how a short program can check it"""
 
 @dataclass(frozen=True)
 class Failure:
-    """An approach to a lemma that did not pass.
+    """An approach to a lemma that did not pass."""
 
-    Attributes:
-        approach: Its proof.
-        why: In a sentence.
-    """
-
-    approach: str
-    why: str
+    approach: str  # Its proof
+    why: str  # In a sentence
 
 
 @dataclass(frozen=True)
 class Step:
-    """A lemma with all that may be known while it is proved.
+    """A lemma with all that may be known while it is proved."""
 
-    Attributes:
-        problem: That is being solved.
-        lemma: It.
-        verified: The lemmas that it builds on.
-        failures: Approaches to it that did not pass.
-        counts: Whether it must be enumerated.
-    """
-
-    problem: str
-    lemma: Lemma
-    verified: tuple[Lemma, ...]
-    failures: tuple[Failure, ...]
-    counts: bool
+    problem: str  # That is being solved
+    lemma: Lemma  # It
+    verified: tuple[Lemma, ...]  # The lemmas that it builds on
+    failures: tuple[Failure, ...]  # Approaches to it that did not pass
+    counts: bool  # Whether it must be enumerated
 
     @property
     def values(self) -> dict[str, int]:

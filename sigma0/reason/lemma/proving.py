@@ -28,19 +28,12 @@ _OBJECTION = 400
 
 @dataclass(frozen=True)
 class Attempt:
-    """What became of an attempt.
+    """What became of an attempt."""
 
-    Attributes:
-        outcome: `unverified` where no program could be run.
-        why: In a sentence.
-        proof: Its text.
-        value: What a program counted.
-    """
-
-    outcome: Literal["verified", "failed", "unverified"]
-    why: str
-    proof: str
-    value: str | None = None
+    outcome: Literal["verified", "failed", "unverified"]  # `unverified` where no program could be run
+    why: str  # In a sentence
+    proof: str  # Its text
+    value: str | None = None  # What a program counted
 
 
 class LemmaVerifier:

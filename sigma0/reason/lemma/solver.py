@@ -20,23 +20,14 @@ from sigma0.reason.messages import ChatModel, Usage
 
 @dataclass(frozen=True)
 class LemmaSolution:
-    """What came of a problem.
+    """What came of a problem."""
 
-    Attributes:
-        answer: Where all lemmas on the way to it are verified; else None.
-        verified: Whether there is one.
-        best_guess: Where there is none, what a model holds for likely; nothing vouches for it.
-        graph: As it ended; None where a limit left no plan.
-        why: In a sentence.
-        usage: Of all questions.
-    """
-
-    answer: str | None
-    verified: bool
-    best_guess: str | None
-    graph: LemmaGraph | None
-    why: str
-    usage: Usage
+    answer: str | None  # Where all lemmas on the way to it are verified; else None
+    verified: bool  # Whether there is one
+    best_guess: str | None  # Where there is none, what a model holds for likely; nothing vouches for it
+    graph: LemmaGraph | None  # As it ended; None where a limit left no plan
+    why: str  # In a sentence
+    usage: Usage  # Of all questions
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -38,34 +38,22 @@ _Positive = Annotated[int, Field(ge=1, strict=True)]
 
 @dataclass(frozen=True, config=_CHECKED)
 class Stage:
-    """A level of verification, and what leads out of it.
+    """A level of verification, and what leads out of it."""
 
-    Attributes:
-        level: Effort of the verifications.
-        passes: Consecutive passes that are asked for; 0 asks for none.
-        until: Verifications in all that must have been made; of no meaning for the last stage.
-        at_least: Verifications at this stage that must have been made.
-        at_most: Verifications at this stage after which the run ends unsolved; None sets no limit.
-    """
-
-    level: Level
-    passes: _Count
-    until: _Count = 0
-    at_least: _Count = 0
+    level: Level  # Effort of the verifications
+    passes: _Count  # Consecutive passes that are asked for; 0 asks for none
+    until: _Count = 0  # Verifications in all that must have been made; of no meaning for the last stage
+    at_least: _Count = 0  # Verifications at this stage that must have been made
+    # Verifications at this stage after which the run ends unsolved; None sets no limit
     at_most: _Positive | None = None
 
 
 @dataclass(frozen=True, config=_CHECKED)
 class Rise:
-    """The level of generation from some iteration on.
+    """The level of generation from some iteration on."""
 
-    Attributes:
-        iteration: From 0.
-        level: From there on.
-    """
-
-    iteration: _Count
-    level: Level
+    iteration: _Count  # From 0
+    level: Level  # From there on
 
 
 @dataclass(frozen=True, config=_CHECKED)

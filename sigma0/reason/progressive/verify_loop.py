@@ -15,23 +15,14 @@ from sigma0.reason.trail import Outcome
 
 @dataclass(frozen=True)
 class Turn:
-    """One step's way of asking: a task says what, the turn says whom and how.
+    """One step's way of asking: a task says what, the turn says whom and how."""
 
-    Attributes:
-        desk: Where questions are counted and written down.
-        model: Who is asked.
-        purpose: Of the step, such as "verify 3": its questions have their seed from it.
-        effort: Of the step.
-        temperature: Of texts; labels are greedy.
-        max_tokens: Of each text at most.
-    """
-
-    desk: Desk
-    model: ChatModel
-    purpose: str
-    effort: Effort
-    temperature: float
-    max_tokens: int
+    desk: Desk  # Where questions are counted and written down
+    model: ChatModel  # Who is asked
+    purpose: str  # Of the step, such as "verify 3": its questions have their seed from it
+    effort: Effort  # Of the step
+    temperature: float  # Of texts; labels are greedy
+    max_tokens: int  # Of each text at most
 
     def text(self, messages: Messages, part: str = "") -> Completion:
         """Asks for a text; `part` tells apart several questions of one step."""
@@ -45,17 +36,11 @@ class Turn:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a verification found.
+    """What a verification found."""
 
-    Attributes:
-        passed: Whether the solution stands, as far as it can tell.
-        report: The bugs; None where there is nothing to correct by, as when it was cut off.
-        why: In a few words.
-    """
-
-    passed: bool
-    report: str | None
-    why: str
+    passed: bool  # Whether the solution stands, as far as it can tell
+    report: str | None  # The bugs; None where there is nothing to correct by, as when it was cut off
+    why: str  # In a few words
 
 
 class ProgressiveTask(Protocol):

@@ -136,17 +136,11 @@ def _process_bytes(process: int, shared: dict[tuple[int, int], int], proc: int |
 
 @dataclass
 class _Held:
-    """By a process, beside what it shares with others.
+    """By a process, beside what it shares with others."""
 
-    Attributes:
-        plain: Bytes of it all but for what follows.
-        listed: Bytes of sets of watched descriptors.
-        listings: Open files of /proc.
-    """
-
-    plain: int = 0
-    listed: int = 0
-    listings: int = 0
+    plain: int = 0  # Bytes of it all but for what follows
+    listed: int = 0  # Bytes of sets of watched descriptors
+    listings: int = 0  # Open files of /proc
 
 
 def _descriptors(folder: str, shared: dict[tuple[int, int], int], proc: int | None) -> _Held:
@@ -216,17 +210,11 @@ def _lines(path: str) -> int:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where a sandbox can write to.
+    """Where a sandbox can write to."""
 
-    Attributes:
-        pages: Bytes of its files.
-        records: Bytes of the kernel's records of them, and of the locks on any file.
-        proc: Device of its /proc.
-    """
-
-    pages: int
-    records: int
-    proc: int
+    pages: int  # Bytes of its files
+    records: int  # Bytes of the kernel's records of them, and of the locks on any file
+    proc: int  # Device of its /proc
 
 
 def _places(process: int) -> _Places | None:

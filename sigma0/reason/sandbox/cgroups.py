@@ -24,13 +24,9 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 @dataclass(frozen=True)
 class ControlGroup:
-    """One that was made for a run.
+    """One that was made for a run."""
 
-    Attributes:
-        folder: Its folder.
-    """
-
-    folder: Path
+    folder: Path  # Its folder
 
     def take(self, processes: Iterable[int]) -> None:
         """Moves processes into it; what they start from then on is born in it.

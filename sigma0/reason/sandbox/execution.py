@@ -76,21 +76,13 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be run: a program, or a command in a folder.
+    """What is to be run: a program, or a command in a folder."""
 
-    Attributes:
-        timeout_s: Wall clock.
-        memory_mb: For each process, and for all of them with their files.
-        program: Python source.
-        command: Words.
-        archive: The folder, packed.
-    """
-
-    timeout_s: float
-    memory_mb: int
-    program: bytes | None = None
-    command: tuple[str, ...] = ()
-    archive: BinaryIO | None = None
+    timeout_s: float  # Wall clock
+    memory_mb: int  # For each process, and for all of them with their files
+    program: bytes | None = None  # Python source
+    command: tuple[str, ...] = ()  # Words
+    archive: BinaryIO | None = None  # The folder, packed
 
 
 def scratch_bytes(memory_mb: int) -> int:

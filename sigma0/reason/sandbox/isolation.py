@@ -31,19 +31,12 @@ class SandboxUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Way:
-    """A way to be without rights inside.
+    """A way to be without rights inside."""
 
-    Attributes:
-        name: In reasons.
-        options: Of bubblewrap.
-        starts_without_rights: Whether bubblewrap itself is started as a user without rights; needs root.
-        drops_inside: Whether the rights are given up inside, when all is mounted; needs root.
-    """
-
-    name: str
-    options: tuple[str, ...]
-    starts_without_rights: bool = False
-    drops_inside: bool = False
+    name: str  # In reasons
+    options: tuple[str, ...]  # Of bubblewrap
+    starts_without_rights: bool = False  # Whether bubblewrap itself is started as a user without rights; needs root
+    drops_inside: bool = False  # Whether the rights are given up inside, when all is mounted; needs root
 
 
 _IN_A_USER_NAMESPACE = ("--unshare-user", "--disable-userns", *_ALWAYS)

@@ -25,17 +25,11 @@ _CHUNK = 64 * 1024
 
 @dataclass
 class Stream:
-    """What one stream carried.
+    """What one stream carried."""
 
-    Attributes:
-        descriptor: Where it is read.
-        kept: The first of it.
-        written: Bytes in all.
-    """
-
-    descriptor: int
-    kept: bytearray = field(default_factory=bytearray)
-    written: int = 0
+    descriptor: int  # Where it is read
+    kept: bytearray = field(default_factory=bytearray)  # The first of it
+    written: int = 0  # Bytes in all
 
     def read(self) -> bool:
         """Reads once; False at its end.

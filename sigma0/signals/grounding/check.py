@@ -63,34 +63,23 @@ class SupportModel(Protocol):
 
 @dataclass(frozen=True)
 class Claim:
-    """A checkable sentence.
+    """A checkable sentence."""
 
-    Attributes:
-        text: The sentence, or the clause of it that is stated as certain.
-        anchored: Whether the context bears it out; None where its numbers may follow by one step of arithmetic, which
-            nobody has checked.
-        evidence: The nearest passage in the context; if none shares a word, a result that stands alone,
-            or None.
-        kind: The hardest thing in it.
-    """
-
-    text: str
+    text: str  # The sentence, or the clause of it that is stated as certain
+    # Whether the context bears it out; None where its numbers may follow by one step of arithmetic, which nobody
+    # has checked
     anchored: bool | None
+    # The nearest passage in the context; if none shares a word, a result that stands alone, or None
     evidence: str | None
-    kind: Kind
+    kind: Kind  # The hardest thing in it
 
 
 @dataclass(frozen=True)
 class Grounding:
-    """The claims of a text.
+    """The claims of a text."""
 
-    Attributes:
-        score: Share that is anchored of the claims of which that is known; None where there are none.
-        claims: In the order of the text.
-    """
-
-    score: float | None
-    claims: tuple[Claim, ...]
+    score: float | None  # Share that is anchored of the claims of which that is known; None where there are none
+    claims: tuple[Claim, ...]  # In the order of the text
 
     @property
     def unanchored(self) -> tuple[Claim, ...]:

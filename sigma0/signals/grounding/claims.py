@@ -92,25 +92,15 @@ _FACTS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Checkable:
-    """What a sentence states that can be looked up.
+    """What a sentence states that can be looked up."""
 
-    Attributes:
-        links: URLs.
-        code: Identifiers, versions, addresses.
-        quotes: What stands in quotation marks.
-        dates: Dates with a month.
-        numbers: Other numbers, years among them.
-        names: Names of people, places, works.
-        rest: The sentence without all of these but the names.
-    """
-
-    links: tuple[str, ...]
-    code: tuple[str, ...]
-    quotes: tuple[str, ...]
-    dates: tuple[Date, ...]
-    numbers: tuple[Number, ...]
-    names: tuple[str, ...]
-    rest: str
+    links: tuple[str, ...]  # URLs
+    code: tuple[str, ...]  # Identifiers, versions, addresses
+    quotes: tuple[str, ...]  # What stands in quotation marks
+    dates: tuple[Date, ...]  # Dates with a month
+    numbers: tuple[Number, ...]  # Other numbers, years among them
+    names: tuple[str, ...]  # Names of people, places, works
+    rest: str  # The sentence without all of these but the names
 
     @property
     def kind(self) -> Kind | None:

@@ -34,23 +34,14 @@ _VERSION = re.compile(r"(?<![\d.])\d+(?:\.\d+){2,}(?![\w]|\.\d)")
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A sentence of the context, or two in a row where the second names nobody.
+    """A sentence of the context, or two in a row where the second names nobody."""
 
-    Attributes:
-        text: As written.
-        parts: What in it can be looked up.
-        tokens: Its words and numbers in lower case, in order.
-        stems: Of the words that carry meaning.
-        negated: Whether it denies something.
-        lone: Whether it is a number, date, quotation or link and nothing else, which speaks for any claim.
-    """
-
-    text: str
-    parts: Checkable
-    tokens: tuple[str, ...]
-    stems: frozenset[str]
-    negated: bool
-    lone: bool = False
+    text: str  # As written
+    parts: Checkable  # What in it can be looked up
+    tokens: tuple[str, ...]  # Its words and numbers in lower case, in order
+    stems: frozenset[str]  # Of the words that carry meaning
+    negated: bool  # Whether it denies something
+    lone: bool = False  # Whether it is a number, date, quotation or link and nothing else, which speaks for any claim
 
 
 class Evidence:

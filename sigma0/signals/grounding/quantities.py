@@ -118,25 +118,15 @@ _COMPOUND = re.compile(r"\s(?:and\s)?")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A quantity.
+    """A quantity."""
 
-    Attributes:
-        amount: As written, in its own unit.
-        unit: The name of a known unit, or "".
-        factor: From its own unit to the base of that name.
-        step: Half of it is how far the amount was rounded at most.
-        about: Whether it was stated as approximate.
-        nouns: Stems of up to three words after a number without a known unit: what it counts.
-        text: As written: sign, currency and digits, or words.
-    """
-
-    amount: float
-    unit: str = ""
-    factor: float = 1.0
-    step: float = 0.0
-    about: bool = False
-    nouns: tuple[str, ...] = ()
-    text: str = ""
+    amount: float  # As written, in its own unit
+    unit: str = ""  # The name of a known unit, or ""
+    factor: float = 1.0  # From its own unit to the base of that name
+    step: float = 0.0  # Half of it is how far the amount was rounded at most
+    about: bool = False  # Whether it was stated as approximate
+    nouns: tuple[str, ...] = ()  # Stems of up to three words after a number without a known unit: what it counts
+    text: str = ""  # As written: sign, currency and digits, or words
 
     @property
     def value(self) -> float:
@@ -161,19 +151,12 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Date:
-    """A date; parts that are not given are None.
+    """A date; parts that are not given are None."""
 
-    Attributes:
-        year: Or None.
-        month: Or None.
-        day: Or None.
-        text: As written.
-    """
-
-    year: int | None
-    month: int | None
-    day: int | None
-    text: str
+    year: int | None  # Or None
+    month: int | None  # Or None
+    day: int | None  # Or None
+    text: str  # As written
 
 
 @dataclass(frozen=True, slots=True)
