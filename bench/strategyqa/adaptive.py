@@ -13,6 +13,7 @@ No points are simple, one is medium, more are hard. The rules look at no label, 
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
 from sigma0.bench.strategyqa.asking import Ask
@@ -36,54 +37,42 @@ _SIGNS = {
 _WORD = re.compile(r"\W*(simple|medium|hard)\W*", re.IGNORECASE)
 
 
-class Adaptive(Level):
+def adaptive(levels: Sequence[Level], route: Route, question: Question, ask: Ask) -> Prediction:
     """Sends a question to a level by its difficulty.
 
     By `verdict` it is asked as L0 does first. Where that answer's door is `converge` it stands, whatever it says;
     with two objections to the verdict or more the question is hard, with fewer, or without a verdict, it is medium.
 
     Args:
-        simple: The level of simple questions.
-        medium: Of medium ones.
-        hard: Of hard ones.
+        levels: Of simple, medium and hard questions.
         route: Who decides; how far a verdict is off, `DoorPolicy` says.
+        question: To be answered.
+        ask: Asks the model.
     """
-
-    name = "L4"
-
-    def __init__(self, simple: Level, medium: Level, hard: Level, route: Route = "rules") -> None:
-        self.route = route
-        self.levels: dict[Difficulty, Level] = {"simple": simple, "medium": medium, "hard": hard}
-
-    def predict(self, question: Question, ask: Ask) -> Prediction:
-        """See `Level`."""
-        difficulty, why, trace = self._routed(question, ask)
-        told: dict[str, Any] = {"route": self.route, "difficulty": difficulty, "why": why}
-        if trace.get("door") == "converge":
-            return read(trace["first"], "first", told | trace)
-        level = self.levels[difficulty]
-        found = level.predict(question, ask)
-        miss = None if found.miss is None else f"{level.name}: {found.miss}"
-        return Prediction(found.answer, miss, {**told, "level": level.name, **trace, "trace": found.trace})
-
-    def _routed(self, question: Question, ask: Ask) -> tuple[Difficulty, str, dict[str, Any]]:
-        """Where a question goes, why, and what was said on the way."""
-        if self.route == "verdict":
-            first = ask("first", f"{question.text}\n{FORM}")
-            completion = ask.asked[-1].answer
-            return *by_verdict(completion), {"first": first, "door": completion.door}
-        difficulty, why = by_rules(question.text)
-        if self.route == "rules":
-            return difficulty, why, {}
+    difficulty, why = by_rules(question.text)
+    trace: dict[str, Any] = {}
+    if route == "verdict":
+        first = ask("first", f"{question.text}\n{FORM}")
+        completion = ask.asked[-1].answer
+        difficulty, why = by_verdict(completion)
+        trace = {"first": first, "door": completion.door}
+    elif route == "model":
         said = ask(
             "route",
             f"Question: {question.text}\nHow hard is it to answer? Reply with one word: simple, medium or hard.",
         )
         word = _WORD.fullmatch(said)
-        if word is not None:
-            return cast(Difficulty, word.group(1).lower()), "the model says so", {}
-        unread = f"route: none of {', '.join(DIFFICULTIES)} but {start(said)}"
-        return difficulty, why, {"unread_route": unread}
+        if word is None:
+            trace = {"unread_route": f"route: none of {', '.join(DIFFICULTIES)} but {start(said)}"}
+        else:
+            difficulty, why = cast(Difficulty, word.group(1).lower()), "the model says so"
+    told: dict[str, Any] = {"route": route, "difficulty": difficulty, "why": why}
+    if trace.get("door") == "converge":
+        return read(trace["first"], "first", told | trace)
+    level = levels[DIFFICULTIES.index(difficulty)]
+    found = level.predict(question, ask)
+    miss = None if found.miss is None else f"{level.name}: {found.miss}"
+    return Prediction(found.answer, miss, {**told, "level": level.name, **trace, "trace": found.trace})
 
 
 def by_rules(text: str) -> tuple[Difficulty, str]:

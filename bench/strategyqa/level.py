@@ -1,8 +1,7 @@
 """What a level of control is: it predicts from the question alone, and may learn once it has been scored."""
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +24,6 @@ class Question:
     qid: str
     text: str
 
-    @classmethod
-    def of(cls, item: Item) -> "Question":
-        """Of an item."""
-        return cls(item.qid, item.question)
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -37,34 +31,22 @@ class Prediction:
 
     answer: bool | None  # None is a miss: no answer could be read, which counts as wrong and never as No
     miss: str | None = None  # Why there is none; None where there is one
-    trace: dict[str, Any] = field(default_factory=dict)  # What the level did, as JSON: for audits, and for distillation
+    trace: dict[str, Any] = field(default_factory=dict)  # What the level did: for audits, and for distillation
 
     def __post_init__(self) -> None:
         if (self.answer is None) == (self.miss is None):
             raise ValueError(f"an answer or the reason why there is none, got {self.answer!r} and {self.miss!r}")
 
 
-class Level(ABC):
-    """A level of control; unless it says otherwise, it learns nothing and was made from no items.
+@dataclass
+class Level:
+    """A level of control; one that learns goes through items one by one."""
 
-    Attributes:
-        name: In the registry.
-        learns: Whether it is shown labels, each after its own prediction; such a level goes through items one by one.
-    """
-
-    name: str
-    learns = False
-
-    @abstractmethod
-    def predict(self, question: Question, ask: Ask) -> Prediction:
-        """Answers a question."""
-
-    def learn(self, item: Item, prediction: Prediction) -> None:  # noqa: B027 - most levels do nothing
-        """Is shown an item that it has answered, with its label."""
-
-    def seeds(self) -> Sequence[str]:
-        """Ids of the items that it was made from: it is never scored on them."""
-        return ()
+    name: str  # In the registry
+    predict: Callable[[Question, Ask], Prediction]
+    seeds: tuple[str, ...] = ()  # Ids of the items that it was made from: it is never scored on them
+    # Is shown the label of an item, after the prediction for it was made; None learns nothing
+    learn: Callable[[Item, Prediction], None] | None = None
 
 
 def read_answer(text: str) -> bool | None:

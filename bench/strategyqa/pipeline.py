@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, listed, numbered, read, start
+from sigma0.bench.strategyqa.level import FORM, Prediction, Question, has_words, listed, numbered, read, start
 from sigma0.bench.strategyqa.logic import Value, evaluate, names_step, parse_condition, value_of
 from sigma0.bench.strategyqa.question_types import QuestionType, question_type
 
@@ -25,38 +25,33 @@ class Analysis:
     condition: str
 
 
-class Pipeline(Level):
-    """Fixed stages, of which the last is Python's wherever it can be.
+def pipeline(question: Question, ask: Ask) -> Prediction:
+    """L4-pipeline: fixed stages, of which the last is Python's wherever it can be.
 
     The analysis lists what must be known, and states a condition on it, such as `#1 < #2`. Where the steps are as many
     as those things and their answers can be compared, Python works it out; else the model is shown the answers.
     What decided, and why it was not Python, is in the trace.
     """
-
-    name = "L4-pipeline"
-
-    def predict(self, question: Question, ask: Ask) -> Prediction:
-        """See `Level`."""
-        trace: dict[str, Any] = {}
-        said = ask("analyse", analyse_prompt(question.text))
-        analysis = read_analysis(question.text, said)
-        if analysis is None:
-            return Prediction(None, f"analyse: no numbered thing in {start(said)}", {"analysis": said})
-        trace["analysis"] = asdict(analysis)
-        said = ask("decompose", decompose_prompt(question.text, analysis))
-        steps = [step[:MAX_LENGTH] for step in numbered(said, MAX_STEPS)]
-        if not steps:
-            return Prediction(None, f"decompose: no numbered question in {start(said)}", trace)
-        answers: list[str] = []
-        trace["steps"] = []
-        for number, step in enumerate(steps, start=1):
-            filled = with_answers(step, answers)
-            said = ask("answer", f"{question.text}\nTo work this out, first: {filled}\nAnswer in a few words.")
-            answers.append(next((line.strip() for line in said.splitlines() if has_words(line)), "")[:MAX_LENGTH])
-            trace["steps"].append({"question": filled, "answer": answers[-1], "value": str(value_of(answers[-1]))})
-            if not answers[-1]:
-                return Prediction(None, f"answer: nothing was said to step {number}", trace)
-        return _combine(question, ask, analysis, answers, trace)
+    trace: dict[str, Any] = {}
+    said = ask("analyse", analyse_prompt(question.text))
+    analysis = read_analysis(question.text, said)
+    if analysis is None:
+        return Prediction(None, f"analyse: no numbered thing in {start(said)}", {"analysis": said})
+    trace["analysis"] = asdict(analysis)
+    said = ask("decompose", decompose_prompt(question.text, analysis))
+    steps = [step[:MAX_LENGTH] for step in numbered(said, MAX_STEPS)]
+    if not steps:
+        return Prediction(None, f"decompose: no numbered question in {start(said)}", trace)
+    answers: list[str] = []
+    trace["steps"] = []
+    for number, step in enumerate(steps, start=1):
+        filled = with_answers(step, answers)
+        said = ask("answer", f"{question.text}\nTo work this out, first: {filled}\nAnswer in a few words.")
+        answers.append(next((line.strip() for line in said.splitlines() if has_words(line)), "")[:MAX_LENGTH])
+        trace["steps"].append({"question": filled, "answer": answers[-1], "value": str(value_of(answers[-1]))})
+        if not answers[-1]:
+            return Prediction(None, f"answer: nothing was said to step {number}", trace)
+    return _combine(question, ask, analysis, answers, trace)
 
 
 def analyse_prompt(text: str) -> str:

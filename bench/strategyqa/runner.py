@@ -81,18 +81,18 @@ def run_level(
     Raises:
         ValueError: If the level was made from an item that it would be scored on.
     """
-    seen = set(level.seeds()) & {item.qid for item in items}
+    seen = set(level.seeds) & {item.qid for item in items}
     if seen:
         raise ValueError(f"{level.name} was made from {len(seen)} of the items to be scored, such as {min(seen)}")
 
     def answer(item: Item) -> Answered:
         found = _answer(level, item, Ask(model, settings, cache), retries)
-        if level.learns:
+        if level.learn:
             level.learn(item, found.prediction)
         advance()
         return found
 
-    if level.learns or concurrency == 1:
+    if level.learn or concurrency == 1:
         return LevelRun(level.name, labels_used(level), tuple(answer(item) for item in items))
     with ThreadPoolExecutor(concurrency) as pool:
         return LevelRun(level.name, labels_used(level), tuple(pool.map(answer, items)))
@@ -100,13 +100,13 @@ def run_level(
 
 def labels_used(level: Level) -> str:
     """What a level uses of labels, in words."""
-    if level.learns:
+    if level.learn:
         return "each item's own, behind its prediction"
-    return f"those of {len(level.seeds())} items it was made from" if level.seeds() else "none"
+    return f"those of {len(level.seeds)} items it was made from" if level.seeds else "none"
 
 
 def _answer(level: Level, item: Item, ask: Ask, retries: int) -> Answered:
-    question = Question.of(item)
+    question = Question(item.qid, item.question)
     prediction = None
     for attempt in range(retries + 1):
         ask.asked.clear()

@@ -32,8 +32,8 @@ def pieces_of(levels: Levels, opening: Opening, opened: Opened) -> list[dict[str
     # with the digest, what was kept of other weights or items is not taken for theirs
     shared = {"opening": opening.model_dump(mode="json"), "sha256": opened.sha256()}
     pieces, n = [], len(opened.items)
-    for name, level in sorted(levels, key=lambda each: not each[1].learns):
-        step = n if level.learns else opened.concurrency
+    for name, level in sorted(levels, key=lambda each: each[1].learn is None):
+        step = n if level.learn else opened.concurrency
         pieces += [{**shared, "level": name, "first": first, "step": step} for first in range(0, n, step)]
     return pieces
 
@@ -80,4 +80,4 @@ def _known_level(told: str, name: str) -> Level:
 def _level(told: str, name: str) -> Level:
     """A level that knows of no item: one that learns is a new one each time."""
     known = _known_level(told, name)
-    return EXPERIMENTS[name](_opened(told)[0].makings) if known.learns else known
+    return EXPERIMENTS[name](_opened(told)[0].makings) if known.learn else known

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Sequence
 
-from pydantic import model_validator
+from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
 
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, numbered, read, start
+from sigma0.bench.strategyqa.level import FORM, Prediction, Question, has_words, numbered, read, start
 from sigma0.bench.strategyqa.retrieval import ParagraphIndex, shown
-from sigma0.bench.strategyqa.traces import STRICT, Function, TraceStep, Value, WorkflowTrace, words
+from sigma0.bench.strategyqa.traces import Function, TraceStep, Value, WorkflowTrace, words
 
 # steps of a decomposition at most
 MAX_STEPS = 5
@@ -23,7 +23,7 @@ _CONDITION = re.compile(
 )
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Template:
     """The steps that a workflow is held to."""
 
@@ -54,87 +54,59 @@ def is_pattern(functions: Sequence[Function]) -> bool:
     return ends and set(inner) <= {"answer_factual", "evaluate_condition"} and 1 <= len(inner) <= MAX_STEPS
 
 
-class Workflow(Level):
-    """Has the question split, each step answered, and the answer drawn from these answers, in Python.
+def workflow(template: Template | None, index: ParagraphIndex | None, question: Question, ask: Ask) -> Prediction:
+    """Has the question split, each step answered, and the answer drawn from these answers; ends where a step fails.
 
     Args:
         template: The steps that it is held to; by default they are as many as the model finds, and one that asks yes or
             no about earlier answers is a condition.
         index: Searched before each question of fact, whose prompt holds the paragraphs; None searches nothing.
+        question: To be answered.
+        ask: Asks the model.
     """
+    text = question.text
+    steps: list[TraceStep] = []
+    # numbers of the steps that hold the answers to #1, #2, ...
+    answers: list[int] = []
 
-    def __init__(self, template: Template | None = None, index: ParagraphIndex | None = None) -> None:
-        self.name = "L2" if index is None else "L2-rag"
-        self.template = template
-        self.index = index
+    def ended(miss: str | None) -> Prediction:
+        trace = WorkflowTrace(question.qid, text, tuple(steps), () if miss is None else (miss,))
+        return Prediction(trace.answer, miss, {"workflow": trace})
 
-    def predict(self, question: Question, ask: Ask) -> Prediction:
-        """See `Level`."""
-        return _Run(self, question, ask).trace().prediction()
-
-    def seeds(self) -> Sequence[str]:
-        """The items that its template was made from."""
-        return () if self.template is None else self.template.qids
-
-
-class _Run:
-    """One question's way through a workflow; it ends at the first step that fails."""
-
-    def __init__(self, level: Workflow, question: Question, ask: Ask) -> None:
-        self._level = level
-        self._question = question
-        self._ask = ask
-        self._steps: list[TraceStep] = []
-        # numbers of the steps that hold the answers to #1, #2, ...
-        self._answers: list[int] = []
-
-    def trace(self) -> WorkflowTrace:
-        """Goes it."""
-        template = self._level.template
-        parts = self._decompose(template)
-        functions = template.parts if template else tuple(map(function_of, parts))
-        if parts and all(self._answer(part, function) for part, function in zip(parts, functions, strict=True)):
-            self._combine()
-        return WorkflowTrace(self._question.qid, self._question.text, tuple(self._steps))
-
-    def _decompose(self, template: Template | None) -> tuple[str, ...]:
-        text = self._question.text
-        parts, miss = read_parts(self._ask("decompose", decompose_prompt(text, template)), template)
-        self._note(TraceStep("decompose", (text,), None if miss else parts, "steps", miss))
-        return () if miss else parts
-
-    def _answer(self, part: str, function: Function) -> bool:
-        results = [self._steps[number].result for number in self._answers]
-        filled, places = fill(part, results)
-        uses = tuple(self._answers[place] for place in places)
+    parts, miss = read_parts(ask("decompose", decompose_prompt(text, template)), template)
+    if miss is not None:
+        return ended(miss)
+    steps.append(TraceStep("decompose", (text,), parts))
+    functions = template.parts if template else tuple(map(function_of, parts))
+    for part, function in zip(parts, functions, strict=True):
+        filled, places = fill(part, [steps[number].result for number in answers])
+        uses = tuple(answers[place] for place in places)
+        result: Value
         if function == "evaluate_condition":
-            found = read(self._ask(function, f"{filled}\n{FORM}"), function, {})
-            step = TraceStep(function, (filled,), found.answer, part, found.miss, uses)
+            found = read(ask(function, f"{filled}\n{FORM}"), function, {})
+            result, miss = found.answer, found.miss
         else:
-            prompt = fact_prompt(self._question.text, filled, self._retrieve(filled, part, uses))
-            answer, miss = read_fact(self._ask(function, prompt), function)
-            step = TraceStep(function, (filled,), answer, part, miss, uses)
-        self._answers.append(len(self._steps))
-        return self._note(step)
+            passages = [] if index is None else index.search(filled)
+            if index is not None:
+                steps.append(TraceStep("retrieve", (filled,), tuple(name for name, _ in passages), uses))
+            result, miss = read_fact(ask(function, fact_prompt(text, filled, shown(passages, LONGEST))), function)
+        if miss is not None:
+            return ended(miss)
+        answers.append(len(steps))
+        steps.append(TraceStep(function, (filled,), result, uses))
+    used = [steps[number] for number in answers]
+    facts = "".join(f"- {step.arguments[0]} {words(step.result)}\n" for step in used)
+    asked = f"Facts:\n{facts}Question: {text}\nGoing by these facts: {FORM}"
+    found = read(ask("combine_facts", asked), "combine_facts", {})
+    if found.answer is not None:
+        steps.append(combined(used, found.answer, answers))
+    return ended(found.miss)
 
-    def _retrieve(self, query: str, part: str, uses: tuple[int, ...]) -> str:
-        if self._level.index is None:
-            return ""
-        found = self._level.index.search(query)
-        self._note(TraceStep("retrieve", (query,), tuple(name for name, _ in found), part, None, uses))
-        return shown(found, LONGEST)
 
-    def _combine(self) -> None:
-        used = [self._steps[number] for number in self._answers]
-        facts = "".join(f"- {step.arguments[0]} {words(step.result)}\n" for step in used)
-        asked = f"Facts:\n{facts}Question: {self._question.text}\nGoing by these facts: {FORM}"
-        found = read(self._ask("combine_facts", asked), "combine_facts", {})
-        values = tuple(step.result for step in used if isinstance(step.result, str | bool))
-        self._note(TraceStep("combine_facts", (values,), found.answer, "answer", found.miss, tuple(self._answers)))
-
-    def _note(self, step: TraceStep) -> bool:
-        self._steps.append(step)
-        return step.ok
+def combined(facts: Sequence[TraceStep], answer: bool, uses: Sequence[int]) -> TraceStep:
+    """The last step: facts, whose numbers `uses` holds, to an answer."""
+    values = tuple(step.result for step in facts if isinstance(step.result, str | bool))
+    return TraceStep("combine_facts", (values,), answer, tuple(uses))
 
 
 def decompose_prompt(text: str, template: Template | None = None) -> str:
