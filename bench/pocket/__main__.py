@@ -14,8 +14,7 @@ from sigma0.bench.core.options import HardHalf, LookUps, StorySeed, WorldSplit
 from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.provenance import figures_of
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.pocket.about import about
-from sigma0.bench.pocket.card import evaluation_table, forms_table, model_card
+from sigma0.bench.pocket.card import about, evaluation_table, forms_table, model_card
 from sigma0.bench.pocket.evaluate import evaluate, summarize
 from sigma0.bench.pocket.finish import finish
 from sigma0.bench.pocket.prompts import free_runs, json_line, micro_world

@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
 from sigma0.bench.strategyqa.items import Item, read_json
 from sigma0.bench.strategyqa.level import Prediction
-from sigma0.bench.strategyqa.traces import Function, WorkflowTrace
-from sigma0.bench.strategyqa.workflow import Template, check_parts, function_of, is_pattern
+from sigma0.bench.strategyqa.workflow import Function, Template, WorkflowTrace, check_parts, function_of, is_pattern
 
 Rows = Sequence[tuple[Item, Prediction]]
 

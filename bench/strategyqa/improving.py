@@ -8,7 +8,7 @@ from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, listed, numbered, read, start
 from sigma0.bench.strategyqa.memory import LIMIT, Pattern, PatternMemory
-from sigma0.bench.strategyqa.traces import words
+from sigma0.bench.strategyqa.workflow import words
 
 MAX_STEPS = 4
 TOP_K = 3

@@ -6,15 +6,17 @@ from typing import Literal
 
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.level import FORM, Prediction, Question, read
-from sigma0.bench.strategyqa.traces import TraceStep, WorkflowTrace, words
 from sigma0.bench.strategyqa.workflow import (
     LONGEST,
+    TraceStep,
+    WorkflowTrace,
     combined,
     decompose_prompt,
     fact_prompt,
     fill,
     read_fact,
     read_parts,
+    words,
 )
 
 ActionName = Literal["decompose", "lookup", "evaluate", "finish"]

@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 
-from sigma0.bench.strategyqa.asking import Ask, AskSettings
-from sigma0.bench.strategyqa.cache import AnswerCache
+from sigma0.bench.strategyqa.asking import AnswerCache, Ask, AskSettings
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import Level, Prediction, Question
 from sigma0.reason.messages import ChatFailed, ChatModel, Usage

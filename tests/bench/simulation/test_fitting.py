@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.bench.simulation.fitting import TimedPass, fit_passes, knots_for
 from sigma0.bench.simulation.inputs import PassClock, PassTime, PassTimes
+from sigma0.bench.simulation.measure import TimedPass, fit_passes, knots_for
 from sigma0.bench.simulation.replica import PassWork
 
 NOTHING = {

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import StrategyQARow, read_rows
 from sigma0.bench.strategyqa import EXPERIMENTS, Makings
-from sigma0.bench.strategyqa.asking import AskSettings
+from sigma0.bench.strategyqa.asking import AnswerCache, AskSettings
 from sigma0.bench.strategyqa.batched import BatchedChat
-from sigma0.bench.strategyqa.cache import AnswerCache
 from sigma0.bench.strategyqa.items import load_both, load_items, world_items
 from sigma0.bench.strategyqa.level import Level, Prediction, read_answer
 from sigma0.bench.strategyqa.measure import score

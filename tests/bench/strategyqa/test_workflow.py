@@ -9,8 +9,17 @@ from pydantic import ValidationError
 from sigma0.bench.strategyqa.level import Level, Question, listed
 from sigma0.bench.strategyqa.prompted import DEMONSTRATION
 from sigma0.bench.strategyqa.react import STEP_LIMIT, react, read_step
-from sigma0.bench.strategyqa.traces import TraceStep, WorkflowTrace
-from sigma0.bench.strategyqa.workflow import LONGEST, MAX_STEPS, Template, fill, function_of, read_fact, workflow
+from sigma0.bench.strategyqa.workflow import (
+    LONGEST,
+    MAX_STEPS,
+    Template,
+    TraceStep,
+    WorkflowTrace,
+    fill,
+    function_of,
+    read_fact,
+    workflow,
+)
 from tests.bench.strategyqa.calls import act, asked
 
 PIANO = Question("piano", "Would a grand piano fit into the boot of a small car?")
