@@ -207,10 +207,6 @@ class Sigma0LM(LM):  # type: ignore[misc]
 def write_settings(asked: Mapping[str, Any], model: Sigma0LM) -> WriteSettings:
     """A task's generation settings.
 
-    Args:
-        asked: `until`, a length under one of the names in `LENGTHS`, `do_sample`, and what is named in `SAMPLING`.
-        model: Whose exit setting is taken.
-
     Raises:
         ValueError: For anything else.
     """

@@ -47,11 +47,7 @@ def read_exit(exit_config: ExitConfig) -> ExitConfig:
 def score(model: Any, pairs: Sequence[Pair], exit_config: ExitConfig, batch_size: int) -> Iterator[tuple[int, Score]]:
     """Scores continuations, long ones first; those with the same ids ahead of the last are read once.
 
-    Args:
-        model: A looped model.
-        pairs: What to score; ids that the context cannot hold are left out at the beginning.
-        exit_config: When to stop.
-        batch_size: Texts read at once, >= 1.
+    Ids that the context cannot hold are left out at the beginning.
 
     Yields:
         The number of a pair, and its score.

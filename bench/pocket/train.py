@@ -126,13 +126,8 @@ def train(
 ) -> LoopedForCausalLM | None:
     """Train, or go on training, in `folder`.
 
-    Args:
-        recipe: The settings; a checkpoint made under other settings is refused.
-        tokenizer: The micro-world's tokenizer.
-        folder: Where the checkpoint and the log live.
-        minutes: Stop (with a checkpoint) after so long; a later call goes on. None runs to the end.
-        save_every: Steps between checkpoints.
-        on_step: Called with the figures of each step.
+    A checkpoint made under other settings is refused. After so many minutes it stops with a checkpoint, from which a
+    later call goes on; None runs to the end.
 
     Returns:
         The trained model, or None if the time was up first.
@@ -247,11 +242,6 @@ def _optimizers(model: LoopedForCausalLM, recipe: Recipe) -> tuple[torch.optim.O
 
 def draw_curve(reports: Sequence[Report], recipe: Recipe, path: Path) -> None:
     """Draw the share of a training batch's answers that are right, by loop, averaged over spans of steps.
-
-    Args:
-        reports: Figures of the steps, in order (`train.read_log`).
-        recipe: Its stages are marked.
-        path: A .png or .svg to write.
 
     Raises:
         ValueError: If there is nothing to draw, or the run is not of this recipe.

@@ -25,19 +25,7 @@ class Course(NamedTuple):
 
 
 class Cluster:
-    """Replicas, their router and the time.
-
-    Args:
-        replicas: At least one, idle.
-        router: Chooses among them.
-        crowd: Who asks.
-
-    Attributes:
-        now: Seconds since the beginning.
-        asked: All requests so far, in the order of their arrival.
-        area: Integral over time of the requests that have arrived and are not answered, seconds.
-        answered: How many were answered.
-    """
+    """Replicas, their router and the time."""
 
     def __init__(self, replicas: Sequence[Replica], router: Router, crowd: Crowd) -> None:
         self.replicas = replicas
@@ -45,6 +33,7 @@ class Cluster:
         self.crowd = crowd
         self.now = 0.0
         self.asked: list[Request] = []
+        # integral over time of the requests that have arrived and are not answered, seconds
         self.area = 0.0
         self.answered = self._inside = 0
         self._events: list[tuple[float, int, Callable[[], list[Request]]]] = []
@@ -60,10 +49,7 @@ class Cluster:
 
         Others go on coming to the end, so that the last ones are measured under the same load, and none of those that
         are measured is left out because it takes long.
-
-        Args:
-            warm: Requests before the measured ones, which only fill the replicas.
-            measured: At least one.
+        The `warm` requests before the measured ones only fill the replicas.
         """
         for chat, seconds in self.crowd.under_way():
             self._chats[chat.number] = chat

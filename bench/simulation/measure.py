@@ -54,9 +54,6 @@ def fit_passes(rounds: Sequence[Sequence[TimedPass]]) -> PassTimes:
     Passes that something else on the machine disturbed do not bend the fit, but their time counts: all fitted times
     together are all measured ones.
 
-    Args:
-        rounds: Passes of different sizes, and much the same in each round.
-
     Raises:
         ValueError: If they are too few, hold no row, or took no time.
     """
@@ -179,13 +176,7 @@ def measure_inputs(
 ) -> Inputs:
     """Answers every prompt under two exit settings, alone and beside others, and times every pass.
 
-    Args:
-        model: A looped model; on a CPU torch must use one thread.
-        tokenizer: Its tokenizer.
-        conditions: Of the measurement.
-        prompts: Their ids.
-        short: The setting of the short traffic; the long one runs at full depth.
-        advance: Told how many of `STEPS` are done.
+    The short traffic runs under the setting `short`, the long one at full depth. On a CPU torch must use one thread.
 
     Raises:
         ValueError: For a setting that is not simulated, or too few prompts.

@@ -18,14 +18,7 @@ ROUTINGS = ("random", "two-choices", "least-loaded", "one-queue", "session-affin
 
 
 class LoadTable:
-    """Numbers by their loads: the least is found among ten thousand as soon as among ten.
-
-    Args:
-        numbers: All of them, with nothing to do.
-
-    Attributes:
-        least: The least load of any.
-    """
+    """Numbers by their loads: the least is found among ten thousand as soon as among ten."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._by_load: list[list[int]] = [list(numbers)]
@@ -57,11 +50,7 @@ class LoadTable:
 class Router:
     """Chooses replicas.
 
-    Args:
-        routing: One of `ROUTINGS`.
-        replicas: To choose from, with nothing to do.
-        short: How many of them the short traffic gets where depths are kept apart.
-        seed: Of its draws.
+    Where depths are kept apart, the first `short` of the replicas are the short traffic's.
     """
 
     def __init__(self, routing: str, replicas: Sequence[Replica], short: int, seed: str) -> None:

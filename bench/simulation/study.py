@@ -76,21 +76,13 @@ class Setting:
 
 
 class Fleets:
-    """What all settings on one file of inputs share.
-
-    Args:
-        inputs: Measured pass times and depths.
-        digest: Of their file.
-
-    Attributes:
-        conditions: Of the inputs, with the code and the libraries that simulate.
-        clock: Time of a pass of any replica.
-    """
+    """What all settings on one file of inputs share."""
 
     def __init__(self, inputs: Inputs, digest: str) -> None:
         self.inputs, self.digest = inputs, digest
         self.began = datetime.now(timezone.utc).isoformat(timespec="seconds")
         versions = {"python": platform.python_version(), **{each: version(each) for each in _LIBRARIES}}
+        # of the inputs, with the code and the libraries that simulate
         self.conditions = inputs.conditions.model_copy(update={"commit": git_commit(), "versions": versions})
         self.clock = PassClock(inputs.pass_times)
         self._most: dict[Traffic, float] = {}
@@ -139,10 +131,6 @@ class Fleets:
 
 def simulate(fleets: Fleets, setting: Setting) -> SimulationRow:
     """Simulates some runs of a group of a fleet.
-
-    Args:
-        fleets: What replicas are like.
-        setting: What is simulated.
 
     Raises:
         ValueError: If a run answers too few requests to tell anything.

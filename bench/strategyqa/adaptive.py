@@ -42,12 +42,7 @@ def adaptive(levels: Sequence[Level], route: Route, question: Question, ask: Ask
 
     By `verdict` it is asked as L0 does first. Where that answer's door is `converge` it stands, whatever it says;
     with two objections to the verdict or more the question is hard, with fewer, or without a verdict, it is medium.
-
-    Args:
-        levels: Of simple, medium and hard questions.
-        route: Who decides; how far a verdict is off, `DoorPolicy` says.
-        question: To be answered.
-        ask: Asks the model.
+    Levels are of simple, medium and hard questions.
     """
     difficulty, why = by_rules(question.text)
     trace: dict[str, Any] = {}

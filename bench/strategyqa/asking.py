@@ -102,11 +102,6 @@ class Ask:
     def __call__(self, purpose: str, prompt: str, stop: Sequence[str] = ()) -> str:
         """The answer to a question.
 
-        Args:
-            purpose: The step of the level.
-            prompt: What the user says.
-            stop: Strings that end the answer.
-
         Raises:
             ChatFailed: If there is none.
         """

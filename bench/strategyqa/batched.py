@@ -39,12 +39,7 @@ class _Waiting:
 
 
 class BatchedChat:
-    """A `LocalChat` whose greedy questions are answered in batches; sampled ones are asked one by one.
-
-    Args:
-        chat: Of a model without loops: `sigma0 serve` batches looped ones by depth.
-        batch_size: Questions in a batch at most.
-    """
+    """A `LocalChat` without loops whose greedy questions are answered in batches; sampled ones are asked one by one."""
 
     def __init__(self, chat: LocalChat, batch_size: int) -> None:
         self.name = chat.name

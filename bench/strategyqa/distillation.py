@@ -46,10 +46,6 @@ _TEMPLATE = TypeAdapter(Template)
 def distil_demonstrations(rows: Rows, most: int = MOST) -> list[Demonstration]:
     """The shortest demonstrations of right and audited traces, those of Yes and of No in turn.
 
-    Args:
-        rows: Items with what a level with steps (L2, L2-rag, L3, L3-simple) predicted.
-        most: Demonstrations at most, >= 1.
-
     Raises:
         ValueError: If there is none, or a right prediction has no trace that can be shown.
     """

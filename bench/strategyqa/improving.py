@@ -48,9 +48,6 @@ class Improving(Level):
 
     It is prequential by construction: an item whose label had a part in the memory is refused, and what was not
     predicted is not learned from.
-
-    Args:
-        limit: Patterns that it keeps at most.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:

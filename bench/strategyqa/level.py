@@ -59,13 +59,7 @@ def read_answer(text: str) -> bool | None:
 
 
 def read(text: str, step: str, trace: dict[str, Any]) -> Prediction:
-    """A prediction out of a model's words.
-
-    Args:
-        text: They.
-        step: That they are of, for the reason of a miss.
-        trace: What the level did.
-    """
+    """A prediction out of a model's words."""
     answer = read_answer(text)
     if answer is None:
         return Prediction(None, f"{step}: no yes or no in {start(text)}", trace)

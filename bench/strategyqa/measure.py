@@ -23,13 +23,7 @@ FEW = 200
 
 
 def to_rows(runs: Sequence[LevelRun], opened: Opened, against: str = BASELINE) -> list[StrategyQARow]:
-    """The rows of a run, which has just ended.
-
-    Args:
-        runs: Of levels on its items.
-        opened: What it went through.
-        against: As of `score`.
-    """
+    """The rows of a run, which has just ended."""
     settings = opened.settings
     common = {
         **conditions_of(opened).model_dump(),
@@ -67,9 +61,7 @@ def conditions_of(opened: Opened) -> Conditions:
 def score(runs: Sequence[LevelRun], against: str = BASELINE) -> list[dict[str, Any]]:
     """What a row says of each of some levels, by the names of `StrategyQARow`.
 
-    Args:
-        runs: On items of one set; each may have gone through fewer of them.
-        against: Name of the level that the others are held against: the first of it that there is.
+    Runs may have gone through fewer items each; all are held against the first of the level `against` that there is.
     """
     base = next((run for run in runs if run.level == against), None)
     right = {} if base is None else {each.qid: each.right for each in base.answered}

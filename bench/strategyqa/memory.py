@@ -36,9 +36,6 @@ class Pattern:
 class PatternMemory:
     """Patterns, found by the kind of a question and by its words.
 
-    Args:
-        limit: Patterns that `prune` leaves at most.
-
     Attributes:
         seen: Ids of all items whose labels had a part in it, also where their patterns were merged or pruned.
     """

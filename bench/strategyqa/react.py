@@ -35,11 +35,7 @@ _ACTION = re.compile(r"Action:[ \t]*([A-Za-z_]+)[ \t]*\[(.*)\]")
 def react(simple: bool, limit: int, question: Question, ask: Ask) -> Prediction:
     """Thinks, acts and reads what came of it, until it finishes; the facts so far are numbered and shown.
 
-    Args:
-        simple: The same loop with lookup and finish alone; facts stand only where they were read.
-        limit: Steps at most.
-        question: To be answered.
-        ask: Asks the model.
+    The simple loop has lookup and finish alone; facts stand only where they were read.
     """
     loop = _Loop(simple, question.text, ask)
     for _ in range(limit):
@@ -139,10 +135,6 @@ def read_step(text: str, actions: Sequence[ActionName]) -> tuple[str, ActionName
     """A thought, an action and its argument out of a model's words; else what is wrong with them.
 
     They are one line `Thought: ...` and one line `Action: name[argument]` behind it, and nothing else but empty lines.
-
-    Args:
-        text: The words.
-        actions: That there are.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or not (thought := _THOUGHT.fullmatch(lines[0])):

@@ -31,9 +31,6 @@ _PARAGRAPHS = TypeAdapter(dict[str, Paragraph])
 class ParagraphIndex:
     """TF-IDF over paragraphs, in memory.
 
-    Args:
-        paragraphs: By id.
-
     Raises:
         ValueError: If they hold no words, or scikit-learn is missing.
     """

@@ -67,15 +67,8 @@ def run_level(
 ) -> LevelRun:
     """Runs a level over items.
 
-    Args:
-        level: A new one, if it learns.
-        items: None of which it was made from.
-        model: Who is asked.
-        settings: Of all questions.
-        cache: Answers that were given before.
-        concurrency: Items at a time; a level that learns takes one.
-        retries: How often an item is begun anew whose question got no answer, before it counts as a miss.
-        advance: Called after each item.
+    An item whose question got no answer is begun anew `retries` times before it counts as a miss; a level that learns
+    takes one item at a time.
 
     Raises:
         ValueError: If the level was made from an item that it would be scored on.

@@ -24,10 +24,7 @@ Levels = Sequence[tuple[str, Level]]
 def pieces_of(levels: Levels, opening: Opening, opened: Opened) -> list[dict[str, Any]]:
     """What workers do one by one, levels that learn first: each of them takes one worker for long.
 
-    Args:
-        levels: Names in the registry, and what they make.
-        opening: How workers get model and items, wherever they run.
-        opened: The same, opened here.
+    Workers get model and items by the opening, which is opened here.
     """
     # with the digest, what was kept of other weights or items is not taken for theirs
     shared = {"opening": opening.model_dump(mode="json"), "sha256": opened.sha256()}

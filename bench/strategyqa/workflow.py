@@ -134,12 +134,8 @@ def is_pattern(functions: Sequence[Function]) -> bool:
 def workflow(template: Template | None, index: ParagraphIndex | None, question: Question, ask: Ask) -> Prediction:
     """Has the question split, each step answered, and the answer drawn from these answers; ends where a step fails.
 
-    Args:
-        template: The steps that it is held to; by default they are as many as the model finds, and one that asks yes or
-            no about earlier answers is a condition.
-        index: Searched before each question of fact, whose prompt holds the paragraphs; None searches nothing.
-        question: To be answered.
-        ask: Asks the model.
+    Without a template the steps are as many as the model finds, and one that asks yes or no about earlier answers is a
+    condition. An index is searched before each question of fact, whose prompt holds the paragraphs.
     """
     text = question.text
     steps: list[TraceStep] = []

@@ -147,16 +147,7 @@ class VerdictReport:
 def measure(
     asker: Asker, name: str, prompts: Sequence[Prompt], strange: Sequence[StrangePrompt], seed: int, allowed: float
 ) -> VerdictReport:
-    """Asks everything that the report is of.
-
-    Args:
-        asker: The model.
-        name: Its name.
-        prompts: With answers; every other one a chat.
-        strange: Prompts that are not of its world.
-        seed: Of the stories of the shifts.
-        allowed: Risk that its door was calibrated for.
-    """
+    """Asks everything that the report is of."""
     answers, model = asker.answers(prompts), asker.model.confidence_model
     wrong, scores = (~answers.right).astype(np.float64), doubts(answers)
     return VerdictReport(
