@@ -1,15 +1,8 @@
 """L4: a router that sends a question to the level that it needs.
 
-By rules, the question itself without a story before it, points:
-
-    longer than 10 words                                      1
-    longer than 16 words                                      1
-    a word of comparison (than, more, older, largest, ...)    1
-    a number in digits                                        1
-    a conjunction (and, or, but, if, both, while, ...)        1
-    a word of possibility (can, could, would, might, ...)     1
-
-No points are simple, one is medium, more are hard. The rules look at no label, and their numbers were fitted to none.
+By rules, the question itself without a story before it gets a point for each of `_SIGNS`, and one where it is longer
+than `LONG` and than `VERY_LONG` words. No points are simple,
+one is medium, more are hard. The rules look at no label, and their numbers were fitted to none.
 """
 
 import re

@@ -7,7 +7,7 @@ from typing import Any
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, listed, numbered, read, start
-from sigma0.bench.strategyqa.memory import LIMIT, Pattern, PatternMemory
+from sigma0.bench.strategyqa.memory import LIMIT, Kind, Pattern, PatternMemory
 from sigma0.bench.strategyqa.workflow import words
 
 MAX_STEPS = 4
@@ -68,13 +68,14 @@ class Improving(Level):
         for pattern_id in prediction.trace.get("patterns", ()):
             if pattern_id in self.memory:
                 self.memory.record_use(pattern_id, right)
-        self.memory.add(
-            "positive" if right else "negative",
-            item.question,
-            prediction.trace.get("steps", ()),
-            f"The answer is {words(item.answer)}." if right else what_went_wrong(item, prediction),
-            item.qid,
-        )
+        label = words(item.answer)
+        lesson = f"The answer is {label}."
+        if prediction.miss is not None:
+            lesson = f"No answer could be read ({prediction.miss[:MAX_LENGTH]}); the answer is {label}."
+        elif not right:
+            lesson = f"These steps led to {words(not item.answer)}, which is wrong; the answer is {label}."
+        kind: Kind = "positive" if right else "negative"
+        self.memory.add(kind, item.question, prediction.trace.get("steps", ()), lesson, item.qid)
         self.memory.prune()
 
 
@@ -91,13 +92,6 @@ def seeded(items: Sequence[Item]) -> Level:
         lesson = f"The answer is {words(item.answer)}."
         memory.add("positive", item.question, item.decomposition, lesson, item.qid, SEED_CONFIDENCE)
     return Level("L5-icl", partial(predict, memory), tuple(memory.seen))
-
-
-def what_went_wrong(item: Item, prediction: Prediction) -> str:
-    """A sentence on a prediction that was wrong, from the label and what the level did itself."""
-    if prediction.miss is not None:
-        return f"No answer could be read ({prediction.miss[:MAX_LENGTH]}); the answer is {words(item.answer)}."
-    return f"These steps led to {words(not item.answer)}, which is wrong; the answer is {words(item.answer)}."
 
 
 def _shown(pattern: Pattern) -> str:

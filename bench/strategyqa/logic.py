@@ -1,11 +1,7 @@
 """What short answers say as values that Python can compare, and conditions on them.
 
-A condition on the answers to numbered steps, such as `#1 < #2 and not #3`, worked out in Python.
-
-    condition  any ("or" any)*        any         all ("and" all)*        all  "not" all | "(" condition ")" | relation
-    relation   operand [sign operand]             sign  < <= > >= = == !=
-    operand    #1, a number, yes, no, true, false, or a text in double quotes
-
+A condition on the answers to numbered steps, such as `#1 < #2 and not #3`: in Python's grammar, of operands that are
+steps, numbers, yes, no, true, false, or texts in double quotes; `=` is `==`, and a single operand is compared to yes.
 It is parsed and never executed. What cannot be told stays open: `no and open` is no, `yes or open` is yes, and any
 other condition that rests on it is open.
 """

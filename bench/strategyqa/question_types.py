@@ -1,13 +1,6 @@
 """What kind of question one is, by the words that stand in it: rules, no model.
 
-    similarity   same, alike, similar, different, resemble, identical, equal, equivalent, overlap, in common, match
-    comparison   than, compared, exceed, enough, more, most, less, least, fewer, and words such as older or largest
-    temporal     when, before, after, during, ago, year, century, decade, era, age, alive, lifetime, ever, or 1987
-    causal       why, because, cause, due to, lead to, result, affect, effect, prevent, harm, thanks, responsible
-    possibility  can, could, would, might, may, possible, able, likely, hypothetically, theoretically
-    factual      none of these
-
-The first line that holds a word of the question decides. Words count with their endings: "causes", "caused".
+The first kind of `_RULES` that holds a word of the question decides; without any it is factual.
 """
 
 import re

@@ -55,6 +55,9 @@ def do_level(piece: Any) -> Any:
     if found != piece["sha256"]:
         raise ValueError("a worker found other weights, items or files under the same names than this process did")
     level = _level(json.dumps(piece["opening"]), piece["level"])
+    if level.learn:
+        # one that knows of no item
+        level = EXPERIMENTS[level.name](opened.makings)
     run = opened.run(level, opened.items[piece["first"] : piece["first"] + piece["step"]], lambda: None)
     return [asdict(each) for each in run.answered]
 
@@ -69,12 +72,6 @@ def _opened(told: str) -> tuple[Opened, str]:
 
 
 @lru_cache(maxsize=len(EXPERIMENTS))
-def _known_level(told: str, name: str) -> Level:
+def _level(told: str, name: str) -> Level:
     """A level, made once: some read files or index paragraphs."""
     return EXPERIMENTS[name](_opened(told)[0].makings)
-
-
-def _level(told: str, name: str) -> Level:
-    """A level that knows of no item: one that learns is a new one each time."""
-    known = _known_level(told, name)
-    return EXPERIMENTS[name](_opened(told)[0].makings) if known.learn else known

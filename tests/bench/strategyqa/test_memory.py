@@ -101,7 +101,7 @@ def test_pruning_drops_the_lowest_then_the_least_used_then_the_oldest():
     assert ids(memory.patterns) == ["p2", "p5"]
     assert memory.prune() == []
     assert "q0" in memory.seen
-    assert "p1" not in memory and memory._counts == filled("Do crows fly?", "Do rivers run?")._counts
+    assert "p1" not in memory
     # a number is never given twice
     assert memory.add("positive", "Do hens lay?", [], "The answer is Yes.", "c").id == "p6"
 
