@@ -17,10 +17,9 @@ from typing import Any, Literal
 
 from sigma0.bench.core.conditions import git_commit
 from sigma0.bench.core.rows_systems import SIMULATION_SIZES, SimulationRow, Tail, simulation_key
-from sigma0.bench.simulation.cluster import Cluster
+from sigma0.bench.simulation.cluster import TOGETHER, Cluster, Router, check_routing
 from sigma0.bench.simulation.inputs import Inputs, PassClock, percentiles, tail_of
 from sigma0.bench.simulation.replica import Replica, Request
-from sigma0.bench.simulation.routing import TOGETHER, Router, check_routing
 from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
 
 _LIBRARIES = ("sigma0-lm", "numpy")

@@ -8,7 +8,7 @@ from itertools import chain
 from math import log, sqrt
 from typing import Literal
 
-from sigma0.bench.strategyqa.question_types import QuestionType, asked, question_type
+from sigma0.bench.strategyqa.adaptive import QuestionType, asked, question_type
 from sigma0.signals.grounding.words import is_stop, stem, words_of
 
 Kind = Literal["positive", "negative"]

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sigma0.bench.strategyqa.adaptive import QuestionType, question_type
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.level import FORM, Prediction, Question, has_words, listed, numbered, read, start
 from sigma0.bench.strategyqa.logic import Value, evaluate, names_step, parse_condition, value_of
-from sigma0.bench.strategyqa.question_types import QuestionType, question_type
 
 MAX_STEPS = 5
 MAX_LENGTH = 300

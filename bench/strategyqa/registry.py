@@ -13,8 +13,7 @@ from sigma0.bench.strategyqa.level import Level
 from sigma0.bench.strategyqa.pipeline import pipeline
 from sigma0.bench.strategyqa.prompted import DEMONSTRATION, chain_of_code, chain_of_thought, direct, program_trace
 from sigma0.bench.strategyqa.react import STEP_LIMIT, react
-from sigma0.bench.strategyqa.retrieval import ParagraphIndex, fact_paragraphs, load_paragraphs
-from sigma0.bench.strategyqa.workflow import workflow
+from sigma0.bench.strategyqa.workflow import ParagraphIndex, fact_paragraphs, load_paragraphs, workflow
 
 # items of train that a level is seeded from, and whose facts are searched where no paragraphs are given
 SEEDS = 200

@@ -10,10 +10,9 @@ import torch
 from pydantic import TypeAdapter
 
 from sigma0.bench.core.workers import KeptResults, Pool
-from sigma0.bench.strategyqa.level import Level
+from sigma0.bench.strategyqa.level import Answered, Level, LevelRun, labels_used
 from sigma0.bench.strategyqa.opening import Opened, Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS
-from sigma0.bench.strategyqa.runner import Answered, LevelRun, labels_used
 
 _ANSWERED = TypeAdapter(list[Answered])
 

@@ -18,16 +18,19 @@ from pydantic import BaseModel, ConfigDict
 
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.pocket.world import Mix
-from sigma0.bench.verdict.asking import VERDICT, Answers, Asker, switched
 from sigma0.bench.verdict.scores import (
     CONFIDENCE,
     PLAIN,
+    VERDICT,
+    Answers,
+    Asker,
     FeatureUse,
     Separation,
     auroc_more,
     doubts,
     feature_uses,
     separate,
+    switched,
 )
 from sigma0.calibrate.bootstrap import Estimate, bootstrap, clustered_share, saved_share, share
 from sigma0.calibrate.doors import DoorCheck, check_policy, judge

@@ -21,8 +21,7 @@ from sigma0.bench.strategyqa.items import Item, world_items
 from sigma0.bench.strategyqa.level import Level, Prediction, Question, listed
 from sigma0.bench.strategyqa.opening import Asked
 from sigma0.bench.strategyqa.prompted import DEMONSTRATION
-from sigma0.bench.strategyqa.retrieval import Paragraph, ParagraphIndex
-from sigma0.bench.strategyqa.workflow import Template, workflow
+from sigma0.bench.strategyqa.workflow import Paragraph, ParagraphIndex, Template, workflow
 from sigma0.reason.chat import ScriptedChat
 from tests.bench.strategyqa.calls import act, asked, made
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sigma0.bench.strategyqa.adaptive import question_type
 from sigma0.bench.strategyqa.memory import Pattern, PatternMemory
-from sigma0.bench.strategyqa.question_types import question_type
 
 WORD = st.sampled_from(["gull", "crow", "fish", "lamp", "older", "could", "river", "stone", "than"])
 WORDS = st.lists(WORD, min_size=1, max_size=6)

@@ -9,8 +9,14 @@ import pytest
 from sigma0.bench.strategyqa import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.items import world_items
 from sigma0.bench.strategyqa.level import Level
-from sigma0.bench.strategyqa.retrieval import Paragraph, ParagraphIndex, fact_paragraphs, load_paragraphs, shown
-from sigma0.bench.strategyqa.workflow import workflow
+from sigma0.bench.strategyqa.workflow import (
+    Paragraph,
+    ParagraphIndex,
+    fact_paragraphs,
+    load_paragraphs,
+    shown,
+    workflow,
+)
 from tests.bench.strategyqa.calls import asked
 
 TEXTS = {
