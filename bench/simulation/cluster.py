@@ -9,7 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 from sigma0.bench.simulation.replica import Replica, Request
-from sigma0.bench.simulation.traffic import SHORT, Chat, Crowd, Traffic
+from sigma0.bench.simulation.traffic import SHORT, Chat, Crowd
 
 # Routings that keep depths apart, and those that do the same with all traffic together: what to compare them with.
 TOGETHER = {"depth-aware": "least-loaded", "fleet-depth-aware": "fleet"}
@@ -95,21 +95,6 @@ class Router:
             self._home[request.session] = home
             return home
         return loads.one_of_least(rng)
-
-
-def check_routing(routing: str, replicas: int, traffic: Traffic) -> None:
-    """Refuses what cannot be simulated.
-
-    Raises:
-        ValueError: For an unknown name, or where there is nothing to keep apart.
-    """
-    if routing not in ROUTINGS:
-        raise ValueError(f"no such routing: {routing!r}; there are {', '.join(ROUTINGS)}")
-    if routing in TOGETHER and (replicas < 2 or not 0 < traffic.short_share < 1):
-        raise ValueError(
-            f"{routing} divides at least two replicas between short and long traffic, got {replicas} in a group and "
-            f"short_share {traffic.short_share:g}: leave it out of --routings, or change these"
-        )
 
 
 class Course(NamedTuple):

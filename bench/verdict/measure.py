@@ -37,7 +37,6 @@ from sigma0.calibrate.doors import DoorCheck, check_policy, judge
 from sigma0.calibrate.prompts import Prompt
 from sigma0.config import ExitConfig, FateConfig
 from sigma0.jsonl import read_lines
-from sigma0.signals.generation import Generation
 from sigma0.signals.verdict import DoorPolicy, DoorRule
 
 # Questions of the settings of the switches, at most.
@@ -203,25 +202,22 @@ def _switch_rows(asker: Asker, prompts: Sequence[Prompt]) -> tuple[SwitchRow, ..
         told = getattr(stored, "fate_config", None) if fates is None else fates.to_dict()
         with switched(environment), patch.object(stored, "fate_config", told, create=True):
             answers = Answers(prompts, asker.generations(contents), asker.policy)
-        rows.append(_switch_row(setting, answers, full))
+        runs, n = answers.runs, len(answers.runs)
+        most = np.array([each.total_loops * (len(each.tokens) - 1) for each in runs])
+        shut = None
+        if len(answers.verdicts) == n:
+            shut = clustered_share([float(each.door != "converge") for each in runs], np.ones(n))
+        row = SwitchRow(
+            setting=setting,
+            answers=n,
+            same_text=share(sum(each.text == other.text for each, other in zip(runs, full, strict=True)), n),
+            right=share(int(answers.right.sum()), n),
+            passes_saved=saved_share([each.loop_passes for each in runs], most),
+            broken=sum(token.reason == "divergence" for each in runs for token in each.tokens),
+            escalated=shut,
+        )
+        rows.append(row)
     return tuple(rows)
-
-
-def _switch_row(setting: str, answers: Answers, full: Sequence[Generation]) -> SwitchRow:
-    runs, n = answers.runs, len(answers.runs)
-    most = np.array([each.total_loops * (len(each.tokens) - 1) for each in runs])
-    shut = None
-    if len(answers.verdicts) == n:
-        shut = clustered_share([float(each.door != "converge") for each in runs], np.ones(n))
-    return SwitchRow(
-        setting=setting,
-        answers=n,
-        same_text=share(sum(each.text == other.text for each, other in zip(runs, full, strict=True)), n),
-        right=share(int(answers.right.sum()), n),
-        passes_saved=saved_share([each.loop_passes for each in runs], most),
-        broken=sum(token.reason == "divergence" for each in runs for token in each.tokens),
-        escalated=shut,
-    )
 
 
 def _shift_rows(asker: Asker, answers: Answers, n: int, seed: int) -> tuple[ShiftRow, ...]:
