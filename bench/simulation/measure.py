@@ -38,7 +38,7 @@ APART = 1.5
 OUTLIERS = 6.0
 FEWEST = 50
 # The fit and the paces of the rounds are found in turn.
-STEPS = 3
+TURNS = 3
 
 
 class TimedPass(NamedTuple):
@@ -73,7 +73,7 @@ def fit_passes(rounds: Sequence[Sequence[TimedPass]]) -> PassTimes:
     took = 1000 * np.array([each.seconds for each in passes])
     number = np.repeat(np.arange(len(rounds)), [len(found) for found in rounds])
     paces = np.ones(len(rounds))
-    for _ in range(STEPS):
+    for _ in range(TURNS):
         weights, kept = _undisturbed(parts, took / paces[number])
         fitted = parts @ weights
         whole = took.sum() / fitted.sum()
