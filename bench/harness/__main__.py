@@ -25,9 +25,6 @@ def with_device(arguments: Sequence[str]) -> list[str]:
     """The arguments, with `--device auto` for the model `sigma0` where none is named.
 
     lm-eval takes the first GPU where nobody names a device, also where there is none.
-
-    Args:
-        arguments: Of lm-eval's command line.
     """
     options = [argument.partition("=")[0] for argument in arguments]
     names = [argument.partition("=")[2] or (*arguments, "")[place + 1] for place, argument in enumerate(arguments)]

@@ -19,16 +19,11 @@ PLACES = ("device", "dtype", "backend")
 
 
 class Loaded:
-    """Weights in memory, one copy for all that ask for the same.
-
-    Attributes:
-        model: The looped model.
-        tokenizer: Its fast tokenizer, padding on the left.
-        alone: Held by whoever runs the model.
-    """
+    """Weights in memory, one copy for all that ask for the same."""
 
     def __init__(self, name: str, places: Mapping[str, Any]) -> None:
         self.model, self.tokenizer = load(name, **places)
+        # held by whoever runs the model
         self.alone = Lock()
 
 

@@ -36,12 +36,7 @@ SAMPLING = ("temperature", "top_p", "top_k")
 class Sigma0API(ModelAPI):  # type: ignore[misc]
     """A looped model in this process, one request at a time.
 
-    Args:
-        model_name: Shipped name, folder, or hub id.
-        base_url: Refused, there is no server.
-        api_key: Ignored.
-        config: Inspect's own.
-        **model_args: As `arguments.open_model` takes them.
+    It takes the arguments of `arguments.open_model`.
 
     Raises:
         ValueError: For an unknown argument or a bad value.

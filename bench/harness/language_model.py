@@ -11,9 +11,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simpl
 from sigma0.bench.core.conditions import device_name
 from sigma0.bench.core.digests import weights_sha256
 from sigma0.bench.harness.arguments import open_model
-from sigma0.bench.harness.scoring import Pair, Score, read_exit, score
+from sigma0.bench.harness.scoring import Pair, Score, WriteSettings, read_exit, score, write
 from sigma0.bench.harness.telemetry import DepthLog, DepthTally, Reading, counts
-from sigma0.bench.harness.writing import WriteSettings, write
 from sigma0.commands.console import progress_bar
 
 # what a task gets that says nothing; lm-eval's own default
@@ -206,10 +205,6 @@ class Sigma0LM(LM):  # type: ignore[misc]
 
 def write_settings(asked: Mapping[str, Any], model: Sigma0LM) -> WriteSettings:
     """A task's generation settings.
-
-    Args:
-        asked: `until`, a length under one of the names in `LENGTHS`, `do_sample`, and what is named in `SAMPLING`.
-        model: Whose exit setting is taken.
 
     Raises:
         ValueError: For anything else.

@@ -96,9 +96,6 @@ def _saved(spent: int, full: int) -> float | None:
 class DepthLog:
     """A file of JSON lines, one for each request.
 
-    Args:
-        path: A new file; None writes nothing.
-
     Raises:
         ValueError: If the file exists or cannot be made: two runs in one file could not be told apart.
     """

@@ -15,10 +15,8 @@ from sigma0.bench.core.ledger import OWN, HumanEvalRow, append_row
 from sigma0.bench.core.options import AsJsonLines, ExitJson, LedgerFile
 from sigma0.bench.humaneval.judging import MEMORY_MB, TIMEOUT_S, Limits, judge
 from sigma0.bench.humaneval.problems import SIZE, Problem, load_problems
-from sigma0.bench.humaneval.row import row_of
-from sigma0.bench.humaneval.sampling import MAX_NEW_TOKENS, SampleSettings, write_sample
-from sigma0.bench.humaneval.saved import Run, SampleFile
-from sigma0.bench.humaneval.table import table
+from sigma0.bench.humaneval.sampling import MAX_NEW_TOKENS, Run, SampleFile, SampleSettings, write_sample
+from sigma0.bench.humaneval.table import row_of, table
 from sigma0.calibrate.prompts import Prompt, encode_prompts
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Device, Dtype, Threads

@@ -21,16 +21,12 @@ _TOLD: TypeAdapter[tuple[Outcome, str]] = TypeAdapter(tuple[Outcome, str])
 class Limits:
     """Of the run of one completion, the interpreter's start included.
 
-    Attributes:
-        timeout_s: Wall clock.
-        memory_mb: As the sandbox takes it.
-
     Raises:
         ValueError: If a run could not even start within them.
     """
 
-    timeout_s: float = TIMEOUT_S
-    memory_mb: int = MEMORY_MB
+    timeout_s: float = TIMEOUT_S  # Wall clock
+    memory_mb: int = MEMORY_MB  # As the sandbox takes it
 
     def __post_init__(self) -> None:
         # here, ahead of the first sample, and not at the first check, which may be hours later

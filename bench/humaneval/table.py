@@ -1,15 +1,101 @@
-"""Rows of HumanEval in a table, for the terminal and for Markdown."""
+"""Judged samples as a row of the ledger, and such rows in a table, for the terminal and for Markdown."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import get_args
 
+import numpy as np
 from rich.table import Table
 
-from sigma0.bench.core.ledger import AnyRow, HumanEvalRow
+from sigma0.bench.core.ledger import AnyRow
+from sigma0.bench.core.rows import Figure
+from sigma0.bench.core.rows_tasks import HumanEvalRow, Outcome
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.fidelity.table import with_interval
-from sigma0.bench.humaneval.row import OUTCOMES
+from sigma0.bench.humaneval.judging import Judgement, Limits
+from sigma0.bench.humaneval.sampling import Run, Sample
+from sigma0.calibrate.bootstrap import Estimate, clustered_share, ratio, share
 from sigma0.config import ExitConfig
+
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+KS = (1, 10, 100)
+
+
+def pass_at_k(n: int, passed: int, k: int) -> float:
+    """Chance that k of n samples, drawn without replacement, hold one that passed (Chen et al., 2021, equation 1).
+
+    That is 1 - C(n - passed, k) / C(n, k), as a product whose factors lie between 0 and 1, for 1 <= k <= n.
+    """
+    if n - passed < k:
+        return 1.0
+    return float(1.0 - np.prod(1.0 - k / np.arange(n - passed + 1, n + 1)))
+
+
+def estimates(n: int, passed: Sequence[int]) -> dict[int, Estimate]:
+    """Mean pass@k over problems for each k in `KS` that n samples allow, by how many passed of each problem."""
+    found, ones = {}, np.ones(len(passed))
+    for k in KS:
+        if k <= n:
+            estimate = clustered_share([pass_at_k(n, each, k) for each in passed], ones, n * ones)
+            assert estimate is not None
+            found[k] = estimate
+    return found
+
+
+def row_of(
+    run: Run,
+    samples: Sequence[Sequence[Sample]],
+    judged: Sequence[Sequence[Judgement]],
+    limits: Limits,
+    commits: tuple[str | None, ...],
+) -> HumanEvalRow:
+    """The row of a run: its samples of each problem, what became of them, and the commits that wrote them."""
+    passed = [sum(each.outcome == "passed" for each in row) for row in judged]
+    counts = Counter(each.outcome for row in judged for each in row)
+    loops = run.conditions.total_loops
+    each = [sample for row in samples for sample in row]
+    figures = {
+        "pass_at_k": {k: Figure.of(estimate) for k, estimate in estimates(run.samples, passed).items()},
+        "solved": Figure.of(share(sum(count > 0 for count in passed), len(passed))),
+        "mean_depth": Figure.of(_per_token(samples, "depths")),
+        "passes_saved": _saved(_per_token(samples, "passes"), loops),
+        "rows_saved": _saved(_per_token(samples, "rows"), loops),
+    }
+    return HumanEvalRow.model_validate(
+        {
+            **run.conditions.model_dump(),
+            **figures,
+            "time": datetime.now(timezone.utc).isoformat(),
+            **run.settings.model_dump(exclude={"dtype", "max_new_tokens"}),
+            **asdict(limits),
+            "samples": run.samples,
+            "sample_commits": commits,
+            "outcomes": {outcome: counts[outcome] for outcome in OUTCOMES},
+            "unfinished": sum(not sample.finished for sample in each),
+            "new_tokens": sum(sample.new_tokens for sample in each),
+        }
+    )
+
+
+def _per_token(samples: Sequence[Sequence[Sample]], name: str) -> Estimate | None:
+    """A sum of the loops over the tokens after each first; None without loops, or without such tokens."""
+    spent = [[getattr(sample, name) for sample in row] for row in samples]
+    if any(value is None for row in spent for value in row):
+        return None
+    tokens = [sum(sample.new_tokens - 1 for sample in row) for row in samples]
+    return ratio([sum(row) for row in spent], tokens)
+
+
+def _saved(spent: Estimate | None, total_loops: int) -> Figure | None:
+    """1 - what was spent for each token over T."""
+    if spent is None:
+        return None
+    low, high = spent.interval
+    return Figure(value=1 - spent.value / total_loops, low=1 - high / total_loops, high=1 - low / total_loops)
+
 
 LEFT = ("model", "exit", "prompts")
 

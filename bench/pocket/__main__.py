@@ -14,13 +14,11 @@ from sigma0.bench.core.options import HardHalf, LookUps, StorySeed, WorldSplit
 from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.provenance import figures_of
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.pocket.about import about
-from sigma0.bench.pocket.card import evaluation_table, forms_table, model_card
+from sigma0.bench.pocket.card import about, evaluation_table, forms_table, model_card
 from sigma0.bench.pocket.evaluate import evaluate, summarize
-from sigma0.bench.pocket.finish import finish
 from sigma0.bench.pocket.prompts import free_runs, json_line, micro_world
 from sigma0.bench.pocket.recipe import RECIPES, Recipe
-from sigma0.bench.pocket.train import LOG, Report, draw_curve, read_log, train
+from sigma0.bench.pocket.train import LOG, Report, draw_curve, finish, read_log, train
 from sigma0.bench.pocket.world import LOOK_UPS, MIX
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, ModelArgument

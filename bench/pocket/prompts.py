@@ -56,15 +56,6 @@ def free_runs(
 ) -> dict[str, float]:
     """Asks one question about each of n stories, every other one as chat, at the exits and at full depth.
 
-    Args:
-        model: A looped model with exit settings of its own.
-        tokenizer: Its tokenizer.
-        n: Questions, at least 1.
-        split: `train`, `calibration` or `test`.
-        seed: Seed of the stories.
-        exit_config: The rule; by default the checkpoint's own.
-        mix: What is drawn how often.
-
     Returns:
         The questions `n`; the shares of answers that are the `same` as full depth's, token for token, and `right` at
         the exits and `right_at_full_depth`; and, over the tokens after each answer's first, `depth_saved` (1 - sum of

@@ -11,10 +11,9 @@ from safetensors.torch import load_file
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.pocket.data import Batch, collate, fit
+from sigma0.bench.pocket.data import Batch, collate, fit, note_row
 from sigma0.bench.pocket.forms import TOKENS, form_scene
 from sigma0.bench.pocket.items import DIFFICULTIES
-from sigma0.bench.pocket.notes import note_row
 from sigma0.bench.pocket.tokenizer import MAX_LENGTH, PAD, build_tokenizer
 from sigma0.bench.pocket.world import LOOK_UPS, MIX, Mix, draw
 from sigma0.checkpoints import CHECKPOINTS
@@ -102,7 +101,7 @@ class Recipe:
     lessons: tuple[Lesson, ...] = _lessons(2200)  # What is taught behind the notes, in turn
     batch: int = 16  # Rows in a batch
     length: int = 224  # Most tokens in a row
-    note_steps: int = 500  # Steps at the start that train on warm-up notes only (see `notes`)
+    note_steps: int = 500  # Steps at the start that train on warm-up notes only (see `data.note_row`)
     note_batch: int = 24  # Rows in a batch of notes
     note_loops: int = 3  # Loops run on notes: fewer suffice there and cost less
     chat: float = 0.25  # Share of rows in chat form

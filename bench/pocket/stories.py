@@ -201,10 +201,7 @@ def ages(rng: Random, difficulty: int) -> Told:
 def yes_or_no(truth: bool, statement: str, denial: str | None = None) -> tuple[str, str]:
     """An answer that opens with yes or no and goes on with a full statement, and its key.
 
-    Args:
-        truth: Whether the answer is yes.
-        statement: What holds if it is, and also if it is not where there is no `denial`.
-        denial: What holds if it is not.
+    Without a denial the statement holds also where the answer is no.
     """
     key = "Yes" if truth else "No"
     text = statement if truth or denial is None else denial

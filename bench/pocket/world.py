@@ -42,15 +42,8 @@ def draw(
     Its questions are about different subjects, the ones that need most sentences first: an answer given is one more
     fact in the text. In this order no later answer can be found by following an earlier one forwards; read backwards,
     from a thing to what lies in it, it may still shorten the way.
-
-    Args:
-        split: "train", "calibration" or "test".
-        seed: Selects one endless sequence of scenes.
-        index: Position in that sequence, from 0.
-        difficulty: Dial from 1 to 6; None draws it by `DIFFICULTY_WEIGHTS`.
-        questions: The most questions to ask about the story.
-        hardest: The highest difficulty that may be drawn when none is asked for.
-        mix: What is drawn how often.
+    Scenes of one seed are one endless sequence. The difficulty is a dial from 1 to 6; None draws it by
+    `DIFFICULTY_WEIGHTS`, up to `hardest`.
 
     Raises:
         ValueError: On an unknown split.

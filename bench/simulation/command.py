@@ -15,8 +15,8 @@ from sigma0.bench.core.options import LEDGER, AnswerTokens, AsJsonLines, LedgerF
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.prompts import micro_world
+from sigma0.bench.simulation.cluster import ROUTINGS
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
-from sigma0.bench.simulation.routing import ROUTINGS
 from sigma0.bench.simulation.study import Fleets, Setting
 from sigma0.bench.simulation.study import simulate as simulate_one
 from sigma0.bench.simulation.table import checks_table, print_simulation

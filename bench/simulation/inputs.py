@@ -167,19 +167,15 @@ def read_inputs(path: Path) -> tuple[Inputs, str]:
 class PassClock:
     """Seconds of a pass.
 
-    Args:
-        times: Beyond the last point of them the line goes on as between the last two, and never falls below the first.
-        pace: Every pass takes so many times as long.
-
-    Attributes:
-        asked: Passes so far.
-        beyond: Those of more rows than any that was measured.
+    Beyond the last point of the times the line goes on as between the last two, and never falls below the first.
+    Every pass takes `pace` times as long.
     """
 
     def __init__(self, times: PassTimes, pace: float = 1.0) -> None:
         self._times = times
         self._pace = pace
         self._rows = [each.rows for each in times.by_rows]
+        # passes so far, and those of more rows than any that was measured
         self.asked = self.beyond = 0
         self._known: dict[PassWork, float] = {}
 

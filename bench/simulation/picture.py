@@ -7,7 +7,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sigma0.bench.core.ledger import SimulationRow
 from sigma0.bench.core.output import drawing
-from sigma0.bench.simulation.routing import ROUTINGS
+from sigma0.bench.simulation.cluster import ROUTINGS
 from sigma0.bench.simulation.table import over_runs, p95
 from sigma0.bench.simulation.traffic import LONG, SHORT
 
@@ -19,12 +19,7 @@ MARKERS = dict(zip(ROUTINGS, "xvos^PDX", strict=True))
 
 
 def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> None:
-    """Draws the largest fleet of a run: 95th percentiles with their intervals over the runs, and what is refused.
-
-    Args:
-        rows: Of one run.
-        paths: Files to write, .png or .svg.
-    """
+    """Draws the largest fleet of a run: 95th percentiles with their intervals over the runs, and what is refused."""
     largest = max(row.replicas for row in rows)
     shown = sorted((row for row in rows if row.replicas == largest), key=lambda row: row.rate)
     panels: dict[str, Callable[[SimulationRow], list[float]]] = {

@@ -175,16 +175,7 @@ class Flight:
 
 
 class Replica:
-    """An engine without a model.
-
-    Args:
-        limits: What it may hold.
-        seconds: Time of a pass by what it holds.
-
-    Attributes:
-        scheduler: The engine's.
-        rows_run: Rows in all passes so far.
-    """
+    """An engine without a model."""
 
     def __init__(self, limits: ReplicaLimits, seconds: Callable[[PassWork], float]) -> None:
         self.limits = limits

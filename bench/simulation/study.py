@@ -17,10 +17,9 @@ from typing import Any, Literal
 
 from sigma0.bench.core.conditions import git_commit
 from sigma0.bench.core.rows_systems import SIMULATION_SIZES, SimulationRow, Tail, simulation_key
-from sigma0.bench.simulation.cluster import Cluster
+from sigma0.bench.simulation.cluster import ROUTINGS, TOGETHER, Cluster, Router
 from sigma0.bench.simulation.inputs import Inputs, PassClock, percentiles, tail_of
 from sigma0.bench.simulation.replica import Replica, Request
-from sigma0.bench.simulation.routing import TOGETHER, Router, check_routing
 from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
 
 _LIBRARIES = ("sigma0-lm", "numpy")
@@ -57,7 +56,14 @@ class Setting:
             )
         if self.requests % self.runs:
             raise ValueError(f"{self.requests} requests do not divide into {self.runs} runs: choose a multiple")
-        check_routing(self.routing, self.members, self.traffic)
+        if self.routing not in ROUTINGS:
+            raise ValueError(f"no such routing: {self.routing!r}; there are {', '.join(ROUTINGS)}")
+        share = self.traffic.short_share
+        if self.routing in TOGETHER and (self.members < 2 or not 0 < share < 1):
+            raise ValueError(
+                f"{self.routing} divides at least two replicas between short and long traffic, got {self.members} in a "
+                f"group and short_share {share:g}: leave it out of --routings, or change these"
+            )
 
     @property
     def members(self) -> int:
@@ -76,21 +82,13 @@ class Setting:
 
 
 class Fleets:
-    """What all settings on one file of inputs share.
-
-    Args:
-        inputs: Measured pass times and depths.
-        digest: Of their file.
-
-    Attributes:
-        conditions: Of the inputs, with the code and the libraries that simulate.
-        clock: Time of a pass of any replica.
-    """
+    """What all settings on one file of inputs share."""
 
     def __init__(self, inputs: Inputs, digest: str) -> None:
         self.inputs, self.digest = inputs, digest
         self.began = datetime.now(timezone.utc).isoformat(timespec="seconds")
         versions = {"python": platform.python_version(), **{each: version(each) for each in _LIBRARIES}}
+        # of the inputs, with the code and the libraries that simulate
         self.conditions = inputs.conditions.model_copy(update={"commit": git_commit(), "versions": versions})
         self.clock = PassClock(inputs.pass_times)
         self._most: dict[Traffic, float] = {}
@@ -125,24 +123,19 @@ class Fleets:
         seed = f"{setting.seed}/{setting.replicas}/{number}"
         limits = self.inputs.limits._replace(waiting=setting.waiting)
         replicas = [Replica(limits, self.clock) for _ in range(setting.members)]
-        short = self.short_replicas(setting) if setting.routing in TOGETHER else 0
+        short = 0
+        if setting.routing in TOGETHER:
+            # so many that both sides are equally near their limits
+            share = setting.traffic.short_share
+            only_short, only_long = (replace(setting.traffic, short_share=each) for each in (1.0, 0.0))
+            parts = share / self.most(only_short), (1 - share) / self.most(only_long)
+            short = min(max(round(setting.members * parts[0] / sum(parts)), 1), setting.members - 1)
         crowd = Crowd(self.inputs.kinds, setting.traffic, setting.rate * setting.members, seed)
         return Cluster(replicas, Router(setting.routing, replicas, short, seed), crowd)
-
-    def short_replicas(self, setting: Setting) -> int:
-        """Replicas of a group for the short traffic alone, so that both sides are equally near their limits."""
-        share = setting.traffic.short_share
-        only_short, only_long = (replace(setting.traffic, short_share=each) for each in (1.0, 0.0))
-        short, long = share / self.most(only_short), (1 - share) / self.most(only_long)
-        return min(max(round(setting.members * short / (short + long)), 1), setting.members - 1)
 
 
 def simulate(fleets: Fleets, setting: Setting) -> SimulationRow:
     """Simulates some runs of a group of a fleet.
-
-    Args:
-        fleets: What replicas are like.
-        setting: What is simulated.
 
     Raises:
         ValueError: If a run answers too few requests to tell anything.

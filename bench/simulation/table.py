@@ -7,8 +7,8 @@ from rich.console import Console
 
 from sigma0.bench.core.ledger import AnyRow, SimulationRow, Tail
 from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.simulation.cluster import TOGETHER
 from sigma0.bench.simulation.inputs import Check, tail_of
-from sigma0.bench.simulation.routing import TOGETHER
 from sigma0.calibrate.bootstrap import Estimate, ratio
 
 APART_HEADINGS = ("replicas", "requests/s", "apart", "together", "all, p95", "short, p95", "long, p95")

@@ -45,11 +45,7 @@ class Chat:
 class Crowd:
     """Draws chats and their turns.
 
-    Args:
-        kinds: Measured answers by kind of traffic.
-        traffic: What is assumed of users.
-        rate: Requests a second, above 0, turns counted; chats begin as a Poisson process.
-        seed: Of the draws.
+    It asks `rate` requests a second, turns counted; chats begin as a Poisson process.
 
     Raises:
         ValueError: For a kind of traffic of which nothing was measured.

@@ -1,25 +1,70 @@
-"""L4: a router that sends a question to the level that it needs.
+"""L4: a router that sends a question to the level that it needs; and what kind of question one is, by its words.
 
-By rules, the question itself without a story before it, points:
-
-    longer than 10 words                                      1
-    longer than 16 words                                      1
-    a word of comparison (than, more, older, largest, ...)    1
-    a number in digits                                        1
-    a conjunction (and, or, but, if, both, while, ...)        1
-    a word of possibility (can, could, would, might, ...)     1
-
-No points are simple, one is medium, more are hard. The rules look at no label, and their numbers were fitted to none.
+By rules, the question itself without a story before it gets a point for each of `_SIGNS`, and one where it is longer
+than `LONG` and than `VERY_LONG` words. No points are simple,
+one is medium, more are hard. The rules look at no label, and their numbers were fitted to none.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, read, start
-from sigma0.bench.strategyqa.question_types import COMPARATIVES, POSSIBILITIES, asked
 from sigma0.reason.messages import Completion
 from sigma0.signals.verdict import DoorPolicy, objections
+
+QuestionType = Literal["comparison", "temporal", "causal", "possibility", "similarity", "factual"]
+QUESTION_TYPES: tuple[QuestionType, ...] = get_args(QuestionType)
+
+COMPARATIVES = (
+    "than|compared?|compar(?:ing|ison)|exceed(?:s|ed)?|outnumber(?:s|ed)?|enough|more|most|less|least|fewer|fewest|"
+    "(?:old|young|larg|bigg|small|tall|short|long|high|low|great|fast|slow|heav|light|rich|poor|cheap|clos|strong|weak|"
+    "hott|cold|warm|wid|deep|earl|lat|hard|eas|happ)i?(?:er|est)|better|best|worst"
+)
+POSSIBILITIES = (
+    "can|can't|cannot|could|couldn't|would|wouldn't|might|may|possibl[ey]|able|unable|likely|hypothetically|"
+    "theoretically"
+)
+_RULES: tuple[tuple[QuestionType, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(rf"\b(?:{words})\b", re.IGNORECASE))  # type: ignore[misc]
+    for name, words in (
+        (
+            "similarity",
+            "same|alike|(?:dis)?similar(?:ity|ities|ly)?|differ(?:s|ent|ence|ences)?|resembl(?:e|es|ed)|identical|"
+            "equal(?:s|led)?|equivalent|overlap(?:s|ped)?|in common|match(?:es|ed)?",
+        ),
+        ("comparison", COMPARATIVES),
+        (
+            "temporal",
+            "when|before|after|during|ago|years?|century|centuries|decades?|eras?|ages?|aged|alive|lifetime|ever|"
+            r"1\d{3}s?|20\d{2}s?",
+        ),
+        (
+            "causal",
+            "why|because|caus(?:e|es|ed|ing)|due to|leads? to|led to|results?|resulted|affect(?:s|ed)?|effects?|"
+            "prevent(?:s|ed)?|harm(?:s|ed|ful)?|thanks|responsible",
+        ),
+        ("possibility", POSSIBILITIES),
+    )
+)
+_BEGINS = (
+    "is|are|was|were|am|do|does|did|has|have|had|can|could|would|will|should|might|may|must|who|what|which|when|where|"
+    "why|how|if|in"
+)
+_LAST = re.compile(rf"[.!?]\s+(?=(?:{_BEGINS})\b[^.!?]*\?\s*$)", re.IGNORECASE)
+
+
+def asked(text: str) -> str:
+    """The question itself, without the story or the sentences that stand before it."""
+    return _LAST.split(text)[-1].strip()
+
+
+def question_type(text: str) -> QuestionType:
+    """The kind of a question, by the table above; a story before it does not count."""
+    question = asked(text)
+    return next((name for name, words in _RULES if words.search(question)), "factual")
+
 
 Difficulty = Literal["simple", "medium", "hard"]
 Route = Literal["rules", "model", "verdict"]
@@ -36,54 +81,37 @@ _SIGNS = {
 _WORD = re.compile(r"\W*(simple|medium|hard)\W*", re.IGNORECASE)
 
 
-class Adaptive(Level):
+def adaptive(levels: Sequence[Level], route: Route, question: Question, ask: Ask) -> Prediction:
     """Sends a question to a level by its difficulty.
 
     By `verdict` it is asked as L0 does first. Where that answer's door is `converge` it stands, whatever it says;
     with two objections to the verdict or more the question is hard, with fewer, or without a verdict, it is medium.
-
-    Args:
-        simple: The level of simple questions.
-        medium: Of medium ones.
-        hard: Of hard ones.
-        route: Who decides; how far a verdict is off, `DoorPolicy` says.
+    Levels are of simple, medium and hard questions.
     """
-
-    name = "L4"
-
-    def __init__(self, simple: Level, medium: Level, hard: Level, route: Route = "rules") -> None:
-        self.route = route
-        self.levels: dict[Difficulty, Level] = {"simple": simple, "medium": medium, "hard": hard}
-
-    def predict(self, question: Question, ask: Ask) -> Prediction:
-        """See `Level`."""
-        difficulty, why, trace = self._routed(question, ask)
-        told: dict[str, Any] = {"route": self.route, "difficulty": difficulty, "why": why}
-        if trace.get("door") == "converge":
-            return read(trace["first"], "first", told | trace)
-        level = self.levels[difficulty]
-        found = level.predict(question, ask)
-        miss = None if found.miss is None else f"{level.name}: {found.miss}"
-        return Prediction(found.answer, miss, {**told, "level": level.name, **trace, "trace": found.trace})
-
-    def _routed(self, question: Question, ask: Ask) -> tuple[Difficulty, str, dict[str, Any]]:
-        """Where a question goes, why, and what was said on the way."""
-        if self.route == "verdict":
-            first = ask("first", f"{question.text}\n{FORM}")
-            completion = ask.asked[-1].answer
-            return *by_verdict(completion), {"first": first, "door": completion.door}
-        difficulty, why = by_rules(question.text)
-        if self.route == "rules":
-            return difficulty, why, {}
+    difficulty, why = by_rules(question.text)
+    trace: dict[str, Any] = {}
+    if route == "verdict":
+        first = ask("first", f"{question.text}\n{FORM}")
+        completion = ask.asked[-1].answer
+        difficulty, why = by_verdict(completion)
+        trace = {"first": first, "door": completion.door}
+    elif route == "model":
         said = ask(
             "route",
             f"Question: {question.text}\nHow hard is it to answer? Reply with one word: simple, medium or hard.",
         )
         word = _WORD.fullmatch(said)
-        if word is not None:
-            return cast(Difficulty, word.group(1).lower()), "the model says so", {}
-        unread = f"route: none of {', '.join(DIFFICULTIES)} but {start(said)}"
-        return difficulty, why, {"unread_route": unread}
+        if word is None:
+            trace = {"unread_route": f"route: none of {', '.join(DIFFICULTIES)} but {start(said)}"}
+        else:
+            difficulty, why = cast(Difficulty, word.group(1).lower()), "the model says so"
+    told: dict[str, Any] = {"route": route, "difficulty": difficulty, "why": why}
+    if trace.get("door") == "converge":
+        return read(trace["first"], "first", told | trace)
+    level = levels[DIFFICULTIES.index(difficulty)]
+    found = level.predict(question, ask)
+    miss = None if found.miss is None else f"{level.name}: {found.miss}"
+    return Prediction(found.answer, miss, {**told, "level": level.name, **trace, "trace": found.trace})
 
 
 def by_rules(text: str) -> tuple[Difficulty, str]:

@@ -1,11 +1,73 @@
 """How a level asks: each question named, counted, and answered from the cache where it was asked before."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock
 
-from sigma0.bench.strategyqa.cache import AnswerCache
-from sigma0.config import Effort
+from pydantic import TypeAdapter
+
+from sigma0.bench.core.lines import alone, append, cut, parsed
+from sigma0.config import Effort, Messages
 from sigma0.reason.messages import ChatModel, ChatSettings, Completion
+
+_COMPLETION = TypeAdapter(Completion)
+
+
+class AnswerCache:
+    """A file of answers, keyed by the model, its weights, what was said and the settings.
+
+    Threads may share it, and processes the file: each finds there what was given before it began.
+
+    Args:
+        path: The file; made where it is missing. A last line that was not written to its end is cut off.
+        identities: What tells a model from another of the same name, by name: its weights' digest, or its address.
+
+    Raises:
+        ValueError: If the file holds a line that is no answer.
+    """
+
+    def __init__(self, path: Path, identities: dict[str, str]) -> None:
+        self.path = path
+        self._identities = identities
+        self._alone = Lock()
+        with alone(path):
+            cut(path)
+            self._known = dict(parsed(path, _answer, "answer"))
+
+    def get(self, model: ChatModel, messages: Messages, settings: ChatSettings) -> Completion | None:
+        """The answer to the same question of the same model."""
+        return self._known.get(self._key(model, messages, settings))
+
+    def put(self, model: ChatModel, messages: Messages, settings: ChatSettings, answer: Completion) -> None:
+        """Keeps an answer."""
+        key = self._key(model, messages, settings)
+        with self._alone:
+            if key not in self._known:
+                self._known[key] = answer
+                line = json.dumps({"key": key, "answer": answer.to_dict()}, ensure_ascii=False)
+                with alone(self.path):
+                    append(self.path, line.encode())
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def _key(self, model: ChatModel, messages: Messages, settings: ChatSettings) -> str:
+        # answers that were kept before there were grammars are answers without one
+        values = {name: value for name, value in asdict(settings).items() if name != "grammar" or value is not None}
+        told = [model.name, self._identities[model.name], [dict(each) for each in messages], values]
+        return sha256(json.dumps(told, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def _answer(line: bytes) -> tuple[str, Completion]:
+    value = json.loads(line)
+    answer = _COMPLETION.validate_python(value["answer"])
+    if value["answer"].keys() != answer.to_dict().keys():
+        raise ValueError(f"a completion holds {', '.join(answer.to_dict())}, got {', '.join(value['answer'])}")
+    return value["key"], answer
+
 
 MAX_TOKENS = 64
 
@@ -39,11 +101,6 @@ class Ask:
 
     def __call__(self, purpose: str, prompt: str, stop: Sequence[str] = ()) -> str:
         """The answer to a question.
-
-        Args:
-            purpose: The step of the level.
-            prompt: What the user says.
-            stop: Strings that end the answer.
 
         Raises:
             ChatFailed: If there is none.

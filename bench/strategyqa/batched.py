@@ -4,8 +4,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from queue import Empty, Queue
-from threading import Thread
+from threading import Condition, Thread
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ PATIENCE = 0.03
 SHARE = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Waiting:
     """A question on its way into a batch."""
 
@@ -39,19 +38,14 @@ class _Waiting:
 
 
 class BatchedChat:
-    """A `LocalChat` whose greedy questions are answered in batches; sampled ones are asked one by one.
-
-    Args:
-        chat: Of a model without loops: `sigma0 serve` batches looped ones by depth.
-        batch_size: Questions in a batch at most.
-    """
+    """A `LocalChat` without loops whose greedy questions are answered in batches; sampled ones are asked one by one."""
 
     def __init__(self, chat: LocalChat, batch_size: int) -> None:
         self.name = chat.name
         self.chat = chat
         self.batch_size = batch_size
-        self._queue: Queue[_Waiting] = Queue()
-        self._left: list[_Waiting] = []
+        self._asked = Condition()
+        self._waiting: list[_Waiting] = []
         self._patience = PATIENCE
         Thread(target=self._serve, daemon=True).start()
 
@@ -61,7 +55,9 @@ class BatchedChat:
             return self.chat.complete(messages, settings)
         settings = fitted(self.name, self.chat.model, self.chat.tokenizer, messages, settings)
         waiting = _Waiting(encode(self.chat.tokenizer, messages)[0], settings.max_tokens, settings.stop)
-        self._queue.put(waiting)
+        with self._asked:
+            self._waiting.append(waiting)
+            self._asked.notify()
         return waiting.answer.result()
 
     def _serve(self) -> None:
@@ -79,21 +75,15 @@ class BatchedChat:
 
     def _gather(self) -> list[_Waiting]:
         """Questions of one kind, those that were left over first."""
-        first = self._left.pop(0) if self._left else self._queue.get()
-        batch, deadline = [first], time.monotonic() + self._patience
-        for each in list(self._left):
-            if each.kind == first.kind and len(batch) < self.batch_size:
-                batch.append(each)
-                self._left.remove(each)
-        while len(batch) < self.batch_size:
-            try:
-                each = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
-            except Empty:
-                break
-            if each.kind == first.kind:
-                batch.append(each)
-            else:
-                self._left.append(each)
+
+        def alike() -> list[_Waiting]:
+            return [each for each in self._waiting if each.kind == self._waiting[0].kind][: self.batch_size]
+
+        with self._asked:
+            self._asked.wait_for(lambda: self._waiting)
+            self._asked.wait_for(lambda: len(alike()) == self.batch_size, self._patience)
+            batch = alike()
+            self._waiting = [each for each in self._waiting if each not in batch]
         return batch
 
     @torch.no_grad()

@@ -18,12 +18,10 @@ from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.rows_tasks import StrategyQARow
 from sigma0.bench.core.workers import KeptResults, worker_pool
 from sigma0.bench.strategyqa.distillation import MOST, distil_demonstrations, distil_template, save
-from sigma0.bench.strategyqa.level import Level
-from sigma0.bench.strategyqa.measure import FEW, conditions_of, to_rows
+from sigma0.bench.strategyqa.level import Level, LevelRun
 from sigma0.bench.strategyqa.opening import Opened, Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE, Makings, variant
-from sigma0.bench.strategyqa.runner import LevelRun
-from sigma0.bench.strategyqa.table import doors, draw, table
+from sigma0.bench.strategyqa.table import FEW, conditions_of, doors, draw, table, to_rows
 from sigma0.bench.strategyqa.work import pieces_of, run_pieces
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import grouped
@@ -81,7 +79,9 @@ def levels(
             replace(run, level=name, variant=variant(name, opened.makings))
             for name, run in zip(names, found, strict=True)
         ]
-        rows = _kept(to_rows(runs, opened), out)
+        rows = to_rows(runs, opened)
+        for row in rows:
+            append_row(out, row)
         if picture is not None:
             draw(rows, picture)
     tell_rows(rows, as_json, lambda: Console().print(table(rows)), closing(rows, out))
@@ -124,7 +124,9 @@ def distill(
                 distilled = Makings(template=file)
             runs = [opened.run(EXPERIMENTS[target](each), held_out, advance) for each in (makings, distilled)]
         runs[1] = replace(runs[1], variant=f"from {source}, {found.right} of {len(shown)} right")
-        measured = _kept(to_rows(runs, opened, target), out)
+        measured = to_rows(runs, opened, target)
+        for row in measured:
+            append_row(out, row)
     told = f"{closing(measured, out)}\n{source} was right on {found.right} of {len(shown)}; distilled to {file}"
     tell_rows(measured, as_json, lambda: Console().print(table(measured)), told)
 
@@ -135,12 +137,6 @@ def _items_bar(total: int, hidden: bool) -> Iterator[Callable[[], None]]:
     with progress_bar("items", total, hidden) as advance:
         done = iter(range(1, total + 1))
         yield lambda: advance(next(done))
-
-
-def _kept(rows: list[StrategyQARow], out: Path) -> list[StrategyQARow]:
-    for row in rows:
-        append_row(out, row)
-    return rows
 
 
 def _spread(

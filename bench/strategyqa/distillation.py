@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
 from sigma0.bench.strategyqa.items import Item, read_json
 from sigma0.bench.strategyqa.level import Prediction
-from sigma0.bench.strategyqa.traces import Function, ReactTrace, WorkflowTrace
-from sigma0.bench.strategyqa.workflow import Template, check_parts, function_of, is_pattern
+from sigma0.bench.strategyqa.workflow import Function, Template, WorkflowTrace, check_parts, function_of, is_pattern
 
 Rows = Sequence[tuple[Item, Prediction]]
 
@@ -46,10 +45,6 @@ _TEMPLATE = TypeAdapter(Template)
 
 def distil_demonstrations(rows: Rows, most: int = MOST) -> list[Demonstration]:
     """The shortest demonstrations of right and audited traces, those of Yes and of No in turn.
-
-    Args:
-        rows: Items with what a level with steps (L2, L2-rag, L3, L3-simple) predicted.
-        most: Demonstrations at most, >= 1.
 
     Raises:
         ValueError: If there is none, or a right prediction has no trace that can be shown.
@@ -90,16 +85,13 @@ def audited(trace: Mapping[str, Any]) -> WorkflowTrace | None:
     Raises:
         ValueError: For a trace of a level without steps whose answers it kept.
     """
-    kind = trace.get("kind")
-    if kind in ("workflow", "react"):
-        found = WorkflowTrace.from_dict(trace) if kind == "workflow" else ReactTrace.from_dict(trace)
-        if found.misses or not found.grounded:
-            return None
-        return found.to_workflow() if isinstance(found, ReactTrace) else found
-    raise ValueError(
-        f"a trace with {', '.join(map(str, trace)) or 'nothing'} holds no answered steps: distil from a run of L2, "
-        "L2-rag, L3 or L3-simple"
-    )
+    found = trace.get("workflow")
+    if not isinstance(found, WorkflowTrace):
+        raise ValueError(
+            f"a trace with {', '.join(map(str, trace)) or 'nothing'} holds no answered steps: distil from a run of L2, "
+            "L2-rag, L3 or L3-simple"
+        )
+    return None if found.misses or not found.grounded else found
 
 
 def save(found: Sequence[Demonstration] | Template, path: Path) -> None:
@@ -135,7 +127,7 @@ def _right(rows: Rows) -> list[tuple[Item, Prediction]]:
 def _pattern(trace: Mapping[str, Any]) -> tuple[Function, ...] | None:
     """Of an audited trace or of a plan; None where it did not pass, or has steps that no template holds."""
     steps = trace.get("steps")
-    if "kind" not in trace and isinstance(steps, list) and all(isinstance(step, str) for step in steps):
+    if isinstance(steps, list) and all(isinstance(step, str) for step in steps):
         if check_parts(steps) is not None:
             return None
         functions: tuple[Function, ...] = ("decompose", *map(function_of, steps), "combine_facts")

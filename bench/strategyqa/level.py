@@ -1,13 +1,19 @@
-"""What a level of control is: it predicts from the question alone, and may learn once it has been scored."""
+"""What a level of control is: it predicts from the question alone, and may learn once it has been scored.
+
+It goes over items: asked beside each other where it learns nothing, one after the other where it does.
+"""
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
-from sigma0.bench.strategyqa.asking import Ask
+from sigma0.bench.strategyqa.asking import AnswerCache, Ask, AskSettings
 from sigma0.bench.strategyqa.items import Item
+from sigma0.reason.messages import ChatFailed, ChatModel, Usage
 
 FORM = "Answer with Yes or No."
 # "Yes or no" repeats the form that was asked for, and "no idea" denies that there is an answer: neither is one
@@ -25,11 +31,6 @@ class Question:
     qid: str
     text: str
 
-    @classmethod
-    def of(cls, item: Item) -> "Question":
-        """Of an item."""
-        return cls(item.qid, item.question)
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -37,34 +38,22 @@ class Prediction:
 
     answer: bool | None  # None is a miss: no answer could be read, which counts as wrong and never as No
     miss: str | None = None  # Why there is none; None where there is one
-    trace: dict[str, Any] = field(default_factory=dict)  # What the level did, as JSON: for audits, and for distillation
+    trace: dict[str, Any] = field(default_factory=dict)  # What the level did: for audits, and for distillation
 
     def __post_init__(self) -> None:
         if (self.answer is None) == (self.miss is None):
             raise ValueError(f"an answer or the reason why there is none, got {self.answer!r} and {self.miss!r}")
 
 
-class Level(ABC):
-    """A level of control; unless it says otherwise, it learns nothing and was made from no items.
+@dataclass
+class Level:
+    """A level of control; one that learns goes through items one by one."""
 
-    Attributes:
-        name: In the registry.
-        learns: Whether it is shown labels, each after its own prediction; such a level goes through items one by one.
-    """
-
-    name: str
-    learns = False
-
-    @abstractmethod
-    def predict(self, question: Question, ask: Ask) -> Prediction:
-        """Answers a question."""
-
-    def learn(self, item: Item, prediction: Prediction) -> None:  # noqa: B027 - most levels do nothing
-        """Is shown an item that it has answered, with its label."""
-
-    def seeds(self) -> Sequence[str]:
-        """Ids of the items that it was made from: it is never scored on them."""
-        return ()
+    name: str  # In the registry
+    predict: Callable[[Question, Ask], Prediction]
+    seeds: tuple[str, ...] = ()  # Ids of the items that it was made from: it is never scored on them
+    # Is shown the label of an item, after the prediction for it was made; None learns nothing
+    learn: Callable[[Item, Prediction], None] | None = None
 
 
 def read_answer(text: str) -> bool | None:
@@ -77,13 +66,7 @@ def read_answer(text: str) -> bool | None:
 
 
 def read(text: str, step: str, trace: dict[str, Any]) -> Prediction:
-    """A prediction out of a model's words.
-
-    Args:
-        text: They.
-        step: That they are of, for the reason of a miss.
-        trace: What the level did.
-    """
+    """A prediction out of a model's words."""
     answer = read_answer(text)
     if answer is None:
         return Prediction(None, f"{step}: no yes or no in {start(text)}", trace)
@@ -110,3 +93,106 @@ def numbered(text: str, most: int) -> Sequence[str]:
     lines = (re.fullmatch(r"\s*(?:\d+[.):]|[-*])\s*(\S.*)", line) for line in text.splitlines())
     found = [line.group(1).strip() for line in lines if line][:most]
     return found if any(map(has_words, found)) else []
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a level made of an item."""
+
+    qid: str  # Of the item
+    label: bool  # Its answer
+    prediction: Prediction  # The level's
+    purposes: tuple[str, ...]  # Of its questions, in their order
+    usage: Usage  # Of them all, cached ones as when they were asked
+    doors: tuple[str, ...]  # That the verdicts on their answers opened; empty where a model has none
+
+    @property
+    def right(self) -> bool:
+        """Whether the answer is the label; a miss is wrong."""
+        return self.prediction.answer is self.label
+
+
+@dataclass(frozen=True)
+class LevelRun:
+    """A level over items, in their order; in words, what it used of labels, and what tells it from its namesakes."""
+
+    level: str
+    labels: str
+    answered: tuple[Answered, ...]
+    variant: str = ""
+
+    @property
+    def right(self) -> int:
+        """How many are right."""
+        return sum(each.right for each in self.answered)
+
+    @property
+    def usage(self) -> Usage:
+        """Of all."""
+        return reduce(Usage.plus, (each.usage for each in self.answered), Usage())
+
+    @property
+    def misses(self) -> Counter[str]:
+        """Reasons for which there was no answer, by step."""
+        told = (each.prediction.miss for each in self.answered)
+        return Counter(miss.partition(":")[0] for miss in told if miss is not None)
+
+
+def run_level(
+    level: Level,
+    items: Sequence[Item],
+    model: ChatModel,
+    settings: AskSettings,
+    cache: AnswerCache | None = None,
+    concurrency: int = 1,
+    retries: int = 2,
+    advance: Callable[[], None] = lambda: None,
+) -> LevelRun:
+    """Runs a level over items.
+
+    An item whose question got no answer is begun anew `retries` times before it counts as a miss; a level that learns
+    takes one item at a time.
+
+    Raises:
+        ValueError: If the level was made from an item that it would be scored on.
+    """
+    seen = set(level.seeds) & {item.qid for item in items}
+    if seen:
+        raise ValueError(f"{level.name} was made from {len(seen)} of the items to be scored, such as {min(seen)}")
+
+    def answer(item: Item) -> Answered:
+        found = _answer(level, item, Ask(model, settings, cache), retries)
+        if level.learn:
+            level.learn(item, found.prediction)
+        advance()
+        return found
+
+    if level.learn or concurrency == 1:
+        return LevelRun(level.name, labels_used(level), tuple(answer(item) for item in items))
+    with ThreadPoolExecutor(concurrency) as pool:
+        return LevelRun(level.name, labels_used(level), tuple(pool.map(answer, items)))
+
+
+def labels_used(level: Level) -> str:
+    """What a level uses of labels, in words."""
+    if level.learn:
+        return "each item's own, behind its prediction"
+    return f"those of {len(level.seeds)} items it was made from" if level.seeds else "none"
+
+
+def _answer(level: Level, item: Item, ask: Ask, retries: int) -> Answered:
+    question = Question(item.qid, item.question)
+    prediction = None
+    for attempt in range(retries + 1):
+        ask.asked.clear()
+        try:
+            prediction = level.predict(question, ask)
+            break
+        except ChatFailed as error:
+            if attempt == retries:
+                prediction = Prediction(None, f"no answer: {error}")
+    assert prediction is not None
+    usage = reduce(Usage.plus, (each.answer.usage for each in ask.asked), Usage())
+    doors = tuple(str(each.answer.door) for each in ask.asked if each.answer.door is not None)
+    purposes = tuple(each.purpose for each in ask.asked)
+    return Answered(item.qid, item.answer, prediction, purposes, usage, doors)

@@ -1,20 +1,17 @@
 """What short answers say as values that Python can compare, and conditions on them.
 
-A condition on the answers to numbered steps, such as `#1 < #2 and not #3`, worked out in Python.
-
-    condition  any ("or" any)*        any         all ("and" all)*        all  "not" all | "(" condition ")" | relation
-    relation   operand [sign operand]             sign  < <= > >= = == !=
-    operand    #1, a number, yes, no, true, false, or a text in double quotes
-
+A condition on the answers to numbered steps, such as `#1 < #2 and not #3`: in Python's grammar, of operands that are
+steps, numbers, yes, no, true, false, or texts in double quotes; `=` is `==`, and a single operand is compared to yes.
 It is parsed and never executed. What cannot be told stays open: `no and open` is no, `yes or open` is yes, and any
 other condition that rests on it is open.
 """
 
+import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isclose
-from typing import Literal, cast
+from typing import Literal
 
 from sigma0.bench.strategyqa.level import YES_OR_NO, has_words
 from sigma0.signals.grounding.quantities import take_dates, take_numbers
@@ -48,6 +45,9 @@ class Value:
         if self.kind == "truth":
             return "yes" if self.truth else "no"
         return f"{self.number:g} {self.unit}".strip() if self.kind == "number" else self.name
+
+
+_YES = Value("truth", "yes", truth=True)
 
 
 def value_of(text: str) -> Value:
@@ -117,23 +117,27 @@ def _plain(text: str) -> str:
 
 
 MAX_LENGTH = 200
-_DEPTH = 20
 _TOKEN = re.compile(
     r"\s*(?:(?P<step>#\d{1,3})|(?P<number>-?\d{1,15}(?:\.\d{1,15})?)|(?P<text>\"[^\"]*\")|(?P<sign><=|>=|==|!=|<|>|=)|"
-    r"(?P<word>[A-Za-z]+)|(?P<bracket>[()]))"
+    r"(?P<word>[A-Za-z]+)|(?P<bracket>[()])|(?P<other>\S.{0,19}))\s*"
 )
-_SIGNS: dict[str, Relation] = {"<": "<", "<=": "<=", ">": ">", ">=": ">=", "=": "=", "==": "=", "!=": "!="}
+_TRUTHS = {"yes": True, "no": False, "true": True, "false": False}
+_RELATIONS: dict[type[ast.cmpop], Relation] = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "=",
+    ast.NotEq: "!=",
+}
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Conditions joined, or operands compared: numbers of steps, from 1 on, and values that are written out."""
+    """Python's tree of a condition; names `v0`, `v1`, ... stand for operands: numbers of steps, from 1, or values."""
 
-    sign: Literal["and", "or", "not"] | Relation  # `and`, `or`, `not`, or a relation
-    parts: tuple["Condition | int | Value", ...]  # One for `not`, two for a relation, else at least two
-
-
-_YES = Value("truth", "yes", truth=True)
+    tree: ast.expr
+    operands: tuple[int | Value, ...]
 
 
 def parse_condition(text: str) -> Condition:
@@ -144,109 +148,78 @@ def parse_condition(text: str) -> Condition:
     """
     if len(text) > MAX_LENGTH:
         raise ValueError(f"a condition has at most {MAX_LENGTH} characters, got {len(text)}")
-    parser = _Parser(_tokens(text))
-    found = parser.joined("or", 0)
-    if parser.left:
-        raise ValueError(f"the condition goes on with {parser.left[0][1]!r} where it should end")
-    return found
+    operands: list[int | Value] = []
+
+    def python(match: re.Match[str]) -> str:
+        token, word = match.group().strip(), match.group().strip().lower()
+        if match["sign"]:
+            return "==" if token == "=" else token
+        if match["bracket"] or word in ("and", "or", "not"):
+            return f" {word} "
+        if match["step"]:
+            operands.append(int(token[1:]))
+        elif match["number"]:
+            operands.append(Value("number", token, number=float(token)))
+        elif match["text"]:
+            operands.append(value_of(token))
+        elif word in _TRUTHS:
+            operands.append(Value("truth", word, truth=_TRUTHS[word]))
+        else:
+            raise ValueError(f"{token!r} is no part of a condition")
+        return f" v{len(operands) - 1} "
+
+    try:
+        tree = ast.parse(_TOKEN.sub(python, text).strip(), mode="eval").body
+    # the others where it is nested too deep
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError(f"{text[:60]!r} is no condition: {error}") from error
+    if not _is_condition(tree):
+        raise ValueError(f"{text[:60]!r} is no condition: it compares more than two answers")
+    return Condition(tree, tuple(operands))
+
+
+def _is_condition(node: ast.expr) -> bool:
+    if isinstance(node, ast.BoolOp):
+        return all(map(_is_condition, node.values))
+    if isinstance(node, ast.UnaryOp):
+        return _is_condition(node.operand)
+    if isinstance(node, ast.Compare):
+        return len(node.ops) == 1 and isinstance(node.left, ast.Name) and isinstance(node.comparators[0], ast.Name)
+    return isinstance(node, ast.Name)
 
 
 def names_step(condition: Condition) -> bool:
     """Whether a condition rests on any step; one that does not is true or false whatever the answers are."""
-    return any(names_step(part) if isinstance(part, Condition) else isinstance(part, int) for part in condition.parts)
+    return any(isinstance(operand, int) for operand in condition.operands)
 
 
 def evaluate(condition: Condition, values: Sequence[Value]) -> bool | str:
-    """Whether a condition holds, or in words why Python cannot tell.
+    """Whether a condition holds with the values of the steps, in order, or in words why Python cannot tell."""
+    return _holds(condition.tree, [_value(operand, values) for operand in condition.operands])
 
-    Args:
-        condition: It.
-        values: Of the steps, in order.
-    """
-    parts = [
-        evaluate(part, values) if isinstance(part, Condition) else _value(part, values) for part in condition.parts
-    ]
-    unknown = next((part for part in parts if isinstance(part, str)), None)
-    if condition.sign in ("and", "or"):
-        decides = condition.sign == "or"
+
+def _holds(node: ast.expr, operands: Sequence[Value | str]) -> bool | str:
+    if isinstance(node, ast.BoolOp):
+        parts = [_holds(each, operands) for each in node.values]
+        decides = isinstance(node.op, ast.Or)
         if any(part is decides for part in parts):
             return decides
-        return not decides if unknown is None else unknown
-    if unknown is not None:
-        return unknown
-    if condition.sign == "not":
-        return not parts[0]
-    first, second = parts
-    assert isinstance(first, Value) and isinstance(second, Value)
-    return compare(first, cast(Relation, condition.sign), second)
+        return next((part for part in parts if isinstance(part, str)), not decides)
+    if isinstance(node, ast.UnaryOp):
+        part = _holds(node.operand, operands)
+        return part if isinstance(part, str) else not part
+    relation: Relation = "="
+    names: list[ast.expr] = [node]
+    if isinstance(node, ast.Compare):
+        names, relation = [node.left, *node.comparators], _RELATIONS[type(node.ops[0])]
+    found = [operands[int(name.id[1:])] for name in names if isinstance(name, ast.Name)]
+    first, second = (*found, _YES)[:2]
+    if isinstance(first, str) or isinstance(second, str):
+        return first if isinstance(first, str) else str(second)
+    return compare(first, relation, second)
 
 
 def _value(operand: int | Value, values: Sequence[Value]) -> Value | str:
     if isinstance(operand, Value):
         return operand
     return values[operand - 1] if 1 <= operand <= len(values) else f"there is no step #{operand}"
-
-
-def _tokens(text: str) -> list[tuple[str, str]]:
-    found, place, text = [], 0, text.strip()
-    while place < len(text):
-        match = _TOKEN.match(text, place)
-        if match is None:
-            raise ValueError(f"{text[place : place + 20]!r} is no part of a condition")
-        kind = match.lastgroup
-        assert kind is not None
-        found.append((kind, match.group(kind).lower() if kind == "word" else match.group(kind)))
-        place = match.end()
-    return found
-
-
-class _Parser:
-    """Takes tokens off the left, by the rules above."""
-
-    def __init__(self, tokens: list[tuple[str, str]]) -> None:
-        self.left = tokens
-
-    def joined(self, word: Literal["and", "or"], depth: int) -> Condition:
-        """Conditions joined by a word, or one alone."""
-        parts = [self._part(word, depth)]
-        while self._takes("word", word):
-            parts.append(self._part(word, depth))
-        return parts[0] if len(parts) == 1 else Condition(word, tuple(parts))
-
-    def _part(self, word: Literal["and", "or"], depth: int) -> Condition:
-        return self.joined("and", depth) if word == "or" else self._single(depth)
-
-    def _single(self, depth: int) -> Condition:
-        if depth > _DEPTH:
-            raise ValueError(f"a condition goes at most {_DEPTH} deep")
-        if self._takes("word", "not"):
-            return Condition("not", (self._single(depth + 1),))
-        if self._takes("bracket", "("):
-            found = self.joined("or", depth + 1)
-            if not self._takes("bracket", ")"):
-                raise ValueError("a bracket of the condition is not closed")
-            return found
-        first = self._operand()
-        if not self.left or self.left[0][0] != "sign":
-            return Condition("=", (first, _YES))
-        return Condition(_SIGNS[self.left.pop(0)[1]], (first, self._operand()))
-
-    def _operand(self) -> int | Value:
-        if not self.left:
-            raise ValueError("the condition ends too early")
-        kind, text = self.left.pop(0)
-        if kind == "step":
-            return int(text[1:])
-        if kind == "number":
-            return Value("number", text, number=float(text))
-        if kind == "text":
-            return value_of(text)
-        if kind == "word" and text in ("yes", "no", "true", "false"):
-            return Value("truth", text, truth=text in ("yes", "true"))
-        raise ValueError(f"{text!r} is no step, number, yes, no or quoted text")
-
-    def _takes(self, kind: str, text: str) -> bool:
-        taken = bool(self.left) and self.left[0] == (kind, text)
-        if taken:
-            self.left.pop(0)
-        return taken

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
 from math import log, sqrt
 from typing import Literal
 
-from sigma0.bench.strategyqa.question_types import QuestionType, asked, question_type
+from sigma0.bench.strategyqa.adaptive import QuestionType, asked, question_type
 from sigma0.signals.grounding.words import is_stop, stem, words_of
 
 Kind = Literal["positive", "negative"]
@@ -36,9 +38,6 @@ class Pattern:
 class PatternMemory:
     """Patterns, found by the kind of a question and by its words.
 
-    Args:
-        limit: Patterns that `prune` leaves at most.
-
     Attributes:
         seen: Ids of all items whose labels had a part in it, also where their patterns were merged or pruned.
     """
@@ -47,9 +46,6 @@ class PatternMemory:
         self.limit = limit
         self.seen: dict[str, None] = {}
         self._patterns: dict[str, Pattern] = {}
-        self._stems: dict[str, frozenset[str]] = {}
-        # how many patterns hold a word
-        self._counts: Counter[str] = Counter()
         self._added = 0
 
     def __len__(self) -> int:
@@ -87,7 +83,7 @@ class PatternMemory:
         self.seen[source] = None
         twin = self._twin(new)
         if twin is None:
-            self._put(new)
+            self._patterns[new.id] = new
             return new
         own = PRIOR + twin.uses
         mean = (own * twin.confidence + PRIOR * new.confidence) / (own + PRIOR)
@@ -100,10 +96,10 @@ class PatternMemory:
         Likeness is the cosine of the words' stems, each weighted by how rare it is among the patterns; ties go to the
         higher confidence, then to the older pattern.
         """
-        kind, stems = question_type(text), _stems(asked(text))
+        kind, likenesses = question_type(text), self._likenesses(asked(text))
 
         def rank(pattern: Pattern) -> tuple[bool, float, float]:
-            likeness = self._likeness(stems, self._stems[pattern.id])
+            likeness = likenesses[pattern.id]
             return pattern.question_type != kind, -likeness * pattern.confidence, -pattern.confidence
 
         return sorted(self._patterns.values(), key=rank)[:top_k]
@@ -125,40 +121,38 @@ class PatternMemory:
         dropped = sorted(self._patterns.values(), key=lambda each: (each.confidence, each.uses))[:excess]
         for pattern in dropped:
             del self._patterns[pattern.id]
-            self._counts.subtract(self._stems.pop(pattern.id))
         return dropped
 
     def __contains__(self, pattern_id: str) -> bool:
         return pattern_id in self._patterns
 
-    def _put(self, pattern: Pattern) -> None:
-        self._patterns[pattern.id] = pattern
-        self._stems[pattern.id] = _stems(pattern.question)
-        self._counts.update(self._stems[pattern.id])
-
     def _twin(self, new: Pattern) -> Pattern | None:
         """The pattern that is most like a new one, where it is nearly the same."""
-        stems = _stems(new.question)
-        alike = [
-            (self._likeness(stems, self._stems[each.id]), each)
-            for each in self._patterns.values()
-            if (each.kind, each.question_type, each.lesson) == (new.kind, new.question_type, new.lesson)
-        ]
-        likeness, twin = max(alike, key=lambda pair: pair[0], default=(0.0, None))
-        return twin if likeness >= SAME else None
+        likenesses, alike = self._likenesses(new.question), (new.kind, new.question_type, new.lesson)
+        found = [each for each in self.patterns if (each.kind, each.question_type, each.lesson) == alike]
+        twin = max(found, key=lambda each: likenesses[each.id], default=None)
+        return twin if twin and likenesses[twin.id] >= SAME else None
 
-    def _likeness(self, first: frozenset[str], second: frozenset[str]) -> float:
-        """Cosine in [0, 1] of two sets of words; 0 where they share none."""
-        if first.isdisjoint(second):
-            return 0.0
-        shared, one, other = (self._weight(words) for words in (first & second, first, second))
-        return shared / sqrt(one * other)
+    def _likenesses(self, text: str) -> dict[str, float]:
+        """Cosines in [0, 1] of a question's words and those of each pattern, by its id.
 
-    def _weight(self, words: frozenset[str]) -> float:
-        """Squares of how rare words are, summed: `log((1 + N) / (1 + n)) + 1`, of N patterns and the n that hold it."""
-        # in one order, so that the sum of floats is the same in every process
-        return sum((log((1 + len(self)) / (1 + self._counts[word])) + 1) ** 2 for word in sorted(words))
+        A word weighs `log((1 + N) / (1 + n)) + 1`, of N patterns and the n that hold it.
+        """
+        stems = {each.id: _stems(each.question) for each in self.patterns}
+        counts = Counter(chain.from_iterable(stems.values()))
+
+        def weight(words: frozenset[str]) -> float:
+            # in one order, so that the sum of floats is the same in every process
+            return sum((log((1 + len(self)) / (1 + counts[word])) + 1) ** 2 for word in sorted(words))
+
+        asked_for = _stems(text)
+        whole = weight(asked_for)
+        return {
+            name: weight(asked_for & each) / sqrt(whole * weight(each)) if asked_for & each else 0.0
+            for name, each in stems.items()
+        }
 
 
+@lru_cache(maxsize=4 * LIMIT)
 def _stems(text: str) -> frozenset[str]:
     return frozenset(stem(word) for word in words_of(text) if not is_stop(word))

@@ -12,13 +12,11 @@ from pydantic import BaseModel, ConfigDict
 from sigma0.bench.core.digests import settings_sha256, weights_sha256
 from sigma0.bench.core.options import AnswerTokens
 from sigma0.bench.strategyqa.adaptive import Route
-from sigma0.bench.strategyqa.asking import MAX_TOKENS, AskSettings
+from sigma0.bench.strategyqa.asking import MAX_TOKENS, AnswerCache, AskSettings
 from sigma0.bench.strategyqa.batched import BatchedChat
-from sigma0.bench.strategyqa.cache import AnswerCache
 from sigma0.bench.strategyqa.items import Item, Split, load_both, load_items, world_items
-from sigma0.bench.strategyqa.level import Level
+from sigma0.bench.strategyqa.level import Level, LevelRun, run_level
 from sigma0.bench.strategyqa.registry import Makings
-from sigma0.bench.strategyqa.runner import LevelRun, run_level
 from sigma0.checkpoints import shipped_models
 from sigma0.commands.options import Device, Dtype, ServedModel, Threads
 from sigma0.commands.solve_models import as_ladder, open_chats

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sigma0.bench.strategyqa.adaptive import QuestionType, question_type
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, listed, numbered, read, start
+from sigma0.bench.strategyqa.level import FORM, Prediction, Question, has_words, listed, numbered, read, start
 from sigma0.bench.strategyqa.logic import Value, evaluate, names_step, parse_condition, value_of
-from sigma0.bench.strategyqa.question_types import QuestionType, question_type
 
 MAX_STEPS = 5
 MAX_LENGTH = 300
@@ -25,56 +25,48 @@ class Analysis:
     condition: str
 
 
-class Pipeline(Level):
-    """Fixed stages, of which the last is Python's wherever it can be.
+def pipeline(question: Question, ask: Ask) -> Prediction:
+    """L4-pipeline: fixed stages, of which the last is Python's wherever it can be.
 
     The analysis lists what must be known, and states a condition on it, such as `#1 < #2`. Where the steps are as many
     as those things and their answers can be compared, Python works it out; else the model is shown the answers.
     What decided, and why it was not Python, is in the trace.
     """
-
-    name = "L4-pipeline"
-
-    def predict(self, question: Question, ask: Ask) -> Prediction:
-        """See `Level`."""
-        trace: dict[str, Any] = {}
-        said = ask("analyse", analyse_prompt(question.text))
-        analysis = read_analysis(question.text, said)
-        if analysis is None:
-            return Prediction(None, f"analyse: no numbered thing in {start(said)}", {"analysis": said})
-        trace["analysis"] = asdict(analysis)
-        said = ask("decompose", decompose_prompt(question.text, analysis))
-        steps = [step[:MAX_LENGTH] for step in numbered(said, MAX_STEPS)]
-        if not steps:
-            return Prediction(None, f"decompose: no numbered question in {start(said)}", trace)
-        answers: list[str] = []
-        trace["steps"] = []
-        for number, step in enumerate(steps, start=1):
-            filled = with_answers(step, answers)
-            said = ask("answer", f"{question.text}\nTo work this out, first: {filled}\nAnswer in a few words.")
-            answers.append(next((line.strip() for line in said.splitlines() if has_words(line)), "")[:MAX_LENGTH])
-            trace["steps"].append({"question": filled, "answer": answers[-1], "value": str(value_of(answers[-1]))})
-            if not answers[-1]:
-                return Prediction(None, f"answer: nothing was said to step {number}", trace)
-        return _combine(question, ask, analysis, answers, trace)
-
-
-def analyse_prompt(text: str) -> str:
-    """Asks for the things that must be known, and a condition on them."""
-    return (
-        f"Question: {text}\nDo not answer it yet. Write a numbered list of 2 to {MAX_STEPS} short things that must be "
-        "known to answer it. Then write a last line that says when the answer is yes, such as 'Condition: #1 < #2', "
-        "'Condition: #1 = #2' or 'Condition: #1 and not #2', where #1 is the first thing."
+    trace: dict[str, Any] = {}
+    said = ask(
+        "analyse",
+        f"Question: {question.text}\nDo not answer it yet. Write a numbered list of 2 to {MAX_STEPS} short things that "
+        "must be known to answer it. Then write a last line that says when the answer is yes, such as 'Condition: #1 < "
+        "#2', 'Condition: #1 = #2' or 'Condition: #1 and not #2', where #1 is the first thing.",
     )
-
-
-def decompose_prompt(text: str, analysis: Analysis) -> str:
-    """Asks for a question for each thing."""
-    return (
-        f"Question: {text}\nTo answer this question of {analysis.question_type}, one must know:\n"
+    analysis = read_analysis(question.text, said)
+    if analysis is None:
+        return Prediction(None, f"analyse: no numbered thing in {start(said)}", {"analysis": said})
+    trace["analysis"] = asdict(analysis)
+    said = ask(
+        "decompose",
+        f"Question: {question.text}\nTo answer this question of {analysis.question_type}, one must know:\n"
         f"{listed(analysis.needs)}\nWrite a numbered list with one short question for each, in this order. #1 stands "
-        "for the answer to the first."
+        "for the answer to the first.",
     )
+    steps = [step[:MAX_LENGTH] for step in numbered(said, MAX_STEPS)]
+    if not steps:
+        return Prediction(None, f"decompose: no numbered question in {start(said)}", trace)
+    answers: list[str] = []
+    trace["steps"] = []
+    for number, step in enumerate(steps, start=1):
+        filled = with_answers(step, answers)
+        said = ask("answer", f"{question.text}\nTo work this out, first: {filled}\nAnswer in a few words.")
+        answers.append(next((line.strip() for line in said.splitlines() if has_words(line)), "")[:MAX_LENGTH])
+        trace["steps"].append({"question": filled, "answer": answers[-1], "value": str(value_of(answers[-1]))})
+        if not answers[-1]:
+            return Prediction(None, f"answer: nothing was said to step {number}", trace)
+    decided = decide(analysis, [value_of(answer) for answer in answers])
+    if not isinstance(decided, str):
+        return Prediction(decided, None, {**trace, "decided": "python", "why": analysis.condition})
+    known = "\n".join(f"{step['question']} {step['answer']}" for step in trace["steps"])
+    said = ask("combine", f"Question: {question.text}\nKnown:\n{known}\nSo, going by what is known: {FORM}")
+    return read(said, "combine", {**trace, "decided": "model", "why": decided, "combined": said})
 
 
 def read_analysis(question: str, text: str) -> Analysis | None:
@@ -108,14 +100,3 @@ def decide(analysis: Analysis, values: Sequence[Value]) -> bool | str:
     if not names_step(condition):
         return "the condition names no step"
     return evaluate(condition, values)
-
-
-def _combine(
-    question: Question, ask: Ask, analysis: Analysis, answers: Sequence[str], trace: dict[str, Any]
-) -> Prediction:
-    decided = decide(analysis, [value_of(answer) for answer in answers])
-    if not isinstance(decided, str):
-        return Prediction(decided, None, {**trace, "decided": "python", "why": analysis.condition})
-    known = "\n".join(f"{step['question']} {step['answer']}" for step in trace["steps"])
-    said = ask("combine", f"Question: {question.text}\nKnown:\n{known}\nSo, going by what is known: {FORM}")
-    return read(said, "combine", {**trace, "decided": "model", "why": decided, "combined": said})

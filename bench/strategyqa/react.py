@@ -1,14 +1,25 @@
 """L3: the model chooses each step itself, by a thought and an action, and reads what came of it."""
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from typing import Literal
 
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, read
-from sigma0.bench.strategyqa.traces import ActionName, ReactStep, ReactTrace
-from sigma0.bench.strategyqa.workflow import LONGEST, decompose_prompt, fact_prompt, fill, read_fact, read_parts
+from sigma0.bench.strategyqa.level import FORM, Prediction, Question, read
+from sigma0.bench.strategyqa.workflow import (
+    LONGEST,
+    TraceStep,
+    WorkflowTrace,
+    combined,
+    decompose_prompt,
+    fact_prompt,
+    fill,
+    read_fact,
+    read_parts,
+    words,
+)
 
+ActionName = Literal["decompose", "lookup", "evaluate", "finish"]
 # thoughts with their actions at most
 STEP_LIMIT = 6
 ACTIONS: dict[ActionName, str] = {
@@ -21,128 +32,109 @@ _THOUGHT = re.compile(r"Thought:[ \t]*(\S.*)")
 _ACTION = re.compile(r"Action:[ \t]*([A-Za-z_]+)[ \t]*\[(.*)\]")
 
 
-class React(Level):
+def react(simple: bool, limit: int, question: Question, ask: Ask) -> Prediction:
     """Thinks, acts and reads what came of it, until it finishes; the facts so far are numbered and shown.
 
-    Args:
-        limit: Steps at most.
-        simple: The same loop with lookup and finish alone; facts stand only where they were read.
+    The simple loop has lookup and finish alone; facts stand only where they were read.
     """
-
-    def __init__(self, limit: int = STEP_LIMIT, simple: bool = False) -> None:
-        self.name = "L3-simple" if simple else "L3"
-        self.limit = limit
-        self.keeps_facts = not simple
-        self.actions: tuple[ActionName, ...] = ("lookup", "finish") if simple else tuple(ACTIONS)
-
-    def predict(self, question: Question, ask: Ask) -> Prediction:
-        """See `Level`."""
-        run = _Run(self, question, ask)
-        while len(run.steps) < self.limit and not run.finished:
-            run.step()
-        return ReactTrace(question.qid, question.text, tuple(run.steps), self.limit).prediction()
+    loop = _Loop(simple, question.text, ask)
+    for _ in range(limit):
+        loop.step()
+        if loop.answer is not None:
+            break
+    trace = WorkflowTrace(question.qid, question.text, loop.steps(), tuple(loop.misses))
+    failed = f", {len(loop.misses)} failed, the last of them: {loop.misses[-1]}" if loop.misses else ""
+    miss = f"finish: none within {limit} steps{failed}" if loop.answer is None else None
+    return Prediction(loop.answer, miss, {"workflow": trace})
 
 
-class _Run:
+class _Loop:
     """One question's way through the loop."""
 
-    def __init__(self, level: React, question: Question, ask: Ask) -> None:
-        self._level = level
-        self._question = question
+    def __init__(self, simple: bool, text: str, ask: Ask) -> None:
+        self._keeps_facts = not simple
+        self._actions: tuple[ActionName, ...] = ("lookup", "finish") if simple else tuple(ACTIONS)
+        self._text = text
         self._ask = ask
-        self.steps: list[ReactStep] = []
-        self._acts: dict[str, Callable[[str], tuple[str, str | None]]] = {
-            "decompose": self._decompose,
-            "lookup": self._lookup,
-            "evaluate": self._evaluate,
-            "finish": self._finish,
-        }
+        self._shown = ""
+        # what was looked up and evaluated, and as the model worded it
+        self._facts: list[TraceStep] = []
+        self._parts: list[str] = []
+        self.misses: list[str] = []
+        self.answer: bool | None = None
 
-    @property
-    def finished(self) -> bool:
-        """Whether the last step answered."""
-        return bool(self.steps) and self.steps[-1].action == "finish" and self.steps[-1].miss is None
+    def steps(self) -> tuple[TraceStep, ...]:
+        """Of the workflow that would have done the same: it splits the question into what was looked up and evaluated.
+
+        Without an answer there are none. Steps that failed are left out: `misses` tells them.
+        """
+        if self.answer is None:
+            return ()
+        last = combined(self._facts, self.answer, range(1, len(self._facts) + 1))
+        return TraceStep("decompose", (self._text,), tuple(self._parts)), *self._facts, last
 
     def step(self) -> None:
         """Asks for a thought and an action, and does it."""
-        said = self._ask("act", self._prompt(), stop=["Observation:"])
-        found = read_step(said, self._level.actions)
+        found = read_step(self._ask("act", self._prompt(), stop=["Observation:"]), self._actions)
+        miss: str | None
         if isinstance(found, str):
-            self.steps.append(ReactStep("", "", "", "", f"That could not be read: {found}.", f"act: {found}"))
-            return
-        self.steps.append(self._done(found))
+            observation, miss = f"That could not be read: {found}.", f"act: {found}"
+        else:
+            thought, action, argument = found
+            self._shown += f"Thought: {thought}\nAction: {action}[{argument}]\n"
+            observation, miss = self._done(action, argument)
+        if miss is not None:
+            self.misses.append(miss)
+        self._shown += f"Observation: {observation or f'That failed: {miss}.'}\n"
 
-    def _done(self, step: ReactStep) -> ReactStep:
-        """A step with what came of it."""
-        facts = self._facts()
-        filled = step.argument
-        places: tuple[int, ...] = ()
-        if self._level.keeps_facts:
+    def _done(self, action: ActionName, argument: str) -> tuple[str, str | None]:
+        """What came of an action, and why it failed."""
+        filled, places = argument, tuple[int, ...]()
+        if self._keeps_facts:
             try:
-                filled, places = fill(step.argument, [self.steps[number].observation for number in facts])
+                filled, places = fill(argument, [fact.result for fact in self._facts])
             except ValueError as error:
-                return replace(step, observation=f"That failed: {error}.", miss=f"{step.action}: {error}")
-        # these two were shown all facts, whether they name them or not
-        sees_all = step.action in ("evaluate", "finish")
-        uses = tuple(facts) if sees_all else tuple(facts[place] for place in places)
-        observation, miss = self._acts[step.action](filled)
-        return replace(step, filled=filled, observation=observation, miss=miss, uses=uses)
+                return f"That failed: {error}.", f"{action}: {error}"
+        if action == "decompose":
+            parts, miss = read_parts(self._ask(action, decompose_prompt(filled)))
+            return ("" if miss else "; ".join(f"{number}. {part}" for number, part in enumerate(parts, start=1))), miss
+        if action == "finish":
+            if filled.lower() not in ("yes", "no"):
+                return "", f"finish: takes yes or no, not {filled[:60]!r}"
+            self.answer = filled.lower() == "yes"
+            return "", None
+        if action == "lookup":
+            fact, miss = read_fact(self._ask(action, fact_prompt(self._text, filled)), action)
+            step = TraceStep("answer_factual", (filled,), fact, tuple(place + 1 for place in places))
+        else:
+            found = read(self._ask(action, f"{self._known('Facts')}Question: {filled}\n{FORM}"), action, {})
+            miss = found.miss
+            # it was shown all facts, whether it names them or not
+            step = TraceStep("evaluate_condition", (filled,), found.answer, tuple(range(1, len(self._facts) + 1)))
+        if miss is not None:
+            return "", miss
+        self._facts.append(step)
+        self._parts.append(argument)
+        return words(step.result), None
 
-    def _facts(self) -> list[int]:
-        """Numbers of the steps that found a fact."""
-        return [
-            number
-            for number, step in enumerate(self.steps)
-            if step.action in ("lookup", "evaluate") and step.miss is None
-        ]
-
-    def _known(self) -> str:
-        found = [self.steps[number] for number in self._facts()]
-        lines = (f"#{number} {step.filled} {step.observation}\n" for number, step in enumerate(found, start=1))
-        return "".join(lines)
+    def _known(self, heading: str) -> str:
+        """The facts so far under a heading; "" where there are none."""
+        lines = [f"#{n} {fact.arguments[0]} {words(fact.result)}\n" for n, fact in enumerate(self._facts, start=1)]
+        return "".join([f"{heading}:\n", *lines]) if lines else ""
 
     def _prompt(self) -> str:
-        offered = "\n".join(f"- {ACTIONS[action]}" for action in self._level.actions)
-        known = self._known() if self._level.keeps_facts else ""
-        facts = f"Facts so far:\n{known}" if known else ""
+        offered = "\n".join(f"- {ACTIONS[action]}" for action in self._actions)
+        facts = self._known("Facts so far") if self._keeps_facts else ""
         return (
             f"Answer the question step by step. Reply with two lines:\nThought: what to do next\nAction: one of\n"
-            f"{offered}\n\nQuestion: {self._question.text}\n{''.join(map(_shown, self.steps))}{facts}"
+            f"{offered}\n\nQuestion: {self._text}\n{self._shown}{facts}"
         )
 
-    def _decompose(self, argument: str) -> tuple[str, str | None]:
-        parts, miss = read_parts(self._ask("decompose", decompose_prompt(argument)))
-        if miss is not None:
-            return f"That failed: {miss}.", miss
-        return "; ".join(f"{number}. {part}" for number, part in enumerate(parts, start=1)), None
 
-    def _lookup(self, argument: str) -> tuple[str, str | None]:
-        fact, miss = read_fact(self._ask("lookup", fact_prompt(self._question.text, argument)), "lookup")
-        return (f"That failed: {miss}.", miss) if fact is None else (fact, None)
-
-    def _evaluate(self, argument: str) -> tuple[str, str | None]:
-        known = self._known()
-        facts = f"Facts:\n{known}" if known else ""
-        found = read(self._ask("evaluate", f"{facts}Question: {argument}\n{FORM}"), "evaluate", {})
-        if found.answer is None:
-            return f"That failed: {found.miss}.", found.miss
-        return ("Yes" if found.answer else "No"), None
-
-    def _finish(self, argument: str) -> tuple[str, str | None]:
-        if argument.lower() in ("yes", "no"):
-            return "", None
-        miss = f"finish: takes yes or no, not {argument[:60]!r}"
-        return f"That failed: {miss}.", miss
-
-
-def read_step(text: str, actions: Sequence[ActionName]) -> ReactStep | str:
-    """A thought and an action out of a model's words, of which nothing came yet; else what is wrong with them.
+def read_step(text: str, actions: Sequence[ActionName]) -> tuple[str, ActionName, str] | str:
+    """A thought, an action and its argument out of a model's words; else what is wrong with them.
 
     They are one line `Thought: ...` and one line `Action: name[argument]` behind it, and nothing else but empty lines.
-
-    Args:
-        text: The words.
-        actions: That there are.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or not (thought := _THOUGHT.fullmatch(lines[0])):
@@ -157,9 +149,4 @@ def read_step(text: str, actions: Sequence[ActionName]) -> ReactStep | str:
     argument = called.group(2).strip()
     if not 1 <= len(argument) <= LONGEST:
         return f"the argument has {len(argument)} characters: give 1 to {LONGEST}"
-    return ReactStep(thought.group(1)[:LONGEST], action, argument, "", "")
-
-
-def _shown(step: ReactStep) -> str:
-    said = f"Thought: {step.thought}\nAction: {step.action}[{step.argument}]\n" if step.action else ""
-    return f"{said}Observation: {step.observation}\n"
+    return thought.group(1)[:LONGEST], action, argument

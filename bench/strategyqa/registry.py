@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from sigma0.bench.strategyqa.adaptive import Adaptive, Route
+from sigma0.bench.strategyqa.adaptive import Route, adaptive
 from sigma0.bench.strategyqa.distillation import load_demonstrations, load_template
-from sigma0.bench.strategyqa.improving import Improving, Seeded
+from sigma0.bench.strategyqa.improving import Improving, seeded
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import Level
-from sigma0.bench.strategyqa.pipeline import Pipeline
-from sigma0.bench.strategyqa.prompted import ChainOfCode, ChainOfThought, Direct, ProgramTrace
-from sigma0.bench.strategyqa.react import React
-from sigma0.bench.strategyqa.retrieval import ParagraphIndex, fact_paragraphs, load_paragraphs
-from sigma0.bench.strategyqa.workflow import Workflow
+from sigma0.bench.strategyqa.pipeline import pipeline
+from sigma0.bench.strategyqa.prompted import DEMONSTRATION, chain_of_code, chain_of_thought, direct, program_trace
+from sigma0.bench.strategyqa.react import STEP_LIMIT, react
+from sigma0.bench.strategyqa.workflow import ParagraphIndex, fact_paragraphs, load_paragraphs, workflow
 
 # items of train that a level is seeded from, and whose facts are searched where no paragraphs are given
 SEEDS = 200
@@ -37,38 +37,43 @@ def _retrieving(makings: Makings) -> Level:
         found = fact_paragraphs(makings.train)
     else:
         raise ValueError("L2-rag searches paragraphs: give the published file, or items of train")
-    return Workflow(index=ParagraphIndex(found))
+    return Level("L2-rag", partial(workflow, None, ParagraphIndex(found)))
 
 
 def _seeded(makings: Makings) -> Level:
     if not makings.train:
         raise ValueError("L5-icl is seeded from items of train, and there are none")
-    return Seeded(makings.train[:SEEDS])
+    return seeded(makings.train[:SEEDS])
 
 
 def _traced(makings: Makings) -> Level:
-    if makings.demonstrations is None:
-        return ProgramTrace()
-    found = load_demonstrations(makings.demonstrations)
-    return ProgramTrace([one.text for one in found], [one.qid for one in found])
+    found = [] if makings.demonstrations is None else load_demonstrations(makings.demonstrations)
+    texts = [one.text for one in found] or [DEMONSTRATION]
+    return Level("L1-ptp", partial(program_trace, texts), tuple(one.qid for one in found))
 
 
 def _workflow(makings: Makings) -> Level:
-    return Workflow(None if makings.template is None else load_template(makings.template))
+    template = None if makings.template is None else load_template(makings.template)
+    return Level("L2", partial(workflow, template, None), () if template is None else template.qids)
+
+
+def _adaptive(makings: Makings) -> Level:
+    levels = [ONCE[name](Makings()) for name in ("L1-cot", "L2", "L3")]
+    return Level("L4", partial(adaptive, levels, makings.route))
 
 
 # one name of each level, for runs of all of them
 ONCE: dict[str, Callable[[Makings], Level]] = {
-    "L0": lambda makings: Direct(),
-    "L1-cot": lambda makings: ChainOfThought(),
-    "L1-coc": lambda makings: ChainOfCode(),
+    "L0": lambda makings: Level("L0", direct),
+    "L1-cot": lambda makings: Level("L1-cot", chain_of_thought),
+    "L1-coc": lambda makings: Level("L1-coc", chain_of_code),
     "L1-ptp": _traced,
     "L2": _workflow,
     "L2-rag": _retrieving,
-    "L3": lambda makings: React(),
-    "L3-simple": lambda makings: React(simple=True),
-    "L4": lambda makings: Adaptive(ChainOfThought(), Workflow(), React(), makings.route),
-    "L4-pipeline": lambda makings: Pipeline(),
+    "L3": lambda makings: Level("L3", partial(react, False, STEP_LIMIT)),
+    "L3-simple": lambda makings: Level("L3-simple", partial(react, True, STEP_LIMIT)),
+    "L4": _adaptive,
+    "L4-pipeline": lambda makings: Level("L4-pipeline", pipeline),
     "L5": lambda makings: Improving(),
     "L5-icl": _seeded,
 }

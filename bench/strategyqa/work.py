@@ -10,10 +10,9 @@ import torch
 from pydantic import TypeAdapter
 
 from sigma0.bench.core.workers import KeptResults, Pool
-from sigma0.bench.strategyqa.level import Level
+from sigma0.bench.strategyqa.level import Answered, Level, LevelRun, labels_used
 from sigma0.bench.strategyqa.opening import Opened, Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS
-from sigma0.bench.strategyqa.runner import Answered, LevelRun, labels_used
 
 _ANSWERED = TypeAdapter(list[Answered])
 
@@ -24,16 +23,13 @@ Levels = Sequence[tuple[str, Level]]
 def pieces_of(levels: Levels, opening: Opening, opened: Opened) -> list[dict[str, Any]]:
     """What workers do one by one, levels that learn first: each of them takes one worker for long.
 
-    Args:
-        levels: Names in the registry, and what they make.
-        opening: How workers get model and items, wherever they run.
-        opened: The same, opened here.
+    Workers get model and items by the opening, which is opened here.
     """
     # with the digest, what was kept of other weights or items is not taken for theirs
     shared = {"opening": opening.model_dump(mode="json"), "sha256": opened.sha256()}
     pieces, n = [], len(opened.items)
-    for name, level in sorted(levels, key=lambda each: not each[1].learns):
-        step = n if level.learns else opened.concurrency
+    for name, level in sorted(levels, key=lambda each: each[1].learn is None):
+        step = n if level.learn else opened.concurrency
         pieces += [{**shared, "level": name, "first": first, "step": step} for first in range(0, n, step)]
     return pieces
 
@@ -58,6 +54,9 @@ def do_level(piece: Any) -> Any:
     if found != piece["sha256"]:
         raise ValueError("a worker found other weights, items or files under the same names than this process did")
     level = _level(json.dumps(piece["opening"]), piece["level"])
+    if level.learn:
+        # one that knows of no item
+        level = EXPERIMENTS[level.name](opened.makings)
     run = opened.run(level, opened.items[piece["first"] : piece["first"] + piece["step"]], lambda: None)
     return [asdict(each) for each in run.answered]
 
@@ -72,12 +71,6 @@ def _opened(told: str) -> tuple[Opened, str]:
 
 
 @lru_cache(maxsize=len(EXPERIMENTS))
-def _known_level(told: str, name: str) -> Level:
+def _level(told: str, name: str) -> Level:
     """A level, made once: some read files or index paragraphs."""
     return EXPERIMENTS[name](_opened(told)[0].makings)
-
-
-def _level(told: str, name: str) -> Level:
-    """A level that knows of no item: one that learns is a new one each time."""
-    known = _known_level(told, name)
-    return EXPERIMENTS[name](_opened(told)[0].makings) if known.learns else known

@@ -1,15 +1,171 @@
-"""L2: a program holds the steps, and the model is asked for one at a time; what it did is kept as a trace."""
+"""L2: a program holds the steps, and the model is asked for one at a time; what it did is kept as a trace.
 
+L2-rag searches paragraphs by TF-IDF.
+"""
+
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import model_validator
-from pydantic.dataclasses import dataclass
+import numpy as np
+from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
+from pydantic.dataclasses import dataclass as checked
 
 from sigma0.bench.strategyqa.asking import Ask
-from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, numbered, read, start
-from sigma0.bench.strategyqa.retrieval import ParagraphIndex, shown
-from sigma0.bench.strategyqa.traces import STRICT, Function, TraceStep, Value, WorkflowTrace, words
+from sigma0.bench.strategyqa.items import Item, read_json
+from sigma0.bench.strategyqa.level import FORM, Prediction, Question, has_words, numbered, read, start
+from sigma0.errors import needs_extra
+
+TOP_K = 3
+
+
+class Paragraph(BaseModel):
+    """A paragraph of an article, in the form of the published file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    title: str
+    section: str | None = None
+    headers: Any = None
+    para_index: int = 0
+    content: str
+
+
+_PARAGRAPHS = TypeAdapter(dict[str, Paragraph])
+
+
+class ParagraphIndex:
+    """TF-IDF over paragraphs, in memory.
+
+    Raises:
+        ValueError: If they hold no words, or scikit-learn is missing.
+    """
+
+    def __init__(self, paragraphs: dict[str, Paragraph]) -> None:
+        with needs_extra("bench"):
+            from sklearn.feature_extraction.text import TfidfVectorizer
+        self._paragraphs = list(paragraphs.items())
+        # logarithmic counts, so that a long paragraph does not win by repeating a word
+        self._vectorizer = TfidfVectorizer(sublinear_tf=True, dtype=np.float64)
+        try:
+            self._matrix = self._vectorizer.fit_transform(
+                f"{each.title}\n{each.content}" for each in paragraphs.values()
+            )
+        except ValueError as error:
+            raise ValueError(f"{len(paragraphs)} paragraphs hold no words to search for: {error}") from error
+
+    def search(self, query: str) -> list[tuple[str, Paragraph]]:
+        """The paragraphs that share most words with a query and their ids, best first, at most `TOP_K`; ties as in the
+        file.
+        """
+        scores = (self._matrix @ self._vectorizer.transform([query]).T).toarray().ravel()
+        best = np.argsort(-scores, kind="stable")[:TOP_K].tolist()
+        return [self._paragraphs[row] for row in best if scores[row] > 0]
+
+
+def load_paragraphs(path: Path) -> dict[str, Paragraph]:
+    """The paragraphs of the published file, by id.
+
+    Raises:
+        ValueError: If it cannot be read, or is not in that form.
+    """
+    return read_json(path, _PARAGRAPHS, "paragraph file")
+
+
+def fact_paragraphs(items: Sequence[Item]) -> dict[str, Paragraph]:
+    """The facts of items as paragraphs, for where no paragraph file is at hand.
+
+    A level that searches the facts of the very items that it is asked has been given what their answers rest on.
+    """
+    return {
+        f"{item.qid}-{number}": Paragraph(title=item.term, para_index=number, content=fact)
+        for item in items
+        for number, fact in enumerate(item.facts)
+    }
+
+
+def shown(found: Sequence[tuple[str, Paragraph]], longest: int) -> str:
+    """Paragraphs as lines of a prompt, the text of each cut after `longest` characters."""
+    return "".join(f"- {each.title}: {' '.join(each.content.split())[:longest]}\n" for _, each in found)
+
+
+Function = Literal["decompose", "retrieve", "answer_factual", "evaluate_condition", "combine_facts"]
+Value = str | bool | tuple[str | bool, ...] | None
+
+
+@dataclass(frozen=True)
+class TraceStep:
+    """A call that returned something."""
+
+    function: Function  # That was called
+    arguments: tuple[Value, ...]  # Of the call, answers put in for `#1`
+    result: Value  # That it returned
+    uses: tuple[int, ...] = ()  # Numbers of the earlier steps, from 0, whose results the arguments hold
+
+
+@dataclass(frozen=True)
+class WorkflowTrace:
+    """What a workflow did for a question."""
+
+    qid: str
+    question: str
+    steps: tuple[TraceStep, ...]
+    misses: tuple[str, ...] = ()  # Why other calls failed, in their order
+
+    @property
+    def answer(self) -> bool | None:
+        """The final one; None where there is none."""
+        last = self.steps[-1] if self.steps else None
+        return last.result if last and last.function == "combine_facts" and isinstance(last.result, bool) else None
+
+    @property
+    def pattern(self) -> tuple[Function, ...]:
+        """Functions in order; retrieval is left out, for it belongs to the question behind it."""
+        return tuple(step.function for step in self.steps if step.function != "retrieve")
+
+    def to_icl_demo(self) -> str:
+        """The trace as a doctest, to be shown to a model; retrieval is left out, as whoever completes it has no index.
+
+        Raises:
+            ValueError: If it has no answer.
+        """
+        if self.answer is None:
+            raise ValueError(f"the trace of {self.qid!r} has no answer to show: only whole traces demonstrate anything")
+        calls = "".join(_call(step) for step in self.steps if step.function != "retrieve")
+        return f">>> strategy_qa({_literal(self.question)})\n{calls}Final answer: {words(self.answer)}\n"
+
+    @property
+    def grounded(self) -> bool:
+        """Whether every condition and the final answer used results of earlier steps."""
+        return self.answer is not None and all(map(self._grounded, range(len(self.steps))))
+
+    def _grounded(self, number: int) -> bool:
+        step = self.steps[number]
+        found = all(0 <= used < number for used in step.uses)
+        if step.function == "combine_facts" and found:
+            found = step.arguments == (tuple(self.steps[used].result for used in step.uses),)
+        return found and bool(step.uses or step.function not in ("evaluate_condition", "combine_facts"))
+
+
+def words(value: Value) -> str:
+    """A value as it is said: Yes and No for truth values."""
+    return ("Yes" if value else "No") if isinstance(value, bool) else str(value)
+
+
+def _call(step: TraceStep) -> str:
+    told = ", ".join(map(_literal, step.arguments))
+    return f"Calling {step.function}({told})...\n...{step.function} returned {_literal(step.result)}\n"
+
+
+def _literal(value: Value) -> str:
+    """A value as the demonstration writes it: like Python, with double quotation marks."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_literal, value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
 
 # steps of a decomposition at most
 MAX_STEPS = 5
@@ -23,7 +179,7 @@ _CONDITION = re.compile(
 )
 
 
-@dataclass(frozen=True, config=STRICT)
+@checked(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Template:
     """The steps that a workflow is held to."""
 
@@ -54,87 +210,55 @@ def is_pattern(functions: Sequence[Function]) -> bool:
     return ends and set(inner) <= {"answer_factual", "evaluate_condition"} and 1 <= len(inner) <= MAX_STEPS
 
 
-class Workflow(Level):
-    """Has the question split, each step answered, and the answer drawn from these answers, in Python.
+def workflow(template: Template | None, index: ParagraphIndex | None, question: Question, ask: Ask) -> Prediction:
+    """Has the question split, each step answered, and the answer drawn from these answers; ends where a step fails.
 
-    Args:
-        template: The steps that it is held to; by default they are as many as the model finds, and one that asks yes or
-            no about earlier answers is a condition.
-        index: Searched before each question of fact, whose prompt holds the paragraphs; None searches nothing.
+    Without a template the steps are as many as the model finds, and one that asks yes or no about earlier answers is a
+    condition. An index is searched before each question of fact, whose prompt holds the paragraphs.
     """
+    text = question.text
+    steps: list[TraceStep] = []
+    # numbers of the steps that hold the answers to #1, #2, ...
+    answers: list[int] = []
 
-    def __init__(self, template: Template | None = None, index: ParagraphIndex | None = None) -> None:
-        self.name = "L2" if index is None else "L2-rag"
-        self.template = template
-        self.index = index
+    def ended(miss: str | None) -> Prediction:
+        trace = WorkflowTrace(question.qid, text, tuple(steps), () if miss is None else (miss,))
+        return Prediction(trace.answer, miss, {"workflow": trace})
 
-    def predict(self, question: Question, ask: Ask) -> Prediction:
-        """See `Level`."""
-        return _Run(self, question, ask).trace().prediction()
-
-    def seeds(self) -> Sequence[str]:
-        """The items that its template was made from."""
-        return () if self.template is None else self.template.qids
-
-
-class _Run:
-    """One question's way through a workflow; it ends at the first step that fails."""
-
-    def __init__(self, level: Workflow, question: Question, ask: Ask) -> None:
-        self._level = level
-        self._question = question
-        self._ask = ask
-        self._steps: list[TraceStep] = []
-        # numbers of the steps that hold the answers to #1, #2, ...
-        self._answers: list[int] = []
-
-    def trace(self) -> WorkflowTrace:
-        """Goes it."""
-        template = self._level.template
-        parts = self._decompose(template)
-        functions = template.parts if template else tuple(map(function_of, parts))
-        if parts and all(self._answer(part, function) for part, function in zip(parts, functions, strict=True)):
-            self._combine()
-        return WorkflowTrace(self._question.qid, self._question.text, tuple(self._steps))
-
-    def _decompose(self, template: Template | None) -> tuple[str, ...]:
-        text = self._question.text
-        parts, miss = read_parts(self._ask("decompose", decompose_prompt(text, template)), template)
-        self._note(TraceStep("decompose", (text,), None if miss else parts, "steps", miss))
-        return () if miss else parts
-
-    def _answer(self, part: str, function: Function) -> bool:
-        results = [self._steps[number].result for number in self._answers]
-        filled, places = fill(part, results)
-        uses = tuple(self._answers[place] for place in places)
+    parts, miss = read_parts(ask("decompose", decompose_prompt(text, template)), template)
+    if miss is not None:
+        return ended(miss)
+    steps.append(TraceStep("decompose", (text,), parts))
+    functions = template.parts if template else tuple(map(function_of, parts))
+    for part, function in zip(parts, functions, strict=True):
+        filled, places = fill(part, [steps[number].result for number in answers])
+        uses = tuple(answers[place] for place in places)
+        result: Value
         if function == "evaluate_condition":
-            found = read(self._ask(function, f"{filled}\n{FORM}"), function, {})
-            step = TraceStep(function, (filled,), found.answer, part, found.miss, uses)
+            found = read(ask(function, f"{filled}\n{FORM}"), function, {})
+            result, miss = found.answer, found.miss
         else:
-            prompt = fact_prompt(self._question.text, filled, self._retrieve(filled, part, uses))
-            answer, miss = read_fact(self._ask(function, prompt), function)
-            step = TraceStep(function, (filled,), answer, part, miss, uses)
-        self._answers.append(len(self._steps))
-        return self._note(step)
+            passages = [] if index is None else index.search(filled)
+            if index is not None:
+                steps.append(TraceStep("retrieve", (filled,), tuple(name for name, _ in passages), uses))
+            result, miss = read_fact(ask(function, fact_prompt(text, filled, shown(passages, LONGEST))), function)
+        if miss is not None:
+            return ended(miss)
+        answers.append(len(steps))
+        steps.append(TraceStep(function, (filled,), result, uses))
+    used = [steps[number] for number in answers]
+    facts = "".join(f"- {step.arguments[0]} {words(step.result)}\n" for step in used)
+    asked = f"Facts:\n{facts}Question: {text}\nGoing by these facts: {FORM}"
+    found = read(ask("combine_facts", asked), "combine_facts", {})
+    if found.answer is not None:
+        steps.append(combined(used, found.answer, answers))
+    return ended(found.miss)
 
-    def _retrieve(self, query: str, part: str, uses: tuple[int, ...]) -> str:
-        if self._level.index is None:
-            return ""
-        found = self._level.index.search(query)
-        self._note(TraceStep("retrieve", (query,), tuple(name for name, _ in found), part, None, uses))
-        return shown(found, LONGEST)
 
-    def _combine(self) -> None:
-        used = [self._steps[number] for number in self._answers]
-        facts = "".join(f"- {step.arguments[0]} {words(step.result)}\n" for step in used)
-        asked = f"Facts:\n{facts}Question: {self._question.text}\nGoing by these facts: {FORM}"
-        found = read(self._ask("combine_facts", asked), "combine_facts", {})
-        values = tuple(step.result for step in used if isinstance(step.result, str | bool))
-        self._note(TraceStep("combine_facts", (values,), found.answer, "answer", found.miss, tuple(self._answers)))
-
-    def _note(self, step: TraceStep) -> bool:
-        self._steps.append(step)
-        return step.ok
+def combined(facts: Sequence[TraceStep], answer: bool, uses: Sequence[int]) -> TraceStep:
+    """The last step: facts, whose numbers `uses` holds, to an answer."""
+    values = tuple(step.result for step in facts if isinstance(step.result, str | bool))
+    return TraceStep("combine_facts", (values,), answer, tuple(uses))
 
 
 def decompose_prompt(text: str, template: Template | None = None) -> str:

@@ -33,8 +33,8 @@ def verdict(
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         from sigma0.bench.pocket.prompts import micro_world
-        from sigma0.bench.verdict.asking import Asker
         from sigma0.bench.verdict.measure import asked, measure, read_strange
+        from sigma0.bench.verdict.scores import Asker
         from sigma0.bench.verdict.tables import report_tables
 
         looped, tokenizer = load(model, dtype="float32")

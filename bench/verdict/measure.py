@@ -18,23 +18,25 @@ from pydantic import BaseModel, ConfigDict
 
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.pocket.world import Mix
-from sigma0.bench.verdict.asking import VERDICT, Answers, Asker, switched
 from sigma0.bench.verdict.scores import (
     CONFIDENCE,
     PLAIN,
+    VERDICT,
+    Answers,
+    Asker,
     FeatureUse,
     Separation,
     auroc_more,
     doubts,
     feature_uses,
     separate,
+    switched,
 )
 from sigma0.calibrate.bootstrap import Estimate, bootstrap, clustered_share, saved_share, share
 from sigma0.calibrate.doors import DoorCheck, check_policy, judge
 from sigma0.calibrate.prompts import Prompt
 from sigma0.config import ExitConfig, FateConfig
 from sigma0.jsonl import read_lines
-from sigma0.signals.generation import Generation
 from sigma0.signals.verdict import DoorPolicy, DoorRule
 
 # Questions of the settings of the switches, at most.
@@ -147,16 +149,7 @@ class VerdictReport:
 def measure(
     asker: Asker, name: str, prompts: Sequence[Prompt], strange: Sequence[StrangePrompt], seed: int, allowed: float
 ) -> VerdictReport:
-    """Asks everything that the report is of.
-
-    Args:
-        asker: The model.
-        name: Its name.
-        prompts: With answers; every other one a chat.
-        strange: Prompts that are not of its world.
-        seed: Of the stories of the shifts.
-        allowed: Risk that its door was calibrated for.
-    """
+    """Asks everything that the report is of."""
     answers, model = asker.answers(prompts), asker.model.confidence_model
     wrong, scores = (~answers.right).astype(np.float64), doubts(answers)
     return VerdictReport(
@@ -209,25 +202,22 @@ def _switch_rows(asker: Asker, prompts: Sequence[Prompt]) -> tuple[SwitchRow, ..
         told = getattr(stored, "fate_config", None) if fates is None else fates.to_dict()
         with switched(environment), patch.object(stored, "fate_config", told, create=True):
             answers = Answers(prompts, asker.generations(contents), asker.policy)
-        rows.append(_switch_row(setting, answers, full))
+        runs, n = answers.runs, len(answers.runs)
+        most = np.array([each.total_loops * (len(each.tokens) - 1) for each in runs])
+        shut = None
+        if len(answers.verdicts) == n:
+            shut = clustered_share([float(each.door != "converge") for each in runs], np.ones(n))
+        row = SwitchRow(
+            setting=setting,
+            answers=n,
+            same_text=share(sum(each.text == other.text for each, other in zip(runs, full, strict=True)), n),
+            right=share(int(answers.right.sum()), n),
+            passes_saved=saved_share([each.loop_passes for each in runs], most),
+            broken=sum(token.reason == "divergence" for each in runs for token in each.tokens),
+            escalated=shut,
+        )
+        rows.append(row)
     return tuple(rows)
-
-
-def _switch_row(setting: str, answers: Answers, full: Sequence[Generation]) -> SwitchRow:
-    runs, n = answers.runs, len(answers.runs)
-    most = np.array([each.total_loops * (len(each.tokens) - 1) for each in runs])
-    shut = None
-    if len(answers.verdicts) == n:
-        shut = clustered_share([float(each.door != "converge") for each in runs], np.ones(n))
-    return SwitchRow(
-        setting=setting,
-        answers=n,
-        same_text=share(sum(each.text == other.text for each, other in zip(runs, full, strict=True)), n),
-        right=share(int(answers.right.sum()), n),
-        passes_saved=saved_share([each.loop_passes for each in runs], most),
-        broken=sum(token.reason == "divergence" for each in runs for token in each.tokens),
-        escalated=shut,
-    )
 
 
 def _shift_rows(asker: Asker, answers: Answers, n: int, seed: int) -> tuple[ShiftRow, ...]:

@@ -20,16 +20,7 @@ _ANSWERED = TypeAdapter(Answered)
 def open_pool(
     model: DepthGenerationMixin, tokenizer: PreTrainedTokenizerFast, file: Path | None, n: int, seed: int, quiet: bool
 ) -> list[Answered]:
-    """Answers out of a file, or to questions of the calibration split, which then fill it.
-
-    Args:
-        model: Of the world, by its own exit rule.
-        tokenizer: Its tokenizer.
-        file: Read where it exists, else written; None for neither.
-        n: Stories of the split.
-        seed: Of them.
-        quiet: Whether no progress is shown.
-    """
+    """Answers out of a file, or to questions of the calibration split, which then fill it."""
     if file is not None and file.exists():
         return read_pool(file)
     prompts = list({str(each.content): each for each in micro_world(n, "calibration", seed)}.values())

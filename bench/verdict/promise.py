@@ -62,11 +62,7 @@ class PromiseReport:
 
 
 class Pool:
-    """Answers that are judged by many doors: `judge` of the verdict of each, for all at once.
-
-    Args:
-        answers: With their tokens.
-    """
+    """Answers that are judged by many doors: `judge` of the verdict of each, for all at once."""
 
     def __init__(self, answers: Sequence[Answered]) -> None:
         self._answers = answers
@@ -80,13 +76,7 @@ class Pool:
         self._counts = csr_matrix((np.ones(len(columns)), columns, ends), (len(answers), len(self._codes)))
 
     def judged(self, policy: DoorPolicy, model: ConfidenceModel | None, places: npt.NDArray[np.int64]) -> Judged:
-        """Answers as a door sees them.
-
-        Args:
-            policy: Of the door.
-            model: Its confidence; None for exp(-mean entropy).
-            places: Of the answers, `[m]`.
-        """
+        """The answers at some places as a door sees them; no model stands for exp(-mean entropy)."""
         key = replace(policy, min_confidence=0.0)
         if key not in self._plain:
             self._plain[key] = judge([each.verdict(key, None) for each in self._answers], self._right, key)
@@ -112,15 +102,6 @@ def draw_doors(
     on_draw: Callable[[int], None] = lambda done: None,
 ) -> dict[str, list[DrawnDoor]]:
     """Doors on the fitted confidence and on mean entropy, of every draw.
-
-    Args:
-        pool: Answers.
-        base: Policy before the calibration.
-        parts: Answers of each fit and of each test.
-        draws: How many.
-        risk: Allowed.
-        confidence: With which it is to be kept.
-        on_draw: Told how many draws are done.
 
     Raises:
         ValueError: For a pool that leaves no rest.

@@ -161,14 +161,7 @@ def worlds_table(rows: Sequence[WorldRow]) -> str:
 
 
 def draw_features(uses: Sequence[FeatureUse], figures: Sequence[FeatureFigure], file: Path, title: str) -> None:
-    """Three panels, a line for each feature: AUROC alone, log loss saved in the fit, AUROC lost where it is shuffled.
-
-    Args:
-        uses: On held-out answers.
-        figures: Of the fit.
-        file: Where to draw, as .svg or .png.
-        title: Of the picture.
-    """
+    """Three panels, a line for each feature: AUROC alone, log loss saved in the fit, AUROC lost where shuffled."""
     gains = {figure.name: figure for figure in figures}
     ranked = sorted(uses, key=lambda use: (use.stored, use.drop.value if use.drop else 0.0, use.auroc or 0.0))
     places = range(len(ranked))

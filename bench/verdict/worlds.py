@@ -146,13 +146,7 @@ def _thresholds(answers: Judged) -> Floats:
 
 
 def measure(worlds: Sequence[World], sets: int, on_set: Callable[[int], None] = lambda done: None) -> list[WorldRow]:
-    """Calibrates in every world.
-
-    Args:
-        worlds: Some worlds.
-        sets: Of answers drawn in each.
-        on_set: Told how many sets are done, over all worlds.
-    """
+    """Calibrates in every world."""
     rows = []
     for number, world in enumerate(worlds, start=1):
         fit, test = parts(world.prompts)

@@ -4,7 +4,7 @@ import pytest
 
 import sigma0
 from sigma0.bench.harness.items import TASKS
-from sigma0.bench.harness.writing import WriteSettings, truncate_at_stop, write
+from sigma0.bench.harness.scoring import WriteSettings, truncate_at_stop, write
 from sigma0.config import ExitConfig
 from sigma0.signals.savings import savings
 

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from sigma0.bench.core.ledger import LEDGER, HumanEvalRow, parse_row, read_rows
 from sigma0.bench.humaneval.judging import Judgement, Limits
-from sigma0.bench.humaneval.row import estimates, pass_at_k, row_of
-from sigma0.bench.humaneval.saved import SampleFile
-from sigma0.bench.humaneval.table import cells, exit_name, latest_humaneval, markdown
+from sigma0.bench.humaneval.sampling import SampleFile
+from sigma0.bench.humaneval.table import cells, estimates, exit_name, latest_humaneval, markdown, pass_at_k, row_of
 from sigma0.bench.report import report
 from tests.bench.humaneval.examples import PROBLEMS
 from tests.bench.humaneval.test_saved import run_of, sample_of

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import sigma0
 from sigma0.bench.pocket.__main__ import app
-from sigma0.bench.pocket.about import about
+from sigma0.bench.pocket.card import about
 from sigma0.bench.pocket.world import draw
 from sigma0.checkpoints import resolve_model
 from sigma0.checkpoints.about import read_about

@@ -12,9 +12,8 @@ from sigma0 import ExitConfig
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.data import collate, encode, fit
 from sigma0.bench.pocket.evaluate import Outcome, evaluate, summarize
-from sigma0.bench.pocket.finish import THRESHOLDS, Readouts, choose_threshold, collect, finish, fit_gate
 from sigma0.bench.pocket.recipe import Recipe, Recurrence, build_model
-from sigma0.bench.pocket.train import loop_loss
+from sigma0.bench.pocket.train import THRESHOLDS, Readouts, choose_threshold, collect, finish, fit_gate, loop_loss
 from sigma0.bench.pocket.world import draw
 from sigma0.calibrate.bootstrap import share
 from sigma0.models.load import load

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from sigma0.bench.pocket.data import NONE
-from sigma0.bench.pocket.notes import KINDS, LENGTH, note_row
+from sigma0.bench.pocket.data import KINDS, LENGTH, NONE, note_row
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from sigma0 import ExitConfig
 from sigma0.bench.pocket.__main__ import app
-from sigma0.bench.pocket.data import collate, fit
-from sigma0.bench.pocket.notes import note_row
+from sigma0.bench.pocket.data import collate, fit, note_row
 from sigma0.bench.pocket.recipe import RECIPES, Lesson, Recipe, Recurrence, build_model
 from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.bench.pocket.train import LOG, STATE, Report, draw_curve, loop_loss, read_log, train

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.bench.simulation.routing import ROUTINGS
+from sigma0.bench.simulation.cluster import ROUTINGS
 from sigma0.bench.simulation.traffic import LONG, SHORT, Traffic
 from tests.bench.simulation.queues import MEAN, exponential, servers
 

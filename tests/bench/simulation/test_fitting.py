@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.bench.simulation.fitting import TimedPass, fit_passes, knots_for
 from sigma0.bench.simulation.inputs import PassClock, PassTime, PassTimes
+from sigma0.bench.simulation.measure import TimedPass, fit_passes, knots_for
 from sigma0.bench.simulation.replica import PassWork
 
 NOTHING = {
@@ -30,7 +30,7 @@ def passes(seed, noise, disturbed=0.0, count=600):
         rows, tokens = requests * int(rng.integers(1, 30)), int(rng.integers(0, 4))
         chunks, begun = (int(rng.integers(0, 1 + min(requests, most))) for most in (8, 2))
         work = PassWork(rows, chunks, requests, tokens, begun, int(rng.integers(0, tokens + 1)))
-        took = law(work) * (1 + noise * rng.standard_normal()) + 50 * (rng.random() < disturbed)
+        took = law(work) * max(0.05, 1 + noise * rng.standard_normal()) + 50 * (rng.random() < disturbed)
         found.append(TimedPass(work, took / 1000))
     return found
 

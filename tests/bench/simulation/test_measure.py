@@ -9,9 +9,8 @@ from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.rows import Conditions
 from sigma0.bench.simulation import measure
-from sigma0.bench.simulation.fitting import TimedPass
 from sigma0.bench.simulation.inputs import PassClock, read_inputs
-from sigma0.bench.simulation.measure import STEPS, Stopwatch, measure_inputs, play
+from sigma0.bench.simulation.measure import STEPS, Stopwatch, TimedPass, measure_inputs, play
 from sigma0.bench.simulation.replica import PassWork
 from sigma0.serve.engine.messages import EngineLimits
 from tests.bench.core.test_ledger import CONDITIONS

@@ -5,8 +5,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sigma0.bench.simulation.cluster import LoadTable, Router
 from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
-from sigma0.bench.simulation.routing import LoadTable, Router
 from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
 from sigma0.serve.engine.messages import Busy
 from sigma0.serve.engine.scheduler import SequenceEntry

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.bench.strategyqa.improving import Improving
 from sigma0.bench.strategyqa.items import world_items
+from sigma0.bench.strategyqa.level import run_level
 from sigma0.bench.strategyqa.registry import ALIASES, EXPERIMENTS, ONCE
-from sigma0.bench.strategyqa.runner import run_level
-from sigma0.bench.strategyqa.traces import ReactTrace, WorkflowTrace
 from sigma0.reason.chat import ChatFailed, ScriptedChat
 from sigma0.reason.messages import Completion
 from tests.bench.strategyqa.calls import CALLS, GOOD, ITEMS, LOST, RIGHT, SPIRAL, asked, made
@@ -101,12 +100,12 @@ def test_of_an_item_nothing_but_its_question_is_ever_shown(name):
 class Watched(Improving):
     """Whose memory is looked at before each prediction: it holds the items before this one, whatever failed."""
 
-    def predict(self, question, ask):
+    def _predict(self, question, ask):
         # one that is begun anew waits for the label of the item that it is asked
         if question.qid not in self._waiting:
             before = [*self.memory.seen, question.qid]
             assert before == [item.qid for item in stories()[: len(before)]]
-        return super().predict(question, ask)
+        return super()._predict(question, ask)
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
@@ -126,9 +125,8 @@ def test_the_memory_never_holds_an_item_before_it_was_scored(concurrency):
 def test_nothing_in_a_level_that_does_not_learn_changes_as_it_answers(name):
     level = of_world(name)
     state = pickle.dumps(level)
-    run = run_level(level, stories()[:10], ScriptedChat(decided), SETTINGS)
-    level.learn(stories()[0], run.answered[0].prediction)
-    assert pickle.dumps(level) == state and not level.learns
+    run_level(level, stories()[:10], ScriptedChat(decided), SETTINGS)
+    assert pickle.dumps(level) == state and level.learn is None
 
 
 # words, though none that were asked for: whoever asks for a fact or for reasoning takes them
@@ -165,7 +163,7 @@ def test_a_loop_is_told_what_was_wrong_and_goes_on(place):
         assert prediction.answer is ITEMS[1].answer
         told = "could not be read" if purpose == "act" else "failed"
         assert f"\nObservation: That {told}: " in shown[place + 1][1]
-        (miss,) = ReactTrace.from_dict(prediction.trace).misses
+        (miss,) = prediction.trace["workflow"].misses
         assert miss.startswith(f"{purpose}: ")
 
 
@@ -241,18 +239,14 @@ REPLIES = st.tuples(
 )
 
 
-def check_trace(trace):
-    """Plain JSON; those that distillation reads are read back, audited and shown."""
-    json.dumps(trace)
+def check_trace(prediction):
+    """Plain JSON beside the workflow, which is shown where it answers."""
+    json.dumps(asdict(prediction))
     # a router holds the trace of the level below
-    for each in (trace, trace.get("trace")):
-        kind = {"workflow": WorkflowTrace, "react": ReactTrace}.get(each.get("kind") if isinstance(each, dict) else "")
-        if kind is None:
-            continue
-        found = kind.from_dict(json.loads(json.dumps(each)))
-        assert found.to_dict() == each and isinstance(found.grounded, bool)
-        if found.answer is not None:
-            demo = (found.to_workflow() if kind is ReactTrace else found).to_icl_demo()
+    for each in (prediction.trace, prediction.trace.get("trace")):
+        found = each.get("workflow") if isinstance(each, dict) else None
+        if found is not None and found.answer is not None:
+            demo = found.to_icl_demo()
             assert demo.count("\n>>>") == 0 and demo.count("\nFinal answer: ") == 1
 
 
@@ -279,7 +273,7 @@ def test_no_words_break_a_level_or_make_it_say_what_was_not_said(name, replies):
     done = 0
     for each in found.answered:
         prediction, mine = each.prediction, heard[done : done + len(each.purposes)]
-        check_trace(prediction.trace)
+        check_trace(prediction)
         if prediction.answer is None:
             assert any(step in steps for step in prediction.miss.split(": ")[:2]) and len(prediction.miss) < 500
         elif prediction.trace.get("decided") != "python":

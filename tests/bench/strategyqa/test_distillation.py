@@ -1,6 +1,7 @@
 """From right and audited traces to demonstrations and templates, and by the command to a measured lower level."""
 
 import json
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -17,14 +18,12 @@ from sigma0.bench.strategyqa.distillation import (
     save,
 )
 from sigma0.bench.strategyqa.items import Item, world_items
-from sigma0.bench.strategyqa.level import Prediction, Question, listed
+from sigma0.bench.strategyqa.level import Level, Prediction, Question, listed
 from sigma0.bench.strategyqa.opening import Asked
 from sigma0.bench.strategyqa.prompted import DEMONSTRATION
-from sigma0.bench.strategyqa.react import React
-from sigma0.bench.strategyqa.retrieval import Paragraph, ParagraphIndex
-from sigma0.bench.strategyqa.workflow import Template, Workflow
+from sigma0.bench.strategyqa.workflow import Paragraph, ParagraphIndex, Template, workflow
 from sigma0.reason.chat import ScriptedChat
-from tests.bench.strategyqa.calls import act, asked
+from tests.bench.strategyqa.calls import act, asked, made
 
 SHAPE = ("decompose", "answer_factual", "evaluate_condition", "combine_facts")
 TWO = listed(("What is it?", "Is #1 so?"))
@@ -33,7 +32,7 @@ TWO = listed(("What is it?", "Is #1 so?"))
 def row(qid, *replies, answer=True, level=None):
     """An item, and what a level made of it."""
     item = Item(qid=qid, term="t", description="d", question=f"Is it {qid}?", answer=answer)
-    return item, asked(level or Workflow(), Question.of(item), *replies)[0]
+    return item, asked(level or made("L2"), Question(qid, item.question), *replies)[0]
 
 
 RIGHT = row("right", TWO, "a", "Yes", "Yes")
@@ -41,12 +40,14 @@ RIGHT_NO = row("right-no", TWO, "a", "No", "No", answer=False)
 WRONG = row("wrong", TWO, "a", "Yes", "No")
 MISSED = row("missed", TWO, "")
 LONG = row("long", listed(("What is it, in many and more words?", "And what?", "Is #2 so?")), "a", "b", "Yes", "Yes")
-UNGROUNDED = row("ungrounded", "1. What?\n2. Is it?", "a", "Yes", "Yes", level=Workflow(Template(SHAPE)))
-THOUGHT = row(
-    "thought", act("lookup", "What?"), "a", act("evaluate", "Is #1 so?"), "Yes", act("finish", "yes"), level=React()
+UNGROUNDED = row(
+    "ungrounded", "1. What?\n2. Is it?", "a", "Yes", "Yes", level=Level("L2", partial(workflow, Template(SHAPE), None))
 )
-STUMBLED = row("stumbled", "?", act("lookup", "What?"), "a", act("finish", "yes"), level=React())
-GUESSED = row("guessed", act("finish", "yes"), level=React())
+THOUGHT = row(
+    "thought", act("lookup", "What?"), "a", act("evaluate", "Is #1 so?"), "Yes", act("finish", "yes"), level=made("L3")
+)
+STUMBLED = row("stumbled", "?", act("lookup", "What?"), "a", act("finish", "yes"), level=made("L3"))
+GUESSED = row("guessed", act("finish", "yes"), level=made("L3"))
 
 
 def test_only_right_and_audited_traces_become_demonstrations():
@@ -73,7 +74,8 @@ def test_yes_and_no_are_shown_in_turn_the_shortest_first():
 
 
 def test_thoughts_and_searches_become_the_same_form():
-    level = Workflow(index=ParagraphIndex({"a": Paragraph(title="It", content="What is it?")}))
+    index = ParagraphIndex({"a": Paragraph(title="It", content="What is it?")})
+    level = Level("L2-rag", partial(workflow, None, index))
     for each in (THOUGHT, row("searched", TWO, "a", "Yes", "Yes", level=level)):
         (found,) = distil_demonstrations([each], 1)
         assert "decompose returned [" in found.text and "Thought" not in found.text and "retrieve" not in found.text
@@ -112,7 +114,7 @@ def test_demonstrations_go_through_a_file_into_the_lower_level(tmp_path):
     assert load_demonstrations(path) == found
     level = EXPERIMENTS["L1-ptp"](Makings(demonstrations=path))
     prediction, ((_, prompt),) = asked(level, "Is it new?", "...\nFinal answer: No")
-    assert level.seeds() == ("right", "right-no") and prediction.answer is False
+    assert level.seeds == ("right", "right-no") and prediction.answer is False
     assert all(one.text in prompt for one in found) and DEMONSTRATION not in prompt
 
 
@@ -191,7 +193,7 @@ def test_a_template_is_written_loaded_and_measured(run, source, right):
     found, rows, file = run(source, "L2", "--json")
     assert found.exit_code == 0, found.output
     template = load_template(file)
-    assert template.pattern == SHAPE and EXPERIMENTS["L2"](Makings(template=file)).seeds() == template.qids
+    assert template.pattern == SHAPE and EXPERIMENTS["L2"](Makings(template=file)).seeds == template.qids
     assert [row.calls for row in rows] == [4.0, 4.0]
     told = [json.loads(line) for line in found.stdout.splitlines()]
     assert [row["accuracy"]["value"] for row in told] == [1.0, 1.0]

@@ -1,17 +1,17 @@
 """What is one level's alone: how L1 and L4 read and route, what L4's pipeline decides, what L5 learns."""
 
 import json
+from functools import partial
 
 import pytest
 
-from sigma0.bench.strategyqa.adaptive import Adaptive, by_rules
-from sigma0.bench.strategyqa.improving import Improving, Seeded
+from sigma0.bench.strategyqa.adaptive import adaptive, by_rules
+from sigma0.bench.strategyqa.improving import Improving, seeded
 from sigma0.bench.strategyqa.items import Item, world_items
-from sigma0.bench.strategyqa.level import Prediction, Question, read
-from sigma0.bench.strategyqa.pipeline import Analysis, Pipeline, read_analysis, with_answers
-from sigma0.bench.strategyqa.prompted import ChainOfCode, ProgramTrace
+from sigma0.bench.strategyqa.level import Level, Prediction, Question, read
+from sigma0.bench.strategyqa.pipeline import Analysis, read_analysis, with_answers
 from sigma0.reason.messages import ChatFailed, Completion
-from tests.bench.strategyqa.calls import GOOD, LOST, asked
+from tests.bench.strategyqa.calls import GOOD, LOST, asked, made
 
 UNSURE = GOOD.model_copy(update={"confidence": 0.5})
 SIMPLE, MEDIUM, HARD = "Do gulls eat fish?", "Could gulls eat fish?", "Could gulls or crows eat more than 3 fish?"
@@ -19,8 +19,8 @@ SIMPLE, MEDIUM, HARD = "Do gulls eat fish?", "Could gulls eat fish?", "Could gul
 
 def test_a_trace_ends_where_another_doctest_begins():
     said = 'Final answer: Yes\n>>> strategy_qa("Do hens swim?")\nFinal answer: No'
-    assert asked(ProgramTrace(), SIMPLE, said)[0].answer is True
-    assert asked(ProgramTrace(), SIMPLE, f">>>{said}")[0].miss == "trace: no yes or no in ''"
+    assert asked(made("L1-ptp"), SIMPLE, said)[0].answer is True
+    assert asked(made("L1-ptp"), SIMPLE, f">>>{said}")[0].miss == "trace: no yes or no in ''"
 
 
 @pytest.mark.parametrize(
@@ -33,22 +33,18 @@ def test_a_trace_ends_where_another_doctest_begins():
     ],
 )
 def test_what_stands_in_a_program_is_not_what_it_prints(said, answer):
-    found, _ = asked(ChainOfCode(), SIMPLE, said)
+    found, _ = asked(made("L1-coc"), SIMPLE, said)
     assert (found.answer, found.trace) == (answer, {"program": said})
 
 
-class Named:
+def named(name, question, ask):
     """A level of one call that says its name."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def predict(self, question, ask):
-        return read(ask(self.name, f"{self.name}: {question.text}"), "answer", {"said": self.name})
+    return read(ask(name, f"{name}: {question.text}"), "answer", {"said": name})
 
 
 def routed(route, text, *replies):
-    return asked(Adaptive(Named("one"), Named("two"), Named("three"), route=route), text, *replies)
+    levels = [Level(name, partial(named, name)) for name in ("one", "two", "three")]
+    return asked(Level("L4", partial(adaptive, levels, route)), text, *replies)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +107,7 @@ STEPS = "1. How heavy is a hen?\n2. How heavy is a swan?"
 
 
 def test_python_combines_what_it_can_compare():
-    found, calls = asked(Pipeline(), HENS, ANALYSIS, STEPS, "2 kg", "**\nabout 10,000 g\nOr so.")
+    found, calls = asked(made("L4-pipeline"), HENS, ANALYSIS, STEPS, "2 kg", "**\nabout 10,000 g\nOr so.")
     assert len(calls) == 4 and found.answer is False
     needs = ["weight of a hen", "weight of a swan"]
     assert json.loads(json.dumps(found.trace)) == {
@@ -134,27 +130,29 @@ def test_python_combines_what_it_can_compare():
         ("No", ("2 kg", "3 kg"), "the condition names no step"),
         ("not (1 < 2 or 7 = 7)", ("2 kg", "3 kg"), "the condition names no step"),
         ("#1 > #2", ("swan",), "2 things were to be known, and 1 steps were taken"),
-        ("#1 is more", ("2 kg", "3 kg"), "the condition goes on with 'is'"),
+        ("#1 is more", ("2 kg", "3 kg"), "'is' is no part of a condition"),
         ("#1 > #3", ("2 kg", "3 kg"), "there is no step #3"),
         ("", ("2 kg", "3 kg"), "no condition was stated"),
     ],
 )
 def test_the_model_combines_what_python_cannot(condition, answers, why):
     analysis = ANALYSIS.replace("#1 > #2", condition)
-    found, calls = asked(Pipeline(), HENS, analysis, STEPS[: 23 * len(answers)], *answers, "Yes, it is.")
+    found, calls = asked(made("L4-pipeline"), HENS, analysis, STEPS[: 23 * len(answers)], *answers, "Yes, it is.")
     assert [purpose for purpose, _ in calls] == ["analyse", "decompose", *["answer"] * len(answers), "combine"]
     assert found.answer is True and found.trace["decided"] == "model" and found.trace["why"].startswith(why)
 
 
 def test_a_miss_of_the_pipeline_keeps_the_work_that_was_done():
-    found, _ = asked(Pipeline(), HENS, ANALYSIS, STEPS, "2 kg", "")
+    found, _ = asked(made("L4-pipeline"), HENS, ANALYSIS, STEPS, "2 kg", "")
     assert [step["answer"] for step in found.trace["steps"]] == ["2 kg", ""]
-    assert asked(Pipeline(), HENS, "nonsense")[0].trace == {"analysis": "nonsense"}
+    assert asked(made("L4-pipeline"), HENS, "nonsense")[0].trace == {"analysis": "nonsense"}
 
 
 def test_answers_stand_for_their_numbers_in_later_steps_of_which_there_are_five():
     assert with_answers("Is #2 the garage? #7 #0 #1", ["#2", "it"]) == "Is it the garage? #7 #0 #2"
-    _, calls = asked(Pipeline(), HENS, ANALYSIS, "\n".join(f"{n}. What?" for n in range(1, 9)), *["this"] * 5, "Yes")
+    _, calls = asked(
+        made("L4-pipeline"), HENS, ANALYSIS, "\n".join(f"{n}. What?" for n in range(1, 9)), *["this"] * 5, "Yes"
+    )
     assert [purpose for purpose, _ in calls].count("answer") == 5
 
 
@@ -187,7 +185,7 @@ def item(qid, question, answer, decomposition=("What?",)):
 
 def learned(level, each, *replies):
     """Has a level predict an item and learn from it; gives the prediction."""
-    found, _ = asked(level, Question.of(each), *replies)
+    found, _ = asked(level, Question(each.qid, each.question), *replies)
     level.learn(each, found)
     return found
 
@@ -220,11 +218,11 @@ def test_nothing_is_learned_before_it_was_predicted_or_twice():
     with pytest.raises(ValueError, match="or was learned from"):
         level.learn(first, found)
     with pytest.raises(ValueError, match=f"learned from '{first.qid}'"):
-        asked(level, Question.of(first))
+        asked(level, Question(first.qid, first.question))
     with pytest.raises(ValueError, match=f"learned from '{first.qid}'"):
-        asked(Seeded([first]), Question.of(first))
+        asked(seeded([first]), Question(first.qid, first.question))
     with pytest.raises(ValueError, match="'a' has no decomposition"):
-        Seeded([item("a", "Do gulls swim?", True, ())])
+        seeded([item("a", "Do gulls swim?", True, ())])
 
 
 def test_so_many_patterns_are_kept():

@@ -1,7 +1,7 @@
 import pytest
 
+from sigma0.bench.strategyqa.adaptive import asked, question_type
 from sigma0.bench.strategyqa.items import world_items
-from sigma0.bench.strategyqa.question_types import asked, question_type
 
 
 @pytest.mark.parametrize(

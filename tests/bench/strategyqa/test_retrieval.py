@@ -2,14 +2,21 @@
 
 import json
 import sys
+from functools import partial
 
 import pytest
 
 from sigma0.bench.strategyqa import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.items import world_items
-from sigma0.bench.strategyqa.retrieval import Paragraph, ParagraphIndex, fact_paragraphs, load_paragraphs, shown
-from sigma0.bench.strategyqa.traces import WorkflowTrace
-from sigma0.bench.strategyqa.workflow import Workflow
+from sigma0.bench.strategyqa.level import Level
+from sigma0.bench.strategyqa.workflow import (
+    Paragraph,
+    ParagraphIndex,
+    fact_paragraphs,
+    load_paragraphs,
+    shown,
+    workflow,
+)
 from tests.bench.strategyqa.calls import asked
 
 TEXTS = {
@@ -46,8 +53,8 @@ def test_a_published_file_is_searched(tmp_path):
     path.write_text(
         json.dumps({name: {"title": title, "content": text, **more} for name, (title, text) in TEXTS.items()})
     )
-    level = EXPERIMENTS["L2-rag"](Makings(paragraphs=path))
-    assert ids(level.index, "fish") == ["Fish-1", "Fish-2"]
+    assert ids(ParagraphIndex(load_paragraphs(path)), "fish") == ["Fish-1", "Fish-2"]
+    assert EXPERIMENTS["L2-rag"](Makings(paragraphs=path)).name == "L2-rag"
 
 
 @pytest.mark.parametrize(
@@ -77,8 +84,8 @@ def test_facts_of_items_are_paragraphs():
 
 def test_what_was_searched_is_in_the_trace_and_the_query_holds_the_answers_before_it(index):
     replies = ["1. What is in Italy?\n2. Who invented #1?\n3. Zebra?\n4. Is #1 it?", "a piano", "x", "y", "Yes", "Yes"]
-    prediction, calls = asked(Workflow(index=index), "Q?", *replies)
-    trace = WorkflowTrace.from_dict(prediction.trace)
+    prediction, calls = asked(Level("L2-rag", partial(workflow, None, index)), "Q?", *replies)
+    trace = prediction.trace["workflow"]
     searched = [step for step in trace.steps if step.function == "retrieve"]
     assert [step.arguments[0] for step in searched] == ["What is in Italy?", "Who invented a piano?", "Zebra?"]
     assert [step.result[:1] for step in searched] == [("Piano-2",), ("Piano-2",), ()]

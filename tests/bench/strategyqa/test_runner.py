@@ -12,20 +12,19 @@ from typer.testing import CliRunner
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import StrategyQARow, read_rows
 from sigma0.bench.strategyqa import EXPERIMENTS, Makings
-from sigma0.bench.strategyqa.asking import AskSettings
+from sigma0.bench.strategyqa.asking import AnswerCache, AskSettings
 from sigma0.bench.strategyqa.batched import BatchedChat
-from sigma0.bench.strategyqa.cache import AnswerCache
 from sigma0.bench.strategyqa.items import load_both, load_items, world_items
-from sigma0.bench.strategyqa.level import Prediction, read_answer
-from sigma0.bench.strategyqa.measure import score
-from sigma0.bench.strategyqa.prompted import ChainOfThought, Direct
+from sigma0.bench.strategyqa.level import Level, Prediction, read_answer, run_level
+from sigma0.bench.strategyqa.prompted import chain_of_thought, direct
 from sigma0.bench.strategyqa.registry import ONCE
-from sigma0.bench.strategyqa.runner import run_level
+from sigma0.bench.strategyqa.table import score
 from sigma0.reason.chat import ChatFailed, Completion, LocalChat, ScriptedChat
 from sigma0.reason.messages import ChatSettings, Usage
 
 ITEMS = world_items(8)
 SETTINGS = AskSettings()
+L0 = Level("L0", direct)
 USER = [{"role": "user", "content": "Is it?"}]
 
 
@@ -99,7 +98,7 @@ def test_items_are_answered_beside_each_other_and_told_in_their_order():
         together.wait()
         return "Yes"
 
-    run = run_level(Direct(), ITEMS, ScriptedChat(said), SETTINGS, concurrency=4)
+    run = run_level(L0, ITEMS, ScriptedChat(said), SETTINGS, concurrency=4)
     assert [each.qid for each in run.answered] == [item.qid for item in ITEMS]
     assert run.right == sum(item.answer for item in ITEMS) and run.usage.calls == 8
     assert all(each.purposes == ("answer",) for each in run.answered)
@@ -115,7 +114,7 @@ def test_a_question_without_an_answer_is_asked_again_and_then_missed():
             raise ChatFailed("the line is cut")
         return "No"
 
-    run = run_level(Direct(), ITEMS, ScriptedChat(said), SETTINGS, retries=2)
+    run = run_level(L0, ITEMS, ScriptedChat(said), SETTINGS, retries=2)
     assert [counts[item.qid] for item in ITEMS] == [3, 2, *[1] * 6]
     assert run.answered[0].prediction == Prediction(None, "no answer: the line is cut")
     assert dict(run.misses) == {"no answer": 1} and not run.answered[0].right
@@ -131,7 +130,7 @@ def test_only_the_attempt_that_counts_is_counted():
             raise found
         return found
 
-    run = run_level(ChainOfThought(), ITEMS[:1], ScriptedChat(said), SETTINGS, retries=1)
+    run = run_level(Level("L1-cot", chain_of_thought), ITEMS[:1], ScriptedChat(said), SETTINGS, retries=1)
     assert not list(told) and run.usage.calls == 2 and run.answered[0].purposes == ("reason", "answer")
 
 
@@ -144,14 +143,14 @@ def test_a_level_is_never_scored_on_what_it_was_made_from():
 def test_the_cache_repeats_a_run_without_a_question(tmp_path, pocket):
     chat = LocalChat(*pocket, "pocket")
     path = tmp_path / "cache.jsonl"
-    first = run_level(Direct(), ITEMS, chat, SETTINGS, AnswerCache(path, {"pocket": "a"}))
+    first = run_level(L0, ITEMS, chat, SETTINGS, AnswerCache(path, {"pocket": "a"}))
     silent = ScriptedChat([], "pocket")
-    again = run_level(Direct(), ITEMS, silent, SETTINGS, AnswerCache(path, {"pocket": "a"}))
+    again = run_level(L0, ITEMS, silent, SETTINGS, AnswerCache(path, {"pocket": "a"}))
     assert [each.prediction for each in again.answered] == [each.prediction for each in first.answered]
     assert again.usage == first.usage
     # other weights, settings, or words are other questions
     for identity, settings in (("b", SETTINGS), ("a", AskSettings(max_tokens=9)), ("a", AskSettings(effort="low"))):
-        found = run_level(Direct(), ITEMS, silent, settings, AnswerCache(path, {"pocket": identity}), retries=0)
+        found = run_level(L0, ITEMS, silent, settings, AnswerCache(path, {"pocket": identity}), retries=0)
         assert dict(found.misses) == {"no answer": 8}
     path.write_bytes(path.read_bytes()[:-20])
     assert len(AnswerCache(path, {"pocket": "a"})) == 7
@@ -184,8 +183,8 @@ def test_batches_say_what_each_question_is_told_alone(pocket):
     chat = LocalChat(LlamaForCausalLM(config).eval(), pocket[1], "plain")
     stop = AskSettings(max_tokens=12, stop=("the",))
     for settings in (AskSettings(max_tokens=12), stop):
-        alone = run_level(Direct(), ITEMS, chat, settings)
-        batched = run_level(Direct(), ITEMS, BatchedChat(chat, 3), settings, concurrency=8)
+        alone = run_level(L0, ITEMS, chat, settings)
+        batched = run_level(L0, ITEMS, BatchedChat(chat, 3), settings, concurrency=8)
         assert [each.prediction for each in batched.answered] == [each.prediction for each in alone.answered]
         assert batched.usage.completion_tokens == alone.usage.completion_tokens
     with pytest.raises(ChatFailed, match="context of 512"):
@@ -201,7 +200,7 @@ def test_scores_are_paired_with_the_baseline():
     wrong = ["No" if item.answer else "Yes" for item in ITEMS]
     runs = []
     for name, answers in (("L0", wrong), ("L1-coc", right), ("L4-pipeline", ["?"] * 8)):
-        run = run_level(Direct(), ITEMS, says(answers), SETTINGS, retries=0)
+        run = run_level(L0, ITEMS, says(answers), SETTINGS, retries=0)
         runs.append(type(run)(name, "none", run.answered))
     assert [each["p_value"] for each in score(runs[1:])] == [None, None], "without the baseline nothing is compared"
     _, first, second = found = score(runs)

@@ -1,7 +1,7 @@
 import pytest
 
 import sigma0
-from sigma0.bench.verdict.asking import Asker
+from sigma0.bench.verdict.scores import Asker
 from sigma0.signals.verdict import DoorPolicy
 
 

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0.bench.__main__ import app
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.verdict.asking import switched
 from sigma0.bench.verdict.measure import (
     DROPPED,
     MIXES,
@@ -27,6 +26,7 @@ from sigma0.bench.verdict.measure import (
     read_strange,
     strange_rows,
 )
+from sigma0.bench.verdict.scores import switched
 from sigma0.bench.verdict.tables import kept_sentence
 from sigma0.calibrate.bootstrap import share
 from sigma0.calibrate.doors import Judged, check_policy

@@ -6,7 +6,7 @@ import httpx
 from openai.types import Model
 from prometheus_client.parser import text_string_to_metric_families
 
-from sigma0.bench.pocket.about import about
+from sigma0.bench.pocket.card import about
 from sigma0.config import exit_for
 from sigma0.serve.api.info import PAGE_HEADERS
 from tests.serve.api.test_chat import post
