@@ -9,8 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sigma0.api import stream
 from sigma0.commands.console import legend, summary
-from sigma0.commands.exit_options import exit_settings
-from sigma0.commands.options import SamplingOptions
+from sigma0.commands.options import SamplingOptions, exit_settings
 from sigma0.config import RULE_DEFAULTS, AfterExit, ExitConfig, ExitMode, Messages
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.prompts import encode

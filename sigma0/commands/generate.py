@@ -3,7 +3,6 @@
 import json
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -102,7 +101,6 @@ def generate(
     from sigma0.checkpoints import resolve_model
     from sigma0.checkpoints.about import unseen_note
     from sigma0.commands.examples import NO_PROMPT, about_model, show_examples
-    from sigma0.commands.grammar_options import grammar_settings
 
     with one_line_errors(), ExitStack() as waiting:
         if prompt is None and not as_json:
@@ -121,7 +119,7 @@ def generate(
                 "standard input, and do not agree on what a ladder hands up"
             )
         exits.over()
-        follows = grammar_settings(**asdict(grammars))
+        follows = grammars.settings()
         # the newline that echo and editors add is no part of the text
         text = sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r") if prompt == "-" else prompt
         if not text:
