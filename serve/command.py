@@ -100,9 +100,8 @@ class ServeOptions:
         if self.ladder is None and (self.budget or self.policy is not None):
             raise ValueError("--budget and --policy need --ladder")
         if not self.ray:
-            engines = {"replicas": self.replicas, "min": self.least, "max": self.most, "gpus": self.gpus}
-            engines["address"] = self.address
-            if given := [f"--{name}" for name, value in engines.items() if value is not None]:
+            of_ray = {"replicas": "replicas", "least": "min", "most": "max", "gpus": "gpus", "address": "address"}
+            if given := [f"--{name}" for field, name in of_ray.items() if getattr(self, field) is not None]:
                 raise ValueError(f"{', '.join(given)} {'need' if len(given) > 1 else 'needs'} --ray")
             return
         if self.telemetry is not None:
