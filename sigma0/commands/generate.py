@@ -3,12 +3,14 @@
 import json
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, ClassVar
 
 import typer
+from typer import Option
 
 from sigma0.commands.console import compiling, loading, one_line_errors, print_stream
 from sigma0.commands.options import (
@@ -23,21 +25,37 @@ from sigma0.commands.options import (
     grouped,
 )
 
-if TYPE_CHECKING:
-    from sigma0.config import ExitConfig
-    from sigma0.ladder import FidelityLadder
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    """How a prompt is read, and by how many processes."""
+
+    PANEL: ClassVar[str] = LoadOptions.PANEL
+    SHOWN: ClassVar[tuple[str, ...]] = ()
+    special_tokens: Annotated[
+        bool, Option("--special-tokens", help="Read special tokens in the prompt as such, not as text.")
+    ] = False
+    tensor_parallel: Annotated[
+        bool, Option("--tensor-parallel", help="Spread the model over the processes that torchrun started.")
+    ] = False
 
 
-def ladder_exits(exits: ExitOptions, ladder: "FidelityLadder") -> "ExitConfig | None":
-    """The options that were given, over the first looped rung's own settings; None where none was given."""
-    from sigma0.ladder import LocalRung
+@dataclass(frozen=True, kw_only=True)
+class RungOptions:
+    """What a ladder hands up, within which limits."""
 
-    if exits == ExitOptions():
-        return None
-    looped = [rung for rung in ladder.rungs if isinstance(rung, LocalRung) and rung.is_looped]
-    if not looped:
-        raise ValueError("no rung of this ladder has loops to exit from: leave the exit options out")
-    return exits.over(looped[0].model.resolve_exit_config(looped[0].exit_config))
+    PANEL: ClassVar[str] = "Ladder"
+    SHOWN: ClassVar[tuple[str, ...]] = ("ladder",)
+    ladder: Annotated[
+        str | None,
+        Option(help="Rungs in place of --model, the lowest first: pocket,pocket-large or small,name@http://host/v1"),
+    ] = None
+    unit: Annotated[str, Option(help="With --ladder, what goes up: token, draft or answer.")] = "token"
+    budget: BudgetLimits = ""
+    policy: TriggerJson = None
+    trail_file: Annotated[
+        Path | None, Option("--trail", help="With --ladder, also write every decision to this file.")
+    ] = None
 
 
 @grouped
@@ -51,49 +69,16 @@ def generate(
         typer.Argument(help="Text to continue as it is; - reads it from standard input; without one, examples."),
     ] = None,
     model: Model = "pocket",
-    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
-    special_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--special-tokens",
-            help="Read special tokens in the prompt as such, not as text.",
-            rich_help_panel="Model and device",
-        ),
-    ] = False,
-    tensor_parallel: Annotated[
-        bool,
-        typer.Option(
-            "--tensor-parallel",
-            help="Spread the model over the processes that torchrun started.",
-            rich_help_panel="Model and device",
-        ),
-    ] = False,
-    verdict: Annotated[bool, typer.Option("--verdict", help="Also print the verdict, one line for each fact.")] = False,
+    chat: Annotated[bool, Option("--chat", help="Send the prompt as a user's message.")] = False,
+    places: PlaceOptions = PlaceOptions(),
+    verdict: Annotated[bool, Option("--verdict", help="Also print the verdict, one line for each fact.")] = False,
     svg: Annotated[
-        str | None, typer.Option(help="Also write the coloured text to this SVG file.", rich_help_panel="Output")
+        str | None, Option(help="Also write the coloured text to this SVG file.", rich_help_panel="Output")
     ] = None,
-    ladder: Annotated[
-        str | None,
-        typer.Option(
-            help="Rungs in place of --model, the lowest first: pocket,pocket-large or small,name@http://host/v1"
-        ),
-    ] = None,
-    unit: Annotated[
-        str, typer.Option(help="With --ladder, what goes up: token, draft or answer.", rich_help_panel="Ladder")
-    ] = "token",
-    budget: BudgetLimits = "",
-    policy: TriggerJson = None,
-    trail_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--trail", help="With --ladder, also write every decision to this file.", rich_help_panel="Ladder"
-        ),
-    ] = None,
+    rungs: RungOptions = RungOptions(),
     telemetry: Annotated[
         Path | None,
-        typer.Option(
-            help="Also append one JSON line to this file: depths, exits, verdict, costs.", rich_help_panel="Output"
-        ),
+        Option(help="Also append one JSON line to this file: depths, exits, verdict, costs.", rich_help_panel="Output"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -111,9 +96,9 @@ def generate(
         sampling.check()
         if svg is not None and as_json:
             raise ValueError("--svg and --json exclude each other")
-        if telemetry is not None and (ladder is not None or tensor_parallel):
+        if telemetry is not None and (rungs.ladder is not None or places.tensor_parallel):
             raise ValueError("--telemetry goes with one model in one process; of a ladder see --trail")
-        if tensor_parallel and (ladder is not None or prompt == "-"):
+        if places.tensor_parallel and (rungs.ladder is not None or prompt == "-"):
             raise ValueError(
                 "--tensor-parallel goes with one model and a prompt that is an argument: its processes share their "
                 "standard input, and do not agree on what a ladder hands up"
@@ -124,52 +109,55 @@ def generate(
         text = sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r") if prompt == "-" else prompt
         if not text:
             raise ValueError("the prompt is empty")
-        if ladder is None:
+        if rungs.ladder is None:
             # before what takes seconds to import
             resolve_model(model)
-        waiting.enter_context(loading(ladder or model, hidden=tensor_parallel))
+        waiting.enter_context(loading(rungs.ladder or model, hidden=places.tensor_parallel))
         from sigma0.api import stream
         from sigma0.config import Messages
         from sigma0.decode.parallel import tensor_parallel_group
 
-        samples = sampling.temperature > 0
-        settings: dict[str, Any] = {"temperature": sampling.temperature} if samples else {}
         said: str | Messages = [{"role": "user", "content": text}] if chat else text
-        if ladder is None:
-            given = {"unit": unit != "token", "budget": budget, "policy": policy, "trail": trail_file}
+        if rungs.ladder is None:
+            given = {"unit": rungs.unit != "token", "budget": rungs.budget, "policy": rungs.policy}
+            given["trail"] = rungs.trail_file
             if any(given.values()):
                 raise ValueError(f"{', '.join(f'--{name}' for name, value in given.items() if value)} need --ladder")
         else:
-            if follows:
-                raise ValueError(f"--{next(iter(follows))} does not reach the rungs of a --ladder: leave it out")
-            if special_tokens:
+            unread = {f"--{name}": value for name, value in follows.items()}
+            unread |= loaded.named("runner", "quantization", "recurrence", "stride", "kv")
+            if sampling.on_collapse != "stop":
+                unread["--on-collapse"] = sampling.on_collapse
+            if unread:
+                raise ValueError(f"{next(iter(unread))} does not reach the rungs of a --ladder: leave it out")
+            if places.special_tokens:
                 raise ValueError("--special-tokens has no meaning with --ladder: its rungs read them as text")
             if model != "pocket":
                 raise ValueError(f"--model {model} and --ladder exclude each other: name it as a rung")
-            if unreached := loaded.named("runner", "quantization", "recurrence", "stride", "kv"):
-                raise ValueError(f"{next(iter(unreached))} does not reach the rungs of a --ladder: leave it out")
-            if sampling.on_collapse != "stop":
-                raise ValueError("--on-collapse does not reach the rungs of a --ladder: leave it out")
             if svg is not None or verdict:
                 raise ValueError("--svg and --verdict have no meaning with --ladder: --json tells the verdict")
-            if unit == "token":
-                settings |= {"do_sample": samples, "seed": sampling.seed}
-            elif samples or sampling.seed is not None:
-                raise ValueError(f"--temperature and --seed have no meaning with --unit {unit}: its texts are greedy")
-            from sigma0.commands.ladder import open_ladder, run_ladder
+            if rungs.unit != "token" and (sampling.temperature > 0 or sampling.seed is not None):
+                raise ValueError(
+                    f"--temperature and --seed have no meaning with --unit {rungs.unit}: its texts are greedy"
+                )
+            from sigma0.commands.ladder import ladder_exits, open_ladder, run_ladder
 
-            rungs = open_ladder(ladder, budget, policy, loaded)
-            settings |= {"exit_config": ladder_exits(exits, rungs), "max_new_tokens": sampling.max_new_tokens}
+            ladder = open_ladder(rungs.ladder, rungs.budget, rungs.policy, loaded)
+            settings = sampling.stream_settings()
+            # of a ladder the unit token alone samples
+            for name in ("on_collapse", *(("do_sample", "seed") if rungs.unit != "token" else ())):
+                del settings[name]
+            settings["exit_config"] = ladder_exits(exits, ladder)
             waiting.close()
-            run_ladder(rungs, said, unit, trail_file, as_json, stop=sampling.stop or (), **settings)
+            run_ladder(ladder, said, rungs.unit, rungs.trail_file, as_json, **settings)
             return
         log = None
         if telemetry is not None:
             from sigma0.commands.telemetry import TelemetryLog, of_generation
 
             log = TelemetryLog(telemetry)
-        with tensor_parallel_group(tensor_parallel) as is_rank0:
-            looped, tokenizer = loaded.load(model, tensor_parallel=tensor_parallel)
+        with tensor_parallel_group(places.tensor_parallel) as is_rank0:
+            looped, tokenizer = loaded.load(model, tensor_parallel=places.tensor_parallel)
             waiting.close()
             if is_rank0 and not as_json:
                 looped.announce = compiling
@@ -181,7 +169,7 @@ def generate(
                 said,
                 exit_config=config,
                 verdict=True if verdict else None,
-                special_tokens=special_tokens,
+                special_tokens=places.special_tokens,
                 **follows,
                 **sampling.stream_settings(),
             )
