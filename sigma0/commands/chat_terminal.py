@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -39,12 +40,8 @@ class ChatLoop:
     def __init__(
         self, conversation: Conversation, name: str, about: About | None, out: Console, err: Console, interactive: bool
     ) -> None:
-        self._conversation = conversation
-        self._name = name
-        self._about = about
-        self._out = out
-        self._err = err
-        self._interactive = interactive
+        self._conversation, self._name, self._about = conversation, name, about
+        self._out, self._err, self._interactive = out, err, interactive
 
     def run(self, read_line: ReadLine) -> None:
         """Until the lines end, or `/quit`."""
@@ -52,26 +49,20 @@ class ChatLoop:
         while (line := read_line()) is not None:
             try:
                 if line.startswith("/"):
-                    if self._command(line):
+                    reply = self._conversation.command(line)
+                    for text in reply.lines:
+                        self._out.print(text)
+                    if reply.ends:
                         return
                 elif line.strip():
                     self._answer(line)
+            except ValueError as error:
+                print_error(error)
             except KeyboardInterrupt:
                 # what was being shown is broken off, the conversation goes on
                 if not self._interactive:
                     raise
                 self._out.print()
-
-    def _command(self, line: str) -> bool:
-        """Runs a slash command; whether it ends the conversation."""
-        try:
-            reply = self._conversation.command(line)
-        except ValueError as error:
-            print_error(error)
-            return False
-        for text in reply.lines:
-            self._out.print(text)
-        return reply.ends
 
     def _greet(self) -> None:
         conversation = self._conversation
@@ -90,8 +81,7 @@ class ChatLoop:
             self._out.print(Text(line), soft_wrap=False)
 
     def _answer(self, message: str) -> None:
-        note = unseen_note(self._name, self._about, message)
-        if note is not None:
+        if (note := unseen_note(self._name, self._about, message)) is not None:
             self._note(note)
         before = len(self._conversation.turns)
         stopped = False
@@ -126,10 +116,8 @@ class ChatLoop:
             parts.append(f"passes saved {generation.passes_saved:.0%}")
         ends = {"length": "cut at --max-new-tokens", "collapse": "ended, since it ran in circles"}
         end = "stopped; what was written is kept" if stopped else ends.get(generation.stop_reason if generation else "")
-        if end:
-            parts.append(end)
         if end or self._interactive:
-            self._note(", ".join(parts))
+            self._note(", ".join([*parts, *filter(None, [end])]))
 
     def _note(self, text: str) -> None:
         self._err.print(Text(text, style="dim"), soft_wrap=not self._interactive)
@@ -170,7 +158,7 @@ def terminal_lines(history: Path | None, out: Console) -> ReadLine:
         with suppress(ImportError):
             # not on Windows; from here on `input` edits lines, and goes back to earlier ones
             import readline as readline
-        return _lines(input, lambda: False, out)
+        return partial(_line, input, lambda: False, out)
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -182,22 +170,19 @@ def terminal_lines(history: Path | None, out: Console) -> ReadLine:
     session: PromptSession[str] = PromptSession(
         history=kept, completer=WordCompleter(list(COMMANDS), sentence=True), complete_while_typing=False
     )
-    return _lines(session.prompt, lambda: bool(session.default_buffer.text), out)
+    return partial(_line, session.prompt, lambda: bool(session.default_buffer.text), out)
 
 
-def _lines(edit: Callable[[str], str], was_begun: Callable[[], bool], out: Console) -> ReadLine:
-    def read_line() -> str | None:
-        while True:
-            try:
-                return edit("> ")
-            except KeyboardInterrupt:
-                # at a line that was begun, Ctrl-C drops the line
-                if not was_begun():
-                    out.print(Text(HOW_TO_QUIT, style="dim"))
-            except EOFError:
-                return None
-
-    return read_line
+def _line(edit: Callable[[str], str], was_begun: Callable[[], bool], out: Console) -> str | None:
+    while True:
+        try:
+            return edit("> ")
+        except KeyboardInterrupt:
+            # at a line that was begun, Ctrl-C drops the line
+            if not was_begun():
+                out.print(Text(HOW_TO_QUIT, style="dim"))
+        except EOFError:
+            return None
 
 
 def piped_lines() -> str | None:

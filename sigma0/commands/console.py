@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from unicodedata import category
 
 import typer
@@ -152,10 +152,17 @@ def summary(generation: "Generation") -> list[str]:
         fewer = f"{generation.forced_passes_saved} passes fewer than at full depth"
         lines.append(f"tokens_forced   {generation.tokens_forced}  left as the only choice, not read: {fewer}")
     lines.append(f"mean depth      {generation.mean_depth:.2f}, over the tokens after the first")
-    lines.append(f"depth_saved     {generation.depth_saved:.1%}  notional, from the exit depths alone")
-    lines.append(f"passes_saved    {generation.passes_saved:.1%}  {generation.loop_passes} passes run: latency")
-    lines.append(f"rows_saved      {generation.rows_saved:.1%}  {generation.loop_rows} rows run: arithmetic")
-    return lines
+    saved = cast(tuple[float, float, float], (generation.depth_saved, generation.passes_saved, generation.rows_saved))
+    return [*lines, *savings_lines(*saved, generation.loop_passes, generation.loop_rows)]
+
+
+def savings_lines(depth: float, passes: float, rows: float, passes_run: int, rows_run: int) -> list[str]:
+    """The three savings, as shares, with what they count."""
+    return [
+        f"depth_saved     {depth:.1%}  notional, from the exit depths alone",
+        f"passes_saved    {passes:.1%}  {passes_run} passes run: latency",
+        f"rows_saved      {rows:.1%}  {rows_run} rows run: arithmetic",
+    ]
 
 
 def verdict_lines(generation: "Generation", confidence_model: "ConfidenceModel | None") -> list[str]:
