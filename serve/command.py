@@ -7,11 +7,10 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, fields
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from typer import Option
 
 from sigma0.checkpoints import resolve_model
 from sigma0.commands.console import loading, log_to_stderr, one_line_errors
@@ -23,6 +22,7 @@ from sigma0.commands.options import (
     ModelArgument,
     TriggerJson,
     grouped,
+    option,
 )
 from sigma0.errors import needs_extra
 
@@ -37,59 +37,46 @@ if TYPE_CHECKING:
 class ServeOptions:
     """What is served where, and its limits."""
 
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000
-    api_key: Annotated[
-        str | None, Option(help="Key that clients must send; better as the variable SIGMA0_API_KEY.")
-    ] = None
-    api_key_file: Annotated[
-        Path | None,
-        Option(help="File of keys, one a line, of which clients must send one; others may not read it."),
-    ] = None
-    tls_cert: Annotated[Path | None, Option(help="File of a certificate chain (PEM): the server speaks https.")] = None
-    tls_key: Annotated[Path | None, Option(help="File of its private key (PEM).")] = None
-    tls_client_ca: Annotated[
-        Path | None, Option(help="File of authorities (PEM), of one of which clients need a certificate.")
-    ] = None
-    allowed_host: Annotated[
-        list[str] | None,
-        Option(help="Name that clients may use for this server beside localhost; may be repeated, * for all."),
-    ] = None
-    ladder: Annotated[str | None, Option(help="Rungs, the lowest first: pocket,pocket-large")] = None
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port; 0 takes a free one.", min=0, max=65535)
+    api_key: str | None = option(None, "Key that clients must send; better as the variable SIGMA0_API_KEY.")
+    api_key_file: Path | None = option(
+        None, "File of keys, one a line, of which clients must send one; others may not read it."
+    )
+    tls_cert: Path | None = option(None, "File of a certificate chain (PEM): the server speaks https.")
+    tls_key: Path | None = option(None, "File of its private key (PEM).")
+    tls_client_ca: Path | None = option(None, "File of authorities (PEM), of one of which clients need a certificate.")
+    allowed_host: list[str] | None = option(
+        None, "Name that clients may use for this server beside localhost; may be repeated, * for all."
+    )
+    ladder: str | None = option(None, "Rungs, the lowest first: pocket,pocket-large")
     budget: BudgetLimits = ""
     policy: TriggerJson = None
-    max_running: Annotated[int, Option(min=1, help="Requests that run at most.")] = 16
-    max_waiting: Annotated[int, Option(min=1, help="Requests in the queue at most.")] = 64
-    pass_rows: Annotated[int, Option(min=1, help="Rows up to which prefill may fill a pass.")] = 256
-    page_size: Annotated[int, Option(min=1, help="Tokens of a block of K/V.")] = 16
-    kv_memory: Annotated[str, Option(help="Memory for K/V: 512MiB, 8GiB.")] = "256MiB"
-    max_new_tokens: Annotated[int, Option(min=1, help="New tokens of one answer at most.")] = 4096
-    request_timeout: Annotated[float, Option(min=0.1, help="Seconds for one request at most.")] = 600.0
-    drain_timeout: Annotated[
-        float | None, Option(min=0.1, help="Seconds to finish requests when the server stops. [30]")
-    ] = None
+    max_running: int = option(16, "Requests that run at most.", min=1)
+    max_waiting: int = option(64, "Requests in the queue at most.", min=1)
+    pass_rows: int = option(256, "Rows up to which prefill may fill a pass.", min=1)
+    page_size: int = option(16, "Tokens of a block of K/V.", min=1)
+    kv_memory: str = option("256MiB", "Memory for K/V: 512MiB, 8GiB.")
+    max_new_tokens: int = option(4096, "New tokens of one answer at most.", min=1)
+    request_timeout: float = option(600.0, "Seconds for one request at most.", min=0.1)
+    drain_timeout: float | None = option(None, "Seconds to finish requests when the server stops. [30]", min=0.1)
     on_collapse: CollapseAction = "stop"
-    tool_parser: Annotated[
-        str | None, Option(help="How calls of tools are written: hermes, nanbeige. By default as the model says.")
-    ] = None
-    telemetry: Annotated[
-        Path | None, Option(help="File for one JSON line a request: depths, exits, verdict, route, costs.")
-    ] = None
-    telemetry_max_bytes: Annotated[str, Option(help="Size at which that file is rotated: 64MiB.")] = "64MiB"
-    telemetry_keep: Annotated[int, Option(min=1, help="Rotated files that are kept.")] = KEPT_FILES
-    otlp_endpoint: Annotated[
-        str | None,
-        Option(help="Address of an OpenTelemetry collector (OTLP over HTTP) for one span a request."),
-    ] = None
-    threads: Annotated[int | None, Option(min=1, help="CPU threads of a pass; by default torch's choice.")] = None
-    ray: Annotated[bool, Option("--ray", help="Several engines on a Ray cluster, at one address.")] = False
-    replicas: Annotated[int | None, Option(min=1, help="With --ray, engines.")] = None
-    least: Annotated[int | None, Option("--min", min=1, help="With --ray, engines at least.")] = None
-    most: Annotated[int | None, Option("--max", min=1, help="With --ray, engines at most.")] = None
-    gpus: Annotated[float | None, Option(min=0, help="With --ray, GPUs of an engine; 1 with CUDA.")] = None
-    address: Annotated[
-        str | None, Option(help="With --ray, a cluster that is there (auto, HOST:PORT); else one is started.")
-    ] = None
+    tool_parser: str | None = option(
+        None, "How calls of tools are written: hermes, nanbeige. By default as the model says."
+    )
+    telemetry: Path | None = option(None, "File for one JSON line a request: depths, exits, verdict, route, costs.")
+    telemetry_max_bytes: str = option("64MiB", "Size at which that file is rotated: 64MiB.")
+    telemetry_keep: int = option(KEPT_FILES, "Rotated files that are kept.", min=1)
+    otlp_endpoint: str | None = option(
+        None, "Address of an OpenTelemetry collector (OTLP over HTTP) for one span a request."
+    )
+    threads: int | None = option(None, "CPU threads of a pass; by default torch's choice.", min=1)
+    ray: bool = option(False, "Several engines on a Ray cluster, at one address.", "--ray")
+    replicas: int | None = option(None, "With --ray, engines.", min=1)
+    least: int | None = option(None, "With --ray, engines at least.", "--min", min=1)
+    most: int | None = option(None, "With --ray, engines at most.", "--max", min=1)
+    gpus: float | None = option(None, "With --ray, GPUs of an engine; 1 with CUDA.", min=0)
+    address: str | None = option(None, "With --ray, a cluster that is there (auto, HOST:PORT); else one is started.")
 
     def refuse(self, loaded: LoadOptions) -> None:
         """Refuses options that do not go together.

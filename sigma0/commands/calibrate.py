@@ -5,10 +5,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
-from typer import Option
 
 from sigma0.checkpoints import resolve_model, shipped_models
 from sigma0.commands.console import loading, one_line_errors, progress_bar
@@ -22,6 +21,7 @@ from sigma0.commands.options import (
     Stride,
     Threads,
     grouped,
+    option,
 )
 from sigma0.errors import needs_extra
 
@@ -41,49 +41,33 @@ _BELONGS = {
 class CalibrateOptions:
     """What is calibrated, on what, and where it is stored."""
 
-    prompts: Annotated[
-        Path, Option(help="JSON lines with a prompt, and for a risk an answer, each (*.jsonl), or paragraphs.")
-    ]
-    objective: Annotated[
-        Literal["agreement", "latency", "risk", "kv"],
-        Option(
-            help="agreement: keep the promise with finish; latency: fewest passes with verify; risk: the converge door "
-            "lets through as many answers as the risk allows; kv: fewest bits of K/V that keep the promise."
-        ),
-    ] = "agreement"
-    agreement: Annotated[float, Option(help="Share of new tokens that must keep full depth's choice.")] = 0.99
-    risk: Annotated[float, Option(help="Wrong answers allowed among those that the door lets through.")] = 0.05
-    confidence: Annotated[float, Option(help="With which that is to hold.")] = 0.95
-    exit: Annotated[
-        str | None,
-        Option(
-            help="Exit rule: qexit (default), margin, converge, accel or accel-steps, or all of them at once; for a "
-            "risk, the model's.",
-        ),
-    ] = None
-    threshold: Annotated[float | None, Option(help="For a risk: q, theta or eps of --exit; it is stored too.")] = None
-    labels: Annotated[
-        Literal["answers", "full-depth", "larger"],
-        Option(
-            help="For a risk, what right means: the answers of the prompts, what the model says at full depth, or what "
-            "a --larger one says."
-        ),
-    ] = "answers"
-    larger: Annotated[str | None, Option(help="The model of --labels larger.")] = None
-    door_rule: DoorRuleName = None
-    ladder: Annotated[
-        str | None, Option(help="A larger model with the same tokenizer: find when tokens should go up to it.")
-    ] = None
-    rate: Annotated[
-        float | None, Option(help="With --ladder: the share of tokens to go up, in place of an agreement.")
-    ] = None
-    segment: Annotated[int | None, Option(help="For kv: cache positions that are encoded together. [default: 64]")] = (
-        None
+    prompts: Path = option(..., "JSON lines with a prompt, and for a risk an answer, each (*.jsonl), or paragraphs.")
+    objective: Literal["agreement", "latency", "risk", "kv"] = option(
+        "agreement",
+        "agreement: keep the promise with finish; latency: fewest passes with verify; risk: the converge door "
+        "lets through as many answers as the risk allows; kv: fewest bits of K/V that keep the promise.",
     )
-    max_new_tokens: Annotated[int, Option(min=1, help="New tokens of each prompt at most.")] = 64
-    out: Annotated[
-        Path | None, Option(help="New or empty folder for a calibrated copy of a model that is no folder.")
-    ] = None
+    agreement: float = option(0.99, "Share of new tokens that must keep full depth's choice.")
+    risk: float = option(0.05, "Wrong answers allowed among those that the door lets through.")
+    confidence: float = option(0.95, "With which that is to hold.")
+    exit: str | None = option(
+        None,
+        "Exit rule: qexit (default), margin, converge, accel or accel-steps, or all of them at once; for a "
+        "risk, the model's.",
+    )
+    threshold: float | None = option(None, "For a risk: q, theta or eps of --exit; it is stored too.")
+    labels: Literal["answers", "full-depth", "larger"] = option(
+        "answers",
+        "For a risk, what right means: the answers of the prompts, what the model says at full depth, or what "
+        "a --larger one says.",
+    )
+    larger: str | None = option(None, "The model of --labels larger.")
+    door_rule: DoorRuleName = None
+    ladder: str | None = option(None, "A larger model with the same tokenizer: find when tokens should go up to it.")
+    rate: float | None = option(None, "With --ladder: the share of tokens to go up, in place of an agreement.")
+    segment: int | None = option(None, "For kv: cache positions that are encoded together. [default: 64]")
+    max_new_tokens: int = option(64, "New tokens of each prompt at most.", min=1)
+    out: Path | None = option(None, "New or empty folder for a calibrated copy of a model that is no folder.")
     device: Device = "auto"
     dtype: Dtype = "auto"
     recurrence: Recurrence = None

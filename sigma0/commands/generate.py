@@ -23,6 +23,7 @@ from sigma0.commands.options import (
     SamplingOptions,
     TriggerJson,
     grouped,
+    option,
 )
 
 
@@ -32,12 +33,10 @@ class PlaceOptions:
 
     PANEL: ClassVar[str] = LoadOptions.PANEL
     SHOWN: ClassVar[tuple[str, ...]] = ()
-    special_tokens: Annotated[
-        bool, Option("--special-tokens", help="Read special tokens in the prompt as such, not as text.")
-    ] = False
-    tensor_parallel: Annotated[
-        bool, Option("--tensor-parallel", help="Spread the model over the processes that torchrun started.")
-    ] = False
+    special_tokens: bool = option(False, "Read special tokens in the prompt as such, not as text.", "--special-tokens")
+    tensor_parallel: bool = option(
+        False, "Spread the model over the processes that torchrun started.", "--tensor-parallel"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +45,13 @@ class RungOptions:
 
     PANEL: ClassVar[str] = "Ladder"
     SHOWN: ClassVar[tuple[str, ...]] = ("ladder",)
-    ladder: Annotated[
-        str | None,
-        Option(help="Rungs in place of --model, the lowest first: pocket,pocket-large or small,name@http://host/v1"),
-    ] = None
-    unit: Annotated[str, Option(help="With --ladder, what goes up: token, draft or answer.")] = "token"
+    ladder: str | None = option(
+        None, "Rungs in place of --model, the lowest first: pocket,pocket-large or small,name@http://host/v1"
+    )
+    unit: str = option("token", "With --ladder, what goes up: token, draft or answer.")
     budget: BudgetLimits = ""
     policy: TriggerJson = None
-    trail_file: Annotated[
-        Path | None, Option("--trail", help="With --ladder, also write every decision to this file.")
-    ] = None
+    trail_file: Path | None = option(None, "With --ladder, also write every decision to this file.", "--trail")
 
 
 @grouped

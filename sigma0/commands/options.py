@@ -3,12 +3,14 @@
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 from typer import Argument, Option
+
+from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
     from sigma0.config import ExitConfig, OnCollapse
@@ -64,22 +66,35 @@ TriggerJson = Annotated[
 ]
 
 
+def option(default: Any, help: str, *names: str, **more: Any) -> Any:
+    """A field of a dataclass of options; `...` as its default: it has to be given.
+
+    Args:
+        default: Of the field.
+        help: Of the option.
+        names: Of the option; by default the field's.
+        more: As `typer.Option` takes it.
+    """
+    metadata = {"option": Option(*names, help=help, **more)}
+    return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExitOptions:
     """Which tokens stop, and what becomes of their deeper loops; None: as the checkpoint says."""
 
     PANEL: ClassVar[str] = "Exit rule"
     SHOWN: ClassVar[tuple[str, ...]] = ("exit", "after")
-    exit: Annotated[str | None, Option(help="Exit rule: full, fixed, qexit, converge, accel or margin.")] = None
-    q: Annotated[float | None, Option(help="Threshold of qexit, in (0, 1].")] = None
-    eps: Annotated[float | None, Option(help="Threshold of converge and accel.")] = None
-    patience: Annotated[int | None, Option(help="Loops running on which accel must hold.")] = None
-    theta: Annotated[float | None, Option(help="Threshold of margin, in (0, 1].")] = None
-    delta: Annotated[float | None, Option(help="Threshold of Huginn's criteria.")] = None
-    stable: Annotated[int | None, Option(help="Loops running with one argmax, for argmax-stability.")] = None
-    depth: Annotated[int | None, Option(help="Loop that fixed stops at.")] = None
-    min_loops: Annotated[int | None, Option(help="No token stops before this loop.")] = None
-    after: Annotated[str | None, Option(help="Deeper loops after the exit: finish, verify or drop.")] = None
+    exit: str | None = option(None, "Exit rule: full, fixed, qexit, converge, accel or margin.")
+    q: float | None = option(None, "Threshold of qexit, in (0, 1].")
+    eps: float | None = option(None, "Threshold of converge and accel.")
+    patience: int | None = option(None, "Loops running on which accel must hold.")
+    theta: float | None = option(None, "Threshold of margin, in (0, 1].")
+    delta: float | None = option(None, "Threshold of Huginn's criteria.")
+    stable: int | None = option(None, "Loops running with one argmax, for argmax-stability.")
+    depth: int | None = option(None, "Loop that fixed stops at.")
+    min_loops: int | None = option(None, "No token stops before this loop.")
+    after: str | None = option(None, "Deeper loops after the exit: finish, verify or drop.")
 
     def over(self, default: "ExitConfig | None" = None) -> "ExitConfig | None":
         """As `exit_settings` has it.
@@ -98,9 +113,9 @@ class SamplingOptions:
     PANEL: ClassVar[str] = "Sampling"
     SHOWN: ClassVar[tuple[str, ...]] = ("max_new_tokens", "temperature")
     max_new_tokens: MaxNewTokens = 64
-    temperature: Annotated[float, Option(help="0 is greedy; above, sampling.")] = 0.0
-    stop: Annotated[list[str] | None, Option(help="A string that ends the text; may be repeated.")] = None
-    seed: Annotated[int | None, Option(help="Seed of the sampling.")] = None
+    temperature: float = option(0.0, "0 is greedy; above, sampling.")
+    stop: list[str] | None = option(None, "A string that ends the text; may be repeated.")
+    seed: int | None = option(None, "Seed of the sampling.")
     on_collapse: CollapseAction = "stop"
 
     @property
@@ -141,16 +156,10 @@ class GrammarOptions:
 
     PANEL: ClassVar[str] = "Grammar"
     SHOWN: ClassVar[tuple[str, ...]] = ("schema",)
-    schema: Annotated[
-        str | None, Option(help="The answer is JSON of this JSON Schema: a file, or the schema itself.")
-    ] = None
-    regex: Annotated[str | None, Option(help="The answer matches this regular expression.")] = None
-    choice: Annotated[
-        list[str] | None, Option(help="The answer is this text, or another --choice; may be repeated.")
-    ] = None
-    grammar: Annotated[
-        str | None, Option(help="The answer follows this grammar, Lark or EBNF: a file, or its text.")
-    ] = None
+    schema: str | None = option(None, "The answer is JSON of this JSON Schema: a file, or the schema itself.")
+    regex: str | None = option(None, "The answer matches this regular expression.")
+    choice: list[str] | None = option(None, "The answer is this text, or another --choice; may be repeated.")
+    grammar: str | None = option(None, "The answer follows this grammar, Lark or EBNF: a file, or its text.")
 
     def settings(self) -> dict[str, Any]:
         """As keyword arguments of `sigma0.stream`; checked as far as no model is needed.
@@ -184,16 +193,14 @@ class LoadOptions:
     SHOWN: ClassVar[tuple[str, ...]] = ("device",)
     device: Device = "auto"
     dtype: Dtype = "auto"
-    backend: Annotated[str, Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto"
+    backend: str = option("auto", "What runs a pass: auto (kernels on CUDA), torch or triton.")
     runner: Runner = "auto"
     quantization: Quantization = None
     recurrence: Recurrence = None
     stride: Stride = None
     kv: KV = None
     door_rule: DoorRuleName = None
-    check: Annotated[
-        bool, Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
-    ] = True
+    check: bool = option(True, "Refuse weights that are NaN or infinite as they are loaded.", "--check/--no-check")
 
     def named(self, *names: str) -> dict[str, Any]:
         """Which of some options are not as by default, by their names on the command line."""
@@ -209,6 +216,69 @@ class LoadOptions:
         from sigma0.models.load import load
 
         return load(model, **asdict(self), **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolveOptions:
+    """How a problem is solved, by which models, within which limits."""
+
+    strategy: str = option("progressive", "progressive, lemma or agent.")
+    model: ServedModel = "pocket-solver"
+    ladder: str | None = option(None, "Rungs in place of --model, the lowest first: small,name@http://host/v1")
+    base_url: str | None = option(None, "A server that speaks OpenAI's protocol; its key is in OPENAI_API_KEY.")
+    config: str | None = option(None, "Name of a policy of effort, or a JSON file of the strategy's settings.")
+    memory: Path | None = option(None, "Of the run: progressive's state after every iteration, the others' answers.")
+    resume: bool = option(False, "Go on from the memory file.", "--resume")
+    repo: Path | None = option(None, "agent: folder whose tests are to pass; it is not changed.")
+    patch: Path | None = option(None, "agent: where the patch is written, solved or not.")
+    graph: Path | None = option(None, "lemma: where the graph is drawn, as .svg or .mmd.")
+    trail: Path | None = option(None, "Where every question, run and decision is written.")
+    seed: int = option(0, "Of all samples.")
+    temperature: float | None = option(None, "Of texts; 0 is greedy.")
+    max_tokens: int | None = option(None, "New tokens of each text at most.", min=1)
+    max_calls: int | None = option(None, "Questions to models at most.", min=1)
+    max_seconds: float | None = option(None, "No question is begun after this time.")
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    as_json: AsJson = False
+
+    def check(self) -> None:
+        """Refuses what makes no sense before a model is loaded.
+
+        Raises:
+            ValueError: Naming it.
+        """
+        from sigma0.reason.trail import Strategy
+
+        if self.strategy not in get_args(Strategy):
+            raise ValueError(f"no such strategy: {self.strategy!r}; there are {', '.join(get_args(Strategy))}")
+        for name, strategy in (("repo", "agent"), ("patch", "agent"), ("graph", "lemma")):
+            if getattr(self, name) is not None and self.strategy != strategy:
+                raise ValueError(f"--{name} has no meaning with --strategy {self.strategy}, only with {strategy}")
+        if self.graph is not None and self.graph.suffix not in (".svg", ".mmd"):
+            raise ValueError(f"--graph {str(self.graph)!r} ends neither in .svg nor in .mmd")
+        if self.graph is not None and self.graph.suffix == ".svg":
+            with needs_extra("bench"):
+                import matplotlib as matplotlib
+        if self.resume and self.memory is None:
+            raise ValueError("--resume needs --memory FILE")
+        if self.memory is not None and self.memory.exists() and not self.resume:
+            raise ValueError(
+                f"--memory {str(self.memory)!r} exists: add --resume to go on with it, or name another file"
+            )
+        if self.strategy == "agent" and (self.repo is None or not self.repo.is_dir()):
+            named = "none" if self.repo is None else repr(str(self.repo))
+            raise ValueError(f"--strategy agent needs --repo FOLDER, got {named}")
+        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be a number of at least 0, got {self.temperature}")
+        written = [path for path in (self.trail, self.patch, self.graph, self.memory) if path is not None]
+        for path in written:
+            if not path.absolute().parent.is_dir():
+                raise ValueError(f"{str(path)!r}: there is no such folder")
+            if path.is_dir():
+                raise ValueError(f"{str(path)!r} is a folder: name a file")
+        if len({path.resolve() for path in written}) < len(written):
+            raise ValueError("--trail, --patch, --graph and --memory have to be different files")
 
 
 def grouped(command: Callable[..., None], left_out: Collection[str] = ()) -> Callable[..., None]:
@@ -241,12 +311,13 @@ def grouped(command: Callable[..., None], left_out: Collection[str] = ()) -> Cal
 def _options(group: Any, left_out: Collection[str]) -> list[inspect.Parameter]:
     """Of a dataclass or a pydantic model, under the heading that it names; none of anything else."""
     known = fields(group) if is_dataclass(group) else ()
+    own = {field.name: field.metadata["option"] for field in known if "option" in field.metadata}
     defaults = {field.name: inspect.Parameter.empty if field.default is MISSING else field.default for field in known}
     defaults |= {name: field.default for name, field in getattr(group, "model_fields", {}).items()}
     hints = get_type_hints(group, include_extras=True) if defaults else {}
     options = []
     for name in (name for name in defaults if name not in left_out):
-        annotation = hints[name]
+        annotation = Annotated[hints[name], own[name]] if name in own else hints[name]
         if (panel := getattr(group, "PANEL", None)) and name not in group.SHOWN:
             kind, option = get_args(annotation)
             option = copy(option)

@@ -2,89 +2,14 @@
 
 import json
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from typer import Option
 
 from sigma0.checkpoints import resolve_model
 from sigma0.commands.console import loading, one_line_errors, printable
-from sigma0.commands.options import AsJson, Device, Dtype, ServedModel, grouped
-from sigma0.errors import needs_extra
-
-
-@dataclass(frozen=True, kw_only=True)
-class SolveOptions:
-    """How a problem is solved, by which models, within which limits."""
-
-    strategy: Annotated[str, Option(help="progressive, lemma or agent.")] = "progressive"
-    model: ServedModel = "pocket-solver"
-    ladder: Annotated[
-        str | None, Option(help="Rungs in place of --model, the lowest first: small,name@http://host/v1")
-    ] = None
-    base_url: Annotated[
-        str | None, Option(help="A server that speaks OpenAI's protocol; its key is in OPENAI_API_KEY.")
-    ] = None
-    config: Annotated[
-        str | None, Option(help="Name of a policy of effort, or a JSON file of the strategy's settings.")
-    ] = None
-    memory: Annotated[
-        Path | None, Option(help="Of the run: progressive's state after every iteration, the others' answers.")
-    ] = None
-    resume: Annotated[bool, Option("--resume", help="Go on from the memory file.")] = False
-    repo: Annotated[Path | None, Option(help="agent: folder whose tests are to pass; it is not changed.")] = None
-    patch: Annotated[Path | None, Option(help="agent: where the patch is written, solved or not.")] = None
-    graph: Annotated[Path | None, Option(help="lemma: where the graph is drawn, as .svg or .mmd.")] = None
-    trail: Annotated[Path | None, Option(help="Where every question, run and decision is written.")] = None
-    seed: Annotated[int, Option(help="Of all samples.")] = 0
-    temperature: Annotated[float | None, Option(help="Of texts; 0 is greedy.")] = None
-    max_tokens: Annotated[int | None, Option(min=1, help="New tokens of each text at most.")] = None
-    max_calls: Annotated[int | None, Option(min=1, help="Questions to models at most.")] = None
-    max_seconds: Annotated[float | None, Option(help="No question is begun after this time.")] = None
-    device: Device = "auto"
-    dtype: Dtype = "auto"
-    as_json: AsJson = False
-
-    def check(self) -> None:
-        """Refuses what makes no sense before a model is loaded.
-
-        Raises:
-            ValueError: Naming it.
-        """
-        from sigma0.reason.trail import Strategy
-
-        if self.strategy not in get_args(Strategy):
-            raise ValueError(f"no such strategy: {self.strategy!r}; there are {', '.join(get_args(Strategy))}")
-        for name, strategy in (("repo", "agent"), ("patch", "agent"), ("graph", "lemma")):
-            if getattr(self, name) is not None and self.strategy != strategy:
-                raise ValueError(f"--{name} has no meaning with --strategy {self.strategy}, only with {strategy}")
-        if self.graph is not None and self.graph.suffix not in (".svg", ".mmd"):
-            raise ValueError(f"--graph {str(self.graph)!r} ends neither in .svg nor in .mmd")
-        if self.graph is not None and self.graph.suffix == ".svg":
-            with needs_extra("bench"):
-                import matplotlib as matplotlib
-        if self.resume and self.memory is None:
-            raise ValueError("--resume needs --memory FILE")
-        if self.memory is not None and self.memory.exists() and not self.resume:
-            raise ValueError(
-                f"--memory {str(self.memory)!r} exists: add --resume to go on with it, or name another file"
-            )
-        if self.strategy == "agent" and (self.repo is None or not self.repo.is_dir()):
-            named = "none" if self.repo is None else repr(str(self.repo))
-            raise ValueError(f"--strategy agent needs --repo FOLDER, got {named}")
-        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be a number of at least 0, got {self.temperature}")
-        written = [path for path in (self.trail, self.patch, self.graph, self.memory) if path is not None]
-        for path in written:
-            if not path.absolute().parent.is_dir():
-                raise ValueError(f"{str(path)!r}: there is no such folder")
-            if path.is_dir():
-                raise ValueError(f"{str(path)!r} is a folder: name a file")
-        if len({path.resolve() for path in written}) < len(written):
-            raise ValueError("--trail, --patch, --graph and --memory have to be different files")
+from sigma0.commands.options import SolveOptions, grouped
 
 
 @grouped

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from sigma0.commands.solve import SolveOptions
+from sigma0.commands.options import SolveOptions
 from sigma0.commands.solve_models import as_ladder, follows_instructions, known_forms, source
 from sigma0.commands.solve_progress import lemma_line
 from sigma0.reason.agent.agent import AgentSettings, RepoAgent
