@@ -13,7 +13,7 @@ from typer import Argument, Option
 from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
-    from sigma0.config import ExitConfig, OnCollapse
+    from sigma0.config import ExitConfig
 
 # Rotated telemetry files that are kept by default.
 KEPT_FILES = 5
@@ -118,24 +118,15 @@ class SamplingOptions:
     seed: int | None = option(None, "Seed of the sampling.")
     on_collapse: CollapseAction = "stop"
 
-    @property
-    def collapse(self) -> "OnCollapse":
-        """What becomes of a text that repeats itself.
-
-        Raises:
-            ValueError: For what it is not.
-        """
-        from sigma0.config import parse_on_collapse
-
-        return parse_on_collapse(self.on_collapse)
-
     def check(self) -> None:
         """Refuses a temperature or a seed that no generator takes, and an unknown `on_collapse`.
 
         Raises:
             ValueError: Naming the value.
         """
-        _ = self.collapse
+        from sigma0.config import parse_on_collapse
+
+        parse_on_collapse(self.on_collapse)
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be a number of at least 0, got {self.temperature}")
         if self.seed is not None and not 0 <= self.seed < 2**63:
@@ -145,7 +136,7 @@ class SamplingOptions:
         """As keyword arguments of `sigma0.stream`."""
         samples = self.temperature > 0
         given = {"max_new_tokens": self.max_new_tokens, "stop": self.stop or (), "seed": self.seed}
-        return {**given, "on_collapse": self.collapse, "do_sample": samples} | (
+        return {**given, "on_collapse": self.on_collapse, "do_sample": samples} | (
             {"temperature": self.temperature} if samples else {}
         )
 
@@ -175,11 +166,11 @@ class GrammarOptions:
             "schema": not given.get("schema", "{").lstrip().startswith(("{", "true", "false")),
             "grammar": ":" not in given.get("grammar", ":"),
         }
-        for option in (name for name, named in is_file.items() if named):
+        for name in (name for name, named in is_file.items() if named):
             try:
-                given[option] = Path(given[option]).read_text()
+                given[name] = Path(given[name]).read_text()
             except (OSError, UnicodeDecodeError) as error:
-                why = f"--{option} is neither what it names nor a file that can be read: {error}"
+                why = f"--{name} is neither what it names nor a file that can be read: {error}"
                 raise ValueError(why) from error
         parse_spec(**given)
         return given
@@ -358,10 +349,8 @@ def exit_settings(
             return None
         given = {**default.to_dict(), **given}
     config = replace(ExitConfig(), **given)
-    for name, option in THRESHOLDS.items():
-        if options.get(name) is not None and config.mode not in option:
-            option_name = written.format(name)
-            raise ValueError(
-                f"{option_name} has no effect with exit mode '{config.mode}', only with {' or '.join(option)}"
-            )
+    for name, modes in THRESHOLDS.items():
+        if options.get(name) is not None and config.mode not in modes:
+            effect = f"{written.format(name)} has no effect with exit mode '{config.mode}'"
+            raise ValueError(f"{effect}, only with {' or '.join(modes)}")
     return config
