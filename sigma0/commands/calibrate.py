@@ -181,16 +181,8 @@ def calibrate(asked: CalibrateOptions, model: ModelArgument) -> None:
         import torch
 
         torch.set_num_threads(asked.threads)
+        from sigma0.calibrate import report
         from sigma0.calibrate.prompts import read_prompts
-        from sigma0.calibrate.report import (
-            copy_checkpoint,
-            print_result,
-            readings_note,
-            refusal,
-            result_json,
-            settings_of,
-            write_calibration,
-        )
         from sigma0.models.load import checkpoint_folder, load
 
         asked.check()
@@ -205,21 +197,20 @@ def calibrate(asked: CalibrateOptions, model: ModelArgument) -> None:
         waiting.close()
         result = asked.search(looped, tokenizer, read, config)
         if asked.as_json:
-            typer.echo(json.dumps(result_json(result), indent=1))
+            typer.echo(json.dumps(report.result_json(result), indent=1))
         else:
-            print_result(result)
-            if (note := readings_note(looped)) is not None:
+            report.print_result(result)
+            if (note := report.readings_note(looped)) is not None:
                 typer.echo(note)
-        settings = settings_of(result, looped.exit_thresholds)
+        settings = report.settings_of(result, looped.exit_thresholds)
         if not settings:
-            typer.echo(refusal(result) if asked.as_json else "nothing was stored", err=True)
+            typer.echo(report.refusal(result) if asked.as_json else "nothing was stored", err=True)
             raise typer.Exit(1)
-        if folder is None:
-            message = "not stored: pass --out FOLDER for a calibrated copy"
-        else:
+        message = "not stored: pass --out FOLDER for a calibrated copy"
+        if folder is not None:
             if asked.out is not None:
-                copy_checkpoint(checkpoint_folder(model), folder)
-            write_calibration(looped, settings, folder)
+                report.copy_checkpoint(checkpoint_folder(model), folder)
+            report.write_calibration(looped, settings, folder)
             message = f"stored in {folder / 'generation_config.json'}"
     typer.echo(message, err=asked.as_json)
 
@@ -230,13 +221,13 @@ def calibrated_folder(model: str, out: Path | None) -> Path | None:
     Raises:
         ValueError: If `out` holds something.
     """
-    if out is not None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"--out {str(out)!r} is not a new or empty folder")
-        out.mkdir(parents=True, exist_ok=True)
-        return out
-    is_folder = model not in shipped_models() and Path(model).expanduser().is_dir()
-    return Path(model).expanduser() if is_folder else None
+    if out is None:
+        folder = Path(model).expanduser()
+        return folder if model not in shipped_models() and folder.is_dir() else None
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {str(out)!r} is not a new or empty folder")
+    out.mkdir(parents=True, exist_ok=True)
+    return out
 
 
 def _calibrate_ladder(small: str, large: str, asked: CalibrateOptions) -> None:

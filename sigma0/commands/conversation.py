@@ -1,7 +1,7 @@
 """A conversation with a looped model: its turns, its settings, and the slash commands that show and change them."""
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any, NamedTuple, cast, get_args
 
@@ -50,46 +50,29 @@ class SlashCommand(NamedTuple):
     run: Callable[..., Reply]
 
 
+@dataclass(eq=False)
 class Conversation:
-    """The turns so far; every answer is written from all of them.
+    """The turns so far; every answer is written from all of them."""
 
-    Args:
-        model: A looped model.
-        tokenizer: Its tokenizer.
-        exit_config: When tokens stop, every field that the rule reads set.
-        sampling: How answers are written.
-
-    Attributes:
-        exit_config: The exit settings of the next answer.
-        turns: Messages with their answers, the oldest first.
-    """
-
-    def __init__(
-        self,
-        model: DepthGenerationMixin,
-        tokenizer: PreTrainedTokenizerFast,
-        exit_config: ExitConfig,
-        sampling: SamplingOptions,
-    ) -> None:
-        self.exit_config = exit_config
-        self.turns: list[Turn] = []
-        self._model = model
-        self._tokenizer = tokenizer
-        self._sampling = sampling
+    model: DepthGenerationMixin
+    tokenizer: PreTrainedTokenizerFast
+    exit_config: ExitConfig  # Of the next answer, every field that the rule reads set
+    sampling: SamplingOptions  # How answers are written
+    turns: list[Turn] = field(default_factory=list)  # The oldest first
 
     @property
     def total_loops(self) -> int:
         """T."""
-        return int(self._model.num_loops)
+        return int(self.model.num_loops)
 
     @property
     def _context(self) -> int | None:
-        return getattr(self._model.config, "max_position_embeddings", None)
+        return getattr(self.model.config, "max_position_embeddings", None)
 
     @property
     def has_template(self) -> bool:
         """Whether turns go through a chat template; else they are joined by line breaks, as one plain text."""
-        return self._tokenizer.chat_template is not None
+        return self.tokenizer.chat_template is not None
 
     def prompt(self, message: str) -> str | Messages:
         """What the model is to continue: all turns, and a new message."""
@@ -107,8 +90,8 @@ class Conversation:
             ValueError: Where the conversation has grown over the model's context, or the model refuses the message.
         """
         prompt = self.prompt(message)
-        limit, new = self._context, self._sampling.max_new_tokens
-        count = encode(self._tokenizer, prompt).shape[1]
+        limit, new = self._context, self.sampling.max_new_tokens
+        count = encode(self.tokenizer, prompt).shape[1]
         if limit is not None and count + new > limit:
             what = f"take {count} tokens, which with {new} new ones exceed the model's context of {limit}"
             if self.turns:
@@ -117,14 +100,8 @@ class Conversation:
         generation = None
         tokens: list[Token] = []
         try:
-            answer = stream(
-                self._model,
-                self._tokenizer,
-                prompt,
-                exit_config=self.exit_config,
-                verdict=False,
-                **self._sampling.stream_settings(),
-            )
+            settings = {"exit_config": self.exit_config, "verdict": False, **self.sampling.stream_settings()}
+            answer = stream(self.model, self.tokenizer, prompt, **settings)
             for token in answer:
                 tokens.append(token)
                 yield token
@@ -158,15 +135,15 @@ class Conversation:
             raise ValueError(f"no such exit rule: {rule[:_LONGEST]!r}; there are {', '.join(get_args(ExitMode))}")
         kept = self.exit_config
         options: dict[str, Any] = {"mode": rule, "min_loops": kept.min_loops, "after_exit": kept.after_exit}
-        field = threshold_name(cast(ExitMode, rule))
+        name = threshold_name(cast(ExitMode, rule))
         if threshold is not None:
-            if field is None:
+            if name is None:
                 raise ValueError(f"/exit {rule} takes no value")
             try:
-                options[field] = int(threshold) if field == "depth" else float(threshold)
+                options[name] = int(threshold) if name == "depth" else float(threshold)
             except ValueError:
-                what = "a whole number" if field == "depth" else "a number"
-                raise ValueError(f"/exit {rule} takes {what}, its {field}, got {threshold[:_LONGEST]!r}") from None
+                what = "a whole number" if name == "depth" else "a number"
+                raise ValueError(f"/exit {rule} takes {what}, its {name}, got {threshold[:_LONGEST]!r}") from None
         return self._use(cast(ExitConfig, exit_settings(options)))
 
     def after(self, setting: str | None = None) -> Reply:
@@ -178,7 +155,7 @@ class Conversation:
         return self._use(replace(self.exit_config, after_exit=cast(AfterExit, setting)))
 
     def _use(self, config: ExitConfig) -> Reply:
-        resolved: ExitConfig = self._model.resolve_exit_config(config)
+        resolved: ExitConfig = self.model.resolve_exit_config(config)
         resolved.stops_at(self.total_loops)
         self.exit_config = resolved
         return self._show_exit()
@@ -204,17 +181,16 @@ class Conversation:
         """Loops and savings of the last answer, and of all."""
         if not self.turns:
             return Reply((Text("no answer yet"),))
-        last = self.turns[-1]
-        depths = [token.depth for token in last.tokens]
-        lines = [Text("last answer"), legend(depths, self.total_loops)]
-        if last.generation is not None:
-            lines += map(Text, summary(last.generation))
+        _, tokens, generation = self.turns[-1]
+        lines = [Text("last answer"), legend([token.depth for token in tokens], self.total_loops)]
+        if generation is not None:
+            lines += map(Text, summary(generation))
         else:
-            lines.append(Text(f"new tokens      {len(depths)} (stopped by you: its savings are not counted)"))
+            lines.append(Text(f"new tokens      {len(tokens)} (stopped by you: its savings are not counted)"))
         if len(self.turns) > 1:
             lines += self._sums()
-        if last.generation is not None and self._context is not None:
-            used = last.generation.prompt_tokens + len(last.generation.tokens)
+        if generation is not None and self._context is not None:
+            used = generation.prompt_tokens + len(generation.tokens)
             lines.append(Text(f"context         {used} of {self._context} tokens"))
         return Reply(tuple(lines))
 

@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -86,23 +87,34 @@ def run_ladder(
         raise ValueError(f"--trail {str(trail)!r}: there is no such folder")
     if unit not in get_args(Unit):
         raise ValueError(f"no such unit: {unit!r}; there are {', '.join(get_args(Unit))}")
+    console = Console(highlight=False, soft_wrap=True)
+    names = [rung.name for rung in ladder.rungs]
+
+    def show(text: str, rung: str, end: str = "") -> None:
+        if not as_json:
+            console.print(Text(text, style=_style(names, rung)), end=end)
+
     with needs_extra("ladder"):
-        generation = (
-            print_tokens(ladder, prompt, as_json, **settings)
-            if unit == "token"
-            else ladder.generate(prompt, cast(Unit, unit), **settings)
-        )
+        if unit == "token":
+            run, printed = ladder.stream(prompt, takes_back=True, **settings), ""
+            for token in chain.from_iterable(run):
+                printed += token.text
+                show(token.text, token.rung)
+            generation = run.generations[0]
+            if generation.text != printed and not as_json:
+                console.print(f"\n\nthe whole does not open its door; {generation.rung} writes in its place:\n")
+                show(generation.text, generation.rung)
+        else:
+            generation = ladder.generate(prompt, cast(Unit, unit), **settings)
     if trail is not None:
         generation.trail.write(trail)
     if as_json:
         typer.echo(json.dumps(generation.to_dict(), indent=2, ensure_ascii=False))
         return
-    console = Console(highlight=False, soft_wrap=True)
-    names = [rung.name for rung in ladder.rungs]
     if unit == "answer":
-        console.print(Text(generation.text, style=_style(names, generation.rung)))
+        show(generation.text, generation.rung, "\n")
     for rung, text in generation.drafts:
-        console.print(Text(text, style=_style(names, rung)), end="")
+        show(text, rung)
     console.print("\n")
     for line in report_lines(generation, names):
         console.print(line)
@@ -110,24 +122,6 @@ def run_ladder(
 
 def _style(names: list[str], rung: str) -> str:
     return STYLES[min(names.index(rung), len(STYLES) - 1)]
-
-
-def print_tokens(ladder: FidelityLadder, prompt: str | Messages, quiet: bool, **settings: Any) -> LadderGeneration:
-    """Prints tokens as they come, each in the style of its rung."""
-    console = Console(highlight=False, soft_wrap=True)
-    names = [rung.name for rung in ladder.rungs]
-    run = ladder.stream(prompt, takes_back=True, **settings)
-    printed = ""
-    for step in run:
-        for token in step:
-            printed += token.text
-            if not quiet:
-                console.print(Text(token.text, style=_style(names, token.rung)), end="")
-    generation = run.generations[0]
-    if generation.text != printed and not quiet:
-        console.print(f"\n\nthe whole does not open its door; {generation.rung} writes in its place:\n")
-        console.print(Text(generation.text, style=_style(names, generation.rung)), end="")
-    return generation
 
 
 def report_lines(generation: LadderGeneration, names: list[str]) -> list[Text]:
@@ -148,9 +142,8 @@ def report_lines(generation: LadderGeneration, names: list[str]) -> list[Text]:
     asked = "the highest rung was asked, " if generation.top_rung else ""
     lines.append(Text(f"door            {generation.door} ({asked}ended by {generation.stop_reason})"))
     if generation.not_tried:
-        left_out = ", ".join(generation.not_tried)
         advice = "the budget does not allow it, trust this less (a lower --max-new-tokens asks for less)"
-        lines.append(Text(f"not tried       {left_out}: {advice}"))
+        lines.append(Text(f"not tried       {', '.join(generation.not_tried)}: {advice}"))
     return lines
 
 

@@ -25,38 +25,27 @@ Dtype = Annotated[str, Option(help="auto, float32, bfloat16 or float16.")]
 # Of what is sized or reported, and so is not left to the checkpoint.
 StatedDtype = Annotated[str, Option(help="float32, bfloat16 or float16.")]
 Threads = Annotated[int, Option(min=1, help="CPU threads.")]
-Runner = Annotated[
-    str,
-    Option("--runner", help="What calls the step: auto, eager, compile, or cudagraph (what auto is on CUDA)."),
-]
+Runner = Annotated[str, Option(help="What calls the step: auto, eager, compile, or cudagraph (what auto is on CUDA).")]
 Quantization = Annotated[
     str | None,
     Option(help="Round the weights of the block to int8 or int4; the rest is bfloat16 unless --dtype says more."),
 ]
-Recurrence = Annotated[
-    int | None,
-    Option(help="Loops at full depth; by default the checkpoint's."),
-]
+Recurrence = Annotated[int | None, Option(help="Loops at full depth; by default the checkpoint's.")]
 Stride = Annotated[int | None, Option(help="Loops of a Raven that a pass runs; depths are then counted in passes.")]
 KV = Annotated[
-    str | None,
-    Option(help="How K/V are stored: full, bf16, int8, int4 or residual, or a kv_config as JSON."),
+    str | None, Option(help="How K/V are stored: full, bf16, int8, int4 or residual, or a kv_config as JSON.")
 ]
 DoorRuleName = Annotated[
     Literal["confidence", "certificate"] | None,
     Option(
-        "--door-rule",
         help="What opens the door: its confidence, or a certificate (converged and contracting). By default as the "
-        "checkpoint says.",
+        "checkpoint says."
     ),
 ]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead.")]
 
 MaxNewTokens = Annotated[int, Option(help="New tokens at most.")]
-CollapseAction = Annotated[
-    str,
-    Option("--on-collapse", help="A text that repeats itself: stop it, tighten its sampling, or ignore it."),
-]
+CollapseAction = Annotated[str, Option(help="A text that repeats itself: stop it, tighten its sampling, or ignore it.")]
 BudgetLimits = Annotated[
     str, Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".', rich_help_panel="Ladder")
 ]
@@ -67,14 +56,7 @@ TriggerJson = Annotated[
 
 
 def option(default: Any, help: str, *names: str, **more: Any) -> Any:
-    """A field of a dataclass of options; `...` as its default: it has to be given.
-
-    Args:
-        default: Of the field.
-        help: Of the option.
-        names: Of the option; by default the field's.
-        more: As `typer.Option` takes it.
-    """
+    """A field of a dataclass of options, as `typer.Option` takes it; with `...` as its default it has to be given."""
     metadata = {"option": Option(*names, help=help, **more)}
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
