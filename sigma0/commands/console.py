@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
 import typer
@@ -94,24 +94,17 @@ def depth_style(depth: int, total_loops: int) -> str:
     return PALETTE[round((depth - 1) / max(1, total_loops - 1) * (len(PALETTE) - 1))]
 
 
-def print_stream(
-    tokens: "TextStream",
-    total_loops: int,
-    prompt: str,
-    svg: str | None = None,
-    verdict: bool = False,
-    confidence_model: "ConfidenceModel | None" = None,
-) -> None:
+def print_stream(tokens: "TextStream", looped: Any, prompt: str, svg: str | None, verdict: bool) -> None:
     """Prints tokens as they come, each in the colour of its depth, then the legend, the savings and the verdict.
 
     Args:
         tokens: The stream.
-        total_loops: T.
-        prompt: The prompt, shown in the picture.
+        looped: The model that writes them.
+        prompt: Shown in the picture.
         svg: File for a picture of the same, or None.
         verdict: Whether to print the verdict.
-        confidence_model: Of the checkpoint.
     """
+    total_loops = looped.num_loops
     console = Console(highlight=False, soft_wrap=True)
     text = Text()
     for token in tokens:
@@ -122,7 +115,7 @@ def print_stream(
     generation = tokens.generation
     report = [legend([token.depth for token in generation.tokens], total_loops), *map(Text, summary(generation))]
     if verdict:
-        report += [Text(""), *map(Text, verdict_lines(generation, confidence_model))]
+        report += [Text(""), *map(Text, verdict_lines(generation, looped.confidence_model))]
     for line in report:
         console.print(line)
     if svg is not None:
@@ -152,16 +145,16 @@ def summary(generation: "Generation") -> list[str]:
         fewer = f"{generation.forced_passes_saved} passes fewer than at full depth"
         lines.append(f"tokens_forced   {generation.tokens_forced}  left as the only choice, not read: {fewer}")
     lines.append(f"mean depth      {generation.mean_depth:.2f}, over the tokens after the first")
-    saved = cast(tuple[float, float, float], (generation.depth_saved, generation.passes_saved, generation.rows_saved))
-    return [*lines, *savings_lines(*saved, generation.loop_passes, generation.loop_rows)]
+    saved = generation.depth_saved, generation.passes_saved, generation.rows_saved
+    return [*lines, *savings_lines(saved, generation.loop_passes, generation.loop_rows)]
 
 
-def savings_lines(depth: float, passes: float, rows: float, passes_run: int, rows_run: int) -> list[str]:
-    """The three savings, as shares, with what they count."""
+def savings_lines(saved: Sequence[Any], passes: int, rows: int) -> list[str]:
+    """The savings of depth, passes and rows, as shares, with what they count."""
     return [
-        f"depth_saved     {depth:.1%}  notional, from the exit depths alone",
-        f"passes_saved    {passes:.1%}  {passes_run} passes run: latency",
-        f"rows_saved      {rows:.1%}  {rows_run} rows run: arithmetic",
+        f"depth_saved     {saved[0]:.1%}  notional, from the exit depths alone",
+        f"passes_saved    {saved[1]:.1%}  {passes} passes run: latency",
+        f"rows_saved      {saved[2]:.1%}  {rows} rows run: arithmetic",
     ]
 
 

@@ -206,7 +206,7 @@ class Conversation:
             depths = sum(token.depth for generation in ended for token in generation.tokens[1:])
             passes, rows = sum(it.loop_passes for it in ended), sum(it.loop_rows for it in ended)
             saved = (1 - depths / full, 1 - passes / full, 1 - rows / full)
-            yield from map(Text, savings_lines(*saved, passes, rows))
+            yield from map(Text, savings_lines(saved, passes, rows))
 
 
 COMMANDS = {

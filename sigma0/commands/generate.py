@@ -157,21 +157,13 @@ def generate(
                 looped.announce = compiling
             config = looped.resolve_exit_config(exits.over(looped.resolve_exit_config(None)))
             began = monotonic()
-            tokens = stream(
-                looped,
-                tokenizer,
-                said,
-                exit_config=config,
-                verdict=True if asked.verdict else None,
-                special_tokens=asked.special_tokens,
-                **follows,
-                **sampling.stream_settings(),
-            )
-            note = unseen_note(*about_model(asked.model), text)
-            if is_rank0 and note is not None:
+            settings = sampling.stream_settings() | follows
+            settings |= {"exit_config": config, "special_tokens": asked.special_tokens}
+            tokens = stream(looped, tokenizer, said, verdict=True if asked.verdict else None, **settings)
+            if is_rank0 and (note := unseen_note(*about_model(asked.model), text)) is not None:
                 typer.echo(note, err=True)
             if is_rank0 and not asked.as_json:
-                print_stream(tokens, looped.num_loops, text, asked.svg, asked.verdict, looped.confidence_model)
+                print_stream(tokens, looped, text, asked.svg, asked.verdict)
             for _ in tokens:
                 pass
             if is_rank0 and asked.as_json:
