@@ -65,14 +65,13 @@ def examine() -> dict[str, list[Finding]]:
 
     devices = list(_devices())
     has_cuda = any(device.ok and device.name != "cpu" for device in devices)
-    states = switches().model_dump().items()
     return {
         "versions": list(_versions()),
         "devices": devices,
-        "features": [_triton(has_cuda), _native(), _compiler(), _sandbox()],
+        "features": list(_features(has_cuda)),
         "switches": [
             Finding(f"SIGMA0_{name.upper()}", on, f"{_EFFECTS[name]}{'' if on else '; set to 1 to turn it on'}")
-            for name, on in states
+            for name, on in switches().model_dump().items()
         ],
         "models": [Finding(name, True, "shipped with the package") for name in shipped_models()],
     }
@@ -122,11 +121,21 @@ def _devices() -> Iterator[Finding]:
     yield Finding("cuda", False, f"{why}; models run on the CPU")
 
 
-def _triton(has_cuda: bool) -> Finding:
+def _features(has_cuda: bool) -> Iterator[Finding]:
+    from sigma0.cpp_compiler import compiler
+    from sigma0.reason.sandbox.sandbox import Sandbox
+
     if find_spec("triton") is None:
-        return Finding("triton", False, "not installed; torch's CUDA builds bring it")
-    chosen = "the kernels run on CUDA" if has_cuda else "the kernels need CUDA; here plain torch runs"
-    return Finding("triton", True, f"{version('triton')}; {chosen}")
+        yield Finding("triton", False, "not installed; torch's CUDA builds bring it")
+    else:
+        chosen = "the kernels run on CUDA" if has_cuda else "the kernels need CUDA; here plain torch runs"
+        yield Finding("triton", True, f"{version('triton')}; {chosen}")
+    yield _native()
+    path = compiler()
+    missing = "no C++ compiler for runner='compile' (set CXX, or install g++)"
+    yield Finding("compile", path is not None, missing if path is None else f"{path}; steps with runner='compile'")
+    why = Sandbox().unavailable
+    yield Finding("sandbox", why is None, why or "bubblewrap contains what the probe tried")
 
 
 def _native() -> Finding:
@@ -138,18 +147,3 @@ def _native() -> Finding:
         return Finding("native", True, f"functions in C++ for a CPU, for {level()}")
     except ValueError as error:
         return Finding("native", False, str(error))
-
-
-def _compiler() -> Finding:
-    from sigma0.cpp_compiler import compiler
-
-    path = compiler()
-    missing = "no C++ compiler for runner='compile' (set CXX, or install g++)"
-    return Finding("compile", path is not None, missing if path is None else f"{path}; steps with runner='compile'")
-
-
-def _sandbox() -> Finding:
-    from sigma0.reason.sandbox.sandbox import Sandbox
-
-    why = Sandbox().unavailable
-    return Finding("sandbox", why is None, why or "bubblewrap contains what the probe tried")
