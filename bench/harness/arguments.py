@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Any, cast, get_args
 from weakref import WeakValueDictionary
 
-from sigma0.commands.exit_options import exit_settings
+from sigma0.commands.options import exit_settings
 from sigma0.config import Effort, ExitConfig, exit_for
 from sigma0.models.load import load
 

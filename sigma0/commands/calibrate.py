@@ -1,218 +1,218 @@
 """`sigma0 calibrate`: a threshold for a quality budget, the fastest one that is checked, or doors for a risk."""
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from sigma0.checkpoints import resolve_model, shipped_models
 from sigma0.commands.console import loading, one_line_errors, progress_bar
-from sigma0.commands.options import AsJson, Device, DoorRuleName, Dtype, ModelArgument, Recurrence, Stride, Threads
+from sigma0.commands.options import (
+    AsJson,
+    Device,
+    DoorRuleName,
+    Dtype,
+    ModelArgument,
+    Recurrence,
+    Stride,
+    Threads,
+    grouped,
+    option,
+)
 from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-    from sigma0.calibrate.prompts import Prompt
     from sigma0.config import ExitConfig
-    from sigma0.models.hf_generate import DepthGenerationMixin
 
-Objective = Literal["agreement", "latency", "risk", "kv"]
-Labels = Literal["answers", "full-depth", "larger"]
+# Options that one objective alone reads, and what they are to it.
+_BELONGS = {
+    "door_rule": ("risk", "what the door reads"),
+    "segment": ("kv", "cache positions that are encoded together"),
+    "labels": ("risk", "the others go by full depth's own tokens"),
+    "threshold": ("risk", "the others find the threshold themselves"),
+}
 
 
-def calibrate(
-    model: ModelArgument,
-    prompts: Annotated[
-        Path, typer.Option(help="JSON lines with a prompt, and for a risk an answer, each (*.jsonl), or paragraphs.")
-    ],
-    objective: Annotated[
-        Objective,
-        typer.Option(
-            help="agreement: keep the promise with finish; latency: fewest passes with verify; risk: the converge door "
-            "lets through as many answers as the risk allows; kv: fewest bits of K/V that keep the promise."
-        ),
-    ] = "agreement",
-    agreement: Annotated[float, typer.Option(help="Share of new tokens that must keep full depth's choice.")] = 0.99,
-    risk: Annotated[float, typer.Option(help="Wrong answers allowed among those that the door lets through.")] = 0.05,
-    confidence: Annotated[float, typer.Option(help="With which that is to hold.")] = 0.95,
-    exit: Annotated[
-        str | None,
-        typer.Option(
-            "--exit",
-            help="Exit rule: qexit (default), margin, converge, accel or accel-steps, or all of them at once; for a "
-            "risk, the model's.",
-        ),
-    ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="For a risk: q, theta or eps of --exit; it is stored too.")
-    ] = None,
-    labels: Annotated[
-        Labels,
-        typer.Option(
-            help="For a risk, what right means: the answers of the prompts, what the model says at full depth, or what "
-            "a --larger one says."
-        ),
-    ] = "answers",
-    larger: Annotated[str | None, typer.Option(help="The model of --labels larger.")] = None,
-    door_rule: DoorRuleName = None,
-    ladder: Annotated[
-        str | None, typer.Option(help="A larger model with the same tokenizer: find when tokens should go up to it.")
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="With --ladder: the share of tokens to go up, in place of an agreement.")
-    ] = None,
-    segment: Annotated[
-        int | None, typer.Option(help="For kv: cache positions that are encoded together. [default: 64]")
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each prompt at most.")] = 64,
-    out: Annotated[
-        Path | None, typer.Option(help="New or empty folder for a calibrated copy of a model that is no folder.")
-    ] = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    recurrence: Recurrence = None,
-    stride: Stride = None,
-    threads: Threads = 1,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """What is calibrated, on what, and where it is stored."""
+
+    prompts: Path = option(..., "JSON lines with a prompt, and for a risk an answer, each (*.jsonl), or paragraphs.")
+    objective: Literal["agreement", "latency", "risk", "kv"] = option(
+        "agreement",
+        "agreement: keep the promise with finish; latency: fewest passes with verify; risk: the converge door "
+        "lets through as many answers as the risk allows; kv: fewest bits of K/V that keep the promise.",
+    )
+    agreement: float = option(0.99, "Share of new tokens that must keep full depth's choice.")
+    risk: float = option(0.05, "Wrong answers allowed among those that the door lets through.")
+    confidence: float = option(0.95, "With which that is to hold.")
+    exit: str | None = option(
+        None,
+        "Exit rule: qexit (default), margin, converge, accel or accel-steps, or all of them at once; for a "
+        "risk, the model's.",
+    )
+    threshold: float | None = option(None, "For a risk: q, theta or eps of --exit; it is stored too.")
+    labels: Literal["answers", "full-depth", "larger"] = option(
+        "answers",
+        "For a risk, what right means: the answers of the prompts, what the model says at full depth, or what "
+        "a --larger one says.",
+    )
+    larger: str | None = option(None, "The model of --labels larger.")
+    door_rule: DoorRuleName = None
+    ladder: str | None = option(None, "A larger model with the same tokenizer: find when tokens should go up to it.")
+    rate: float | None = option(None, "With --ladder: the share of tokens to go up, in place of an agreement.")
+    segment: int | None = option(None, "For kv: cache positions that are encoded together. [default: 64]")
+    max_new_tokens: int = option(64, "New tokens of each prompt at most.", min=1)
+    out: Path | None = option(None, "New or empty folder for a calibrated copy of a model that is no folder.")
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    recurrence: Recurrence = None
+    stride: Stride = None
+    threads: Threads = 1
+    as_json: AsJson = False
+
+    def check(self) -> None:
+        """Refuses options that are not read together, and a promise or a rule that there is not.
+
+        Raises:
+            ValueError: Naming them.
+        """
+        from sigma0.calibrate.agreement import check_mode, prompts_needed
+
+        given = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
+        if "ladder" in given:
+            if unread := given & {"objective", "exit", "threshold", "out", "recurrence", "stride"}:
+                options = ", ".join(f"--{name}" for name in sorted(unread))
+                raise ValueError(f"--ladder prints a policy for models as they are: leave {options} out")
+            return
+        if "rate" in given:
+            raise ValueError("--rate belongs to --ladder: the share of tokens that go up to the larger model")
+        if (self.labels == "larger") != ("larger" in given):
+            raise ValueError("--labels larger and --larger MODEL belong together: whose answers count as right")
+        if self.objective == "kv" and given & {"exit", "threshold", "labels"}:
+            raise ValueError("--objective kv goes by full depth's own tokens: leave --exit and --labels out")
+        for name, (objective, what) in _BELONGS.items():
+            if name in given and self.objective != objective:
+                raise ValueError(f"--{name.replace('_', '-')} belongs to --objective {objective}: {what}")
+        if "threshold" in given and self.exit is None:
+            raise ValueError("--threshold needs --exit: the rule that it belongs to")
+        if self.exit is not None and (self.exit, self.objective) != ("all", "agreement"):
+            check_mode(self.exit)
+        if self.objective != "risk":
+            prompts_needed(self.agreement, self.confidence)
+
+    def exit_config(self) -> "ExitConfig | None":
+        """The exit rule that a risk is to be kept under; None: the model's own.
+
+        Raises:
+            ValueError: For a threshold that the rule cannot have.
+        """
+        from sigma0.calibrate.agreement import GRIDS, THRESHOLD
+        from sigma0.config import ExitConfig
+
+        if self.exit is None or self.objective != "risk":
+            return None
+        first = GRIDS[self.exit][0]
+        if self.threshold is not None:
+            return ExitConfig.parse({**first.to_dict(), THRESHOLD[self.exit]: self.threshold})
+        # the threshold that the model was calibrated with, in the form that was named
+        return ExitConfig(mode=first.mode, accel_scale=first.accel_scale)
+
+    def run(self, what: str, total: int, work: Callable[..., Any], *given: Any) -> Any:
+        """What some work makes of its arguments and a function that reports its progress, beside a bar."""
+        with progress_bar(what, total, hidden=self.as_json) as advance:
+            return work(*given, advance)
+
+    def search(self, looped: Any, tokenizer: Any, read: Any, config: "ExitConfig | None") -> Any:
+        """The result of the objective on a model and its prompts.
+
+        Raises:
+            ValueError: For a rule or prompts that the model cannot have.
+        """
+        from sigma0.calibrate.agreement import GRIDS, calibrate_rules, prompts_done
+        from sigma0.calibrate.kv import calibrate_kv, codecs_of
+        from sigma0.calibrate.labels import label_prompts
+        from sigma0.calibrate.latency import calibrate_latency, latency_runs
+        from sigma0.calibrate.prompts import encode_prompts
+        from sigma0.calibrate.risk import calibrate_doors
+        from sigma0.config import KVConfig
+        from sigma0.models.load import load_causal
+
+        new, promise = self.max_new_tokens, (self.agreement, self.confidence, self.max_new_tokens)
+        ids = encode_prompts(looped, tokenizer, read, new)
+        if self.objective == "risk":
+            labels = self.labels if self.larger is None else Path(self.larger).name
+            if self.labels != "answers":
+                teacher = looped, tokenizer
+                if self.larger is not None:
+                    teacher = load_causal(self.larger, device=self.device, dtype=self.dtype)
+                read = self.run("labels", len(read), label_prompts, *teacher, read, new)
+            doors = looped, tokenizer, read, self.risk, self.confidence, config, new, labels
+            return self.run("answers", len(read), calibrate_doors, *doors)
+        if self.objective == "kv":
+            segment = KVConfig().segment if self.segment is None else self.segment
+            texts = len(ids) * len(codecs_of(looped.num_loops, segment))
+            return self.run("texts", texts, calibrate_kv, looped, ids, *promise, segment)
+        rules = tuple(GRIDS) if self.exit == "all" else (self.exit or "qexit",)
+        fitting = [rule for rule in rules if looped.has_gate or GRIDS[rule][0].mode != "qexit"]
+        if not fitting:
+            # one that reads a gate where there is none is refused
+            looped.resolve_exit_config(GRIDS[rules[0]][0])
+        if self.objective == "latency":
+            runs = latency_runs(len(ids), fitting[0])
+            return self.run("runs", runs, calibrate_latency, looped, ids, fitting[0], new)
+        prompts = prompts_done(len(ids), len(fitting))
+        return self.run("prompts", prompts, calibrate_rules, looped, ids, fitting, *promise)
+
+
+@grouped
+def calibrate(asked: CalibrateOptions, model: ModelArgument) -> None:
     """Turn a quality budget or a risk into thresholds, and store them in generation_config.json."""
     with one_line_errors(), needs_extra("calibrate"), ExitStack() as waiting:
         resolve_model(model)
-        waiting.enter_context(loading(model, hidden=as_json))
+        waiting.enter_context(loading(model, hidden=asked.as_json))
         # the intervals of a result need them at the very end
         import scipy as scipy
         import sklearn as sklearn
         import torch
 
-        torch.set_num_threads(threads)
-        from sigma0.calibrate.agreement import prompts_needed
-        from sigma0.calibrate.prompts import encode_prompts, read_prompts
-        from sigma0.calibrate.report import (
-            copy_checkpoint,
-            print_result,
-            readings_note,
-            refusal,
-            result_json,
-            settings_of,
-            write_calibration,
-        )
+        torch.set_num_threads(asked.threads)
+        from sigma0.calibrate import report
+        from sigma0.calibrate.prompts import read_prompts
         from sigma0.models.load import checkpoint_folder, load
 
-        if rate is not None and ladder is None:
-            raise ValueError("--rate belongs to --ladder: the share of tokens that go up to the larger model")
-        if ladder is not None:
-            if recurrence is not None or stride is not None:
-                raise ValueError("--recurrence and --stride do not reach the rungs of a --ladder: leave them out")
-            if objective != "agreement" or exit is not None or threshold is not None or out is not None:
-                raise ValueError("--ladder finds a policy, which is printed: leave --objective, --exit and --out out")
+        asked.check()
+        if asked.ladder is not None:
             waiting.close()
-            _print_doubt(model, ladder, prompts, rate, agreement, confidence, max_new_tokens, device, dtype, as_json)
+            _calibrate_ladder(model, asked.ladder, asked)
             return
-        if (labels == "larger") != (larger is not None):
-            raise ValueError("--labels larger and --larger MODEL belong together: whose answers count as right")
-        if door_rule is not None and objective != "risk":
-            raise ValueError("--door-rule belongs to --objective risk: what the door reads")
-        if segment is not None and objective != "kv":
-            raise ValueError("--segment belongs to --objective kv: cache positions that are encoded together")
-        if objective == "risk":
-            config = risk_settings(exit, threshold)
-        elif objective == "kv":
-            if exit is not None or threshold is not None or labels != "answers":
-                raise ValueError("--objective kv goes by full depth's own tokens: leave --exit and --labels out")
-            prompts_needed(agreement, confidence)
-        else:
-            if labels != "answers":
-                raise ValueError(f"--labels belongs to --objective risk; {objective} goes by full depth's own tokens")
-            if threshold is not None:
-                raise ValueError(f"--threshold belongs to --objective risk; {objective} finds the threshold itself")
-            rules = rules_of(exit or "qexit")
-            if objective == "latency" and len(rules) > 1:
-                raise ValueError("--objective latency takes one rule: --exit qexit, margin, converge or accel")
-            prompts_needed(agreement, confidence)
-        folder = calibrated_folder(model, out)
-        read = read_prompts(prompts)
-        looped, tokenizer = load(
-            model, device=device, dtype=dtype, recurrence=recurrence, stride=stride, door_rule=door_rule
-        )
+        config, folder = asked.exit_config(), calibrated_folder(model, asked.out)
+        read = read_prompts(asked.prompts)
+        place = {name: getattr(asked, name) for name in ("device", "dtype", "recurrence", "stride", "door_rule")}
+        looped, tokenizer = load(model, **place)
         waiting.close()
-        if objective not in ("risk", "kv"):
-            rules = rules_that_fit(looped, rules)
-        ids = encode_prompts(looped, tokenizer, read, max_new_tokens)
-        if objective == "risk":
-            read = _labelled(looped, tokenizer, read, larger, labels, max_new_tokens, device, dtype, as_json)
-            named = labels if larger is None else Path(larger).name
-            result = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, named, as_json)
-        elif objective == "kv":
-            result = _find_codec(looped, ids, agreement, confidence, max_new_tokens, segment, as_json)
+        result = asked.search(looped, tokenizer, read, config)
+        if asked.as_json:
+            typer.echo(json.dumps(report.result_json(result), indent=1))
         else:
-            result = _find(looped, ids, objective, rules, agreement, confidence, max_new_tokens, as_json)
-        if as_json:
-            typer.echo(json.dumps(result_json(result), indent=1))
-        else:
-            print_result(result)
-            if (note := readings_note(looped)) is not None:
+            report.print_result(result)
+            if (note := report.readings_note(looped)) is not None:
                 typer.echo(note)
-        settings = settings_of(result, looped.exit_thresholds)
+        settings = report.settings_of(result, looped.exit_thresholds)
         if not settings:
-            typer.echo(refusal(result) if as_json else "nothing was stored", err=True)
+            typer.echo(report.refusal(result) if asked.as_json else "nothing was stored", err=True)
             raise typer.Exit(1)
-        if folder is None:
-            message = "not stored: pass --out FOLDER for a calibrated copy"
-        else:
-            if out is not None:
-                copy_checkpoint(checkpoint_folder(model), folder)
-            write_calibration(looped, settings, folder)
+        message = "not stored: pass --out FOLDER for a calibrated copy"
+        if folder is not None:
+            if asked.out is not None:
+                report.copy_checkpoint(checkpoint_folder(model), folder)
+            report.write_calibration(looped, settings, folder)
             message = f"stored in {folder / 'generation_config.json'}"
-    typer.echo(message, err=as_json)
-
-
-def risk_settings(exit: str | None, threshold: float | None) -> "ExitConfig | None":
-    """The exit rule that a risk is to be kept under; None: the model's own.
-
-    Raises:
-        ValueError: For a threshold without a rule, or one that the rule cannot have.
-    """
-    from sigma0.calibrate.agreement import GRIDS, THRESHOLD, check_mode
-    from sigma0.config import ExitConfig
-
-    if exit is None:
-        if threshold is not None:
-            raise ValueError("--threshold needs --exit: the rule that it belongs to")
-        return None
-    first = GRIDS[check_mode(exit)][0]
-    if threshold is not None:
-        return ExitConfig.parse({**first.to_dict(), THRESHOLD[exit]: threshold})
-    # the threshold that the model was calibrated with, in the form that was named
-    return ExitConfig(mode=first.mode, accel_scale=first.accel_scale)
-
-
-def rules_of(exit: str) -> tuple[str, ...]:
-    """The rules to calibrate, by the name of one or `all`.
-
-    Raises:
-        ValueError: For a name that is neither.
-    """
-    from sigma0.calibrate.agreement import GRIDS, check_mode
-
-    return tuple(GRIDS) if exit == "all" else (check_mode(exit),)
-
-
-def rules_that_fit(looped: "DepthGenerationMixin", rules: tuple[str, ...]) -> tuple[str, ...]:
-    """Of several rules those that do not read a gate where a model has none; one alone is left to be refused.
-
-    Raises:
-        ValueError: For one rule that the model cannot have.
-    """
-    from sigma0.calibrate.agreement import GRIDS
-
-    fitting = tuple(rule for rule in rules if looped.has_gate or GRIDS[rule][0].mode != "qexit")
-    if not fitting:
-        looped.resolve_exit_config(GRIDS[rules[0]][0])
-    return fitting
+    typer.echo(message, err=asked.as_json)
 
 
 def calibrated_folder(model: str, out: Path | None) -> Path | None:
@@ -221,103 +221,16 @@ def calibrated_folder(model: str, out: Path | None) -> Path | None:
     Raises:
         ValueError: If `out` holds something.
     """
-    if out is not None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"--out {str(out)!r} is not a new or empty folder")
-        out.mkdir(parents=True, exist_ok=True)
-        return out
-    is_folder = model not in shipped_models() and Path(model).expanduser().is_dir()
-    return Path(model).expanduser() if is_folder else None
+    if out is None:
+        folder = Path(model).expanduser()
+        return folder if model not in shipped_models() and folder.is_dir() else None
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {str(out)!r} is not a new or empty folder")
+    out.mkdir(parents=True, exist_ok=True)
+    return out
 
 
-def _find(
-    looped: "DepthGenerationMixin",
-    ids: list[tuple[int, ...]],
-    objective: Objective,
-    rules: tuple[str, ...],
-    agreement: float,
-    confidence: float,
-    max_new_tokens: int,
-    quiet: bool,
-) -> Any:
-    from sigma0.calibrate.agreement import calibrate_rules, prompts_done
-    from sigma0.calibrate.latency import calibrate_latency, latency_runs
-
-    if objective == "latency":
-        with progress_bar("runs", latency_runs(len(ids), rules[0]), hidden=quiet) as advance:
-            return calibrate_latency(looped, ids, rules[0], max_new_tokens, advance)
-    with progress_bar("prompts", prompts_done(len(ids), len(rules)), hidden=quiet) as advance:
-        return calibrate_rules(looped, ids, rules, agreement, confidence, max_new_tokens, advance)
-
-
-def _find_codec(
-    looped: "DepthGenerationMixin",
-    ids: list[tuple[int, ...]],
-    agreement: float,
-    confidence: float,
-    max_new_tokens: int,
-    segment: int | None,
-    quiet: bool,
-) -> Any:
-    from sigma0.calibrate.kv import calibrate_kv, codecs_of
-    from sigma0.config import KVConfig
-
-    segment = KVConfig().segment if segment is None else segment
-    with progress_bar("texts", len(ids) * len(codecs_of(looped.num_loops, segment)), hidden=quiet) as advance:
-        return calibrate_kv(looped, ids, agreement, confidence, max_new_tokens, segment, advance)
-
-
-def _find_doors(
-    looped: "DepthGenerationMixin",
-    tokenizer: "PreTrainedTokenizerFast",
-    read: "list[Prompt]",
-    risk: float,
-    confidence: float,
-    config: "ExitConfig | None",
-    max_new_tokens: int,
-    labels: str,
-    quiet: bool,
-) -> Any:
-    from sigma0.calibrate.risk import calibrate_doors
-
-    with progress_bar("answers", len(read), hidden=quiet) as advance:
-        return calibrate_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, labels, advance)
-
-
-def _labelled(
-    looped: "DepthGenerationMixin",
-    tokenizer: "PreTrainedTokenizerFast",
-    read: "list[Prompt]",
-    larger: str | None,
-    labels: Labels,
-    max_new_tokens: int,
-    device: str,
-    dtype: str,
-    quiet: bool,
-) -> "list[Prompt]":
-    """The prompts with the answers that count as right."""
-    from sigma0.calibrate.labels import label_prompts
-    from sigma0.models.load import load_causal
-
-    if labels == "answers":
-        return read
-    model, its = (looped, tokenizer) if larger is None else load_causal(larger, device=device, dtype=dtype)
-    with progress_bar("labels", len(read), hidden=quiet) as advance:
-        return label_prompts(model, its, read, max_new_tokens, advance)
-
-
-def _print_doubt(
-    small: str,
-    large: str,
-    prompts: Path,
-    rate: float | None,
-    agreement: float,
-    confidence: float,
-    max_new_tokens: int,
-    device: str,
-    dtype: str,
-    as_json: bool,
-) -> None:
+def _calibrate_ladder(small: str, large: str, asked: CalibrateOptions) -> None:
     """Finds and prints when tokens should go up."""
     from sigma0.calibrate.ladder import calibrate_doubt
     from sigma0.calibrate.prompts import encode_prompts, read_prompts
@@ -326,12 +239,15 @@ def _print_doubt(
     from sigma0.ladder.triggers import trigger_to_dict
     from sigma0.models.load import load_causal
 
-    rungs = [Rung.local(*load_causal(name, device=device, dtype=dtype), Path(name).name) for name in (small, large)]
-    ids = encode_prompts(rungs[0].model, rungs[0].tokenizer, read_prompts(prompts), max_new_tokens)
-    with progress_bar("prompts", len(ids), hidden=as_json) as advance:
-        result = calibrate_doubt(rungs[0], rungs[1], ids, rate, agreement, confidence, max_new_tokens, advance)
+    rungs = [
+        Rung.local(*load_causal(name, device=asked.device, dtype=asked.dtype), Path(name).name)
+        for name in (small, large)
+    ]
+    ids = encode_prompts(rungs[0].model, rungs[0].tokenizer, read_prompts(asked.prompts), asked.max_new_tokens)
+    promise = asked.rate, asked.agreement, asked.confidence, asked.max_new_tokens
+    result = asked.run("prompts", len(ids), calibrate_doubt, *rungs, ids, *promise)
     policy = None if result.below is None else trigger_to_dict(Doubt(result.below))
-    if as_json:
+    if asked.as_json:
         typer.echo(json.dumps({**asdict(result), "policy": policy}, indent=1))
     else:
         print_doubt(result, rungs[1].name)

@@ -4,6 +4,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -21,30 +23,21 @@ ReadLine: TypeAlias = Callable[[], str | None]
 HOW_TO_QUIT = "Ctrl-D or /quit leaves"
 
 
+@dataclass(eq=False)
 class ChatLoop:
     """Takes lines until there are no more, and prints what they lead to.
 
-    Answers and what slash commands show go to `out`; errors, notes and how an answer ended go to `err`.
-
-    Args:
-        conversation: The conversation.
-        name: Of the model.
-        about: What its checkpoint says of itself, if anything.
-        out: Standard output.
-        err: Standard error.
-        interactive: Whether somebody sits at a terminal: then there is a greeting, a line of figures under each answer,
-            and Ctrl-C stops an answer instead of the command.
+    Answers and what slash commands show go to `out`; errors, notes and how an answer ended go to `err`. Where somebody
+    sits at a terminal there is a greeting, a line of figures under each answer, and Ctrl-C stops an answer instead of
+    the command.
     """
 
-    def __init__(
-        self, conversation: Conversation, name: str, about: About | None, out: Console, err: Console, interactive: bool
-    ) -> None:
-        self._conversation = conversation
-        self._name = name
-        self._about = about
-        self._out = out
-        self._err = err
-        self._interactive = interactive
+    conversation: Conversation
+    name: str  # Of the model
+    about: About | None  # What its checkpoint says of itself
+    out: Console
+    err: Console
+    interactive: bool  # Whether somebody sits at a terminal
 
     def run(self, read_line: ReadLine) -> None:
         """Until the lines end, or `/quit`."""
@@ -52,70 +45,62 @@ class ChatLoop:
         while (line := read_line()) is not None:
             try:
                 if line.startswith("/"):
-                    if self._command(line):
+                    reply = self.conversation.command(line)
+                    for text in reply.lines:
+                        self.out.print(text)
+                    if reply.ends:
                         return
                 elif line.strip():
                     self._answer(line)
+            except ValueError as error:
+                print_error(error)
             except KeyboardInterrupt:
                 # what was being shown is broken off, the conversation goes on
-                if not self._interactive:
+                if not self.interactive:
                     raise
-                self._out.print()
-
-    def _command(self, line: str) -> bool:
-        """Runs a slash command; whether it ends the conversation."""
-        try:
-            reply = self._conversation.command(line)
-        except ValueError as error:
-            print_error(error)
-            return False
-        for text in reply.lines:
-            self._out.print(text)
-        return reply.ends
+                self.out.print()
 
     def _greet(self) -> None:
-        conversation = self._conversation
+        conversation = self.conversation
         if not conversation.has_template:
             self._note(
-                f"{self._name} has no chat template: turns are joined by line breaks, and continued as one plain text"
+                f"{self.name} has no chat template: turns are joined by line breaks, and continued as one plain text"
             )
-        if not self._interactive:
+        if not self.interactive:
             return
         config = exit_in_words(conversation.exit_config)
-        lines = [f"{self._name}, {conversation.total_loops} loops at full depth; {config}"]
-        if self._about is not None:
-            lines.append(f"{self._name} knows {self._about.knows}.")
-            lines += [f"Try: {example.prompt}" for example in self._about.examples[:1]]
+        lines = [f"{self.name}, {conversation.total_loops} loops at full depth; {config}"]
+        if self.about is not None:
+            lines.append(f"{self.name} knows {self.about.knows}.")
+            lines += [f"Try: {example.prompt}" for example in self.about.examples[:1]]
         for line in [*lines, f"/help lists the commands, {HOW_TO_QUIT}."]:
-            self._out.print(Text(line), soft_wrap=False)
+            self.out.print(Text(line), soft_wrap=False)
 
     def _answer(self, message: str) -> None:
-        note = unseen_note(self._name, self._about, message)
-        if note is not None:
+        if (note := unseen_note(self.name, self.about, message)) is not None:
             self._note(note)
-        before = len(self._conversation.turns)
-        stopped = False
+        before, stopped = len(self.conversation.turns), False
         try:
-            with _interrupts() as interrupted, closing(self._conversation.ask(message)) as tokens:
+            with _interrupts() as interrupted, closing(self.conversation.ask(message)) as tokens:
                 for token in tokens:
-                    style = depth_style(token.depth, self._conversation.total_loops)
-                    self._out.print(Text(printable(token.text), style=style), end="")
+                    style = depth_style(token.depth, self.conversation.total_loops)
+                    self.out.print(Text(printable(token.text), style=style), end="")
                     if interrupted:
                         raise KeyboardInterrupt
         except KeyboardInterrupt:
-            if not self._interactive:
+            if not self.interactive:
                 raise
             stopped = True
         except (ValueError, FloatingPointError) as error:
-            if len(self._conversation.turns) > before:
-                self._out.print()
+            if len(self.conversation.turns) > before:
+                self.out.print()
             print_error(error)
             return
-        self._out.print()
-        if len(self._conversation.turns) == before:
+        self.out.print()
+        if len(self.conversation.turns) == before:
             self._note("stopped before the first token: the message is not kept")
         else:
-            self._print_end(self._conversation.turns[-1], stopped)
+            self._print_end(self.conversation.turns[-1], stopped)
 
     def _print_end(self, turn: Turn, stopped: bool) -> None:
         """How an answer ended, where it is not as usual; in a terminal also its savings."""
@@ -126,13 +111,11 @@ class ChatLoop:
             parts.append(f"passes saved {generation.passes_saved:.0%}")
         ends = {"length": "cut at --max-new-tokens", "collapse": "ended, since it ran in circles"}
         end = "stopped; what was written is kept" if stopped else ends.get(generation.stop_reason if generation else "")
-        if end:
-            parts.append(end)
-        if end or self._interactive:
-            self._note(", ".join(parts))
+        if end or self.interactive:
+            self._note(", ".join([*parts, *filter(None, [end])]))
 
     def _note(self, text: str) -> None:
-        self._err.print(Text(text, style="dim"), soft_wrap=not self._interactive)
+        self.err.print(Text(text, style="dim"), soft_wrap=not self.interactive)
 
 
 @contextmanager
@@ -170,34 +153,32 @@ def terminal_lines(history: Path | None, out: Console) -> ReadLine:
         with suppress(ImportError):
             # not on Windows; from here on `input` edits lines, and goes back to earlier ones
             import readline as readline
-        return _lines(input, lambda: False, out)
+        return partial(_line, input, lambda: False, out)
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
-    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+    from prompt_toolkit.history import FileHistory
 
-    kept: History = InMemoryHistory()
     if history is not None:
         history.open("a").close()
-        kept = FileHistory(str(history))
     session: PromptSession[str] = PromptSession(
-        history=kept, completer=WordCompleter(list(COMMANDS), sentence=True), complete_while_typing=False
+        # without a file the session keeps the lines itself
+        history=None if history is None else FileHistory(str(history)),
+        completer=WordCompleter(list(COMMANDS), sentence=True),
+        complete_while_typing=False,
     )
-    return _lines(session.prompt, lambda: bool(session.default_buffer.text), out)
+    return partial(_line, session.prompt, lambda: bool(session.default_buffer.text), out)
 
 
-def _lines(edit: Callable[[str], str], was_begun: Callable[[], bool], out: Console) -> ReadLine:
-    def read_line() -> str | None:
-        while True:
-            try:
-                return edit("> ")
-            except KeyboardInterrupt:
-                # at a line that was begun, Ctrl-C drops the line
-                if not was_begun():
-                    out.print(Text(HOW_TO_QUIT, style="dim"))
-            except EOFError:
-                return None
-
-    return read_line
+def _line(edit: Callable[[str], str], was_begun: Callable[[], bool], out: Console) -> str | None:
+    while True:
+        try:
+            return edit("> ")
+        except KeyboardInterrupt:
+            # at a line that was begun, Ctrl-C drops the line
+            if not was_begun():
+                out.print(Text(HOW_TO_QUIT, style="dim"))
+        except EOFError:
+            return None
 
 
 def piped_lines() -> str | None:

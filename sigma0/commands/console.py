@@ -4,16 +4,15 @@ import gc
 import io
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
 import typer
 from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType
-from rich.table import Table
 from rich.text import Text
 
 from sigma0.errors import one_line
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from sigma0.api import TextStream
     from sigma0.signals.confidence import ConfidenceModel
     from sigma0.signals.generation import Generation
-    from sigma0.signals.verdict import ReasonVerdict
 
 # From shallow to deep; distinguishable with red-green colour blindness too.
 PALETTE = ("#4575b4", "#74add1", "#66c2a5", "#fee08b", "#fdae61", "#f46d43", "#d73027", "#a50026")
@@ -56,18 +54,11 @@ def log_to_stderr() -> None:
 @contextmanager
 def progress_bar(what: str, total: int, hidden: bool = False) -> Iterator[Callable[[int], None]]:
     """Shows a bar on stderr; yields a function that takes the number done so far."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress as bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=hidden) as progress:
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
+    times = (bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
+    with bars.Progress(*columns, *times, console=Console(stderr=True), disable=hidden) as progress:
         task = progress.add_task(what, total=total)
         yield lambda done: progress.update(task, completed=done)
 
@@ -99,35 +90,21 @@ def compiling(what: str) -> Iterator[None]:
 
 
 def depth_style(depth: int, total_loops: int) -> str:
-    """Colour of a loop, spread over the palette.
-
-    Args:
-        depth: Loop, from 1.
-        total_loops: T.
-    """
-    if total_loops == 1:
-        return PALETTE[0]
-    return PALETTE[round((depth - 1) / (total_loops - 1) * (len(PALETTE) - 1))]
+    """Colour of a loop, from 1 to T, spread over the palette."""
+    return PALETTE[round((depth - 1) / max(1, total_loops - 1) * (len(PALETTE) - 1))]
 
 
-def print_stream(
-    tokens: "TextStream",
-    total_loops: int,
-    prompt: str,
-    svg: str | None = None,
-    verdict: bool = False,
-    confidence_model: "ConfidenceModel | None" = None,
-) -> None:
+def print_stream(tokens: "TextStream", looped: Any, prompt: str, svg: str | None, verdict: bool) -> None:
     """Prints tokens as they come, each in the colour of its depth, then the legend, the savings and the verdict.
 
     Args:
         tokens: The stream.
-        total_loops: T.
-        prompt: The prompt, shown in the picture.
+        looped: The model that writes them.
+        prompt: Shown in the picture.
         svg: File for a picture of the same, or None.
         verdict: Whether to print the verdict.
-        confidence_model: Of the checkpoint.
     """
+    total_loops = looped.num_loops
     console = Console(highlight=False, soft_wrap=True)
     text = Text()
     for token in tokens:
@@ -138,7 +115,7 @@ def print_stream(
     generation = tokens.generation
     report = [legend([token.depth for token in generation.tokens], total_loops), *map(Text, summary(generation))]
     if verdict:
-        report += [Text(""), *map(Text, verdict_lines(generation, confidence_model))]
+        report += [Text(""), *map(Text, verdict_lines(generation, looped.confidence_model))]
     for line in report:
         console.print(line)
     if svg is not None:
@@ -149,17 +126,11 @@ def print_stream(
 
 
 def legend(depths: Sequence[int], total_loops: int) -> Text:
-    """How many tokens were read at each loop, in the loop's colour.
-
-    Args:
-        depths: Loop of each token.
-        total_loops: T.
-    """
+    """How many tokens were read at each loop of T, in the loop's colour."""
     text = Text("tokens by loop  ")
+    counts = Counter(depths)
     for depth in range(1, total_loops + 1):
-        count = sum(token_depth == depth for token_depth in depths)
-        text.append(f" {depth}: {count} ", style=f"black on {depth_style(depth, total_loops)}")
-        text.append(" ")
+        text.append(f" {depth}: {counts[depth]} ", style=f"black on {depth_style(depth, total_loops)}").append(" ")
     return text
 
 
@@ -174,23 +145,26 @@ def summary(generation: "Generation") -> list[str]:
         fewer = f"{generation.forced_passes_saved} passes fewer than at full depth"
         lines.append(f"tokens_forced   {generation.tokens_forced}  left as the only choice, not read: {fewer}")
     lines.append(f"mean depth      {generation.mean_depth:.2f}, over the tokens after the first")
-    lines.append(f"depth_saved     {generation.depth_saved:.1%}  notional, from the exit depths alone")
-    lines.append(f"passes_saved    {generation.passes_saved:.1%}  {generation.loop_passes} passes run: latency")
-    lines.append(f"rows_saved      {generation.rows_saved:.1%}  {generation.loop_rows} rows run: arithmetic")
-    return lines
+    saved = generation.depth_saved, generation.passes_saved, generation.rows_saved
+    return [*lines, *savings_lines(saved, generation.loop_passes, generation.loop_rows)]
+
+
+def savings_lines(saved: Sequence[Any], passes: int, rows: int) -> list[str]:
+    """The savings of depth, passes and rows, as shares, with what they count."""
+    return [
+        f"depth_saved     {saved[0]:.1%}  notional, from the exit depths alone",
+        f"passes_saved    {saved[1]:.1%}  {passes} passes run: latency",
+        f"rows_saved      {saved[2]:.1%}  {rows} rows run: arithmetic",
+    ]
 
 
 def verdict_lines(generation: "Generation", confidence_model: "ConfidenceModel | None") -> list[str]:
     """The verdict, one line for each fact with the reason for it, and the door it opens.
 
-    Args:
-        generation: With a verdict.
-        confidence_model: Of its checkpoint.
-
     Raises:
         ValueError: Where no verdict was asked for.
     """
-    from sigma0.signals.verdict import explain
+    from sigma0.signals.verdict import digits, explain
 
     verdict, grounding = generation.verdict, generation.grounding
     if verdict is None or grounding is None:
@@ -199,9 +173,17 @@ def verdict_lines(generation: "Generation", confidence_model: "ConfidenceModel |
     reasons = Counter(token.reason for token in tokens).most_common()
     fates = Counter(token.fate or "unknown" for token in tokens).most_common()
     nearest = max(tokens, key=lambda token: token.proximity or 0.0)
+    trust = "not known" if verdict.confidence is None else digits(verdict.confidence)
+    if confidence_model is None:
+        trust += ": exp(-mean entropy), a score that is not calibrated"
+    else:
+        trust += ", out of calibration" if verdict.reason == "out_of_calibration" else ""
+        ranks = "" if confidence_model.auroc is None else f" AUROC {confidence_model.auroc:.3f},"
+        error = confidence_model.calibration_error
+        trust += f": fitted on {confidence_model.answers} answers,{ranks} calibration error {error:.3f}"
     known = {True: "yes, which says nothing of truth", False: "no", None: "not known"}
     lines = [
-        f"confidence      {_confidence(verdict, confidence_model)}",
+        f"confidence      {trust}",
         f"converged       {known[verdict.converged]}: {', '.join(f'{count} {name}' for name, count in reasons)}",
         f"depth           {verdict.depth:.2f} of {generation.total_loops} loops on average",
         f"stable          {verdict.stable or 'not known'}: {', '.join(f'{count} {name}' for name, count in fates)}",
@@ -217,24 +199,3 @@ def verdict_lines(generation: "Generation", confidence_model: "ConfidenceModel |
     lines += [f"                may follow by a step of arithmetic, not checked: {text}" for text in steps]
     lines.append(f"door            {explain(verdict, generation.policy)}")
     return lines
-
-
-def _confidence(verdict: "ReasonVerdict", model: "ConfidenceModel | None") -> str:
-    """Its value, and whether it is a probability."""
-    from sigma0.signals.verdict import digits
-
-    value = "not known" if verdict.confidence is None else digits(verdict.confidence)
-    if model is None:
-        return f"{value}: exp(-mean entropy), a score that is not calibrated"
-    if verdict.reason == "out_of_calibration":
-        value += ", out of calibration"
-    ranks = "" if model.auroc is None else f" AUROC {model.auroc:.3f},"
-    return f"{value}: fitted on {model.answers} answers,{ranks} calibration error {model.calibration_error:.3f}"
-
-
-def print_table(title: str, rows: Iterable[tuple[Text | str, ...]]) -> None:
-    """Prints rows in aligned columns under a title."""
-    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False).print(table)

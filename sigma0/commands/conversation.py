@@ -1,16 +1,16 @@
 """A conversation with a looped model: its turns, its settings, and the slash commands that show and change them."""
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any, NamedTuple, cast, get_args
 
 from rich.text import Text
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.api import stream
-from sigma0.commands.console import legend, summary
-from sigma0.commands.exit_options import exit_settings
-from sigma0.commands.options import SamplingOptions
+from sigma0.commands.console import legend, savings_lines, summary
+from sigma0.commands.options import SamplingOptions, exit_settings
 from sigma0.config import RULE_DEFAULTS, AfterExit, ExitConfig, ExitMode, Messages
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.prompts import encode
@@ -21,19 +21,12 @@ from sigma0.signals.tokens import Token
 SEPARATOR = "\n"
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A message and its answer.
+class Turn(NamedTuple):
+    """A message and its answer."""
 
-    Attributes:
-        message: The user's text.
-        tokens: Of the answer, at least one.
-        generation: Sums the answer up; None where it was stopped before its end.
-    """
-
-    message: str
-    tokens: tuple[Token, ...]
-    generation: Generation | None
+    message: str  # The user's text
+    tokens: tuple[Token, ...]  # Of the answer, at least one
+    generation: Generation | None  # Sums the answer up; None where it was stopped before its end
 
     @property
     def answer(self) -> str:
@@ -49,59 +42,44 @@ class Reply(NamedTuple):
 
 
 class SlashCommand(NamedTuple):
-    """A slash command: how it is written, what it does, how many values it takes at most, and its function."""
+    """A slash command."""
 
-    usage: str
-    help: str
-    most: int
+    usage: str  # How it is written
+    help: str  # What it does
+    most: int  # Values that it takes at most
     run: Callable[..., Reply]
 
 
+@dataclass(eq=False)
 class Conversation:
-    """The turns so far; every answer is written from all of them.
+    """The turns so far; every answer is written from all of them."""
 
-    Args:
-        model: A looped model.
-        tokenizer: Its tokenizer.
-        exit_config: When tokens stop, every field that the rule reads set.
-        sampling: How answers are written.
-
-    Attributes:
-        exit_config: The exit settings of the next answer.
-        turns: Messages with their answers, the oldest first.
-    """
-
-    def __init__(
-        self,
-        model: DepthGenerationMixin,
-        tokenizer: PreTrainedTokenizerFast,
-        exit_config: ExitConfig,
-        sampling: SamplingOptions,
-    ) -> None:
-        self.exit_config = exit_config
-        self.turns: list[Turn] = []
-        self._model = model
-        self._tokenizer = tokenizer
-        self._sampling = sampling
+    model: DepthGenerationMixin
+    tokenizer: PreTrainedTokenizerFast
+    exit_config: ExitConfig  # Of the next answer, every field that the rule reads set
+    sampling: SamplingOptions  # How answers are written
+    turns: list[Turn] = field(default_factory=list)  # The oldest first
 
     @property
     def total_loops(self) -> int:
         """T."""
-        return int(self._model.num_loops)
+        return int(self.model.num_loops)
+
+    @property
+    def _context(self) -> int | None:
+        return getattr(self.model.config, "max_position_embeddings", None)
 
     @property
     def has_template(self) -> bool:
         """Whether turns go through a chat template; else they are joined by line breaks, as one plain text."""
-        return self._tokenizer.chat_template is not None
+        return self.tokenizer.chat_template is not None
 
     def prompt(self, message: str) -> str | Messages:
         """What the model is to continue: all turns, and a new message."""
+        texts = [text for turn in self.turns for text in (turn.message, turn.answer)] + [message]
         if not self.has_template:
-            parts = [part for turn in self.turns for part in (turn.message, turn.answer)]
-            return SEPARATOR.join([*parts, message]) + SEPARATOR
-        pairs = [(turn.message, turn.answer) for turn in self.turns]
-        messages = [{"role": role, "content": text} for pair in pairs for role, text in zip(_ROLES, pair, strict=True)]
-        return [*messages, {"role": "user", "content": message}]
+            return SEPARATOR.join(texts) + SEPARATOR
+        return [{"role": role, "content": text} for role, text in zip(cycle(_ROLES), texts, strict=False)]
 
     def ask(self, message: str) -> Generator[Token, None, None]:
         """Writes an answer, a token at a time.
@@ -112,18 +90,18 @@ class Conversation:
             ValueError: Where the conversation has grown over the model's context, or the model refuses the message.
         """
         prompt = self.prompt(message)
-        self._check_context(prompt)
+        limit, new = self._context, self.sampling.max_new_tokens
+        count = encode(self.tokenizer, prompt).shape[1]
+        if limit is not None and count + new > limit:
+            what = f"take {count} tokens, which with {new} new ones exceed the model's context of {limit}"
+            if self.turns:
+                raise ValueError(f"the conversation and this message {what}: /reset begins a new conversation")
+            raise ValueError(f"the tokens of this message {what}: shorten it, or lower --max-new-tokens")
         generation = None
         tokens: list[Token] = []
         try:
-            answer = stream(
-                self._model,
-                self._tokenizer,
-                prompt,
-                exit_config=self.exit_config,
-                verdict=False,
-                **self._sampling.stream_settings(),
-            )
+            settings = {"exit_config": self.exit_config, "verdict": False, **self.sampling.stream_settings()}
+            answer = stream(self.model, self.tokenizer, prompt, **settings)
             for token in answer:
                 tokens.append(token)
                 yield token
@@ -155,16 +133,17 @@ class Conversation:
             return self._show_exit(" (to leave: /quit)")
         if rule not in get_args(ExitMode):
             raise ValueError(f"no such exit rule: {rule[:_LONGEST]!r}; there are {', '.join(get_args(ExitMode))}")
-        options: dict[str, Any] = {
-            "mode": rule,
-            "min_loops": self.exit_config.min_loops,
-            "after_exit": self.exit_config.after_exit,
-        }
-        field = threshold_name(cast(ExitMode, rule))
+        kept = self.exit_config
+        options: dict[str, Any] = {"mode": rule, "min_loops": kept.min_loops, "after_exit": kept.after_exit}
+        name = threshold_name(cast(ExitMode, rule))
         if threshold is not None:
-            if field is None:
+            if name is None:
                 raise ValueError(f"/exit {rule} takes no value")
-            options[field] = _number(f"/exit {rule}", field, threshold)
+            try:
+                options[name] = int(threshold) if name == "depth" else float(threshold)
+            except ValueError:
+                what = "a whole number" if name == "depth" else "a number"
+                raise ValueError(f"/exit {rule} takes {what}, its {name}, got {threshold[:_LONGEST]!r}") from None
         return self._use(cast(ExitConfig, exit_settings(options)))
 
     def after(self, setting: str | None = None) -> Reply:
@@ -176,7 +155,7 @@ class Conversation:
         return self._use(replace(self.exit_config, after_exit=cast(AfterExit, setting)))
 
     def _use(self, config: ExitConfig) -> Reply:
-        resolved: ExitConfig = self._model.resolve_exit_config(config)
+        resolved: ExitConfig = self.model.resolve_exit_config(config)
         resolved.stops_at(self.total_loops)
         self.exit_config = resolved
         return self._show_exit()
@@ -202,48 +181,32 @@ class Conversation:
         """Loops and savings of the last answer, and of all."""
         if not self.turns:
             return Reply((Text("no answer yet"),))
-        last = self.turns[-1]
-        depths = [token.depth for token in last.tokens]
-        lines = [Text("last answer"), legend(depths, self.total_loops)]
-        if last.generation is not None:
-            lines += map(Text, summary(last.generation))
+        _, tokens, generation = self.turns[-1]
+        lines = [Text("last answer"), legend([token.depth for token in tokens], self.total_loops)]
+        if generation is not None:
+            lines += map(Text, summary(generation))
         else:
-            lines.append(Text(f"new tokens      {len(depths)} (stopped by you: its savings are not counted)"))
-        return Reply((*lines, *self._totals()))
-
-    def _totals(self) -> Iterator[Text]:
-        """Of all answers; the savings, as ratios of sums, of those that came to their end."""
+            lines.append(Text(f"new tokens      {len(tokens)} (stopped by you: its savings are not counted)"))
         if len(self.turns) > 1:
-            yield from self._sums()
-        last = self.turns[-1].generation
-        context = getattr(self._model.config, "max_position_embeddings", None)
-        if last is not None and context is not None:
-            yield Text(f"context         {last.prompt_tokens + len(last.tokens)} of {context} tokens")
+            lines += self._sums()
+        if generation is not None and self._context is not None:
+            used = generation.prompt_tokens + len(generation.tokens)
+            lines.append(Text(f"context         {used} of {self._context} tokens"))
+        return Reply(tuple(lines))
 
     def _sums(self) -> Iterator[Text]:
+        """Of all answers; the savings, as ratios of sums, of those that came to their end."""
         tokens = [token for turn in self.turns for token in turn.tokens]
         yield Text("")
         yield Text(f"all {len(self.turns)} answers")
         yield legend([token.depth for token in tokens], self.total_loops)
         yield Text(f"new tokens      {len(tokens)}")
         ended = [turn.generation for turn in self.turns if turn.generation is not None]
-        full = self.total_loops * sum(len(generation.tokens) - 1 for generation in ended)
-        if full:
+        if full := self.total_loops * sum(len(generation.tokens) - 1 for generation in ended):
             depths = sum(token.depth for generation in ended for token in generation.tokens[1:])
             passes, rows = sum(it.loop_passes for it in ended), sum(it.loop_rows for it in ended)
-            yield Text(f"depth_saved     {1 - depths / full:.1%}  notional, from the exit depths alone")
-            yield Text(f"passes_saved    {1 - passes / full:.1%}  {passes} passes run: latency")
-            yield Text(f"rows_saved      {1 - rows / full:.1%}  {rows} rows run: arithmetic")
-
-    def _check_context(self, prompt: str | Messages) -> None:
-        limit = getattr(self._model.config, "max_position_embeddings", None)
-        count, new = encode(self._tokenizer, prompt).shape[1], self._sampling.max_new_tokens
-        if limit is None or count + new <= limit:
-            return
-        what = f"take {count} tokens, which with {new} new ones exceed the model's context of {limit}"
-        if self.turns:
-            raise ValueError(f"the conversation and this message {what}: /reset begins a new conversation")
-        raise ValueError(f"the tokens of this message {what}: shorten it, or lower --max-new-tokens")
+            saved = (1 - depths / full, 1 - passes / full, 1 - rows / full)
+            yield from map(Text, savings_lines(saved, passes, rows))
 
 
 COMMANDS = {
@@ -273,12 +236,3 @@ def exit_in_words(config: ExitConfig) -> str:
     value = "" if field is None else f", {field} = {getattr(config, field):g}"
     least = f", not before loop {config.min_loops}" if config.min_loops > 1 else ""
     return f"{config.mode}{value}{least}, after exit: {config.after_exit}"
-
-
-def _number(command: str, field: str, text: str) -> float | int:
-    kind: type[float] | type[int] = int if field == "depth" else float
-    try:
-        return kind(text)
-    except ValueError:
-        what = "a whole number" if field == "depth" else "a number"
-        raise ValueError(f"{command} takes {what}, its {field}, got {text[:_LONGEST]!r}") from None

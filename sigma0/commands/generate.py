@@ -2,12 +2,13 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,23 +23,65 @@ from sigma0.commands.options import (
     SamplingOptions,
     TriggerJson,
     grouped,
+    option,
 )
 
-if TYPE_CHECKING:
-    from sigma0.config import ExitConfig
-    from sigma0.ladder import FidelityLadder
+_LADDER, _OUTPUT, _MODEL = ({"rich_help_panel": panel} for panel in ("Ladder", "Output", LoadOptions.PANEL))
 
 
-def ladder_exits(exits: ExitOptions, ladder: "FidelityLadder") -> "ExitConfig | None":
-    """The options that were given, over the first looped rung's own settings; None where none was given."""
-    from sigma0.ladder import LocalRung
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """What continues the prompt, and what is printed and written of it."""
 
-    if exits == ExitOptions():
-        return None
-    looped = [rung for rung in ladder.rungs if isinstance(rung, LocalRung) and rung.is_looped]
-    if not looped:
-        raise ValueError("no rung of this ladder has loops to exit from: leave the exit options out")
-    return exits.over(looped[0].model.resolve_exit_config(looped[0].exit_config))
+    model: Model = "pocket"
+    chat: bool = option(False, "Send the prompt as a user's message.", "--chat")
+    special_tokens: bool = option(
+        False, "Read special tokens in the prompt as such, not as text.", "--special-tokens", **_MODEL
+    )
+    tensor_parallel: bool = option(
+        False, "Spread the model over the processes that torchrun started.", "--tensor-parallel", **_MODEL
+    )
+    verdict: bool = option(False, "Also print the verdict, one line for each fact.", "--verdict")
+    svg: str | None = option(None, "Also write the coloured text to this SVG file.", **_OUTPUT)
+    ladder: str | None = option(
+        None, "Rungs in place of --model, the lowest first: pocket,pocket-large or small,name@http://host/v1"
+    )
+    unit: str = option("token", "With --ladder, what goes up: token, draft or answer.", **_LADDER)
+    budget: BudgetLimits = ""
+    policy: TriggerJson = None
+    trail_file: Path | None = option(
+        None, "With --ladder, also write every decision to this file.", "--trail", **_LADDER
+    )
+    telemetry: Path | None = option(
+        None, "Also append one JSON line to this file: depths, exits, verdict, costs.", **_OUTPUT
+    )
+    as_json: AsJson = False
+
+    def check(self, grammar: Iterable[str], sampling: SamplingOptions, loaded: LoadOptions) -> None:
+        """Refuses options that do not go with or without a ladder.
+
+        Raises:
+            ValueError: Naming them.
+        """
+        if self.ladder is None:
+            given = {"unit": self.unit != "token", "budget": self.budget, "policy": self.policy}
+            given["trail"] = self.trail_file
+            if any(given.values()):
+                raise ValueError(f"{', '.join(f'--{name}' for name, value in given.items() if value)} need --ladder")
+            return
+        unread = [*(f"--{name}" for name in grammar)]
+        unread += loaded.named("runner", "quantization", "recurrence", "stride", "kv")
+        unread += ["--on-collapse"] if sampling.on_collapse != "stop" else []
+        if unread:
+            raise ValueError(f"{unread[0]} does not reach the rungs of a --ladder: leave it out")
+        if self.special_tokens:
+            raise ValueError("--special-tokens has no meaning with --ladder: its rungs read them as text")
+        if self.model != "pocket":
+            raise ValueError(f"--model {self.model} and --ladder exclude each other: name it as a rung")
+        if self.svg is not None or self.verdict:
+            raise ValueError("--svg and --verdict have no meaning with --ladder: --json tells the verdict")
+        if self.unit != "token" and (sampling.temperature > 0 or sampling.seed is not None):
+            raise ValueError(f"--temperature and --seed have no meaning with --unit {self.unit}: its texts are greedy")
 
 
 @grouped
@@ -47,155 +90,85 @@ def generate(
     sampling: SamplingOptions,
     grammars: GrammarOptions,
     loaded: LoadOptions,
+    asked: GenerateOptions,
     prompt: Annotated[
         str | None,
         typer.Argument(help="Text to continue as it is; - reads it from standard input; without one, examples."),
     ] = None,
-    model: Model = "pocket",
-    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
-    special_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--special-tokens",
-            help="Read special tokens in the prompt as such, not as text.",
-            rich_help_panel="Model and device",
-        ),
-    ] = False,
-    tensor_parallel: Annotated[
-        bool,
-        typer.Option(
-            "--tensor-parallel",
-            help="Spread the model over the processes that torchrun started.",
-            rich_help_panel="Model and device",
-        ),
-    ] = False,
-    verdict: Annotated[bool, typer.Option("--verdict", help="Also print the verdict, one line for each fact.")] = False,
-    svg: Annotated[
-        str | None, typer.Option(help="Also write the coloured text to this SVG file.", rich_help_panel="Output")
-    ] = None,
-    ladder: Annotated[
-        str | None,
-        typer.Option(
-            help="Rungs in place of --model, the lowest first: pocket,pocket-large or small,name@http://host/v1"
-        ),
-    ] = None,
-    unit: Annotated[
-        str, typer.Option(help="With --ladder, what goes up: token, draft or answer.", rich_help_panel="Ladder")
-    ] = "token",
-    budget: BudgetLimits = "",
-    policy: TriggerJson = None,
-    trail_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--trail", help="With --ladder, also write every decision to this file.", rich_help_panel="Ladder"
-        ),
-    ] = None,
-    telemetry: Annotated[
-        Path | None,
-        typer.Option(
-            help="Also append one JSON line to this file: depths, exits, verdict, costs.", rich_help_panel="Output"
-        ),
-    ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Continue a prompt; each token is coloured by the loop that it was read at, or with --ladder by its rung."""
     from sigma0.checkpoints import resolve_model
     from sigma0.checkpoints.about import unseen_note
     from sigma0.commands.examples import NO_PROMPT, about_model, show_examples
-    from sigma0.commands.grammar_options import grammar_settings
 
     with one_line_errors(), ExitStack() as waiting:
-        if prompt is None and not as_json:
-            show_examples(model)
+        if prompt is None and not asked.as_json:
+            show_examples(asked.model)
             return
         if prompt is None:
             raise ValueError(NO_PROMPT)
         sampling.check()
-        if svg is not None and as_json:
+        if asked.svg is not None and asked.as_json:
             raise ValueError("--svg and --json exclude each other")
-        if telemetry is not None and (ladder is not None or tensor_parallel):
+        if asked.telemetry is not None and (asked.ladder is not None or asked.tensor_parallel):
             raise ValueError("--telemetry goes with one model in one process; of a ladder see --trail")
-        if tensor_parallel and (ladder is not None or prompt == "-"):
+        if asked.tensor_parallel and (asked.ladder is not None or prompt == "-"):
             raise ValueError(
                 "--tensor-parallel goes with one model and a prompt that is an argument: its processes share their "
                 "standard input, and do not agree on what a ladder hands up"
             )
         exits.over()
-        follows = grammar_settings(**asdict(grammars))
+        follows = grammars.settings()
         # the newline that echo and editors add is no part of the text
         text = sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r") if prompt == "-" else prompt
         if not text:
             raise ValueError("the prompt is empty")
-        if ladder is None:
+        if asked.ladder is None:
             # before what takes seconds to import
-            resolve_model(model)
-        waiting.enter_context(loading(ladder or model, hidden=tensor_parallel))
+            resolve_model(asked.model)
+        waiting.enter_context(loading(asked.ladder or asked.model, hidden=asked.tensor_parallel))
         from sigma0.api import stream
         from sigma0.config import Messages
         from sigma0.decode.parallel import tensor_parallel_group
 
-        samples = sampling.temperature > 0
-        settings: dict[str, Any] = {"temperature": sampling.temperature} if samples else {}
-        said: str | Messages = [{"role": "user", "content": text}] if chat else text
-        if ladder is None:
-            given = {"unit": unit != "token", "budget": budget, "policy": policy, "trail": trail_file}
-            if any(given.values()):
-                raise ValueError(f"{', '.join(f'--{name}' for name, value in given.items() if value)} need --ladder")
-        else:
-            if follows:
-                raise ValueError(f"--{next(iter(follows))} does not reach the rungs of a --ladder: leave it out")
-            if special_tokens:
-                raise ValueError("--special-tokens has no meaning with --ladder: its rungs read them as text")
-            if model != "pocket":
-                raise ValueError(f"--model {model} and --ladder exclude each other: name it as a rung")
-            if unreached := loaded.named("runner", "quantization", "recurrence", "stride", "kv"):
-                raise ValueError(f"{next(iter(unreached))} does not reach the rungs of a --ladder: leave it out")
-            if sampling.on_collapse != "stop":
-                raise ValueError("--on-collapse does not reach the rungs of a --ladder: leave it out")
-            if svg is not None or verdict:
-                raise ValueError("--svg and --verdict have no meaning with --ladder: --json tells the verdict")
-            if unit == "token":
-                settings |= {"do_sample": samples, "seed": sampling.seed}
-            elif samples or sampling.seed is not None:
-                raise ValueError(f"--temperature and --seed have no meaning with --unit {unit}: its texts are greedy")
-            from sigma0.commands.ladder import open_ladder, run_ladder
+        said: str | Messages = [{"role": "user", "content": text}] if asked.chat else text
+        asked.check(follows, sampling, loaded)
+        if asked.ladder is not None:
+            from sigma0.commands.ladder import ladder_exits, open_ladder, run_ladder
 
-            rungs = open_ladder(ladder, budget, policy, loaded)
-            settings |= {"exit_config": ladder_exits(exits, rungs), "max_new_tokens": sampling.max_new_tokens}
+            ladder = open_ladder(asked.ladder, asked.budget, asked.policy, loaded)
+            settings = sampling.stream_settings()
+            # of a ladder the unit token alone samples
+            for name in ("on_collapse", *(("do_sample", "seed") if asked.unit != "token" else ())):
+                del settings[name]
+            settings["exit_config"] = ladder_exits(exits, ladder)
             waiting.close()
-            run_ladder(rungs, said, unit, trail_file, as_json, stop=sampling.stop or (), **settings)
+            run_ladder(ladder, said, asked.unit, asked.trail_file, asked.as_json, **settings)
             return
         log = None
-        if telemetry is not None:
+        if asked.telemetry is not None:
             from sigma0.commands.telemetry import TelemetryLog, of_generation
 
-            log = TelemetryLog(telemetry)
-        with tensor_parallel_group(tensor_parallel) as is_rank0:
-            looped, tokenizer = loaded.load(model, tensor_parallel=tensor_parallel)
+            log = TelemetryLog(asked.telemetry)
+        with tensor_parallel_group(asked.tensor_parallel) as is_rank0:
+            looped, tokenizer = loaded.load(asked.model, tensor_parallel=asked.tensor_parallel)
             waiting.close()
-            if is_rank0 and not as_json:
+            if is_rank0 and not asked.as_json:
                 looped.announce = compiling
             config = looped.resolve_exit_config(exits.over(looped.resolve_exit_config(None)))
             began = monotonic()
-            tokens = stream(
-                looped,
-                tokenizer,
-                said,
-                exit_config=config,
-                verdict=True if verdict else None,
-                special_tokens=special_tokens,
-                **follows,
-                **sampling.stream_settings(),
-            )
-            note = unseen_note(*about_model(model), text)
-            if is_rank0 and note is not None:
+            settings = sampling.stream_settings() | follows
+            settings |= {"exit_config": config, "special_tokens": asked.special_tokens}
+            tokens = stream(looped, tokenizer, said, verdict=True if asked.verdict else None, **settings)
+            if is_rank0 and (note := unseen_note(*about_model(asked.model), text)) is not None:
                 typer.echo(note, err=True)
-            if is_rank0 and not as_json:
-                print_stream(tokens, looped.num_loops, text, svg, verdict, looped.confidence_model)
+            if is_rank0 and not asked.as_json:
+                print_stream(tokens, looped, text, asked.svg, asked.verdict)
             for _ in tokens:
                 pass
-            if is_rank0 and as_json:
-                typer.echo(json.dumps({"model": model, **tokens.generation.to_dict()}, indent=2, ensure_ascii=False))
+            if is_rank0 and asked.as_json:
+                report = {"model": asked.model, **tokens.generation.to_dict()}
+                typer.echo(json.dumps(report, indent=2, ensure_ascii=False))
             if log is not None:
-                log.write(partial(of_generation, tokens.generation, model, config, monotonic() - began))
+                log.write(partial(of_generation, tokens.generation, asked.model, config, monotonic() - began))
                 log.close()

@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -12,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sigma0.commands.options import LoadOptions
-from sigma0.config import Messages
+from sigma0.commands.options import ExitOptions, LoadOptions
+from sigma0.config import ExitConfig, Messages
 from sigma0.errors import needs_extra
 from sigma0.ladder import Budget, EndpointRung, FidelityLadder, LadderGeneration, LocalRung, Rung, read_trail, replay
-from sigma0.ladder.trail import Decision, Heading, Trail, Unit
-from sigma0.ladder.triggers import Trigger, trigger_from_dict
+from sigma0.ladder.trail import Heading, Trail, Unit
+from sigma0.ladder.triggers import trigger_from_dict
 from sigma0.models.load import load_causal
 
 # The lowest rung's tokens are plain, those above stand out without colour too.
@@ -43,7 +44,15 @@ def open_ladder(
         ValueError: For a bad name, budget or policy.
     """
     limits = Budget.parse(budget)
-    trigger = None if policy is None else parse_policy(policy)
+    trigger = None
+    if policy is not None:
+        try:
+            value = json.loads(policy)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"policy {policy!r} is no JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise ValueError(f'policy {policy!r} is no object such as {{"kind": "entropy", "above": 0.5}}')
+        trigger = trigger_from_dict(value)
     rungs: list[LocalRung | EndpointRung] = []
     for name in filter(None, (part.strip() for part in names.split(","))):
         model, at, url = name.partition("@")
@@ -56,19 +65,14 @@ def open_ladder(
     return FidelityLadder(rungs, limits, trigger, rule=loaded.door_rule)
 
 
-def parse_policy(text: str) -> Trigger:
-    """A trigger from JSON.
-
-    Raises:
-        ValueError: Naming what is wrong.
-    """
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"policy {text!r} is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f'policy {text!r} is no object such as {{"kind": "entropy", "above": 0.5}}')
-    return trigger_from_dict(value)
+def ladder_exits(exits: ExitOptions, ladder: FidelityLadder) -> ExitConfig | None:
+    """The options that were given, over the first looped rung's own settings; None where none was given."""
+    if exits == ExitOptions():
+        return None
+    looped = [rung for rung in ladder.rungs if isinstance(rung, LocalRung) and rung.is_looped]
+    if not looped:
+        raise ValueError("no rung of this ladder has loops to exit from: leave the exit options out")
+    return exits.over(looped[0].model.resolve_exit_config(looped[0].exit_config))
 
 
 def run_ladder(
@@ -83,68 +87,63 @@ def run_ladder(
         raise ValueError(f"--trail {str(trail)!r}: there is no such folder")
     if unit not in get_args(Unit):
         raise ValueError(f"no such unit: {unit!r}; there are {', '.join(get_args(Unit))}")
+    console = Console(highlight=False, soft_wrap=True)
+    names = [rung.name for rung in ladder.rungs]
+
+    def show(text: str, rung: str, end: str = "") -> None:
+        if not as_json:
+            console.print(Text(text, style=_style(names, rung)), end=end)
+
     with needs_extra("ladder"):
-        generation = (
-            print_tokens(ladder, prompt, as_json, **settings)
-            if unit == "token"
-            else ladder.generate(prompt, cast(Unit, unit), **settings)
-        )
+        if unit == "token":
+            run, printed = ladder.stream(prompt, takes_back=True, **settings), ""
+            for token in chain.from_iterable(run):
+                printed += token.text
+                show(token.text, token.rung)
+            generation = run.generations[0]
+            if generation.text != printed and not as_json:
+                console.print(f"\n\nthe whole does not open its door; {generation.rung} writes in its place:\n")
+                show(generation.text, generation.rung)
+        else:
+            generation = ladder.generate(prompt, cast(Unit, unit), **settings)
     if trail is not None:
         generation.trail.write(trail)
     if as_json:
         typer.echo(json.dumps(generation.to_dict(), indent=2, ensure_ascii=False))
         return
-    console = Console(highlight=False, soft_wrap=True)
-    names = [rung.name for rung in ladder.rungs]
     if unit == "answer":
-        console.print(Text(generation.text, style=STYLES[min(names.index(generation.rung), len(STYLES) - 1)]))
+        show(generation.text, generation.rung, "\n")
     for rung, text in generation.drafts:
-        console.print(Text(text, style=STYLES[min(names.index(rung), len(STYLES) - 1)]), end="")
+        show(text, rung)
     console.print("\n")
     for line in report_lines(generation, names):
         console.print(line)
 
 
-def print_tokens(ladder: FidelityLadder, prompt: str | Messages, quiet: bool, **settings: Any) -> LadderGeneration:
-    """Prints tokens as they come, each in the style of its rung."""
-    console = Console(highlight=False, soft_wrap=True)
-    names = [rung.name for rung in ladder.rungs]
-    run = ladder.stream(prompt, takes_back=True, **settings)
-    printed = ""
-    for step in run:
-        for token in step:
-            printed += token.text
-            if not quiet:
-                console.print(Text(token.text, style=STYLES[min(names.index(token.rung), len(STYLES) - 1)]), end="")
-    generation = run.generations[0]
-    if generation.text != printed and not quiet:
-        style = STYLES[min(names.index(generation.rung), len(STYLES) - 1)]
-        console.print(f"\n\nthe whole does not open its door; {generation.rung} writes in its place:\n")
-        console.print(Text(generation.text, style=style), end="")
-    return generation
+def _style(names: list[str], rung: str) -> str:
+    return STYLES[min(names.index(rung), len(STYLES) - 1)]
 
 
 def report_lines(generation: LadderGeneration, names: list[str]) -> list[Text]:
     """Tokens and cost of each rung, the reasons for hand-ups, and the door."""
     lines = []
     whole = max(1, generation.bytes_read)
-    for index, cost in enumerate(generation.costs):
+    for cost in generation.costs:
         line = f"{cost.name:15} {cost.tokens} tokens, {cost.passes} passes and {cost.prompt_passes} of prompts"
         if cost.catch_ups or cost.refills:
             line += f", caught up {cost.catch_ups} times, read anew {cost.refills} times"
         if cost.calls:
             line += f", {cost.calls} calls, money {cost.money:g}"
         line += f", {cost.bytes_read / whole:.0%} of the bytes read" if cost.block_bytes else ""
-        lines.append(Text(line, style=STYLES[min(index, len(STYLES) - 1)].replace("underline ", "")))
+        lines.append(Text(line, style=_style(names, cost.name).replace("underline ", "")))
     why = Counter(decision.why for decision in generation.trail.decisions if decision.outcome == "hand_up")
     if why:
         lines.append(Text(f"handed up       {', '.join(f'{count} {reason}' for reason, count in why.most_common(5))}"))
     asked = "the highest rung was asked, " if generation.top_rung else ""
     lines.append(Text(f"door            {generation.door} ({asked}ended by {generation.stop_reason})"))
     if generation.not_tried:
-        left_out = ", ".join(generation.not_tried)
         advice = "the budget does not allow it, trust this less (a lower --max-new-tokens asks for less)"
-        lines.append(Text(f"not tried       {left_out}: {advice}"))
+        lines.append(Text(f"not tried       {', '.join(generation.not_tried)}: {advice}"))
     return lines
 
 
@@ -178,20 +177,15 @@ def print_trail(read: Trail, differences: list[str]) -> None:
     for name in ("sequence", "position", "rung", "outcome", "why", *_NUMBERS, "lacking"):
         table.add_column(name, justify="right" if name in _NUMBERS else "left")
     for line in read.decisions:
-        table.add_row(*_cells(line, names))
+        signs = line.signs or {}
+        known = signs | signs.get("verdict", {})
+        numbers = ("-" if known.get(name) is None else f"{known[name]:.2f}" for name in _NUMBERS)
+        rung = names[line.rung] if line.rung < len(names) else str(line.rung)
+        cells = (str(line.sequence), str(line.position), rung, line.outcome, line.why or "", *numbers)
+        table.add_row(*cells, line.lacking or "")
     console.print(table)
-    console.print(
-        f"{len(read.decisions)} decisions, all the same when made again"
-        if not differences
-        else f"{len(differences)} of {len(read.decisions)} decisions came out otherwise:"
-    )
+    count = len(read.decisions)
+    same = f"{count} decisions, all the same when made again"
+    console.print(f"{len(differences)} of {count} decisions came out otherwise:" if differences else same)
     for difference in differences:
         console.print(f"  {difference}")
-
-
-def _cells(line: Decision, names: list[str]) -> tuple[str, ...]:
-    signs = line.signs or {}
-    known = signs | signs.get("verdict", {})
-    numbers = ("-" if known.get(name) is None else f"{known[name]:.2f}" for name in _NUMBERS)
-    name = names[line.rung] if line.rung < len(names) else str(line.rung)
-    return (str(line.sequence), str(line.position), name, line.outcome, line.why or "", *numbers, line.lacking or "")

@@ -1,10 +1,9 @@
 """A group of commands whose modules are imported when one of them is run or asked for its help."""
 
 from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -13,19 +12,12 @@ from sigma0.commands.console import loading, one_line_errors
 from sigma0.errors import needs_extra
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where a command is defined.
+class Target(NamedTuple):
+    """Where a command is defined."""
 
-    Attributes:
-        module: Its module.
-        name: Of the function, or of the Typer application, in the module.
-        help: The first line of its help.
-    """
-
-    module: str
-    name: str
-    help: str
+    module: str  # Its module
+    name: str  # Of the function, or of the Typer application, in the module
+    help: str  # The first line of its help
 
 
 class LazyCommand(TyperCommand):
@@ -47,18 +39,15 @@ class LazyCommand(TyperCommand):
         Raises:
             typer.Exit: If a library of the extra is missing, after a line that names the extra.
         """
-        plain = self._extra is None
-        with (
-            one_line_errors(),
-            nullcontext() if plain else loading(str(self.name)),
-            nullcontext() if plain else needs_extra(str(self._extra)),
-        ):
+        with one_line_errors(), ExitStack() as waiting:
+            if self._extra is not None:
+                waiting.enter_context(loading(str(self.name)))
+                waiting.enter_context(needs_extra(self._extra))
             defined = getattr(import_module(self._target.module), self._target.name)
-        if isinstance(defined, typer.Typer):
-            return typer.main.get_command(defined)
-        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        single.command(self.name)(defined)
-        return typer.main.get_command(single)
+        if not isinstance(defined, typer.Typer):
+            command, defined = defined, typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            defined.command(self.name)(command)
+        return typer.main.get_command(defined)
 
 
 def lazy_group(targets: Mapping[str, Target], extra: str | None = None) -> type[TyperGroup]:

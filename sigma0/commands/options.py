@@ -1,101 +1,64 @@
 """The options that commands share, each defined once."""
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
-import typer
+from typer import Argument, Option
+
+from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
-    from sigma0.config import ExitConfig, OnCollapse
+    from sigma0.config import ExitConfig
 
 # Rotated telemetry files that are kept by default.
 KEPT_FILES = 5
-Model = Annotated[str, typer.Option(help="Shipped name, folder, or hub id.")]
-ModelArgument = Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")]
-ServedModel = Annotated[str, typer.Option(help="Shipped name, folder, hub id, or a server's name for it.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Model = Annotated[str, Option(help="Shipped name, folder, or hub id.")]
+ModelArgument = Annotated[str, Argument(help="Shipped name, folder, or hub id.")]
+ServedModel = Annotated[str, Option(help="Shipped name, folder, hub id, or a server's name for it.")]
+Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:1, ...")]
+Dtype = Annotated[str, Option(help="auto, float32, bfloat16 or float16.")]
 # Of what is sized or reported, and so is not left to the checkpoint.
-StatedDtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
-BackendName = Annotated[
-    str, typer.Option("--backend", help="What runs a pass: auto (kernels on CUDA), torch or triton.")
-]
-Runner = Annotated[
-    str,
-    typer.Option("--runner", help="What calls the step: auto, eager, compile, or cudagraph (what auto is on CUDA)."),
-]
+StatedDtype = Annotated[str, Option(help="float32, bfloat16 or float16.")]
+Threads = Annotated[int, Option(min=1, help="CPU threads.")]
+Runner = Annotated[str, Option(help="What calls the step: auto, eager, compile, or cudagraph (what auto is on CUDA).")]
 Quantization = Annotated[
     str | None,
-    typer.Option(help="Round the weights of the block to int8 or int4; the rest is bfloat16 unless --dtype says more."),
+    Option(help="Round the weights of the block to int8 or int4; the rest is bfloat16 unless --dtype says more."),
 ]
-Recurrence = Annotated[
-    int | None,
-    typer.Option(help="Loops at full depth; by default the checkpoint's."),
-]
-Stride = Annotated[
-    int | None, typer.Option(help="Loops of a Raven that a pass runs; depths are then counted in passes.")
-]
+Recurrence = Annotated[int | None, Option(help="Loops at full depth; by default the checkpoint's.")]
+Stride = Annotated[int | None, Option(help="Loops of a Raven that a pass runs; depths are then counted in passes.")]
 KV = Annotated[
-    str | None,
-    typer.Option(help="How K/V are stored: full, bf16, int8, int4 or residual, or a kv_config as JSON."),
+    str | None, Option(help="How K/V are stored: full, bf16, int8, int4 or residual, or a kv_config as JSON.")
 ]
 DoorRuleName = Annotated[
     Literal["confidence", "certificate"] | None,
-    typer.Option(
-        "--door-rule",
+    Option(
         help="What opens the door: its confidence, or a certificate (converged and contracting). By default as the "
-        "checkpoint says.",
+        "checkpoint says."
     ),
 ]
-Check = Annotated[
-    bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead.")]
 
-ExitRuleName = Annotated[
-    str | None, typer.Option("--exit", help="Exit rule: full, fixed, qexit, converge, accel or margin.")
-]
-Q = Annotated[float | None, typer.Option(help="Threshold of qexit, in (0, 1].")]
-Eps = Annotated[float | None, typer.Option(help="Threshold of converge and accel.")]
-Patience = Annotated[int | None, typer.Option(help="Loops running on which accel must hold.")]
-Theta = Annotated[float | None, typer.Option(help="Threshold of margin, in (0, 1].")]
-Delta = Annotated[float | None, typer.Option(help="Threshold of Huginn's criteria.")]
-Stable = Annotated[int | None, typer.Option(help="Loops running with one argmax, for argmax-stability.")]
-Depth = Annotated[int | None, typer.Option(help="Loop that fixed stops at.")]
-MinLoops = Annotated[int | None, typer.Option(help="No token stops before this loop.")]
-After = Annotated[str | None, typer.Option(help="Deeper loops after the exit: finish, verify or drop.")]
-
-Schema = Annotated[
-    str | None, typer.Option(help="The answer is JSON of this JSON Schema: a file, or the schema itself.")
-]
-Regex = Annotated[str | None, typer.Option(help="The answer matches this regular expression.")]
-AnswerChoice = Annotated[
-    list[str] | None, typer.Option("--choice", help="The answer is this text, or another --choice; may be repeated.")
-]
-GrammarText = Annotated[
-    str | None, typer.Option("--grammar", help="The answer follows this grammar, Lark or EBNF: a file, or its text.")
-]
-
-MaxNewTokens = Annotated[int, typer.Option(help="New tokens at most.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy; above, sampling.")]
-Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the sampling.")]
-CollapseAction = Annotated[
-    str,
-    typer.Option("--on-collapse", help="A text that repeats itself: stop it, tighten its sampling, or ignore it."),
-]
+MaxNewTokens = Annotated[int, Option(help="New tokens at most.")]
+CollapseAction = Annotated[str, Option(help="A text that repeats itself: stop it, tighten its sampling, or ignore it.")]
 BudgetLimits = Annotated[
-    str, typer.Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".', rich_help_panel="Ladder")
+    str, Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".', rich_help_panel="Ladder")
 ]
 TriggerJson = Annotated[
     str | None,
-    typer.Option(help='With --ladder, a trigger as JSON: {"kind": "entropy", "above": 0.5}', rich_help_panel="Ladder"),
+    Option(help='With --ladder, a trigger as JSON: {"kind": "entropy", "above": 0.5}', rich_help_panel="Ladder"),
 ]
+
+
+def option(default: Any, help: str, *names: str, **more: Any) -> Any:
+    """A field of a dataclass of options, as `typer.Option` takes it; with `...` as its default it has to be given."""
+    metadata = {"option": Option(*names, help=help, **more)}
+    return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,21 +67,16 @@ class ExitOptions:
 
     PANEL: ClassVar[str] = "Exit rule"
     SHOWN: ClassVar[tuple[str, ...]] = ("exit", "after")
-    exit: ExitRuleName = None
-    q: Q = None
-    eps: Eps = None
-    patience: Patience = None
-    theta: Theta = None
-    delta: Delta = None
-    stable: Stable = None
-    depth: Depth = None
-    min_loops: MinLoops = None
-    after: After = None
-
-    def given(self) -> dict[str, Any]:
-        """As fields of `ExitConfig`, None where not given."""
-        names = {"exit": "mode", "after": "after_exit"}
-        return {names.get(name, name): value for name, value in asdict(self).items()}
+    exit: str | None = option(None, "Exit rule: full, fixed, qexit, converge, accel or margin.")
+    q: float | None = option(None, "Threshold of qexit, in (0, 1].")
+    eps: float | None = option(None, "Threshold of converge and accel.")
+    patience: int | None = option(None, "Loops running on which accel must hold.")
+    theta: float | None = option(None, "Threshold of margin, in (0, 1].")
+    delta: float | None = option(None, "Threshold of Huginn's criteria.")
+    stable: int | None = option(None, "Loops running with one argmax, for argmax-stability.")
+    depth: int | None = option(None, "Loop that fixed stops at.")
+    min_loops: int | None = option(None, "No token stops before this loop.")
+    after: str | None = option(None, "Deeper loops after the exit: finish, verify or drop.")
 
     def over(self, default: "ExitConfig | None" = None) -> "ExitConfig | None":
         """As `exit_settings` has it.
@@ -126,9 +84,8 @@ class ExitOptions:
         Raises:
             ValueError: For bad values.
         """
-        from sigma0.commands.exit_options import exit_settings
-
-        return exit_settings(self.given(), default)
+        names = {"exit": "mode", "after": "after_exit"}
+        return exit_settings({names.get(name, name): value for name, value in asdict(self).items()}, default)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,21 +95,10 @@ class SamplingOptions:
     PANEL: ClassVar[str] = "Sampling"
     SHOWN: ClassVar[tuple[str, ...]] = ("max_new_tokens", "temperature")
     max_new_tokens: MaxNewTokens = 64
-    temperature: Temperature = 0.0
-    stop: Stop = None
-    seed: Seed = None
+    temperature: float = option(0.0, "0 is greedy; above, sampling.")
+    stop: list[str] | None = option(None, "A string that ends the text; may be repeated.")
+    seed: int | None = option(None, "Seed of the sampling.")
     on_collapse: CollapseAction = "stop"
-
-    @property
-    def collapse(self) -> "OnCollapse":
-        """What becomes of a text that repeats itself.
-
-        Raises:
-            ValueError: For what it is not.
-        """
-        from sigma0.config import parse_on_collapse
-
-        return parse_on_collapse(self.on_collapse)
 
     def check(self) -> None:
         """Refuses a temperature or a seed that no generator takes, and an unknown `on_collapse`.
@@ -160,7 +106,9 @@ class SamplingOptions:
         Raises:
             ValueError: Naming the value.
         """
-        _ = self.collapse
+        from sigma0.config import parse_on_collapse
+
+        parse_on_collapse(self.on_collapse)
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be a number of at least 0, got {self.temperature}")
         if self.seed is not None and not 0 <= self.seed < 2**63:
@@ -170,7 +118,7 @@ class SamplingOptions:
         """As keyword arguments of `sigma0.stream`."""
         samples = self.temperature > 0
         given = {"max_new_tokens": self.max_new_tokens, "stop": self.stop or (), "seed": self.seed}
-        return {**given, "on_collapse": self.collapse, "do_sample": samples} | (
+        return {**given, "on_collapse": self.on_collapse, "do_sample": samples} | (
             {"temperature": self.temperature} if samples else {}
         )
 
@@ -181,10 +129,33 @@ class GrammarOptions:
 
     PANEL: ClassVar[str] = "Grammar"
     SHOWN: ClassVar[tuple[str, ...]] = ("schema",)
-    schema: Schema = None
-    regex: Regex = None
-    choice: AnswerChoice = None
-    grammar: GrammarText = None
+    schema: str | None = option(None, "The answer is JSON of this JSON Schema: a file, or the schema itself.")
+    regex: str | None = option(None, "The answer matches this regular expression.")
+    choice: list[str] | None = option(None, "The answer is this text, or another --choice; may be repeated.")
+    grammar: str | None = option(None, "The answer follows this grammar, Lark or EBNF: a file, or its text.")
+
+    def settings(self) -> dict[str, Any]:
+        """As keyword arguments of `sigma0.stream`; checked as far as no model is needed.
+
+        Raises:
+            ValueError: For two of them, a file that cannot be read, or a text that is no JSON.
+        """
+        from sigma0.decode.grammar.spec import parse_spec
+
+        given = {name: value for name, value in asdict(self).items() if value not in (None, [])}
+        # a grammar has some rule, and a file name has none
+        is_file = {
+            "schema": not given.get("schema", "{").lstrip().startswith(("{", "true", "false")),
+            "grammar": ":" not in given.get("grammar", ":"),
+        }
+        for name in (name for name, named in is_file.items() if named):
+            try:
+                given[name] = Path(given[name]).read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                why = f"--{name} is neither what it names nor a file that can be read: {error}"
+                raise ValueError(why) from error
+        parse_spec(**given)
+        return given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,14 +166,14 @@ class LoadOptions:
     SHOWN: ClassVar[tuple[str, ...]] = ("device",)
     device: Device = "auto"
     dtype: Dtype = "auto"
-    backend: BackendName = "auto"
+    backend: str = option("auto", "What runs a pass: auto (kernels on CUDA), torch or triton.")
     runner: Runner = "auto"
     quantization: Quantization = None
     recurrence: Recurrence = None
     stride: Stride = None
     kv: KV = None
     door_rule: DoorRuleName = None
-    check: Check = True
+    check: bool = option(True, "Refuse weights that are NaN or infinite as they are loaded.", "--check/--no-check")
 
     def named(self, *names: str) -> dict[str, Any]:
         """Which of some options are not as by default, by their names on the command line."""
@@ -220,6 +191,69 @@ class LoadOptions:
         return load(model, **asdict(self), **more)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SolveOptions:
+    """How a problem is solved, by which models, within which limits."""
+
+    strategy: str = option("progressive", "progressive, lemma or agent.")
+    model: ServedModel = "pocket-solver"
+    ladder: str | None = option(None, "Rungs in place of --model, the lowest first: small,name@http://host/v1")
+    base_url: str | None = option(None, "A server that speaks OpenAI's protocol; its key is in OPENAI_API_KEY.")
+    config: str | None = option(None, "Name of a policy of effort, or a JSON file of the strategy's settings.")
+    memory: Path | None = option(None, "Of the run: progressive's state after every iteration, the others' answers.")
+    resume: bool = option(False, "Go on from the memory file.", "--resume")
+    repo: Path | None = option(None, "agent: folder whose tests are to pass; it is not changed.")
+    patch: Path | None = option(None, "agent: where the patch is written, solved or not.")
+    graph: Path | None = option(None, "lemma: where the graph is drawn, as .svg or .mmd.")
+    trail: Path | None = option(None, "Where every question, run and decision is written.")
+    seed: int = option(0, "Of all samples.")
+    temperature: float | None = option(None, "Of texts; 0 is greedy.")
+    max_tokens: int | None = option(None, "New tokens of each text at most.", min=1)
+    max_calls: int | None = option(None, "Questions to models at most.", min=1)
+    max_seconds: float | None = option(None, "No question is begun after this time.")
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    as_json: AsJson = False
+
+    def check(self) -> None:
+        """Refuses what makes no sense before a model is loaded.
+
+        Raises:
+            ValueError: Naming it.
+        """
+        from sigma0.reason.trail import Strategy
+
+        if self.strategy not in get_args(Strategy):
+            raise ValueError(f"no such strategy: {self.strategy!r}; there are {', '.join(get_args(Strategy))}")
+        for name, strategy in (("repo", "agent"), ("patch", "agent"), ("graph", "lemma")):
+            if getattr(self, name) is not None and self.strategy != strategy:
+                raise ValueError(f"--{name} has no meaning with --strategy {self.strategy}, only with {strategy}")
+        if self.graph is not None and self.graph.suffix not in (".svg", ".mmd"):
+            raise ValueError(f"--graph {str(self.graph)!r} ends neither in .svg nor in .mmd")
+        if self.graph is not None and self.graph.suffix == ".svg":
+            with needs_extra("bench"):
+                import matplotlib as matplotlib
+        if self.resume and self.memory is None:
+            raise ValueError("--resume needs --memory FILE")
+        if self.memory is not None and self.memory.exists() and not self.resume:
+            raise ValueError(
+                f"--memory {str(self.memory)!r} exists: add --resume to go on with it, or name another file"
+            )
+        if self.strategy == "agent" and (self.repo is None or not self.repo.is_dir()):
+            named = "none" if self.repo is None else repr(str(self.repo))
+            raise ValueError(f"--strategy agent needs --repo FOLDER, got {named}")
+        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be a number of at least 0, got {self.temperature}")
+        written = [path for path in (self.trail, self.patch, self.graph, self.memory) if path is not None]
+        for path in written:
+            if not path.absolute().parent.is_dir():
+                raise ValueError(f"{str(path)!r}: there is no such folder")
+            if path.is_dir():
+                raise ValueError(f"{str(path)!r} is a folder: name a file")
+        if len({path.resolve() for path in written}) < len(written):
+            raise ValueError("--trail, --patch, --graph and --memory have to be different files")
+
+
 def grouped(command: Callable[..., None], left_out: Collection[str] = ()) -> Callable[..., None]:
     """Makes an option of each field of the dataclasses or pydantic models that a command takes.
 
@@ -229,21 +263,17 @@ def grouped(command: Callable[..., None], left_out: Collection[str] = ()) -> Cal
     """
     signature = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: found for name in signature.parameters if (found := _fields(hints[name], left_out))}
-    parameters, kind = [], inspect.Parameter.KEYWORD_ONLY
+    groups: dict[str, list[inspect.Parameter]] = {}
+    parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        for field, default in groups.get(name, {}).items():
-            annotation = get_type_hints(hints[name], include_extras=True)[field]
-            if (panel := getattr(hints[name], "PANEL", None)) and field not in hints[name].SHOWN:
-                annotation = _under(panel, annotation)
-            parameters.append(inspect.Parameter(field, kind, default=default, annotation=annotation))
-        if name not in groups:
-            parameters.append(parameter.replace(kind=kind, annotation=hints[name]))
+        if options := _options(hints[name], left_out):
+            groups[name] = options
+        parameters += options or [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])]
 
     @wraps(command)
     def run(**given: Any) -> None:
-        for name, found in groups.items():
-            given[name] = hints[name](**{field: given.pop(field) for field in found})
+        for name, options in groups.items():
+            given[name] = hints[name](**{option.name: given.pop(option.name) for option in options})
         command(**given)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -251,18 +281,58 @@ def grouped(command: Callable[..., None], left_out: Collection[str] = ()) -> Cal
     return run
 
 
-def _fields(group: Any, left_out: Collection[str]) -> dict[str, Any]:
-    """Fields of a dataclass or a pydantic model with their defaults; none of anything else."""
-    if is_dataclass(group):
-        found = {field.name: field.default for field in fields(group)}
-    else:
-        found = {name: field.default for name, field in getattr(group, "model_fields", {}).items()}
-    return {name: default for name, default in found.items() if name not in left_out}
+def _options(group: Any, left_out: Collection[str]) -> list[inspect.Parameter]:
+    """Of a dataclass or a pydantic model, under the heading that it names; none of anything else."""
+    known = fields(group) if is_dataclass(group) else ()
+    own = {field.name: field.metadata["option"] for field in known if "option" in field.metadata}
+    defaults = {field.name: inspect.Parameter.empty if field.default is MISSING else field.default for field in known}
+    defaults |= {name: field.default for name, field in getattr(group, "model_fields", {}).items()}
+    hints = get_type_hints(group, include_extras=True) if defaults else {}
+    options = []
+    for name in (name for name in defaults if name not in left_out):
+        annotation = Annotated[hints[name], own[name]] if name in own else hints[name]
+        if (panel := getattr(group, "PANEL", None)) and name not in group.SHOWN:
+            kind, option = get_args(annotation)
+            option = copy(option)
+            option.rich_help_panel = panel
+            annotation = Annotated[kind, option]
+        kind_of = inspect.Parameter.KEYWORD_ONLY
+        options.append(inspect.Parameter(name, kind_of, default=defaults[name], annotation=annotation))
+    return options
 
 
-def _under(panel: str, annotation: Any) -> Any:
-    """An option's annotation under a heading of the help."""
-    kind, option = get_args(annotation)
-    option = copy(option)
-    option.rich_help_panel = panel
-    return Annotated[kind, option]
+def exit_settings(
+    options: Mapping[str, Any], default: "ExitConfig | None" = None, written: str = "--{}"
+) -> "ExitConfig | None":
+    """The options that were given, over the checkpoint's settings unless they name another rule.
+
+    Args:
+        options: Fields of `ExitConfig`, None where not given.
+        default: The checkpoint's settings, once they are known.
+        written: How the caller writes an option's name.
+
+    Raises:
+        ValueError: For bad values.
+    """
+    from sigma0.config import THRESHOLDS, ExitConfig
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if not given:
+        return default
+    if "mode" not in given and default is not None:
+        # a threshold that only one rule reads selects that rule, unless the checkpoint's rule reads it too
+        named = [modes for name in given if len(modes := THRESHOLDS.get(name, ())) == 1 and default.mode not in modes]
+        if named:
+            given["mode"] = named[0][0]
+    if "mode" not in given:
+        if default is None:
+            # the mode, which decides which of them are read, is not known yet
+            replace(ExitConfig(), **{name: value for name, value in given.items() if name != "depth"})
+            return None
+        given = {**default.to_dict(), **given}
+    config = replace(ExitConfig(), **given)
+    for name, modes in THRESHOLDS.items():
+        if options.get(name) is not None and config.mode not in modes:
+            effect = f"{written.format(name)} has no effect with exit mode '{config.mode}'"
+            raise ValueError(f"{effect}, only with {' or '.join(modes)}")
+    return config

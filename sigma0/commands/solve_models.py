@@ -1,6 +1,5 @@
 """The models that `sigma0 solve` asks, from the command line: local, on a server, or the rungs of a ladder."""
 
-import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,12 +28,15 @@ def open_chats(model: str, ladder: str | None, base_url: str | None, device: str
         raise ValueError("--ladder and --base-url exclude each other: a rung may be name@http://host/v1")
     if base_url is not None:
         return [EndpointChat(base_url, model)]
-    if ladder is None:
-        return [LocalChat(*load_causal(model, device=device, dtype=dtype), Path(model).name)]
-    names = [name.strip() for name in ladder.split(",") if name.strip()]
+    names = [model] if ladder is None else [name for part in ladder.split(",") if (name := part.strip())]
     if not names:
         raise ValueError("--ladder names no rung")
-    return [_chat(name, device, dtype) for name in names]
+    chats: list[ChatModel] = []
+    for name in names:
+        asked, at, url = (name, "", "") if ladder is None else name.partition("@")
+        local = None if at else LocalChat(*load_causal(asked, device=device, dtype=dtype), Path(asked).name)
+        chats.append(local or EndpointChat(url, asked))
+    return chats
 
 
 def source(chat: ChatModel) -> str:
@@ -90,21 +92,12 @@ def as_ladder(chats: list[ChatModel]) -> tuple[ChatModel, bool]:
     return LadderChat(FidelityLadder(rungs, Budget()), "token" if by_token else "answer"), by_token
 
 
-def _chat(name: str, device: str, dtype: str) -> ChatModel:
-    model, at, url = name.partition("@")
-    if at:
-        return EndpointChat(url, model, os.environ.get("OPENAI_API_KEY"))
-    return LocalChat(*load_causal(model, device=device, dtype=dtype), Path(model).name)
-
-
 def _share_tokens(rungs: list[AnyRung]) -> bool:
+    """Whether all are here and have one vocabulary: of two, single tokens mean different things."""
     local = [rung for rung in rungs if isinstance(rung, LocalRung)]
-    if len(local) < len(rungs):
-        return False
     try:
         for lower, upper in pairwise(local):
             check_same_tokens(lower, upper)
     except ValueError:
-        # two vocabularies: single tokens mean different things to them
         return False
-    return True
+    return len(local) == len(rungs)

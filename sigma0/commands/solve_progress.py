@@ -4,7 +4,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from sigma0.commands.console import printable
 from sigma0.reason.progressive.policies import LEVELS
-from sigma0.reason.trail import Call, Decision, Line, Run, Strategy
+from sigma0.reason.trail import Call, Decision, Line, Run
 
 # decisions that stay on the screen
 SHOWN = 8
@@ -31,7 +30,7 @@ class SolveProgress:
         hidden: Shows nothing.
     """
 
-    def __init__(self, strategy: Strategy, hidden: bool = False) -> None:
+    def __init__(self, strategy: str, hidden: bool = False) -> None:
         self._strategy = strategy
         self._hidden = hidden
         self._console = Console(stderr=True, highlight=False)
@@ -51,9 +50,7 @@ class SolveProgress:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Leaves the screen."""
         self._print("")
         if self._live is not None:
@@ -72,7 +69,11 @@ class SolveProgress:
         elif isinstance(line, Decision):
             self._decisions.append(line)
             self._state = {**self._state, **line.state}
-            self._take_lemmas(line)
+            for lemma in (line.state.get("graph") or {}).get("lemmas", ()):
+                self._lemmas.setdefault(lemma["id"], lemma["status"])
+            name = line.state.get("lemma")
+            if isinstance(name, str) and line.what in _MARKS:
+                self._lemmas[name] = line.what
             if not self._hidden and self._live is None:
                 self._print(printable(f"{line.what}: {line.why}"))
 
@@ -98,44 +99,26 @@ class SolveProgress:
             )
         return Group(Text(head, style="dim", overflow="ellipsis", no_wrap=True), *self._strategy_lines(), decisions)
 
-    def _take_lemmas(self, line: Decision) -> None:
-        """Keeps the status of each lemma of the plan."""
-        for lemma in (line.state.get("graph") or {}).get("lemmas", ()):
-            self._lemmas.setdefault(lemma["id"], lemma["status"])
-        name = line.state.get("lemma")
-        if isinstance(name, str) and line.what in _MARKS:
-            self._lemmas[name] = line.what
-
     def _strategy_lines(self) -> list[Text]:
         """What this strategy alone has to show."""
-        if self._strategy == "progressive":
-            return [progressive_line(self._state)]
         if self._strategy == "lemma":
             return [Text(lemma_line(name, status)) for name, status in self._lemmas.items()]
-        return [agent_line(self._state)]
-
-
-def progressive_line(state: dict[str, Any]) -> Text:
-    """Levels with the one in force marked, the streak, and the gates that are shut."""
-    now = state.get("verification_level", LEVELS[0])
-    line = Text("verification ")
-    for level in LEVELS:
-        line.append(f" {level} ", style="bold reverse" if level == now else "dim")
-        line.append(" ")
-    waits = ", ".join(state.get("waits_for", ())) or "nothing"
-    streak, iteration = state.get("consecutive_passes", 0), state.get("iteration", -1) + 1
-    return line.append(f" iteration {iteration}, {streak} passes in a row, waits for {waits}")
+        state = self._state
+        if self._strategy == "agent":
+            step, tier, strategy = (state.get(name, "-") for name in ("step", "tier", "strategy"))
+            return [Text(f"step {step}, tier {tier}, strategy {strategy}")]
+        now = state.get("verification_level", LEVELS[0])
+        line = Text("verification ")
+        for level in LEVELS:
+            line.append(f" {level} ", style="bold reverse" if level == now else "dim").append(" ")
+        waits = ", ".join(state.get("waits_for", ())) or "nothing"
+        streak, iteration = state.get("consecutive_passes", 0), state.get("iteration", -1) + 1
+        return [line.append(f" iteration {iteration}, {streak} passes in a row, waits for {waits}")]
 
 
 def lemma_line(name: str, status: str) -> str:
     """A lemma with its status."""
     return f"{_MARKS.get(status, '-')} {name}: {status}"
-
-
-def agent_line(state: dict[str, Any]) -> Text:
-    """Step, tier, and the strategy at work."""
-    step, tier, strategy = (state.get(name, "-") for name in ("step", "tier", "strategy"))
-    return Text(f"step {step}, tier {tier}, strategy {strategy}")
 
 
 def summary(report: Mapping[str, Any]) -> list[str]:
@@ -147,7 +130,7 @@ def summary(report: Mapping[str, Any]) -> list[str]:
     lines = []
     if "status" in report:
         status = report["status"]
-        ends = [*((each["level"], each["iteration"] + 1) for each in status["transitions"])]
+        ends = [(each["level"], each["iteration"] + 1) for each in status["transitions"]]
         ends.append((status["verification_level"], status["iteration"]))
         begins = [0, *(end for _, end in ends)]
         levels = ", ".join(f"{level} {end - begin}" for begin, (level, end) in zip(begins, ends, strict=False))

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
-from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from queue import Full, Queue
+from threading import Thread
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -29,6 +30,7 @@ MAX_BYTES = 64 * 2**20
 WAITING_LINES = 10_000
 # Seconds that closing waits for a disk, twice.
 CLOSING_S = 5.0
+_SAVED = ("depth_saved", "passes_saved", "rows_saved")
 
 
 class _Part(BaseModel):
@@ -40,117 +42,67 @@ class _Part(BaseModel):
 class Route(_Part):
     """Which model wrote a text.
 
-    Attributes:
-        kind: `engine`: the served model. `ladder`: a ladder, as the request asked. `routed`: the served model's verdict
-            was escalate, and the ladder's answer replaced its answer.
-        unit: What a ladder hands up; None without a ladder.
-        rungs: Tokens of the text by model name.
-        why: Distinct reasons for hand-ups; of a routed text also the door.
-        top_rung: Whether the highest rung was asked.
+    `engine`: the served model. `ladder`: a ladder, as the request asked. `routed`: the served model's verdict was
+    escalate, and the ladder's answer replaced its answer.
     """
 
     kind: Literal["engine", "ladder", "routed"]
-    unit: Literal["token", "draft", "answer"] | None = None
-    rungs: dict[str, int] = Field(default_factory=dict)
-    why: tuple[str, ...] = ()
-    top_rung: bool = False
+    unit: Literal["token", "draft", "answer"] | None = None  # What a ladder hands up; None without a ladder
+    rungs: dict[str, int] = Field(default_factory=dict)  # Tokens of the text by model name
+    why: tuple[str, ...] = ()  # Distinct reasons for hand-ups; of a routed text also the door
+    top_rung: bool = False  # Whether the highest rung was asked
 
 
 class Costs(_Part):
-    """What a text cost.
+    """What a text cost; mean depth and the savings are over the tokens after the first, as `Savings` has them."""
 
-    Attributes:
-        seconds: From the request to its end, waiting included.
-        first_token_seconds: From the request to its first token; None where there was none.
-        passes: Calls of the shared block with a row of a new token.
-        rows: Rows in them.
-        head_rows: Rows that the output head read; None where they are not counted for each request.
-        mean_depth: Over the tokens after the first; so are the three savings.
-        depth_saved: See `sigma0.signals.savings.Savings`.
-        passes_saved: Passes saved.
-        rows_saved: Rows saved.
-        tokens_forced: Tokens that were fed without a reading, since a grammar allowed no other.
-        preemptions: How often it was preempted, its K/V freed and recomputed.
-        large_model_tokens: Tokens that rungs above the lowest wrote.
-        rungs: What each rung of a ladder did (`sigma0.ladder.RungCost`).
-    """
-
-    seconds: float
-    first_token_seconds: float | None = None
-    passes: int = 0
-    rows: int = 0
-    head_rows: int | None = None
+    seconds: float  # From the request to its end, waiting included
+    first_token_seconds: float | None = None  # From the request to its first token; None where there was none
+    passes: int = 0  # Calls of the shared block with a row of a new token
+    rows: int = 0  # Rows in them
+    head_rows: int | None = None  # Rows that the output head read; None where they are not counted for each request
     mean_depth: float | None = None
     depth_saved: float | None = None
     passes_saved: float | None = None
     rows_saved: float | None = None
-    tokens_forced: int = 0
-    preemptions: int = 0
-    large_model_tokens: int = 0
-    rungs: tuple[dict[str, Any], ...] = ()
+    tokens_forced: int = 0  # Tokens that were fed without a reading, since a grammar allowed no other
+    preemptions: int = 0  # How often it was preempted, its K/V freed and recomputed
+    large_model_tokens: int = 0  # Tokens that rungs above the lowest wrote
+    rungs: tuple[dict[str, Any], ...] = ()  # What each rung of a ladder did (`sigma0.ladder.RungCost`)
 
 
 class RequestLine(_Part):
     """One requested text.
 
-    Attributes:
-        time: When it ended, UTC.
-        request_id: As the response's `x-request-id` has it; None from the command line.
-        choice: Its number in the request, from 0.
-        kind: The endpoint, or the command.
-        model: Name of the served model.
-        stream: Whether tokens were sent as they came.
-        outcome: `done`; `cancelled`: the client disconnected, or another choice failed; `failed`.
-        error: The kind of failure; None where there was none. Its message may quote a prompt and is not kept.
-        finish_reason: As the response has it; None where there was no end.
-        prompt_tokens: Ids of the prompt.
-        cached_tokens: How many of those were in the prefix cache.
-        new_tokens: Tokens written.
-        total_loops: T.
-        exit: The exit setting in force.
-        effort: The effort that it was derived from; None where none was named.
-        depths: Loop at which each new token was read.
-        reasons: Why each was read there.
-        proximity: The repetition score of the text at each token.
-        verdict: On the whole text; None where verdicts are off.
-        door: The routing decision on it.
-        route: Which model wrote it.
-        costs: What it took.
+    Its outcome is `done`, `cancelled` where the client disconnected or another choice failed, or `failed`.
     """
 
-    time: datetime
-    request_id: str | None = None
-    choice: int = 0
-    kind: Literal["chat", "completion", "generate"]
-    model: str
-    stream: bool = False
+    time: datetime  # When it ended, UTC
+    request_id: str | None = None  # As the response's `x-request-id` has it; None from the command line
+    choice: int = 0  # Its number in the request, from 0
+    kind: Literal["chat", "completion", "generate"]  # The endpoint, or the command
+    model: str  # Name of the served model
+    stream: bool = False  # Whether tokens were sent as they came
     outcome: Literal["done", "cancelled", "failed"] = "done"
-    error: str | None = None
-    finish_reason: str | None = None
-    prompt_tokens: int
-    cached_tokens: int = 0
-    new_tokens: int
-    total_loops: int
-    exit: ExitConfig
-    effort: str | None = None
-    depths: tuple[int, ...] = ()
-    reasons: tuple[Reason | None, ...] = ()
-    proximity: tuple[float | None, ...] = ()
-    verdict: ReasonVerdict | None = None
-    door: Door | None = None
+    error: str | None = None  # The kind of failure; its message may quote a prompt and is not kept
+    finish_reason: str | None = None  # As the response has it; None where there was no end
+    prompt_tokens: int  # Ids of the prompt
+    cached_tokens: int = 0  # How many of those were in the prefix cache
+    new_tokens: int  # Tokens written
+    total_loops: int  # T
+    exit: ExitConfig  # The exit setting in force
+    effort: str | None = None  # The effort that it was derived from; None where none was named
+    depths: tuple[int, ...] = ()  # Loop at which each new token was read
+    reasons: tuple[Reason | None, ...] = ()  # Why each was read there
+    proximity: tuple[float | None, ...] = ()  # The repetition score of the text at each token
+    verdict: ReasonVerdict | None = None  # On the whole text; None where verdicts are off
+    door: Door | None = None  # The routing decision on it
     route: Route
     costs: Costs
 
 
 def of_generation(done: Generation, model: str, exit_config: ExitConfig, seconds: float) -> RequestLine:
-    """The line of a finished generation.
-
-    Args:
-        done: The generation.
-        model: Name of the model.
-        exit_config: The setting in force.
-        seconds: Its duration.
-    """
+    """The line of a finished generation: by which model, under which exit setting, in how many seconds."""
     return RequestLine(
         time=datetime.now(timezone.utc),
         kind="generate",
@@ -170,75 +122,37 @@ def of_generation(done: Generation, model: str, exit_config: ExitConfig, seconds
             seconds=seconds,
             passes=done.loop_passes,
             rows=done.loop_rows,
-            head_rows=done.head_rows,
-            mean_depth=done.mean_depth,
-            depth_saved=done.depth_saved,
-            passes_saved=done.passes_saved,
-            rows_saved=done.rows_saved,
-            tokens_forced=done.tokens_forced,
+            **{name: getattr(done, name) for name in ("head_rows", "mean_depth", *_SAVED, "tokens_forced")},
         ),
     )
 
 
-class _Lines(logging.Formatter):
-    """Builds the line, in the writing thread."""
+class _File(RotatingFileHandler):
+    """A rotated file whose write errors lose lines, and no answers: it warns once until lines are written again."""
+
+    path: Path  # As it was named
+    _failed = _warned = False
 
     def format(self, record: logging.LogRecord) -> str:
+        """Makes the line, in the writing thread."""
         make: Any = record.msg
         line: RequestLine = make()
         return line.model_dump_json()
 
-
-class _LossWarning:
-    """Warns that lines are lost, once until they are written again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._warned = False
-
-    def warn(self, error: object) -> None:
-        if not self._warned:
-            logger.warning("telemetry: lines for %s are lost: %s", self._path, error)
-        self._warned = True
-
-    def reset(self) -> None:
-        self._warned = False
-
-
-class _File(RotatingFileHandler):
-    """A rotated file whose write errors lose lines, and no answers."""
-
-    def __init__(self, path: Path, max_bytes: int, keep: int, loss: _LossWarning) -> None:
-        self._loss: _LossWarning | None = None
-        super().__init__(path, maxBytes=max_bytes, backupCount=keep, encoding="utf-8")
-        self._loss = loss
-        self.setFormatter(_Lines())
-
     def emit(self, record: logging.LogRecord) -> None:
         self._failed = False
         super().emit(record)
-        if not self._failed and self._loss is not None:
-            self._loss.reset()
+        self._warned = self._warned and self._failed
 
     def handleError(self, record: logging.LogRecord) -> None:
         self._failed = True
-        if self._loss is not None:
-            error = sys.exc_info()[1]
-            self._loss.warn(error if isinstance(error, OSError) else type(error).__name__)
+        error = sys.exc_info()[1]
+        self.warn(error if isinstance(error, OSError) else type(error).__name__)
 
-
-class _Queue(QueueHandler):
-    """Enqueues lines unformatted; a line is lost when the queue is full."""
-
-    def __init__(self, queue: "Queue[Any]", loss: _LossWarning) -> None:
-        super().__init__(queue)
-        self._loss = loss
-
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        return record
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        self._loss.warn(f"more than {WAITING_LINES} wait to be written")
+    def warn(self, error: object) -> None:
+        if not self._warned:
+            logger.warning("telemetry: lines for %s are lost: %s", self.path, error)
+        self._warned = True
 
 
 class TelemetryLog:
@@ -257,18 +171,21 @@ class TelemetryLog:
         if max_bytes < 1 or keep < 1:
             # logging would take either 0 for "never rotate"
             raise ValueError(f"telemetry needs at least 1 byte and 1 kept file, got {max_bytes} and {keep}")
-        loss = self._loss = _LossWarning(path)
         try:
-            self._file = _File(path, max_bytes, keep, loss)
+            self._file = _File(path, maxBytes=max_bytes, backupCount=keep, encoding="utf-8")
+            self._file.path = path
         except OSError as error:
             raise ValueError(
                 f"--telemetry {str(path)!r} cannot be written: {error.strerror or error}; name a file in a folder "
                 "that is there"
             ) from error
-        queue: Queue[Any] = Queue(WAITING_LINES)
-        self._entry = _Queue(queue, loss)
-        self._listener = _Listener(queue, self._file)
-        self._listener.start()
+        self._queue: Queue[Callable[[], RequestLine] | None] = Queue(WAITING_LINES)
+        self._thread = Thread(target=self._write_queued, daemon=True)
+        self._thread.start()
+
+    def _write_queued(self) -> None:
+        while (make := self._queue.get()) is not None:
+            self._file.handle(logging.LogRecord(__name__, logging.INFO, "", 0, make, None, None))
 
     def write(self, make: Callable[[], RequestLine]) -> None:
         """Writes a line later; never waits and never raises.
@@ -276,41 +193,24 @@ class TelemetryLog:
         Args:
             make: Makes the line; called in the writing thread.
         """
-        self._entry.handle(logging.LogRecord("sigma0.commands.telemetry", logging.INFO, "", 0, make, None, None))
+        try:
+            self._queue.put_nowait(make)
+        except Full:
+            self._file.warn(f"more than {WAITING_LINES} wait to be written")
 
     def close(self) -> None:
-        """Writes what is queued, and closes the file."""
-        self._listener.stop()
-        if self._listener.hangs:
-            # the writing thread holds the file's lock
+        """Writes what is queued, and closes the file; after `CLOSING_S` of a disk that hangs the rest is dropped."""
+        with suppress(Full):
+            self._queue.put(None, timeout=CLOSING_S)
+            self._thread.join(CLOSING_S)
+        if self._thread.is_alive():
+            # it holds the file's lock
             return
         try:
             self._file.close()
         except OSError as error:
             # the flush to a full disk failed
-            self._loss.warn(error)
-
-
-class _Listener(QueueListener):
-    """Stops even if the disk hangs; lines still queued after `CLOSING_S` are dropped.
-
-    Attributes:
-        hangs: Whether a line was still being written when it stopped.
-    """
-
-    hangs = False
-
-    def stop(self) -> None:
-        """Writes what is queued, within the time limit."""
-        thread = self._thread
-        if thread is None:
-            return
-        assert isinstance(self.queue, Queue)
-        with suppress(Full):
-            self.queue.put(None, timeout=CLOSING_S)
-            thread.join(CLOSING_S)
-        self.hangs = thread.is_alive()
-        self._thread = None
+            self._file.warn(error)
 
 
 def read_telemetry(path: Path) -> Iterator[RequestLine]:

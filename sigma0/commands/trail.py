@@ -65,24 +65,18 @@ def print_lines(lines: "Sequence[Line]") -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for line in lines:
         if isinstance(line, Heading):
-            again = " (resumed)" if line.resumed else ""
-            table.add_row(
-                Text(line.strategy, style="bold"),
-                Text(_short(", ".join(line.models)) + again),
-                Text(_short(line.problem)),
-            )
+            models = _short(", ".join(line.models)) + (" (resumed)" if line.resumed else "")
+            table.add_row(Text(line.strategy, style="bold"), Text(models), Text(_short(line.problem)))
         elif isinstance(line, Call):
             answer = line.failed if line.answer is None else str(line.answer.get("text", ""))
             table.add_row("asked", Text(_short(line.purpose)), Text(_short(answer or ""), style="dim"))
         elif isinstance(line, Run):
             ended = "ok" if line.result.get("ok") else f"exit {line.result.get('exit_code')}"
             table.add_row("ran", Text(_short(line.purpose)), Text(f"{ended}: {_short(line.code)}", style="dim"))
-        elif isinstance(line, Decision):
-            table.add_row("decided", Text(_short(line.what), style="bold"), Text(printable(line.why)))
         else:
-            table.add_row(
-                "ended", Text("solved" if line.solved else "NOT solved", style="bold"), Text(printable(line.why))
-            )
+            decided = isinstance(line, Decision)
+            what = _short(line.what) if isinstance(line, Decision) else "solved" if line.solved else "NOT solved"
+            table.add_row("decided" if decided else "ended", Text(what, style="bold"), Text(printable(line.why)))
     console.print(table)
 
 
