@@ -5,16 +5,9 @@ from typing import Annotated
 
 import typer
 
-from sigma0.bench.core.ledger import (
-    LEDGER,
-    DepthRow,
-    FidelityRow,
-    HumanEvalRow,
-    SimulationRow,
-    SpeedRow,
-    StrategyQARow,
-    read_rows,
-)
+from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.core.options import LEDGER
+from sigma0.bench.core.rows import DepthRow, FidelityRow, HumanEvalRow, SimulationRow, SpeedRow, StrategyQARow
 from sigma0.bench.fidelity.pages import latest_runs, short_table, whole_table
 from sigma0.bench.humaneval.table import latest_humaneval
 from sigma0.bench.humaneval.table import markdown as humaneval_table

@@ -1,74 +1,39 @@
 """The ledger: one JSON line for each measured setting, under one published schema.
 
-A row is appended whole, by one writer at a time. A last line that a killed run left half-written is cut off by the next
-writer; anything else that is not a row is refused, naming the line, so that nothing is silently mixed.
+Lines are appended whole, by one writer at a time, and stay whole where a writer is killed: a last line that it left
+half-written is cut off by the next one. Anything else that is not a row is refused, naming the line, so that nothing is
+silently mixed.
 """
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from filelock import FileLock
+from pydantic import Field, TypeAdapter
 
-from sigma0.bench.core.lines import alone, append, cut, parsed
-from sigma0.bench.core.options import LEDGER, OWN
-from sigma0.bench.core.rows import Conditions, Figure, row_key
-from sigma0.bench.core.rows_decoding import (
-    Course,
+from sigma0.bench.core.rows import (
     DepthRow,
-    DepthSample,
     FidelityRow,
+    HumanEvalRow,
     KVRow,
-    Promise,
-    QuantizationRow,
-    SpeedRow,
-)
-from sigma0.bench.core.rows_systems import (
     LadderRow,
+    OuterRow,
     OverheadRow,
-    Percentiles,
+    QuantizationRow,
     ServeRow,
     SimulationRow,
-    Tail,
+    SpeedRow,
+    StrategyQARow,
     VllmRow,
 )
-from sigma0.bench.core.rows_tasks import HumanEvalRow, LevelRates, OuterRow, StrategyQARow
 from sigma0.errors import one_line
 
-__all__ = [
-    "LEDGER",
-    "OWN",
-    "AnyRow",
-    "Conditions",
-    "Course",
-    "DepthRow",
-    "DepthSample",
-    "FidelityRow",
-    "Figure",
-    "HumanEvalRow",
-    "KVRow",
-    "LadderRow",
-    "LevelRates",
-    "OuterRow",
-    "OverheadRow",
-    "Percentiles",
-    "Promise",
-    "QuantizationRow",
-    "Row",
-    "ServeRow",
-    "SimulationRow",
-    "SpeedRow",
-    "StrategyQARow",
-    "Tail",
-    "VllmRow",
-    "append_row",
-    "check_ledger",
-    "parse_row",
-    "read_rows",
-    "repair",
-    "row_key",
-    "row_schema",
-]
-
+Parsed = TypeVar("Parsed")
+# characters of an error that are told
+_TOLD = 400
 AnyRow = (
     FidelityRow
     | DepthRow
@@ -88,6 +53,61 @@ Row = Annotated[AnyRow, Field(discriminator="benchmark")]
 _ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)
 
 
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keeps other processes that ask so too from the file; makes its folder where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        yield
+
+
+def cut(path: Path) -> bytes:
+    """Cuts off a last line that a killed writer left without its end, and returns it; to be called alone."""
+    if not path.exists():
+        return b""
+    content = path.read_bytes()
+    kept = content.rfind(b"\n") + 1
+    if kept < len(content):
+        with path.open("r+b") as file:
+            file.truncate(kept)
+    return content[kept:]
+
+
+def append(path: Path, line: bytes) -> None:
+    """Adds a line, without its end, for good; to be called alone."""
+    with path.open("a+b") as file:
+        end = file.tell()
+        if end:
+            file.seek(end - 1)
+        whole = not end or file.read(1) == b"\n"
+    if not whole:
+        cut(path)
+    with path.open("ab") as file:
+        file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def parsed(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[Parsed]:
+    """Every whole line of a file; none where the file is missing.
+
+    Args:
+        path: Of the file.
+        parse: Makes an object of a line.
+        what: A line is called in errors.
+
+    Raises:
+        ValueError: For a line that is refused, named by its number.
+    """
+    found = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], start=1):
+        try:
+            found.append(parse(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"line {number} of {str(path)!r} is no {what}: {one_line(error)[:_TOLD]}") from error
+    return found
+
+
 def row_schema() -> dict[str, Any]:
     """The JSON Schema of a row."""
     return _ROW.json_schema()
@@ -97,12 +117,9 @@ def parse_row(line: str | bytes) -> AnyRow:
     """One line of a ledger.
 
     Raises:
-        ValueError: If it is no row.
+        ValidationError: If it is no row.
     """
-    try:
-        return _ROW.validate_json(line)
-    except ValidationError as error:
-        raise ValueError(one_line(error)) from error
+    return _ROW.validate_json(line)
 
 
 def read_rows(path: Path) -> list[AnyRow]:

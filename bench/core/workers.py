@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from sigma0.bench.core.lines import append, cut, parsed
+from sigma0.bench.core.ledger import append, cut, parsed
 from sigma0.errors import needs_extra
 from sigma0.serve.cluster.cluster import join
 

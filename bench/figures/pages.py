@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import TypeAdapter
 
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable
 from sigma0.bench.effort.table import table as effort_table
 from sigma0.bench.effort.table import title as effort_title
 from sigma0.bench.fidelity.pages import CHOSEN_BEFOREHAND, whole_table

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.figures.results import Results
 from sigma0.config import ExitConfig

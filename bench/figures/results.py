@@ -8,10 +8,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from sigma0.bench.core.digests import stale_mark
+from sigma0.bench.core.conditions import Provenance, read_report, short_commit, stale_mark
 from sigma0.bench.core.ledger import AnyRow, read_rows
-from sigma0.bench.core.provenance import Provenance, read_report
-from sigma0.bench.core.rows import short_commit
 from sigma0.bench.effort.report import EffortReport
 from sigma0.bench.verdict.measure import VerdictReport
 from sigma0.bench.verdict.promise import PromiseReport

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sigma0.bench.core.digests import stale_mark
-from sigma0.bench.core.ledger import FidelityRow, LadderRow, ServeRow, VllmRow
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.conditions import stale_mark
+from sigma0.bench.core.output import BenchTable
+from sigma0.bench.core.rows import FidelityRow, LadderRow, ServeRow, VllmRow
 from sigma0.bench.fidelity.pages import latest_runs
 from sigma0.bench.fidelity.table import label as rule_label
 from sigma0.bench.fidelity.table import percent, with_interval

@@ -8,8 +8,8 @@ from typing import get_args
 
 import numpy as np
 
-from sigma0.bench.core.rows import Figure
-from sigma0.bench.core.rows_tasks import HumanEvalRow, Outcome
+from sigma0.bench.core.conditions import Figure
+from sigma0.bench.core.rows import HumanEvalRow, Outcome
 from sigma0.bench.humaneval.judging import Judgement, Limits
 from sigma0.bench.humaneval.sampling import Sample
 from sigma0.bench.humaneval.saved import Run

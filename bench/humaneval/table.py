@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from sigma0.bench.core.ledger import AnyRow, HumanEvalRow
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.ledger import AnyRow
+from sigma0.bench.core.output import BenchTable
+from sigma0.bench.core.rows import HumanEvalRow
 from sigma0.bench.fidelity.table import with_interval
 from sigma0.bench.humaneval.row import OUTCOMES
 from sigma0.config import ExitConfig

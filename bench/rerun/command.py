@@ -11,10 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from sigma0.bench.core.conditions import git_commit
+from sigma0.bench.core.conditions import Provenance, figures_of, git_commit, read_report, write_report
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.core.provenance import Provenance, figures_of, read_report, write_report
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable
 from sigma0.bench.rerun.compare import differences
 from sigma0.bench.rerun.recipes import Recipe, chosen
 from sigma0.bench.rerun.rows import committed

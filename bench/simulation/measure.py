@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.core.rows import Conditions
+from sigma0.bench.core.conditions import Conditions
 from sigma0.bench.simulation.fitting import TimedPass, fit_passes
 from sigma0.bench.simulation.inputs import Check, Inputs, Kind, MeasuredAnswer, PassClock, percentiles
 from sigma0.bench.simulation.replica import PassWork, Replica, Request

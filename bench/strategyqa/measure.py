@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from sigma0.bench.core.conditions import device_name, git_commit, library_versions
-from sigma0.bench.core.rows import Conditions, Figure
-from sigma0.bench.core.rows_tasks import StrategyQARow
+from sigma0.bench.core.conditions import Conditions, Figure, device_name, git_commit, library_versions
+from sigma0.bench.core.rows import StrategyQARow
 from sigma0.bench.strategyqa.opening import Opened
 from sigma0.bench.strategyqa.runner import LevelRun
 from sigma0.bench.strategyqa.statistics import holm, majority, mcnemar

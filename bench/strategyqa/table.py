@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.box import SIMPLE
 from rich.table import Table
 
-from sigma0.bench.core.ledger import AnyRow, StrategyQARow
-from sigma0.bench.core.output import drawing
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.ledger import AnyRow
+from sigma0.bench.core.output import BenchTable, drawing
+from sigma0.bench.core.rows import StrategyQARow
 from sigma0.bench.fidelity.table import with_interval
 from sigma0.bench.strategyqa.measure import FEW
 

@@ -10,8 +10,7 @@ import torch
 
 import sigma0
 from sigma0.bench.core import conditions
-from sigma0.bench.core.conditions import describe, git_commit
-from sigma0.bench.core.digests import weights_sha256
+from sigma0.bench.core.conditions import describe, git_commit, weights_sha256
 from sigma0.checkpoints import resolve_model
 
 

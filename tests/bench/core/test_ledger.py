@@ -7,18 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigma0.bench.core.ledger import (
-    LEDGER,
-    DepthRow,
-    DepthSample,
-    FidelityRow,
-    Figure,
-    append_row,
-    parse_row,
-    read_rows,
-    repair,
-    row_schema,
-)
+from sigma0.bench.core.conditions import Figure
+from sigma0.bench.core.ledger import append_row, parse_row, read_rows, repair, row_schema
+from sigma0.bench.core.options import LEDGER
+from sigma0.bench.core.rows import DepthRow, DepthSample, FidelityRow
 
 ROOT = Path(__file__).parents[3]
 CONDITIONS = {

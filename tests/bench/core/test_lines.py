@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from sigma0.bench.core.lines import alone, append, cut
+from sigma0.bench.core.ledger import alone, append, cut
 from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.bench.strategyqa.cache import AnswerCache
 from sigma0.reason.chat import ScriptedChat

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sigma0.bench.core import provenance as module
-from sigma0.bench.core.digests import stale_mark, weights_sha256
-from sigma0.bench.core.ledger import Conditions, read_rows
-from sigma0.bench.core.provenance import Provenance, read_report, write_report
+from sigma0.bench.core import conditions as module
+from sigma0.bench.core.conditions import Conditions, Provenance, read_report, stale_mark, weights_sha256, write_report
+from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.rerun.recipes import recipes
 
 ROOT = Path(__file__).parents[3]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sigma0.bench.core import digests
+from sigma0.bench.core import conditions
 from sigma0.bench.figures.pages import pages
 from sigma0.bench.figures.results import Results
 from sigma0.bench.figures.tables import blocks
@@ -27,7 +27,7 @@ def test_nothing_that_is_shown_is_stale() -> None:
 
 @pytest.mark.exhaustive
 def test_every_page_and_table_says_so_when_other_weights_ship(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "shipped_weights", lambda name: "0" * 64 if name in shipped_models() else None)
+    monkeypatch.setattr(conditions, "shipped_weights", lambda name: "0" * 64 if name in shipped_models() else None)
     results = Results(ROOT)
     told = {Path(name).name: text for name, text in pages(results).items()}
     assert set(told) >= OTHERS

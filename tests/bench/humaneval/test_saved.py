@@ -1,6 +1,6 @@
 import pytest
 
-from sigma0.bench.core.rows import Conditions
+from sigma0.bench.core.conditions import Conditions
 from sigma0.bench.humaneval.sampling import Sample, SampleSettings
 from sigma0.bench.humaneval.saved import Run, SampleFile
 from tests.bench.core.test_ledger import CONDITIONS

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sigma0.bench.commands import app
-from sigma0.bench.core import provenance
+from sigma0.bench.core import conditions
+from sigma0.bench.core.conditions import Provenance, read_report
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.core.provenance import Provenance, read_report
 from sigma0.bench.rerun import command, recipes, run
 from sigma0.bench.rerun.recipes import Recipe
 from sigma0.bench.rerun.rows import committed, untimed
@@ -24,7 +24,7 @@ def says(tmp_path, monkeypatch):
     """A module that reports its arguments, and a commit for what it reports."""
     (tmp_path / "says.py").write_text(SAYS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(provenance, "git_commit", lambda: "a" * 40)
+    monkeypatch.setattr(conditions, "git_commit", lambda: "a" * 40)
     monkeypatch.setattr(command, "git_commit", lambda: "a" * 40)
     known = {
         "plain": Recipe("plain", "says whole", quick="--quick"),
