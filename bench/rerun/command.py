@@ -14,10 +14,8 @@ import typer
 from sigma0.bench.core.conditions import Provenance, figures_of, git_commit, read_report, write_report
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.output import BenchTable
-from sigma0.bench.rerun.compare import differences
-from sigma0.bench.rerun.recipes import Recipe, chosen
-from sigma0.bench.rerun.rows import committed
-from sigma0.bench.rerun.run import Failed, run, told
+from sigma0.bench.rerun.compare import committed, differences
+from sigma0.bench.rerun.recipes import Failed, Recipe, chosen
 from sigma0.commands.console import one_line_errors, progress_bar
 
 RESULTS = Path("bench/results")
@@ -94,7 +92,7 @@ def _one(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], folder: Path, 
     started = monotonic()
     try:
         with TemporaryDirectory() as scratch:
-            found = run(recipe, quick, inputs, Path(scratch))
+            found = recipe.run(quick, inputs, Path(scratch))
     except Failed as error:
         # told with the others, which go on
         return Rerun(recipe.name, monotonic() - started, (f"failed: {error}",))
@@ -106,7 +104,7 @@ def _one(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], folder: Path, 
     elif path.exists() and recipe.ending == ".json":
         before = figures_of(path)
     if write and not (recipe.rows and not quick):
-        provenance = Provenance.here(told(recipe, quick), recipe.models, recipe.given(inputs))
+        provenance = Provenance.here(recipe.told(quick), recipe.models, recipe.given(inputs))
         if recipe.ending == ".json":
             write_report(path, provenance, found)
         else:
