@@ -224,7 +224,13 @@ def git_commit() -> str | None:
     Raises:
         ValueError: If git refuses to tell.
     """
-    if shutil.which("git") is None or not _is_tracked():
+    if shutil.which("git") is None:
+        return None
+    # not so in an environment inside somebody else's repository
+    tracked = _run_git("ls-files", "--error-unmatch", Path(__file__).name)
+    if tracked.returncode == _TROUBLE and "not a git repository" not in tracked.stderr:
+        raise ValueError(f"git does not tell the commit of these sources: {tracked.stderr.strip()}")
+    if tracked.returncode:
         return None
     root = Path(_git("rev-parse", "--show-toplevel").strip())
     commit = _git("rev-parse", "HEAD").strip()
@@ -236,14 +242,6 @@ def git_commit() -> str | None:
         return commit
     text = changed + "".join(f"{name}\n{(root / name).read_text()}" for name in new)
     return f"{commit}+{sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _is_tracked() -> bool:
-    """Whether these sources stand in a repository of their own, not in an environment inside somebody else's."""
-    found = _run_git("ls-files", "--error-unmatch", Path(__file__).name)
-    if found.returncode == _TROUBLE and "not a git repository" not in found.stderr:
-        raise ValueError(f"git does not tell the commit of these sources: {found.stderr.strip()}")
-    return found.returncode == 0
 
 
 def _git(*arguments: str) -> str:
@@ -271,14 +269,10 @@ def _processor() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.processor() or platform.machine()
-    # machines of one name differ: virtual ones hide which processor they have
-    return ", ".join([name, *(f"L{level} {size}" for level, size in sorted(_caches().items()) if level > 1)])
-
-
-def _caches() -> dict[int, str]:
-    """Sizes of the caches of the first core, by level, where the system tells them."""
-    folders = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
-    return {int((each / "level").read_text()): (each / "size").read_text().strip() for each in folders}
+    # machines of one name differ: virtual ones hide which processor they have, so the first core's caches are told too
+    folders = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")
+    caches = {int((each / "level").read_text()): (each / "size").read_text().strip() for each in sorted(folders)}
+    return ", ".join([name, *(f"L{level} {size}" for level, size in sorted(caches.items()) if level > 1)])
 
 
 @lru_cache
