@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from pydantic import JsonValue
 
 from sigma0.bench.core.conditions import Strict
-from sigma0.bench.core.ledger import append, cut, parsed
+from sigma0.bench.core.lines import append, cut, parsed
 from sigma0.errors import needs_extra
 from sigma0.serve.cluster.cluster import join
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sigma0.bench.core.ledger import alone, append
+from sigma0.bench.core.lines import alone, append
 
 # Of random weights: tokens stop at any loop, and drafts are often wrong, which tries the equality hard.
 RULE = '{"mode": "qexit", "q": 0.5}'

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from sigma0.bench.core.conditions import Conditions
-from sigma0.bench.core.ledger import append, cut, parsed
+from sigma0.bench.core.lines import append, cut, parsed
 from sigma0.bench.humaneval.problems import Problem
 from sigma0.bench.humaneval.sampling import Sample, SampleSettings
 

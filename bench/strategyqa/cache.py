@@ -8,7 +8,7 @@ from threading import Lock
 
 from pydantic import TypeAdapter
 
-from sigma0.bench.core.ledger import alone, append, cut, parsed
+from sigma0.bench.core.lines import alone, append, cut, parsed
 from sigma0.config import Messages
 from sigma0.reason.messages import ChatModel, ChatSettings, Completion
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigma0.bench.core.conditions import Conditions, Figure
-from sigma0.bench.core.ledger import alone, append, append_row, cut, parse_row, read_rows, repair, row_schema
+from sigma0.bench.core.ledger import append_row, parse_row, read_rows, repair, row_schema
+from sigma0.bench.core.lines import alone, append, cut
 from sigma0.bench.core.options import LEDGER
 from sigma0.bench.core.rows import DepthRow, DepthSample, FidelityRow
 from sigma0.bench.strategyqa.asking import AskSettings
