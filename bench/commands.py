@@ -1,192 +1,61 @@
 """The benchmarks by name."""
 
+# ruff: noqa: E501  (a bench is a line)
+
 from typing import Any
 
 import typer
 
 from sigma0.commands.lazy_group import Target, lazy_group
 
-# The help of each is the first line of its function's docstring, so that the list can be printed without importing it.
-COMMANDS = {
-    "all": Target(
-        "sigma0.bench.rerun.command",
-        "rerun_all",
-        "Make every deterministic figure again from the weights that ship; say which differ from what is committed.",
-    ),
-    "fidelity": Target(
-        "sigma0.bench.fidelity.command",
-        "fidelity",
-        "Compute saved against fidelity, for every exit rule and threshold and the baselines beside them.",
-    ),
-    "report": Target(
-        "sigma0.bench.report",
-        "report",
-        "Write the whole tables and the pictures of the latest run of each model; print the short tables.",
-    ),
-    "lossless": Target(
-        "sigma0.bench.lossless.command",
-        "lossless",
-        "Passes of verify over full depth's, with one draft and with redrafts, and that the text is full depth's.",
-    ),
-    "proximity": Target(
-        "sigma0.bench.proximity.command",
-        "proximity",
-        "Fit the parts of the proximity on one half of texts and loops, and report on the other.",
-    ),
-    "kernels": Target(
-        "sigma0.bench.kernels.command",
-        "kernels",
-        "Microseconds and bandwidth of every kernel in Ouro-1.4B's shape, beside eager torch and torch.compile.",
-    ),
-    "grounding": Target(
-        "sigma0.bench.grounding.command",
-        "grounding",
-        "Recall and precision of unanchored claims: a number altered or a name swapped, against untouched facts.",
-    ),
-    "stability": Target(
-        "sigma0.bench.stability.command",
-        "stability",
-        "The spectrum of a token's loops beside the loop map's own radius, and beside right and wrong answers.",
-    ),
-    "depths": Target(
-        "sigma0.bench.depths.command",
-        "depths",
-        "The loop at which each word of a model's answers exits: which words need depth.",
-    ),
-    "verdict": Target(
-        "sigma0.bench.verdict.command",
-        "verdict",
-        "Wrong answers told from right ones, the door, its features, the switches, shifts and strange prompts.",
-    ),
-    "promise": Target(
-        "sigma0.bench.verdict.command",
-        "promise",
-        "Draw calibrations from a pool of answers, and count how often the chosen door keeps the stated risk.",
-    ),
-    "worlds": Target(
-        "sigma0.bench.verdict.command",
-        "worlds",
-        "Calibrate a risk in simulated worlds: how often it is kept, and how often a door is found, beside an oracle.",
-    ),
-    "collapse": Target(
-        "sigma0.bench.collapse.command",
-        "collapse",
-        "What `--on-collapse stop` ends on ordinary texts and on loops, and what it and the verdict cost a token.",
-    ),
-    "speed": Target(
-        "sigma0.bench.speed.command",
-        "speed",
-        "Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end.",
-    ),
-    "course": Target(
-        "sigma0.bench.speed.courses",
-        "course",
-        "Record at which loop each token of a shipped model's answers stops, and from which loop on it is settled.",
-    ),
-    "gpu": Target(
-        "sigma0.bench.gpu.command",
-        "gpu",
-        "Measure a GPU in one process, the most important first: what fits the time; the next call goes on from there.",
-    ),
-    "device": Target(
-        "sigma0.bench.gpu.device",
-        "device",
-        "Facts of a device, versions of the libraries, and the bandwidth of a plain copy, measured.",
-    ),
-    "quantization": Target(
-        "sigma0.bench.quantization.command",
-        "quantization",
-        "Bytes, time, agreement and depths with weights of int8 and int4, beside the same model with floats; greedy.",
-    ),
-    "kv": Target(
-        "sigma0.bench.kv.command",
-        "kv",
-        "Agreement, depths, bytes and time with K/V in few bits, beside K/V as computed, at several contexts.",
-    ),
-    "overhead": Target(
-        "sigma0.bench.overhead.command",
-        "overhead",
-        "Host time and dispatched operations of a pass whose block is empty: library, engine, transformers' generate.",
-    ),
-    "ladder": Target(
-        "sigma0.bench.ladder.command",
-        "ladder",
-        "Accuracy against cost of handing up, beside both models alone, chance, and entropy alone.",
-    ),
-    "signs": Target(
-        "sigma0.bench.ladder.signs",
-        "signs",
-        "Which sign of a small model's token says that a larger model would write another.",
-    ),
-    "routes": Target(
-        "sigma0.bench.ladder.routes",
-        "routes",
-        "Which score should send a whole answer up to a larger model, on many questions that both have answered.",
-    ),
-    "distill": Target(
-        "sigma0.bench.outer.command",
-        "distill",
-        "Make a program without a model of what a lemma graph verified, and measure it on held-out questions.",
-    ),
-    "agent": Target(
-        "sigma0.bench.outer.command",
-        "agent",
-        "Let the three-tier agent mend a small repository with one of several faults at a time.",
-    ),
-    "outer": Target(
-        "sigma0.bench.outer.command",
-        "outer",
-        "Each outer loop on held-out hard questions, beside the plain answer, votes of equal cost and a larger model.",
-    ),
-    "effort": Target(
-        "sigma0.bench.effort.command",
-        "effort",
-        "Success, false accepts and cost of five policies of verification effort, beside flat high effort.",
-    ),
-    "strategyqa": Target(
-        "sigma0.bench.strategyqa.command", "strategyqa", "Levels of control on yes or no questions, and distillation."
-    ),
-    "serve": Target(
-        "sigma0.bench.serving.command",
-        "serve",
-        "Throughput and latency of full depth, never exiting, finish, drop and verify, each through the same server.",
-    ),
-    "soak": Target(
-        "sigma0.bench.serving.soak",
-        "soak_server",
-        "Load a server with clients of all kinds, one in ten of which leave in the middle; then end it under load.",
-    ),
-    "vllm": Target(
-        "sigma0.bench.serving.command",
-        "vllm",
-        "The same requests to vLLM at full depth, to vLLM with our drafts, and to our own server, in turn.",
-    ),
-    "humaneval": Target(
-        "sigma0.bench.humaneval.command",
-        "humaneval",
-        "pass@k on HumanEval, and how the failed completions failed; their code is run in the sandbox alone.",
-    ),
-    "passes": Target(
-        "sigma0.bench.simulation.command",
-        "passes",
-        "Time the engine's passes by what is in them, and keep the exit depths of its answers for `simulate`.",
-    ),
-    "simulate": Target(
-        "sigma0.bench.simulation.command",
-        "simulate",
-        "SIMULATE fleets: queueing, tail latency and use under each routing; rows in the ledger are not made again.",
-    ),
-    "mutants": Target(
-        "sigma0.bench.mutation.command",
-        "mutants",
-        "Change the sources in small ways, one at a time, and see whether the fast tests notice.",
-    ),
-    "gate": Target(
-        "sigma0.bench.gate.command",
-        "gate",
-        "Exit depth beside difficulty and the oracles, and saturation as a sign of a wrong answer.",
-    ),
-}
+# Name, where it is defined, and the first line of its help, so that the list can be printed without importing it.
+_BENCHES = """
+all | rerun.command:rerun_all | Make every deterministic figure again from the weights that ship; say which differ from what is committed.
+fidelity | fidelity.command:fidelity | Compute saved against fidelity, for every exit rule and threshold and the baselines beside them.
+report | report:report | Write the whole tables and the pictures of the latest run of each model; print the short tables.
+lossless | lossless.command:lossless | Passes of verify over full depth's, with one draft and with redrafts, and that the text is full depth's.
+proximity | proximity.command:proximity | Fit the parts of the proximity on one half of texts and loops, and report on the other.
+kernels | kernels.command:kernels | Microseconds and bandwidth of every kernel in Ouro-1.4B's shape, beside eager torch and torch.compile.
+grounding | grounding.command:grounding | Recall and precision of unanchored claims: a number altered or a name swapped, against untouched facts.
+stability | stability.command:stability | The spectrum of a token's loops beside the loop map's own radius, and beside right and wrong answers.
+depths | depths.command:depths | The loop at which each word of a model's answers exits: which words need depth.
+verdict | verdict.command:verdict | Wrong answers told from right ones, the door, its features, the switches, shifts and strange prompts.
+promise | verdict.command:promise | Draw calibrations from a pool of answers, and count how often the chosen door keeps the stated risk.
+worlds | verdict.command:worlds | Calibrate a risk in simulated worlds: how often it is kept, and how often a door is found, beside an oracle.
+collapse | collapse.command:collapse | What `--on-collapse stop` ends on ordinary texts and on loops, and what it and the verdict cost a token.
+speed | speed.command:speed | Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end.
+course | speed.courses:course | Record at which loop each token of a shipped model's answers stops, and from which loop on it is settled.
+gpu | gpu.command:gpu | Measure a GPU in one process, the most important first: what fits the time; the next call goes on from there.
+device | gpu.device:device | Facts of a device, versions of the libraries, and the bandwidth of a plain copy, measured.
+quantization | quantization.command:quantization | Bytes, time, agreement and depths with weights of int8 and int4, beside the same model with floats; greedy.
+kv | kv.command:kv | Agreement, depths, bytes and time with K/V in few bits, beside K/V as computed, at several contexts.
+overhead | overhead.command:overhead | Host time and dispatched operations of a pass whose block is empty: library, engine, transformers' generate.
+ladder | ladder.command:ladder | Accuracy against cost of handing up, beside both models alone, chance, and entropy alone.
+signs | ladder.signs:signs | Which sign of a small model's token says that a larger model would write another.
+routes | ladder.routes:routes | Which score should send a whole answer up to a larger model, on many questions that both have answered.
+distill | outer.command:distill | Make a program without a model of what a lemma graph verified, and measure it on held-out questions.
+agent | outer.command:agent | Let the three-tier agent mend a small repository with one of several faults at a time.
+outer | outer.command:outer | Each outer loop on held-out hard questions, beside the plain answer, votes of equal cost and a larger model.
+effort | effort.command:effort | Success, false accepts and cost of five policies of verification effort, beside flat high effort.
+strategyqa | strategyqa.command:strategyqa | Levels of control on yes or no questions, and distillation.
+serve | serving.command:serve | Throughput and latency of full depth, never exiting, finish, drop and verify, each through the same server.
+soak | serving.soak:soak_server | Load a server with clients of all kinds, one in ten of which leave in the middle; then end it under load.
+vllm | serving.command:vllm | The same requests to vLLM at full depth, to vLLM with our drafts, and to our own server, in turn.
+humaneval | humaneval.command:humaneval | pass@k on HumanEval, and how the failed completions failed; their code is run in the sandbox alone.
+passes | simulation.command:passes | Time the engine's passes by what is in them, and keep the exit depths of its answers for `simulate`.
+simulate | simulation.command:simulate | SIMULATE fleets: queueing, tail latency and use under each routing; rows in the ledger are not made again.
+mutants | mutation.command:mutants | Change the sources in small ways, one at a time, and see whether the fast tests notice.
+gate | gate.command:gate | Exit depth beside difficulty and the oracles, and saturation as a sign of a wrong answer.
+"""
+
+
+def _target(defined: str, told: str) -> Target:
+    module, function = defined.split(":")
+    return Target(f"sigma0.bench.{module}", function, told)
+
+
+_LINES = [line.split(" | ", maxsplit=2) for line in _BENCHES.strip().splitlines()]
+COMMANDS = {name: _target(defined, told) for name, defined, told in _LINES}
 
 
 def with_record(command: Any) -> Any:
@@ -227,12 +96,7 @@ class BenchGroup(lazy_group(COMMANDS, extra="bench")):  # type: ignore[misc]
         return name, with_record(command), rest
 
 
-app = typer.Typer(
-    cls=BenchGroup,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(cls=BenchGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.callback()

@@ -11,8 +11,7 @@ from transformers import AutoTokenizer
 
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import CodeFiles, ListFiles, ReportFile
-from sigma0.bench.core.output import tell_report
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable, tell_report
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads
 from sigma0.decode.repetition import CollapseStop

@@ -1,10 +1,12 @@
-"""What a measurement was made with: weights, code, libraries, device."""
+"""A figure, and what it was measured with: weights, code, libraries, device; of a row, and written into a report."""
 
+import json
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from functools import cache, lru_cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -12,14 +14,153 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sigma0.bench.core.digests import settings_sha256, weights_sha256
-from sigma0.bench.core.rows import Conditions
+from sigma0.calibrate.bootstrap import Estimate
+from sigma0.checkpoints import shipped_models
+from sigma0.errors import one_line
 from sigma0.models.hf_generate import DepthGenerationMixin
+from sigma0.models.load import checkpoint_folder
 
 _LIBRARIES = ("sigma0-lm", "torch", "transformers")
 # git's exit code for "no repository here" and for every other trouble.
 _TROUBLE = 128
+
+
+class Strict(BaseModel):
+    """What rows and reports are made of: no other fields, finite numbers, never changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Figure(Strict):
+    """A measured figure and its 95 % interval over prompts."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, estimate: Estimate | None) -> "Figure | None":
+        """The figure of an estimate."""
+        if estimate is None:
+            return None
+        return cls(value=estimate.value, low=estimate.interval[0], high=estimate.interval[1])
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Figure":
+        if not self.low <= self.high:
+            raise ValueError(f"the interval from {self.low} to {self.high} is upside down")
+        return self
+
+
+def weights_sha256(name: str) -> str:
+    """Digest of a checkpoint's weights, as `Conditions.model_sha256` says.
+
+    Raises:
+        ValueError: If no safetensors file is there.
+    """
+    files = sorted(checkpoint_folder(name).glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{name!r} has no *.safetensors file")
+    return _digest(files[0]) if len(files) == 1 else _digest_of(files)
+
+
+def settings_sha256(name: str) -> str:
+    """Digest of a checkpoint's files that are not weights."""
+    return _digest_of([path for path in checkpoint_folder(name).glob("*.json") if path.is_file()])
+
+
+@cache
+def shipped_weights(name: str) -> str | None:
+    """Digest of the weights that ship under a name; None for other models."""
+    return weights_sha256(name) if name in shipped_models() else None
+
+
+def stale_mark(models: Mapping[str, str]) -> str:
+    """What stands in a table behind the names of models: nothing, or which of them ship with other weights now.
+
+    Args:
+        models: The names, each with the digest of the weights that were measured.
+    """
+    stale = [name for name, digest in models.items() if shipped_weights(name) not in (None, digest)]
+    return f" (**stale: other weights of {' and '.join(stale)} ship now**)" if stale else ""
+
+
+def _digest_of(files: Sequence[Path]) -> str:
+    lines = "".join(f"{_digest(file)}  {file.name}\n" for file in sorted(files))
+    return sha256(lines.encode()).hexdigest()
+
+
+def _digest(file: Path) -> str:
+    found = sha256()
+    with file.open("rb") as content:
+        while chunk := content.read(2**20):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+class Digests(Strict):
+    """A model's files."""
+
+    weights_sha256: str  # As `Conditions.model_sha256` says
+    settings_sha256: str  # As `Conditions.settings_sha256` says
+
+    @classmethod
+    def of(cls, name: str) -> "Digests":
+        """Those of a shipped name, a folder or a hub id."""
+        return cls(weights_sha256=weights_sha256(name), settings_sha256=settings_sha256(name))
+
+
+class Conditions(Strict):
+    """Under which a row was measured; two rows of one run share all of them."""
+
+    model: str  # Name of the model, as it was loaded
+    model_sha256: str  # Of its weights: of the one safetensors file, or of "sha256  name" lines where there are several
+    settings_sha256: str  # Of the "sha256  name" lines of its other files (configs, tokenizer)
+    total_loops: int  # T; 1 of a model without loops
+    parameters: int  # How many
+    device: str  # Device type, and the processor's name and caches
+    dtype: str  # Of the weights
+    threads: int  # CPU threads
+    prompts: str  # Where they come from: a file's name, or a task and its split and seed
+    prompts_sha256: str  # Of the prompts' ids and their known answers
+    n: int  # Prompts
+    batch_size: int  # Prompts in a batch
+    max_new_tokens: int  # New tokens of each prompt at most
+    # Git commit of the code, "+" and a digest of the differences behind it where there are some; None outside a
+    # repository
+    commit: str | None
+    versions: dict[str, str]  # Of Python and of the libraries that compute
+    # To what the weights of the block were rounded as the model was loaded; None where they were not
+    quantization: str | None = None
+    stride: int = 1  # Loops that a pass runs; `total_loops` counts passes
+    kv: dict[str, Any] | None = None  # How K/V were stored; None as the model computes them
+    # Of a fixed product on the device (`product_ms`), which tells machines of one
+    # name apart; None of rows from before it was taken. No condition: two starts of a run differ in it
+    product_ms: float | None = None
+
+    @property
+    def named(self) -> str:
+        """Its model's name, marked where other weights ship under it now."""
+        return f"{self.model}{stale_mark({self.model: self.model_sha256})}"
+
+    @property
+    def unnamed(self) -> set[str]:
+        """Fields that the name of a run leaves out, since they say what held before there was a choice."""
+        since = {"quantization": self.quantization is None, "stride": self.stride == 1, "kv": self.kv is None}
+        return {"product_ms", *(name for name, usual in since.items() if usual)}
+
+    @property
+    def run(self) -> str:
+        """A short name for these conditions, the same for all rows of a run."""
+        shared = {name: getattr(self, name) for name in Conditions.model_fields if name not in self.unnamed}
+        return sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def short_commit(commit: str | None) -> str:
+    """A commit in 12 digits, with what follows it where sources differed from it."""
+    return "unknown" if commit is None else commit[:12] + commit[40:]
 
 
 def describe(
@@ -30,6 +171,7 @@ def describe(
     answers: Sequence[str | None],
     max_new_tokens: int,
     batch_size: int = 1,
+    digests: Digests | None = None,
 ) -> Conditions:
     """The conditions of a run.
 
@@ -41,29 +183,14 @@ def describe(
         answers: Their known answers.
         max_new_tokens: New tokens of each prompt at most.
         batch_size: Prompts in a batch.
+        digests: Of weights that no checkpoint holds.
     """
-    return describe_weights(
-        model, name, weights_sha256(name), settings_sha256(name), prompts, ids, answers, max_new_tokens, batch_size
-    )
-
-
-def describe_weights(
-    model: Any,
-    name: str,
-    model_sha256: str,
-    settings_sha256: str,
-    prompts: str,
-    ids: Sequence[tuple[int, ...]],
-    answers: Sequence[str | None],
-    max_new_tokens: int,
-    batch_size: int = 1,
-) -> Conditions:
-    """As `describe`, for weights that no checkpoint holds: their digests are the caller's to give."""
     known = [(tuple(row), answer) for row, answer in zip(ids, answers, strict=True)]
+    files = digests or Digests.of(name)
     return Conditions(
         model=name,
-        model_sha256=model_sha256,
-        settings_sha256=settings_sha256,
+        model_sha256=files.weights_sha256,
+        settings_sha256=files.settings_sha256,
         total_loops=model.num_loops if isinstance(model, DepthGenerationMixin) else 1,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         device=device_name(model.device),
@@ -97,7 +224,13 @@ def git_commit() -> str | None:
     Raises:
         ValueError: If git refuses to tell.
     """
-    if shutil.which("git") is None or not _is_tracked():
+    if shutil.which("git") is None:
+        return None
+    # not so in an environment inside somebody else's repository
+    tracked = _run_git("ls-files", "--error-unmatch", Path(__file__).name)
+    if tracked.returncode == _TROUBLE and "not a git repository" not in tracked.stderr:
+        raise ValueError(f"git does not tell the commit of these sources: {tracked.stderr.strip()}")
+    if tracked.returncode:
         return None
     root = Path(_git("rev-parse", "--show-toplevel").strip())
     commit = _git("rev-parse", "HEAD").strip()
@@ -109,14 +242,6 @@ def git_commit() -> str | None:
         return commit
     text = changed + "".join(f"{name}\n{(root / name).read_text()}" for name in new)
     return f"{commit}+{sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _is_tracked() -> bool:
-    """Whether these sources stand in a repository of their own, not in an environment inside somebody else's."""
-    found = _run_git("ls-files", "--error-unmatch", Path(__file__).name)
-    if found.returncode == _TROUBLE and "not a git repository" not in found.stderr:
-        raise ValueError(f"git does not tell the commit of these sources: {found.stderr.strip()}")
-    return found.returncode == 0
 
 
 def _git(*arguments: str) -> str:
@@ -144,14 +269,10 @@ def _processor() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.processor() or platform.machine()
-    # machines of one name differ: virtual ones hide which processor they have
-    return ", ".join([name, *(f"L{level} {size}" for level, size in sorted(_caches().items()) if level > 1)])
-
-
-def _caches() -> dict[int, str]:
-    """Sizes of the caches of the first core, by level, where the system tells them."""
-    folders = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
-    return {int((each / "level").read_text()): (each / "size").read_text().strip() for each in folders}
+    # machines of one name differ: virtual ones hide which processor they have, so the first core's caches are told too
+    folders = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")
+    caches = {int((each / "level").read_text()): (each / "size").read_text().strip() for each in sorted(folders)}
+    return ", ".join([name, *(f"L{level} {size}" for level, size in sorted(caches.items()) if level > 1)])
 
 
 @lru_cache
@@ -165,3 +286,76 @@ def product_ms(device: torch.device, threads: int) -> float:
         float((matrix @ matrix)[0, 0])
         times.append(1000 * (perf_counter() - began))
     return round(min(times), 3)
+
+
+class Provenance(Strict):
+    """What a report was made with."""
+
+    command: str = Field(min_length=1)  # What was run, as one types it
+    commit: str = Field(pattern=r"^[0-9a-f]{40}(\+[0-9a-f]{8})?$")  # Of the code, as `git_commit` says
+    device: str = Field(min_length=1)  # Device type and the processor's name
+    threads: int = Field(ge=1)  # CPU threads
+    versions: dict[str, str]  # Of Python and of the libraries that compute
+    models: dict[str, Digests]  # Digests of every model that was loaded, by its name
+    inputs: dict[str, str] = {}  # Digests (sha256) of the files that the repository does not hold, by their name
+    time: datetime  # When it ended, in ISO 8601, UTC
+    note: str = ""  # What else a reader must know
+
+    @classmethod
+    def here(
+        cls, command: str, models: Sequence[str], inputs: Mapping[str, Path] = {}, threads: int = 1
+    ) -> "Provenance":
+        """That of a command that has just ended on the CPU of this machine.
+
+        Args:
+            command: As one types it.
+            models: Names that it loaded.
+            inputs: Files that it read, and folders of models, by their names.
+            threads: CPU threads.
+
+        Raises:
+            ValueError: Outside a repository: a report of unknown code is none.
+        """
+        commit = git_commit()
+        if commit is None:
+            raise ValueError("the commit of these sources is unknown: write reports in a clone of the repository")
+        return cls(
+            command=command,
+            commit=commit,
+            device=device_name(torch.device("cpu")),
+            threads=threads,
+            versions=library_versions(),
+            models={
+                **{name: Digests.of(name) for name in models},
+                **{name: Digests.of(str(path)) for name, path in inputs.items() if path.is_dir()},
+            },
+            inputs={name: sha256(path.read_bytes()).hexdigest() for name, path in inputs.items() if path.is_file()},
+            time=datetime.now(timezone.utc),
+        )
+
+
+def write_report(path: Path, provenance: Provenance, report: Any) -> None:
+    """Writes a report with its provenance before it; plain JSON values."""
+    content = {"provenance": provenance.model_dump(mode="json"), "report": report}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def figures_of(path: Path) -> Any:
+    """What a file that `--json` printed says: a report with its provenance, or the bare figures."""
+    content = json.loads(path.read_text())
+    return content["report"] if isinstance(content, dict) and set(content) == {"provenance", "report"} else content
+
+
+def read_report(path: Path) -> tuple[Provenance, Any]:
+    """A report that `write_report` wrote.
+
+    Raises:
+        ValueError: If it does not say what it was made with.
+    """
+    content = json.loads(path.read_text())
+    if not isinstance(content, dict) or set(content) != {"provenance", "report"}:
+        raise ValueError(f"{path.name} has no provenance: write it with python -m sigma0.bench all --only {path.stem}")
+    try:
+        return Provenance.model_validate(content["provenance"]), content["report"]
+    except ValidationError as error:
+        raise ValueError(f"the provenance of {path.name} is incomplete: {one_line(error)}") from error

@@ -1,73 +1,31 @@
 """The ledger: one JSON line for each measured setting, under one published schema.
 
-A row is appended whole, by one writer at a time. A last line that a killed run left half-written is cut off by the next
-writer; anything else that is not a row is refused, naming the line, so that nothing is silently mixed.
+Lines are appended whole, by one writer at a time, and stay whole where a writer is killed: a last line that it left
+half-written is cut off by the next one. Anything else that is not a row is refused, naming the line, so that nothing is
+silently mixed.
 """
 
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from sigma0.bench.core.lines import alone, append, cut, parsed
-from sigma0.bench.core.options import LEDGER, OWN
-from sigma0.bench.core.rows import Conditions, Figure, row_key
-from sigma0.bench.core.rows_decoding import (
-    Course,
+from sigma0.bench.core.rows import (
     DepthRow,
-    DepthSample,
     FidelityRow,
+    HumanEvalRow,
     KVRow,
-    Promise,
-    QuantizationRow,
-    SpeedRow,
-)
-from sigma0.bench.core.rows_systems import (
     LadderRow,
+    OuterRow,
     OverheadRow,
-    Percentiles,
+    QuantizationRow,
     ServeRow,
     SimulationRow,
-    Tail,
+    SpeedRow,
+    StrategyQARow,
     VllmRow,
 )
-from sigma0.bench.core.rows_tasks import HumanEvalRow, LevelRates, OuterRow, StrategyQARow
-from sigma0.errors import one_line
-
-__all__ = [
-    "LEDGER",
-    "OWN",
-    "AnyRow",
-    "Conditions",
-    "Course",
-    "DepthRow",
-    "DepthSample",
-    "FidelityRow",
-    "Figure",
-    "HumanEvalRow",
-    "KVRow",
-    "LadderRow",
-    "LevelRates",
-    "OuterRow",
-    "OverheadRow",
-    "Percentiles",
-    "Promise",
-    "QuantizationRow",
-    "Row",
-    "ServeRow",
-    "SimulationRow",
-    "SpeedRow",
-    "StrategyQARow",
-    "Tail",
-    "VllmRow",
-    "append_row",
-    "check_ledger",
-    "parse_row",
-    "read_rows",
-    "repair",
-    "row_key",
-    "row_schema",
-]
 
 AnyRow = (
     FidelityRow
@@ -97,12 +55,9 @@ def parse_row(line: str | bytes) -> AnyRow:
     """One line of a ledger.
 
     Raises:
-        ValueError: If it is no row.
+        ValidationError: If it is no row.
     """
-    try:
-        return _ROW.validate_json(line)
-    except ValidationError as error:
-        raise ValueError(one_line(error)) from error
+    return _ROW.validate_json(line)
 
 
 def read_rows(path: Path) -> list[AnyRow]:

@@ -1,4 +1,4 @@
-"""Files of lines that several processes append to, each line whole, also where a writer was killed."""
+"""Files of lines that several processes append to, each line whole, also where a writer was killed; without torch."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -51,11 +51,11 @@ def append(path: Path, line: bytes) -> None:
 
 
 def parsed(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[Parsed]:
-    """Every whole line of a file, as it is parsed; none where the file is missing.
+    """Every whole line of a file; none where the file is missing.
 
     Args:
         path: Of the file.
-        parse: Of one line.
+        parse: Makes an object of a line.
         what: A line is called in errors.
 
     Raises:

@@ -42,10 +42,6 @@ class Trace:
             if not 1 <= loop <= self.total_loops:
                 raise ValueError(f"loop {loop} of the trace is not one of 1 to {self.total_loops}")
 
-    def of(self, sequence: int, token: int) -> int:
-        """Where a token's course stands in the trace: each sequence of a batch starts at another place."""
-        return (token + STRIDE * sequence) % len(self.exits)
-
     def scaled(self, total_loops: int) -> "Trace":
         """The same course for another number of loops, rounded up; a draft that was wrong stays wrong."""
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 
+from sigma0.bench.core.conditions import Strict
 from sigma0.bench.core.lines import append, cut, parsed
 from sigma0.errors import needs_extra
 from sigma0.serve.cluster.cluster import join
@@ -34,10 +35,8 @@ class WorkerLost(ValueError):
     """A worker died over an item twice."""
 
 
-class KeptResult(BaseModel):
+class KeptResult(Strict):
     """A line of the file of results."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     key: str
     result: JsonValue
@@ -54,7 +53,7 @@ class KeptResults:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         self._lock = FileLock(path.with_name(f"{path.name}.lock"))
 
     def __enter__(self) -> "KeptResults":
@@ -64,35 +63,26 @@ class KeptResults:
         except Timeout as error:
             raise ValueError(f"another run keeps its results in {str(self._path)!r}: wait for its end") from error
         try:
-            self._known = self._read()
+            cut(self._path)
+            kept = parsed(self._path, KeptResult.model_validate_json, "result")
         except ValueError:
             self._lock.release()
             raise
+        self.results = {each.key: each.result for each in kept}
         return self
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._known
-
-    def __getitem__(self, key: str) -> Any:
-        return self._known[key]
-
     def add(self, key: str, result: Any) -> None:
         """Keeps a result for good."""
         append(self._path, KeptResult(key=key, result=result).model_dump_json().encode())
-        self._known[key] = result
+        self.results[key] = result
 
     def forget(self) -> None:
         """Removes the file: what it was kept for is done."""
-        self._known.clear()
+        self.results.clear()
         self._path.unlink(missing_ok=True)
-
-    def _read(self) -> dict[str, Any]:
-        cut(self._path)
-        kept = parsed(self._path, KeptResult.model_validate_json, "result")
-        return {each.key: each.result for each in kept}
 
 
 def key_of(function: Function, item: Any) -> str:
@@ -132,7 +122,8 @@ class Pool:
             WorkerLost: If a worker dies over the same item twice.
         """
         keys = [key_of(function, item) for item in items]
-        found = {key: kept[key] for key in keys if kept is not None and key in kept}
+        known = {} if kept is None else kept.results
+        found = {key: known[key] for key in keys if key in known}
         missing = {key: item for key, item in zip(keys, items, strict=True) if key not in found}
         advance(len(found))
         for key, result in self._each(function, missing):

@@ -11,8 +11,7 @@ from rich.console import Console
 
 import sigma0
 from sigma0.bench.core.options import ReportFile, Stories, StorySeed, WorldModel
-from sigma0.bench.core.output import tell_report
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable, tell_report
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads

@@ -10,8 +10,7 @@ import typer
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from sigma0.bench.core.conditions import device_name, git_commit
-from sigma0.bench.core.digests import weights_sha256
+from sigma0.bench.core.conditions import device_name, git_commit, weights_sha256
 from sigma0.bench.core.options import ReportFile
 from sigma0.bench.core.output import tell_report
 from sigma0.bench.effort.measure import Ended, Rates, check, questions, simulate

@@ -1,6 +1,6 @@
 """The policies in a table, for the terminal and for Markdown."""
 
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable
 from sigma0.bench.effort.report import EffortReport
 from sigma0.calibrate.bootstrap import Estimate
 

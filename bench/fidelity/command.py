@@ -11,9 +11,10 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.ledger import OWN, FidelityRow, append_row, read_rows, repair
-from sigma0.bench.core.options import AsJsonLines, LedgerFile, WorkerCount
+from sigma0.bench.core.ledger import append_row, read_rows, repair
+from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile, WorkerCount
 from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.rows import FidelityRow
 from sigma0.bench.core.workers import KeptResults, worker_pool
 from sigma0.bench.fidelity.grid import MODES, plan
 from sigma0.bench.fidelity.runs import do_item

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sigma0.bench.core.ledger import Promise, row_key
+from sigma0.bench.core.rows import Promise, row_key
 from sigma0.config import AfterExit, ExitConfig
 from sigma0.models.exit_thresholds import ExitThresholds
 

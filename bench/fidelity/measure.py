@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.core.ledger import Conditions, DepthRow, DepthSample, FidelityRow, Figure
+from sigma0.bench.core.conditions import Conditions, Figure
 from sigma0.bench.core.replay import Trace
+from sigma0.bench.core.rows import DepthRow, DepthSample, FidelityRow
 from sigma0.bench.fidelity.grid import Setting, threshold
 from sigma0.bench.fidelity.runs import FULL, FreeJob, FreeRun, Work, run_job
 from sigma0.calibrate.bootstrap import Estimate, bootstrap, clustered_share, ratio, saved_share

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from sigma0.bench.core.ledger import AnyRow, FidelityRow
-from sigma0.bench.core.rows import short_commit
+from sigma0.bench.core.conditions import short_commit
+from sigma0.bench.core.ledger import AnyRow
+from sigma0.bench.core.rows import FidelityRow
 from sigma0.bench.fidelity.grid import GRID
 from sigma0.bench.fidelity.table import SHORT_COLUMNS, calibrated, markdown
 

@@ -9,8 +9,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from sigma0.bench.core.ledger import DepthRow, FidelityRow
 from sigma0.bench.core.output import drawing
+from sigma0.bench.core.rows import DepthRow, FidelityRow
 from sigma0.commands.console import depth_style
 
 SAVINGS = {

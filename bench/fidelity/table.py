@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from sigma0.bench.core.ledger import FidelityRow, Figure
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.conditions import Figure
+from sigma0.bench.core.output import BenchTable
+from sigma0.bench.core.rows import FidelityRow
 
 # Columns that are shares, and the figures in them.
 _SHARES = {

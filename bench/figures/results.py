@@ -4,20 +4,17 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from sigma0.bench.core.digests import stale_mark
+from sigma0.bench.core.conditions import Provenance, read_report, short_commit, stale_mark
 from sigma0.bench.core.ledger import AnyRow, read_rows
-from sigma0.bench.core.provenance import Provenance, read_report
-from sigma0.bench.core.rows import short_commit
-from sigma0.bench.effort.report import EffortReport
 from sigma0.bench.verdict.measure import VerdictReport
 from sigma0.bench.verdict.promise import PromiseReport
-from sigma0.bench.verdict.worlds import WorldRow
 from sigma0.calibrate.confidence import FeatureFigure
 
+T = TypeVar("T")
 VERDICTS = ("pocket", "pocket-large")
 
 
@@ -63,26 +60,19 @@ class Results:
         """What the last GPU told beside the ledger's rows."""
         return json.loads((self.root / "bench" / "gpu" / "h200.json").read_text())
 
-    def effort(self, name: str) -> EffortReport:
-        """A report on policies of effort."""
-        return TypeAdapter(EffortReport).validate_python(self.json(f"effort-{name}"))
+    def typed(self, kind: type[T], name: str) -> T:
+        """A report as what it was made of."""
+        return TypeAdapter(kind).validate_python(self.json(name))
 
     @cached_property
     def verdicts(self) -> dict[str, VerdictReport]:
         """The reports on verdicts, by model."""
-        adapter = TypeAdapter(VerdictReport)
-        return {name: adapter.validate_python(self.json(f"verdict-{name}")) for name in VERDICTS}
+        return {name: self.typed(VerdictReport, f"verdict-{name}") for name in VERDICTS}
 
     @cached_property
     def promises(self) -> dict[str, PromiseReport]:
         """The simulations of calibrations, by model."""
-        adapter = TypeAdapter(PromiseReport)
-        return {name: adapter.validate_python(self.json(f"promise-{name}")) for name in VERDICTS}
-
-    @cached_property
-    def worlds(self) -> list[WorldRow]:
-        """Calibrations of a risk in simulated worlds."""
-        return TypeAdapter(list[WorldRow]).validate_python(self.json("calibration-worlds")["worlds"])
+        return {name: self.typed(PromiseReport, f"promise-{name}") for name in VERDICTS}
 
     def features(self, name: str) -> tuple[FeatureFigure, ...]:
         """What each feature was worth in the fit of a model's confidence."""

@@ -4,20 +4,21 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sigma0.bench.core.digests import stale_mark
-from sigma0.bench.core.ledger import FidelityRow, LadderRow, ServeRow, VllmRow
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.conditions import stale_mark
+from sigma0.bench.core.output import BenchTable
+from sigma0.bench.core.rows import FidelityRow, LadderRow, ServeRow, VllmRow
+from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.fidelity.pages import latest_runs
 from sigma0.bench.fidelity.table import label as rule_label
 from sigma0.bench.fidelity.table import percent, with_interval
-from sigma0.bench.figures.raven import raven_page
 from sigma0.bench.figures.results import Results
 from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.pocket.card import forms_table, model_card
 from sigma0.bench.serving.table import never_rows
-from sigma0.bench.simulation.inputs import Inputs, read_inputs
+from sigma0.bench.simulation.inputs import read_inputs
 from sigma0.bench.simulation.table import checks_table
 from sigma0.bench.speed.table import latest_speed_runs
+from sigma0.config import ExitConfig
 
 # The shipped models that have a gate: what was measured of all of them stands in the tables.
 MODELS = ("pocket", "pocket-large")
@@ -32,9 +33,6 @@ FRONT = (
     ("fixed (depth 2)", "finish"),
     ("oracle", "finish"),
 )
-NAMES = {
-    "coded_attention_join": "joining its parts",
-}
 READ = {
     "lee_background.cor": "news (gensim's Lee corpus, second half)",
     "train.json": "facts (StrategyQA)",
@@ -68,13 +66,14 @@ def blocks(results: Results) -> dict[str, dict[str, str]]:
     forms = "pocket-solver-forms"
     cards["card pocket-solver"] = marked(forms_table(results.json(forms)).markdown(), results.stale(forms))
     front = fidelity_runs(results)["pocket-large"]
+    inputs, _ = read_inputs(results.root / "bench" / "results" / "simulation-inputs.json")
     mark = stale_mark({front[0].model: front[0].model_sha256})
     return {
         "README.md": {"headline": marked(headline_table(results), mark)},
         "weights.md": cards,
         "bench/fidelity/README.md": {"front": marked(front_table(front), mark)},
         "bench/gpu/README.md": {"pass": pass_table(results), "dependent launch": launch_table(results)},
-        "bench/simulation/README.md": {"checks": checks_table(simulation_inputs(results).checks).markdown()},
+        "bench/simulation/README.md": {"checks": checks_table(inputs.checks).markdown()},
         "kernels/README.md": {"areas": areas_table(results.json("proximity")["roc_area"])},
         "serve/README.md": {"never": never_table(never_rows(results.rows))},
         "serve/vllm/README.md": {"drafts": vllm_table([row for row in results.rows if isinstance(row, VllmRow)])},
@@ -88,14 +87,15 @@ def blocks(results: Results) -> dict[str, dict[str, str]]:
 def headline_table(results: Results) -> str:
     """What a user would pick, what sigma0 does, and where: on a GPU, in time, in fidelity."""
     runs = [{row.way: row for row in run} for run in latest_speed_runs(results.rows) if run[0].batch_size == 1]
-    gpu = [run for run in runs if "full" in run and run["full"].runner == "cudagraph" and run["full"].context == 512][
-        -1
-    ]
-    own = [
-        run for run in runs if {"full", "finish", "huggingface-static"} <= set(run) and run["full"].runner == "eager"
-    ]
+    gpu = [run for run in runs if "full" in run and (run["full"].runner, run["full"].context) == ("cudagraph", 512)][-1]
+    asked = ("eager", "pocket-large", "float32")
     cpu = min(
-        (run for run in reversed(own) if (run["full"].model, run["full"].dtype) == ("pocket-large", "float32")),
+        (
+            run
+            for run in reversed(runs)
+            if {"full", "finish", "huggingface-static"} <= set(run)
+            and (run["full"].runner, run["full"].model, run["full"].dtype) == asked
+        ),
         key=lambda run: run["full"].context,
     )
     rows = fidelity_runs(results)["pocket-large"]
@@ -104,7 +104,6 @@ def headline_table(results: Results) -> str:
     speeds = [f"{gpu[way].tokens_per_second.value:.0f}" for way in ("full", "finish", "verify")]
     times = [f"{cpu[way].milliseconds_per_token.value:.2f} ms" for way in ("huggingface-static", "full", "finish")]
     place = gpu["full"].device.removeprefix("cuda (").removesuffix(")")
-    headings = ("what a user would pick", "sigma0", "conditions")
     lines = [
         [
             f"full depth: {speeds[0]} tokens/s",
@@ -123,68 +122,59 @@ def headline_table(results: Results) -> str:
             f"`pocket-large`, {rule.n} held-out questions",
         ],
     ]
-    return BenchTable(headings, lines, left=headings).markdown()
+    return _table("what a user would pick | sigma0 | conditions", lines, left=3)
+
+
+def _table(headings: str, lines: Sequence[Sequence[str]], left: int = 1) -> str:
+    names = headings.split(" | ")
+    return BenchTable(names, lines, left=names[:left]).markdown()
+
+
+def _ratio(row: ServeRow | VllmRow) -> str:
+    return f"{row.speed_ratio.value:.2f} ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})"
 
 
 def pass_table(results: Results) -> str:
     """Kernels of a pass at full depth, from a profile, each with the time that a copy of its bytes would take."""
-    profile = results.gpu["profile"]
     lines = [
         [f"`{kernel['name']}`", f"{kernel['launches']:.0f}", f"{kernel['each']:.2f}", f"{kernel['a_pass']:.0f}"]
-        for kernel in profile["ways"]["full"]["kernels"]
+        for kernel in results.gpu["profile"]["ways"]["full"]["kernels"]
         if kernel["name"].startswith("_")
     ]
-    return BenchTable(("kernel", "launches a pass", "each, us", "a pass, us"), lines).markdown()
+    return _table("kernel | launches a pass | each, us | a pass, us", lines)
 
 
 def launch_table(results: Results) -> str:
     """Time of a pass by when a kernel lets the next one begin."""
     ways = results.gpu["dependent_launch"]["ways"]
     lines = [[way["when"], f"{way['full']:,}", f"{way['finish']:,}", way["text"]] for way in ways]
-    headings = ("the next may begin", "full, us a pass", "finish, us a pass", "text")
-    return BenchTable(headings, lines).markdown()
+    return _table("the next may begin | full, us a pass | finish, us a pass | text", lines)
 
 
 def areas_table(areas: Mapping[str, float]) -> str:
     """How well a proximity tells loops from texts."""
     kinds = [name for name in areas if f"{name} against prose" in areas]
     lines = [[kind, f"{areas[kind]:.4f}", f"{areas[f'{kind} against prose']:.4f}"] for kind in kinds]
-    return BenchTable(("loops", "AUROC against all texts", "against prose"), lines).markdown()
+    return _table("loops | AUROC against all texts | against prose", lines)
 
 
 def never_table(rows: Sequence[ServeRow]) -> str:
     """What an exit rule that is never met costs."""
-    lines = [
-        [
-            f"{row.amount:g}",
-            f"{row.speed_ratio.value:.2f} ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})",
-            f"{row.rounds}",
-        ]
-        for row in rows
-        if row.speed_ratio
-    ]
-    return BenchTable(("clients", "of full depth's speed", "rounds"), lines).markdown()
+    return _table(
+        "clients | of full depth's speed | rounds", [[f"{row.amount:g}", _ratio(row), f"{row.rounds}"] for row in rows]
+    )
 
 
 def vllm_table(rows: Sequence[VllmRow]) -> str:
     """Tokens a second over vLLM's own, of the last run."""
-    last = [row for row in rows if row.time == max(each.time for each in rows) and row.way != "vllm"]
-    lines = [
-        [
-            row.way,
-            f"{row.clients}",
-            f"{row.speed_ratio.value:.2f} ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})",
-        ]
-        for row in last
-    ]
-    return BenchTable(("way", "clients", "tokens/s over vLLM's, least to greatest"), lines).markdown()
+    last = max(row.time for row in rows)
+    lines = [[row.way, f"{row.clients}", _ratio(row)] for row in rows if row.time == last and row.way != "vllm"]
+    return _table("way | clients | tokens/s over vLLM's, least to greatest", lines)
 
 
 def collapse_table(texts: Sequence[Mapping[str, Any]]) -> str:
     """Which texts the default of `on_collapse` ended."""
-    return BenchTable(
-        ("text", "ended", "of"), [[t["kind"], f"{t['ended']}", f"{t['texts']}"] for t in texts]
-    ).markdown()
+    return _table("text | ended | of", [[t["kind"], f"{t['ended']}", f"{t['texts']}"] for t in texts])
 
 
 def grounding_table(detections: Sequence[Mapping[str, Any]]) -> str:
@@ -193,12 +183,7 @@ def grounding_table(detections: Sequence[Mapping[str, Any]]) -> str:
         [d["kind"], f"{d['falsified']:,}", *(f"{100 * d[k]:.2f} %" for k in ("recall", "precision"))]
         for d in detections
     ]
-    return BenchTable(("altered", "facts", "found", "precision"), lines).markdown()
-
-
-def simulation_inputs(results: Results) -> Inputs:
-    """What the simulation of fleets is fed with."""
-    return read_inputs(results.root / "bench" / "results" / "simulation-inputs.json")[0]
+    return _table("altered | facts | found | precision", lines)
 
 
 def fidelity_runs(results: Results) -> dict[str, list[FidelityRow]]:
@@ -220,7 +205,7 @@ def ladder_run(results: Results) -> list[LadderRow]:
 
 def front_table(rows: Sequence[FidelityRow]) -> str:
     """Rules and baselines of one run, each with what it saves and what it costs."""
-    headings = ("rule", "after", "same text as full depth", "right", "passes_saved", "rows_saved")
+    headings = "rule | after | same text as full depth | right | passes_saved | rows_saved"
     lines = []
     for name, after in FRONT:
         row = [
@@ -230,12 +215,12 @@ def front_table(rows: Sequence[FidelityRow]) -> str:
         ][-1]
         shares = [percent(figure) for figure in (row.accuracy, row.passes_saved, row.rows_saved)]
         lines.append([rule_label(row), after, with_interval(row.exact_match), *shares])
-    return BenchTable(headings, lines, left=headings[:2]).markdown()
+    return _table(headings, lines, left=2)
 
 
 def calibrated_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Each rule at its calibrated threshold, on prompts set apart; of each model the rule that saves most first."""
-    headings = ("model", "rule", "promised", "new tokens with full depth's choice", "same text", "passes_saved")
+    headings = "model | rule | promised | new tokens with full depth's choice | same text | passes_saved"
     lines = []
     for name, rules in runs.items():
         for rule in sorted(rules, key=lambda rule: -rule["check"]["passes_saved"]["value"]):
@@ -250,7 +235,7 @@ def calibrated_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             shares = [_percent(check[key]["value"]) for key in ("same", "passes_saved")]
             promised = f"{100 * rule['agreement']:g} %"
             lines.append([name, f"{rule['mode']} ({settings})", promised, kept, *shares])
-    return BenchTable(headings, lines, left=headings[:2]).markdown()
+    return _table(headings, lines, left=2)
 
 
 def lossless_table(report: Mapping[str, Any]) -> str:
@@ -268,34 +253,34 @@ def lossless_table(report: Mapping[str, Any]) -> str:
         shares = [_percent(one["passes"]["value"]), _percent(many["passes"]["value"])]
         shares += [f"{_percent(low)} to {_percent(high)}", _percent(many["passes_without_tail"]["value"])]
         lines.append([label, *shares, _percent(many["rows"]["value"]), _percent(same)])
-    headings = ("rule", "one draft", "redrafts", "95 % interval", "without the tail", "rows", "same text")
-    return BenchTable(headings, lines).markdown()
+    headings = "rule | one draft | redrafts | 95 % interval | without the tail | rows | same text"
+    return _table(headings, lines)
 
 
 def stability_table(studies: Mapping[str, Any]) -> str:
     """The radius along a token's path beside that of the loop map, and what tells wrong answers."""
-    headings = ("model", "rank correlation of the radii", "path's radius", "map's radius", "entropy", "margin")
+    headings = "model | rank correlation of the radii | path's radius | map's radius | entropy | margin"
     scores = ("path: radius", "jacobian radius", "entropy", "margin")
     lines = [
         [name, *(f"{each['value']:.2f}" for each in (told["rank_correlation"], *(told["auroc"][s] for s in scores)))]
         for name, told in studies.items()
     ]
-    return BenchTable(headings, lines).markdown()
+    return _table(headings, lines)
 
 
 def answers_table(evaluations: Mapping[str, Any]) -> str:
     """Whole answers right, by the loop they are read at."""
-    headings = ("model", "questions", "n", "loop 1", "loop T/2", "full depth", "95 % interval", "at its exits")
-    rows = {
-        "difficulty 1": ("difficulty", "1"),
-        "difficulty 2": ("difficulty", "2"),
-        "hard half (4 to 6)": ("half", "hard"),
-        "of these open": ("open, half", "hard"),
-        "all": ("all", "all"),
-    }
+    headings = "model | questions | n | loop 1 | loop T/2 | full depth | 95 % interval | at its exits"
+    rows = (
+        ("difficulty 1", "difficulty", "1"),
+        ("difficulty 2", "difficulty", "2"),
+        ("hard half (4 to 6)", "half", "hard"),
+        ("of these open", "open, half", "hard"),
+        ("all", "all", "all"),
+    )
     lines = []
     for name, evaluation in evaluations.items():
-        for label, (part, key) in rows.items():
+        for label, part, key in rows:
             group = evaluation["groups"][part][key]
             loops = len(group["loops"])
             low, high = group["intervals"][-1]
@@ -304,7 +289,7 @@ def answers_table(evaluations: Mapping[str, Any]) -> str:
             lines.append(
                 [f"{name}, {loops} loops", label, f"{group['n']:,}", *shares, interval, _percent(group["exit"])]
             )
-    return BenchTable(headings, lines, left=headings[:2]).markdown()
+    return _table(headings, lines, left=2)
 
 
 def proximity_table(report: Mapping[str, Any]) -> str:
@@ -316,7 +301,7 @@ def proximity_table(report: Mapping[str, Any]) -> str:
         for row in report["figures"]
         if not row["fitted"]
     ]
-    return BenchTable(("read", "readings", "median", "99 %", "lowest", "highest", "0.5 or more"), lines).markdown()
+    return _table("read | readings | median | 99 % | lowest | highest | 0.5 or more", lines)
 
 
 def compiled_table(variants: Sequence[Mapping[str, Any]]) -> str:
@@ -331,9 +316,50 @@ def compiled_table(variants: Sequence[Mapping[str, Any]]) -> str:
         shared = max(each["shared_bytes"] for each in both)
         spilled = max(each["spill_bytes"] or 0 for each in both)
         most = [f"{len(mine['sm_80'])}", registers, f"{spilled}", f"{shared:,}", f"{_span(widths)} bytes"]
-        lines.append([NAMES.get(kernel, f"`{kernel}`"), *most])
-    headings = ("kernel", "configurations", "registers (sm_80, sm_90)", "spilled", "shared bytes, most", "loads")
-    return BenchTable(headings, lines).markdown()
+        lines.append(["joining its parts" if kernel == "coded_attention_join" else f"`{kernel}`", *most])
+    headings = "kernel | configurations | registers (sm_80, sm_90) | spilled | shared bytes, most | loads"
+    return _table(headings, lines)
+
+
+def raven_page(results: Results) -> str:
+    """What `pocket-raven` shows of its loops: passes against T, and the radius of the path beside the map's."""
+    reports = [results.json(f"lossless-pocket-raven-{recurrence}") for recurrence in (4, 8, 16)]
+    ((prompts, new_tokens),) = {(report["prompts"], report["new_tokens"]) for report in reports}
+    study = results.json("stability-pocket-raven")
+    return "\n\n".join(
+        (
+            f"Passes of `verify` over full depth's, in per cent, against T: {prompts} held-out look-ups, {new_tokens} "
+            "new tokens each, past the end of the answer, with re-drafts:",
+            _passes_table(reports),
+            f"The radius of a token's path and that of the loop map, at the least sure token of {study['answers']} "
+            "answers to held-out look-ups:",
+            _radius_table(study),
+        )
+    )
+
+
+def _passes_table(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Passes over full depth's of each rule, a column for each T."""
+    rules: dict[str, list[str]] = {}
+    for cost in (cost for report in reports for cost in report["costs"] if cost["exit_config"]["redraft"]):
+        config = ExitConfig.parse(cost["exit_config"])
+        settings = ", ".join(f"{name} = {value}" for name, value in threshold(config).items())
+        low, high = cost["passes"]["interval"]
+        told = f"{100 * cost['passes']['value']:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+        rules.setdefault(f"{config.mode}, {settings}", []).append(told)
+    headings = " | ".join(("rule", *(f"T = {report['total_loops']}" for report in reports)))
+    return _table(headings, [[rule, *cells] for rule, cells in rules.items()])
+
+
+def _radius_table(study: Mapping[str, Any]) -> str:
+    """Quartiles of the two radii, and how they rank with each other."""
+    correlation = study["rank_correlation"]
+    low, high = correlation["interval"]
+    headings = "wrong answers | fit speaks | path's radius | map's radius | path's below the map's | rank correlation"
+    radii = (" / ".join(f"{each:.2f}" for each in study[name]) for name in ("radius", "jacobian"))
+    shares = [_percent(study[name]) for name in ("wrong", "spoke", "below")]
+    ranks = f"{correlation['value']:.2f} ({low:.2f} to {high:.2f})"
+    return _table(headings, [[*shares[:2], *radii, shares[2], ranks]])
 
 
 def _percent(value: float) -> str:

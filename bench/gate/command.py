@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.options import ExitJson, StorySeed
-from sigma0.bench.core.output import tell_report
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable, tell_report
 from sigma0.bench.pocket.card import Figures, correlation_rows, doubt_rows, estimate_text
 from sigma0.calibrate.agreement import THRESHOLD
 from sigma0.commands.console import one_line_errors, progress_bar

@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.options import ReportFile
-from sigma0.bench.core.output import tell_report
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable, tell_report
 from sigma0.bench.grounding.measure import cases, measure, read_facts
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson

@@ -8,8 +8,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
-from sigma0.bench.core.conditions import device_name
-from sigma0.bench.core.digests import weights_sha256
+from sigma0.bench.core.conditions import device_name, weights_sha256
 from sigma0.bench.harness.arguments import open_model
 from sigma0.bench.harness.scoring import Pair, Score, WriteSettings, read_exit, score, write
 from sigma0.bench.harness.telemetry import DepthLog, DepthTally, Reading, counts

@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.ledger import OWN, HumanEvalRow, append_row
-from sigma0.bench.core.options import AsJsonLines, ExitJson, LedgerFile
+from sigma0.bench.core.ledger import append_row
+from sigma0.bench.core.options import OWN, AsJsonLines, ExitJson, LedgerFile
+from sigma0.bench.core.rows import HumanEvalRow
 from sigma0.bench.humaneval.judging import MEMORY_MB, TIMEOUT_S, Limits, judge
 from sigma0.bench.humaneval.problems import SIZE, Problem, load_problems
 from sigma0.bench.humaneval.sampling import MAX_NEW_TOKENS, Run, SampleFile, SampleSettings, write_sample

@@ -7,7 +7,7 @@ from secrets import token_hex
 
 from pydantic import TypeAdapter, ValidationError
 
-from sigma0.bench.core.rows_tasks import Outcome
+from sigma0.bench.core.rows import Outcome
 from sigma0.bench.humaneval.inside import SOURCE
 from sigma0.bench.humaneval.problems import Problem
 from sigma0.reason.sandbox.sandbox import LEAST_MEMORY_MB, LONGEST_CODE, RunResult, Sandbox

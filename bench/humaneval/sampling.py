@@ -13,8 +13,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from sigma0.api import generate
+from sigma0.bench.core.conditions import Conditions
 from sigma0.bench.core.lines import append, cut, parsed
-from sigma0.bench.core.rows import Conditions
 from sigma0.bench.humaneval.problems import Problem
 from sigma0.decode.detokenizer import eos_ids, truncate_at_stop
 from sigma0.models.hf_generate import DepthGenerationMixin

@@ -10,10 +10,10 @@ from typing import get_args
 import numpy as np
 from rich.table import Table
 
+from sigma0.bench.core.conditions import Figure
 from sigma0.bench.core.ledger import AnyRow
-from sigma0.bench.core.rows import Figure
-from sigma0.bench.core.rows_tasks import HumanEvalRow, Outcome
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable
+from sigma0.bench.core.rows import HumanEvalRow, Outcome
 from sigma0.bench.fidelity.table import with_interval
 from sigma0.bench.humaneval.judging import Judgement, Limits
 from sigma0.bench.humaneval.sampling import Run, Sample

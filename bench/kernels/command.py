@@ -11,8 +11,7 @@ from rich.console import Console
 
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import ReportFile
-from sigma0.bench.core.output import tell_report
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable, tell_report
 from sigma0.bench.kernels.measure import SHAPE, WAYS, measure, pass_seconds
 from sigma0.bench.kernels.tune import products_of, write_table
 from sigma0.bench.kernels.tune import tune as tuned

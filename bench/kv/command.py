@@ -10,8 +10,8 @@ import torch
 import typer
 
 from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.ledger import OWN, append_row, check_ledger
-from sigma0.bench.core.options import AsJsonLines, LedgerFile
+from sigma0.bench.core.ledger import append_row, check_ledger
+from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.kv.measure import as_computed, at_context, compare, side_by_side, times
 from sigma0.bench.kv.table import print_rows

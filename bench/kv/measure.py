@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.bench.core.ledger import Conditions, Figure, KVRow
+from sigma0.bench.core.conditions import Conditions, Figure
+from sigma0.bench.core.rows import KVRow
 from sigma0.bench.speed.decoders import FULL, Ours, PromptedCache, median_figure
 from sigma0.calibrate.agreement import continue_alone, continue_in_full
 from sigma0.calibrate.bootstrap import clustered_share, ratio

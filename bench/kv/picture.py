@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from sigma0.bench.core.ledger import KVRow
 from sigma0.bench.core.output import drawing
+from sigma0.bench.core.rows import KVRow
 
 _MARKS = {"int8": "s", "int4": "D", "residual": "o"}
 

@@ -11,12 +11,11 @@ import torch
 import typer
 from rich.console import Console
 
-from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.digests import weights_sha256
-from sigma0.bench.core.ledger import OWN, LadderRow, append_row
-from sigma0.bench.core.options import AnswerTokens, AsJsonLines, CurvesPicture, LedgerFile, StorySeed
-from sigma0.bench.core.output import tell_rows
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.conditions import describe, weights_sha256
+from sigma0.bench.core.ledger import append_row
+from sigma0.bench.core.options import OWN, AnswerTokens, AsJsonLines, CurvesPicture, LedgerFile, StorySeed
+from sigma0.bench.core.output import BenchTable, tell_rows
+from sigma0.bench.core.rows import LadderRow
 from sigma0.bench.ladder.measure import answer_settings, at_cost, measure, token_settings
 from sigma0.bench.ladder.tables import draw_ladder, setting_name, shown
 from sigma0.bench.pocket.prompts import micro_world

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sigma0.bench.core.ledger import Figure, LadderRow
+from sigma0.bench.core.conditions import Figure
+from sigma0.bench.core.rows import LadderRow
 from sigma0.calibrate.bootstrap import Estimate, ratio, share
 from sigma0.calibrate.prompts import Prompt
 from sigma0.ladder import (

@@ -17,8 +17,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.options import ReportFile, StorySeed
-from sigma0.bench.core.output import tell_report
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable, tell_report
 from sigma0.calibrate.bootstrap import Estimate, bootstrap
 from sigma0.calibrate.risk import Answered
 from sigma0.commands.console import one_line_errors

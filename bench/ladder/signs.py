@@ -17,8 +17,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.options import HardHalf, ReportFile, Stories, StorySeed
-from sigma0.bench.core.output import tell_report
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable, tell_report
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.bootstrap import Estimate, bootstrap
 from sigma0.calibrate.prompts import encode_prompts

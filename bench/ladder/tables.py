@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from sigma0.bench.core.ledger import AnyRow, LadderRow
-from sigma0.bench.core.output import drawing
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.ledger import AnyRow
+from sigma0.bench.core.output import BenchTable, drawing
+from sigma0.bench.core.rows import LadderRow
 from sigma0.bench.ladder.measure import LARGE, SMALL
 
 SHARE = 0.95

@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.options import LookUps
-from sigma0.bench.core.output import tell_report
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable, tell_report
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.lossless.measure import measure_lossless
 from sigma0.bench.pocket.prompts import micro_world

@@ -15,9 +15,10 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.ledger import OWN, OuterRow, append_row, check_ledger
-from sigma0.bench.core.options import AsJsonLines, FormsModel, HardStories, LedgerFile, ShownExamples
+from sigma0.bench.core.ledger import append_row, check_ledger
+from sigma0.bench.core.options import OWN, AsJsonLines, FormsModel, HardStories, LedgerFile, ShownExamples
 from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.rows import OuterRow
 from sigma0.bench.outer.measure import Asked, examples, hard_questions, questions, run, run_vote, to_row, where_from
 from sigma0.bench.outer.program import Trace, induce
 from sigma0.bench.outer.table import levels_table, table

@@ -6,7 +6,8 @@ from functools import reduce
 from itertools import count, islice
 from random import Random
 
-from sigma0.bench.core.ledger import Conditions, Figure, LevelRates, OuterRow
+from sigma0.bench.core.conditions import Conditions, Figure
+from sigma0.bench.core.rows import LevelRates, OuterRow
 from sigma0.bench.outer.ways import Answered, Check, Learned, Way, vote
 from sigma0.bench.pocket.evaluate import HARD
 from sigma0.bench.pocket.forms import in_form

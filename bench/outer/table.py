@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from sigma0.bench.core.ledger import Figure, LevelRates, OuterRow
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.conditions import Figure
+from sigma0.bench.core.output import BenchTable
+from sigma0.bench.core.rows import LevelRates, OuterRow
 
 
 def percent(figure: Figure) -> str:

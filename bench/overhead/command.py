@@ -10,11 +10,11 @@ import torch
 import typer
 from rich.console import Console
 
-from sigma0.bench.core.conditions import describe_weights
-from sigma0.bench.core.ledger import OWN, Figure, OverheadRow, append_row
-from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
-from sigma0.bench.core.output import tell_rows
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.conditions import Digests, Figure, describe
+from sigma0.bench.core.ledger import append_row
+from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile, Rounds
+from sigma0.bench.core.output import BenchTable, tell_rows
+from sigma0.bench.core.rows import OverheadRow
 from sigma0.bench.overhead.measure import RUNNERS, WAYS, Bench, Case, Sample, cases
 from sigma0.checkpoints import resolve_model
 from sigma0.commands.console import compiling, one_line_errors, progress_bar
@@ -71,9 +71,8 @@ def overhead(
 
 def _row(bench: Bench, time: str, case: Case, own: list[Sample], operations: float) -> OverheadRow:
     model = bench.plain if case.way == "transformers" else bench.looped
-    conditions = describe_weights(
-        model, "empty", "empty", "empty", "one word", [(0,)], [None], case.passes, batch_size=case.sequences
-    )
+    digests = Digests(weights_sha256="empty", settings_sha256="empty")
+    conditions = describe(model, "empty", "one word", [(0,)], [None], case.passes, case.sequences, digests)
     per_pass = [sample.seconds / sample.passes * 1e6 for sample in own]
     rows = own[0].rows / own[0].passes
     return OverheadRow.model_validate(

@@ -10,10 +10,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from sigma0.bench.core.conditions import figures_of
 from sigma0.bench.core.options import HardHalf, LookUps, StorySeed, WorldSplit
-from sigma0.bench.core.output import tell_report
-from sigma0.bench.core.provenance import figures_of
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable, tell_report
 from sigma0.bench.pocket.card import about, evaluation_table, forms_table, model_card
 from sigma0.bench.pocket.evaluate import evaluate, summarize
 from sigma0.bench.pocket.prompts import free_runs, json_line, micro_world

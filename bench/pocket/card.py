@@ -9,7 +9,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable
 from sigma0.bench.pocket.forms import TOKENS
 from sigma0.bench.pocket.world import LOOK_UPS, MIX, draw
 from sigma0.calibrate.agreement import THRESHOLD

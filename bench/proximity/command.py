@@ -13,8 +13,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sigma0.bench.core.options import CodeFiles, CurvesPicture, ListFiles, ReportFile
-from sigma0.bench.core.output import drawing, tell_report
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable, drawing, tell_report
 from sigma0.bench.proximity import measure
 from sigma0.bench.proximity.sources import LONGEST, by_kind, loops
 from sigma0.commands.console import one_line_errors, progress_bar

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from sigma0.bench.core.ledger import OWN, append_row, check_ledger
-from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
+from sigma0.bench.core.ledger import append_row, check_ledger
+from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.quantization.measure import measure

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sigma0.bench.core.ledger import Conditions, Figure, QuantizationRow
+from sigma0.bench.core.conditions import Conditions, Figure
+from sigma0.bench.core.rows import QuantizationRow
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.speed.decoders import Decoded, Ours, PromptedCache
 from sigma0.calibrate.bootstrap import bootstrap, clustered_share, ratio

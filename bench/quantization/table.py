@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from sigma0.bench.core.ledger import AnyRow, QuantizationRow
-from sigma0.bench.core.rows import short_commit
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.conditions import short_commit
+from sigma0.bench.core.ledger import AnyRow
+from sigma0.bench.core.output import BenchTable
+from sigma0.bench.core.rows import QuantizationRow
 from sigma0.bench.fidelity.table import percent, with_interval
 
 COLUMNS = (

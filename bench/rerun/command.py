@@ -1,7 +1,7 @@
 """`python -m sigma0.bench all`: every report and row that the shipped weights give, made again."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,14 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sigma0.bench.core.conditions import git_commit
+from sigma0.bench.core.conditions import Provenance, figures_of, git_commit, read_report, write_report
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.core.provenance import Provenance, figures_of, read_report, write_report
-from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.rerun.compare import differences
-from sigma0.bench.rerun.recipes import Recipe, chosen
-from sigma0.bench.rerun.rows import committed
-from sigma0.bench.rerun.run import Failed, run, told
+from sigma0.bench.core.output import BenchTable
+from sigma0.bench.rerun.compare import committed, differences
+from sigma0.bench.rerun.recipes import Failed, Recipe, chosen
 from sigma0.commands.console import one_line_errors, progress_bar
 
 RESULTS = Path("bench/results")
@@ -55,6 +52,7 @@ def rerun_all(
 
     Reports that hold times of a machine, or read files that are not given, are left out unless they are named.
     """
+    folder = results / "quick" if quick else results
     with one_line_errors():
         inputs = dict(_input(each) for each in file)
         asked = chosen(only)
@@ -63,39 +61,32 @@ def rerun_all(
         if quick:
             asked = [each for each in asked if not each.timed]
         if resume:
-            asked = [each for each in asked if not _is_made(results / ("quick" if quick else "") / f"{each.name}.json")]
-        told_of = []
-        with progress_bar("reports", len(asked), as_json) as advance:
-            for done, each in enumerate(_rerun(asked, quick, inputs, results, write, workers), start=1):
-                told_of.append(each)
-                advance(done)
-        told_of.sort(key=lambda each: [recipe.name for recipe in asked].index(each.name))
-    _tell(told_of, as_json)
-    different = [each for each in told_of if each.differences]
+            asked = [each for each in asked if not _is_made(folder / f"{each.name}.json")]
+        if write:
+            folder.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(workers) as pool, progress_bar("reports", len(asked), as_json) as advance:
+            waiting = [pool.submit(_one, each, quick, inputs, folder, results, write) for each in asked]
+            try:
+                for done, each in enumerate(as_completed(waiting), start=1):
+                    each.result()
+                    advance(done)
+            finally:
+                pool.shutdown(cancel_futures=True)
+            reruns = [each.result() for each in waiting]
+    different = [each for each in reruns if each.differences]
+    if as_json:
+        typer.echo(json.dumps({"reports": [asdict(each) for each in reruns], "different": len(different)}))
+    else:
+        _print(reruns, len(different))
     if any(each.differences[0].startswith("failed") for each in different) or (different and not write):
         raise typer.Exit(1)
-
-
-def _rerun(
-    recipes: Sequence[Recipe], quick: bool, inputs: Mapping[str, Path], results: Path, write: bool, workers: int
-) -> Iterator[Rerun]:
-    folder = results / "quick" if quick else results
-    if write:
-        folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(workers) as pool:
-        waiting = [pool.submit(_one, each, quick, inputs, folder, results, write) for each in recipes]
-        try:
-            for each in as_completed(waiting):
-                yield each.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def _one(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], folder: Path, results: Path, write: bool) -> Rerun:
     started = monotonic()
     try:
         with TemporaryDirectory() as scratch:
-            found = run(recipe, quick, inputs, Path(scratch))
+            found = recipe.run(quick, inputs, Path(scratch))
     except Failed as error:
         # told with the others, which go on
         return Rerun(recipe.name, monotonic() - started, (f"failed: {error}",))
@@ -107,7 +98,7 @@ def _one(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], folder: Path, 
     elif path.exists() and recipe.ending == ".json":
         before = figures_of(path)
     if write and not (recipe.rows and not quick):
-        provenance = Provenance.here(told(recipe, quick), recipe.models, recipe.given(inputs))
+        provenance = Provenance.here(recipe.told(quick), recipe.models, recipe.given(inputs))
         if recipe.ending == ".json":
             write_report(path, provenance, found)
         else:
@@ -128,17 +119,7 @@ def _input(named: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def _tell(reruns: Sequence[Rerun], as_json: bool) -> None:
-    if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "reports": [asdict(each) for each in reruns],
-                    "different": sum(bool(each.differences) for each in reruns),
-                }
-            )
-        )
-        return
+def _print(reruns: Sequence[Rerun], different: int) -> None:
     from rich.console import Console
 
     cells = [(each.name, f"{each.seconds:,.0f}", str(len(each.differences) or "none")) for each in reruns]
@@ -149,5 +130,4 @@ def _tell(reruns: Sequence[Rerun], as_json: bool) -> None:
             console.print(f"{each.name} {line}", highlight=False, markup=False, soft_wrap=True)
         if len(each.differences) > _SHOWN:
             console.print(f"{each.name}: and {len(each.differences) - _SHOWN} more")
-    different = sum(bool(each.differences) for each in reruns)
     console.print(f"{len(reruns)} reports, {different} different")

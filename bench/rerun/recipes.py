@@ -1,46 +1,104 @@
 """Which command makes which report of `bench/results`, with which models and out of which files."""
 
+# ruff: noqa: E501  (a report is a line)
+
+import json
+import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from sigma0.bench.rerun.compare import untimed
+from sigma0.checkpoints import shipped_models
 
 WORLDS = ("pocket", "pocket-large")
-_BENCH = "sigma0.bench"
-_CALIBRATE = "sigma0 calibrate {model} --dtype float32 --prompts {{prompts}} --out {{scratch}}/out --json"
-_RAVEN_RULES = (
-    '[{"mode": "converge", "eps": 0.5}, {"mode": "converge", "eps": 0.25}, {"mode": "converge", "eps": 0.1}, '
-    '{"mode": "margin", "theta": 0.3}, {"mode": "margin", "theta": 0.9}]'
-)
-_TEXTS = (
-    "--prose {lee_background.cor} --prose {train.json} --code {HumanEval.jsonl.gz} --lists {zones} "
-    "--lists {questions-words.txt}"
-)
-_TEXT_FILES = ("smollm2", "lee_background.cor", "train.json", "HumanEval.jsonl.gz", "zones", "questions-words.txt")
+_CALIBRATE = "--dtype float32 --prompts {prompts} --out {scratch}/out --json"
+_SOLVE = "--dtype float32 --memory {scratch}/memory.jsonl"
+_RAVEN = """lossless pocket-raven -n 30 --new-tokens 12 --look-ups --rules '[{"mode": "converge", "eps": 0.5}, {"mode": "converge", "eps": 0.25}, {"mode": "converge", "eps": 0.1}, {"mode": "margin", "theta": 0.3}, {"mode": "margin", "theta": 0.9}]' --json --recurrence"""
+_TEXTS = "--prose {lee_background.cor} --prose {train.json} --code {HumanEval.jsonl.gz} --lists {zones} --lists {questions-words.txt} --json"
+# Name of a report | its command | options for a quick part | marks | options of its prompts | those of the quick part's.
+# The marks are `timed`, `rows`, the option of `Recipe.file`, and models that the command does not name.
+_FIRST = f"""
+effort-simulation | sigma0.bench effort --json | -n 100
+calibration-worlds | sigma0.bench worlds --sets 400 --json | --sets 8
+pocket-solver-forms | sigma0.bench.pocket forms pocket-solver --n 1000 --json | --n 10
+distilled-program | sigma0.bench distill pocket-solver --out {{scratch}}/rows --json | --seen 20 -n 10 | --program
+outer | sigma0.bench outer pocket-solver --larger pocket-large -n 400 --out {{scratch}}/rows --json | -n 3 --ways "lemma graph" --most-votes 6 | rows
+depths-pocket | sigma0.bench depths pocket -n 300 --json | -n 20
+lossless-pocket-large | sigma0.bench lossless pocket-large -n 200 --json | -n 3
+pocket-raven-eval | sigma0.bench.pocket eval pocket-raven --n 1000 --free 40 --look-ups --json | --n 100 --free 5
+stability-pocket-raven | sigma0.bench stability pocket-raven -n 100 --look-ups --json | -n 15
+calibrate-pocket-raven | sigma0 calibrate pocket-raven {_CALIBRATE} --exit all --agreement 0.98 | | | --n 600 --look-ups
+lossless-pocket-raven-4 | sigma0.bench {_RAVEN} 4 | -n 2
+lossless-pocket-raven-8 | sigma0.bench {_RAVEN} 8 | -n 2
+lossless-pocket-raven-16 | sigma0.bench {_RAVEN} 16 | -n 2
+signs-pocket | sigma0.bench signs pocket pocket-large -n 700 --json | -n 60
+routes-pocket | sigma0.bench routes pocket pocket-large -n 10000 --json | -n 200
+effort-pocket | sigma0.bench effort --real -n 60 --json | -n 6 | pocket pocket-large
+ladder-pocket | sigma0.bench ladder pocket pocket-large -n 200 --out {{scratch}}/rows --json | -n 2 | rows
+collapse | sigma0.bench collapse pocket pocket-large --texts {{smollm2}} {_TEXTS} | | timed
+solve-solver-progressive | sigma0 solve "Mary went to the park. The hat is with Mary. Where is the hat?" --model pocket-solver {_SOLVE} | | timed --trail
+solve-solver-lemma | sigma0 solve "Mary went to the park. The hat is with Mary. Where is the hat?" --model pocket-solver --strategy lemma {_SOLVE} | | timed --trail
+solve-progressive | sigma0 solve "A farmer has 3 pens with 4 sheep in each. He sells 5 sheep. How many sheep are left?" --model {{smollm2}} --max-tokens 160 --max-calls 40 {_SOLVE} | | timed --trail
+solve-lemma | sigma0 solve "How many whole numbers from 1 to 30 can be divided by 3 or by 5?" --model {{smollm2}} --strategy lemma --max-tokens 256 {_SOLVE} | | timed --trail
+"""
+# of each of the two models that know all of the micro-world
+_OF_A_WORLD = f"""
+@-eval | sigma0.bench.pocket eval @ --n 7000 --json | --n 400 --free 40
+@-gate | sigma0.bench gate @ -n 1000 --rules-n 200 --json | -n 100 --rules-n 20
+stability-@ | sigma0.bench stability @ -n 300 --json | -n 40
+verdict-@ | sigma0.bench verdict @ -n 2000 --json | -n 60
+promise-@ | sigma0.bench promise @ -n 10000 --json | -n 600 --fit 200 --test 200 --draws 40
+calibrate-@ | sigma0 calibrate @ {_CALIBRATE} --exit all --agreement 0.995 | --agreement 0.98 | | --n 2500 | --n 400
+doors-@ | sigma0 calibrate @ {_CALIBRATE} --objective risk --risk 0.05 | | | --n 6000 | --n 500
+fidelity-@ | sigma0.bench fidelity @ --out {{scratch}}/rows --json | -n 2 --modes margin,qexit | rows
+"""
+_LAST = f"""
+grounding | sigma0.bench grounding {{train.json}} --json
+proximity | sigma0.bench proximity {{smollm2}} {_TEXTS}
+kernels-compiled | sigma0.kernels --targets sm_80,sm_90 --json | | timed
+kernels-cpu | sigma0.bench kernels --json | | timed
+soak-pocket | sigma0.bench soak pocket --json | | timed
+"""
+# of this very Python, whatever `sigma0` is found first
+_COMMAND_LINE = "from sigma0.cli import app; app()"
+
+
+class Failed(ValueError):
+    """A command that ended in an error, or printed no report."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """One report, or the rows of one command."""
 
-    name: str  # Of its file, without `.json`
+    name: str  # Of its file, without its ending
     # What stands behind `python -m`, or the command line `sigma0`. Names in braces are replaced: `{scratch}` by
-    # an empty folder, `{prompts}` by a file of prompts, the names of `inputs` by files given
+    # an empty folder, `{prompts}` by a file of prompts, others by files given
     command: str
-    models: tuple[str, ...] = ()  # That it loads
     quick: str = ""  # Options put behind the command to run a part of it in few minutes; empty where the whole is quick
     # What stands behind `python -m sigma0.bench.pocket prompts` to make the prompts that it reads, if any
     prompts: str = ""
     quick_prompts: str = ""  # The same for its quick part
-    inputs: tuple[str, ...] = ()  # Names of files and folders that the repository does not hold
+    models: tuple[str, ...] = ()  # That it loads
     timed: bool = False  # Whether it holds times or loads of a machine, so that two runs differ
     file: str = ""  # Option behind which the command is given the report's file; empty: it prints the report
     rows: bool = False  # Whether it prints rows of the ledger; its whole is then compared with the ledger itself
-    ending: str = ".json"  # Of its file; `.jsonl` for a trail, which has its provenance in a file beside it
 
-    def words(self, quick: bool) -> list[str]:
-        """The command as a list, names in braces as they are."""
-        return [*shlex.split(self.command), *(shlex.split(self.quick) if quick else ())]
+    @property
+    def inputs(self) -> list[str]:
+        """Names of files and folders that it reads and the repository does not hold."""
+        named = re.findall(r"\{([\w.-]+)\}", self.command)
+        return [name for name in named if name not in ("scratch", "prompts")]
+
+    @property
+    def ending(self) -> str:
+        """Of its file; a trail has its provenance in a file beside it."""
+        return ".jsonl" if self.file == "--trail" else ".json"
 
     def given(self, inputs: Mapping[str, Path]) -> dict[str, Path]:
         """Those of the files that it reads.
@@ -53,120 +111,70 @@ class Recipe:
             raise ValueError(f"{self.name} reads {missing[0]}: give it as --input {missing[0]}=FILE")
         return {name: inputs[name] for name in self.inputs}
 
+    def told(self, quick: bool) -> str:
+        """What a reader types to have it again, names in braces as they are."""
+        typed = self.command if self.command.startswith("sigma0 ") else f"python -m {self.command}"
+        command = f"{typed} {self.quick}" if quick and self.quick else typed
+        return f"python -m {self._prompts(quick)} > {{prompts}} && {command}" if self.prompts else command
 
-def _of_a_world(model: str) -> list[Recipe]:
-    """Of one of the two models that know all of the micro-world."""
-    alone = (model,)
-    calibrate = _CALIBRATE.format(model=model)
-    return [
-        Recipe(f"{model}-eval", f"{_BENCH}.pocket eval {model} --n 7000 --json", alone, "--n 400 --free 40"),
-        Recipe(f"{model}-gate", f"{_BENCH} gate {model} -n 1000 --rules-n 200 --json", alone, "-n 100 --rules-n 20"),
-        Recipe(f"stability-{model}", f"{_BENCH} stability {model} -n 300 --json", alone, "-n 40"),
-        Recipe(f"verdict-{model}", f"{_BENCH} verdict {model} -n 2000 --json", alone, "-n 60"),
-        Recipe(
-            f"promise-{model}", f"{_BENCH} promise {model} -n 10000 --json", alone,
-            "-n 600 --fit 200 --test 200 --draws 40",
-        ),
-        Recipe(
-            f"calibrate-{model}", f"{calibrate} --exit all --agreement 0.995", alone, "--agreement 0.98",
-            prompts="--n 2500", quick_prompts="--n 400",
-        ),
-        Recipe(
-            f"doors-{model}", f"{calibrate} --objective risk --risk 0.05", alone, prompts="--n 6000",
-            quick_prompts="--n 500",
-        ),
-        Recipe(
-            f"fidelity-{model}", f"{_BENCH} fidelity {model} --out {{scratch}}/rows --json", alone,
-            "-n 2 --modes margin,qexit", rows=True
-        ),
-    ]  # fmt: skip
+    def run(self, quick: bool, inputs: Mapping[str, Path], scratch: Path) -> Any:
+        """Runs it in a process of its own and gives its report, plain JSON values, or the text of a trail.
 
+        Args:
+            quick: Its quick part alone.
+            inputs: Where the files are that it reads.
+            scratch: An empty folder for what it writes on the way.
 
-def _of_look_ups(model: str) -> list[Recipe]:
-    """Of the model that was taught look-ups alone."""
-    alone, calibrate = (model,), _CALIBRATE.format(model=model)
-    lossless = f"{_BENCH} lossless {model} -n 30 --new-tokens 12 --look-ups --rules '{_RAVEN_RULES}' --json"
-    return [
-        Recipe(
-            f"{model}-eval", f"{_BENCH}.pocket eval {model} --n 1000 --free 40 --look-ups --json", alone,
-            "--n 100 --free 5",
-        ),
-        Recipe(f"stability-{model}", f"{_BENCH} stability {model} -n 100 --look-ups --json", alone, "-n 15"),
-        Recipe(
-            f"calibrate-{model}", f"{calibrate} --exit all --agreement 0.98", alone, prompts="--n 600 --look-ups",
-        ),
-        *(
-            Recipe(f"lossless-{model}-{loops}", f"{lossless} --recurrence {loops}", alone, "-n 2")
-            for loops in (4, 8, 16)
-        ),
-    ]  # fmt: skip
+        Raises:
+            Failed: Naming the command and the end of what it printed.
+            ValueError: For an input that is not given.
+        """
+        files = {name: str(path.resolve()) for name, path in self.given(inputs).items()}
+        files |= {"scratch": str(scratch), "prompts": str(scratch / "prompts.jsonl")}
+        if self.prompts:
+            _run(shlex.split(self._prompts(quick)), scratch / "prompts.jsonl")
+        command = shlex.split(f"{self.command} {self.quick if quick else ''}")
+        for name, path in files.items():
+            command = [word.replace(f"{{{name}}}", path) for word in command]
+        printed = scratch / "printed"
+        report = scratch / f"report{self.ending}" if self.file else printed
+        _run([*command, self.file, str(report)] if self.file else command, printed)
+        try:
+            text = report.read_text()
+            if self.rows:
+                return [untimed(line) for line in text.splitlines()]
+            return text if self.ending == ".jsonl" else json.loads(text)
+        except (json.JSONDecodeError, OSError) as error:
+            raise Failed(f"{shlex.join(command)} gave no report: {error}") from error
+
+    def _prompts(self, quick: bool) -> str:
+        return f"sigma0.bench.pocket prompts {(quick and self.quick_prompts) or self.prompts}"
 
 
-def _trails() -> list[Recipe]:
-    """Questions to outer loops, with all that was asked and answered."""
-    hat = '"Mary went to the park. The hat is with Mary. Where is the hat?"'
-    pens = '"A farmer has 3 pens with 4 sheep in each. He sells 5 sheep. How many sheep are left?"'
-    numbers = '"How many whole numbers from 1 to 30 can be divided by 3 or by 5?"'
-    asked = {
-        "solve-solver-progressive": (f"{hat} --model pocket-solver", ("pocket-solver",), ()),
-        "solve-solver-lemma": (f"{hat} --model pocket-solver --strategy lemma", ("pocket-solver",), ()),
-        "solve-progressive": (f"{pens} --model {{smollm2}} --max-tokens 160 --max-calls 40", (), ("smollm2",)),
-        "solve-lemma": (f"{numbers} --model {{smollm2}} --strategy lemma --max-tokens 256", (), ("smollm2",)),
-    }
-    return [
-        Recipe(
-            name, f"sigma0 solve {told} --dtype float32 --memory {{scratch}}/memory.jsonl", models, inputs=inputs,
-            timed=True, file="--trail", ending=".jsonl",
-        )
-        for name, (told, models, inputs) in asked.items()
-    ]  # fmt: skip
+def _run(command: Sequence[str], out: Path) -> None:
+    module = ["-c", _COMMAND_LINE, *command[1:]] if command[0] == "sigma0" else ["-m", *command]
+    with out.open("w") as file:
+        ended = subprocess.run([sys.executable, *module], stdout=file, stderr=subprocess.PIPE, text=True, check=False)
+    if ended.returncode:
+        last = "\n".join(ended.stderr.strip().splitlines()[-5:])
+        raise Failed(f"{shlex.join(command)} ended with {ended.returncode}: {last}")
 
 
-def _of_both_worlds() -> list[Recipe]:
-    both = " ".join(WORLDS)
-    return [
-        Recipe("signs-pocket", f"{_BENCH} signs {both} -n 700 --json", WORLDS, "-n 60"),
-        Recipe("routes-pocket", f"{_BENCH} routes {both} -n 10000 --json", WORLDS, "-n 200"),
-        Recipe("effort-pocket", f"{_BENCH} effort --real -n 60 --json", WORLDS, "-n 6"),
-        Recipe(
-            "ladder-pocket", f"{_BENCH} ladder {both} -n 200 --out {{scratch}}/rows --json", WORLDS, "-n 2", rows=True
-        ),
-        Recipe(
-            "collapse", f"{_BENCH} collapse {both} --texts {{smollm2}} {_TEXTS} --json", WORLDS, inputs=_TEXT_FILES,
-            timed=True,
-        ),
-    ]  # fmt: skip
+def _recipe(line: str) -> Recipe:
+    name, command, *parts = (part.strip() for part in line.split("|"))
+    quick, marks, prompts, quick_prompts = [*parts, "", "", "", ""][:4]
+    words = marks.split()
+    models = tuple(word for word in (*command.split(), *words) if word in shipped_models())
+    file = next((word for word in words if word.startswith("--")), "")
+    return Recipe(
+        name, command, quick, prompts, quick_prompts, models, "timed" in words, file=file, rows="rows" in words
+    )
 
 
 def recipes() -> dict[str, Recipe]:
     """All, by name."""
-    found = [
-        Recipe("effort-simulation", f"{_BENCH} effort --json", quick="-n 100"),
-        Recipe("calibration-worlds", f"{_BENCH} worlds --sets 400 --json", quick="--sets 8"),
-        Recipe(
-            "pocket-solver-forms", f"{_BENCH}.pocket forms pocket-solver --n 1000 --json", ("pocket-solver",), "--n 10"
-        ),
-        Recipe(
-            "distilled-program", f"{_BENCH} distill pocket-solver --out {{scratch}}/rows --json", ("pocket-solver",),
-            "--seen 20 -n 10", file="--program",
-        ),
-        Recipe(
-            "outer", f"{_BENCH} outer pocket-solver --larger pocket-large -n 400 --out {{scratch}}/rows --json",
-            ("pocket-solver", "pocket-large"), '-n 3 --ways "lemma graph" --most-votes 6', rows=True,
-        ),
-        Recipe("depths-pocket", f"{_BENCH} depths pocket -n 300 --json", ("pocket",), "-n 20"),
-        Recipe("lossless-pocket-large", f"{_BENCH} lossless pocket-large -n 200 --json", ("pocket-large",), "-n 3"),
-        *_of_look_ups("pocket-raven"),
-        *_of_both_worlds(),
-        *_trails(),
-        *(each for model in WORLDS for each in _of_a_world(model)),
-        Recipe("grounding", f"{_BENCH} grounding {{train.json}} --json", inputs=("train.json",)),
-        Recipe("proximity", f"{_BENCH} proximity {{smollm2}} {_TEXTS} --json", inputs=_TEXT_FILES),
-        Recipe("kernels-compiled", "sigma0.kernels --targets sm_80,sm_90 --json", timed=True),
-        Recipe("kernels-cpu", f"{_BENCH} kernels --json", timed=True),
-        Recipe("soak-pocket", f"{_BENCH} soak pocket --json", ("pocket",), timed=True),
-    ]  # fmt: skip
-    return {each.name: each for each in found}
+    table = "".join([_FIRST, *(_OF_A_WORLD.replace("@", model) for model in WORLDS), _LAST])
+    return {each.name: each for each in map(_recipe, filter(None, table.splitlines()))}
 
 
 def chosen(names: Sequence[str]) -> list[Recipe]:

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sigma0.bench.core.ledger import OWN, Percentiles, ServeRow, VllmRow, append_row, check_ledger
-from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
-from sigma0.bench.core.output import tell_rows
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.ledger import append_row, check_ledger
+from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile, Rounds
+from sigma0.bench.core.output import BenchTable, tell_rows
+from sigma0.bench.core.rows import Percentiles, ServeRow, VllmRow
 from sigma0.bench.serving import measure, servers
 from sigma0.bench.serving.measure import WAYS, Ask
 from sigma0.commands.console import one_line_errors

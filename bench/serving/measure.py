@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.ledger import Conditions, Figure, Percentiles, ServeRow, VllmRow
+from sigma0.bench.core.conditions import Conditions, Figure, describe
+from sigma0.bench.core.rows import Percentiles, ServeRow, VllmRow
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.serving.servers import counts
 from sigma0.calibrate.prompts import encode_prompts

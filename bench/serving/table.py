@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from sigma0.bench.core.ledger import AnyRow, ServeRow
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.ledger import AnyRow
+from sigma0.bench.core.output import BenchTable
+from sigma0.bench.core.rows import ServeRow
 
 
 def latest_load(rows: Sequence[AnyRow], way: str) -> list[ServeRow]:

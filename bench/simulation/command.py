@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.ledger import OWN, SimulationRow, append_row, read_rows, repair
-from sigma0.bench.core.options import LEDGER, AnswerTokens, AsJsonLines, LedgerFile
-from sigma0.bench.core.output import tell_rows
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.ledger import append_row, read_rows, repair
+from sigma0.bench.core.options import LEDGER, OWN, AnswerTokens, AsJsonLines, LedgerFile
+from sigma0.bench.core.output import BenchTable, tell_rows
+from sigma0.bench.core.rows import SimulationRow
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.simulation.cluster import ROUTINGS
 from sigma0.bench.simulation.inputs import Inputs, read_inputs

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sigma0.bench.core.rows import Conditions
-from sigma0.bench.core.rows_systems import Tail
+from sigma0.bench.core.conditions import Conditions
+from sigma0.bench.core.rows import Tail
 from sigma0.bench.simulation.replica import PassWork, ReplicaLimits
 from sigma0.errors import one_line
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.core.rows import Conditions
+from sigma0.bench.core.conditions import Conditions
 from sigma0.bench.simulation.inputs import (
     TERMS,
     Check,

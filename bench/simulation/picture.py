@@ -5,8 +5,8 @@ from pathlib import Path
 
 from matplotlib.ticker import MaxNLocator
 
-from sigma0.bench.core.ledger import SimulationRow
 from sigma0.bench.core.output import drawing
+from sigma0.bench.core.rows import SimulationRow
 from sigma0.bench.simulation.cluster import ROUTINGS
 from sigma0.bench.simulation.table import over_runs, p95
 from sigma0.bench.simulation.traffic import LONG, SHORT

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 from sigma0.bench.core.conditions import git_commit
-from sigma0.bench.core.rows_systems import SIMULATION_SIZES, SimulationRow, Tail, simulation_key
+from sigma0.bench.core.rows import SIMULATION_SIZES, SimulationRow, Tail, row_key
 from sigma0.bench.simulation.cluster import ROUTINGS, TOGETHER, Cluster, Router
 from sigma0.bench.simulation.inputs import Inputs, PassClock, percentiles, tail_of
 from sigma0.bench.simulation.replica import Replica, Request
@@ -78,7 +78,7 @@ class Setting:
 
     def key(self, digest: str) -> str:
         """That of its row, for inputs of this digest."""
-        return simulation_key(digest, self.routing, self.sizes, self.rate, asdict(self.traffic))
+        return row_key("simulation", digest, self.routing, *self.sizes.values(), self.rate, asdict(self.traffic))
 
 
 class Fleets:

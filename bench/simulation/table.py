@@ -5,8 +5,9 @@ from statistics import fmean
 
 from rich.console import Console
 
-from sigma0.bench.core.ledger import AnyRow, SimulationRow, Tail
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.ledger import AnyRow
+from sigma0.bench.core.output import BenchTable
+from sigma0.bench.core.rows import SimulationRow, Tail
 from sigma0.bench.simulation.cluster import TOGETHER
 from sigma0.bench.simulation.inputs import Check, tail_of
 from sigma0.calibrate.bootstrap import Estimate, ratio

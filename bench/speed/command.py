@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from sigma0.bench.core.ledger import OWN, append_row
-from sigma0.bench.core.options import AsJsonLines, ExitJson, LedgerFile, Rounds
+from sigma0.bench.core.ledger import append_row
+from sigma0.bench.core.options import OWN, AsJsonLines, ExitJson, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.speed.courses import chosen_course, described
 from sigma0.bench.speed.decoders import OTHERS, PUBLISHED

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from torch import Tensor
 
-from sigma0.bench.core.conditions import describe
-from sigma0.bench.core.ledger import LEDGER, Conditions
-from sigma0.bench.core.options import OWN, ExitJson
+from sigma0.bench.core.conditions import Conditions, describe
+from sigma0.bench.core.options import LEDGER, OWN, ExitJson
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.pocket.prompts import micro_world

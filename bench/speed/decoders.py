@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sigma0.bench.core.ledger import Figure
+from sigma0.bench.core.conditions import Figure
 from sigma0.bench.core.replay import Trace, replaying
 from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.config import ExitConfig

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from sigma0.bench.core.bandwidth import copy_bandwidth
-from sigma0.bench.core.ledger import Conditions, Course, SpeedRow
+from sigma0.bench.core.conditions import Conditions
 from sigma0.bench.core.replay import Trace
+from sigma0.bench.core.rows import Course, SpeedRow
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.speed.branches import Branches
 from sigma0.bench.speed.decoders import (

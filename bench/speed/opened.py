@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigma0.bench.core.conditions import describe, describe_weights
-from sigma0.bench.core.ledger import Conditions
+from sigma0.bench.core.conditions import Conditions, Digests, describe
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.speed.shapes import SEED, digest, random_model
 from sigma0.calibrate.prompts import encode_prompts
@@ -81,8 +80,6 @@ def conditions_of(
     """The conditions of a run over prompts of these ids."""
     answers = [None] * len(rows)
     if shape:
-        weights = digest(shape)
-        return describe_weights(
-            looped, f"random {shape}", weights, weights, source, rows, answers, new_tokens, batch_size=batch
-        )
-    return describe(looped, model, source, rows, answers, new_tokens, batch_size=batch)
+        digests = Digests(weights_sha256=digest(shape), settings_sha256=digest(shape))
+        return describe(looped, f"random {shape}", source, rows, answers, new_tokens, batch, digests)
+    return describe(looped, model, source, rows, answers, new_tokens, batch)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sigma0.bench.core.ledger import SpeedRow
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable
+from sigma0.bench.core.rows import SpeedRow
 from sigma0.bench.speed.decoders import OTHERS, Decoded
 from sigma0.decode.kv_store import BlockShape
 from sigma0.models.quantization import weight_bytes

@@ -216,5 +216,5 @@ def passes_along(trace: Trace, drafting: Drafting) -> float:
 
 def accepted(trace: Trace, drafting: Drafting, first: int) -> int:
     """How many drafts a course accepts, of which the first is read from the new token of that number."""
-    places = (trace.of(0, first + place) for place in range(drafting.length))
-    return [*(trace.settled[place] <= drafting.depth for place in places), False].index(False)
+    settled = (trace.settled[(first + place) % len(trace.settled)] for place in range(drafting.length))
+    return [*(loop <= drafting.depth for loop in settled), False].index(False)

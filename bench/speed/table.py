@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from sigma0.bench.core.ledger import AnyRow, Conditions, SpeedRow
-from sigma0.bench.core.rows import short_commit
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.conditions import Conditions, short_commit
+from sigma0.bench.core.ledger import AnyRow
+from sigma0.bench.core.output import BenchTable
+from sigma0.bench.core.rows import SpeedRow
 from sigma0.bench.speed.decoders import ADAPTIVE, OTHERS
 from sigma0.bench.speed.roofline import EXPLANATION, LAUNCHES, bandwidth_text, launch_table, roofline_table
 

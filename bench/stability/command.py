@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.options import LookUps, ReportFile, Stories, StorySeed, WorldModel
-from sigma0.bench.core.output import drawing, tell_report
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable, drawing, tell_report
 from sigma0.bench.pocket.card import estimate_text
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads

@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from sigma0.bench.core.ledger import OWN, append_row, check_ledger
-from sigma0.bench.core.options import AsJsonLines, LedgerFile, WorkerCount
+from sigma0.bench.core.ledger import append_row, check_ledger
+from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile, WorkerCount
 from sigma0.bench.core.output import tell_rows
-from sigma0.bench.core.rows_tasks import StrategyQARow
+from sigma0.bench.core.rows import StrategyQARow
 from sigma0.bench.core.workers import KeptResults, worker_pool
 from sigma0.bench.strategyqa.distillation import MOST, distil_demonstrations, distil_template, save
 from sigma0.bench.strategyqa.level import Level, LevelRun

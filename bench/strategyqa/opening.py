@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 from pydantic import BaseModel, ConfigDict
 
-from sigma0.bench.core.digests import settings_sha256, weights_sha256
+from sigma0.bench.core.conditions import settings_sha256, weights_sha256
 from sigma0.bench.core.options import AnswerTokens
 from sigma0.bench.strategyqa.adaptive import Route
 from sigma0.bench.strategyqa.asking import MAX_TOKENS, AnswerCache, AskSettings

@@ -15,12 +15,10 @@ import torch
 from rich.box import SIMPLE
 from rich.table import Table
 
-from sigma0.bench.core.conditions import device_name, git_commit, library_versions
+from sigma0.bench.core.conditions import Conditions, Figure, device_name, git_commit, library_versions
 from sigma0.bench.core.ledger import AnyRow
-from sigma0.bench.core.output import drawing
-from sigma0.bench.core.rows import Conditions, Figure
-from sigma0.bench.core.rows_tasks import StrategyQARow
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable, drawing
+from sigma0.bench.core.rows import StrategyQARow
 from sigma0.bench.fidelity.table import with_interval
 from sigma0.bench.strategyqa.level import LevelRun
 from sigma0.bench.strategyqa.opening import Opened

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from sigma0.bench.core.output import drawing
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable, drawing
 from sigma0.bench.verdict.measure import ALL, VerdictReport
 from sigma0.bench.verdict.promise import PromiseReport
 from sigma0.bench.verdict.scores import FeatureUse

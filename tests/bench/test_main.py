@@ -9,7 +9,8 @@ import typer
 from typer.testing import CliRunner
 
 from sigma0.bench.commands import COMMANDS, app, with_record
-from sigma0.bench.core.ledger import LEDGER, OWN, read_rows
+from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.core.options import LEDGER, OWN
 from sigma0.commands.lazy_group import LazyCommand
 
 

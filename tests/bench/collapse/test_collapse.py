@@ -8,7 +8,7 @@ import pytest
 
 import sigma0
 from sigma0.bench.collapse.measure import TAUS, WAYS, costs, ended_at, grid, rows, series
-from sigma0.bench.core.provenance import read_report
+from sigma0.bench.core.conditions import read_report
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.decode.ops import TORCH
 from sigma0.decode.repetition import CollapseStop, TextStats

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.core.output import BenchTable
 
 
 @pytest.mark.parametrize(

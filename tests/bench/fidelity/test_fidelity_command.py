@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 
 import sigma0
 from sigma0.bench.__main__ import app
-from sigma0.bench.core.ledger import DepthRow, FidelityRow, Promise, read_rows
+from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.core.rows import DepthRow, FidelityRow, Promise
 from sigma0.bench.fidelity.grid import GRID, MODES, plan
 from sigma0.bench.fidelity.pages import short_table
 from sigma0.bench.fidelity.table import SHORT_COLUMNS, calibrated, markdown, oracle_share

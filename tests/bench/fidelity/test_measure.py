@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sigma0.bench.core.ledger import Conditions
+from sigma0.bench.core.conditions import Conditions
 from sigma0.bench.fidelity.grid import plan
 from sigma0.bench.fidelity.measure import open_bench
 from sigma0.bench.fidelity.runs import run_free

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
-from sigma0.bench.core.ledger import DepthRow, FidelityRow, read_rows
+from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.replay import Trace
+from sigma0.bench.core.rows import DepthRow, FidelityRow
 from sigma0.bench.core.workers import KeptResults, Pool
 from sigma0.bench.fidelity.grid import rule
 from sigma0.bench.fidelity.runs import FreeJob, Work, do_item

@@ -1,12 +1,19 @@
-"""Pages, blocks and shown output are as they are generated."""
+"""Pages, blocks and shown output are as they are generated; tables of weights that do not ship any more say so."""
 
 from pathlib import Path
 
 import pytest
 
+from sigma0.bench.core import conditions
+from sigma0.bench.figures.pages import pages
+from sigma0.bench.figures.results import Results
+from sigma0.bench.figures.tables import blocks
 from sigma0.bench.figures.texts import changed, generated, printed, rewritten, texts
+from sigma0.checkpoints import shipped_models
 
 ROOT = Path(__file__).parents[3]
+# of no model that ships
+OTHERS = {"kernels.md", "proximity.md", "strategyqa.md"}
 TEXT = """# A title
 <!-- figures: one -->
 | a | 2 |
@@ -25,8 +32,8 @@ def test_every_text_is_as_generated():
 
 @pytest.mark.slow
 def test_no_page_of_results_is_written_by_hand():
-    pages = {name for name in texts(ROOT) if name.startswith("bench/results/")}
-    assert pages and pages <= set(generated(ROOT))
+    shown = {name for name in texts(ROOT) if name.startswith("bench/results/")}
+    assert shown and shown <= set(generated(ROOT))
 
 
 def test_blocks_and_console_output_follow_their_sources():
@@ -39,3 +46,24 @@ def test_blocks_and_console_output_follow_their_sources():
 def test_a_block_without_a_source_is_refused_and_a_source_without_a_block(parts):
     with pytest.raises(ValueError, match=r"stand in README\.md"):
         rewritten(TEXT, parts, "README.md")
+
+
+@pytest.mark.slow
+def test_nothing_that_is_shown_is_stale():
+    results = Results(ROOT)
+    shown = {
+        **pages(results),
+        **{f"{text}: {name}": block for text, of in blocks(results).items() for name, block in of.items()},
+    }
+    assert not [name for name, text in shown.items() if "**stale" in text]
+
+
+@pytest.mark.exhaustive
+def test_every_page_and_table_says_so_when_other_weights_ship(monkeypatch):
+    monkeypatch.setattr(conditions, "shipped_weights", lambda name: "0" * 64 if name in shipped_models() else None)
+    results = Results(ROOT)
+    told = {Path(name).name: text for name, text in pages(results).items()}
+    assert set(told) >= OTHERS
+    assert not [name for name, text in told.items() if ("**stale" in text) == (name in OTHERS)]
+    cards = {**blocks(results)["weights.md"], **blocks(results)["README.md"]}
+    assert len(cards) >= 5 and all("**stale: other weights of pocket" in block for block in cards.values())

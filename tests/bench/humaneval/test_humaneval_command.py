@@ -5,7 +5,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
-from sigma0.bench.core.ledger import HumanEvalRow, read_rows
+from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.core.rows import HumanEvalRow
 from sigma0.bench.humaneval import command
 from tests.bench.humaneval.examples import write_problems
 from tests.reason.sandbox.sandboxes import needs_bubblewrap

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigma0.bench.core.ledger import LEDGER, HumanEvalRow, parse_row, read_rows
+from sigma0.bench.core.ledger import parse_row, read_rows
+from sigma0.bench.core.options import LEDGER
+from sigma0.bench.core.rows import HumanEvalRow
 from sigma0.bench.humaneval.judging import Judgement, Limits
 from sigma0.bench.humaneval.sampling import SampleFile
 from sigma0.bench.humaneval.table import cells, estimates, exit_name, latest_humaneval, markdown, pass_at_k, row_of

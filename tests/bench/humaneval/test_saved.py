@@ -1,6 +1,6 @@
 import pytest
 
-from sigma0.bench.core.rows import Conditions
+from sigma0.bench.core.conditions import Conditions
 from sigma0.bench.humaneval.sampling import Run, Sample, SampleFile, SampleSettings
 from tests.bench.core.test_ledger import CONDITIONS
 from tests.bench.humaneval.examples import DOUBLE, PROBLEMS

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 import sigma0
 import sigma0.bench.ladder.command as command
 from sigma0.bench.__main__ import app
-from sigma0.bench.core.ledger import LadderRow, read_rows
+from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.core.rows import LadderRow
 from sigma0.bench.ladder.measure import (
     LARGE,
     LOT,

@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
-from sigma0.bench.core.ledger import Conditions, read_rows
+from sigma0.bench.core.conditions import Conditions
+from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.outer.command import PLAIN, RISING, choose, loops
 from sigma0.bench.outer.measure import Asked, difference, hard_questions, run, run_vote, to_row
 from sigma0.bench.outer.table import latest_outer, levels_table, table

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sigma0.bench.core.provenance import read_report
+from sigma0.bench.core.conditions import read_report
 from sigma0.bench.figures.tables import MODELS, SHIPPED
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.card import accuracy_table

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sigma0
-from sigma0.bench.core.provenance import read_report
+from sigma0.bench.core.conditions import read_report
 from sigma0.bench.proximity.measure import (
     BARS,
     certainty,

@@ -1,21 +1,30 @@
-"""`python -m sigma0.bench all`, with recipes that run in no time."""
+"""`python -m sigma0.bench all`, with recipes that run in no time, and what counts as a difference."""
 
+import copy
 import json
+import shlex
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sigma0.bench.commands import app
-from sigma0.bench.core import provenance
+from sigma0.bench.core import conditions
+from sigma0.bench.core.conditions import Provenance, read_report
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.core.provenance import Provenance, read_report
-from sigma0.bench.rerun import command, recipes, run
+from sigma0.bench.rerun import command, recipes
+from sigma0.bench.rerun.compare import OF_THE_RUN, TOLERANCE, committed, differences, untimed
 from sigma0.bench.rerun.recipes import Recipe
-from sigma0.bench.rerun.rows import committed, untimed
 from sigma0.checkpoints import shipped_models
 
 LEDGER = Path(__file__).parents[3] / "bench" / "results" / "leaderboard.jsonl"
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-1000, 1000) | st.floats(-1e3, 1e3) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
 SAYS = "import json, sys; print(json.dumps({'arguments': sys.argv[1:], 'value': 1.5}))"
 
 
@@ -24,13 +33,13 @@ def says(tmp_path, monkeypatch):
     """A module that reports its arguments, and a commit for what it reports."""
     (tmp_path / "says.py").write_text(SAYS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(provenance, "git_commit", lambda: "a" * 40)
+    monkeypatch.setattr(conditions, "git_commit", lambda: "a" * 40)
     monkeypatch.setattr(command, "git_commit", lambda: "a" * 40)
     known = {
         "plain": Recipe("plain", "says whole", quick="--quick"),
         "timed": Recipe("timed", "says", timed=True),
-        "trail": Recipe("trail", "says", file="--trail", ending=".jsonl", timed=True),
-        "reads": Recipe("reads", "says {text}", inputs=("text",)),
+        "trail": Recipe("trail", "says", file="--trail", timed=True),
+        "reads": Recipe("reads", "says {text}"),
     }
     monkeypatch.setattr(recipes, "recipes", lambda: known)
     return tmp_path / "results"
@@ -123,17 +132,15 @@ def test_a_trail_has_its_provenance_beside_it(says, tmp_path):
 def test_every_recipe_names_what_is_there():
     for recipe in recipes.recipes().values():
         assert set(recipe.models) <= set(shipped_models())
-        for quick in (False, True):
-            words = recipe.words(quick)
-            assert words[0] in ("sigma0", "sigma0.bench", "sigma0.bench.pocket", "sigma0.kernels")
-            braced = {word[1:-1] for word in words if word.startswith("{") and word.endswith("}")}
-            assert braced <= {*recipe.inputs, "prompts"} and ("{prompts}" in words) == bool(recipe.prompts)
-            assert run.told(recipe, quick).startswith(("python -m ", "sigma0 "))
+        words = shlex.split(recipe.command)
+        assert words[0] in ("sigma0", "sigma0.bench", "sigma0.bench.pocket", "sigma0.kernels")
+        assert ("{prompts}" in words) == bool(recipe.prompts)
+        assert all(recipe.told(quick).startswith(("python -m ", "sigma0 ")) for quick in (False, True))
 
 
 @pytest.mark.exhaustive
 def test_the_command_line_is_run_by_this_python(tmp_path):
-    found = run.run(Recipe("size", "sigma0 size ouro-1.4b --json"), False, {}, tmp_path)
+    found = Recipe("size", "sigma0 size ouro-1.4b --json").run(False, {}, tmp_path)
     assert found["kind"] == "computed" and found["model"] == "ouro-1.4b"
 
 
@@ -156,3 +163,38 @@ def test_rows_are_compared_with_the_newest_of_the_same_setting_whatever_time_the
     earlier = rows[-1].model_copy(update={"head_rows": rows[-1].head_rows + 1})
     assert committed(found[-1:], [earlier, rows[-1]]) == found[-1:]
     assert committed(found[-1:], [rows[-1], earlier]) != found[-1:]
+
+
+@given(PLAIN)
+def test_a_report_does_not_differ_from_itself(value):
+    assert list(differences(value, copy.deepcopy(value))) == []
+
+
+@given(PLAIN, PLAIN)
+def test_differences_are_the_same_both_ways(one, two):
+    assert len(list(differences(one, two))) == len(list(differences(two, one)))
+
+
+def test_each_kind_of_difference_is_told_with_its_place():
+    before = {"a": [1, {"b": "x"}], "c": 0.5, "d": True, "e": None, "gone": 1}
+    now = {"a": [1, {"b": "y"}, 3], "c": 0.6, "d": 1, "e": 0, "new": 2}
+    assert list(differences(before, now)) == [
+        ".a: 2 entries, now 3", ".a[1].b: 'x', now 'y'", ".c: 0.5, now 0.6", ".d: True, now 1", ".e: None, now 0",
+        ".gone: only before", ".new: only now",
+    ]  # fmt: skip
+
+
+def test_rounding_is_no_difference_and_one_answer_of_ten_thousand_in_a_count_is():
+    assert list(differences(1.0, 1.0 + TOLERANCE / 2)) == []
+    assert list(differences([12345], [12345 * (1 + TOLERANCE / 2)])) == []
+    assert len(list(differences([0.5], [0.5 + 2 * TOLERANCE]))) == 1
+    assert len(list(differences([1000], [1001]))) == 1
+
+
+def test_what_a_run_says_of_itself_is_left_out():
+    assert list(differences(dict.fromkeys(OF_THE_RUN, 1), {})) == []
+
+
+def test_long_values_are_told_in_part():
+    (told,) = differences("a" * 500, "b" * 500)
+    assert len(told) < 120

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("fastapi")
 
 from sigma0 import ExitConfig
-from sigma0.bench.core.ledger import Conditions, ServeRow
+from sigma0.bench.core.conditions import Conditions
+from sigma0.bench.core.rows import ServeRow
 from sigma0.bench.serving import measure as loads
 from sigma0.bench.serving.measure import (
     Answer,

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 pytest.importorskip("fastapi")
 
 from sigma0.bench.__main__ import app
-from sigma0.bench.core.provenance import read_report
+from sigma0.bench.core.conditions import read_report
 from sigma0.bench.serving.floods import BODY, REFUSALS, Flooding, Floods
 from sigma0.bench.serving.soak import Sample, Soak, lines_of
 from tests.serve.conftest import plain  # noqa: F401

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
-from sigma0.bench.core.rows import Conditions
+from sigma0.bench.core.conditions import Conditions
 from sigma0.bench.simulation import measure
 from sigma0.bench.simulation.inputs import PassClock, read_inputs
 from sigma0.bench.simulation.measure import STEPS, Stopwatch, TimedPass, measure_inputs, play

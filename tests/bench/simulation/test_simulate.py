@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.core.rows_systems import SIMULATION_SIZES, Tail
+from sigma0.bench.core.rows import SIMULATION_SIZES, Tail
 from sigma0.bench.rerun.compare import differences
 from sigma0.bench.simulation.command import COMPARED
 from sigma0.bench.simulation.inputs import Inputs, read_inputs

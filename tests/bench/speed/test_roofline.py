@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 
 from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
-from sigma0.bench.core.conditions import describe_weights
-from sigma0.bench.core.ledger import Figure, SpeedRow, read_rows
+from sigma0.bench.core.conditions import Digests, Figure, describe
+from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.core.rows import SpeedRow
 from sigma0.bench.speed.decoders import Decoded
 from sigma0.bench.speed.measure import Plan, measure
 from sigma0.bench.speed.roofline import bytes_per_token, launch_table, roofline, roofline_table
@@ -28,7 +29,9 @@ def measured(model, ways=("full", "finish"), new_tokens=4):
     ids = torch.tensor([[9, 10, 11, 12]])
     plan = Plan(ways, ExitConfig(q=0.4), None, "", new_tokens, 1, 1)
     rows = [tuple(row) for row in ids.tolist()]
-    conditions = describe_weights(model, "tiny", "", "", "ids", rows, [None], new_tokens)
+    conditions = describe(
+        model, "tiny", "ids", rows, [None], new_tokens, digests=Digests(weights_sha256="", settings_sha256="")
+    )
     return {row.way: row for row in measure(model, ids, plan, conditions)}
 
 

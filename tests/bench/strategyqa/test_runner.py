@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
-from sigma0.bench.core.ledger import StrategyQARow, read_rows
+from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.core.rows import StrategyQARow
 from sigma0.bench.strategyqa import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.asking import AnswerCache, AskSettings
 from sigma0.bench.strategyqa.batched import BatchedChat
