@@ -154,6 +154,25 @@ def test_a_streamer_gets_whole_steps(model, rows):
     assert streamer.values == [PROMPTS[rows].tolist(), *outputs.sequences[:, 4:].T.tolist()]
 
 
+@each_config
+def test_eos_ends_each_sequence_by_itself(model, config):
+    free = model.generate(PROMPTS, attention_mask=MASK, exit_config=config, **SETTINGS)
+    new = free.sequences[:, 4:].tolist()
+    eos = new[1][4]
+    outputs = model.generate(
+        PROMPTS, attention_mask=MASK, exit_config=config, eos_token_id=eos, pad_token_id=0, **SETTINGS
+    )
+    ends = [row.index(eos) + 1 if eos in row else len(row) for row in new]
+    assert outputs.sequences.shape[1] == 4 + max(ends)
+    for row, end in enumerate(ends):
+        assert outputs.sequences[row, 4 : 4 + end].tolist() == new[row][:end]
+        assert not outputs.sequences[row, 4 + end :].any()
+        assert torch.equal(outputs.exit_depths[row, :end], free.exit_depths[row, :end])
+        assert not outputs.exit_depths[row, end:].any()
+        assert len(outputs.exit_reasons[row]) == end
+    assert outputs.loop_passes == max(int(row[1:].sum()) for row in outputs.exit_depths)
+
+
 def test_prompt_as_embeddings(model):
     settings = {key: value for key, value in SETTINGS.items() if key != "return_dict_in_generate"}
     embeds = model.get_input_embeddings()(PROMPTS[1:2])
