@@ -4,7 +4,6 @@ import io
 import json
 import re
 import sys
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -51,17 +50,21 @@ def test_generate_writes_a_picture(tmp_path):
     assert "\x1b[38;2;69;117;180mhat" in shown.getvalue()
 
 
-def test_generate_json(pocket):
-    result = run("generate", STORY, "--max-new-tokens", "5", "--exit", "fixed", "--depth", "2", "--json")
-    found = json.loads(result.stdout)
-    expected = sigma0.generate(*pocket, STORY, max_new_tokens=5, exit_config={"mode": "fixed", "depth": 2})
-    assert found == {"model": "pocket", **json.loads(json.dumps(expected.to_dict()))}
-
-
-def test_generate_reads_standard_input_and_chats(pocket):
-    result = run("generate", "-", "--chat", "--max-new-tokens", "4", "--json", input=STORY + "\n")
-    messages = [{"role": "user", "content": STORY}]
-    assert json.loads(result.stdout)["text"] == sigma0.generate(*pocket, messages, max_new_tokens=4).text
+@pytest.mark.parametrize(
+    "options, prompt, settings",
+    [
+        (["--exit", "fixed", "--depth", "2"], STORY, {"mode": "fixed", "depth": 2}),
+        # mode and threshold stay as the checkpoint has them
+        (["--after", "drop"], STORY, {"mode": "margin", "after_exit": "drop"}),
+        (["--chat"], [{"role": "user", "content": STORY}], None),
+    ],
+)
+@pytest.mark.parametrize("piped", [False, True])
+def test_generate_tells_as_json_what_generate_returns(pocket, options, prompt, settings, piped):
+    words = ["-" if piped else STORY, "--max-new-tokens", "5", "--json", *options]
+    result = run("generate", *words, input=STORY + "\n" if piped else None)
+    expected = sigma0.generate(*pocket, prompt, max_new_tokens=5, exit_config=settings)
+    assert json.loads(result.stdout) == {"model": "pocket", **json.loads(json.dumps(expected.to_dict()))}
 
 
 def test_sampling_repeats_with_a_seed():
@@ -69,14 +72,6 @@ def test_sampling_repeats_with_a_seed():
     texts = [json.loads(run(*settings, "--seed", seed).stdout)["text"] for seed in ("1", "1", "2", "3")]
     assert texts[0] == texts[1]
     assert len(set(texts)) > 1
-
-
-def test_options_keep_the_checkpoints_other_settings(pocket):
-    """--after alone leaves mode and threshold as the checkpoint has them."""
-    result = run("generate", STORY, "--max-new-tokens", "6", "--after", "drop", "--json")
-    stored = pocket[0].resolve_exit_config(None)
-    expected = sigma0.generate(*pocket, STORY, max_new_tokens=6, exit_config=replace(stored, after_exit="drop"))
-    assert json.loads(result.stdout)["loop_rows"] == expected.loop_rows
 
 
 @pytest.mark.parametrize(
@@ -130,14 +125,6 @@ def test_calibrate_says_what_it_needs_before_it_starts(tmp_path, monkeypatch, na
     result = run("calibrate", "pocket", "--prompts", str(tmp_path / "nowhere.jsonl"))
     assert result.exit_code == 2
     assert result.output == f"error: {name} is not installed: pip install 'sigma0-lm[calibrate]'\n"
-
-
-def test_export_and_generate_from_the_folder(tmp_path):
-    folder = tmp_path / "out"
-    assert run("export", "pocket", str(folder)).exit_code == 0
-    assert run("generate", STORY, "--model", str(folder), "--max-new-tokens", "3").exit_code == 0
-    again = run("export", "pocket", str(folder))
-    assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
 
 
 def test_doctor_tells_versions_and_reasons():

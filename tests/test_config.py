@@ -1,4 +1,4 @@
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -29,25 +29,7 @@ from sigma0.config import FateConfig
         ({"q": "much" * 20}, "q: .*number$"),
         ({"after_exit": "later"}, "after_exit: Input should be"),
         ({"threshold": 0.5}, "threshold: Unexpected keyword argument; there are mode"),
-    ],
-)
-def test_bad_values_are_named(wrong, message):
-    for construct in (ExitConfig.parse, lambda fields: ExitConfig(**fields)):
-        with pytest.raises(ValueError, match=message) as caught:
-            construct(wrong)
-        assert "\n" not in str(caught.value) and str(caught.value).startswith("exit_config: ")
-
-
-def test_an_unknown_field_is_answered_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"tetha: Unexpected keyword argument; there are mode, q, eps, patience"):
-        ExitConfig(mode="margin", tetha=0.5)
-    with pytest.raises(ValueError, match=r"^fate_config: grow: Unexpected keyword argument; there are growth, spiral$"):
-        FateConfig(grow=1.0)
-
-
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
+        ({"mode": "margin", "tetha": 0.5}, "tetha: Unexpected keyword argument; there are mode, q, eps, patience"),
         ({"mode": "margin", "q": 0.5}, "q has no effect with exit mode 'margin', only with qexit"),
         ({"theta": 0.9}, "theta has no effect with exit mode 'qexit', only with margin"),
         ({"mode": "converge", "patience": 3}, "patience has no effect with exit mode 'converge', only with accel"),
@@ -58,11 +40,18 @@ def test_an_unknown_field_is_answered_with_the_known_ones():
         ({"mode": "full", "eps": 0.1}, "eps has no effect with exit mode 'full', only with converge or accel"),
     ],
 )
-def test_a_threshold_that_the_mode_does_not_read_is_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        ExitConfig(**wrong)
-    with pytest.raises(ValueError, match=message):
+def test_bad_values_are_named(wrong, message):
+    for construct in (ExitConfig.parse, lambda fields: ExitConfig(**fields)):
+        with pytest.raises(ValueError, match=message) as caught:
+            construct(wrong)
+        assert "\n" not in str(caught.value) and str(caught.value).startswith("exit_config: ")
+    with pytest.raises(ValueError, match=message if "no effect" in message else None):
         TypeAdapter(ExitConfig).validate_python(wrong)
+
+
+def test_an_unknown_field_of_another_setting_is_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"^fate_config: grow: Unexpected keyword argument; there are growth, spiral$"):
+        FateConfig(grow=1.0)
 
 
 def test_copied_settings_keep_what_another_mode_would_read():
@@ -72,16 +61,6 @@ def test_copied_settings_keep_what_another_mode_would_read():
     with pytest.raises(ValueError, match="q has no effect with exit mode 'margin', only with qexit"):
         config.check_read()
     ExitConfig(mode="accel", eps=0.1, patience=1, accel_scale="steps").check_read()
-
-
-def test_only_mappings_and_configs_are_parsed():
-    with pytest.raises(ValueError, match="got str"):
-        ExitConfig.parse("qexit")
-
-
-def test_configs_are_frozen():
-    with pytest.raises(FrozenInstanceError):
-        ExitConfig().q = 0.1
 
 
 @given(

@@ -23,9 +23,9 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 
-def test_the_readme_is_short():
-    text = TEXTS["README.md"]
-    assert len(text.splitlines()) <= 150
+def test_the_readme_is_short_and_there_is_python_to_run():
+    assert len(TEXTS["README.md"].splitlines()) <= 150
+    assert sum(block.id.startswith("README.md") for block in PYTHON) >= 2 and len(PYTHON) >= 7
 
 
 @pytest.mark.parametrize("block", PYTHON)
@@ -35,10 +35,6 @@ def test_python_blocks_run(block, capsys, tmp_path, monkeypatch):
         # whoever tries it tries it again
         exec(compile(block, "Python block", "exec"), {"__name__": "__readme__"})
     capsys.readouterr()
-
-
-def test_there_is_python_to_run():
-    assert sum(block.id.startswith("README.md") for block in PYTHON) >= 2 and len(PYTHON) >= 7
 
 
 def test_the_first_two_bash_blocks_are_the_set_up():

@@ -17,6 +17,7 @@ import sigma0
 import sigma0.reason
 from sigma0.cli import COMMANDS, app
 from sigma0.presence import has_driver
+from tests.marks import exhaustive, slow
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "transformers", "tokenizers", "huggingface_hub", "numpy", "fastapi", "uvicorn", "openai"}
@@ -99,20 +100,32 @@ def test_doctor_imports_torch_only_to_ask_it_for_a_gpu():
     assert has_driver({"cuda": None, "hip": "7.0"})
 
 
-def test_version_is_that_of_the_package():
+def test_the_version_is_that_of_the_package_and_an_unknown_command_is_told_the_nearest():
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"sigma0 {sigma0.__version__}\n")
-
-
-def test_an_unknown_command_is_refused_with_the_name_that_is_nearest():
     result = CliRunner().invoke(app, ["generat"])
-    assert result.exit_code == 2
-    assert "generate" in result.stderr
+    assert result.exit_code == 2 and "generate" in result.stderr
 
 
-def test_importing_sigma0_imports_no_heavy_library():
-    modules = loaded("import sigma0\nassert sigma0.shipped_models() and sigma0.ExitConfig() and dir(sigma0)")
-    assert not tops(modules) & HEAVY
+@pytest.mark.parametrize(
+    "code, heavy",
+    [
+        ("import sigma0\nassert sigma0.shipped_models() and sigma0.ExitConfig() and dir(sigma0)", HEAVY),
+        ("from sigma0.reason.sandbox.sandbox import Sandbox", HEAVY),
+        slow(
+            "import sigma0.serve.api.app, sigma0.serve.engine.process",
+            {"transformers.modeling_utils", "transformers.generation.utils", "torch._dynamo"},
+        ),
+        slow(
+            "import sigma0\nassert sigma0.decode.ops.FATES and sigma0.signals.canary and sigma0.models.OuroConfig",
+            set(),
+        ),
+    ],
+    ids=["sigma0", "the sandbox", "the front of a server", "parts after a plain import"],
+)
+def test_what_is_imported_alone_brings_no_model(code, heavy):
+    modules = loaded(code)
+    assert not (modules | tops(modules)) & heavy
 
 
 # As the console script runs it; what is printed behind this comes before `run` ends the process.
@@ -143,12 +156,6 @@ def test_generate_imports_no_other_family_and_no_library_of_another_command():
     assert "sigma0.models.ouro" in modules
     assert not {name for name in modules if name.startswith(OTHER_PARTS)}
     assert not tops(modules) & OTHERS
-
-
-@pytest.mark.slow
-def test_the_front_of_a_server_imports_no_model():
-    modules = loaded("import sigma0.serve.api.app, sigma0.serve.engine.process")
-    assert not modules & {"transformers.modeling_utils", "transformers.generation.utils", "torch._dynamo"}
 
 
 def test_the_collector_rests_until_what_is_needed_is_loaded():
@@ -227,10 +234,6 @@ def test_what_is_being_loaded_is_on_the_screen_before_torch_is_imported(argument
     assert "loading pocket" in text and not late
 
 
-def test_the_sandbox_is_imported_without_a_model():
-    assert not tops(loaded("from sigma0.reason.sandbox.sandbox import Sandbox")) & HEAVY
-
-
 @pytest.mark.parametrize("package", [sigma0, sigma0.reason], ids=lambda package: package.__name__)
 def test_public_names_are_there_for_programs_editors_and_type_checkers(package):
     names = {}
@@ -246,22 +249,17 @@ def test_public_names_are_there_for_programs_editors_and_type_checkers(package):
         _ = package.nosuch
 
 
-@pytest.mark.slow
-def test_submodules_are_there_after_a_plain_import():
-    loaded("import sigma0\nassert sigma0.decode.ops.FATES and sigma0.signals.canary and sigma0.models.OuroConfig")
-
-
 AUTO = "from transformers import AutoModelForCausalLM"
 FIRST_IMPORTS = [
     f"import sigma0; {AUTO}",
-    pytest.param(f"{AUTO}; import sigma0", marks=pytest.mark.slow),
+    slow(f"{AUTO}; import sigma0"),
     # these load the table of configurations while classes that sigma0.models needs are not defined yet
-    pytest.param("import sigma0; from transformers import PreTrainedModel", marks=pytest.mark.exhaustive),
-    pytest.param("import sigma0; from transformers.models.qwen3 import modeling_qwen3", marks=pytest.mark.exhaustive),
-    pytest.param("import sigma0; from transformers import pipeline", marks=pytest.mark.slow),
-    pytest.param("import sigma0.decode.kv_cache", marks=pytest.mark.exhaustive),
-    pytest.param("import sigma0.models.ouro_config", marks=pytest.mark.exhaustive),
-    pytest.param("from sigma0 import *", marks=pytest.mark.exhaustive),
+    exhaustive("import sigma0; from transformers import PreTrainedModel"),
+    exhaustive("import sigma0; from transformers.models.qwen3 import modeling_qwen3"),
+    slow("import sigma0; from transformers import pipeline"),
+    exhaustive("import sigma0.decode.kv_cache"),
+    exhaustive("import sigma0.models.ouro_config"),
+    exhaustive("from sigma0 import *"),
 ]
 
 

@@ -19,26 +19,13 @@ from sigma0.commands.chat_terminal import HOW_TO_QUIT, ChatLoop, terminal_lines
 from sigma0.commands.console import PALETTE
 from sigma0.commands.conversation import Conversation
 from sigma0.commands.options import SamplingOptions
+from tests.commands.test_conversation import FIRST, SECOND
 
-STORY = "Mary went to the park. The hat is with Mary. John went to the barn. Ida went to the attic."
-FIRST, SECOND = f"{STORY} Where is the hat?", "Where is Ida?"
 CTRL_C, CTRL_D, UP, ENTER = "\x03", "\x04", "\x1b[A", "\r"
 
 
 def run(text, *arguments):
     return CliRunner().invoke(app, ["chat", *arguments], input=text)
-
-
-class Interrupted(Conversation):
-    """Ctrl-C comes after so many tokens of an answer."""
-
-    after = 2
-
-    def ask(self, message):
-        for number, token in enumerate(super().ask(message)):
-            if number == self.after:
-                raise KeyboardInterrupt
-            yield token
 
 
 class Screen:
@@ -128,63 +115,60 @@ def test_ctrl_c_at_an_empty_prompt_says_how_to_quit_and_drops_a_line_that_was_be
     assert [turn.message for turn in screen.conversation.turns] == [FIRST]
 
 
-def test_ctrl_c_stops_an_answer_and_keeps_what_was_written(pocket):
-    screen = Screen(pocket, Interrupted)
-    shown = strip(screen.type(f"{FIRST}{ENTER}/stats{ENTER}{CTRL_D}"))
-    (turn,) = screen.conversation.turns
-    assert "tokens, stopped; what was written is kept" in shown
-    assert turn.generation is None and f"\n{turn.answer}"[:8] in shown
+def after(count, interrupt):
+    """A conversation that is interrupted behind so many tokens of an answer."""
 
-
-def test_ctrl_c_in_a_destructor_stops_an_answer_too(pocket):
-    class Lost(Conversation):
+    class Interrupted(Conversation):
         def ask(self, message):
-            for number, token in enumerate(super().ask(message)):
-                if number == 2:
-                    with contextlib.suppress(KeyboardInterrupt):
-                        signal.raise_signal(signal.SIGINT)
+            if not count:
+                interrupt()
+            for number, token in enumerate(super().ask(message), start=1):
+                if number == count:
+                    interrupt()
                 yield token
 
-    screen = Screen(pocket, Lost)
-    before = signal.getsignal(signal.SIGINT)
-    assert "3 tokens, stopped; what was written is kept" in strip(screen.type(f"{FIRST}{ENTER}{CTRL_D}"))
-    assert len(screen.conversation.turns[0].tokens) == 3
+        def command(self, line):
+            if line == "/stop":
+                interrupt()
+            return super().command(line)
+
+    return Interrupted
+
+
+def raised():
+    raise KeyboardInterrupt
+
+
+def lost():
+    """As in a destructor, whose errors go nowhere."""
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "count, interrupt, told, kept",
+    [
+        (3, raised, "3 tokens, stopped; what was written is kept", 3),
+        (3, lost, "3 tokens, stopped; what was written is kept", 3),
+        (0, raised, "the message is not kept", None),
+    ],
+)
+def test_ctrl_c_stops_an_answer_or_a_command_alone(pocket, count, interrupt, told, kept):
+    screen, before = Screen(pocket, after(count, interrupt)), signal.getsignal(signal.SIGINT)
+    shown = strip(screen.type(f"{FIRST}{ENTER}", f"/stop{ENTER}", f"/exit qexit 0.3{ENTER}", CTRL_D))
+    assert told in shown and "qexit, q = 0.3" in shown
+    turns = screen.conversation.turns
+    assert [(turn.generation, len(turn.tokens)) for turn in turns] == ([] if kept is None else [(None, kept)])
+    assert all(f"\n{turn.answer}"[:8] in shown for turn in turns)
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_ctrl_c_before_the_first_token_keeps_no_turn(pocket):
-    class AtOnce(Interrupted):
-        def ask(self, message):
-            raise KeyboardInterrupt
-            yield
-
-    screen = Screen(pocket, AtOnce)
-    assert "the message is not kept" in strip(screen.type(f"{FIRST}{ENTER}{CTRL_D}"))
-    assert screen.conversation.turns == []
-
-
-def test_ctrl_c_while_a_command_shows_something_ends_that_alone(pocket):
-    class Interrupted(Conversation):
-        def command(self, line):
-            if line == "/stats":
-                raise KeyboardInterrupt
-            return super().command(line)
-
-    screen = Screen(pocket, Interrupted)
-    shown = strip(screen.type(f"/stats{ENTER}", f"/exit qexit 0.3{ENTER}", CTRL_D))
-    assert "qexit, q = 0.3" in shown
-
-
-def test_history_goes_back_to_earlier_lines(pocket):
+def test_history_goes_back_and_is_kept_in_a_file_only_where_one_is_named(pocket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     screen = Screen(pocket)
     screen.type(f"{FIRST}{ENTER}", f"{SECOND}{ENTER}", f"{UP}{UP}{ENTER}", CTRL_D)
     assert [turn.message for turn in screen.conversation.turns] == [FIRST, SECOND, FIRST]
-
-
-def test_history_is_kept_in_a_file_only_where_one_is_named(pocket, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    Screen(pocket).type(f"{FIRST}{ENTER}{CTRL_D}")
     assert list(tmp_path.iterdir()) == []
     history = tmp_path / "lines"
     Screen(pocket, history=history).type(f"{FIRST}{ENTER}{CTRL_D}")

@@ -100,17 +100,6 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_quits(terminal):
     assert chat.process.wait(PATIENCE_SECONDS) == 0
 
 
-@pytest.mark.slow
-def test_a_conversation_as_somebody_types_it(terminal):
-    chat = terminal()
-    chat.type(f"{STORY}\r|\x08")
-    chat.until(r"The hat is in the park\.\n8 tokens, mean depth")
-    chat.type("/exit qexit 0.3\r|\x08")
-    chat.until("qexit, q = 0.3, after exit: finish")
-    chat.type("/quit\r|\x08")
-    assert chat.process.wait(PATIENCE_SECONDS) == 0
-
-
 NO_EDITOR = """
 import importlib.util
 found = importlib.util.find_spec

@@ -38,13 +38,15 @@ def test_tokens_and_their_trail(tmp_path):
 
 
 @pytest.mark.parametrize("unit", ["token", "draft", "answer"])
-def test_json_of_every_unit(unit):
-    result = run(*LADDER, "--unit", unit, "--policy", '{"kind": "always"}', "--max-new-tokens", "12", "--json", STORY)
+def test_every_unit_is_shown_and_told_as_json(unit):
+    options = [*LADDER, "--unit", unit, "--policy", '{"kind": "always"}', "--max-new-tokens", "12", STORY]
+    result, shown = run(*options, "--json"), run(*options)
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     large, tokenizer = sigma0.load("pocket-large", dtype="float32")
     assert told["unit"] == unit and told["rung"] == "pocket-large"
     assert told["text"] == sigma0.generate(large, tokenizer, STORY, max_new_tokens=12).text
+    assert shown.exit_code == 0 and told["text"].split("\n")[0] in shown.stdout and "door" in shown.stdout
 
 
 def test_a_rule_of_the_door_reaches_model_and_ladder(tmp_path):
@@ -57,30 +59,20 @@ def test_a_rule_of_the_door_reaches_model_and_ladder(tmp_path):
     assert json.loads(file.read_text().splitlines()[0])["doors"]["rule"] == "certificate"
 
 
-@pytest.mark.parametrize("unit", ["draft", "answer"])
-def test_texts_are_shown(unit):
-    result = run(*LADDER, "--unit", unit, "--max-new-tokens", "12", STORY)
-    assert result.exit_code == 0 and "years old" in result.stdout and "door" in result.stdout
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--unit", "word"], "no such unit: 'word'"),
-        (["--budget", "tokens=3"], "budget 'tokens=3' is not name=value"),
-        (["--policy", "{"], "is no JSON"),
-        (["--policy", "[]"], "is no object"),
-        (["--policy", '{"kind": "mood"}'], "'mood'"),
-        (["--unit", "answer", "--seed", "3"], "have no meaning with --unit answer"),
-        (["--svg", "x.svg"], "have no meaning with --ladder"),
-        (["--after", "verify"], "takes tokens back"),
+        ([*LADDER, "--unit", "word"], "no such unit: 'word'"),
+        ([*LADDER, "--budget", "tokens=3"], "budget 'tokens=3' is not name=value"),
+        ([*LADDER, "--policy", "{"], "is no JSON"),
+        ([*LADDER, "--policy", "[]"], "is no object"),
+        ([*LADDER, "--policy", '{"kind": "mood"}'], "'mood'"),
+        ([*LADDER, "--unit", "answer", "--seed", "3"], "have no meaning with --unit answer"),
+        ([*LADDER, "--svg", "x.svg"], "have no meaning with --ladder"),
+        ([*LADDER, "--after", "verify"], "takes tokens back"),
+        (["generate", "--unit", "answer", "--budget", "calls=1"], "--unit, --budget need --ladder"),
     ],
 )
 def test_bad_options_are_named(options, message):
-    result = run(*LADDER, *options, STORY)
+    result = run(*options, STORY)
     assert result.exit_code == 2 and message in " ".join(result.output.split())
-
-
-def test_ladder_options_need_a_ladder():
-    result = run("generate", "--unit", "answer", "--budget", "calls=1", STORY)
-    assert result.exit_code == 2 and "--unit, --budget need --ladder" in " ".join(result.output.split())

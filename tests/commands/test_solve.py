@@ -54,28 +54,21 @@ def test_limits_stop_a_run_which_goes_on_later(tmp_path):
     memory = tmp_path / "memory.json"
     short = run(STORY, *SMALL, "--memory", str(memory), "--max-calls", "4", "--json")
     assert short.exit_code == 1 and "limit of 4 calls" in json.loads(short.stdout)["why"]
-    whole = json.loads(run(STORY, *SMALL, "--json").stdout)
+    # the problem from standard input, the policy from the environment
+    options, environment = [*POCKET, "--max-tokens", "8"], {"SIGMA0_PROGRESSIVE_CONFIG": "FAST_TEST"}
+    whole = json.loads(run("-", *options, "--json", input=f"{STORY}\n", env=environment).stdout)
     resumed = json.loads(run(STORY, *SMALL, "--memory", str(memory), "--resume", "--json").stdout)
     for told in (whole, resumed):
         del told["usage"]["seconds"]
     assert (resumed["solution"], resumed["status"]) == (whole["solution"], whole["status"])
     other = run(STORY, "--config", "A", "--memory", str(memory), "--resume")
     assert other.exit_code == 2 and "not the policy of the memory file" in " ".join(other.stderr.split())
-
-
-def test_the_problem_comes_from_standard_input_and_the_policy_from_the_environment():
-    found = run(
-        "-",
-        "--max-tokens",
-        "8",
-        "--max-calls",
-        "3",
-        "--json",
-        input=f"{STORY}\n",
-        env={"SIGMA0_PROGRESSIVE_CONFIG": "B"},
-    )
-    told = json.loads(found.stdout)
-    assert told["strategy"] == "progressive" and told["status"]["policy"] == "success_based"
+    # what a run took ends it
+    lines = run(STORY, *SMALL).stdout.splitlines()
+    levels = dict(part.split() for part in lines[-2].partition(": ")[2].split(", "))
+    assert list(levels) == ["low", "medium", "high"] and sum(map(int, levels.values())) == whole["status"]["iteration"]
+    usage = whole["usage"]
+    assert lines[-1].startswith(f"questions {usage['calls']}: {usage['completion_tokens']} tokens, ")
 
 
 def test_an_endpoint_and_a_ladder_answer(pocket, tmp_path):
@@ -151,15 +144,6 @@ def test_the_model_that_knows_the_forms_solves_what_a_stranger_types(strategy, t
     assert any("reasons" in each or "stands in the text" in each for each in why)
     again = json.loads(run(STORY, "--strategy", strategy, "--memory", str(memory), "--resume", "--json").stdout)
     assert again["usage"]["calls"] == lines[-1].usage["calls"]
-
-
-def test_a_run_ends_with_what_it_took(tmp_path):
-    found = run(STORY, *SMALL)
-    lines = found.stdout.splitlines()
-    told = json.loads(run(STORY, *SMALL, "--json").stdout)
-    levels = dict(part.split() for part in lines[-2].partition(": ")[2].split(", "))
-    assert list(levels) == ["low", "medium", "high"] and sum(map(int, levels.values())) == told["status"]["iteration"]
-    assert lines[-1].startswith(f"questions {told['usage']['calls']}: {told['usage']['completion_tokens']} tokens, ")
 
 
 @pytest.mark.slow

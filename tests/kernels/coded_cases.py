@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 
 import torch
+from hypothesis import strategies as st
 
-from sigma0.kernels.coded_attention import CodedRows
+from sigma0.kernels.coded_attention import CodedRows, coded_attention_reference
 from sigma0.kernels.plane_codec import CodedPlanes, PlaneCodec
 
-SEQUENCES = 3
+SEQUENCES, SCALING = 3, 0.3
 
 
 @dataclass(frozen=True)
@@ -111,3 +112,40 @@ def poison(tails, coded, rows):
 
 def _randn(shape, generator, device, dtype):
     return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+
+def drawn_shapes(bits, widths):
+    """A seed and a shape of these bits and of these widths with their groups."""
+    heads = st.sampled_from([(1, 1), (2, 3), (1, 5)])
+    places = st.sampled_from([(16, None, 50), (32, 20, 100), (16, 48, 48), (48, 16, 160)])
+    several = st.lists(st.sampled_from(bits), min_size=1, max_size=4)
+
+    def made(seed, bits, anchored, widths, heads, places, starts, seen):
+        (width, group), (kv_heads, shared), (segment, page, room) = widths, heads, places
+        codec = PlaneCodec(tuple(bits), seed % len(bits) if anchored else None, group)
+        return seed, Shape(codec, kv_heads, shared, width, segment, page, room, starts, seen)
+
+    flags = [st.booleans() for _ in range(3)]
+    widths = st.sampled_from(widths)
+    return st.builds(made, st.integers(0, 2**16), several, flags[0], widths, heads, places, *flags[1:])
+
+
+def assert_agrees(attend, shape, seed, tolerance, dtype=torch.float32, rows=9, device="cpu"):
+    """Against decode-then-attend in float64, with NaN in all that no row may read."""
+    query, tails, coded, at = case(seed, shape, dtype, rows, device)
+    expected = coded_attention_reference(query.double(), [tail.double() for tail in tails], coded, at, SCALING)
+    poison(tails, coded, at)
+    found = attend(query, tails, coded, at, SCALING)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    assert not found[at.cache_positions < 0].any()
+
+
+def assert_rows_stand_alone(attend, dtype=torch.float32, device="cpu"):
+    """The bits of a row depend on no other row and no bound."""
+    query, tails, coded, at = case(5, SHAPES["residual"], dtype, device=device)
+    whole = attend(query, tails, coded, at, SCALING)
+    for row in range(len(query)):
+        found = attend(query[row : row + 1], tails, coded, some(at, slice(row, row + 1)), SCALING)
+        assert torch.equal(found, whole[row : row + 1])
+    assert torch.equal(attend(query, tails, coded, replace(at, longest=at.longest + 2), SCALING), whole)

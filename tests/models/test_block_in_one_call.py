@@ -18,24 +18,24 @@ MAX_ROWS = MOST_ROWS[torch.float32]
 CPU = operations("auto", torch.device("cpu"))
 
 
-def case(family, dtype=torch.float32):
-    """A model, and a function that runs some rows, each of its own sequence, and tells what they wrote."""
+def case(family, dtype=torch.float32, device="cpu", sequences=SEQUENCES):
+    """A model, and a function that runs some rows, each of its own sequence, and returns their output and all K/V."""
     model = family(4, num_hidden_layers=2)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
     heads, width = model.config.num_key_value_heads, model.config.head_dim
-    hidden = torch.randn(SEQUENCES, model.config.hidden_size, generator=generator)
-    positions, loops = (torch.randint(0, most, (SEQUENCES,), generator=generator) for most in (PLACES, LOOPS))
-    filled = torch.randn(2, 2, LOOPS, SEQUENCES * PLACES + 1, heads, width, generator=generator)
+    hidden = torch.randn(sequences, model.config.hidden_size, generator=generator)
+    positions, loops = (torch.randint(0, most, (sequences,), generator=generator) for most in (PLACES, LOOPS))
+    filled = torch.randn(2, 2, LOOPS, sequences * PLACES + 1, heads, width, generator=generator)
     model = model.to(dtype)
 
-    def run(which, ops):
-        layers = [LayerPlanes(torch.empty(heads, 1, width, dtype=dtype), LOOPS, SEQUENCES, PLACES) for _ in filled]
+    def run(which, ops, live=None, loop=model.loop):
+        layers = [LayerPlanes(torch.empty(heads, 1, width, dtype=dtype), LOOPS, sequences, PLACES) for _ in filled]
         for layer, (keys, values) in zip(layers, filled, strict=True):
             layer.flat_keys, layer.flat_values = keys.to(dtype, copy=True), values.to(dtype, copy=True)
         at = RowIndices(which, positions[which], positions[which], loops[which])
-        rows = PassRows(layers, Placement(PLACES, SEQUENCES * PLACES + 1), at, ops, PLACES)
+        rows = PassRows(layers, Placement(PLACES, sequences * PLACES + 1), at, ops, PLACES, live)
         with torch.inference_mode():
-            output = model.loop(hidden[which].to(dtype), rows)
+            output = loop(hidden[which].to(dtype), rows)
         return output, torch.stack([torch.stack([layer.flat_keys, layer.flat_values]) for layer in layers])
 
     return model, run

@@ -1,4 +1,4 @@
-"""What every family does alike, from a folder: saved, quantised, exported, sized, calibrated, served."""
+"""What every family does alike, from a folder: saved, exported, piped, scored, quantised, sized, calibrated, served."""
 
 import json
 
@@ -6,7 +6,7 @@ import openai
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, pipeline
 from typer.testing import CliRunner
 
 import sigma0
@@ -61,7 +61,50 @@ def test_it_saves_what_it_loaded_and_exports_it(folder, tmp_path):
     invoke("export", folder, tmp_path / "exported")
     assert texts(*loaded(tmp_path / "exported")) == expected
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", trust_remote_code=True)
+    base = AutoModel.from_pretrained(tmp_path / "exported", dtype=model.dtype)
     assert type(again) is type(model)
+    names = json.loads((tmp_path / "exported" / "config.json").read_text())["auto_map"]
+    assert names["AutoModelForCausalLM"] == f"shim.{type(model).__name__}"
+    assert names["AutoModel"] == f"shim.{type(model.base_model).__name__}"
+    ids = torch.tensor([[5, 9, 30, 2, 8]])
+    with torch.no_grad():
+        assert torch.equal(base(ids).loop_states, model.base_model(ids).loop_states)
+
+
+@pytest.mark.grid(fast=2, slow=3)
+def test_a_pipeline_writes_what_generate_writes(folder):
+    model, tokenizer = loaded(folder)
+    generator, settings = pipeline("text-generation", model=model, tokenizer=tokenizer), {"do_sample": False}
+    messages = [{"role": "user", "content": STORY}]
+    (chat,) = generator(messages, max_new_tokens=4, **settings)
+    found = [chat["generated_text"][-1]["content"]]
+    batch = generator([STORY, "John"], max_new_tokens=4, batch_size=2, return_full_text=False, **settings)
+    found += [row[0]["generated_text"] for row in batch]
+    (rich,) = generator(STORY, max_new_tokens=4, return_dict_in_generate=True, return_full_text=False, **settings)
+    prompts = (messages, STORY, "John", STORY)
+    expected = [sigma0.generate(model, tokenizer, prompt, max_new_tokens=4).text for prompt in prompts]
+    assert [*found, rich["generated_text"]] == expected
+
+
+@pytest.mark.grid(fast=0, slow=2)
+def test_lm_eval_scores_what_the_model_says(folder):
+    huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval is not installed")
+    from lm_eval.api.instance import Instance
+
+    model, tokenizer = loaded(folder, dtype="float32")
+    backend = huggingface.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2)
+    asked = [("Mary went to", " the park."), ("Where is", " Mary?")]
+    found = backend.loglikelihood([Instance("loglikelihood", {}, each, 0, ("task", 0, 1)) for each in asked])
+    for (context, continuation), (score, _) in zip(asked, found, strict=True):
+        before = tokenizer(context)["input_ids"]
+        ids = torch.tensor([[*before, *tokenizer(continuation, add_special_tokens=False)["input_ids"]]])
+        with torch.no_grad():
+            chances = model(ids).logits[0].log_softmax(-1)
+        picked = chances[len(before) - 1 : -1].gather(1, ids[0, len(before) :, None])
+        assert score == pytest.approx(float(picked.sum()), abs=1e-3)
+    request = Instance("generate_until", {}, ("Mary went", {"until": ["."], "max_gen_toks": 5, "do_sample": False}), 0)
+    (text,) = backend.generate_until([request])
+    assert text == sigma0.generate(model, tokenizer, "Mary went", max_new_tokens=5).text.split(".")[0]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -138,31 +137,19 @@ def test_records_survive_saving_and_loading(calibrated, tmp_path):
     assert both.qexit == new and both.margin == again.exit_thresholds.margin
 
 
-def _calibrated(name):
-    """The calibrated rules of a shipped model: a Raven has no gate."""
-    return [mode for mode in CALIBRATED if mode != "qexit" or name != "pocket-raven"]
-
-
 @pytest.mark.parametrize("name", shipped_models())
-def test_shipped_models_have_a_threshold_for_every_rule(name, caplog):
-    stored = json.loads((CHECKPOINTS / name / "generation_config.json").read_text())
-    assert set(stored["exit_thresholds"]) == {*_calibrated(name), "accel_steps"}
-    model, _ = sigma0.load(name, device="cpu", dtype="float32")
-    with caplog.at_level(logging.WARNING):
-        for mode in _calibrated(name):
-            resolved = model.resolve_exit_config({"mode": mode})
-            assert resolved in model.exit_thresholds.configs().values()
-    assert not caplog.records
-    stored = model.resolve_exit_config(None)
-    assert stored.mode == "margin" and stored == replace(model.resolve_exit_config({"mode": "margin"}))
-
-
-@pytest.mark.parametrize("name", shipped_models())
-def test_shipped_thresholds_fire(name):
+def test_shipped_models_have_a_threshold_for_every_rule_which_fires(name, caplog):
     """Every rule stops tokens of an easy answer before the last loop, and writes full depth's text."""
+    rules = [mode for mode in CALIBRATED if mode != "qexit" or name != "pocket-raven"]
+    stored = json.loads((CHECKPOINTS / name / "generation_config.json").read_text())
+    assert set(stored["exit_thresholds"]) == {*rules, "accel_steps"}
     model, tokenizer = sigma0.load(name, device="cpu", dtype="float32")
     prompt = "Mary went to the kitchen. John went to the garden. Max went to the cellar. Where is Mary?"
     full = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": "full"}).text
-    for mode in _calibrated(name):
-        generation = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": mode})
-        assert generation.text == full and generation.passes_saved > 0, mode
+    with caplog.at_level(logging.WARNING):
+        for mode in rules:
+            assert model.resolve_exit_config({"mode": mode}) in model.exit_thresholds.configs().values()
+            generation = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": mode})
+            assert generation.text == full and generation.passes_saved > 0, mode
+    assert not caplog.records
+    assert model.resolve_exit_config(None) == model.resolve_exit_config({"mode": "margin"})

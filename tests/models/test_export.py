@@ -27,18 +27,9 @@ model.save_pretrained(sys.argv[2])
 def test_the_shim_finds_the_installed_package(pocket, tmp_path):
     model, tokenizer = pocket
     folder = sigma0.export(model, tokenizer, tmp_path / "out")
-    shim = (folder / "shim.py").read_text().splitlines()
-    assert len(shim) == 2
-    assert (
-        json.loads((folder / "config.json").read_text())["auto_map"]["AutoModelForCausalLM"] == "shim.OuroForCausalLM"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", READER, str(folder), str(tmp_path / "again")],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
+    assert len((folder / "shim.py").read_text().splitlines()) == 2
+    command = [sys.executable, "-c", READER, str(folder), str(tmp_path / "again")]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert run.returncode == 0, run.stderr
     expected = model.generate(**tokenizer("Where is Mary?", return_tensors="pt"), max_new_tokens=6, do_sample=False)
     assert json.loads(run.stdout) == expected[0].tolist()

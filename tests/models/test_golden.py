@@ -49,18 +49,6 @@ def decoder(request, monkeypatch, golden):
     return request.param
 
 
-@pytest.fixture(scope="session")
-def reloaded(golden, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saved")
-    golden.model.save_pretrained(folder)
-    return golden.load(folder)
-
-
-@pytest.fixture(params=["as published", "after a round trip"])
-def model(request, golden, reloaded):
-    return golden.model if request.param == "as published" else reloaded
-
-
 def generate(model, ids, q, decoder, **kwargs):
     """New tokens, depths and the cache; in the stock loop depths are read off each forward."""
     cache = DepthCache(model.config.num_hidden_layers, model.config.total_ut_steps)
@@ -81,10 +69,9 @@ def generate(model, ids, q, decoder, **kwargs):
     return outputs.sequences[:, ids.shape[1] :], depths, cache
 
 
-@pytest.mark.grid(fast=16, slow=6)
 @pytest.mark.parametrize("q", THRESHOLDS)
-def test_padded_batch_matches(golden, model, decoder, q):
-    mask = golden["padded.attention_mask"]
+def test_padded_batch_matches(golden, decoder, q):
+    model, mask = golden.model, golden["padded.attention_mask"]
     tokens, depths, cache = generate(model, golden["padded.input_ids"], q, decoder, attention_mask=mask)
     assert torch.equal(tokens, golden[f"padded.greedy_new_tokens_q{q}"])
     assert torch.equal(depths, golden[f"padded.greedy_exit_depth_q{q}"])
@@ -99,7 +86,8 @@ def test_padded_batch_matches(golden, model, decoder, q):
 
 
 @pytest.mark.parametrize("q", THRESHOLDS)
-def test_one_by_one_matches(golden, model, decoder, q):
+def test_one_by_one_matches(golden, decoder, q):
+    model = golden.model
     for row, ids in enumerate(prompts(golden)):
         tokens, depths, cache = generate(model, ids, q, decoder)
         assert torch.equal(tokens[0], golden[f"padded.greedy_new_tokens_q{q}"][row])

@@ -1,9 +1,7 @@
 """What transformers' generate offers, at adaptive depth."""
 
 import functools
-import inspect
 import itertools
-import json
 
 import pytest
 import torch
@@ -86,16 +84,11 @@ def test_built_in_processors_agree_with_the_stock_loop(model, config, monkeypatc
 
 @each_config
 def test_unknown_processors_and_criteria_see_the_whole_batch(model, config):
-    plain = model.generate(PROMPTS, attention_mask=MASK, exit_config=config, **SETTINGS)
+    settings = SETTINGS | {"exit_config": config}
+    plain = model.generate(PROMPTS, attention_mask=MASK, **settings)
     recorder, stop = Recorder(), StopAfter()
-    watched = model.generate(
-        PROMPTS,
-        attention_mask=MASK,
-        exit_config=config,
-        logits_processor=LogitsProcessorList([recorder]),
-        stopping_criteria=[stop],
-        **SETTINGS,
-    )
+    watching = {"logits_processor": LogitsProcessorList([recorder]), "stopping_criteria": [stop]}
+    watched = model.generate(PROMPTS, attention_mask=MASK, **watching, **settings)
     assert recorder.shapes == [((3, 4 + step), (3, model.config.vocab_size)) for step in range(3)]
     assert stop.shapes == [(3, 5 + step) for step in range(3)]
     assert [len(reasons) for reasons in watched.exit_reasons] == [1, 2, 3]
@@ -103,15 +96,9 @@ def test_unknown_processors_and_criteria_see_the_whole_batch(model, config):
         assert torch.equal(watched.sequences[row, :length], plain.sequences[row, :length])
         assert torch.equal(watched.exit_depths[row, : length - 4], plain.exit_depths[row, : length - 4])
         assert not watched.exit_depths[row, length - 4 :].any()
-
-
-def test_unknown_processor_with_one_sequence_stays_in_the_wave(model):
-    recorder = Recorder()
-    outputs = model.generate(
-        PROMPTS[1:2], exit_config=ExitConfig(q=0.6), logits_processor=LogitsProcessorList([recorder]), **SETTINGS
-    )
-    assert recorder.shapes[0] == ((1, 4), (1, model.config.vocab_size))
-    assert outputs.loop_passes == int(outputs.exit_depths[0, 1:].sum())
+    # one sequence stays in the wave
+    alone = model.generate(PROMPTS[1:2], logits_processor=LogitsProcessorList([Recorder()]), **settings)
+    assert alone.loop_passes == int(alone.exit_depths[0, 1:].sum())
 
 
 @each_config
@@ -147,18 +134,6 @@ def test_sampling_follows_the_distribution(model):
     assert statistic < degrees + 5 * (2 * degrees) ** 0.5
 
 
-def test_num_return_sequences(model):
-    outputs = model.generate(
-        PROMPTS,
-        attention_mask=MASK,
-        num_return_sequences=2,
-        exit_config=ExitConfig(q=0.6),
-        **SETTINGS | {"do_sample": True},
-    )
-    assert outputs.sequences.shape == (6, 14)
-    assert outputs.exit_depths.shape == (6, 10)
-
-
 class Collector(BaseStreamer):
     def __init__(self):
         self.values, self.ended = [], False
@@ -170,17 +145,13 @@ class Collector(BaseStreamer):
         self.ended = True
 
 
-def test_streamer_of_one_sequence(model):
+@pytest.mark.parametrize("rows", [slice(1, 2), slice(0, 3)])
+def test_a_streamer_gets_whole_steps(model, rows):
     streamer = Collector()
-    outputs = model.generate(PROMPTS[1:2], streamer=streamer, exit_config=ExitConfig(q=0.6), **SETTINGS)
+    settings = SETTINGS | {"exit_config": ExitConfig(q=0.6), "attention_mask": MASK[rows]}
+    outputs = model.generate(PROMPTS[rows], streamer=streamer, **settings)
     assert streamer.ended
-    assert streamer.values == [PROMPTS[1:2].tolist(), *([token] for token in outputs.sequences[0, 4:].tolist())]
-
-
-def test_streamer_of_a_batch_gets_whole_steps(model):
-    streamer = Collector()
-    outputs = model.generate(PROMPTS, attention_mask=MASK, streamer=streamer, exit_config=ExitConfig(q=0.6), **SETTINGS)
-    assert streamer.values[1:] == outputs.sequences[:, 4:].T.tolist()
+    assert streamer.values == [PROMPTS[rows].tolist(), *outputs.sequences[:, 4:].T.tolist()]
 
 
 @each_config
@@ -222,18 +193,11 @@ def test_beam_search_at_full_depth_finds_the_best_pair():
 
 
 @pytest.mark.parametrize("config", [ExitConfig(mode="full"), ExitConfig(q=1.0)])
-def test_assisted_generation_equals_greedy_at_full_depth(model, config):
-    greedy = model.generate(PROMPTS[1:2], max_new_tokens=10, do_sample=False, exit_config={"mode": "full"})
-    assistant = tiny_model(seed=9)
-    settings = {"max_new_tokens": 10, "do_sample": False, "exit_config": config}
-    assert torch.equal(model.generate(PROMPTS[1:2], assistant_model=assistant, **settings), greedy)
-    assert torch.equal(model.generate(PROMPTS[1:2], prompt_lookup_num_tokens=2, **settings), greedy)
-
-
-def test_a_looped_assistant_keeps_its_own_early_exits(model, monkeypatch):
-    assistant, depths = tiny_model(seed=9, total_ut_steps=5), []
-    assistant.generation_config.exit_config = {"q": 0.4}
-    forward = assistant.forward
+def test_assisted_generation_equals_greedy_at_full_depth(model, config, monkeypatch):
+    """With an assistant that leaves early by its own rule, an ordinary one, and none."""
+    looped, depths = tiny_model(seed=9, total_ut_steps=5), []
+    looped.generation_config.exit_config = {"q": 0.4}
+    forward = looped.forward
 
     @functools.wraps(forward)
     def spy(*args, **kwargs):
@@ -241,24 +205,16 @@ def test_a_looped_assistant_keeps_its_own_early_exits(model, monkeypatch):
         depths.append(int(outputs.exit_depths[0, -1]))
         return outputs
 
-    monkeypatch.setattr(assistant, "forward", spy)
-    greedy = model.generate(PROMPTS[1:2], max_new_tokens=10, do_sample=False, exit_config={"mode": "full"})
-    helped = model.generate(
-        PROMPTS[1:2], max_new_tokens=10, do_sample=False, exit_config={"mode": "full"}, assistant_model=assistant
-    )
-    assert torch.equal(helped, greedy)
-    assert min(depths) < 5
-
-
-def test_an_ordinary_assistant(model):
+    monkeypatch.setattr(looped, "forward", spy)
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    assistant = LlamaForCausalLM(LlamaConfig(vocab_size=61, **shape))
-    greedy = model.generate(PROMPTS[1:2], max_new_tokens=10, do_sample=False, exit_config={"mode": "full"})
-    assert torch.equal(
-        model.generate(PROMPTS[1:2], max_new_tokens=10, do_sample=False, assistant_model=assistant), greedy
-    )
+    ordinary = LlamaForCausalLM(LlamaConfig(vocab_size=61, **shape))
+    settings = {"max_new_tokens": 10, "do_sample": False, "exit_config": config}
+    greedy = model.generate(PROMPTS[1:2], **settings | {"exit_config": {"mode": "full"}})
+    for assisted in ({"assistant_model": looped}, {"assistant_model": ordinary}, {"prompt_lookup_num_tokens": 2}):
+        assert torch.equal(model.generate(PROMPTS[1:2], **assisted, **settings), greedy)
+    assert min(depths) < 5
     with pytest.raises(ValueError, match="needs an empty cache"):
-        model.generate(PROMPTS[1:2], max_new_tokens=3, assistant_model=assistant, past_key_values=_filled(model))
+        model.generate(PROMPTS[1:2], assistant_model=ordinary, past_key_values=_filled(model), **settings)
 
 
 def _filled(model):
@@ -277,42 +233,22 @@ def test_guidance_reads_the_unconditional_text_at_the_same_exits(model, monkeypa
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(type(model), "forward", spy)
-    config = ExitConfig(q=0.6)
-    negative = torch.tensor([[4, 5]])
-    model.generate(
-        PROMPTS[1:2],
-        guidance_scale=1.5,
-        negative_prompt_ids=negative,
-        exit_config=config,
-        max_new_tokens=4,
-        do_sample=False,
-    )
+    settings = SETTINGS | {"exit_config": ExitConfig(q=0.6), "max_new_tokens": 4}
+    model.generate(PROMPTS[1:2], guidance_scale=1.5, negative_prompt_ids=torch.tensor([[4, 5]]), **settings)
     assert len(configs) > 4
-    assert set(configs) == {config}
+    assert set(configs) == {ExitConfig(q=0.6)}
 
 
 def test_lockstep_runs_no_loops_for_ended_sequences(model):
     """The pads that the stock loop feeds behind an end neither hold the others back nor count."""
-    config = ExitConfig(q=0.6)
-    settings = SETTINGS | {"eos_token_id": 20, "pad_token_id": 0, "exit_config": config, "attention_mask": MASK}
-    for eos in range(1, 61):
-        settings["eos_token_id"] = eos
-        ours = model.generate(PROMPTS, **settings)
-        if (ours.exit_depths == 0).any():
-            break
+    settings = SETTINGS | {"pad_token_id": 0, "exit_config": ExitConfig(q=0.6), "attention_mask": MASK}
+    settings["eos_token_id"] = int(model.generate(PROMPTS, **settings).sequences[1, 8])
+    ours = model.generate(PROMPTS, **settings)
+    assert (ours.exit_depths == 0).any()
     stepped = model.generate(PROMPTS, logits_processor=LogitsProcessorList([Recorder()]), **settings)
     assert torch.equal(stepped.sequences, ours.sequences)
     assert torch.equal(stepped.exit_depths, ours.exit_depths)
     assert stepped.loop_passes == int(ours.exit_depths[:, 1:].max(0).values.sum())
-
-
-def test_lockstep_with_a_chunked_prompt_keeps_depths_in_place(model):
-    settings = SETTINGS | {"exit_config": ExitConfig(q=0.6), "attention_mask": MASK}
-    plain = model.generate(PROMPTS, **settings)
-    recorder = LogitsProcessorList([Recorder()])
-    chunked = model.generate(PROMPTS, logits_processor=recorder, prefill_chunk_size=2, **settings)
-    assert torch.equal(chunked.exit_depths, plain.exit_depths)
-    assert [len(reasons) for reasons in chunked.exit_reasons] == [10, 10, 10]
 
 
 @pytest.mark.parametrize("kept", [torch.tensor([1]), torch.tensor([1, 5])])
@@ -363,16 +299,6 @@ def test_an_interrupted_wave_leaves_the_ended_sequences_in_the_cache(model):
     assert cache.in_flight is None
 
 
-@pytest.mark.parametrize("stored", [ExitConfig(q=0.3), {"q": 0.3}])
-def test_a_generation_config_with_exit_settings_prints_compares_and_saves(tmp_path, stored):
-    settings = GenerationConfig(max_new_tokens=3)
-    settings.exit_config = stored
-    assert "0.3" in str(settings)
-    assert settings == settings
-    settings.save_pretrained(tmp_path)
-    assert ExitConfig.parse(GenerationConfig.from_pretrained(tmp_path).exit_config) == ExitConfig(q=0.3)
-
-
 @pytest.mark.parametrize("config", [config for config in CONFIGS if config.mode != "full"], ids=lambda c: c.mode)
 def test_beam_and_assisted_are_refused_elsewhere(model, config):
     with pytest.raises(ValueError, match="beam search works at full depth only"):
@@ -381,80 +307,71 @@ def test_beam_and_assisted_are_refused_elsewhere(model, config):
         model.generate(PROMPTS[1:2], prompt_lookup_num_tokens=2, max_new_tokens=3, exit_config=config)
 
 
-def test_refusals_name_the_way_out(model):
-    with pytest.raises(ValueError, match="DynamicCache"):
-        model.generate(PROMPTS[1:2], past_key_values=DynamicCache(), max_new_tokens=3)
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"past_key_values": DynamicCache()}, "DynamicCache"),
+        ({"cache_implementation": "static"}, "cache_implementation='static'"),
+        ({"cache_implementation": "hybrid"}, "cache_implementation='hybrid' has no planes"),
+        ({"generation_config": GenerationConfig(cache_implementation="hybrid")}, "cache_implementation='hybrid'"),
+        ({"cache_implementation": "paged"}, "K/V plane for all loops|init_continuous_batching"),
+        ({"cache_config": {"nbits": 4}}, "cache_config"),
+        ({"token_healing": True}, "token_healing=True"),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_loop_states"),
+        ({"assistant_early_exit": 1}, "assistant_early_exit"),
+        ({"exit_config": {"mode": "fixed", "depth": 5}}, "exceeds the model's 4 loops"),
+        ({"exit_config": {"threshold": 0.5}}, "threshold"),
+    ],
+)
+def test_refusals_name_the_way_out(model, settings, message):
+    with pytest.raises((ValueError, AttributeError), match=message):
+        model.generate(PROMPTS[1:2], max_new_tokens=3, **settings)
+
+
+def test_other_ways_to_hold_keys_and_values_are_refused(model):
     with pytest.raises(ValueError, match="DynamicCache"):
         model(PROMPTS[1:2], past_key_values=DynamicCache())
-    with pytest.raises(ValueError, match="cache_implementation='static'"):
-        model.generate(PROMPTS[1:2], cache_implementation="static", max_new_tokens=3)
-    with pytest.raises(ValueError, match="output_loop_states"):
-        model.generate(PROMPTS[1:2], output_hidden_states=True, return_dict_in_generate=True, max_new_tokens=3)
-    with pytest.raises(ValueError, match="assistant_early_exit"):
-        model.generate(PROMPTS[1:2], assistant_early_exit=1, max_new_tokens=3)
-    with pytest.raises(ValueError, match="exceeds the model's 4 loops"):
-        model.generate(PROMPTS[1:2], exit_config={"mode": "fixed", "depth": 5}, max_new_tokens=3)
-    with pytest.raises(ValueError, match="threshold"):
-        model.generate(PROMPTS[1:2], exit_config={"threshold": 0.5}, max_new_tokens=3)
-
-
-def test_continuous_batching_is_refused(model):
     assert not hasattr(model, "init_continuous_batching")
     with pytest.raises(ValueError, match="one K/V plane for all loops"):
         model.generate_batch(inputs=[[1, 2, 3]])
-    with pytest.raises((ValueError, AttributeError), match=r"K/V plane for all loops|init_continuous_batching"):
-        model.generate(PROMPTS[1:2], cache_implementation="paged", max_new_tokens=3)
 
 
-def test_exit_config_comes_from_the_call_then_the_generation_config_then_the_checkpoint(model):
+def test_exit_config_comes_from_the_call_then_the_generation_config_then_the_checkpoint(model, tmp_path):
     assert model.resolve_exit_config(None) == ExitConfig(q=1.0)
     stepped = tiny_model(seed=0, early_exit_step=1)
     assert stepped.resolve_exit_config(None) == ExitConfig(mode="fixed", depth=2)
     threshold = tiny_model(seed=0, early_exit_threshold=0.25)
     assert threshold.resolve_exit_config(None) == ExitConfig(q=0.25)
-    threshold.generation_config.exit_config = {"mode": "margin", "theta": 0.5}
-    assert threshold.resolve_exit_config(None) == ExitConfig(mode="margin", theta=0.5)
-    assert threshold.resolve_exit_config({"q": 0.75}) == ExitConfig(q=0.75)
-
-
-def test_stored_exit_config_steers_generate_and_forward(tmp_path):
-    model = tiny_model(seed=1, total_ut_steps=4)
-    expected = model.generate(PROMPTS[1:2], exit_config={"mode": "fixed", "depth": 3}, **SETTINGS)
-    model.generation_config.exit_config = ExitConfig(mode="fixed", depth=3)
-    assert model.generate(PROMPTS[1:2], **SETTINGS).exit_depths.unique().tolist() == [3]
-    model.save_pretrained(tmp_path)
-    stored = json.loads((tmp_path / "generation_config.json").read_text())["exit_config"]
-    assert ExitConfig.parse(stored) == ExitConfig(mode="fixed", depth=3)
+    threshold.generation_config.exit_config = ExitConfig(mode="fixed", depth=3)
+    assert '"depth": 3' in str(threshold.generation_config)
+    threshold.save_pretrained(tmp_path)
     loaded = OuroForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    outputs = loaded.generate(PROMPTS[1:2], **SETTINGS)
-    assert torch.equal(outputs.sequences, expected.sequences)
-    assert outputs.exit_depths.unique().tolist() == [3]
-    with torch.no_grad():
-        assert loaded(PROMPTS[1:2]).exit_depths.unique().tolist() == [3]
     given = GenerationConfig(max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
     given.exit_config = {"mode": "fixed", "depth": 1}
-    assert loaded.generate(PROMPTS[1:2], generation_config=given).exit_depths.unique().tolist() == [1]
+    called = {"exit_config": {"mode": "fixed", "depth": 2}}
+    for settings, depth in ((SETTINGS, 3), ({"generation_config": given}, 1), (SETTINGS | called, 2)):
+        assert loaded.generate(PROMPTS[1:2], **settings).exit_depths.unique().tolist() == [depth]
+    with torch.no_grad():
+        assert loaded(PROMPTS[1:2]).exit_depths.unique().tolist() == [3]
 
 
 def test_long_prompts_run_in_chunks(model, monkeypatch):
+    """Ours, those that transformers is asked for, and these in lockstep."""
     ids = torch.randint(1, 61, (2, 23), generator=torch.Generator().manual_seed(0))
     ids[0, :4] = 0
-    mask = (ids > 0).long()
-    mask[1] = 1
-    config = ExitConfig(q=0.6)
-    whole = model.generate(ids, attention_mask=mask, exit_config=config, **SETTINGS)
+    mask = torch.ones_like(ids).index_put((torch.tensor(0), torch.arange(4)), torch.tensor(0))
+    settings = SETTINGS | {"attention_mask": mask, "exit_config": ExitConfig(q=0.6)}
+    whole = model.generate(ids, **settings)
+    # the length is known, and so is the capacity
+    assert whole.past_key_values.planes[0].keys.shape[3] == ids.shape[1] + 10 - 1
     monkeypatch.setattr(looped_causal, "PROMPT_CHUNK", 4)
-    chunked = model.generate(ids, attention_mask=mask, exit_config=config, **SETTINGS)
-    stock_chunks = model.generate(ids, attention_mask=mask, exit_config=config, prefill_chunk_size=5, **SETTINGS)
-    for outputs in (chunked, stock_chunks):
+    lockstep = {"prefill_chunk_size": 2, "logits_processor": LogitsProcessorList([Recorder()])}
+    for asked in ({}, {"prefill_chunk_size": 5}, lockstep):
+        outputs = model.generate(ids, **asked, **settings)
         assert torch.equal(outputs.sequences, whole.sequences)
         assert torch.equal(outputs.exit_depths, whole.exit_depths)
         assert outputs.prompt_rows == whole.prompt_rows == 4 * int(mask.sum())
-
-
-def test_capacity_is_exact_where_the_length_is_known(model):
-    outputs = model.generate(PROMPTS, attention_mask=MASK, exit_config={"q": 0.6}, **SETTINGS)
-    assert outputs.past_key_values.planes[0].keys.shape[3] == PROMPTS.shape[1] + 10 - 1
+        assert [len(reasons) for reasons in outputs.exit_reasons] == [10, 10]
 
 
 def test_someone_elses_loop_gets_finish_and_drop(model):
@@ -473,28 +390,3 @@ def test_someone_elses_loop_gets_finish_and_drop(model):
         assert tokens == expected.sequences[0, 4:].tolist()
         assert depths == expected.exit_depths[0].tolist()
         assert (cache.counts.passes, cache.counts.rows) == (expected.loop_passes, expected.loop_rows)
-
-
-def test_private_hooks_have_the_signatures_that_we_override():
-    """These belong to transformers and may move: a change must fail here, not in the text."""
-    expected = {
-        "_sample": "input_ids logits_processor stopping_criteria generation_config synced_gpus streamer model_kwargs",
-        "_prefill": "input_ids generation_config model_kwargs is_first_iteration",
-        "_prepare_generation_config": "generation_config kwargs",
-        "_extract_generation_mode_kwargs": "custom_generate kwargs synced_gpus assistant_model streamer",
-        "_prepare_cache_for_generation": "generation_config model_kwargs generation_mode batch_size max_cache_length",
-        "_get_logits_processor": (
-            "generation_config input_ids_seq_length encoder_input_ids prefix_allowed_tokens_fn logits_processor device "
-            "model_kwargs negative_prompt_ids negative_prompt_attention_mask"
-        ),
-        "_get_candidate_generator": (
-            "generation_config input_ids inputs_tensor logits_processor model_kwargs assistant_model "
-            "target_tokenizer assistant_tokenizer"
-        ),
-        "_beam_search": "input_ids logits_processor stopping_criteria generation_config synced_gpus model_kwargs",
-    }
-    for name, parameters in expected.items():
-        names = list(inspect.signature(getattr(GenerationMixin, name)).parameters)
-        assert names == ["self", *parameters.split()], name
-    first = list(inspect.signature(GenerationMixin.adjust_generation_fn).parameters)[:2]
-    assert first == ["self", "generation_config"]

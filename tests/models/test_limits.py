@@ -118,10 +118,3 @@ def test_a_mistaken_exit_setting_is_one_line_everywhere(pocket, wrong, message):
         with pytest.raises(ValueError, match=re.escape(message)) as caught:
             way()
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("empty", ["", [], ()])
-def test_an_empty_prompt_is_refused(pocket, empty):
-    for way in (sigma0.generate, sigma0.stream):
-        with pytest.raises(ValueError, match="the prompt is empty"):
-            way(*pocket, empty)

@@ -1,4 +1,4 @@
-"""Nanbeige4.2: parity with the published code, whose outputs are in tests/golden; configs, files, pipelines."""
+"""Nanbeige4.2: parity with the published code, whose outputs are in tests/golden; configs, draws, statistics."""
 
 import json
 import re
@@ -6,29 +6,23 @@ import re
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, pipeline
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-import sigma0
 from sigma0 import ExitConfig
-from sigma0.checkpoints import CHECKPOINTS
 from sigma0.cli import app
-from sigma0.models import NanbeigeConfig, NanbeigeForCausalLM, NanbeigeModel
+from sigma0.models import NanbeigeConfig, NanbeigeForCausalLM
 from sigma0.models.nanbeige_config import UNRELEASED
 from sigma0.serve.sizing import ModelShape, parameters
 from tests.conftest import Golden
+from tests.decode.test_random_numbers import deviation
+from tests.decode.test_verify_law import FIRST, exact_law, joint_law
+from tests.marks import exhaustive
 from tests.reference import tiny_nanbeige
 
 NAMES = ("nanbeige-a", "nanbeige-3")
 NEW = 24
 FULL = ExitConfig(mode="full")
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"city": "string"}}}]
-TEMPLATE = (
-    "{% if tools %}[tools]{% for tool in tools %}{{ tool | tojson }}{% endfor %}[/tools]{% endif %}"
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}[call]{{ call.function | tojson }}[/call]{% endfor %}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -112,15 +106,10 @@ def test_a_rule_that_reads_a_gate_is_refused():
 
 def test_round_trip(published, tmp_path):
     published.model.save_pretrained(tmp_path)
-    loaded = published.load(tmp_path)
-    assert type(AutoConfig.from_pretrained(tmp_path)) is NanbeigeConfig
-    assert type(AutoModel.from_pretrained(tmp_path)) is NanbeigeModel
-    assert loaded.config.rope_parameters == {
-        "rope_type": "default",
-        "rope_theta": json.loads((published.folder / "config.json").read_text())["rope_theta"],
-    }
-    assert loaded.config.head_dim == published.model.config.head_dim
-    found = greedy(loaded, prompts(published))
+    config, theta = AutoConfig.from_pretrained(tmp_path), json.loads((published.folder / "config.json").read_text())
+    assert type(config) is NanbeigeConfig and config.head_dim == published.model.config.head_dim
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": theta["rope_theta"]}
+    found = greedy(published.load(tmp_path), prompts(published))
     assert torch.equal(found.sequences[:, -NEW:], published["greedy.new_tokens"])
 
 
@@ -143,80 +132,26 @@ def test_what_was_never_released_is_refused_by_name(name, tmp_path):
     assert re.search(message, str(error.value.__cause__))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
-        ({"num_loops": 0}, "num_loops must be at least 1, got 0"),
-        ({"num_loops": 10**9}, "num_loops must be at most 4096, got 1000000000"),
-        ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' changes its frequencies"),
-        ({"rope_theta": 0}, "rope_theta must be a finite number above 0"),
-        ({"head_dim": 26}, "num_attention_heads * head_dim = 104, but layers.0.self_attn.q_proj.weight has shape"),
-        ({"loop_share_kv": True}, "loop_share_kv=True would share K/V between loops"),
-        ({"skip_loop_final_norm": "no"}, "'skip_loop_final_norm' expected bool"),
-        ({"layer_types": ["sliding_attention"]}, "only full attention is supported"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "Missing required keys in `rope_parameters`"),
-        ({"num_hidden_layers": 1}, "config.json has num_hidden_layers = 1, but the weights have "),
-        ({"model_type": "nosuch"}, "model type `nosuch`"),
-    ],
-)
-def test_a_wrong_config_is_one_line(wrong, message, tmp_path, tokenizer_file):
-    folder = Golden("nanbeige-a", tmp_path).folder
-    (folder / "tokenizer.json").write_text(tokenizer_file)
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
-    result = CliRunner().invoke(app, ["generate", "Mary went", "--model", str(folder)])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.count("\n") == 1 and message in result.stderr
+@pytest.mark.parametrize("draws", [4_000, exhaustive(20_000)])
+def test_drawn_texts_follow_the_law_of_full_depth(draws):
+    model = tiny_nanbeige(5, vocab_size=6, hidden_size=16, num_hidden_layers=1)
+    law, counts = exact_law(model), joint_law(model, FIRST, draws)
+    assert abs(deviation(*(torch.tensor([each[text] for text in law]) for each in (counts, law)))) < 4
 
 
-@pytest.fixture(scope="module")
-def tokenizer_file():
-    return (CHECKPOINTS / "pocket" / "tokenizer.json").read_text()
-
-
-@pytest.fixture(scope="module")
-def spoken(tmp_path_factory, pocket):
-    """A random model behind a real tokenizer, with a chat template of its own that knows tools."""
-    folder, tokenizer = tmp_path_factory.mktemp("spoken"), pocket[1]
-    model = tiny_nanbeige(7, vocab_size=len(tokenizer), max_position_embeddings=512)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return sigma0.load(str(folder), device="cpu", dtype="float32")
-
-
-def test_pipelines_and_messages(spoken):
-    model, tokenizer = spoken
-    story, messages = "Mary went to the park.", [{"role": "user", "content": "Where is Mary?"}]
-    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    (result,) = generator(story, max_new_tokens=8, do_sample=False, return_full_text=False)
-    assert result["generated_text"] == sigma0.generate(model, tokenizer, story, max_new_tokens=8).text
-    (chat,) = generator(messages, max_new_tokens=8, do_sample=False)
-    told = sigma0.generate(model, tokenizer, messages, max_new_tokens=8)
-    assert chat["generated_text"][-1]["content"] == told.text
-    ids = tokenizer("<|im_start|>user\nWhere is Mary?<|im_end|>\n<|im_start|>assistant\n", return_tensors="pt")
-    expected = model.generate(ids["input_ids"], max_new_tokens=8, do_sample=False)
-    assert [token.id for token in told.tokens] == expected[0, ids["input_ids"].shape[1] :].tolist()
-
-
-def test_a_template_shows_tools_and_their_calls(spoken):
-    model, tokenizer = spoken
-    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
-    messages = [
-        {"role": "user", "content": "Rain?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "no"},
-    ]
-    text = tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False, add_generation_prompt=True)
-    assert text.startswith('[tools]{"type": "function", "function": {"name": "weather"')
-    assert '[call]{"name": "weather", "arguments": {"city": "Rome"}}[/call]' in text
-    assert text.endswith("<|im_start|>tool\nno<|im_end|>\n<|im_start|>assistant\n")
-    told = sigma0.generate(model, tokenizer, text, special_tokens=True, max_new_tokens=6)
-    ids = tokenizer(text, return_tensors="pt")["input_ids"]
-    expected = model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
-    assert [token.id for token in told.tokens] == expected.tolist()
+@pytest.mark.parametrize("skip", [False, True])
+def test_statistics_are_those_of_the_states_and_no_gate_ever_leaves(skip):
+    model = tiny_nanbeige(10, num_loops=4, skip_loop_final_norm=skip)
+    config = ExitConfig(mode="converge", eps=0.6)
+    out = greedy(model, [[5, 30, 12, 44]], exit_config=config, output_statistics=True, max_new_tokens=12)
+    with torch.no_grad():
+        states = model(out.sequences[:, :-1], exit_config=FULL, output_loop_states=True).loop_states[:, 0, -12:]
+    change = (states[1:] - states[:-1]).norm(dim=-1) / states[:-1].norm(dim=-1)  # [T - 1, new]
+    found = out.loop_statistics[0, :, 1:, 0].T
+    ran = ~found.isnan()
+    assert int(ran.sum()) > 20
+    torch.testing.assert_close(found[ran], change[ran], rtol=1e-3, atol=1e-5)
+    assert float(out.loop_statistics[0, :, :, 7].nan_to_num().abs().max()) == 0.0
 
 
 def test_gradients_and_the_loss_of_the_last_loop():
@@ -243,25 +178,3 @@ def test_the_published_shape_is_told_as_far_as_it_is_known():
     for name in ("vocab_size", "intermediate_size", "max_position_embeddings"):
         assert name in result.stderr
     assert "assumed of nanbeige4.2-3b, not read" in result.stderr
-
-
-@pytest.mark.slow
-def test_lm_eval_scores_what_the_model_says(spoken):
-    huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval is not installed")
-    from lm_eval.api.instance import Instance
-
-    model, tokenizer = spoken
-    backend = huggingface.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2)
-    asked = [("Mary went to", " the park."), ("Where is", " Mary?")]
-    found = backend.loglikelihood([Instance("loglikelihood", {}, each, 0, ("task", 0, 1)) for each in asked])
-    for (context, continuation), (score, _) in zip(asked, found, strict=True):
-        before = tokenizer(context)["input_ids"]
-        ids = torch.tensor([[*before, *tokenizer(continuation, add_special_tokens=False)["input_ids"]]])
-        with torch.no_grad():
-            chances = model(ids).logits[0].log_softmax(-1)
-        picked = chances[len(before) - 1 : -1].gather(1, ids[0, len(before) :, None])
-        assert score == pytest.approx(float(picked.sum()), abs=1e-3)
-    request = Instance("generate_until", {}, ("Mary went", {"until": ["."], "max_gen_toks": 5, "do_sample": False}), 0)
-    (text,) = backend.generate_until([request])
-    expected = sigma0.generate(model, tokenizer, "Mary went", max_new_tokens=5).text
-    assert text == expected.split(".")[0]

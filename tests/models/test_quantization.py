@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0.checkpoints import CHECKPOINTS
 from sigma0.cli import app
+from sigma0.cpp_compiler import compiler
 from sigma0.decode import compiled as programs
 from sigma0.models.quantization import RowKernelLinear, group_size, quantize, weight_bytes
-from tests.marks import fast_if, needs_compiler
 from tests.reference import tiny_model
 
 pytest.importorskip("torchao")
@@ -101,32 +101,19 @@ def test_the_block_is_quantised_and_nothing_else(quantized, floats):
     assert weight_bytes(model.model.layers) < share * weight_bytes(floats.model.layers)
 
 
-@pytest.mark.parametrize("after", ["finish", "verify", "drop"])
-def test_compiled_steps_write_what_eager_ones_write(quantized, monkeypatch, after):
-    monkeypatch.setattr(programs, "generate_code", lambda graph, examples: graph)
-    assert_same_runs(*quantized, after)
-
-
-@pytest.mark.grid(fast=0, slow=1)
-@needs_compiler
-@pytest.mark.parametrize("after", [fast_if(False, "finish")])
-def test_machine_code_writes_what_eager_steps_write(quantized, after):
-    assert_same_runs(*quantized, after)
-
-
-def assert_same_runs(model, tokenizer, after):
+@pytest.mark.parametrize("after, code", [("finish", False), ("verify", False), ("drop", False), ("finish", True)])
+def test_compiled_steps_write_what_eager_ones_write(quantized, monkeypatch, after, code):
+    """As they are traced, and once as machine code."""
+    if not code:
+        monkeypatch.setattr(programs, "generate_code", lambda graph, examples: graph)
+    elif compiler() is None or quantized[0].quantization == "int4":
+        pytest.skip("a C++ compiler is needed, and one kind of weights is enough")
+    model, tokenizer = quantized
     batch = tokenizer(PROMPTS, padding=True, return_tensors="pt")
+    config = {"mode": "margin", "theta": 0.9, "after_exit": after}
+    settings = {"max_new_tokens": 8, "exit_config": config, "return_dict_in_generate": True}
     for prompts in (batch, {name: part[:1] for name, part in batch.items()}):
-        eager, compiled = (
-            model.generate(
-                **prompts,
-                max_new_tokens=8,
-                exit_config={"mode": "margin", "theta": 0.9, "after_exit": after},
-                runner=runner,
-                return_dict_in_generate=True,
-            )
-            for runner in ("eager", "compile")
-        )
+        eager, compiled = (model.generate(**prompts, runner=runner, **settings) for runner in ("eager", "compile"))
         assert compiled.runner.name == "compile"
         assert torch.equal(compiled.sequences, eager.sequences)
         assert torch.equal(compiled.exit_depths, eager.exit_depths)
@@ -178,19 +165,6 @@ def test_broken_weights_are_refused_before_they_are_rounded_away(folder, quantiz
     assert sigma0.load(str(folder), device="cpu", quantization=quantization, check=False)
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"quantization": "int2"}, "no such quantization: 'int2'; there are int8, int4"),
-        ({"quantization": "int4", "dtype": "float32"}, "int4' has kernels for bfloat16 alone, got dtype 'float32'"),
-        ({"quantization": "int8", "tensor_parallel": True}, "goes with one process"),
-    ],
-)
-def test_what_cannot_be_had_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        sigma0.load("pocket", device="cpu", **settings)
-
-
 def test_groups_divide_every_row():
     assert group_size(sigma0.load("pocket-large", device="cpu")[0].config) == 32
     odd = tiny_model(0, hidden_size=40, intermediate_size=64)
@@ -224,26 +198,17 @@ def test_without_torchao_the_extra_is_named(tmp_path):
         ("optimum", {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}),
         ("gptqmodel", {"quant_method": "awq", "bits": 4, "group_size": 32}),
         ("compressed_tensors", {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {}}),
+        (None, {"quant_method": "foo"}),
+        (None, {"bits": 4}),
     ],
 )
 def test_a_checkpoint_names_the_library_that_it_needs(folder, package, settings):
-    if find_spec(package):
+    method = settings.get("quant_method")
+    message = rf"stored quantized \({method}\).*{str(package).replace('_', '.')}"
+    if package is None:
+        message = f"quant_method = {method!r}, which transformers does not know"
+    elif find_spec(package):
         pytest.skip(f"{package} is installed")
-    set_config(folder, quantization_config=settings)
-    with pytest.raises(
-        ValueError, match=rf"stored quantized \({settings['quant_method']}\).*{package.replace('_', '.')}"
-    ):
-        sigma0.load(str(folder), device="cpu")
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"quant_method": "foo"}, "quant_method = 'foo', which transformers does not know"),
-        ({"bits": 4}, "quant_method = None, which transformers does not know"),
-    ],
-)
-def test_unknown_methods_are_refused(folder, settings, message):
     set_config(folder, quantization_config=settings)
     with pytest.raises(ValueError, match=message):
         sigma0.load(str(folder), device="cpu")

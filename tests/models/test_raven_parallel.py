@@ -12,16 +12,16 @@ from transformers import AutoModelForCausalLM
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.models.raven_parallel import whole_tensors
+from tests.conftest import Golden
 from tests.decode.test_parallel import IDS, STORY, UNGATED, all_written, load_share
 from tests.models.raven_reference import tiny_raven
-from tests.models.test_raven import Published
 from tests.processes import in_processes
 from tests.reference import tiny_model
 
 # what processes share is shown in CI by tests.decode.test_parallel
 pytestmark = pytest.mark.exhaustive
 # checkpoints of the published code, and grouped heads of each layout that has them
-GOLDEN = {"sandwich": "huginn-a", "pre": "retro-tinyllama", "post": "retro-olmo"}
+CHECKPOINTS = {"sandwich": "huginn-a", "pre": "retro-tinyllama", "post": "retro-olmo"}
 FULL = ExitConfig(mode="full")
 RULES = (*UNGATED, {"mode": "margin", "theta": 0.1, "after_exit": "verify", "redraft": False}, {"mode": "kl"})
 
@@ -83,12 +83,12 @@ def share_of(rank, folders, goldens, target):
 def shared(request, tmp_path_factory):
     """The folders, and what each process found."""
     target, count = tmp_path_factory.mktemp("shared"), request.param
-    layouts = [layout for layout in GOLDEN if layout == "sandwich" or count == 2]
+    layouts = [layout for layout in CHECKPOINTS if layout == "sandwich" or count == 2]
     folders = {layout: tiny_folder(target / f"{layout}-whole", layout) for layout in layouts}
     tiny_model(0, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=True).save_pretrained(
         target / "ouro-whole"
     )
-    published = {layout: Published(GOLDEN[layout], tmp_path_factory.mktemp(layout)) for layout in layouts}
+    published = {layout: Golden(CHECKPOINTS[layout], tmp_path_factory.mktemp(layout)) for layout in layouts}
     goldens = {
         layout: (str(each.folder), [each[f"greedy.prompt{index}"].tolist() for index in range(3)])
         for layout, each in published.items()

@@ -4,14 +4,15 @@ import pytest
 import torch
 
 from sigma0.models.raven_published import generate_as_published, read_as_published
-from tests.models.test_raven import Published
+from tests.conftest import Golden
+from tests.models.raven_reference import tiny_raven
 
 NAMES = ("huginn-a", "huginn-m4")
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def published(request, tmp_path_factory):
-    return Published(request.param, tmp_path_factory.mktemp(request.param))
+    return Golden(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def settings_of(published, kind):
@@ -48,8 +49,6 @@ def test_tokens_with_exits_of_their_own_are_met(published):
 
 
 def test_policies_differ_where_tokens_stop_early():
-    from tests.models.raven_reference import tiny_raven
-
     model, ids = tiny_raven("sandwich", 1), torch.arange(3, 20)
     holes, latest = (
         read_as_published(model, ids, "latent-diff", 0.7, policy).logits for policy in ("full", "latest-m4")
@@ -70,8 +69,6 @@ def test_policies_differ_where_tokens_stop_early():
     ],
 )
 def test_unknown_names_are_refused(values, message):
-    from tests.models.raven_reference import tiny_raven
-
     given = {"criterion": "kl", "threshold": 0.1, "policy": "full"} | values
     with pytest.raises(ValueError, match=message):
         read_as_published(tiny_raven("pre", 1), torch.tensor([1]), **given)

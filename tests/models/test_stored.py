@@ -14,15 +14,32 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0.checkpoints import CHECKPOINTS
 from sigma0.cli import app
+from tests.conftest import Golden
+from tests.models.raven_reference import save_raven
 
 HUGE = 10**9
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "short_factor": [1.0] * 16,
+    "long_factor": [2.0] * 16,
+    "original_max_position_embeddings": 64,
+}
 
 
 @pytest.fixture
 def folder(tmp_path):
-    target = tmp_path / "copy"
-    shutil.copytree(CHECKPOINTS / "pocket", target)
-    return target
+    return shutil.copytree(CHECKPOINTS / "pocket", tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory, pocket):
+    """A checkpoint of each family."""
+    nanbeige = Golden("nanbeige-a", tmp_path_factory.mktemp("nanbeige")).folder
+    shutil.copy(CHECKPOINTS / "pocket" / "tokenizer.json", nanbeige)
+    raven = save_raven(tmp_path_factory.mktemp("raven"), pocket[1], "pre", 73)
+    return {"ouro": CHECKPOINTS / "pocket", "nanbeige": nanbeige, "raven": raven}
 
 
 def write(folder, file, **values):
@@ -30,45 +47,104 @@ def write(folder, file, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-@pytest.mark.parametrize(
-    "field, value, message",
-    [
-        ("total_ut_steps", HUGE, "total_ut_steps must be at most 4096, got 1000000000"),
-        ("total_ut_steps", -1, "total_ut_steps must be at least 1, got -1"),
-        ("total_ut_steps", True, "'total_ut_steps' expected int, got bool"),
-        ("hidden_act", "nosuch", "hidden_act='nosuch' is no activation"),
-        ("eos_token_id", "</s>", "'eos_token_id' with value '</s>'"),
-        ("pad_token_id", 5000, "pad_token_id must lie in 0 to vocab_size - 1 = 595, got 5000"),
-        ("dtype", "foo", "dtype='foo' in config.json is no floating-point dtype"),
-        ("dtype", "int8", "dtype='int8' in config.json is no floating-point dtype"),
-        ("rms_norm_eps", -1.0, "rms_norm_eps must be a finite number of at least 0, got -1.0"),
-        ("rope_parameters", {"rope_type": "foo", "rope_theta": 1e4}, "rope_type 'foo' is not known"),
-        ("rope_parameters", {"rope_type": "default", "rope_theta": 0.0}, "rope_theta must be a finite number above 0"),
-        ("num_attention_heads", 3, "num_attention_heads=3 is no multiple of num_key_value_heads=4"),
-        ("num_attention_heads", 0, "num_attention_heads must be at least 1, got 0"),
-        ("num_key_value_heads", 0, "num_key_value_heads must be at least 1, got 0"),
-        ("head_dim", -4, "head_dim must be at least 1, got -4"),
-        ("head_dim", 33, "even rotary dimension"),
-        ("vocab_size", -4, "vocab_size must be at least 1, got -4"),
-        ("intermediate_size", 0, "intermediate_size must be at least 1, got 0"),
-        ("max_position_embeddings", 0, "max_position_embeddings must be at least 1, got 0"),
-        ("vocab_size", 500, "vocab_size = 500, but embed_tokens.weight has shape [596, 128]"),
-        ("vocab_size", 10**12, "vocab_size = 1000000000000, but embed_tokens.weight has shape [596, 128]"),
-        ("hidden_size", HUGE, "hidden_size = 1000000000, but embed_tokens.weight has shape [596, 128]"),
-        ("num_attention_heads", 8, "num_attention_heads * head_dim = 256, but layers.0.self_attn.q_proj.weight"),
-        ("intermediate_size", 7, "intermediate_size = 7, but layers.0.mlp.gate_proj.weight has shape [256, 128]"),
-        ("num_hidden_layers", HUGE, "num_hidden_layers = 1000000000, but the weights are missing from layers.1 on"),
-        ("_attn_implementation", "org/kernel", "_attn_implementation = 'org/kernel', which is code from the hub"),
-        ("experts_implementation", "org/kernel", "experts_implementation = 'org/kernel', which is code from the hub"),
-        ("attn_implementation", "flash_attention_2", "FlashAttention2 has been toggled on"),
-        ("num_labels", HUGE, "num_labels = 1000000000, which continue no text"),
-        ("id2label", 3, "'int' object has no attribute 'items' (in its config.json)"),
-        ("is_encoder_decoder", True, "is_encoder_decoder = True, which no looped model has"),
-        ("return_dict", False, "return_dict = false"),
+ABSURD = {
+    "ouro": [
+        ({"total_ut_steps": HUGE}, "total_ut_steps must be at most 4096, got 1000000000"),
+        ({"total_ut_steps": -1}, "total_ut_steps must be at least 1, got -1"),
+        ({"total_ut_steps": True}, "'total_ut_steps' expected int, got bool"),
+        ({"hidden_act": "nosuch"}, "hidden_act='nosuch' is no activation"),
+        ({"eos_token_id": "</s>"}, "'eos_token_id' with value '</s>'"),
+        ({"pad_token_id": 5000}, "pad_token_id must lie in 0 to vocab_size - 1 = 595, got 5000"),
+        ({"dtype": "foo"}, "dtype='foo' in config.json is no floating-point dtype"),
+        ({"dtype": "int8"}, "dtype='int8' in config.json is no floating-point dtype"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps must be a finite number of at least 0, got -1.0"),
+        ({"rope_parameters": {"rope_type": "foo", "rope_theta": 1e4}}, "rope_type 'foo' is not known"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}},
+            "rope_theta must be a finite number above 0",
+        ),
+        ({"num_attention_heads": 3}, "num_attention_heads=3 is no multiple of num_key_value_heads=4"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be at least 1, got 0"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads must be at least 1, got 0"),
+        ({"head_dim": -4}, "head_dim must be at least 1, got -4"),
+        ({"head_dim": 33}, "even rotary dimension"),
+        ({"vocab_size": -4}, "vocab_size must be at least 1, got -4"),
+        ({"intermediate_size": 0}, "intermediate_size must be at least 1, got 0"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings must be at least 1, got 0"),
+        ({"vocab_size": 500}, "vocab_size = 500, but embed_tokens.weight has shape [596, 128]"),
+        ({"vocab_size": 10**12}, "vocab_size = 1000000000000, but embed_tokens.weight has shape [596, 128]"),
+        ({"hidden_size": HUGE}, "hidden_size = 1000000000, but embed_tokens.weight has shape [596, 128]"),
+        ({"num_attention_heads": 8}, "num_attention_heads * head_dim = 256, but layers.0.self_attn.q_proj.weight"),
+        ({"intermediate_size": 7}, "intermediate_size = 7, but layers.0.mlp.gate_proj.weight has shape [256, 128]"),
+        ({"num_hidden_layers": HUGE}, "num_hidden_layers = 1000000000, but the weights are missing from layers.1 on"),
+        ({"_attn_implementation": "org/kernel"}, "_attn_implementation = 'org/kernel', which is code from the hub"),
+        ({"experts_implementation": "org/kernel"}, "experts_implementation = 'org/kernel', which is code from the hub"),
+        ({"attn_implementation": "flash_attention_2"}, "FlashAttention2 has been toggled on"),
+        ({"num_labels": HUGE}, "num_labels = 1000000000, which continue no text"),
+        ({"id2label": 3}, "'int' object has no attribute 'items' (in its config.json)"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder = True, which no looped model has"),
+        ({"return_dict": False}, "return_dict = false"),
+        ({"use_sliding_window": True, "sliding_window": 64}, "only full attention is supported"),
+        ({"layer_types": ["sliding_attention"]}, "only full attention is supported"),
+        ({"early_exit_threshold": 1.5}, "got 1.5"),
+        ({"early_exit_step": 6}, "below 6, got 6"),
+        ({"hidden_size": "32"}, "'hidden_size' expected int"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "rope_type 'dynamic' changes",
+        ),
+        ({"rope_parameters": LONGROPE}, "rope_type 'longrope' changes its frequencies"),
     ],
+    "nanbeige": [
+        ({"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
+        ({"num_loops": 0}, "num_loops must be at least 1, got 0"),
+        ({"num_loops": 10**9}, "num_loops must be at most 4096, got 1000000000"),
+        ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' changes its frequencies"),
+        ({"rope_theta": 0}, "rope_theta must be a finite number above 0"),
+        ({"head_dim": 26}, "num_attention_heads * head_dim = 104, but layers.0.self_attn.q_proj.weight has shape"),
+        ({"loop_share_kv": True}, "loop_share_kv=True would share K/V between loops"),
+        ({"skip_loop_final_norm": "no"}, "'skip_loop_final_norm' expected bool"),
+        ({"layer_types": ["sliding_attention"]}, "only full attention is supported"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "Missing required keys in `rope_parameters`"),
+        ({"num_hidden_layers": 1}, "config.json has num_hidden_layers = 1, but the weights have "),
+        ({"model_type": "nosuch"}, "model type `nosuch`"),
+    ],
+    "raven": [
+        ({"num_key_value_heads": 3}, "n_heads=4 is no multiple of num_key_value_heads=3"),
+        ({"num_key_value_heads": 1}, "(n_heads + 2 num_key_value_heads) head_dim = 48, but transformer.core_block.0"),
+        ({"mean_recurrence": 0}, "mean_recurrence must lie in 1 to"),
+        ({"stride": 3}, "stride must divide the 4 loops of full depth, got 3"),
+        ({"injection_type": "add"}, "injection_type='add' is not implemented, only 'linear'"),
+        ({"bias": True}, "bias=True is not implemented"),
+        ({"nonlin_name": "ReLU2"}, "nonlin_name='ReLU2' is not implemented"),
+        ({"test_time_noise": 1}, "test_time_noise=1 is not implemented"),
+        ({"initial_state_mode": "ones"}, "initial_state_mode must be random"),
+        ({"init_scale": -1.0}, "init_scale must be a finite number"),
+        ({"n_embd": 0}, "n_embd must be at least 1"),
+        ({"n_embd": 128}, "n_embd = 128"),
+        ({"intermediate_size": 80}, "2 intermediate_size = 160"),
+        ({"n_layers_in_coda": -1}, "n_layers_in_coda must be at least 0"),
+        ({"n_layers_in_coda": 1}, "n_layers_in_coda = 1, but the weights have 2 such layers"),
+        ({"n_layers_in_coda": 3}, "n_layers_in_coda = 3"),
+        ({"padded_vocab_size": 10}, "padded_vocab_size=10 is below vocab_size"),
+        ({"block_layout": "round"}, "block_layout must be sandwich, pre, post"),
+        ({"qk_bias": True}, "qk_bias=True has no place in blocks of the 'pre' layout"),
+        ({"norm_eps": -1.0}, "norm_eps must be"),
+        ({"pad_token_id": 4096}, "pad_token_id must lie in"),
+        ({"auto_map": "file"}, "auto_map must be a mapping, got 'file'"),
+        ({"init_values": {"embed_scale": "large"}}, "init_values: embed_scale must be a finite number, got 'large'"),
+        ({"sigma0_prompts": "poems"}, "sigma0_prompts must be instructions or bare, got 'poems'"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "family, values, message", [(family, *case) for family, cases in ABSURD.items() for case in cases]
 )
-def test_an_absurd_config_is_one_line(folder, field, value, message):
-    write(folder, "config.json", **{field: value})
+def test_an_absurd_config_is_one_line(families, tmp_path, family, values, message):
+    folder = shutil.copytree(families[family], tmp_path / "copy")
+    write(folder, "config.json", **values)
     began = time.process_time()
     result = CliRunner().invoke(app, ["generate", "Mary went", "--model", str(folder)])
     assert time.process_time() - began < 10, "a second on a quiet machine; hours where it is really tried"
@@ -147,6 +223,19 @@ def test_tensors_that_do_not_fit_are_named(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(ValueError, match=r"model\.safetensors' could not be loaded: no whole safetensors file"):
+        sigma0.load(str(folder), device="cpu")
+
+
+def test_a_caller_may_have_other_shapes_than_the_weights(folder):
+    write(folder, "config.json", intermediate_size=40)
+    model = AutoModelForCausalLM.from_pretrained(folder, ignore_mismatched_sizes=True)
+    assert model.config.intermediate_size == 40
+
+
+def test_a_raven_without_an_adapter_is_named(families, tmp_path):
+    folder = shutil.copytree(families["raven"], tmp_path / "copy")
+    change(folder, transformer__adapter__weight=None)
+    with pytest.raises(ValueError, match=r"the checkpoint has no transformer\.adapter\.weight"):
         sigma0.load(str(folder), device="cpu")
 
 

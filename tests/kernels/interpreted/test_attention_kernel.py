@@ -125,26 +125,18 @@ def test_what_nobody_wrote_is_not_read():
 
 
 def test_what_does_not_fit_is_refused():
-    query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 4, False, False, torch.float32)
-    for bad, message in (
-        ((query, keys, values[:1]), "values"),
-        ((query, keys.half(), values), "one dtype"),
-        ((query.transpose(1, 2).contiguous().transpose(1, 2), keys, values), "side by side"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            depth_attention(*bad, at, 0.3)
-
-
-def test_tables_that_are_too_short_or_strided_are_refused():
     query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 40, False, True, torch.float32, holes=True)
     strided = torch.stack([at.planes, at.planes], dim=1)[:, 0]
-    for name, bad, message in (
-        ("seen", at.seen[:, :3], "seen knows 3 cache positions"),
-        ("seen", at.seen.t().contiguous().t(), "side by side"),
-        ("planes", strided, "planes must lie side by side"),
+    for bad, message in (
+        ((query, keys, values[:1], at), "values"),
+        ((query, keys.half(), values, at), "one dtype"),
+        ((query.transpose(1, 2).contiguous().transpose(1, 2), keys, values, at), "side by side"),
+        ((query, keys, values, replace(at, seen=at.seen[:, :3])), "seen knows 3 cache positions"),
+        ((query, keys, values, replace(at, seen=at.seen.t().contiguous().t())), "side by side"),
+        ((query, keys, values, replace(at, planes=strided)), "planes must lie side by side"),
     ):
         with pytest.raises(ValueError, match=message):
-            depth_attention(query, keys, values, replace(at, **{name: bad}), 0.3)
+            depth_attention(*bad, 0.3)
 
 
 def test_the_part_that_ends_last_leaves_the_count_as_it_was(monkeypatch):

@@ -5,18 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 from sigma0.kernels import coded_attention_kernel, depth_attention
-from sigma0.kernels.coded_attention import coded_attention_reference
 from sigma0.kernels.coded_attention_kernel import coded_attention
-from sigma0.kernels.plane_codec import PlaneCodec
-from tests.kernels.coded_cases import SHAPES, Shape, case, poison, some
+from tests.kernels.coded_cases import SCALING, SHAPES, assert_agrees, assert_rows_stand_alone, case, drawn_shapes, some
 from tests.kernels.interpreted.conftest import DEVICE
 from tests.marks import fast_if, slow
 
 pytestmark = pytest.mark.usefixtures("on_device")
-SCALING = 0.3
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 # without shrinking, which takes minutes in the interpreter
 few = settings(
@@ -34,63 +30,30 @@ def parts(request, monkeypatch):
     monkeypatch.setattr(depth_attention, "MOST_PARTS", request.param[1])
 
 
-def wanted(query, tails, coded, rows):
-    """Decode, then attend, in float64."""
-    return coded_attention_reference(query.double(), [tail.double() for tail in tails], coded, rows, SCALING)
-
-
-def agrees(shape, seed, dtype=torch.float32, rows=9):
-    query, tails, coded, at = case(seed, shape, dtype, rows, DEVICE)
-    expected = wanted(query, tails, coded, at)
-    poison(tails, coded, at)
-    found = coded_attention(query, tails, coded, at, SCALING)
-    assert found.dtype == dtype
-    tolerance = TOLERANCES[dtype]
-    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
-    assert not found[at.cache_positions < 0].any()
-
-
 @pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize("name", [fast_if(name in ("residual", "groups of no power of two"), name) for name in SHAPES])
 def test_rows_attend_as_the_formula_says_and_read_nothing_else(name):
-    agrees(SHAPES[name], 1)
+    assert_agrees(coded_attention, SHAPES[name], 1, TOLERANCES[torch.float32], device=DEVICE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", [slow("residual"), "every width"])
 def test_half_precision(name, dtype):
-    agrees(SHAPES[name], 2, dtype)
+    assert_agrees(coded_attention, SHAPES[name], 2, TOLERANCES[dtype], dtype, device=DEVICE)
 
 
 @pytest.mark.slow
 @few
-@given(
-    st.integers(0, 2**16),
-    st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=4),
-    st.booleans(),
-    st.sampled_from([(16, 8), (16, 16), (32, 32), (80, 16), (128, 32), (24, 24)]),
-    st.sampled_from([(1, 1), (2, 3), (1, 5)]),
-    st.sampled_from([(16, None, 50), (32, 20, 100), (16, 48, 48), (48, 16, 160)]),
-    st.booleans(),
-    st.booleans(),
-)
-def test_any_rows(seed, bits, anchored, widths, heads, places, starts, seen):
-    (width, group), (kv_heads, shared), (segment, page, room) = widths, heads, places
-    codec = PlaneCodec(tuple(bits), seed % len(bits) if anchored else None, group)
-    agrees(Shape(codec, kv_heads, shared, width, segment, page, room, starts, seen), seed, rows=6)
+@given(drawn_shapes([2, 4, 8], [(16, 8), (16, 16), (32, 32), (80, 16), (128, 32), (24, 24)]))
+def test_any_rows(drawn):
+    assert_agrees(coded_attention, drawn[1], drawn[0], TOLERANCES[torch.float32], rows=6, device=DEVICE)
 
 
 @pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16])
 def test_the_bits_of_a_row_depend_on_no_other_row_and_no_bound(dtype, monkeypatch):
     monkeypatch.setattr(coded_attention_kernel, "PART_TILES", 1)
     monkeypatch.setattr(depth_attention, "MOST_PARTS", 2)
-    query, tails, coded, at = case(5, SHAPES["residual"], dtype, device=DEVICE)
-    whole = coded_attention(query, tails, coded, at, SCALING)
-    for row in range(len(query)):
-        alone = some(at, slice(row, row + 1))
-        found = coded_attention(query[row : row + 1], tails, coded, alone, SCALING)
-        assert torch.equal(found, whole[row : row + 1])
-    assert torch.equal(coded_attention(query, tails, coded, replace(at, longest=at.longest + 2), SCALING), whole)
+    assert_rows_stand_alone(coded_attention, dtype, DEVICE)
 
 
 def test_rows_that_are_nobodys_look_nothing_up():

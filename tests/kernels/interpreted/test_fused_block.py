@@ -15,34 +15,17 @@ from sigma0.models.ouro_block import OuroRMSNorm
 from tests.kernels.interpreted.conftest import DEVICE
 from tests.kernels.interpreted.test_row_kernels import products_in_order  # noqa: F401
 from tests.marks import slow
+from tests.models.test_block_in_one_call import LOOPS, PLACES
+from tests.models.test_block_in_one_call import case as block_case
 from tests.reference import tiny_model, tiny_nanbeige
 
 GridExecutor = pytest.importorskip("triton.runtime.interpreter").GridExecutor
-SEQUENCES, LOOPS, PLACES = 40, 3, 12
+SEQUENCES = 40
 FAMILIES = (tiny_model, tiny_nanbeige)
 
 
 def case(dtype, family=tiny_model):
-    """A model, the states of a row of each sequence, and what a pass over some of them computes and writes."""
-    model = family(4, num_hidden_layers=2).to(dtype)
-    assert model.num_loops == LOOPS
-    generator = torch.Generator(DEVICE).manual_seed(0)
-    heads, width = model.config.num_key_value_heads, model.config.head_dim
-    hidden = torch.randn(SEQUENCES, model.config.hidden_size, generator=generator).to(dtype)
-    positions, loops = (torch.randint(0, most, (SEQUENCES,), generator=generator) for most in (PLACES, LOOPS))
-    filled = torch.randn(2, 2, LOOPS, SEQUENCES * PLACES + 1, heads, width, generator=generator).to(dtype)
-
-    def run(which, ops, live=None, loop=model.loop):
-        layers = [LayerPlanes(torch.empty(heads, 1, width, dtype=dtype), LOOPS, SEQUENCES, PLACES) for _ in filled]
-        for layer, (keys, values) in zip(layers, filled, strict=True):
-            layer.flat_keys, layer.flat_values = keys.clone(), values.clone()
-        at = RowIndices(which, positions[which], positions[which], loops[which])
-        rows = PassRows(layers, Placement(PLACES, SEQUENCES * PLACES + 1), at, ops, PLACES, live)
-        with torch.inference_mode():
-            output = loop(hidden[which], rows)
-        return output, torch.stack([torch.stack([layer.flat_keys, layer.flat_values]) for layer in layers])
-
-    return model, run
+    return block_case(family, dtype, DEVICE, SEQUENCES)
 
 
 @pytest.fixture

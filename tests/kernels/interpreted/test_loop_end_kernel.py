@@ -1,6 +1,6 @@
 """The loop-boundary kernel against its reference, loop by loop."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -93,25 +93,6 @@ def test_a_constant_trajectory(dtype):
     assert compare(torch.zeros(6, 2, 40), rule, dtype) == 0
 
 
-def test_what_does_not_fit_is_refused():
-    state, slots = ExitState.empty(2, 8, torch.float32, DEVICE), torch.tensor([0])
-    row, vector, rule = torch.zeros(1, 8), torch.zeros(8), ExitParams("none", 0.5, 3)
-
-    def weights(gate):
-        return LoopEndWeights(None, 0.0, gate, torch.zeros(1))
-
-    for bad, message in (
-        ((row.double(), row, weights(vector), state, slots, rule), "float64"),
-        ((row, row[:, :4], weights(vector), state, slots, rule), "previous"),
-        ((row, row, weights(vector[:4]), state, slots, rule), "a gate"),
-        ((row, row, weights(vector.half()), state, slots, rule), "one dtype"),
-        ((row, row, weights(vector), state, slots[:0], rule), "slots"),
-        ((torch.zeros(1, 16)[:, ::2], row, weights(vector), state, slots, rule), "side by side"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            loop_end(*bad)
-
-
 RULES = tuple(
     ExitParams(mode, threshold, last, patience, min_loops, break_after=break_after)
     for mode, threshold, last, patience, min_loops, break_after in (
@@ -160,7 +141,7 @@ def walk(rows, width, loops, seed):
 @pytest.mark.grid(fast=1, slow=9)
 @pytest.mark.parametrize("seed, table", [(0, False), (1, True)])
 def test_one_launch_decides_each_row_by_its_own_rule(seed, table):
-    """All modes in one batch: each row decides as the definitions say, and as when every row had its rule."""
+    """All modes in one batch: each row decides as the reference says, and as when every row had its rule."""
     rows, loops, width = len(RULES), 7, 33
     path = walk(rows, width, loops, seed)
     gate = 0.2 * torch.randn(width, generator=torch.Generator(DEVICE).manual_seed(seed))
@@ -168,10 +149,8 @@ def test_one_launch_decides_each_row_by_its_own_rule(seed, table):
     slots = torch.randperm(rows + 2, generator=torch.Generator(DEVICE).manual_seed(seed))[:rows]
     together, reference = states(rows + 2, width, torch.float32)
     alone = [states(1, width, torch.float32)[0] for _ in RULES]
-    exact, logits = path.double().cpu().numpy(), (path.double() @ gate.double()).cpu().numpy()
     previous, rules, seen = torch.full_like(path[0], torch.nan), mixed(RULES, table), set()
-    diverging = [0] * rows
-    for loop, hidden in enumerate(path, start=1):
+    for hidden in path:
         found = loop_end(hidden, previous, weights, together, slots, rules)
         plain = observe(hidden, previous, hidden @ gate, reference, slots, rules)
         assert torch.equal(found.decisions, plain.decisions) and torch.equal(found.fates, plain.fates)
@@ -180,21 +159,7 @@ def test_one_launch_decides_each_row_by_its_own_rule(seed, table):
             one = loop_end(*own, weights, alone[row], torch.tensor([0]), rule)
             for name in ("statistics", "fates", "decisions"):
                 assert torch.equal(getattr(one, name)[0], getattr(found, name)[row])
-            _, fate, decision = definitions.loop_end(
-                exact[:loop, row],
-                logits[:loop, row],
-                rule.mode,
-                rule.threshold,
-                rule.last_loop,
-                rule.patience,
-                rule.min_loops,
-                eps=torch.finfo(torch.float32).eps,
-            )
-            diverging[row] = diverging[row] + 1 if fate == "diverge" else 0
-            if decision != 1 and rule.break_after and diverging[row] >= rule.break_after:
-                decision = 3
-            assert (FATES[int(found.fates[row])], int(found.decisions[row])) == (fate, decision), (loop, rule)
-            seen.add((rule.mode, decision))
+            seen.add((rule.mode, int(found.decisions[row])))
         previous = hidden
     assert {(mode, 1) for mode in MODES if mode != "none"} <= seen and {("none", 2), ("qexit", 0)} <= seen
 
@@ -211,18 +176,6 @@ def test_rows_that_only_follow_the_gate_decide_each_by_its_own():
         assert torch.equal(found.decisions, plain.decisions)
         torch.testing.assert_close(found.statistics, plain.statistics)
     assert found.decisions.tolist()[3] == 2 and ours.counts[:, 0].tolist() == [4] * 4
-
-
-def test_parameters_of_other_rows_are_refused():
-    state, slots, row, vector = ExitState.empty(2, 8, torch.float32, DEVICE), torch.tensor([0]), *torch.zeros(2, 8)
-    weights = LoopEndWeights(None, 0.0, vector, torch.zeros(1))
-    two = RuleRows.of(ExitParams("qexit", 0.5, 3), 2, DEVICE)
-    with pytest.raises(ValueError, match="1 rows need one threshold"):
-        loop_end(row[None], row[None], weights, state, slots, two)
-    one = vars(RuleRows.of(ExitParams("qexit", 0.5, 3), 1, DEVICE))
-    for name, kind in (("threshold", torch.float64), ("mode", torch.int32)):
-        with pytest.raises(ValueError, match="thresholds are float32"):
-            loop_end(row[None], row[None], weights, state, slots, RuleRows(**one | {name: one[name].to(kind)}))
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -273,3 +226,23 @@ def test_a_steady_drift_spirals():
         previous = hidden
         fates.append(FATES[int(boundary.fates[0])])
     assert fates == [None, None, *["spiral"] * 4]
+
+
+def test_what_does_not_fit_is_refused():
+    state, slots = ExitState.empty(2, 8, torch.float32, DEVICE), torch.tensor([0])
+    row, vector, rule = torch.zeros(1, 8), torch.zeros(8), ExitParams("none", 0.5, 3)
+    two, one = (RuleRows.of(ExitParams("qexit", 0.5, 3), rows, DEVICE) for rows in (2, 1))
+    for hidden, previous, gate, place, rules, message in (
+        (row.double(), row, vector, slots, rule, "float64"),
+        (row, row[:, :4], vector, slots, rule, "previous"),
+        (row, row, vector[:4], slots, rule, "a gate"),
+        (row, row, vector.half(), slots, rule, "one dtype"),
+        (row, row, vector, slots[:0], rule, "slots"),
+        (torch.zeros(1, 16)[:, ::2], row, vector, slots, rule, "side by side"),
+        (row, row, vector, slots, two, "1 rows need one threshold"),
+        (row, row, vector, slots, replace(one, threshold=one.threshold.double()), "thresholds are float32"),
+        (row, row, vector, slots, replace(one, mode=one.mode.int()), "thresholds are float32"),
+    ):
+        weights = LoopEndWeights(None, 0.0, gate, torch.zeros(1))
+        with pytest.raises(ValueError, match=message):
+            loop_end(hidden, previous, weights, state, place, rules)
