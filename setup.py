@@ -27,9 +27,9 @@ class BuildLevels(build_ext):
     def build_extension(self, extension: Extension) -> None:
         """As setuptools calls it; where it fails, the package is installed without the library."""
         sources = sorted(FOLDER.glob("*.h")) + sorted(FOLDER.glob("*.cpp"))
-        told = sha256(b"".join(each.read_bytes() for each in sources)).hexdigest()
+        output = sha256(b"".join(item.read_bytes() for item in sources)).hexdigest()
         builds = {level: ("rows.cpp", flags, [("LEVEL", level)]) for level, flags in LEVELS.items()}
-        builds["levels"] = ("levels.cpp", [], [("SOURCES", f'"{told}"')])
+        builds["levels"] = ("levels.cpp", [], [("SOURCES", f'"{output}"')])
 
         def compile_one(name: str) -> list[str]:
             source, flags, macros = builds[name]
@@ -38,7 +38,7 @@ class BuildLevels(build_ext):
             return self.compiler.compile([str(FOLDER / source)], **options)
 
         with ThreadPoolExecutor() as pool:
-            objects = [each for found in pool.map(compile_one, builds) for each in found]
+            objects = [item for result in pool.map(compile_one, builds) for item in result]
         path = self.get_ext_fullpath(extension.name)
         self.compiler.link_shared_object(objects, path, extra_postargs=THREADS, target_lang="c++")
 

@@ -49,25 +49,25 @@ gate | gate.command:gate | Exit depth beside difficulty and the oracles, and sat
 """
 
 
-def _target(defined: str, told: str) -> Target:
+def _target(defined: str, output: str) -> Target:
     module, function = defined.split(":")
-    return Target(f"sigma0.bench.{module}", function, told)
+    return Target(f"sigma0.bench.{module}", function, output)
 
 
 _LINES = [line.split(" | ", maxsplit=2) for line in _BENCHES.strip().splitlines()]
-COMMANDS = {name: _target(defined, told) for name, defined, told in _LINES}
+COMMANDS = {name: _target(defined, output) for name, defined, output in _LINES}
 
 
 def with_record(command: Any) -> Any:
     """The command, with `--record` where it writes into a folder of the caller's; the same of a group's."""
-    # behind the list of commands, which imports none
+    # after the list of commands, which imports none
     from sigma0.bench.core.options import LEDGER, OWN
 
-    for each in getattr(command, "commands", {}).values():
-        with_record(each)
-    own = next((str(option.default) for option in command.params if option.name == "out"), "")
-    if own.startswith(f"{OWN.parent}/"):
-        tracked = str(LEDGER.parent / own.removeprefix(f"{OWN.parent}/"))
+    for item in getattr(command, "commands", {}).values():
+        with_record(item)
+    current = next((str(option.default) for option in command.params if option.name == "out"), "")
+    if current.startswith(f"{OWN.parent}/"):
+        tracked = str(LEDGER.parent / current.removeprefix(f"{OWN.parent}/"))
 
         def record(ctx: typer.Context, value: bool) -> None:
             if value and not LEDGER.parent.is_dir():

@@ -32,9 +32,9 @@ def report(
         from sigma0.bench.figures.texts import changed
 
         if check:
-            found = changed(Path())
-            typer.echo("\n".join(f"{name}: not as generated" for name in found) or "every figure is the ledger's")
-            raise typer.Exit(1 if found else 0)
+            result = changed(Path())
+            typer.echo("\n".join(f"{name}: not as generated" for name in result) or "every figure is the ledger's")
+            raise typer.Exit(1 if result else 0)
         if not ledger.exists():
             raise ValueError(f"there is no ledger {str(ledger)!r}: python -m sigma0.bench fidelity writes one")
         folder = ledger.parent if out is None else out
@@ -103,5 +103,5 @@ def _draw_results(folder: Path) -> None:
     stored = latest_kv(results.rows)
     if stored:
         draw_kv(stored, folder / "kv.svg")
-    for name, told in results.verdicts.items():
-        draw_features(told.features, results.features(name), folder / f"verdict-features-{name}.svg", name)
+    for name, output in results.verdicts.items():
+        draw_features(output.features, results.features(name), folder / f"verdict-features-{name}.svg", name)

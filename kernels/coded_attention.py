@@ -6,7 +6,7 @@ For a row (sequence b, cache position c, loop t), with segments of G cache posit
     k_j, v_j = plane t of the tail         G floor(c / G) <= j
                decoded plane t (plane_codec.py)        j < G floor(c / G)
 
-What a row reads depends on its position alone, so that a text has the same K/V alone, in company, behind a prefix that
+What a row reads depends on its position alone, so that a text has the same K/V alone, in company, after a prefix that
 was found in the cache, and after a preemption. The tail holds G positions of each sequence in the model's dtype, cache
 position j at j mod G; a segment is encoded once all of its tokens have finished the last loop, and until then no
 later token enters.
@@ -73,10 +73,10 @@ def coded_attention_reference(
         if (sequence, plane, begin) not in decoded:
             at = rows.coded(sequence, torch.arange(begin, device=query.device))
             decoded[sequence, plane, begin] = [planes.read(plane, at) for planes in coded]
-        own = sequence * rows.segment
+        current = sequence * rows.segment
         wide = torch.promote_types(query.dtype, torch.float32)
         keys, values = (
-            torch.cat([early.to(wide), tail[plane, own : own + last - begin + 1].to(wide)])
+            torch.cat([early.to(wide), tail[plane, current : current + last - begin + 1].to(wide)])
             for early, tail in zip(decoded[sequence, plane, begin], tails, strict=True)
         )  # [c + 1, H_kv, d]
         seen = _seen(rows, sequence, last)

@@ -318,8 +318,8 @@ if wants_triton():
         begin = first + split * tiles_each * TILE
         end = tl.minimum(begin + tiles_each * TILE, last + 1)
         # of the row's own segment
-        own = tl.maximum(last, 0) // segment * segment
-        coded_end = tl.minimum(end, own)
+        current = tl.maximum(last, 0) // segment * segment
+        coded_end = tl.minimum(end, current)
 
         numbers = tl.arange(0, WIDTH)
         members = tl.arange(0, GROUP)
@@ -403,7 +403,7 @@ if wants_triton():
                     k = k.to(query_ptr.dtype.element_ty).to(q.dtype)
                     v = v.to(query_ptr.dtype.element_ty).to(q.dtype)
                     highest, total, summed = attend_tile(q, k, v, inside, scaling, highest, total, summed)
-        for start in range(tl.maximum(begin, own), end, TILE):
+        for start in range(tl.maximum(begin, current), end, TILE):
             cache_positions = start + tl.arange(0, TILE)
             inside = cache_positions < end
             if SEEN:
@@ -411,7 +411,7 @@ if wants_triton():
                     tl.load(seen_ptr + sequence * seen_row_stride + cache_positions, mask=inside, other=0) != 0
                 )
             where = inside[:, None] & (numbers < HEAD)[None, :]
-            in_tail = plane * tail_positions + sequence * segment + (cache_positions - own)
+            in_tail = plane * tail_positions + sequence * segment + (cache_positions - current)
             at = ((in_tail * kv_heads + kv_head) * HEAD)[:, None] + numbers[None, :]
             k = tl.load(key_tail_ptr + at, mask=where, other=0.0).to(q.dtype)
             v = tl.load(value_tail_ptr + at, mask=where, other=0.0).to(q.dtype)

@@ -51,7 +51,7 @@ class DepthRows:
     # Block numbers of each sequence in order, int32 `[B, n]`; None where block b is sequence b
     block_tables: Tensor | None
     longest: int  # One more than the largest cache position
-    # Zeros, int32 `[R * H_kv]`, which are zeros again behind a launch; None for others in every launch
+    # Zeros, int32 `[R * H_kv]`, which are zeros again after a launch; None for others in every launch
     arrived: Tensor | None = None
 
 
@@ -288,13 +288,13 @@ if wants_triton():
                     high = tl.load(
                         sums_ptr + at * _SUMS + _MAXIMUM, mask=there, other=-float("inf"), cache_modifier=".cg"
                     )
-                    own = tl.load(sums_ptr + at * _SUMS + _TOTAL, mask=there, other=0.0, cache_modifier=".cg")
+                    current = tl.load(sums_ptr + at * _SUMS + _TOTAL, mask=there, other=0.0, cache_modifier=".cg")
                     # a part without a cache position has the maximum -inf and weighs nothing
                     weight = tl.exp(high - tl.max(high))
                     values = tl.load(
                         parts_ptr + at[:, None] * width + numbers[None, :], mask=where, other=0.0, cache_modifier=".cg"
                     )
-                    joined = tl.sum(values * weight[:, None], axis=0) / tl.sum(own * weight)
+                    joined = tl.sum(values * weight[:, None], axis=0) / tl.sum(current * weight)
                     tl.store(output_ptr + (first_head + member) * width + numbers, joined, mask=numbers < width)
 
     @triton.jit

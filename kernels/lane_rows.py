@@ -27,8 +27,8 @@ _CALLS = {
     "end_rows": ("ppnp", ""),
     "loop_rows": ("p", "f"),
     "lead_rows": ("ppnn", ""),
-    "settle_rows": ("pppppn", "n"),
-    "settle_best": ("ppnnfn", "n"),
+    "commit_rows": ("pppppn", "n"),
+    "commit_greedy": ("ppnnfn", "n"),
     "step_rows": ("pnn", "n"),
     "live_lanes": ("pnn", "n"),
     "count_rows": ("pnnppppp", "n"),
@@ -61,7 +61,7 @@ class LaneTables(NamedTuple):
     settings: Tensor  # Of every sequence, int64 `[S, n]`
     thresholds: Tensor  # Of every sequence, float32 `[S, 3]`
     eos: Tensor  # Ids that end a sequence, int64 `[S, E]`
-    # Loops at which tokens stop, of the token at each cache position behind a prompt, in a ring, int64 `[S, n]`;
+    # Loops at which tokens stop, of the token at each cache position after a prompt, in a ring, int64 `[S, n]`;
     # None where rules say it
     given: Tensor | None = None
     # What rules over differences keep of each, `[S T + 1, K, W]`; None for no such rule
@@ -83,7 +83,7 @@ class LiveRows(NamedTuple):
     states: Tensor  # Where its state after the loop is written if it is normed here, `[R, W]`
 
 
-class Settled(NamedTuple):
+class StepResult(NamedTuple):
     """What a step emits and feeds."""
 
     lines: Any  # Array of int64 `[K, 9]`
@@ -92,7 +92,7 @@ class Settled(NamedTuple):
     fed: Tensor | None
 
 
-class LaneBooks:
+class CpuStepState:
     """The books of the passes over some lanes.
 
     Args:
@@ -227,7 +227,7 @@ class LaneBooks:
             verify: Whether some sequence checks drafts.
             prompts: Whether the last token of some prompt runs in a lane.
             gates: Whether some sequence stops by its gate.
-            leads: Whether some sequence stops by `margin`: then rows stop behind `lead`, else at the end of the loop.
+            leads: Whether some sequence stops by `margin`: then rows stop after `lead`, else at the end of the loop.
             whole: Whether the head then reads all rows, since drafts are checked at every loop too.
             drops: Whether K/V of tokens that run no further are copied to deeper planes, where there is a block.
             block: The layers, where `loop` is to run them.
@@ -235,7 +235,7 @@ class LaneBooks:
             spiral: Likewise, radians.
 
         Raises:
-            ValueError: If the norm behind a block is not known.
+            ValueError: If the norm after a block is not known.
         """
         books = self._books
         if block is not None and not self.norms:
@@ -262,10 +262,12 @@ class LaneBooks:
         rows = self._rows.get(count)
         if rows is None:
             with torch.inference_mode(False):
-                own = self._own
-                lane, sequence, at, position, plane, loops = own["columns"][:, :count]
+                current = self._own
+                lane, sequence, at, position, plane, loops = current["columns"][:, :count]
                 columns = lane, sequence, at, position, plane, loops
-                rows = LiveRows(own["lines"][:count], *columns, own["previous"][:count], own["states"][:count])
+                rows = LiveRows(
+                    current["lines"][:count], *columns, current["previous"][:count], current["states"][:count]
+                )
             self._rows[count] = rows
         return rows
 
@@ -279,7 +281,7 @@ class LaneBooks:
         self.decoding = self._books.decoding
         return ran
 
-    def step(self, broken: int) -> Settled | None:
+    def step(self, broken: int) -> StepResult | None:
         """As `loop`, and then a step to its end, with the likeliest ids; None where the lanes are taken and no more.
 
         Args:
@@ -347,7 +349,7 @@ class LaneBooks:
         """Which rows are to be read, int64 `[K]`."""
         return self._part("which", self._books.reads)
 
-    def settle_best(self, logits: Tensor, of_all: bool, broken: int) -> Settled:
+    def commit_greedy(self, logits: Tensor, of_all: bool, broken: int) -> StepResult:
         """Takes the likeliest ids of the rows that were to be read, and settles them.
 
         Args:
@@ -359,9 +361,9 @@ class LaneBooks:
         rows = books.count if books.verify else self.decoding
         logits = self._readable(logits, rows if of_all else count)
         memory = logits.data_ptr(), logits.shape[1], logits.stride(0)
-        return self._settled(self._calls.settle_best(self._pointer, *memory, of_all, broken))
+        return self._settled(self._calls.commit_greedy(self._pointer, *memory, of_all, broken))
 
-    def settle(self, which: Tensor, token_ids: Tensor, stands: Tensor, ends: Tensor | None) -> Settled:
+    def settle(self, which: Tensor, token_ids: Tensor, stands: Tensor, ends: Tensor | None) -> StepResult:
         """Which drafts stand, what is fed back, and what is emitted.
 
         Args:
@@ -380,15 +382,15 @@ class LaneBooks:
             raise ValueError(f"{count} rows of {self._books.lanes} lanes are settled")
         for part, dtype in zip(parts, kinds, strict=True):
             _check("what was chosen", part, dtype, (count,))
-        return self._settled(self._calls.settle_rows(self._pointer, *map(_address, parts), count))
+        return self._settled(self._calls.commit_rows(self._pointer, *map(_address, parts), count))
 
-    def _settled(self, said: int) -> Settled:
+    def _settled(self, said: int) -> StepResult:
         if said < 0:
             raise IndexError("no such row was run" if said == -1 else "an id has no embedding")
         entering, fed = self._books.entering, None
         if entering and not self._books.embedding:
             fed = self._own["fed"][:, :entering]
-        return Settled(self._lines[:said].copy(), self._kept[:said], fed)
+        return StepResult(self._lines[:said].copy(), self._kept[:said], fed)
 
     def _readable(self, logits: Tensor, count: int) -> Tensor:
         if logits.dtype is not torch.float32 or logits.shape[0] < count or logits.device.type != "cpu":
@@ -418,15 +420,15 @@ class RowCount:
     def __init__(self, table: Tensor, depth: int, prompts: Tensor, passes: Tensor, rows: Tensor) -> None:
         sequences = (table.shape[0] - 1) // depth
         _check("table", table, torch.int64, (sequences * depth + 1, int(constants()["TABLE_WIDTH"])))
-        for each in (prompts, passes, rows):
-            _check("a count of rows", each, torch.int64, (sequences,))
+        for item in (prompts, passes, rows):
+            _check("a count of rows", item, torch.int64, (sequences,))
         with torch.inference_mode(False):
             self._left = torch.zeros((sequences * depth, 2), dtype=torch.int64)
         self._longest = ctypes.c_int64()
         # kept, since the functions see their memory only
         self._held = table, prompts, passes, rows
         calls = _calls()
-        memory = (each.data_ptr() for each in (prompts, passes, rows, self._left))
+        memory = (item.data_ptr() for item in (prompts, passes, rows, self._left))
         self._live = partial(calls.live_lanes, table.data_ptr(), sequences * depth, depth)
         self._count = partial(
             calls.count_rows, table.data_ptr(), sequences, depth, *memory, ctypes.addressof(self._longest)
@@ -475,5 +477,5 @@ def _fits(tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> 
     if tensor.dtype is not dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
         return False
     return len(tensor.shape) == len(shape) and all(
-        wanted is None or own == wanted for own, wanted in zip(tensor.shape, shape, strict=True)
+        wanted is None or current == wanted for current, wanted in zip(tensor.shape, shape, strict=True)
     )

@@ -70,7 +70,7 @@ def loop_end_reference(
     slots: Tensor,
     params: ExitParams | RuleRows,
 ) -> LoopEndOutput:
-    """The formulas above behind the norm, in plain torch.
+    """The formulas above after the norm, in plain torch.
 
     Args:
         hidden: h_t `[R, D]`.

@@ -31,10 +31,10 @@ def function(name: str, arguments: str, returns: str = "", keeps_lock: bool = Fa
         returns: Likewise of its result; nothing where it returns nothing.
         keeps_lock: Whether Python's lock is held, for what is too short to let go of it.
     """
-    found: Any = getattr(_library(keeps_lock), f"{name}_{level()}")
-    found.argtypes = [_KINDS[kind] for kind in arguments]
-    found.restype = _KINDS[returns] if returns else None
-    return found  # type: ignore[no-any-return]
+    result: Any = getattr(_library(keeps_lock), f"{name}_{level()}")
+    result.argtypes = [_KINDS[kind] for kind in arguments]
+    result.restype = _KINDS[returns] if returns else None
+    return result  # type: ignore[no-any-return]
 
 
 @lru_cache
@@ -65,7 +65,7 @@ def structure(name: str) -> type[ctypes.Structure]:
     """Memory as the functions see it: `books` or `block`."""
     fields = [line.rsplit(" ", 1) for line in said(f"{name}_fields").splitlines()]
     kinds = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
-    layout = [(own, kinds.get(kind, ctypes.c_void_p)) for kind, own in fields]
+    layout = [(current, kinds.get(kind, ctypes.c_void_p)) for kind, current in fields]
     return type(name, (ctypes.Structure,), {"_fields_": layout})
 
 
@@ -93,6 +93,6 @@ def _library(keeps_lock: bool = False) -> Any:
     library = (ctypes.PyDLL if keeps_lock else ctypes.CDLL)(str(path))
     sources = sorted(_FOLDER.glob("*.h")) + sorted(_FOLDER.glob("*.cpp"))
     library.sources.restype = ctypes.c_char_p
-    if sources and library.sources().decode() != sha256(b"".join(each.read_bytes() for each in sources)).hexdigest():
+    if sources and library.sources().decode() != sha256(b"".join(item.read_bytes() for item in sources)).hexdigest():
         raise RuntimeError(f"{path} was built from other sources: run pip install -e . again")
     return library

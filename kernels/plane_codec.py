@@ -198,7 +198,7 @@ class CodedPlanes:
             anchored = decode(codes, scales, codec.bits[codec.anchor], codec.group)
         for bits in dict.fromkeys(codec.bits):
             # at once, since each of the small operations costs more than its work
-            alike = [plane for plane, own in enumerate(codec.bits) if own == bits and plane not in coded]
+            alike = [plane for plane, current in enumerate(codec.bits) if current == bits and plane not in coded]
             if not alike:
                 continue
             numbers = torch.stack([planes[plane] for plane in alike])  # [planes, N, H_kv, d]

@@ -34,7 +34,7 @@ class BlockLayer:
     mlp_norm: Tensor  # Ahead of the MLP, `[D]`
     gate_up: Tensor  # Gate and up packed, `[2 F, D]`
     down: Tensor  # `[D, F]`
-    # Behind attention and behind the MLP, `[D]`; of all layers or of none
+    # After attention and after the MLP, `[D]`; of all layers or of none
     norms_behind: tuple[Tensor, Tensor] | tuple[()]
 
 
@@ -77,11 +77,11 @@ class Block:
         pointers, first = array("q"), layers[0]
         # a weight may be given other memory; what it is now stays
         self._held: list[object] = [places, *tables]
-        for own, (keys, values) in zip(layers, planes, strict=True):
+        for current, (keys, values) in zip(layers, planes, strict=True):
             check_planes(torch.float32, keys, values)
-            weights = own.norm, own.qkv, own.out, own.mlp_norm, own.gate_up, own.down
-            parts = [part.detach() for part in (*weights, keys, values, *own.norms_behind)]
-            pointers.extend([part.data_ptr() for part in parts] + ([] if own.norms_behind else [0, 0]))
+            weights = current.norm, current.qkv, current.out, current.mlp_norm, current.gate_up, current.down
+            parts = [part.detach() for part in (*weights, keys, values, *current.norms_behind)]
+            pointers.extend([part.data_ptr() for part in parts] + ([] if current.norms_behind else [0, 0]))
             self._held += parts
         self._held.append(pointers)
         total, (cos, sin) = planes[0][0].shape[1], tables

@@ -16,7 +16,7 @@ from sigma0.kernels.collapse import leads_reference
 from sigma0.kernels.native import function
 
 
-def leads_rows(logits: Tensor, theta: float | Tensor) -> Tensor:
+def margin_rows(logits: Tensor, theta: float | Tensor) -> Tensor:
     """As `collapse.leads_reference`, which other dtypes and compiled graphs take."""
     if logits.dtype is not torch.float32 or logits.stride(1) != 1 or torch.compiler.is_compiling():
         return leads_reference(logits, theta)
@@ -34,7 +34,7 @@ def leads_rows(logits: Tensor, theta: float | Tensor) -> Tensor:
     return leads
 
 
-def best_rows(logits: Tensor, broken: int) -> Tensor:
+def argmax_rows(logits: Tensor, broken: int) -> Tensor:
     """The argmax of each row, int64 `[R]`.
 
     Args:
@@ -50,9 +50,9 @@ def best_rows(logits: Tensor, broken: int) -> Tensor:
 
 @lru_cache
 def _leads() -> Callable[..., None]:
-    return function("leads_rows", "pppnnnn")
+    return function("margin_rows", "pppnnnn")
 
 
 @lru_cache
 def _best() -> Callable[..., None]:
-    return function("best_rows", "ppnnnn")
+    return function("argmax_rows", "ppnnnn")

@@ -1,7 +1,7 @@
 """The product of the rows of a pass with a weight: `y = x W^T`, of the same bits whatever rows come along.
 
 `row_parts` leaves it in parts, one for each split of a row, float32 `[S, R, N]` with y = sum_s y_s: for outputs that
-are too few to fill a device by themselves. The norm behind them adds them up (`row_residual.py`).
+are too few to fill a device by themselves. The norm after them adds them up (`row_residual.py`).
 
 Bytes: N D b of the weight once for sixteen rows, (D + N) b for each row; of parts 4 S N for each row.
 """
@@ -115,9 +115,9 @@ if wants_triton():
         end = inner
         if SPLITS > 1:
             # whole steps, so that every split starts where a row's loads are wide
-            each = tl.cdiv(tl.cdiv(inner, STEP), SPLITS) * STEP
-            begin = split * each
-            end = tl.minimum(begin + each, inner)
+            item = tl.cdiv(tl.cdiv(inner, STEP), SPLITS) * STEP
+            begin = split * item
+            end = tl.minimum(begin + item, inner)
         total = product(
             hidden_ptr, row * hidden_row_stride, there, weight_ptr, output, output < width, inner, begin, end,
             STEP, UPCAST, PDL,

@@ -78,13 +78,13 @@ def row_norm(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | 
 
 
 def row_residual_reference(
-    parts: Tensor, behind: Tensor | None, residual: Tensor, ahead: Tensor | None, epsilons: tuple[float, float]
+    parts: Tensor, after: Tensor | None, residual: Tensor, ahead: Tensor | None, epsilons: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
     """The formula in plain torch.
 
     Args:
         parts: y_s, float32 `[S, R, D]`.
-        behind: Weight of n, `[D]`; None for none.
+        after: Weight of n, `[D]`; None for none.
         residual: r `[R, D]`.
         ahead: Weight of n', `[D]`; None where x' is not wanted.
         epsilons: Of n and of n'.
@@ -93,12 +93,12 @@ def row_residual_reference(
         r' and x', `[R, D]`; r' twice where x' is not wanted.
     """
     added = parts.sum(0).to(residual.dtype)
-    summed = residual + (added if behind is None else norm_reference(added, behind, epsilons[0]))
+    summed = residual + (added if after is None else norm_reference(added, after, epsilons[0]))
     return summed, summed if ahead is None else norm_reference(summed, ahead, epsilons[1])
 
 
 def row_residual(
-    parts: Tensor, behind: Tensor | None, residual: Tensor, ahead: Tensor | None, epsilons: tuple[float, float]
+    parts: Tensor, after: Tensor | None, residual: Tensor, ahead: Tensor | None, epsilons: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
     """`row_residual_reference` in one launch.
 
@@ -107,13 +107,13 @@ def row_residual(
     Raises:
         ValueError: For shapes, dtypes or strides that the kernel does not support.
     """
-    summed, normed = _row_residual(parts, behind, residual, ahead, *epsilons)
+    summed, normed = _row_residual(parts, after, residual, ahead, *epsilons)
     return summed, summed if ahead is None else normed
 
 
 def _residual_shapes(
     parts: Tensor,
-    behind: Tensor | None,
+    after: Tensor | None,
     residual: Tensor,
     ahead: Tensor | None,
     epsilon_behind: float,
@@ -128,14 +128,14 @@ def _residual_shapes(
 @row_op(_residual_shapes)
 def _row_residual(
     parts: Tensor,
-    behind: Tensor | None,
+    after: Tensor | None,
     residual: Tensor,
     ahead: Tensor | None,
     epsilon_behind: float,
     epsilon_ahead: float,
 ) -> tuple[Tensor, Tensor]:
     rows, width = residual.shape
-    norms = [norm for norm in (behind, ahead) if norm is not None]
+    norms = [norm for norm in (after, ahead) if norm is not None]
     for norm in norms:
         check_norm(residual, norm)
     if parts.ndim != 3 or parts.shape[1:] != residual.shape or width > WIDEST:
@@ -145,7 +145,7 @@ def _row_residual(
         raise ValueError(f"the kernel takes parts in float32, and one dtype for all else, not {dtypes}")
     if not parts.is_contiguous() or residual.stride(1) != 1:
         raise ValueError("the numbers of a row must lie side by side")
-    summed, normed = _residual_shapes(parts, behind, residual, ahead, epsilon_behind, epsilon_ahead)
+    summed, normed = _residual_shapes(parts, after, residual, ahead, epsilon_behind, epsilon_ahead)
     if rows:
         block = triton.next_power_of_2(width)
         start(
@@ -153,7 +153,7 @@ def _row_residual(
             (rows,),
             residual,
             parts,
-            residual if behind is None else behind,
+            residual if after is None else after,
             residual,
             residual if ahead is None else ahead,
             summed,
@@ -164,7 +164,7 @@ def _row_residual(
             epsilon_behind,
             epsilon_ahead,
             PARTS=len(parts),
-            BEHIND=behind is not None,
+            BEHIND=after is not None,
             AHEAD=ahead is not None,
             BLOCK=block,
             num_warps=norm_warps(block),
@@ -211,7 +211,7 @@ if wants_triton():
         index = tl.arange(0, BLOCK)
         there = index < width
         dtype = summed_ptr.dtype.element_ty
-        behind = tl.load(behind_ptr + index, mask=there, other=0.0) if BEHIND else index
+        after = tl.load(behind_ptr + index, mask=there, other=0.0) if BEHIND else index
         ahead = tl.load(ahead_ptr + index, mask=there, other=0.0) if AHEAD else index
         if PDL:
             tl.extra.cuda.gdc_wait()
@@ -224,7 +224,7 @@ if wants_triton():
             total += tl.load(parts_ptr + at * width + index, mask=there, other=0.0)
         y = total.to(dtype)
         if BEHIND:
-            y = _normed(y, behind, width, epsilon_behind, dtype)
+            y = _normed(y, after, width, epsilon_behind, dtype)
         summed = (residual.to(tl.float32) + y.to(tl.float32)).to(dtype)
         tl.store(summed_ptr + row * width + index, summed, mask=there)
         if AHEAD:

@@ -12,7 +12,7 @@ are added in their order. Nothing of that is chosen by R.
 With programmatic dependent launch (`SIGMA0_PDL=1`, compute capability 9.0 and newer) a kernel is started while the one
 before it ends. It then fetches its first weights into the L2 cache, and waits before it reads or writes anything that
 another kernel wrote or reads: every kernel of the chain waits, so that what ended is seen by all that follow. It lets
-the next begin behind its own wait, a product behind its loop: so two run at once and no more. Any earlier was slower
+the next begin after its own wait, a product after its loop: so two run at once and no more. Any earlier was slower
 on a GPU, where programs that wait take the places of those that load (`bench/gpu/README.md`).
 """
 

@@ -145,8 +145,8 @@ def _check(
         raise ValueError("the numbers of a table must lie side by side")
     for name, index in (("positions", positions), ("flat_rows", flat_rows)):
         if tuple(index.shape) != hidden.shape[:1] or index.dtype != torch.int64 or not index.is_contiguous():
-            told = f"{index.dtype} {tuple(index.shape)} of strides {index.stride()}"
-            raise ValueError(f"{name} must be int64 [{len(hidden)}], side by side, got {told}")
+            output = f"{index.dtype} {tuple(index.shape)} of strides {index.stride()}"
+            raise ValueError(f"{name} must be int64 [{len(hidden)}], side by side, got {output}")
 
 
 if wants_triton():

@@ -6,7 +6,7 @@ Rows are taken together in *spans*, each one call, without a copy of K/V but whe
     rows of several sequences   of one plane, whose stretches begin equally far apart: a batch of single queries
     rows of one sequence        of one plane and one first position, as a prompt's: one batch of several queries
 
-Within a span all rows read as far as the longest, and a mask hides what lies behind a shorter one's own. That belongs
+Within a span all rows read as far as the longest, and a mask hides what lies after a shorter one's own. That belongs
 to its own sequence, so what another sequence wrote is never read, not even to be masked: 0 times NaN is NaN.
 """
 

@@ -2,7 +2,7 @@
 
     begin_rows     which lanes are rows, by stage and then in their order: their places, settings and states
     best_parts     the likeliest id of each part of a row's logits
-    settle_rows    why rows stop, which are read, drafts that fall, what is fed back, kept and emitted
+    commit_rows    why rows stop, which are read, drafts that fall, what is fed back, kept and emitted
 
 Lanes, settings and lines are those of `sigma0.decode` (`lanes.py`, `settings.py`, `step.py`), whose step in plain torch
 is the reference: tables and lines are equal. A row is found by counting the lanes ahead of it, one program a lane. All
@@ -84,7 +84,7 @@ def best_parts(logits: Tensor) -> tuple[Tensor, Tensor]:
     return values, ids
 
 
-def settle_rows(
+def commit_rows(
     begun: BegunRows,
     states: Tensor,
     decisions: Tensor,
@@ -138,7 +138,9 @@ if wants_triton():
     # A kernel reads no global but a constexpr: columns of tables, settings, lines and counts, and values in them.
     _STAGE, _CACHE_POSITION, _POSITION, _DRAFT, _DEPTH, _FLAGS, _ROW = map(tl.constexpr, range(7))
     _LAST, _MIN_LOOPS, _LEAVES, _VERIFY, _REDRAFT, _LIMIT, _PROMPT = map(tl.constexpr, range(7))
-    _EMITTED, _SEQUENCE, _TOKEN, _READ_AT, _FED_AT, _WHY, _ENDS, _STANDS, _FRESH = map(tl.constexpr, range(9))
+    _EMITTED, _SEQUENCE, _TOKEN, _EXIT_DEPTH, _FED_POSITION, _STOP_FLAGS, _ENDS, _ACCEPTED, _FED = map(
+        tl.constexpr, range(9)
+    )
     _ROWS, _DECODING, _READ_ROWS, _LIVE, _SEQUENCES = map(tl.constexpr, range(5))
     _MET, _LAST_LOOP, _DIVERGED = map(tl.constexpr, range(1, 4))
     _NO_DRAFT, _NO_LIMIT, _BROKEN, _SUSPENDED = map(tl.constexpr, (-1, 2**62, -1, 4))
@@ -222,8 +224,8 @@ if wants_triton():
             x = tl.where(x != x, float("inf"), x)
             highest = tl.max(x)
             # of equal ones the first
-            own = tl.min(tl.where((x == highest) & inside, index, _NO_ID))
-            best_id = tl.where(highest > best, own, best_id)
+            current = tl.min(tl.where((x == highest) & inside, index, _NO_ID))
+            best_id = tl.where(highest > best, current, best_id)
             best = tl.maximum(highest, best)
         at = row * PARTS + tl.program_id(1)
         tl.store(values_ptr + at, best)
@@ -260,22 +262,22 @@ if wants_triton():
         read_at = tl.load(line + _DEPTH, mask=there, other=0)
         flags = tl.load(line + _FLAGS, mask=there, other=0)
         row = tl.load(line + _ROW, mask=there, other=_NO_LIMIT)
-        own = settings_ptr + sequence * _SETTINGS_WIDTH
-        prompt = tl.load(own + _PROMPT)
-        checks = tl.load(own + _VERIFY) > 0
+        current = settings_ptr + sequence * _SETTINGS_WIDTH
+        prompt = tl.load(current + _PROMPT)
+        checks = tl.load(current + _VERIFY) > 0
         runs = there & (stage < idle) & (row < rows)
         decodes = runs & (stage < depth)
         loops = stage % depth + 1
 
         # why rows stop
-        last = loops >= tl.load(own + _LAST)
+        last = loops >= tl.load(current + _LAST)
         code = tl.where(last, _LAST_LOOP, 0)
         decision = tl.load(decisions_ptr + row, mask=runs, other=0)
         code = tl.where((decision == _DIVERGED) & ~last, _DIVERGED, code)
         code = tl.where(decision == _MET, _MET, code)
         if RULED:
             met = tl.load(met_ptr + row, mask=decodes & (row < read), other=0) != 0
-            code = tl.where(met & (loops >= tl.load(own + _MIN_LOOPS)), _MET, code)
+            code = tl.where(met & (loops >= tl.load(current + _MIN_LOOPS)), _MET, code)
         if GIVEN:
             come = given_ptr + sequence * given_count + _turn(at, prompt, given_count)
             code = tl.where(loops >= tl.load(come, mask=there, other=0), _MET, tl.where(last, _LAST_LOOP, 0))
@@ -289,11 +291,11 @@ if wants_triton():
             code = tl.where(holds, ended, code)
         code = tl.where(decodes, code, 0)
         stops = code > 0
-        gone = stops & (tl.load(own + _LEAVES) > 0) & ((at >= prompt) | last)
+        gone = stops & (tl.load(current + _LEAVES) > 0) & ((at >= prompt) | last)
         following = tl.where(gone, idle, stage + 1 + tl.where(stops, depth, 0))
         reads = stops
         if CHECKS:
-            at_this_loop = (tl.load(own + _REDRAFT) > 0) | (loops == depth)
+            at_this_loop = (tl.load(current + _REDRAFT) > 0) | (loops == depth)
             reads = reads | (runs & (stage >= depth) & checks & at_this_loop)
 
         # ids, and the drafts that they leave standing
@@ -311,8 +313,8 @@ if wants_triton():
             right = tl.load(ring, mask=there, other=0)
             stands = (read_at >= right) | (loops < right)
             token = tl.where(decodes, token, draft)
-        behind = at + 1
-        ends = (behind >= tl.load(own + _LIMIT)).to(tl.int32)
+        after = at + 1
+        ends = (after >= tl.load(current + _LIMIT)).to(tl.int32)
         for number in range(eos_count):
             ends = ends | (tl.load(eos_ptr + sequence * eos_count + number) == token).to(tl.int32)
         why = tl.where(code == _MET, _MET_FLAG, tl.where(code == _DIVERGED, _DIVERGED_FLAG, 0)).to(tl.int64)
@@ -344,7 +346,7 @@ if wants_triton():
             if SUSPENDS:
                 suspended = tl.sum(tl.where(emits, ends, 0)) > 0
                 known += tl.where(suspended & (known < idle), _SUSPENDED * depth, 0)
-            new_at = tl.sum(tl.where(fed, behind, 0))
+            new_at = tl.sum(tl.where(fed, after, 0))
             new_position = tl.sum(tl.where(fed, position + 1, 0))
             to = table_ptr + lane * _TABLE_WIDTH
             tl.store(to + _STAGE, known, mask=there)
@@ -358,17 +360,17 @@ if wants_triton():
             tl.store(gate_ptr + lane * 2 + 1, 0.0, mask=is_new)
             for column in tl.static_range(_COUNTS_WIDTH):
                 tl.store(counts_ptr + lane * _COUNTS_WIDTH + column, 0, mask=is_new)
-            told = lines_ptr + row * _LINE_WIDTH
+            output = lines_ptr + row * _LINE_WIDTH
             said = there & (row < read)
-            tl.store(told + _EMITTED, emits.to(tl.int64), mask=said)
-            tl.store(told + _SEQUENCE, row * 0 + sequence, mask=said)
-            tl.store(told + _TOKEN, token, mask=said)
-            tl.store(told + _READ_AT, loops, mask=said)
-            tl.store(told + _FED_AT, behind, mask=said)
-            tl.store(told + _WHY, tl.where(falls, 0, why), mask=said)
-            tl.store(told + _ENDS, ends.to(tl.int64), mask=said)
-            tl.store(told + _STANDS, (~falls).to(tl.int64), mask=said)
-            tl.store(told + _FRESH, fed.to(tl.int64), mask=said)
+            tl.store(output + _EMITTED, emits.to(tl.int64), mask=said)
+            tl.store(output + _SEQUENCE, row * 0 + sequence, mask=said)
+            tl.store(output + _TOKEN, token, mask=said)
+            tl.store(output + _EXIT_DEPTH, loops, mask=said)
+            tl.store(output + _FED_POSITION, after, mask=said)
+            tl.store(output + _STOP_FLAGS, tl.where(falls, 0, why), mask=said)
+            tl.store(output + _ENDS, ends.to(tl.int64), mask=said)
+            tl.store(output + _ACCEPTED, (~falls).to(tl.int64), mask=said)
+            tl.store(output + _FED, fed.to(tl.int64), mask=said)
             left = tl.where(gone, stage % depth, depth - 1)
             tl.store(exits_ptr + row, left.to(tl.int64), mask=there & (row < rows))
             counts = lines_ptr + read * _LINE_WIDTH

@@ -254,8 +254,8 @@ def _rows(dtype: torch.dtype) -> Iterator[Variant]:
         ]
         parts = {"output_ptr": "*fp32"} if tiling.splits > 1 else {}
         cases = [("row_linear", row_linear._row_linear_kernel, split, parts), *(whole if tiling.splits == 1 else [])]
-        for kernel, function, constants, own in cases:
-            signature = _signature(function, *types, own)
+        for kernel, function, constants, current in cases:
+            signature = _signature(function, *types, current)
             options = {"num_stages": tiling.stages}
             yield Variant(kernel, function, dtype, signature, constants, aligned, tiling.warps, options)
 
@@ -304,10 +304,10 @@ def _step_rows(dtype: torch.dtype) -> Iterator[Variant]:
         begins = {"PAGED": all_of_it, "LANES": step_rows.LANES, **sizes}
         decides = dict.fromkeys(kinds, all_of_it) | {"TURNS": turns, **parts}
         kernels += [("begin_rows", step_rows._begin_kernel, begins)] if turns == 4 else []
-        kernels.append(("settle_rows", step_rows._settle_kernel, decides))
+        kernels.append(("commit_rows", step_rows._settle_kernel, decides))
     for name, function, constants in kernels:
         aligned = frozenset({"width", "row_stride", "vocabulary", "part"})
-        options = row_product.REGISTERS if name == "settle_rows" else {}
+        options = row_product.REGISTERS if name == "commit_rows" else {}
         yield Variant(name, function, dtype, _signature(function, *types), constants, aligned, 4, options)
 
 

@@ -112,8 +112,10 @@ def size(
         ]
         result = as_dict(model, dtype, shape, serving, fits)
     if model.lower() == NANBEIGE:
-        told = ", ".join(f"{name} {value:,}" for name, value in ASSUMED.items())
-        typer.echo(f"note: assumed of {model}, not read: {told}; its hub id reads them from its config.json", err=True)
+        output = ", ".join(f"{name} {value:,}" for name, value in ASSUMED.items())
+        typer.echo(
+            f"note: assumed of {model}, not read: {output}; its hub id reads them from its config.json", err=True
+        )
     typer.echo(json.dumps(result, indent=1) if as_json else size_table(model, dtype, shape, serving, fits))
 
 

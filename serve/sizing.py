@@ -91,11 +91,11 @@ class ModelShape:
     def _of_raven(cls, config: Any) -> "ModelShape":
         assert config.padded_vocab_size and config.num_key_value_heads and config.head_dim
         width, queries = config.n_embd, config.n_heads * config.head_dim
-        own = 4 * width if config.layout == "sandwich" else 2 * width
+        current = 4 * width if config.layout == "sandwich" else 2 * width
         if config.layout == "post":
-            own += queries + config.num_key_value_heads * config.head_dim
+            current += queries + config.num_key_value_heads * config.head_dim
         if config.qk_bias:
-            own += 2 * queries
+            current += 2 * queries
         return cls(
             vocabulary=config.padded_vocab_size,
             width=width,
@@ -111,7 +111,7 @@ class ModelShape:
             coda=config.n_layers_in_coda,
             stride=config.stride,
             carried=width,
-            layer_numbers=own,
+            layer_numbers=current,
             # adapter and norm
             end_numbers=2 * width * width + width,
         )

@@ -11,7 +11,7 @@ END = 256
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Ids are bytes in the order of the byte-level alphabet; `<|end|>` ends a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({symbol: each for each, symbol in enumerate(alphabet)}, []))
+    tokenizer = Tokenizer(models.BPE({symbol: item for item, symbol in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])

@@ -8,8 +8,8 @@ from importlib import import_module
 def changeable(folder):
     """Names of the dataclasses of a package that are not frozen."""
     package = import_module(folder)
-    modules = [import_module(found.name) for found in pkgutil.walk_packages(package.__path__, f"{folder}.")]
-    classes = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
-    own = [each for each in classes if is_dataclass(each) and each.__module__.startswith(folder)]
-    assert own
-    return {each.__name__ for each in own if not each.__dataclass_params__.frozen}
+    modules = [import_module(result.name) for result in pkgutil.walk_packages(package.__path__, f"{folder}.")]
+    classes = {item for module in modules for item in vars(module).values() if isinstance(item, type)}
+    current = [item for item in classes if is_dataclass(item) and item.__module__.startswith(folder)]
+    assert current
+    return {item.__name__ for item in current if not item.__dataclass_params__.frozen}

@@ -47,8 +47,8 @@ def commands(count: int, folder: Path, arguments: list[str], **environment: str)
     context = multiprocessing.get_context("forkserver")
     started = []
     for rank in map(str, range(count)):
-        told = {"RANK": rank, "LOCAL_RANK": rank, **shared}
-        started.append(context.Process(target=_command, args=(told, str(folder / rank), arguments)))
+        output = {"RANK": rank, "LOCAL_RANK": rank, **shared}
+        started.append(context.Process(target=_command, args=(output, str(folder / rank), arguments)))
         started[-1].start()
     return started
 

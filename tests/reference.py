@@ -231,14 +231,14 @@ class VerifyingReference:
                 met = oldest.met and accepted
                 steps.append(Step(oldest.draft, oldest.depth, met, self.margin, logits[-1], accepted))
                 flight.pop(0)
-            told = len(steps) + len(flight)
-            if newest.draft is not None and newest.draft not in ends and told < new:
+            reported = len(steps) + len(flight)
+            if newest.draft is not None and newest.draft not in ends and reported < new:
                 text.append(newest.draft)
                 flight.append(Flight())
         return steps
 
     def _drafts(self, token: Flight, states: Tensor, gates: Tensor | None, logits: Tensor) -> bool:
-        """Whether a row that has ended a loop says what is fed behind it, first or anew."""
+        """Whether a row that has ended a loop says what is fed after it, first or anew."""
         loop = token.loops
         if token.draft is None:
             choice = decide(

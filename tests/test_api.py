@@ -219,9 +219,9 @@ def test_stop_strings_end_a_text_where_transformers_own_criterion_does(pocket, r
         assert got.tolist() == expected[:, :lengths].tolist()
         stream = sigma0.stream(model, tokenizer, STORY, stop_strings=stop, **settings)
         alone = model.generate(**tokenizer(STORY, return_tensors="pt"), max_new_tokens=12, exit_config=written)[0]
-        told, start = [token.id for token in stream], len(tokenizer(STORY).input_ids)
+        output, start = [token.id for token in stream], len(tokenizer(STORY).input_ids)
         ends = (end for end in range(start + 1, len(alone)) if criterion(alone[None, :end], None))
-        assert told == alone[start : next(ends, len(alone))].tolist()
+        assert output == alone[start : next(ends, len(alone))].tolist()
 
 
 def test_stop_strings_stop_pipelines_beams_and_what_a_checkpoint_asks_for(pocket, monkeypatch):
@@ -289,35 +289,35 @@ def test_a_score_without_end_is_a_choice(pocket, settings, after, rows):
 def test_every_token_and_text_has_a_verdict(pocket):
     model, tokenizer = pocket
     story = "Mary went to the park. The hat is with Mary. Where is the hat?"
-    told = sigma0.generate(model, tokenizer, story)
-    assert told.verdict is not None and told.grounding is not None
-    for token in told.tokens:
+    output = sigma0.generate(model, tokenizer, story)
+    assert output.verdict is not None and output.grounding is not None
+    for token in output.tokens:
         assert None not in (token.radius, token.angle, token.proximity, token.margin, token.entropy)
         assert token.verdict.reason == token.reason and token.verdict.depth == token.depth
-    assert told.verdict.depth == sum(token.depth for token in told.tokens) / len(told.tokens)
-    expected = aggregate([token.verdict for token in told.tokens], grounded=told.grounding.score)
-    evidence = evidence_of(told.tokens, model.num_loops, told.grounding.score)
+    assert output.verdict.depth == sum(token.depth for token in output.tokens) / len(output.tokens)
+    expected = aggregate([token.verdict for token in output.tokens], grounded=output.grounding.score)
+    evidence = evidence_of(output.tokens, model.num_loops, output.grounding.score)
     confidence = model.confidence_model.confidence(evidence)
-    assert told.verdict == expected.model_copy(update={"confidence": confidence})
-    assert told.door == "converge" and confidence > 0.9
-    assert json.loads(json.dumps(told.to_dict()))["verdict"]["reason"] == told.verdict.reason
+    assert output.verdict == expected.model_copy(update={"confidence": confidence})
+    assert output.door == "converge" and confidence > 0.9
+    assert json.loads(json.dumps(output.to_dict()))["verdict"]["reason"] == output.verdict.reason
 
 
 def test_the_verdict_changes_no_token_and_can_be_left_out(pocket, monkeypatch):
     model, tokenizer = pocket
     story = "Mary went to the park. The hat is with Mary. Where is the hat?"
-    told = sigma0.generate(model, tokenizer, story)
+    output = sigma0.generate(model, tokenizer, story)
     monkeypatch.setenv("SIGMA0_VERDICT", "0")
     plain = sigma0.generate(model, tokenizer, story)
     assert plain.verdict is None and plain.grounding is None
-    assert [(token.id, token.depth, token.reason) for token in told.tokens] == [
+    assert [(token.id, token.depth, token.reason) for token in output.tokens] == [
         (token.id, token.depth, token.reason) for token in plain.tokens
     ]
     assert set(plain.to_dict()["tokens"][0]) == {"id", "text", "depth", "reason"}
     assert not {"verdict", "grounding"} & set(plain.to_dict())
     with pytest.raises(ValueError, match="no verdict was asked for"):
         _ = plain.tokens[0].verdict
-    assert sigma0.generate(model, tokenizer, story, verdict=True).verdict == told.verdict
+    assert sigma0.generate(model, tokenizer, story, verdict=True).verdict == output.verdict
 
 
 def test_sources_and_policies_are_checked_before_anything_runs(pocket):

@@ -5,13 +5,13 @@ from sigma0.config import SHARES, ExitConfig, exit_for
 
 
 def test_efforts_are_ordered_for_every_rule():
-    for own, name in (
+    for current, name in (
         (ExitConfig(q=0.8), "q"),
         (ExitConfig(mode="margin", theta=0.8), "theta"),
         (ExitConfig(mode="fixed", depth=4), "depth"),
     ):
-        found = [getattr(exit_for(effort, own, 6), name) for effort in ("minimal", "low", "medium")]
-        assert found == sorted(found) and len(set(found)) == 3
+        result = [getattr(exit_for(effort, current, 6), name) for effort in ("minimal", "low", "medium")]
+        assert result == sorted(result) and len(set(result)) == 3
     eager = [exit_for(effort, ExitConfig(mode="accel", eps=0.05), 6).eps for effort in ("minimal", "low", "medium")]
     assert eager == sorted(eager, reverse=True)
     full = ExitConfig(mode="full")
@@ -21,23 +21,23 @@ def test_efforts_are_ordered_for_every_rule():
 
 
 @pytest.mark.parametrize(
-    "own", [ExitConfig(q=0.5), ExitConfig(mode="margin", theta=0.5, after_exit="drop"), ExitConfig(mode="accel")]
+    "current", [ExitConfig(q=0.5), ExitConfig(mode="margin", theta=0.5, after_exit="drop"), ExitConfig(mode="accel")]
 )
-def test_high_is_checked_by_full_depth_and_keeps_its_rule(own):
-    high = exit_for("high", own, 5)
-    assert (high.mode, high.after_exit, high.min_loops) == (own.mode, "verify", 3)
+def test_high_is_checked_by_full_depth_and_keeps_its_rule(current):
+    high = exit_for("high", current, 5)
+    assert (high.mode, high.after_exit, high.min_loops) == (current.mode, "verify", 3)
     assert exit_for("high", ExitConfig(min_loops=4), 5).min_loops == 4
-    assert exit_for("medium", own, 5) == own and {exit_for(each, own, 5).after_exit for each in ("minimal", "low")} == {
-        own.after_exit
-    }
+    assert exit_for("medium", current, 5) == current and {
+        exit_for(item, current, 5).after_exit for item in ("minimal", "low")
+    } == {current.after_exit}
 
 
 def test_high_writes_the_text_of_full_depth(pocket):
     model, tokenizer = pocket
-    own = model.resolve_exit_config(None)
+    current = model.resolve_exit_config(None)
     story = "Leo is 2 years older than Tom. Tom is 4 years old. How old is Leo?"
     texts = {
-        effort: sigma0.generate(model, tokenizer, story, exit_config=exit_for(effort, own, model.num_loops))
+        effort: sigma0.generate(model, tokenizer, story, exit_config=exit_for(effort, current, model.num_loops))
         for effort in SHARES
     }
     full = sigma0.generate(model, tokenizer, story, exit_config=ExitConfig(mode="full"))

@@ -46,9 +46,9 @@ def _folder(pytester, monkeypatch):
 
 
 def test_what_takes_too_much_cpu_fails_unless_it_is_marked(pytester):
-    found = pytester.runpytest_inprocess("--cpu-limit", "0.08", "-k", "not numbered")
-    found.assert_outcomes(passed=5, errors=2, deselected=6)
-    found.stdout.fnmatch_lines(["took 0.* s of CPU, *mark it slow*", "ERROR *itself*", "ERROR *child*"])
+    result = pytester.runpytest_inprocess("--cpu-limit", "0.08", "-k", "not numbered")
+    result.assert_outcomes(passed=5, errors=2, deselected=6)
+    result.stdout.fnmatch_lines(["took 0.* s of CPU, *mark it slow*", "ERROR *itself*", "ERROR *child*"])
     pytester.runpytest_inprocess("--cpu-limit", "0", "-k", "itself").assert_outcomes(passed=1, deselected=10)
 
 

@@ -79,9 +79,11 @@ def test_every_relative_link_leads_somewhere(name):
         path, _, heading = target.partition("#")
         if re.match(r"[a-z]+:", path):
             continue
-        found = (ROOT / name).parent / path if path else ROOT / name
-        text = found.read_text() if heading and found.is_file() else ""
-        if not found.exists() or (heading and heading not in map(slug, re.findall(r"^#+ (.*)$", text, re.MULTILINE))):
+        obtained = (ROOT / name).parent / path if path else ROOT / name
+        text = obtained.read_text() if heading and obtained.is_file() else ""
+        if not obtained.exists() or (
+            heading and heading not in map(slug, re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+        ):
             lost.append(target)
     assert not lost
 
@@ -90,5 +92,5 @@ def test_every_relative_link_leads_somewhere(name):
 def test_every_source_that_a_text_names_is_there(name):
     files = {str(path.relative_to(ROOT)) for path in ROOT.glob("**/*.py")}
     named = set(re.findall(r"`([\w/]+\.py)`", TEXTS[name]))
-    lost = {each for each in named if not any(path == each or path.endswith(f"/{each}") for path in files)}
+    lost = {item for item in named if not any(path == item or path.endswith(f"/{item}") for path in files)}
     assert not lost

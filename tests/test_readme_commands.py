@@ -74,8 +74,10 @@ def parse(application, words):
 def check_pip(words):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = [name for word in words for name in re.findall(r"\[(.*)\]", word)]
-    told = subprocess.run([sys.executable, "-m", "pip", words[1], "--help"], capture_output=True, text=True, check=True)
-    assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", told.stdout))
+    output = subprocess.run(
+        [sys.executable, "-m", "pip", words[1], "--help"], capture_output=True, text=True, check=True
+    )
+    assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", output.stdout))
     assert set(named) <= set(extras)
 
 
@@ -131,8 +133,8 @@ def test_a_command_that_there_is_not_is_found_out(words):
 
 
 def named(*beginning):
-    (found,) = [words for words in COMMANDS if words[: len(beginning)] == beginning]
-    return found
+    (obtained,) = [words for words in COMMANDS if words[: len(beginning)] == beginning]
+    return obtained
 
 
 @pytest.mark.parametrize(

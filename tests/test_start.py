@@ -128,7 +128,7 @@ def test_what_is_imported_alone_brings_no_model(code, heavy):
     assert not (modules | tops(modules)) & heavy
 
 
-# As the console script runs it; what is printed behind this comes before `run` ends the process.
+# As the console script runs it; what is printed after this comes before `run` ends the process.
 RUN = """
 import sys
 from sigma0.cli import run

@@ -54,7 +54,7 @@ def _study(
 
     chosen = CollapseStop()
     prompts = list(micro_world(n, "test", 0))
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     series: list[study.Series] = []
     with progress_bar("answers and rounds", len(models) * (n + rounds + 1)) as advance:
         done = count(1)
@@ -64,10 +64,10 @@ def _study(
                 series += study.stories(tokenizer, n, 0)
             cut = study.answers_cut(looped, tokenizer, prompts, 64, lambda: advance(next(done)))
             costs = study.costs(looped, tokenizer, prompts, new_tokens, rounds, lambda: advance(next(done)))
-            found[Path(name).name] = {"answers": n, "cut": cut, "costs": costs}
+            result[Path(name).name] = {"answers": n, "cut": cut, "costs": costs}
     if folder:
         read = by_kind(files, AutoTokenizer.from_pretrained(folder))
-        series += [each for text in read for each in study.stretches(text.kind, text.ids)]
+        series += [item for text in read for item in study.stretches(text.kind, text.ids)]
         for loop in loops(read[0].ids, SPANS):
             series.append(study.series(f"{loop.kind} loops", loop.ids.tolist(), loop.first))
     return {
@@ -78,7 +78,7 @@ def _study(
         **{name: getattr(chosen, name) for name in ("tau", "running", "every")},
         "new_tokens": new_tokens,
         "rounds": rounds,
-        "models": found,
+        "models": result,
         "texts": study.rows(series, chosen.tau, chosen.running),
         "grid": study.grid(series),
     }
@@ -93,13 +93,13 @@ def _print(report: dict[str, Any]) -> None:
     title = f"ended where the last {report['running']} proximities reach {report['tau']}"
     console.print(BenchTable(("texts", "how many", "ended", "ids behind the onset"), ended, title).rich())
     costs = []
-    for name, told in report["models"].items():
-        for row in told["costs"]:
+    for name, output in report["models"].items():
+        for row in output["costs"]:
             low, high = row["ratio"]["interval"]
             ratio = (f"{row['ratio']['value']:.3f}", f"{low:.3f}-{high:.3f}")
             costs.append((name, row["way"], f"{row['ms']:.3f}", *ratio))
     title = f"CPU time a token, {report['new_tokens']} tokens, {report['rounds']} rounds"
     headings = ("model", "on", "ms/token", "over off", "95 %")
     console.print(BenchTable(headings, costs, title, left=headings[:2]).rich())
-    for name, told in report["models"].items():
-        console.print(f"{name}: {told['cut']} of {told['answers']} ordinary answers cut")
+    for name, output in report["models"].items():
+        console.print(f"{name}: {output['cut']} of {output['answers']} ordinary answers cut")

@@ -27,13 +27,13 @@ class Series:
 
     kind: str  # What it is
     onset: int  # Ids once it must be noticed; 0 of an ordinary text
-    values: tuple[float, ...]  # Behind each id, `[N]`
+    values: tuple[float, ...]  # After each id, `[N]`
 
 
 def series(kind: str, ids: Iterable[int], onset: int = 0) -> Series:
     """The proximities of one text."""
-    stats, own = TextStats(operations("auto", torch.device("cpu"))), [int(token_id) for token_id in ids]
-    return Series(kind, onset, tuple(stats.take([stats.text()] * len(own), own)[-1]))
+    stats, current = TextStats(operations("auto", torch.device("cpu"))), [int(token_id) for token_id in ids]
+    return Series(kind, onset, tuple(stats.take([stats.text()] * len(current), current)[-1]))
 
 
 def stretches(kind: str, ids: Ints) -> Iterator[Series]:
@@ -46,13 +46,13 @@ def stories(tokenizer: Any, n: int, seed: int) -> Iterator[Series]:
     """Held-out stories of the models' own world, with their questions and answers: as repetitive as texts there are."""
     for index in range(n):
         items = draw("test", seed, index, questions=5).items
-        told = items[0].prompt + "".join(f" {item.answer} {item.question}" for item in items[1:])
-        yield series("stories", tokenizer(told)["input_ids"])
+        output = items[0].prompt + "".join(f" {item.answer} {item.question}" for item in items[1:])
+        yield series("stories", tokenizer(output)["input_ids"])
 
 
-def ended_at(each: Series, tau: float, running: int, every: int) -> int | None:
-    """Ids behind which a text is ended; None where it is not."""
-    high = np.array(each.values) >= tau
+def ended_at(entry: Series, tau: float, running: int, every: int) -> int | None:
+    """Ids after which a text is ended; None where it is not."""
+    high = np.array(entry.values) >= tau
     runs = np.convolve(high, np.ones(running, dtype=np.int64))[: len(high)] == running
     ends = [number + 1 for number in np.flatnonzero(runs).tolist() if (number + 1) % every == 0]
     return ends[0] if ends else None
@@ -65,22 +65,22 @@ def rows(texts: Sequence[Series], tau: float, running: int) -> list[dict[str, An
         Beside kind and setting the number of texts, of those `ended`, and how `late`: the median of the ids from the
         onset to the end; None of ordinary texts.
     """
-    found = []
-    for kind in dict.fromkeys(each.kind for each in texts):
-        own = [each for each in texts if each.kind == kind]
-        ends = [ended_at(each, tau, running, CollapseStop().every) for each in own]
-        late = [end - each.onset for each, end in zip(own, ends, strict=True) if end is not None and each.onset]
-        found.append(
+    result = []
+    for kind in dict.fromkeys(entry.kind for entry in texts):
+        current = [entry for entry in texts if entry.kind == kind]
+        ends = [ended_at(entry, tau, running, CollapseStop().every) for entry in current]
+        late = [end - entry.onset for entry, end in zip(current, ends, strict=True) if end is not None and entry.onset]
+        result.append(
             {
                 "kind": kind,
                 "tau": tau,
                 "running": running,
-                "texts": len(own),
+                "texts": len(current),
                 "ended": sum(end is not None for end in ends),
                 "late": float(np.median(late)) if late else None,
             }
         )
-    return found
+    return result
 
 
 def grid(texts: Sequence[Series]) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ def costs(
         prompts: Asked in turn.
         new_tokens: Of each text.
         rounds: Of all ways.
-        on_round: Called behind each.
+        on_round: Called after each.
 
     Returns:
         For each way the median `ms` of a token, and its `ratio` over `off` of the same round: the median of the rounds.
@@ -140,9 +140,9 @@ def costs(
             if number >= 0:
                 times[way].append(1000 * spent / len(written.tokens))
         on_round()
-    found = []
-    for way, each in times.items():
-        ratios = np.array(each) / np.array(times["off"])
+    result = []
+    for way, entry in times.items():
+        ratios = np.array(entry) / np.array(times["off"])
         ratio = bootstrap(lambda drawn: float(np.median(ratios[drawn])), rounds)  # noqa: B023
-        found.append({"way": way, "ms": float(np.median(each)), "ratio": None if ratio is None else asdict(ratio)})
-    return found
+        result.append({"way": way, "ms": float(np.median(entry)), "ratio": None if ratio is None else asdict(ratio)})
+    return result

@@ -78,7 +78,7 @@ def shipped_weights(name: str) -> str | None:
 
 
 def stale_mark(models: Mapping[str, str]) -> str:
-    """What stands in a table behind the names of models: nothing, or which of them ship with other weights now.
+    """What stands in a table after the names of models: nothing, or which of them ship with other weights now.
 
     Args:
         models: The names, each with the digest of the weights that were measured.
@@ -93,11 +93,11 @@ def _digest_of(files: Sequence[Path]) -> str:
 
 
 def _digest(file: Path) -> str:
-    found = sha256()
+    result = sha256()
     with file.open("rb") as content:
         while chunk := content.read(2**20):
-            found.update(chunk)
-    return found.hexdigest()
+            result.update(chunk)
+    return result.hexdigest()
 
 
 class Digests(Strict):
@@ -128,7 +128,7 @@ class Conditions(Strict):
     n: int  # Prompts
     batch_size: int  # Prompts in a batch
     max_new_tokens: int  # New tokens of each prompt at most
-    # Git commit of the code, "+" and a digest of the differences behind it where there are some; None outside a
+    # Git commit of the code, "+" and a digest of the differences after it where there are some; None outside a
     # repository
     commit: str | None
     versions: dict[str, str]  # Of Python and of the libraries that compute
@@ -212,11 +212,11 @@ def describe(
 
 def library_versions() -> dict[str, str]:
     """Versions of Python and of the libraries that compute."""
-    return {"python": platform.python_version(), **{each: version(each) for each in _LIBRARIES}}
+    return {"python": platform.python_version(), **{item: version(item) for item in _LIBRARIES}}
 
 
 def git_commit() -> str | None:
-    """The commit of the code that runs, with "+" and a digest behind it where sources differ from it.
+    """The commit of the code that runs, with "+" and a digest after it where sources differ from it.
 
     Returns:
         None outside a repository, or where these sources are not part of it.
@@ -245,10 +245,10 @@ def git_commit() -> str | None:
 
 
 def _git(*arguments: str) -> str:
-    found = _run_git(*arguments)
-    if found.returncode:
-        raise ValueError(f"git {' '.join(arguments[:2])} failed: {found.stderr.strip()}")
-    return found.stdout
+    result = _run_git(*arguments)
+    if result.returncode:
+        raise ValueError(f"git {' '.join(arguments[:2])} failed: {result.stderr.strip()}")
+    return result.stdout
 
 
 def _run_git(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -271,7 +271,7 @@ def _processor() -> str:
     name = names[0] if names else platform.processor() or platform.machine()
     # machines of one name differ: virtual ones hide which processor they have, so the first core's caches are told too
     folders = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")
-    caches = {int((each / "level").read_text()): (each / "size").read_text().strip() for each in sorted(folders)}
+    caches = {int((item / "level").read_text()): (item / "size").read_text().strip() for item in sorted(folders)}
     return ", ".join([name, *(f"L{level} {size}" for level, size in sorted(caches.items()) if level > 1)])
 
 

@@ -61,10 +61,10 @@ def parsed(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[Pars
     Raises:
         ValueError: For a line that is refused, named by its number.
     """
-    found = []
+    result = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], start=1):
         try:
-            found.append(parse(line))
+            result.append(parse(line))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"line {number} of {str(path)!r} is no {what}: {one_line(error)[:_TOLD]}") from error
-    return found
+    return result

@@ -2,8 +2,8 @@
 
 A token stops at its given exit, though the gate is read and its probabilities are summed as `qexit` does, so that the
 cost of deciding is there. Where a trace also says from which loop on a token's readout is right (its *settled* loop),
-`verify` judges by that: a draft that was read at or behind it is accepted, an earlier one rejected at the first loop
-behind it that is read.
+`verify` judges by that: a draft that was read at or after it is accepted, an earlier one rejected at the first loop
+after it that is read.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ STRIDE = 7
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Trace:
-    """The course of the tokens of a text; behind its end it is repeated."""
+    """The course of the tokens of a text; after its end it is repeated."""
 
     total_loops: int  # T
     exits: tuple[int, ...]  # Loop at which each new token that is fed back stops, in [1, T]
@@ -62,7 +62,7 @@ class ReplayRule(ExitRule):
 
     Args:
         trace: For this model's number of loops.
-        config: What becomes of the tokens behind their exits; its rule is not used.
+        config: What becomes of the tokens after their exits; its rule is not used.
     """
 
     def __init__(self, trace: Trace, config: ExitConfig) -> None:

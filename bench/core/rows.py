@@ -66,7 +66,7 @@ class FidelityRow(Measured):
     passes_saved: Figure | None  # 1 - passes / (T tokens), counted
     rows_saved: Figure | None  # 1 - rows / (T tokens), counted
     prompt_rows: int  # Rows that reading the prompts took: nothing is saved there
-    head_rows: int  # Rows that the head read behind the prompts
+    head_rows: int  # Rows that the head read after the prompts
     new_tokens: int  # New tokens of the free runs
     reasons: dict[str, int]  # How many of them stopped for which reason; empty for depths given beforehand
     # New tokens over time, prompts included, of the timed runs; the time of a prompt is its median over some
@@ -84,7 +84,7 @@ class DepthSample(Strict):
 
 
 class DepthRow(Measured):
-    """The depth of every new token behind some of the prompts."""
+    """The depth of every new token after some of the prompts."""
 
     benchmark: Literal["depth"] = "depth"
     keyed: ClassVar = ("mode", "after_exit", "settings")

@@ -68,7 +68,7 @@ class KeptResults:
         except ValueError:
             self._lock.release()
             raise
-        self.results = {each.key: each.result for each in kept}
+        self.results = {entry.key: entry.result for entry in kept}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,8 +87,8 @@ class KeptResults:
 
 def key_of(function: Function, item: Any) -> str:
     """Name of a result: of the function and of the whole item."""
-    told = json.dumps([f"{function.__module__}.{function.__qualname__}", item], sort_keys=True)
-    return sha256(told.encode()).hexdigest()
+    output = json.dumps([f"{function.__module__}.{function.__qualname__}", item], sort_keys=True)
+    return sha256(output.encode()).hexdigest()
 
 
 @dataclass
@@ -123,15 +123,15 @@ class Pool:
         """
         keys = [key_of(function, item) for item in items]
         known = {} if kept is None else kept.results
-        found = {key: known[key] for key in keys if key in known}
-        missing = {key: item for key, item in zip(keys, items, strict=True) if key not in found}
-        advance(len(found))
+        obtained = {key: known[key] for key in keys if key in known}
+        missing = {key: item for key, item in zip(keys, items, strict=True) if key not in obtained}
+        advance(len(obtained))
         for key, result in self._each(function, missing):
-            found[key] = result
+            obtained[key] = result
             if kept is not None:
                 kept.add(key, result)
-            advance(len(found))
-        return [found[key] for key in keys]
+            advance(len(obtained))
+        return [obtained[key] for key in keys]
 
     def _each(self, function: Function, items: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         import ray

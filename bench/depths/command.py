@@ -45,9 +45,9 @@ def depths(
         matplotlib.use("Agg")
         from matplotlib import pyplot as plt
 
-        plt.barh([word for word, _ in by_depth[:20]], [float(np.mean(each)) for _, each in by_depth[:20]])
+        plt.barh([word for word, _ in by_depth[:20]], [float(np.mean(entry)) for _, entry in by_depth[:20]])
         plt.xlabel("mean loop of the exit")
         plt.savefig(picture, bbox_inches="tight")
     if tell_report(report, out, as_json):
-        cells = [(word, f"{len(each)}", f"{np.mean(each):.2f}", f"{max(each)}") for word, each in by_depth[:20]]
+        cells = [(word, f"{len(entry)}", f"{np.mean(entry):.2f}", f"{max(entry)}") for word, entry in by_depth[:20]]
         Console().print(BenchTable(("word", "count", "mean loop", "deepest"), cells, f"{model}, {n} questions").rich())

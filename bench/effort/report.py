@@ -64,6 +64,6 @@ def summarise(policy: str, runs: Sequence[Ended]) -> PolicySummary:
 
 
 def _mean(values: Sequence[float]) -> Estimate:
-    found = ratio(values, [1.0] * len(values))
-    assert found is not None
-    return found
+    result = ratio(values, [1.0] * len(values))
+    assert result is not None
+    return result

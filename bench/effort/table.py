@@ -11,13 +11,13 @@ def table(report: EffortReport) -> BenchTable:
     """A row for each policy, for a terminal or a page of results."""
     cells = [
         (
-            each.policy,
+            item.policy,
             *("-" if share is None else _told(share, 100, " %") for share in
-              (each.accepted_right, each.accepted_wrong, each.wrong_of_accepted, each.right)),
-            _told(each.verifications),
-            _told(each.cost),
+              (item.accepted_right, item.accepted_wrong, item.wrong_of_accepted, item.right)),
+            _told(item.verifications),
+            _told(item.cost),
         )
-        for each in report.policies
+        for item in report.policies
     ]  # fmt: skip
     return BenchTable((*HEADINGS, report.unit), cells, title(report))
 
@@ -29,6 +29,6 @@ def title(report: EffortReport) -> str:
     return f"measured: {report.settings['solver']} verified by {report.settings['verifier']}"
 
 
-def _told(found: Estimate, times: int = 1, unit: str = "") -> str:
-    low, high = found.interval
-    return f"{times * found.value:.1f}{unit} ({times * low:.1f} to {times * high:.1f})"
+def _told(result: Estimate, times: int = 1, unit: str = "") -> str:
+    low, high = result.interval
+    return f"{times * result.value:.1f}{unit} ({times * low:.1f} to {times * high:.1f})"

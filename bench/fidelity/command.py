@@ -122,10 +122,10 @@ def _prompts(source: str, n: int) -> tuple[list[Prompt], str]:
     """The prompts, and where they come from."""
     if source == TASK:
         return list(micro_world(n)), f"{TASK}, test split, seed 0"
-    found = list(islice(read_prompts(Path(source)), n))
-    if len(found) < 2:
+    result = list(islice(read_prompts(Path(source)), n))
+    if len(result) < 2:
         raise ValueError(f"{source!r} holds one prompt: intervals over prompts take at least 2")
-    return found, Path(source).name
+    return result, Path(source).name
 
 
 def _after(text: str) -> list[AfterExit]:

@@ -85,22 +85,22 @@ def plan(
     if not modes or not after:
         raise ValueError("name at least one mode and one setting of after_exit")
     thresholds = {**GRID, **{name: tuple(values) for name, values in grid.items()}}
-    found = [Setting("full", ExitConfig(mode="full"))]
+    result = [Setting("full", ExitConfig(mode="full"))]
     for mode in (name for name in MODES if name in modes and name != "full"):
         if mode in GRID:
             known = _calibrated(mode, calibrated or ExitThresholds())
-            for each in after:
+            for item in after:
                 values = [value for value in thresholds[mode] if known is None or value != known.config.threshold]
-                found += [Setting(mode, rule(mode, value, each)) for value in values]
+                result += [Setting(mode, rule(mode, value, item)) for value in values]
                 if known is not None:
-                    found.append(replace(known, config=replace(known.config, after_exit=each)))
+                    result.append(replace(known, config=replace(known.config, after_exit=item)))
         elif mode == "fixed":
-            found += [Setting(mode, ExitConfig(mode="fixed", depth=depth)) for depth in range(1, total_loops)]
+            result += [Setting(mode, ExitConfig(mode="fixed", depth=depth)) for depth in range(1, total_loops)]
         elif mode == "random":
-            found += [Setting(mode, rule(RANDOM_LIKE, value, "finish")) for value in thresholds[RANDOM_LIKE]]
+            result += [Setting(mode, rule(RANDOM_LIKE, value, "finish")) for value in thresholds[RANDOM_LIKE]]
         else:
-            found.append(Setting(mode, ExitConfig(mode="full")))
-    return found
+            result.append(Setting(mode, ExitConfig(mode="full")))
+    return result
 
 
 def _calibrated(mode: str, thresholds: ExitThresholds) -> Setting | None:
@@ -118,7 +118,7 @@ def threshold(config: ExitConfig) -> dict[str, float | int | str]:
 def rule(mode: str, threshold: float, after: AfterExit) -> ExitConfig:
     """The exit settings of a rule at a threshold; `accel` fires on a single loop, or it could hardly save any."""
     name = "accel" if mode == "accel-steps" else mode
-    told: dict[str, Any] = {"mode": name, "after_exit": after, _PARAMETERS[name][0]: threshold}
+    output: dict[str, Any] = {"mode": name, "after_exit": after, _PARAMETERS[name][0]: threshold}
     if name == "accel":
-        told |= {"patience": 1} | ({} if mode == "accel" else {"accel_scale": "steps"})
-    return ExitConfig(**told)
+        output |= {"patience": 1} | ({} if mode == "accel" else {"accel_scale": "steps"})
+    return ExitConfig(**output)

@@ -73,7 +73,7 @@ class Bench:
         )
 
     def sample(self, config: ExitConfig) -> DepthRow:
-        """The depth of every new token behind the first prompts."""
+        """The depth of every new token after the first prompts."""
         samples = []
         prompts = self.prompts[:SAMPLES]
         runs = self.work.free([FreeJob(prompt, config, self.conditions.max_new_tokens) for prompt in prompts])
@@ -221,7 +221,7 @@ def open_bench(
     doing = Work(model, spread)
     full = doing.free([FreeJob(prompt, FULL, conditions.max_new_tokens) for prompt in prompts])
     texts = [ForcedText((*prompt, *run.ids), len(run.ids)) for prompt, run in zip(prompts, full, strict=True)]
-    readings = doing.read(texts, {each.key: replace(each.config, after_exit="finish") for each in settings})
+    readings = doing.read(texts, {item.key: replace(item.config, after_exit="finish") for item in settings})
     return Bench(model, tokenizer, conditions, prompts, answers, texts, readings, full, doing)
 
 

@@ -14,13 +14,13 @@ def latest_runs(rows: Sequence[AnyRow]) -> dict[str, list[AnyRow]]:
     last: dict[str, str] = {}
     for row in sorted((row for row in rows if isinstance(row, FidelityRow)), key=lambda row: row.time):
         last[row.model] = row.run
-    found: dict[str, list[AnyRow]] = {}
+    result: dict[str, list[AnyRow]] = {}
     for model, run in last.items():
         name = model.strip("/").replace("/", "--")
-        if name in found:
+        if name in result:
             raise ValueError(f"two models in the ledger would both be called {name!r} in file names")
-        found[name] = [row for row in rows if row.run == run]
-    return found
+        result[name] = [row for row in rows if row.run == run]
+    return result
 
 
 def conditions_text(row: FidelityRow) -> str:

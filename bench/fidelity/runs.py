@@ -104,8 +104,8 @@ class Work:
 
     def free(self, jobs: Sequence[FreeJob]) -> list[FreeRun]:
         """Continues prompts."""
-        found = self._spread([{"what": "free", "job": _JOB.dump_python(job, mode="json")} for job in jobs])
-        return [_RUN.validate_python(told) for told in found]
+        result = self._spread([{"what": "free", "job": _JOB.dump_python(job, mode="json")} for job in jobs])
+        return [_RUN.validate_python(output) for output in result]
 
     def forced(self, texts: Sequence[ForcedText], config: ExitConfig) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
         """Decodes given continuations one token at a time, so that `drop` sees the planes that it would see.
@@ -121,8 +121,8 @@ class Work:
         """Reads texts at every loop, for rules by name; those go to one worker that are read together."""
         rules = {name: config.to_dict() for name, config in configs.items()}
         groups = [[asdict(text) for text in group] for group in groups_of(texts)]
-        found = self._spread([{"what": "read", "texts": group, "rules": rules} for group in groups])
-        return join_readings([_readings(told) for told in found])
+        result = self._spread([{"what": "read", "texts": group, "rules": rules} for group in groups])
+        return join_readings([_readings(output) for output in result])
 
 
 def do_item(item: Any) -> Any:
@@ -136,9 +136,9 @@ def _done(model: Any, item: Any) -> Any:
     if item["what"] == "forced":
         return _run_forced(model, _TEXT.validate_python(item["text"]), ExitConfig.parse(item["config"]))
     rules = {name: model.exit_rule(ExitConfig.parse(config)) for name, config in item["rules"].items()}
-    found = read_forced(model, rules, [_TEXT.validate_python(text) for text in item["texts"]])
-    exits = {name: depths.tolist() for name, depths in found.exits.items()}
-    return {**{name: getattr(found, name).tolist() for name in _ARRAYS}, "exits": exits}
+    result = read_forced(model, rules, [_TEXT.validate_python(text) for text in item["texts"]])
+    exits = {name: depths.tolist() for name, depths in result.exits.items()}
+    return {**{name: getattr(result, name).tolist() for name in _ARRAYS}, "exits": exits}
 
 
 @torch.no_grad()
@@ -152,23 +152,23 @@ def _run_forced(model: Any, text: ForcedText, config: ExitConfig) -> list[Any]:
     parts = [model(ids[:, :prompt], past_key_values=cache, exit_config=config, logits_to_keep=1).logits[0]]
     for place in range(prompt, ids.shape[1] - 1):
         parts.append(model(ids[:, place : place + 1], past_key_values=cache, exit_config=config).logits[0])
-    found = torch.log_softmax(torch.cat(parts).float(), -1)  # [new, V]
-    same = reference.argmax(-1) == found.argmax(-1)
-    return [same.tolist(), divergence(reference, found).tolist()]
+    result = torch.log_softmax(torch.cat(parts).float(), -1)  # [new, V]
+    same = reference.argmax(-1) == result.argmax(-1)
+    return [same.tolist(), divergence(reference, result).tolist()]
 
 
-def _readings(told: Any) -> LoopReadings:
-    arrays = {name: np.array(told[name], dtype=kind) for name, kind in _ARRAYS.items()}
-    exits = {name: np.array(depths, dtype=np.int64) for name, depths in told["exits"].items()}
+def _readings(output: Any) -> LoopReadings:
+    arrays = {name: np.array(output[name], dtype=kind) for name, kind in _ARRAYS.items()}
+    exits = {name: np.array(depths, dtype=np.int64) for name, depths in output["exits"].items()}
     return LoopReadings(**arrays, exits=exits)
 
 
 @lru_cache(maxsize=1)
 def _model(loaded: str) -> Any:
     """The model of a worker, loaded once."""
-    told = json.loads(loaded)
-    torch.set_num_threads(told["threads"])
-    return load(told["name"], **told["options"])[0]
+    output = json.loads(loaded)
+    torch.set_num_threads(output["threads"])
+    return load(output["name"], **output["options"])[0]
 
 
 def _wait(device: torch.device) -> None:

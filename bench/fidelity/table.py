@@ -29,7 +29,7 @@ SHORT_COLUMNS = tuple(column for column in COLUMNS if column not in _LONG)
 
 def oracle_share(row: FidelityRow, rows: Sequence[FidelityRow]) -> float | None:
     """Passes saved over those that the oracle saves; None where the oracle is not among the rows."""
-    best = next((each.passes_saved for each in rows if each.mode == "oracle"), None)
+    best = next((item.passes_saved for item in rows if item.mode == "oracle"), None)
     if best is None or row.passes_saved is None or best.value <= 0:
         return None
     return row.passes_saved.value / best.value
@@ -106,6 +106,6 @@ def calibrated(rows: Sequence[FidelityRow]) -> list[FidelityRow]:
     # of a rule that was calibrated anew between two starts the last is shown
     latest = {(row.mode, row.after_exit): row for row in rows if row.promise is not None}
     saved = [(row, row.passes_saved.value) for row in latest.values() if row.passes_saved is not None]
-    best = {row.mode: max(value for each, value in saved if each.mode == row.mode) for row, _ in saved}
+    best = {row.mode: max(value for item, value in saved if item.mode == row.mode) for row, _ in saved}
     oracles = [row for row in rows if row.mode in ("oracle", "settled")]
     return [*sorted((row for row, _ in saved), key=lambda row: -best[row.mode]), *oracles]

@@ -1,6 +1,6 @@
 """The texts that are generated as a whole: a page of `bench/results` for every bench, tables with their conditions.
 
-Their prose stands in `pages.txt`, a page behind each line of `=== NAME`, with names in braces for what is filled in.
+Their prose stands in `pages.txt`, a page after each line of `=== NAME`, with names in braces for what is filled in.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -50,14 +50,14 @@ class _Told:
 
 def pages(results: Results) -> dict[str, str]:
     """The pages by their path."""
-    found = {f"fidelity-{name}": whole_table(run) for name, run in tables.fidelity_runs(results).items()}
-    found["simulation"] = simulation.whole(simulation.latest_simulation(results.rows))
+    result = {f"fidelity-{name}": whole_table(run) for name, run in tables.fidelity_runs(results).items()}
+    result["simulation"] = simulation.whole(simulation.latest_simulation(results.rows))
     shared = {"made": _Told(results.made), "prompts": _Told(results.prompts_of), "own_rule": _OWN_RULE}
     values = _values(results)
     for template in Path(__file__).with_name("pages.txt").read_text().split("=== ")[1:]:
         name, _, text = template.partition("\n")
-        found[name] = text.format(**shared, **values[name])
-    return {f"bench/results/{name}.md": text for name, text in found.items()}
+        result[name] = text.format(**shared, **values[name])
+    return {f"bench/results/{name}.md": text for name, text in result.items()}
 
 
 def page(title: str, parts: Sequence[str]) -> str:
@@ -79,7 +79,7 @@ def _values(results: Results) -> dict[str, dict[str, Any]]:
         "humaneval": {"parts": humaneval.markdown(humaneval.latest_humaneval(rows))},
         "strategyqa": {"parts": _parts(map(strategyqa.whole, strategyqa.latest_levels(rows)))},
         "answers": {
-            "asked": _joined(each["n"] for each in evaluations.values()),
+            "asked": _joined(item["n"] for item in evaluations.values()),
             "parts": tables.answers_table(evaluations),
         },
         "calibrated": _calibrated(results),
@@ -108,7 +108,7 @@ def _values(results: Results) -> dict[str, dict[str, Any]]:
 
 def _calibrated(results: Results) -> dict[str, str]:
     runs = {name: results.json(f"calibrate-{name}") for name in SHIPPED}
-    rules = [rule for each in runs.values() for rule in each]
+    rules = [rule for item in runs.values() for rule in item]
     return {
         "sure": _joined(rule["confidence"] for rule in rules),
         "chosen": _joined(rule["prompts"] for rule in rules),
@@ -175,8 +175,8 @@ def _effort(results: Results) -> list[str]:
             f"{key} {value}" for key, value in report.settings.items() if isinstance(value, str | int | float)
             and not key.endswith("sha256") and key not in ("device", "threads", "commit", "time")
         )  # fmt: skip
-        told = f"Settings: {settings}. {results.made(f'effort-{name}')}"
-        parts += [f"## {effort.title(report).capitalize()}", told, effort.table(report).markdown()]
+        output = f"Settings: {settings}. {results.made(f'effort-{name}')}"
+        parts += [f"## {effort.title(report).capitalize()}", output, effort.table(report).markdown()]
     return parts
 
 
@@ -186,7 +186,7 @@ def _outer(results: Results) -> list[str]:
         first = run[0]
         where = f"{first.n} questions: {first.prompts}; {first.dtype}, {first.device}, {first.threads} thread(s)."
         title = first.model if len(run) > 1 else f"{first.model}: {first.way}"
-        shown = [each.markdown() for each in (outer.table(run), outer.levels_table(run)) if each.rows]
+        shown = [item.markdown() for item in (outer.table(run), outer.levels_table(run)) if item.rows]
         parts += [f"## {title}", where, *shown]
     return parts
 

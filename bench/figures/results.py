@@ -35,18 +35,20 @@ class Results:
 
     def made(self, *names: str) -> str:
         """What reports were made with, in a sentence; which of their models ship with other weights now."""
-        found = [self._read(name)[0] for name in names]
-        commits = ", ".join(dict.fromkeys(short_commit(each.commit) for each in found))
-        devices = ", ".join(dict.fromkeys(each.device for each in found))
-        threads = ", ".join(dict.fromkeys(str(each.threads) for each in found))
-        versions = ", ".join(dict.fromkeys(f"{name} {told}" for each in found for name, told in each.versions.items()))
-        notes = "".join(f" {note}" for note in dict.fromkeys(each.note for each in found) if note)
+        result = [self._read(name)[0] for name in names]
+        commits = ", ".join(dict.fromkeys(short_commit(item.commit) for item in result))
+        devices = ", ".join(dict.fromkeys(item.device for item in result))
+        threads = ", ".join(dict.fromkeys(str(item.threads) for item in result))
+        versions = ", ".join(
+            dict.fromkeys(f"{name} {output}" for item in result for name, output in item.versions.items())
+        )
+        notes = "".join(f" {note}" for note in dict.fromkeys(item.note for item in result) if note)
         return f"Made by commit {commits} on {devices}, {threads} thread(s), {versions}{self.stale(*names)}.{notes}"
 
     def stale(self, *names: str) -> str:
         """Which models of some reports ship with other weights now, as `stale_mark` tells it."""
-        found = [self._read(name)[0] for name in names]
-        return stale_mark({name: told.weights_sha256 for each in found for name, told in each.models.items()})
+        result = [self._read(name)[0] for name in names]
+        return stale_mark({name: output.weights_sha256 for item in result for name, output in item.models.items()})
 
     def prompts_of(self, name: str) -> str:
         """The command that made the prompts which a report was found on."""

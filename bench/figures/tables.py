@@ -262,8 +262,11 @@ def stability_table(studies: Mapping[str, Any]) -> str:
     headings = "model | rank correlation of the radii | path's radius | map's radius | entropy | margin"
     scores = ("path: radius", "jacobian radius", "entropy", "margin")
     lines = [
-        [name, *(f"{each['value']:.2f}" for each in (told["rank_correlation"], *(told["auroc"][s] for s in scores)))]
-        for name, told in studies.items()
+        [
+            name,
+            *(f"{item['value']:.2f}" for item in (output["rank_correlation"], *(output["auroc"][s] for s in scores))),
+        ]
+        for name, output in studies.items()
     ]
     return _table(headings, lines)
 
@@ -307,14 +310,14 @@ def proximity_table(report: Mapping[str, Any]) -> str:
 def compiled_table(variants: Sequence[Mapping[str, Any]]) -> str:
     """What the compiled kernels use, over all configurations for sm_80 and sm_90."""
     lines = []
-    for kernel in dict.fromkeys(each["kernel"] for each in variants):
-        mine = {name: [each for each in variants if (each["kernel"], each["target"]) == (kernel, name)]
+    for kernel in dict.fromkeys(item["kernel"] for item in variants):
+        mine = {name: [item for item in variants if (item["kernel"], item["target"]) == (kernel, name)]
                 for name in ("sm_80", "sm_90")}  # fmt: skip
-        both = [each for rows in mine.values() for each in rows]
-        registers = ", ".join(_span([each["registers"] for each in rows]) for rows in mine.values())
-        widths = [each["load_width"] for each in both if each["load_width"] is not None]
-        shared = max(each["shared_bytes"] for each in both)
-        spilled = max(each["spill_bytes"] or 0 for each in both)
+        both = [item for rows in mine.values() for item in rows]
+        registers = ", ".join(_span([item["registers"] for item in rows]) for rows in mine.values())
+        widths = [item["load_width"] for item in both if item["load_width"] is not None]
+        shared = max(item["shared_bytes"] for item in both)
+        spilled = max(item["spill_bytes"] or 0 for item in both)
         most = [f"{len(mine['sm_80'])}", registers, f"{spilled}", f"{shared:,}", f"{_span(widths)} bytes"]
         lines.append(["joining its parts" if kernel == "coded_attention_join" else f"`{kernel}`", *most])
     headings = "kernel | configurations | registers (sm_80, sm_90) | spilled | shared bytes, most | loads"
@@ -345,8 +348,8 @@ def _passes_table(reports: Sequence[Mapping[str, Any]]) -> str:
         config = ExitConfig.parse(cost["exit_config"])
         settings = ", ".join(f"{name} = {value}" for name, value in threshold(config).items())
         low, high = cost["passes"]["interval"]
-        told = f"{100 * cost['passes']['value']:.1f} ({100 * low:.1f} to {100 * high:.1f})"
-        rules.setdefault(f"{config.mode}, {settings}", []).append(told)
+        output = f"{100 * cost['passes']['value']:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+        rules.setdefault(f"{config.mode}, {settings}", []).append(output)
     headings = " | ".join(("rule", *(f"T = {report['total_loops']}" for report in reports)))
     return _table(headings, [[rule, *cells] for rule, cells in rules.items()])
 
@@ -356,7 +359,7 @@ def _radius_table(study: Mapping[str, Any]) -> str:
     correlation = study["rank_correlation"]
     low, high = correlation["interval"]
     headings = "wrong answers | fit speaks | path's radius | map's radius | path's below the map's | rank correlation"
-    radii = (" / ".join(f"{each:.2f}" for each in study[name]) for name in ("radius", "jacobian"))
+    radii = (" / ".join(f"{item:.2f}" for item in study[name]) for name in ("radius", "jacobian"))
     shares = [_percent(study[name]) for name in ("wrong", "spoke", "below")]
     ranks = f"{correlation['value']:.2f} ({low:.2f} to {high:.2f})"
     return _table(headings, [[*shares[:2], *radii, shares[2], ranks]])

@@ -22,8 +22,8 @@ _CONSOLE = re.compile(r"(?<=^```console\n)\$ (sigma0 [^\n]*)\n(.*?)^```$", re.MU
 
 def texts(root: Path) -> list[str]:
     """The Markdown files of the repository, but those in folders that begin with a point."""
-    found = subprocess.run(["git", "ls-files", "*.md"], cwd=root, check=True, capture_output=True, text=True).stdout
-    return sorted(found.split())
+    result = subprocess.run(["git", "ls-files", "*.md"], cwd=root, check=True, capture_output=True, text=True).stdout
+    return sorted(result.split())
 
 
 def generated(root: Path) -> dict[str, str]:

@@ -67,7 +67,7 @@ def _print(report: Figures) -> None:
         depths = [
             (
                 *(name, str(group["tokens"])),
-                *(f"{group[each]:.2f}" for each in ("exit", "oracle", "settled")),
+                *(f"{group[item]:.2f}" for item in ("exit", "oracle", "settled")),
                 _percent(group["agreement"]),
             )
             for name, group in report[groups].items()

@@ -38,11 +38,11 @@ def read_doubts(
     on_answer: Callable[[int], None] = lambda done: None,
 ) -> list[Doubt]:
     """Answer prompts with known answers greedily at full depth."""
-    found: list[Doubt] = []
+    result: list[Doubt] = []
     for start in range(0, len(prompts), _ROWS):
-        found += _run(model, tokenizer, rule, prompts[start : start + _ROWS])
-        on_answer(len(found))
-    return found
+        result += _run(model, tokenizer, rule, prompts[start : start + _ROWS])
+        on_answer(len(result))
+    return result
 
 
 @torch.no_grad()
@@ -67,7 +67,7 @@ def _run(
     entropy = torch.special.entr(chances).sum(-1)  # [B, N]
     top = chances.topk(2, -1).values
     survival = torch.sigmoid(-gates.float()).prod(0)
-    found = []
+    result = []
     for number, prompt in enumerate(prompts):
         ids = written[number, start:].tolist()
         end = ids.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in ids else len(ids)
@@ -80,6 +80,6 @@ def _run(
             "length": float(batch["attention_mask"][number].sum()),
         }
         text = tokenizer.decode(ids[:end], skip_special_tokens=True).strip()
-        loops = (tuple(each[number, 1:end].tolist()) for each in (oracle, settled))
-        found.append(Doubt(text != prompt.answer, scores, *loops))
-    return found
+        loops = (tuple(entry[number, 1:end].tolist()) for entry in (oracle, settled))
+        result.append(Doubt(text != prompt.answer, scores, *loops))
+    return result

@@ -91,7 +91,7 @@ def measure_gate(
     rules = compare_rules(model, tokenizer, rules_n, split, seed, on_rule=lambda done: on_step(2 * n + done))
     wrong = np.array([doubt.wrong for doubt in doubts], dtype=np.float64)
     scores = {score: np.array([doubt.scores[score] for doubt in doubts]) for score in doubts[0].scores}
-    difficulty, hops = (np.array([getattr(item, each) for item in items]) for each in ("difficulty", "hops"))
+    difficulty, hops = (np.array([getattr(item, entry) for item in items]) for entry in ("difficulty", "hops"))
     level = difficulty[readings.text]
     answers, keys = kinds != "prompt", kinds == "key"
     groups = {kind: kinds == kind for kind in KINDS} | {"answers": answers, "all": np.full(len(kinds), True)}
@@ -103,7 +103,7 @@ def measure_gate(
     }
 
     def by_difficulty(which: Bools) -> Figures:
-        return {str(each): _depths(readings, which & (level == each)) for each in np.unique(level[which])}
+        return {str(entry): _depths(readings, which & (level == entry)) for entry in np.unique(level[which])}
 
     def saved(depths: Iterable[Sequence[int]]) -> float:
         return 1 - float(np.mean([depth for answer in depths for depth in answer])) / model.num_loops
@@ -210,12 +210,12 @@ def read_items(
     readings = read_forced(model, rules, forced_texts(rows), on_item)
     kinds: list[str] = []
     for row, item in zip(rows, items, strict=True):
-        own = ["answer" if marked else "prompt" for marked in row.answer]
-        own[max(place for place, marked in enumerate(row.answer) if marked)] = "end"
+        current = ["answer" if marked else "prompt" for marked in row.answer]
+        current[max(place for place, marked in enumerate(row.answer) if marked)] = "end"
         words = [tokenizer.decode([token]).strip() for token in row.ids]
-        keys = [k for k, word in enumerate(words) if own[k] == "answer" and word and item.key.endswith(word)]
-        own[keys[-1]] = "key"
-        kinds += own[1:]
+        keys = [k for k, word in enumerate(words) if current[k] == "answer" and word and item.key.endswith(word)]
+        current[keys[-1]] = "key"
+        kinds += current[1:]
     return readings, np.array(kinds)
 
 
@@ -223,9 +223,9 @@ def agreement(readings: LoopReadings, rule: str, which: Bools | slice = slice(No
     """Share of tokens whose argmax at the exit is full depth's, interval over items."""
     items = np.unique(readings.text[which], return_inverse=True)[1]
     same = readings.same_at(readings.exits[rule])[which]
-    found = clustered_share(np.bincount(items, same), np.bincount(items))
-    assert found is not None
-    return asdict(found)
+    result = clustered_share(np.bincount(items, same), np.bincount(items))
+    assert result is not None
+    return asdict(result)
 
 
 def forced_texts(rows: Iterable[Encoded]) -> list[ForcedText]:
@@ -266,5 +266,5 @@ def _correlate(left: Ints, right: Ints, item: Ints) -> Figures | None:
             return None
         return float(spearmanr(left[tokens], right[tokens]).statistic)
 
-    found = bootstrap(rho, len(members), _RANK_RESAMPLES)
-    return None if found is None else asdict(found)
+    result = bootstrap(rho, len(members), _RANK_RESAMPLES)
+    return None if result is None else asdict(result)

@@ -38,16 +38,16 @@ def gpu(
         chosen = named(parts(REHEARSAL if rehearse else DAY, folder), part)
         outcomes = Outcomes(folder)
     if show:
-        for each in chosen:
-            told = "done" if outcomes.done(each) else f"{each.seconds:g} s"
-            typer.echo(f"{each.name}: {each.says}; {told}")
+        for item in chosen:
+            output = "done" if outcomes.done(item) else f"{item.seconds:g} s"
+            typer.echo(f"{item.name}: {item.says}; {output}")
         return
-    missing = [each for each in chosen if each.needs and find_spec(each.needs) is None]
-    for each in missing:
-        typer.echo(f"{each.name}: left out: {each.needs} is not installed", err=True)
-    wanted = [each for each in chosen if each not in missing and (again or not outcomes.done(each))]
+    missing = [item for item in chosen if item.needs and find_spec(item.needs) is None]
+    for item in missing:
+        typer.echo(f"{item.name}: left out: {item.needs} is not installed", err=True)
+    wanted = [item for item in chosen if item not in missing and (again or not outcomes.done(item))]
     # what did not end well before may not do so again: the others first
-    wanted.sort(key=lambda each: outcomes.tried(each) and not again)
+    wanted.sort(key=lambda item: outcomes.tried(item) and not again)
     typer.echo(f"{len(wanted)} of {len(chosen)} parts to run in {minutes:g} minutes; results in {folder}", err=True)
     whole = run(wanted, folder, until)
     raise typer.Exit(0 if whole and (rehearse or not missing) else 1)
@@ -63,12 +63,12 @@ def run(wanted: list[Part], folder: Path, until: float, worker: tuple[str, ...] 
         worker: The command of that process.
     """
     outcomes, whole = Outcomes(folder), True
-    while any(each.seconds <= until - time.time() for each in wanted):
+    while any(item.seconds <= until - time.time() for item in wanted):
         before = len(outcomes.lines())
         rc = _worked(worker, pickle.dumps((wanted, folder, until)), until)
         lines = outcomes.lines()[before:]
         if lines and lines[-1]["state"] == "began":
-            (hung,) = (each for each in wanted if each.name == lines[-1]["part"])
+            (hung,) = (item for item in wanted if item.name == lines[-1]["part"])
             log = folder / "logs" / f"{hung.name}.txt"
             typer.echo(f"{hung.name}: stopped at its limit, or it ended the process (exit code {rc}): {log}", err=True)
             outcomes.add(hung, "stopped", why=str(log))
@@ -77,7 +77,7 @@ def run(wanted: list[Part], folder: Path, until: float, worker: tuple[str, ...] 
         if rc == 0 or not lines:
             return whole and rc == 0
         # what was left out for want of time stays so
-        last = [each.name for each in wanted].index(lines[-1]["part"])
+        last = [item.name for item in wanted].index(lines[-1]["part"])
         wanted = wanted[last + 1 :]
     return whole
 

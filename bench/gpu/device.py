@@ -37,12 +37,12 @@ def device(
             "commit": git_commit(),
         }
         if place.type == "cuda":
-            found = torch.cuda.get_device_properties(place)
+            result = torch.cuda.get_device_properties(place)
             facts |= {
-                "capability": f"{found.major}.{found.minor}",
-                "multiprocessors": found.multi_processor_count,
-                "memory_bytes": found.total_memory,
-                "l2_bytes": found.L2_cache_size,
+                "capability": f"{result.major}.{result.minor}",
+                "multiprocessors": result.multi_processor_count,
+                "memory_bytes": result.total_memory,
+                "l2_bytes": result.L2_cache_size,
                 "cuda": torch.version.cuda,
             }
         facts["copy_bytes_per_second"] = copy_bandwidth(place)

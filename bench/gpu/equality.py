@@ -96,8 +96,8 @@ def write(model: Any, ids: Tensor, config: ExitConfig, new_tokens: int, copies: 
         for name in ("keys", "values")
     )
     tokens = out.sequences[0, ids.shape[1] :]
-    told = torch.stack([each[0] for each in out.logits]) if logits else tokens[:, None]
-    return Written(tokens, told, keys, values, out.runner.name)
+    output = torch.stack([item[0] for item in out.logits]) if logits else tokens[:, None]
+    return Written(tokens, output, keys, values, out.runner.name)
 
 
 def compare(
@@ -116,7 +116,7 @@ def compare(
         `equal` and `first`, where bits differ first.
     """
     place = torch.device(device)
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for shape in shapes:
         model = random_model(shape, str(place), "bfloat16")
         generator = torch.Generator().manual_seed(SEED)
@@ -126,12 +126,12 @@ def compare(
             ran = model.num_loops * (new_tokens - 1)
             full = rules(model.num_loops)["full"]
             alone, among = (write(model, ids[:rows], full, new_tokens) for rows in (1, ROWS))
-            told = {"shape": shape, "asked": runner, "runner": alone.runner}
+            output = {"shape": shape, "asked": runner, "runner": alone.runner}
 
             def tell(pair: str, rows: int, ours: Written, theirs: Written, passes: int) -> None:
                 first = ours.first_difference(theirs)
                 row = {"pair": pair, "rows": rows, "passes": passes, "equal": first is None, "first": first}
-                found.append({**told, **row})  # noqa: B023
+                result.append({**output, **row})  # noqa: B023
 
             for rows, expected in ((1, alone), (ROWS, among)):
                 for name, config in rules(model.num_loops).items():
@@ -142,9 +142,9 @@ def compare(
             if runner != "eager" and torch.cuda.get_device_capability(place) >= PDL_CAPABILITY:
                 long = passes // model.num_loops + 1
                 for rows, (name, config) in product((1, ROWS), {"full": full, "finish": FINISH}.items()):
-                    without, dependent = (_with_pdl(each, model, ids[:rows], config, long) for each in ("0", "1"))
+                    without, dependent = (_with_pdl(item, model, ids[:rows], config, long) for item in ("0", "1"))
                     tell(f"SIGMA0_PDL=1 and 0, {name}", rows, dependent, without, model.num_loops * (long - 1))
-    return found
+    return result
 
 
 def _with_pdl(switch: str, model: Any, ids: Tensor, config: ExitConfig, new_tokens: int) -> Written:
@@ -163,12 +163,12 @@ def equality(device: str, shapes: Sequence[str], passes: int, out: Path) -> None
     Raises:
         AssertionError: Naming the pairs whose bits differ and must not.
     """
-    found = compare(device, shapes, passes)
-    out.write_text(json.dumps(found, indent=1) + "\n")
+    result = compare(device, shapes, passes)
+    out.write_text(json.dumps(result, indent=1) + "\n")
     differ = [
         f"{row['shape']}, {row['runner']}, {row['rows']} rows: {row['pair']}"
-        for row in found
+        for row in result
         if not row["equal"] and row["pair"] != TOGETHER
     ]
     if differ:
-        raise AssertionError(f"{len(differ)} of {len(found)} pairs differ, {out} says where: {'; '.join(differ)}")
+        raise AssertionError(f"{len(differ)} of {len(result)} pairs differ, {out} says where: {'; '.join(differ)}")

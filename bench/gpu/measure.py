@@ -51,8 +51,8 @@ def passes(
 
 
 def _conditions(model: Any, shape: str, dtype: str) -> dict[str, Any]:
-    told = {"shape": shape, "dtype": dtype, "device": device_name(model.device), "torch": torch.__version__}
-    return {**told, "commit": git_commit()}
+    output = {"shape": shape, "dtype": dtype, "device": device_name(model.device), "torch": torch.__version__}
+    return {**output, "commit": git_commit()}
 
 
 def pass_profile(decoder: Ours) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def kernels_of(spans: list[tuple[float, float, str]], passes: int) -> dict[str, 
         until = max(until, end)
     whole = until - spans[0][0] if spans else 0.0
     kernels = [
-        {"name": name, "launches": len(each) / passes, "each": sum(each) / len(each), "a_pass": sum(each) / passes}
-        for name, each in sorted(took.items(), key=lambda item: -sum(item[1]))
+        {"name": name, "launches": len(entry) / passes, "each": sum(entry) / len(entry), "a_pass": sum(entry) / passes}
+        for name, entry in sorted(took.items(), key=lambda item: -sum(item[1]))
     ]
     return {
         "launches": len(spans) / passes,
@@ -106,11 +106,11 @@ def kernels_of(spans: list[tuple[float, float, str]], passes: int) -> dict[str, 
 def prompts(device: str, dtype: str, shape: str, contexts: tuple[int, ...], rounds: int, out: Path) -> None:
     """Writes tokens a second, and the time to the first token, of each context and reader as JSON.
 
-    Medians over the rounds behind one that warms up.
+    Medians over the rounds after one that warms up.
     """
     model, _ = open_model("", shape, device, dtype)
     stock = StockLoopedModel(model)
-    told = _conditions(model, shape, dtype)
+    output = _conditions(model, shape, dtype)
     rows: list[dict[str, Any]] = []
     for context in contexts:
         ids, _ = prompt_ids(model, None, "", 1, context, 2)
@@ -129,7 +129,7 @@ def prompts(device: str, dtype: str, shape: str, contexts: tuple[int, ...], roun
         for name, reader in (("sigma0", model), ("huggingface", stock)):
             seconds, until = (_seconds(call, reader, ids, rounds) for call in (read, first))
             row = {"reader": name, "context": context, "rounds": rounds, "tokens_per_second": context / seconds}
-            rows.append({**told, **row, "milliseconds_to_first_token": 1e3 * until})
+            rows.append({**output, **row, "milliseconds_to_first_token": 1e3 * until})
         out.write_text(json.dumps(rows, indent=1) + "\n")
 
 

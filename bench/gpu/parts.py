@@ -72,9 +72,9 @@ def parts(sizes: dict[str, Any], out: Path) -> list[Part]:
     """
     shape, (context, *longer), first = sizes["shape"], sizes["contexts"], sizes["runners"][0]
     place: dict[str, Any] = {"device": sizes["device"], "dtype": "bfloat16"}
-    told: dict[str, Any] = {"as_json": True}
+    output: dict[str, Any] = {"as_json": True}
     model = {**place, "shape": shape}
-    timed = {"new_tokens": sizes["new_tokens"], "rounds": sizes["rounds"], "out": out / "leaderboard.jsonl", **told}
+    timed = {"new_tokens": sizes["new_tokens"], "rounds": sizes["rounds"], "out": out / "leaderboard.jsonl", **output}
     ways, rule = "full,finish,verify,drop", {"ways": "full,verify", "course": "rule", "exit_config": RULE}
     seconds = {"cudagraph": 15, "compile": 90, "eager": 40}
     # transformers' own loop is eager
@@ -87,16 +87,16 @@ def parts(sizes: dict[str, Any], out: Path) -> list[Part]:
         settings = {**model, **timed, "prompt_rounds": 1, "ways": ways, "runner": first, "context": context}
         return part(name, says, seconds, "speed.command:speed", **{**settings, **arguments})
 
-    facts = {"device": sizes["device"], "out": out / "device.json", **told}
+    facts = {"device": sizes["device"], "out": out / "device.json", **output}
     bits = {"shapes": sizes["equality_shapes"], "passes": sizes["equality_passes"], "out": out / "equality.json"}
     profiled = {"runner": first, "context": context, "new_tokens": sizes["new_tokens"], "out": out / "profile.json"}
     profiled |= {"ways": ("full", "finish", "verify")}
     products = "products and other kernels as the table divides them, beside eager torch"
-    kernels = {**sizes["kernels"], "out": out / "kernels.json", **told}
+    kernels = {**sizes["kernels"], "out": out / "kernels.json", **output}
     prompts = "tokens a second of a warm prompt and time to the first token, beside transformers' own forward"
     warm = {"contexts": sizes["contexts"], "rounds": sizes["rounds"], "out": out / "prompts.json"}
     engine = {"by": "engine", "runner": "auto", "context": sizes["engine_context"]}
-    tuned = {"tune": True, "shape": shape, "out": out / "products.json", **told}
+    tuned = {"tune": True, "shape": shape, "out": out / "products.json", **output}
     equal = "equal bits of all loops' states under every rule, alone and among 16 rows, with dependent launch or none"
     every = [
         part("facts", "device, versions, and the bandwidth of a copy", 10, "gpu.device:device", **facts),
@@ -163,9 +163,9 @@ class Outcomes:
 
     def add(self, part: Part, state: str, seconds: float = 0.0, why: str = "") -> None:
         """Keeps that a part `began`, or that it is `done`, `failed` or was `stopped`."""
-        told = {"key": _key(part), "part": part.name, "state": state, "seconds": seconds, "why": why}
+        output = {"key": _key(part), "part": part.name, "state": state, "seconds": seconds, "why": why}
         with alone(self._path):
-            append(self._path, json.dumps(told).encode())
+            append(self._path, json.dumps(output).encode())
 
     def done(self, part: Part) -> bool:
         """Whether a part has ended well, with these arguments."""

@@ -23,19 +23,19 @@ def grounding(
     with one_line_errors():
         made = cases(read_facts(facts))
         with progress_bar("facts", len(made), hidden=as_json) as advance:
-            found = measure(made, advance)
+            result = measure(made, advance)
     report = {
         "file": facts.name,
         "sha256": sha256(facts.read_bytes()).hexdigest(),
         "cases": len(made),
-        "detections": found,
+        "detections": result,
     }
     if not tell_report(report, out, as_json):
         return
     headings = ("falsified", "facts", "found", "recall", "untouched", "false alarms", "precision")
     cells = []
-    for each in found:
-        shown = {**each, "recall": f"{each['recall']:.1%}", "precision": f"{each['precision']:.1%}"}
+    for item in result:
+        shown = {**item, "recall": f"{item['recall']:.1%}", "precision": f"{item['precision']:.1%}"}
         columns = ("kind", "falsified", "found", "recall", "untouched", "false_alarms", "precision")
         cells.append([str(shown[column]) for column in columns])
     Console().print(BenchTable(headings, cells, f"facts of {facts.name}").rich())

@@ -41,14 +41,14 @@ def cases(facts: Sequence[tuple[str, ...]]) -> list[Case]:
     """Each fact untouched, with its first number altered, and with a name swapped for one of another question."""
     random = Random(_SEED)
     names = [name for group in facts for fact in group for name in _names_of(fact)]
-    found = []
+    result = []
     for group in facts:
         for fact in group:
-            found.append(Case(fact, group, None))
+            result.append(Case(fact, group, None))
             for kind, text in (("number", _altered(fact, random)), ("entity", _swapped(fact, group, names, random))):
                 if text is not None:
-                    found.append(Case(text, group, kind))
-    return found
+                    result.append(Case(text, group, kind))
+    return result
 
 
 def _names_of(fact: str) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def measure(made: Sequence[Case], on_case: Callable[[int], None] = lambda done: 
         on_case: Told how many are done.
 
     Returns:
-        For each `kind` the facts `falsified` in this way, and of these the number `found`, which have a claim that is
+        For each `kind` the facts `falsified` in this way, and of these the number `result`, which have a claim that is
         not anchored, and its share, `recall`; the `untouched` facts with something checkable, and the `false_alarms`
         among them; and the `precision`: of the facts with an unanchored claim the share that was falsified, were there
         as many untouched facts as falsified ones.
@@ -103,18 +103,18 @@ def measure(made: Sequence[Case], on_case: Callable[[int], None] = lambda done: 
     alarmed = {kind: [0, 0] for kind in (None, "number", "entity")}
     for done, case in enumerate(made, start=1):
         on_case(done)
-        told = check(case.text, case.context)
-        if case.falsified is None and told.score is None:
+        output = check(case.text, case.context)
+        if case.falsified is None and output.score is None:
             continue
         alarmed[case.falsified][0] += 1
-        alarmed[case.falsified][1] += bool(told.unanchored)
+        alarmed[case.falsified][1] += bool(output.unanchored)
     untouched, false = alarmed[None]
     groups = {"number": ("number",), "entity": ("entity",), "both": ("number", "entity")}
-    found = []
+    result = []
     for kind, members in groups.items():
         falsified, hits = (sum(alarmed[member][place] for member in members) for place in (0, 1))
         recall, alarm = hits / max(falsified, 1), false / max(untouched, 1)
         precision = recall / (recall + alarm) if recall + alarm else 0.0
         counts = {"falsified": falsified, "found": hits, "untouched": untouched, "false_alarms": false}
-        found.append({"kind": kind, **counts, "recall": round(recall, 4), "precision": round(precision, 4)})
-    return found
+        result.append({"kind": kind, **counts, "recall": round(recall, 4), "precision": round(precision, 4)})
+    return result

@@ -37,7 +37,7 @@ class Opened:
 
     name: str  # As it was asked for
     loaded: Loaded  # Its weights, which others may share
-    own: ExitConfig  # The exit setting at effort `medium`: the checkpoint's, changed by what was given
+    exit_config: ExitConfig  # The exit setting at effort `medium`: the checkpoint's, changed by what was given
     effort: Effort  # Where none is asked for
 
     @property
@@ -56,7 +56,7 @@ class Opened:
         Raises:
             ValueError: For an effort that a looped model does not have.
         """
-        return exit_for(self.effort if effort is None else check_effort(effort), self.own, self.model.num_loops)
+        return exit_for(self.effort if effort is None else check_effort(effort), self.exit_config, self.model.num_loops)
 
 
 def check_effort(effort: str) -> Effort:
@@ -93,7 +93,7 @@ def open_model(name: str, arguments: Mapping[str, Any]) -> Opened:
     loaded = _LOADED.get(key) or Loaded(name, places)
     _LOADED[key] = loaded
     options = {field: given[key] for key, field in EXIT_ARGUMENTS.items() if key in given}
-    own = exit_settings(options, loaded.model.resolve_exit_config(None), written="{}=")
-    own = loaded.model.resolve_exit_config(own)
-    own.stops_at(loaded.model.num_loops)
-    return Opened(name, loaded, own, effort)
+    exit_config = exit_settings(options, loaded.model.resolve_exit_config(None), written="{}=")
+    exit_config = loaded.model.resolve_exit_config(exit_config)
+    exit_config.stops_at(loaded.model.num_loops)
+    return Opened(name, loaded, exit_config, effort)

@@ -33,7 +33,7 @@ def answers() -> Iterator[dict[str, Any]]:
 def files() -> dict[str, str]:
     """What each file in `tasks` holds."""
     rows = {"micro_world_choice.jsonl": choices(), "micro_world_answer.jsonl": answers()}
-    return {name: "".join(json.dumps(row) + "\n" for row in islice(found, QUESTIONS)) for name, found in rows.items()}
+    return {name: "".join(json.dumps(row) + "\n" for row in islice(result, QUESTIONS)) for name, result in rows.items()}
 
 
 if __name__ == "__main__":

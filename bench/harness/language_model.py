@@ -95,13 +95,13 @@ class Sigma0LM(LM):  # type: ignore[misc]
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Log-probability of each continuation, and whether greedy reading at these exits would have written it."""
         pairs = [self._pair(*request.args) for request in requests]
-        found: dict[int, tuple[float, bool]] = {}
+        result: dict[int, tuple[float, bool]] = {}
         with progress_bar("loglikelihood", len(pairs), disable_tqdm) as advance:
             for number, scored in self._score("loglikelihood", pairs, requests):
-                found[number] = (scored.logprob, scored.is_greedy)
-                self.cache_hook.add_partial("loglikelihood", requests[number].args, found[number])
-                advance(len(found))
-        return [found[number] for number in range(len(pairs))]
+                result[number] = (scored.logprob, scored.is_greedy)
+                self.cache_hook.add_partial("loglikelihood", requests[number].args, result[number])
+                advance(len(result))
+        return [result[number] for number in range(len(pairs))]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-probability of each text, in windows where it exceeds the context; every token is predicted once."""
@@ -134,7 +134,7 @@ class Sigma0LM(LM):  # type: ignore[misc]
             for group in alike.values():
                 settings = write_settings(requests[group[0]].args[1], self)
                 for numbers in self._batches(sorted(group, key=lambda number: -len(prompts[number]))):
-                    batch = write(self.opened.model, self.tokenizer, [prompts[each] for each in numbers], settings)
+                    batch = write(self.opened.model, self.tokenizer, [prompts[item] for item in numbers], settings)
                     self._tally("generate_until").add_batch(batch.readings, batch.cost)
                     for number, text, reading in zip(numbers, batch.texts, batch.readings, strict=True):
                         texts[number] = text
@@ -175,7 +175,7 @@ class Sigma0LM(LM):  # type: ignore[misc]
         if not context:
             ids = self._encode(continuation)
             return Pair((self.prefix_token_id,), tuple(ids[1:] if ids[:1] == [self.prefix_token_id] else ids))
-        # spaces at the end belong to the word behind them
+        # spaces at the end belong to the word after them
         spaces = len(context) - len(context.rstrip())
         whole = self._encode(context + continuation)
         ahead = self._encode(context[: len(context) - spaces])
@@ -198,8 +198,8 @@ class Sigma0LM(LM):  # type: ignore[misc]
         task = str(request.task_name)
         tally = self._tasks.setdefault(task, DepthTally(self.opened.model.num_loops))
         tally.add(reading, written=kind == "generate_until")
-        told = {"request": kind, "task": request.task_name, "doc_id": request.doc_id, "idx": request.idx}
-        self._log.write({**told, **counts(reading), "depths": list(reading.depths), "truncated": reading.truncated})
+        output = {"request": kind, "task": request.task_name, "doc_id": request.doc_id, "idx": request.idx}
+        self._log.write({**output, **counts(reading), "depths": list(reading.depths), "truncated": reading.truncated})
 
 
 def write_settings(asked: Mapping[str, Any], model: Sigma0LM) -> WriteSettings:

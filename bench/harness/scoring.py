@@ -1,7 +1,7 @@
 """Log-probabilities of given texts, every token read at the loop where its exit rule stops, and texts written so.
 
 A text is read like a prompt: all loops run for all its positions, so that every later token sees what full depth would
-have left behind, and each position's distribution is the one at its own exit. That is what decoding with
+have left after, and each position's distribution is the one at its own exit. That is what decoding with
 `after_exit="finish"` would have seen of the same tokens. Under `verify`, whose text is full depth's, full depth is
 read. Under `drop`, where decoding sees less of earlier tokens, this is the probability before anything was dropped.
 """
@@ -86,7 +86,7 @@ def _read(model: Any, texts: Sequence[tuple[int, ...]], last: int, exit_config: 
     ids = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(model.device)
     first = max(0, min(len(text) for text in texts) - last)
     output = model(ids, use_cache=False, exit_config=exit_config, logits_to_keep=ids.shape[1] - first)
-    depths, met, broken = (each.tolist() for each in (output.exit_depths, output.exit_met, output.exit_diverged))
+    depths, met, broken = (item.tolist() for item in (output.exit_depths, output.exit_met, output.exit_diverged))
     for row, text in enumerate(texts):
         end = len(text) - first
         reasons = (exit_reason(exit_config.mode, *flags) for flags in zip(met[row], broken[row], strict=True))
@@ -139,8 +139,8 @@ def write(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], settings
     kept = [list(ids)[-room:] for ids in prompts]
     width = max(len(ids) for ids in kept)
     pad = model.generation_config.pad_token_id or 0
-    ids = torch.tensor([[pad] * (width - len(each)) + each for each in kept], device=model.device)
-    seen = torch.tensor([[0] * (width - len(each)) + [1] * len(each) for each in kept], device=model.device)
+    ids = torch.tensor([[pad] * (width - len(item)) + item for item in kept], device=model.device)
+    seen = torch.tensor([[0] * (width - len(item)) + [1] * len(item) for item in kept], device=model.device)
     criteria = [StopStringCriteria(tokenizer, list(settings.until))] if settings.until else []
     out = model.generate(
         ids,

@@ -64,22 +64,22 @@ class DepthTally:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; shares are None where there was nothing to save."""
         whole = Reading(
-            tuple(depth for each in self._readings for depth in each.depths),
-            tuple(reason for each in self._readings for reason in each.reasons),
+            tuple(depth for item in self._readings for depth in item.depths),
+            tuple(reason for item in self._readings for reason in item.reasons),
         )
         spent, full = sum(self._counted), self.total_loops * len(self._counted)
-        told: dict[str, Any] = {
+        output: dict[str, Any] = {
             "requests": len(self._readings),
-            "truncated_requests": sum(each.truncated > 0 for each in self._readings),
+            "truncated_requests": sum(item.truncated > 0 for item in self._readings),
             **counts(whole),
             "mean_depth": spent / len(self._counted) if self._counted else None,
             "depth_saved": _saved(spent, full),
         }
         if not self._batches:
-            return told
+            return output
         passes, rows, prompt_rows = (sum(parts) for parts in zip(*(cost for cost, _ in self._batches), strict=True))
         return {
-            **told,
+            **output,
             "passes_saved": _saved(passes, self.total_loops * sum(steps for _, steps in self._batches)),
             "rows_saved": _saved(rows, full),
             "batches": len(self._batches),

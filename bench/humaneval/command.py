@@ -81,12 +81,12 @@ def humaneval(
             runs = saved.latest
         if sandbox.unavailable is not None:
             raise ValueError(f"the samples are written and not judged: {sandbox.unavailable}; judge them with --judge")
-        found = [_judge(sandbox, each, problems[: each.conditions.n], saved, limits, as_json) for each in runs]
+        result = [_judge(sandbox, item, problems[: item.conditions.n], saved, limits, as_json) for item in runs]
         added = 0
-        for row, judged in found:
+        for row, judged in result:
             added += append_row(out, row)
-            told = {"row": row.model_dump(mode="json"), "judged": judged}
-            typer.echo(json.dumps(told)) if as_json else Console().print(table(row))
+            output = {"row": row.model_dump(mode="json"), "judged": judged}
+            typer.echo(json.dumps(output)) if as_json else Console().print(table(row))
         if not as_json:
             typer.echo(f"{added} new rows in {out}")
 
@@ -141,8 +141,8 @@ def _judge(
         for done, (problem, row) in enumerate(zip(problems, samples, strict=True), start=1):
             judgements.append([judge(sandbox, problem, sample.completion, limits) for sample in row])
             advance(done)
-    told = [
+    output = [
         {"task_id": sample.task_id, "number": sample.number, **asdict(judgement)}
         for sample, judgement in zip(chain(*samples), chain(*judgements), strict=True)
     ]
-    return row_of(run, samples, judgements, limits, saved.commits(run, problems)), told
+    return row_of(run, samples, judgements, limits, saved.commits(run, problems)), output

@@ -73,7 +73,7 @@ def load_problems(data: Path | None = None) -> list[Problem]:
     if len(set(ids)) < len(ids):
         raise ValueError(f"{str(path)!r} holds {len(ids)} problems with {len(set(ids))} ids")
     published = [f"{_PREFIX}{number}" for number in range(SIZE)]
-    if any(each.startswith(_PREFIX) for each in ids) and ids != published:
+    if any(item.startswith(_PREFIX) for item in ids) and ids != published:
         raise ValueError(
             f"{str(path)!r} holds {len(ids)} problems, {ids[0]} to {ids[-1]}, not the {SIZE} of HumanEval in order; "
             f"other problems need other ids than {_PREFIX}..."

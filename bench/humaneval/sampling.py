@@ -57,13 +57,13 @@ class Sample(BaseModel):
     new_tokens: int = Field(ge=1)  # Ids written, those of the stop string included
     # Sum of exit depths over the tokens after the first; None of a model without loops, as are the next two
     depths: int | None = None
-    passes: int | None = None  # Calls of the shared block behind the prompt
+    passes: int | None = None  # Calls of the shared block after the prompt
     rows: int | None = None  # Rows in them
     seconds: float = Field(ge=0, allow_inf_nan=False)  # From prompt to completion
 
     @model_validator(mode="after")
     def _loops_or_not(self) -> "Sample":
-        if len({each is None for each in (self.depths, self.passes, self.rows)}) > 1:
+        if len({item is None for item in (self.depths, self.passes, self.rows)}) > 1:
             raise ValueError("depths, passes and rows are all known or all unknown")
         return self
 
@@ -169,8 +169,8 @@ class Run(BaseModel):
     @property
     def maker(self) -> str:
         """What its samples depend on beside their problems and numbers: weights, the model's other files, settings."""
-        told = [self.conditions.model_sha256, self.conditions.settings_sha256, self.settings.model_dump(mode="json")]
-        return json.dumps(told, sort_keys=True)
+        output = [self.conditions.model_sha256, self.conditions.settings_sha256, self.settings.model_dump(mode="json")]
+        return json.dumps(output, sort_keys=True)
 
 
 class SavedSample(BaseModel):
@@ -221,8 +221,8 @@ class SampleFile:
 
     def find(self, run: Run, problem: Problem, number: int) -> Sample | None:
         """The sample that the run's maker wrote before; None where it did not."""
-        found = self._saved.get((run.maker, problem.digest, number))
-        return None if found is None else found.sample
+        result = self._saved.get((run.maker, problem.digest, number))
+        return None if result is None else result.sample
 
     def all_of(self, run: Run, problems: list[Problem]) -> list[list[Sample]]:
         """The samples of a run, for each of its problems.
@@ -230,8 +230,8 @@ class SampleFile:
         Raises:
             ValueError: If some are missing.
         """
-        found = [[self.find(run, problem, number) for number in range(run.samples)] for problem in problems]
-        whole = [[sample for sample in row if sample is not None] for row in found]
+        result = [[self.find(run, problem, number) for number in range(run.samples)] for problem in problems]
+        whole = [[sample for sample in row if sample is not None] for row in result]
         there, needed = sum(map(len, whole)), run.conditions.n * run.samples
         if there < needed:
             raise ValueError(

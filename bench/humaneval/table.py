@@ -36,13 +36,13 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 
 def estimates(n: int, passed: Sequence[int]) -> dict[int, Estimate]:
     """Mean pass@k over problems for each k in `KS` that n samples allow, by how many passed of each problem."""
-    found, ones = {}, np.ones(len(passed))
+    result, ones = {}, np.ones(len(passed))
     for k in KS:
         if k <= n:
-            estimate = clustered_share([pass_at_k(n, each, k) for each in passed], ones, n * ones)
+            estimate = clustered_share([pass_at_k(n, item, k) for item in passed], ones, n * ones)
             assert estimate is not None
-            found[k] = estimate
-    return found
+            result[k] = estimate
+    return result
 
 
 def row_of(
@@ -53,10 +53,10 @@ def row_of(
     commits: tuple[str | None, ...],
 ) -> HumanEvalRow:
     """The row of a run: its samples of each problem, what became of them, and the commits that wrote them."""
-    passed = [sum(each.outcome == "passed" for each in row) for row in judged]
-    counts = Counter(each.outcome for row in judged for each in row)
+    passed = [sum(item.outcome == "passed" for item in row) for row in judged]
+    counts = Counter(item.outcome for row in judged for item in row)
     loops = run.conditions.total_loops
-    each = [sample for row in samples for sample in row]
+    item = [sample for row in samples for sample in row]
     figures = {
         "pass_at_k": {k: Figure.of(estimate) for k, estimate in estimates(run.samples, passed).items()},
         "solved": Figure.of(share(sum(count > 0 for count in passed), len(passed))),
@@ -74,8 +74,8 @@ def row_of(
             "samples": run.samples,
             "sample_commits": commits,
             "outcomes": {outcome: counts[outcome] for outcome in OUTCOMES},
-            "unfinished": sum(not sample.finished for sample in each),
-            "new_tokens": sum(sample.new_tokens for sample in each),
+            "unfinished": sum(not sample.finished for sample in item),
+            "new_tokens": sum(sample.new_tokens for sample in item),
         }
     )
 

@@ -74,7 +74,7 @@ def measure(
         its least bytes over that time, that over a copy's, and all calls of a pass over the time of a pass.
     """
     copy = statistics.median(copy_bandwidth(device) for _ in range(3))
-    found = []
+    result = []
     for count, case in _cases(torch.empty(0, device=device, dtype=dtype), rows, contexts):
         for way in ways:
             made = {"kernel": case.ours, "eager": case.eager}.get(way) or torch.compile(case.eager)
@@ -82,7 +82,7 @@ def measure(
             call()
             seconds = time_of(call, device)
             rate = case.bytes / seconds
-            found.append(
+            result.append(
                 {
                     "kernel": case.kernel,
                     "size": case.size,
@@ -94,7 +94,7 @@ def measure(
                 }
             )
         on_case()
-    return copy, found
+    return copy, result
 
 
 def _cases(like: Tensor, rows: Sequence[int], contexts: Sequence[int]) -> Iterator[tuple[int, _Case]]:
@@ -169,7 +169,7 @@ def _qkv(like: Tensor, rows: int) -> _Case:
 
 
 def _parts(like: Tensor, rows: int, width: int) -> _Case:
-    """The product behind attention or behind the gates."""
+    """The product after attention or after the gates."""
     hidden, weight = arguments = tuple(_drawn(like, (rows, width), (_WIDTH, width)))
     size = weight.nbytes + hidden.nbytes + 4 * rows * _WIDTH
     return _Case("row_parts", f"{rows} rows of {width}", size, _LAYERS, row_parts, row_parts_reference, arguments)
@@ -178,8 +178,8 @@ def _parts(like: Tensor, rows: int, width: int) -> _Case:
 def _residual(like: Tensor, rows: int) -> _Case:
     """Of two parts; two in a layer."""
     parts = torch.randn(2, rows, _WIDTH, device=like.device)
-    behind, residual, ahead = _drawn(like, (_WIDTH,), (rows, _WIDTH), (_WIDTH,))
-    arguments = (parts, behind, residual, ahead, (_EPSILON, _EPSILON))
+    after, residual, ahead = _drawn(like, (_WIDTH,), (rows, _WIDTH), (_WIDTH,))
+    arguments = (parts, after, residual, ahead, (_EPSILON, _EPSILON))
     size = (2 + 3 * rows) * _WIDTH * like.itemsize + parts.nbytes
     name = f"{rows} rows of {_WIDTH}"
     return _Case("row_residual", name, size, 2 * _LAYERS, row_residual, row_residual_reference, arguments)

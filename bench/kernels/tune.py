@@ -1,7 +1,7 @@
 """How the products of a model are divided best on a device: every tiling tried, in rows of `kernels/products.json`.
 
 Each is timed in a CUDA graph over so many different weights that the L2 cache holds none of them, and what it computes
-is compared with float64. Tilings are tried in a drawn order behind the one in force, until a product's share of the
+is compared with float64. Tilings are tried in a drawn order after the one in force, until a product's share of the
 time is up.
 """
 
@@ -74,7 +74,7 @@ def products_of(shape: str) -> list[Product]:
 def candidates(product: Product, dtype: torch.dtype, first: Tiling) -> list[Tiling]:
     """Tilings of a product that a device has room for, the one in force first, then in a drawn order."""
     splits = (1, 2, 4) if product.split else (1,)
-    found = [
+    result = [
         tiling
         for tiling in starmap(Tiling, every((16, 32, 64), (64, 128, 256), (2, 4, 8), (3, 4, 5), splits))
         if product.inner // tiling.splits >= tiling.step
@@ -82,12 +82,12 @@ def candidates(product: Product, dtype: torch.dtype, first: Tiling) -> list[Tili
         and tiling.outputs * tiling.step <= _MOST_NUMBERS
         and (tiling.outputs + 16) * tiling.step * tiling.stages * dtype.itemsize <= _SHARED_BYTES
     ]
-    random.Random(_SEED).shuffle(found)
-    return list(dict.fromkeys([first, *found]))
+    random.Random(_SEED).shuffle(result)
+    return list(dict.fromkeys([first, *result]))
 
 
 def search(
-    found: Sequence[Tiling],
+    result: Sequence[Tiling],
     time_of: Callable[[Tiling], float | None],
     until: float,
     prepare: Callable[[Sequence[Tiling]], None] = lambda some: None,
@@ -96,7 +96,7 @@ def search(
     """Times tilings until the time is up, at least the first of them.
 
     Args:
-        found: Tilings, the first ones first.
+        result: Tilings, the first ones first.
         time_of: Microseconds of one; None where it cannot run, or is wrong.
         until: When to stop, as `now` tells it.
         prepare: Told of the tilings that are timed next, some at once.
@@ -106,15 +106,15 @@ def search(
         ValueError: If none of them runs.
     """
     timed: dict[Tiling, float] = {}
-    for place in range(0, len(found), _CHUNK):
+    for place in range(0, len(result), _CHUNK):
         if timed and now() >= until:
             break
-        some = found[place : place + _CHUNK]
+        some = result[place : place + _CHUNK]
         prepare(some)
         took = {tiling: time_of(tiling) for tiling in some}
         timed |= {tiling: us for tiling, us in took.items() if us is not None}
     if not timed:
-        raise ValueError(f"none of {len(found)} tilings runs on this device")
+        raise ValueError(f"none of {len(result)} tilings runs on this device")
     return timed
 
 
@@ -138,8 +138,8 @@ def tune(
     wanted = products_of(shape)
     for number, product in enumerate(wanted, start=1):
         trial = Trial(product, device, dtype, 10 * major + minor)
-        found = candidates(product, dtype, tiling_of(trial.hidden, trial.weights[0], product.split))
-        timed = search(found, trial.time_of, start + seconds * number / len(wanted), trial.compile)
+        result = candidates(product, dtype, tiling_of(trial.hidden, trial.weights[0], product.split))
+        timed = search(result, trial.time_of, start + seconds * number / len(wanted), trial.compile)
         best = min(timed, key=lambda tiling: timed[tiling])
         rows.append(trial.row(best, timed[best]))
         on_product(number)
@@ -194,7 +194,7 @@ class Trial:
         """The same in float64."""
         hidden, weight = self.hidden.double(), weight.double()
         if self._product.name == "qkv":
-            more = [each.double() if each.is_floating_point() else each for each in self._more]
+            more = [item.double() if item.is_floating_point() else item for item in self._more]
             return row_qkv_reference(hidden, weight, *more)
         if self._product.name == "gate-up":
             return row_gated_reference(hidden, weight)
@@ -202,9 +202,9 @@ class Trial:
 
     def is_right(self) -> bool:
         """Whether the product is that of float64 but for rounding."""
-        found, exact = self.call(self.weights[-1]).double(), self.exact(self.weights[-1])
-        found = found.sum(0) if found.ndim > exact.ndim else found
-        return bool((found - exact).norm() <= _MOST_ERROR * exact.norm())
+        result, exact = self.call(self.weights[-1]).double(), self.exact(self.weights[-1])
+        result = result.sum(0) if result.ndim > exact.ndim else result
+        return bool((result - exact).norm() <= _MOST_ERROR * exact.norm())
 
     def compile(self, some: Iterable[Tiling]) -> None:
         """Compiles the kernel for some tilings side by side."""

@@ -61,9 +61,9 @@ def kv(
     with one_line_errors():
         check_ledger(out)
         looped, tokenizer = load(model, device=device, dtype=dtype)
-        named = [replace(KVConfig.parse(each), segment=segment) for each in codecs or ()]
+        named = [replace(KVConfig.parse(item), segment=segment) for item in codecs or ()]
         asked = named or codecs_of(looped.num_loops, segment)
-        if any(not each.is_coded for each in asked):
+        if any(not item.is_coded for item in asked):
             raise ValueError("--kv takes codecs of few bits: int8, int4, residual; what is computed stands beside them")
         lengths = _contexts(contexts, looped.config.max_position_embeddings - max_new_tokens)
         rows = []
@@ -75,7 +75,7 @@ def kv(
                 chosen, source = list(islice(read_prompts(Path(prompts)), needed)), Path(prompts).name
             ids = at_context(encode_prompts(looped, tokenizer, chosen, max_new_tokens), context, n)
             answers = [prompt.answer for prompt in chosen] if not context else [None] * len(ids)
-            told = describe(looped, model, source, ids, answers[: len(ids)], max_new_tokens)
+            output = describe(looped, model, source, ids, answers[: len(ids)], max_new_tokens)
             total = len(asked) * len(ids) + (rounds + 1) * (len(asked) + 1) * bool(rounds)
             with progress_bar(f"context {context or 'own'}", total, hidden=as_json) as advance:
                 step = partial(lambda advance, steps: advance(next(steps)), advance, count(1))
@@ -84,7 +84,7 @@ def kv(
                 taken = times(looped, timed, asked, max_new_tokens, rounds, step) if rounds else [{} for _ in asked]
                 engines = side_by_side(looped, tokenizer, asked, ids) if concurrency else [{} for _ in asked]
                 for codec, fields, engine in zip(asked, taken, engines, strict=True):
-                    row = compare(looped, computed, codec, told, context, free, step)
+                    row = compare(looped, computed, codec, output, context, free, step)
                     rows.append(row.model_copy(update={**fields, **engine}))
                     append_row(out, rows[-1])
     closing = f"{len(rows)} rows in {out}; python -m sigma0.bench report draws them"
@@ -97,9 +97,9 @@ def _contexts(text: str, most: int) -> list[int]:
     Raises:
         ValueError: For one that is no number, or more than the model's positions.
     """
-    found = []
+    result = []
     for part in dict.fromkeys(text.split(",")):
         if not part.strip().isdigit() or not 0 <= int(part) <= most:
             raise ValueError(f"--contexts takes numbers from 0 to {most}, separated by commas, got {part!r}")
-        found.append(int(part))
-    return found
+        result.append(int(part))
+    return result

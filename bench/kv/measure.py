@@ -105,17 +105,17 @@ def compare(
     """
     same, kl, moved, sizes = [], [], [], [text.new for text, _, _ in computed]
     for text, reference, depths in computed:
-        found, own = _read(model, text, kv)
-        same.append(int((reference.argmax(-1) == found.argmax(-1)).sum()))
-        kl.append(float(divergence(reference, found).sum()))
-        moved.append(int((own != depths).sum()))
+        result, current = _read(model, text, kv)
+        same.append(int((reference.argmax(-1) == result.argmax(-1)).sum()))
+        kl.append(float(divergence(reference, result).sum()))
+        moved.append(int((current != depths).sum()))
         on_text()
     equal = []
     with stored_in(model, kv):
         for text, _, _ in computed[:free]:
             prompt = text.ids[: -text.new]
-            told = continue_alone(model, prompt, FULL, conditions.max_new_tokens).sequences[0, len(prompt) :]
-            equal.append(tuple(told.tolist()) == text.ids[-text.new :])
+            output = continue_alone(model, prompt, FULL, conditions.max_new_tokens).sequences[0, len(prompt) :]
+            equal.append(tuple(output.tolist()) == text.ids[-text.new :])
     codec = plane_codec(kv, model.num_loops)
     computed_bytes = kv_bytes(model, 1, 1, model.num_loops)
     return KVRow.model_validate(
@@ -158,11 +158,11 @@ def times(
         {
             "timed_context": ids.shape[1],
             "rounds": rounds,
-            "milliseconds_per_token": 1000 * min(own) / (new_tokens - 1),
+            "milliseconds_per_token": 1000 * min(current) / (new_tokens - 1),
             "milliseconds_per_token_computed": 1000 * min(plain) / (new_tokens - 1),
-            "speed_ratio": median_figure(plain / own),
+            "speed_ratio": median_figure(plain / current),
         }
-        for own in others
+        for current in others
     ]
 
 
@@ -176,21 +176,21 @@ def side_by_side(
     # a token to come has its block before it is fed, and each other sequence one to spare
     memory = COMPUTED * (-(-(longest + 1) // shape.size) + 1) * shape.bytes_with(model.dtype)
     computed, _ = _run_engine(model, tokenizer, FULL_KV, requests, memory)
-    found = []
+    result = []
     for kv in codecs:
         most, answers = _run_engine(model, tokenizer, kv, requests, memory)
-        alone = [_run_engine(model, tokenizer, kv, [each], memory)[1][0] for each in requests[:COMPARED]]
-        found.append(
+        alone = [_run_engine(model, tokenizer, kv, [item], memory)[1][0] for item in requests[:COMPARED]]
+        result.append(
             {
                 "kv_memory": memory,
                 "concurrent_tokens": longest,
                 "concurrent": most,
                 "concurrent_computed": computed,
                 "compared_alone": len(alone),
-                "same_alone": sum(own == other for own, other in zip(alone, answers, strict=False)),
+                "same_alone": sum(current == other for current, other in zip(alone, answers, strict=False)),
             }
         )
-    return found
+    return result
 
 
 def _run_engine(

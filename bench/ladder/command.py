@@ -81,7 +81,7 @@ def ladder(
             done = iter(range(1, total + 1))
             for part, (asked, where) in parts.items():
                 ids = encode_prompts(*below, asked, max_new_tokens)
-                conditions = describe(below[0], small, where, ids, [each.answer for each in asked], max_new_tokens)
+                conditions = describe(below[0], small, where, ids, [item.answer for item in asked], max_new_tokens)
                 every = {**conditions.model_dump(), **shared, "part": part}
                 rows += measure(lower, upper, asked, points, max_new_tokens, every, lambda: advance(next(done)))
         for row in rows:
@@ -104,12 +104,12 @@ def _prompts(source: str, n: int, seed: int, hard: bool) -> dict[str, tuple[list
             part: (list(micro_world(n, split, seed, hard)), f"{TASK}, {split} split, {kind}seed {seed}")
             for part, split in (("choice", "calibration"), ("report", "test"))
         }
-    found = list(islice(read_prompts(Path(source)), 2 * n))
-    if len(found) < 2:
+    result = list(islice(read_prompts(Path(source)), 2 * n))
+    if len(result) < 2:
         raise ValueError(f"{source!r} holds one prompt: intervals over prompts take at least 2")
     name = Path(source).name
-    parts = {"choice": (found[n:], f"{name}, from {n + 1}")} if len(found) > n + 1 else {}
-    return {**parts, "report": (found[:n], name)}
+    parts = {"choice": (result[n:], f"{name}, from {n + 1}")} if len(result) > n + 1 else {}
+    return {**parts, "report": (result[:n], name)}
 
 
 def _print(rows: Sequence[LadderRow]) -> None:
@@ -125,5 +125,5 @@ def _print(rows: Sequence[LadderRow]) -> None:
             continue
         others = {other: at_cost(rest, best.cost.value) for other, rest in curves.items() if other != best.family}
         beside = ", ".join(f"{other} {value:.1%}" for other, value in others.items() if value is not None)
-        told = f"{best.accuracy.value:.1%} right at {best.cost.value:.1%} of the cost"
-        console.print(f"{setting_name(best.family, best.policy)}: {told}; there {beside}")
+        output = f"{best.accuracy.value:.1%} right at {best.cost.value:.1%} of the cost"
+        console.print(f"{setting_name(best.family, best.policy)}: {output}; there {beside}")

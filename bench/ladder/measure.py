@@ -48,29 +48,29 @@ class Setting:
 
 def token_settings(doors: DoorPolicy) -> list[Setting]:
     """Points of models with one tokenizer: tokens go up, and whole answers beside them; `doors` of the lower model."""
-    found = [Setting(SMALL, Never())]
-    found += [Setting("random", Random(rate)) for rate in (0.01, 0.03, 0.1, 0.3)]
-    found += [Setting("entropy", Entropy(above)) for above in ENTROPIES]
-    found += [Setting("saturation or entropy", AnyOf((Saturation(), Entropy(above)))) for above in ENTROPIES]
-    found += [Setting("margin", Margin(below)) for below in (0.1, 0.3, 0.6, 0.9)]
-    found += [Setting(f"entropy, stay {stay}", Entropy(0.5), stay) for stay in (1, 3)]
+    result = [Setting(SMALL, Never())]
+    result += [Setting("random", Random(rate)) for rate in (0.01, 0.03, 0.1, 0.3)]
+    result += [Setting("entropy", Entropy(above)) for above in ENTROPIES]
+    result += [Setting("saturation or entropy", AnyOf((Saturation(), Entropy(above)))) for above in ENTROPIES]
+    result += [Setting("margin", Margin(below)) for below in (0.1, 0.3, 0.6, 0.9)]
+    result += [Setting(f"entropy, stay {stay}", Entropy(0.5), stay) for stay in (1, 3)]
     for warm_start, family in ((False, "whole answers"), (True, "whole answers, warm start")):
-        found += [Setting(family, Margin(below), unit="answer", warm_start=warm_start) for below in (0.1, 0.6, 0.9)]
+        result += [Setting(family, Margin(below), unit="answer", warm_start=warm_start) for below in (0.1, 0.6, 0.9)]
     # what sigma0.generate does with a ladder when SIGMA0_LADDER=1
-    found.append(Setting("whole answers by verdict", ShutDoor(doors), unit="answer"))
-    return found
+    result.append(Setting("whole answers by verdict", ShutDoor(doors), unit="answer"))
+    return result
 
 
 def answer_settings(doors: DoorPolicy) -> list[Setting]:
     """Points of models with different tokenizers: only whole answers can go up."""
-    found = [Setting(SMALL, Never(), unit="answer")]
-    found += [Setting("random", Random(rate), unit="answer") for rate in (0.25, 0.5, 0.75)]
-    found += [Setting("entropy", Entropy(above), unit="answer") for above in MEAN_ENTROPIES]
+    result = [Setting(SMALL, Never(), unit="answer")]
+    result += [Setting("random", Random(rate), unit="answer") for rate in (0.25, 0.5, 0.75)]
+    result += [Setting("entropy", Entropy(above), unit="answer") for above in MEAN_ENTROPIES]
     policies = [AnyOf((Saturation(), Entropy(above))) for above in MEAN_ENTROPIES]
-    found += [Setting("saturation or entropy", policy, unit="answer") for policy in policies]
-    found.append(Setting("verdict", ShutDoor(doors), unit="answer"))
-    found.append(Setting("verdict, warm start", ShutDoor(doors), unit="answer", warm_start=True))
-    return found
+    result += [Setting("saturation or entropy", policy, unit="answer") for policy in policies]
+    result.append(Setting("verdict", ShutDoor(doors), unit="answer"))
+    result.append(Setting("verdict, warm start", ShutDoor(doors), unit="answer", warm_start=True))
+    return result
 
 
 def measure(
@@ -112,22 +112,22 @@ def measure(
             ladder = FidelityLadder(rungs, policy=policy, hysteresis=Hysteresis(stay=setting.stay))
             warm = {"warm_start": setting.warm_start} if setting.unit == "answer" else {}
             began = perf_counter()
-            found = ladder.generate(prompt.content, setting.unit, max_new_tokens=max_new_tokens, **warm)
+            result = ladder.generate(prompt.content, setting.unit, max_new_tokens=max_new_tokens, **warm)
             seconds = perf_counter() - began
-            expected = found.text if expected is None else expected
+            expected = result.text if expected is None else expected
             row[:, number] = (
-                found.text.strip() == expected.strip(),
-                found.bytes_read,
-                sum(cost.rows * cost.parameters for cost in found.costs),
+                result.text.strip() == expected.strip(),
+                result.bytes_read,
+                sum(cost.rows * cost.parameters for cost in result.costs),
                 seconds,
-                sum(cost.tokens for cost in found.costs),
-                found.spent.large_tokens,
-                found.costs[-1].catch_ups,
+                sum(cost.tokens for cost in result.costs),
+                result.spent.large_tokens,
+                result.costs[-1].catch_ups,
             )
             on_answer()
     above = counts[0]
-    rows = [_row(setting, each, above, shared) for (setting, _), each in zip(plan, counts, strict=True)]
-    below = next((each for (setting, _), each in zip(plan, counts, strict=True) if setting.family == SMALL), None)
+    rows = [_row(setting, item, above, shared) for (setting, _), item in zip(plan, counts, strict=True)]
+    below = next((item for (setting, _), item in zip(plan, counts, strict=True) if setting.family == SMALL), None)
     if below is None:
         return rows
     # by lot, what the larger model alone writes was handed up
@@ -164,4 +164,4 @@ def at_cost(rows: Sequence[LadderRow], cost: float) -> float | None:
     known = sorted((row.cost.value, row.accuracy.value) for row in rows)
     if not known or not known[0][0] <= cost <= known[-1][0]:
         return None
-    return float(np.interp(cost, [each for each, _ in known], [value for _, value in known]))
+    return float(np.interp(cost, [item for item, _ in known], [value for _, value in known]))

@@ -60,7 +60,7 @@ def doubts_of(answers: Sequence[Answered], model: ConfidenceModel) -> dict[str, 
     known = [answer.verdict(DoorPolicy(), model).confidence for answer in answers]
     evidence = np.stack([answer.evidence for answer in answers])
     return {
-        "confidence": np.array([1.0 if each is None else 1 - each for each in known]),
+        "confidence": np.array([1.0 if item is None else 1 - item for item in known]),
         "mean entropy": evidence[:, FEATURES.index("mean_entropy")],
         "minimum margin": evidence[:, FEATURES.index("most_doubt")],
     }
@@ -83,9 +83,9 @@ def measure_routes(
 
     routes = []
     for share in SHARES:
-        found = bootstrap(partial(over, share=share), len(small), resamples)
-        assert found is not None
-        routes.append(Route(share, {name: routed(doubts[name], small, large, share) for name in SCORES}, found))
+        result = bootstrap(partial(over, share=share), len(small), resamples)
+        assert result is not None
+        routes.append(Route(share, {name: routed(doubts[name], small, large, share) for name in SCORES}, result))
     means = (float(small.mean()), float(large.mean()), float(np.maximum(small, large).mean()))
     return RoutesReport(*names, len(small), *means, tuple(routes))
 
@@ -107,17 +107,17 @@ def routes(
     with one_line_errors(), needs_extra("bench"):
         from sigma0.bench.verdict.pools import open_pool
 
-        found: list[dict[tuple[int, ...], Answered]] = []
+        result: list[dict[tuple[int, ...], Answered]] = []
         for name in (small, large):
             model, tokenizer = load(name, dtype="float32")
             file = None if pools is None else pools / f"pool-{Path(name).name}.jsonl"
-            found.append({each.prompt_ids: each for each in open_pool(model, tokenizer, file, n, seed, as_json)})
+            result.append({item.prompt_ids: item for item in open_pool(model, tokenizer, file, n, seed, as_json)})
         confidence = load(small, dtype="float32")[0].confidence_model
         if confidence is None:
             raise ValueError(f"{small!r} has no calibrated confidence: sigma0 calibrate --objective risk fits one")
-        both = [ids for ids in found[1] if ids in found[0]]
-        right = [np.array([float(answers[ids].right) for ids in both]) for answers in found]
-        doubts = doubts_of([found[0][ids] for ids in both], confidence)
+        both = [ids for ids in result[1] if ids in result[0]]
+        right = [np.array([float(answers[ids].right) for ids in both]) for answers in result]
+        doubts = doubts_of([result[0][ids] for ids in both], confidence)
         report = measure_routes((Path(small).name, Path(large).name), doubts, right[0], right[1])
     if tell_report(asdict(report), out, as_json):
         alone = f"{report.small_right:.1%} right, {report.large_right:.1%} of the larger alone"
@@ -131,7 +131,7 @@ def route_cells(report: RoutesReport) -> list[list[str]]:
     """A line for each share."""
     lines = []
     for route in report.routes:
-        low, high = (100 * each for each in route.over_entropy.interval)
+        low, high = (100 * item for item in route.over_entropy.interval)
         over = f"{100 * route.over_entropy.value:+.2f} ({low:+.2f} to {high:+.2f})"
         lines.append([f"{route.share:.0%}", *(f"{100 * route.right[name]:.1f} %" for name in SCORES), over])
     return lines

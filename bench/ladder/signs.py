@@ -101,12 +101,12 @@ def score(
             here = np.concatenate([rows[number] for number in drawn])
             if differs[here].all() or not differs[here].any():
                 return None
-            areas = [float(roc_auc_score(differs[here], columns[each][here])) for each in (name, less) if each]
+            areas = [float(roc_auc_score(differs[here], columns[item][here])) for item in (name, less) if item]
             return areas[0] - sum(areas[1:])
 
-        found = bootstrap(statistic, count, resamples)
-        assert found is not None
-        return found
+        result = bootstrap(statistic, count, resamples)
+        assert result is not None
+        return result
 
     return {name: Sign(estimate(name, None), estimate(name, SIGNS[0])) for name in SIGNS}
 

@@ -30,10 +30,10 @@ def ladder_table(rows: Sequence[LadderRow]) -> str:
         rows: Of one run.
     """
     choosing = next((row for row in rows if row.part == "choice"), None)
-    told = "these very questions" if choosing is None else f"{choosing.n} questions of their own ({choosing.prompts})"
+    output = "these very questions" if choosing is None else f"{choosing.n} questions of their own ({choosing.prompts})"
     headings = ("setting", "right, 95 % interval", "cost", "time", "tokens of the larger", "catch-ups an answer")
     table = BenchTable(headings, [_cells(row) for row in shown(rows)])
-    return f"Settings are chosen on {told}.\n\n{table.markdown()}"
+    return f"Settings are chosen on {output}.\n\n{table.markdown()}"
 
 
 def shown(rows: Sequence[LadderRow]) -> list[LadderRow]:
@@ -65,13 +65,13 @@ def setting_name(family: str, policy: dict[str, object]) -> str:
     """A setting in a few words: its curve, and the numbers of its trigger."""
     triggers = policy.get("triggers", [policy])
     assert isinstance(triggers, list | tuple)
-    values = [f"{key} {each[key]:g}" for each in triggers for key in ("above", "below", "rate") if key in each]
+    values = [f"{key} {item[key]:g}" for item in triggers for key in ("above", "below", "rate") if key in item]
     return f"{family} ({', '.join(values)})" if values else family
 
 
 def _cells(row: LadderRow) -> list[str]:
     right = f"{100 * row.accuracy.value:.1f} % ({100 * row.accuracy.low:.1f} to {100 * row.accuracy.high:.1f})"
-    shares = [f"{100 * each:.1f} %" for each in (row.cost.value, row.seconds.value, row.handed_up)]
+    shares = [f"{100 * item:.1f} %" for item in (row.cost.value, row.seconds.value, row.handed_up)]
     return [setting_name(row.family, row.policy), right, *shares, f"{row.catch_ups:.2f}"]
 
 

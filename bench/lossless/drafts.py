@@ -46,7 +46,7 @@ def simulate(traces: Sequence[Ints], exits: Sequence[Ints]) -> Simulated:
     """Counts passes.
 
     Args:
-        traces: Argmax at loop 1 to T of the new tokens of each text behind its first, `[T, n]`.
+        traces: Argmax at loop 1 to T of the new tokens of each text after its first, `[T, n]`.
         exits: Loop at which the rule stops each of them, `[n]`.
     """
     # under verify, with a fallback, with redrafts
@@ -84,7 +84,7 @@ def step(path: Ints, depth: int) -> tuple[int, int, int]:
 
 
 def full_texts(model: Any, prompts: Sequence[tuple[int, ...]], new: int) -> list[Tensor]:
-    """Full depth's own text behind each prompt, prompt included, `new` tokens whether it ends or not; each `[1, S]`."""
+    """Full depth's own text after each prompt, prompt included, `new` tokens whether it ends or not; each `[1, S]`."""
     full = ExitConfig(mode="full")
     return [continue_alone(model, prompt, full, new, past_the_end=True).sequences for prompt in prompts]
 

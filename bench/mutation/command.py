@@ -49,8 +49,8 @@ def mutants(
                 _run(tree, "cosmic-ray", "exec", str(config), str(session))
                 survived = [item.mutations[0] for item, result in work.completed_work_items if not result.is_killed]
             typer.echo(f"{config.stem:12}{len(drawn):6}{len(drawn) - len(survived):8}{len(survived):10}")
-            for each in sorted(survived, key=str):
-                typer.echo(f"  {each.module_path}:{each.start_pos[0]} {each.operator_name}")
+            for entry in sorted(survived, key=str):
+                typer.echo(f"  {entry.module_path}:{entry.start_pos[0]} {entry.operator_name}")
 
 
 def _run(cwd: Path, *command: str) -> None:

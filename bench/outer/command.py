@@ -103,9 +103,9 @@ def outer(
         if model != larger and small.conditions.model == large.conditions.model:
             raise ValueError(f"{model!r} and {larger!r} have one name, so that their rows could not be told apart")
         with progress_bar("questions", n * (len(chosen) + 3 + 2 * most_votes), as_json) as advance:
-            told = _measure(_Run(items, seed, started, most_votes, out, advance), chosen, small, large)
-    tables = [each.rich() for each in (table(told), levels_table(told)) if each.rows]
-    tell_rows(told, as_json, lambda: Console().print(*tables), f"{len(told)} rows in {out}")
+            output = _measure(_Run(items, seed, started, most_votes, out, advance), chosen, small, large)
+    tables = [entry.rich() for entry in (table(output), levels_table(output)) if entry.rows]
+    tell_rows(output, as_json, lambda: Console().print(*tables), f"{len(output)} rows in {out}")
 
 
 def choose(names: str) -> dict[str, Way]:
@@ -182,10 +182,10 @@ class _Run:
         name = f"vote of {votes}{', which costs less' if wanted > votes else ''}"
         if asked.conditions.model != self.rows[0].model:
             name = f"{asked.conditions.model}: {name}"
-        for each, by_rule in ((name, False), (f"{name}, {BY_RULE}", True)):
-            if each not in self.results:
-                self.results[each] = run_vote(self.items, drawn[:votes], by_rule)
-                self.keep(each, asked, PLAIN)
+        for entry, by_rule in ((name, False), (f"{name}, {BY_RULE}", True)):
+            if entry not in self.results:
+                self.results[entry] = run_vote(self.items, drawn[:votes], by_rule)
+                self.keep(entry, asked, PLAIN)
         return name
 
     def _count(self) -> None:
@@ -290,10 +290,10 @@ def agent(
                 desk = Desk(Trail(), seed=seed + place)
                 with tempfile.TemporaryDirectory() as folder:
                     write(Path(folder), fault)
-                    found = RepoAgent([asked.chat], sandbox, desk, settings).solve(TASK, Path(folder))
-                taken += found.steps
+                    result = RepoAgent([asked.chat], sandbox, desk, settings).solve(TASK, Path(folder))
+                taken += result.steps
                 refused += sum(decision.what == "refused" for decision in desk.trail.decisions)
-                results.append(Answered(found.patch, found.solved, right=found.solved, usage=desk.usage))
+                results.append(Answered(result.patch, result.solved, right=result.solved, usage=desk.usage))
                 advance(place + 1)
         changed = asked.conditions.model_copy(update={"n": len(FAULTS), "max_new_tokens": max_tokens})
         way = f"agent, {'held to actions' if held else 'free'}, {steps} steps"

@@ -34,7 +34,7 @@ class Asked:
     weight: float  # Numbers of its block over those of the run's first model
 
     def passes(self, result: Answered) -> float:
-        """Passes behind prompts and over them, T for each; a model without loops has one a token."""
+        """Passes after prompts and over them, T for each; a model without loops has one a token."""
         used, loops = result.usage, self.conditions.total_loops
         return float((used.completion_tokens if loops == 1 else used.loop_passes) + loops * used.calls)
 
@@ -84,9 +84,9 @@ def run(way: Way, model: ChatModel, items: Sequence[Item], seed: int, advance: C
 def run_vote(items: Sequence[Item], drawn: Sequence[Sequence[Answered]], by_rule: bool) -> list[Answered]:
     """Votes of answers that were drawn: for each number of a sample its results on every question."""
     results = []
-    for item, own in zip(items, zip(*drawn, strict=True), strict=True):
-        answer = vote([one.answer for one in own], item.prompt, by_rule)
-        usage = reduce(Usage.plus, (one.usage for one in own))
+    for item, current in zip(items, zip(*drawn, strict=True), strict=True):
+        answer = vote([one.answer for one in current], item.prompt, by_rule)
+        usage = reduce(Usage.plus, (one.usage for one in current))
         results.append(Answered(answer, True, right=answer == item.answer, usage=usage))
     return results
 
@@ -133,14 +133,16 @@ def level_rates(checks: Sequence[Sequence[Check]]) -> dict[Level, LevelRates]:
     """How verification went at each level that was reached, by the checks of each question."""
     rates = {}
     for level in LEVELS:
-        reached = [own for own in ([one for one in each if one.level == level] for each in checks) if own]
+        reached = [current for current in ([one for one in entry if one.level == level] for entry in checks) if current]
         if reached:
-            made = [len(own) for own in reached]
+            made = [len(current) for current in reached]
             rates[level] = LevelRates(
                 reached=len(reached),
-                passed=_share(any(one.opened for one in own) for own in reached),
+                passed=_share(any(one.opened for one in current) for current in reached),
                 checks=sum(made),
-                checks_passed=_figure(clustered_share([sum(one.passed for one in own) for own in reached], made)),
+                checks_passed=_figure(
+                    clustered_share([sum(one.passed for one in current) for current in reached], made)
+                ),
             )
     return rates
 

@@ -24,7 +24,7 @@ _ASKED = re.compile(r"What is told of (.+)\?")
 _SUM = re.compile(r"\d+ ([+-]) \d+")
 _NUMBER = re.compile(r"\d+")
 _WORD = re.compile(r"\w+")
-# A name in a question: with a capital letter, or behind an article.
+# A name in a question: with a capital letter, or after an article.
 _NAMED = re.compile(r"(?:[A-Z]|(?<=the )[a-z])\w*")
 # What fewer traces say is left out.
 FEWEST = 2
@@ -70,16 +70,16 @@ class Program:
         parts = part(problem)
         for kind in self.kinds:
             slots = match(kind.question, parts.question)
-            told = None if slots is None else self._told(parts.sentences, kind, slots)
-            if told is not None:
-                return told
+            output = None if slots is None else self._told(parts.sentences, kind, slots)
+            if output is not None:
+                return output
         return None
 
-    def _told(self, told: tuple[str, ...], kind: Kind, slots: Mapping[str, str]) -> str | None:
-        goal, count = self._follow(told, kind.ends, slots["x"])
+    def _told(self, output: tuple[str, ...], kind: Kind, slots: Mapping[str, str]) -> str | None:
+        goal, count = self._follow(output, kind.ends, slots["x"])
         filled = {**slots, "y": goal, "n": "" if count is None else str(count)}
         if kind.rule == "greater":
-            other = self._follow(told, kind.ends, slots.get("z", ""))[1]
+            other = self._follow(output, kind.ends, slots.get("z", ""))[1]
             if count is None or other is None:
                 return None
             return fill(kind.yes if count > other else kind.no, filled)
@@ -87,14 +87,14 @@ class Program:
             return None
         return fill(kind.yes if kind.rule == "open" or _bare(goal) == _bare(slots.get("z", "")) else kind.no, filled)
 
-    def _follow(self, told: tuple[str, ...], ends: tuple[str, ...], name: str) -> tuple[str, int | None]:
+    def _follow(self, output: tuple[str, ...], ends: tuple[str, ...], name: str) -> tuple[str, int | None]:
         """Where a way from a name ends, and what it counts; empty and None where it breaks off."""
         total, counts = 0, False
         for _ in range(_MOST_STEPS):
-            found = self._last(told, name)
-            if found is None:
+            result = self._last(output, name)
+            if result is None:
                 return "", None
-            pointer, slots = found
+            pointer, slots = result
             if pointer.sign:
                 counts, total = True, total + pointer.sign * int(slots.get("n", "0"))
             if pointer.text in ends:
@@ -102,8 +102,8 @@ class Program:
             name = slots.get("y", "")
         return "", None
 
-    def _last(self, told: tuple[str, ...], name: str) -> tuple[Pointer, dict[str, str]] | None:
-        for sentence in reversed(told):
+    def _last(self, output: tuple[str, ...], name: str) -> tuple[Pointer, dict[str, str]] | None:
+        for sentence in reversed(output):
             for pointer in self.pointers:
                 slots = match(pointer.text, sentence)
                 if slots is not None and _bare(slots["x"]) == _bare(name):
@@ -113,8 +113,8 @@ class Program:
 
 def match(template: str, text: str) -> dict[str, str] | None:
     """What stands in a template's slots in a text; None where it does not fit."""
-    found = _pattern(template).fullmatch(text)
-    return None if found is None else found.groupdict()
+    result = _pattern(template).fullmatch(text)
+    return None if result is None else result.groupdict()
 
 
 def fill(template: str, slots: Mapping[str, Any]) -> str:
@@ -181,7 +181,7 @@ def induce(traces: Iterable[Trace], fewest: int = FEWEST) -> Program:
 def _ways(trace: Trace) -> list[list[_Look]]:
     """The look-ups of a trace, way by way."""
     asked = ((lemma, _ASKED.fullmatch(lemma.verification_strategy)) for lemma in trace.lemmas)
-    looks = {lemma.id: (found[1], lemma) for lemma, found in asked if found is not None}
+    looks = {lemma.id: (result[1], lemma) for lemma, result in asked if result is not None}
     follows = {other: one for one, (_, lemma) in reversed(looks.items()) for other in lemma.dependencies}
     ways = []
     for first, (_, lemma) in looks.items():
@@ -224,13 +224,13 @@ def _signs(trace: Trace, ways: Sequence[Sequence[_Look]], goal: str) -> Iterator
     statements = {lemma.id: lemma.statement for lemma in trace.lemmas}
     looks = {look.sentence: look for way in ways for look in way}
     for lemma in trace.lemmas:
-        found = _SUM.fullmatch(lemma.verification_strategy)
-        if found is None:
+        result = _SUM.fullmatch(lemma.verification_strategy)
+        if result is None:
             continue
         for other in lemma.dependencies:
             look = looks.get(statements.get(other, ""))
             if look is not None:
-                yield _pointer(look, goal), -1 if look.goal and found[1] == "-" else 1
+                yield _pointer(look, goal), -1 if look.goal and result[1] == "-" else 1
 
 
 def _sign(signs: Counter[tuple[str, int]], text: str) -> int:
@@ -250,14 +250,14 @@ def _kind(
     for (asked, answer, case), count in answers.items():
         if asked == question and count > best.get(case, (0, ""))[0]:
             best[case] = count, answer
-    found = {case: answer for case, (count, answer) in best.items() if count >= fewest}
-    if not at or not found:
+    result = {case: answer for case, (count, answer) in best.items() if count >= fewest}
+    if not at or not result:
         return None
-    if "open" in found:
-        return Kind(question, "open", at, found["open"])
-    if not {"yes", "no"} <= set(found):
+    if "open" in result:
+        return Kind(question, "open", at, result["open"])
+    if not {"yes", "no"} <= set(result):
         return None
-    return Kind(question, "greater" if "{z}" in found["yes"] else "same", at, found["yes"], found["no"])
+    return Kind(question, "greater" if "{z}" in result["yes"] else "same", at, result["yes"], result["no"])
 
 
 def _case(answer: str) -> str:

@@ -106,10 +106,10 @@ def walked(model: ChatModel, desk: Desk, problem: str) -> Answered:
         if action.act == "answer":
             return Answered(action.what, True)
         if action.act == "look":
-            told = _ask(model, desk, f"look {step}", looking(parts.text, action.what))
-            if told not in parts.sentences:
+            output = _ask(model, desk, f"look {step}", looking(parts.text, action.what))
+            if output not in parts.sentences:
                 return Answered("", False)
-            known.append(told)
+            known.append(output)
         else:
             known.append(action.what)
     return Answered("", False)
@@ -153,7 +153,7 @@ class Learned:
         return (plain() if self._was_plain else self._dear)(model, desk, problem)
 
     def learn(self, problem: str, answered: Answered, known: str) -> None:
-        """Takes in the known answer, behind its own; of plain answers alone."""
+        """Takes in the known answer, after its own; of plain answers alone."""
         if self._was_plain:
             self._seen[_kind(problem)] += 1
             self._right[_kind(problem)] += answered.answer == known

@@ -63,24 +63,24 @@ def overhead(
                     samples[case].append(bench.run(case))
                     advance(next(done))
         ended = datetime.now(timezone.utc).isoformat()
-        found = [_row(bench, ended, case, own, operations[case]) for case, own in samples.items()]
-        for row in found:
+        result = [_row(bench, ended, case, current, operations[case]) for case, current in samples.items()]
+        for row in result:
             append_row(out, row)
-    tell_rows(found, as_json, lambda: _print(found), f"{len(found)} rows in {out}")
+    tell_rows(result, as_json, lambda: _print(result), f"{len(result)} rows in {out}")
 
 
-def _row(bench: Bench, time: str, case: Case, own: list[Sample], operations: float) -> OverheadRow:
+def _row(bench: Bench, time: str, case: Case, current: list[Sample], operations: float) -> OverheadRow:
     model = bench.plain if case.way == "transformers" else bench.looped
     digests = Digests(weights_sha256="empty", settings_sha256="empty")
     conditions = describe(model, "empty", "one word", [(0,)], [None], case.passes, case.sequences, digests)
-    per_pass = [sample.seconds / sample.passes * 1e6 for sample in own]
-    rows = own[0].rows / own[0].passes
+    per_pass = [sample.seconds / sample.passes * 1e6 for sample in current]
+    rows = current[0].rows / current[0].passes
     return OverheadRow.model_validate(
         {
             **conditions.model_dump(),
             **{name: value for name, value in case._asdict().items() if name != "passes"},
             "time": time,
-            "rounds": len(own),
+            "rounds": len(current),
             "rows_per_pass": rows,
             "microseconds_per_pass": _figure(per_pass),
             "microseconds_per_row": _figure([value / rows for value in per_pass]),

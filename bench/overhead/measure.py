@@ -179,7 +179,7 @@ class Bench:
         self._loops = loops
 
     def run(self, case: Case, counted: bool = False) -> Sample:
-        """A round: the passes of some new tokens, behind prompts that are not timed."""
+        """A round: the passes of some new tokens, after prompts that are not timed."""
         ways = {"library": self._library, "engine": self._engine, "transformers": self._transformers}
         passes = ways[case.way](case)
         if counted:

@@ -139,8 +139,8 @@ def eval_command(
         mix = LOOK_UPS if look_ups else MIX
         groups = summarize(evaluate(looped, tokenizer, looped.exit_rule(config), n, split, seed, mix))
         runs = free_runs(looped, tokenizer, free, split, seed, mix=mix)
-    told = {"model": model, "split": split, "seed": seed, "n": n, **({"look_ups": True} if look_ups else {})}
-    if not tell_report({"free": runs, **told, "exit": config.to_dict(), "groups": groups}, None, as_json):
+    output = {"model": model, "split": split, "seed": seed, "n": n, **({"look_ups": True} if look_ups else {})}
+    if not tell_report({"free": runs, **output, "exit": config.to_dict(), "groups": groups}, None, as_json):
         return
     console = Console()
     rule = config.mode if config.threshold is None else f"{config.mode} {config.threshold:g}"

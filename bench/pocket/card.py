@@ -155,7 +155,7 @@ def _percent(share: float) -> str:
 
 def estimate_text(estimate: Figures, digits: int, scale: float = 1, form: str = "{} ({} to {})") -> str:
     """A figure and its interval in words."""
-    return form.format(*(f"{scale * each:.{digits}f}" for each in (estimate["value"], *estimate["interval"])))
+    return form.format(*(f"{scale * entry:.{digits}f}" for entry in (estimate["value"], *estimate["interval"])))
 
 
 def _share(estimate: Figures) -> str:

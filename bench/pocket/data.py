@@ -132,7 +132,7 @@ def fit(tokenizer: PreTrainedTokenizerFast, scene: Scene, chat: bool, length: in
 
 
 def word_id(tokenizer: PreTrainedTokenizerFast, word: str) -> int:
-    """Id of a word as it stands inside a text, behind a space; a digit stands by itself."""
+    """Id of a word as it stands inside a text, after a space; a digit stands by itself."""
     token = tokenizer.convert_tokens_to_ids(word if word.isdigit() else f"\u0120{word}")
     if token is None:
         raise ValueError(f"{word!r} is not one token")
@@ -155,21 +155,21 @@ def _vocabulary(tokenizer: PreTrainedTokenizerFast) -> list[tuple[int, bool]]:
 def subjects(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> list[int]:
     """For each token the first person or thing of its sentence up to there, as an id; `NONE` before there is one."""
     vocabulary = _vocabulary(tokenizer)
-    found = []
+    result = []
     now = NONE
     for token in ids:
         entity, ends = vocabulary[token]
         now = entity if now == NONE else now
-        found.append(now)
+        result.append(now)
         now = NONE if ends else now
-    return found
+    return result
 
 
 def collate(rows: Sequence[Encoded], pad: int) -> Batch:
     """Pad rows on the right to the longest one."""
 
     def padded(values: Iterable[Sequence[Any]], fill: Any) -> torch.Tensor:
-        return pad_sequence([torch.tensor(each) for each in values], batch_first=True, padding_value=fill)
+        return pad_sequence([torch.tensor(entry) for entry in values], batch_first=True, padding_value=fill)
 
     longest = max(len(trail) for row in rows for trail in row.trails)
     trails = [(*trail, *trail[-1:] * (longest - len(trail))) for row in rows for trail in row.trails]
@@ -234,19 +234,19 @@ def note_row(tokenizer: PreTrainedTokenizerFast, seed: int, index: int) -> Encod
     ids: list[int] = []
     marks: list[bool] = []
     about: list[int] = []
-    told: set[str] = set()
+    output: set[str] = set()
     while len(ids) < LENGTH:
         place = rng.randrange(count)
         source, goal = who[place], what[place]
         note = rng.choice(forms).format(x=source, y=goal)
         encoding = tokenizer.backend_tokenizer.encode(note, add_special_tokens=False)
         start = note.rindex(f" {goal}") + 1
-        marks += [source in told and begin <= start < end for begin, end in encoding.offsets]
+        marks += [source in output and begin <= start < end for begin, end in encoding.offsets]
         first = word_id(tokenizer, source)
         began = note.index(f" {source}")
         about += [first if end > began + 1 else NONE for _, end in encoding.offsets]
         ids += encoding.ids
-        told.add(source)
+        output.add(source)
     ways: list[tuple[int, ...]] = [
         (subject, token) for subject, token, mark in zip(about, ids, marks, strict=True) if mark
     ]

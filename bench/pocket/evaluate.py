@@ -119,7 +119,7 @@ def _outcomes(
     # as a model of so many loops has them
     read = output.loop_states
     if isinstance(model, RavenForCausalLM):
-        read = torch.stack([model.transformer.read_prompt(each, None, None) for each in read])
+        read = torch.stack([model.transformer.read_prompt(entry, None, None) for entry in read])
     logits = model.lm_head(read[:, :, :-1][:, marks])  # [T, N, V]
     right = logits.argmax(-1) == batch.ids[:, 1:][marks]
     gates = None if output.gate_logits is None else output.gate_logits[:, None, :, :-1][:, :, marks]

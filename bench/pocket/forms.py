@@ -136,7 +136,7 @@ def action_of(steps: Sequence[Step], place: int) -> Action:
 
 
 def plan_text(steps: Sequence[Step], known: int = 0) -> str:
-    """The steps behind the first `known` as lemmas in JSON, counted from L1; what they build on is told among them."""
+    """The steps after the first `known` as lemmas in JSON, counted from L1; what they build on is told among them."""
     names = {place: f"L{place - known + 1}" for place in range(known, len(steps) - 1)}
     names[len(steps) - 1] = FINAL
     lemmas = {}
@@ -158,8 +158,8 @@ def wrong_answer(item: Item, rng: Random) -> str:
         return item.answer.replace(item.key, str(rng.choice([age for age in range(2, 10) if str(age) != item.key])))
     goal = item.trail[-1]
     kinds = next(kinds for kinds in (PLACES, CITIES, NAMES) if goal in kinds)
-    told = set(re.findall(r"\w+", item.story))
-    others = [word for word in kinds if word in told and word not in (goal, item.subject)]
+    output = set(re.findall(r"\w+", item.story))
+    others = [word for word in kinds if word in output and word not in (goal, item.subject)]
     if not item.binary:
         return item.answer.replace(goal, rng.choice(others))
     asked = next(word for word in reversed(re.findall(r"\w+", item.question)) if word in kinds)
@@ -176,9 +176,9 @@ def _looked_up(chain: Sequence[str], first: int) -> list[Step]:
 def _counted(chain: Sequence[str], first: int) -> list[Step]:
     """Look-ups along a chain of comparisons, then its sums back to the person asked about."""
     steps = _looked_up(chain, first)
-    told = _AGE.fullmatch(chain[-1])
-    assert told is not None, chain
-    age, at = int(told[2]), first + len(chain) - 1
+    output = _AGE.fullmatch(chain[-1])
+    assert output is not None, chain
+    age, at = int(output[2]), first + len(chain) - 1
     for place in reversed(range(len(chain) - 1)):
         compared = _COMPARED.fullmatch(chain[place])
         assert compared is not None, chain[place]

@@ -98,7 +98,7 @@ class Recipe:
     """Everything that decides the weights of a run; the defaults made `pocket`."""
 
     seed: int = 0  # Seed of the initial weights and of the order of the training scenes
-    lessons: tuple[Lesson, ...] = _lessons(2200)  # What is taught behind the notes, in turn
+    lessons: tuple[Lesson, ...] = _lessons(2200)  # What is taught after the notes, in turn
     batch: int = 16  # Rows in a batch
     length: int = 224  # Most tokens in a row
     note_steps: int = 500  # Steps at the start that train on warm-up notes only (see `data.note_row`)
@@ -110,7 +110,7 @@ class Recipe:
     heads: int = 4  # Attention heads (keys and values have as many)
     loops: int = 6  # Loops at full depth, T
     rope_theta: float = 10000.0  # Base of the rotary embedding
-    post_gain: float = 0.3  # Initial gain of the two norms behind attention and MLP
+    post_gain: float = 0.3  # Initial gain of the two norms after attention and MLP
     init_std: float = 0.02  # Standard deviation of the initial weights, the embedding (1.0) left out
     peak_rate: float = 2e-3  # AdamW's learning rate after the warm-up: embedding, head, norms
     block_rate: float = 6e-3  # Muon's learning rate after the warm-up: the matrices of the block
@@ -155,12 +155,12 @@ class Recipe:
 
     def stages(self) -> list[tuple[int, str]]:
         """First step and name of what the run does in turn."""
-        found = [(0, "notes")]
+        result = [(0, "notes")]
         start = self.note_steps
         for lesson in self.lessons:
-            found.append((start, lesson.name))
+            result.append((start, lesson.name))
             start += lesson.steps
-        return found
+        return result
 
     def on_trails(self, step: int) -> bool:
         """Whether the loops of a step are asked for what is met on the way."""
@@ -243,7 +243,7 @@ RECIPES: dict[str, Recipe] = {
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> OuroForCausalLM | RavenForCausalLM:
     """Build the untrained model: one Ouro layer, or a Raven; weights from the recipe's seed.
 
-    The embedding, as it is scaled, starts at standard deviation 1. In Ouro the gains behind attention and MLP start
+    The embedding, as it is scaled, starts at standard deviation 1. In Ouro the gains after attention and MLP start
     small: those norms add vectors of unit size to the residual, in which an embedding of the usual size would be lost.
     A Raven's adapter starts near shares of state and injection, so that a loop that has learned nothing keeps what it
     was given.

@@ -106,21 +106,21 @@ def moves(rng: Random, difficulty: int) -> Told:
         way = path(source)
         proof = tuple(said[step] for step in (source, *way[:-1]))
         name = source if source in NAMES else f"the {source}"
-        told = f"{name[0].upper()}{name[1:]} is in the {way[-1]}."
+        output = f"{name[0].upper()}{name[1:]} is in the {way[-1]}."
         dice = asker.random()
         holder = next((step for step in way if step in NAMES), None)
         if dice < binary:
             others = [path(other[0])[-1] for other in chains if other[0] not in (source, holder)]
             truth = asker.random() < 0.5
             place = way[-1] if truth else asker.choice([other for other in others if other != way[-1]])
-            answer, key = yes_or_no(truth, told)
+            answer, key = yes_or_no(truth, output)
             return Asked("inside", f"Is {name} in the {place}?", answer, key, source, tuple(way), proof)
         holders = {goal for goal in goals.values() if goal in NAMES}
         if holder is not None and asker.random() < _HOLDER and len(holders) >= _FEWEST_HOLDERS:
             count = way.index(holder) + 1
             answer, trail = f"The {source} is with {holder}.", tuple(way[:count])
             return Asked("holder", f"Who has {name}?", answer, holder, source, trail, proof[:count])
-        return Asked("where", f"Where is {name}?", told, way[-1], source, tuple(way), proof)
+        return Asked("where", f"Where is {name}?", output, way[-1], source, tuple(way), proof)
 
     return sentences, ask
 
@@ -144,12 +144,12 @@ def families(rng: Random, difficulty: int) -> Told:
         child = line[place]
         proof = tuple(said[name] for name in reversed(line[: place + 1]))
         trail = (*reversed(line[:place]), city)
-        told = f"The family of {child} comes from {city}."
+        output = f"The family of {child} comes from {city}."
         if asker.random() >= binary:
-            return Asked("origin", f"Where does the family of {child} come from?", told, city, child, trail, proof)
+            return Asked("origin", f"Where does the family of {child} come from?", output, city, child, trail, proof)
         truth = asker.random() < 0.5
         asked = city if truth else asker.choice([other for other in cities if other != city])
-        answer, key = yes_or_no(truth, told)
+        answer, key = yes_or_no(truth, output)
         return Asked("descent", f"Does the family of {child} come from {asked}?", answer, key, child, trail, proof)
 
     return sentences, ask

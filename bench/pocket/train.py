@@ -53,7 +53,7 @@ def loop_loss(
     """Loss of the batch of a step, and which answer tokens are right where it was read.
 
     An Ouro is read at every loop. A Raven is trained as Huginn's authors do it (arXiv 2502.05171, section 3.3): the
-    number of loops of a batch is drawn, gradients go through the last of them only, and the loss is read behind the
+    number of loops of a batch is drawn, gradients go through the last of them only, and the loss is read after the
     last one. On trails it runs few loops, all of them with gradients, and is read at some, since each costs a coda.
 
     Answer tokens count at every loop that is read, with a weight that grows with the loop and sums to 1 over them. The
@@ -104,8 +104,8 @@ def loop_loss(
     loss = total / (recipe.answer_weight * answer.sum() + other.sum())
     if trails:
         about = batch.subjects[:, :-1].flatten()
-        told = about >= 0
-        hint = functional.cross_entropy(model.lm_head(states[0, told]), about[told])
+        reported = about >= 0
+        hint = functional.cross_entropy(model.lm_head(states[0, reported]), about[reported])
         loss = loss + recipe.subject_weight * hint
     return loss, logits.argmax(-1) == goal, read
 
@@ -203,21 +203,21 @@ def _load(path: Path, model: LoopedForCausalLM, optimizers: Sequence[torch.optim
     """
     try:
         with safe_open(path, "pt") as file:
-            found = file.metadata() or {}
+            result = file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"{path} is no checkpoint of a run: {error}") from error
-    if found.get("settings") != fingerprint:
-        raise ValueError(f"{path} was made under other settings: {found.get('settings')}; these are {fingerprint}")
+    if result.get("settings") != fingerprint:
+        raise ValueError(f"{path} was made under other settings: {result.get('settings')}; these are {fingerprint}")
     tensors = load_file(path)
     names = {parameter: name for name, parameter in model.named_parameters()}
     with torch.no_grad():
         for parameter, name in names.items():
             parameter.copy_(tensors[f"weights.{name}"])
     for optimizer in optimizers:
-        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+        for parameter in (element for group in optimizer.param_groups for element in group["params"]):
             keys = {moment: f"{moment}.{names[parameter]}" for moment in _MOMENTS}
             optimizer.state[parameter] = {moment: tensors[key] for moment, key in keys.items() if key in tensors}
-    return int(found["step"])
+    return int(result["step"])
 
 
 def read_log(path: Path) -> Iterator[Report]:
@@ -374,7 +374,7 @@ def collect(
         answers = 1 + int(numbers.max())
         tokens = model.lm_head(states[:, kept]).argmax(-1)  # [T, N]
         parts.append((states[:, kept], tokens == batch.ids[:, 1:][kept], tokens == tokens[-1], numbers[kept]))
-    return Readouts(*(torch.cat(each, -1 if each[0].dim() < 3 else 1) for each in zip(*parts, strict=True)))
+    return Readouts(*(torch.cat(element, -1 if element[0].dim() < 3 else 1) for element in zip(*parts, strict=True)))
 
 
 def fit_gate(model: OuroForCausalLM, readouts: Readouts) -> float:
@@ -428,6 +428,6 @@ def choose_threshold(model: OuroForCausalLM, readouts: Readouts) -> Tried:
         fidelity = whole_answers(same[:, is_answer], readouts.answer[is_answer]).float().mean().item()
         agreement = ((same[0] * weight).sum() / weight.sum()).item()
         good = q == 1 or (fidelity >= MIN_FIDELITY and agreement >= MIN_AGREEMENT)
-        chosen = good and not any(each[-1] for each in tried)
+        chosen = good and not any(element[-1] for element in tried)
         tried.append((q, depth[is_answer].float().mean().item(), fidelity, agreement, chosen))
     return tried

@@ -55,9 +55,9 @@ def draw(
     while True:
         sentences, ask = tell(rng, level)
         story = " ".join(sentences)
-        found: dict[str, Item] = {}
+        result: dict[str, Item] = {}
         for _ in range(4 * questions):
-            if len(found) == questions:
+            if len(result) == questions:
                 break
             asked = ask(rng, mix.binary)
             opening = asked.answer[0].lower() if asked.answer.startswith(("The ", "Yes", "No,")) else asked.answer[0]
@@ -73,6 +73,6 @@ def draw(
                 difficulty=level,
                 derivation=(*(sentences[index] for index in asked.proof), f"So {opening}{asked.answer[1:]}"),
             )
-            found.setdefault(item.subject, item)
+            result.setdefault(item.subject, item)
         if split_of(story) == wanted:
-            return Scene(story, tuple(sorted(found.values(), key=lambda item: -item.hops)))
+            return Scene(story, tuple(sorted(result.values(), key=lambda item: -item.hops)))

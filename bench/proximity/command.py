@@ -57,15 +57,15 @@ def _study(
         done = count(1)
         model.register_forward_hook(lambda *_: advance(next(done)))
         readings = measure.read_texts(model, texts, windows) + measure.read_loops(model, collapsed)
-    fitted, ids_alone = measure.fit(readings), [measure.without_certainty(each) for each in readings]
-    held_out = [each for each in readings if not each.fitted]
+    fitted, ids_alone = measure.fit(readings), [measure.without_certainty(item) for item in readings]
+    held_out = [item for item in readings if not item.fitted]
     calm = measure.traits_by_kind(held_out, measure.TEXTS)
     areas, curves = {}, {}
-    for each in held_out:
-        if each.kind not in measure.TEXTS:
-            area, curve = measure.roc(fitted, np.concatenate(list(calm.values())), each.traits)
-            areas[each.kind], curves[f"{each.kind} loops against all texts"] = round(area, 5), curve
-            areas[f"{each.kind} against prose"] = round(measure.roc(fitted, calm["prose"], each.traits)[0], 5)
+    for item in held_out:
+        if item.kind not in measure.TEXTS:
+            area, curve = measure.roc(fitted, np.concatenate(list(calm.values())), item.traits)
+            areas[item.kind], curves[f"{item.kind} loops against all texts"] = round(area, 5), curve
+            areas[f"{item.kind} against prose"] = round(measure.roc(fitted, calm["prose"], item.traits)[0], 5)
     report = {
         "model": Path(folder).name,
         "texts": [

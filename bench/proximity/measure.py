@@ -33,15 +33,15 @@ def repetition(ids: Ints, places: Ints) -> Floats:
         ids: A text, `[L]`.
         places: Numbers of ids, each at least 1, `[N]`.
     """
-    found = []
+    result = []
     for part in np.array_split(places, max(1, len(places) // 256)):
         ring = np.zeros((len(part), WINDOW), dtype=np.int64)
         for row, length in enumerate(part.tolist()):
             numbers = np.arange(max(0, length - WINDOW), length)
             ring[row, numbers % WINDOW] = ids[numbers]
         periodicity, _, echo, distinct = repetition_of(torch.from_numpy(ring), torch.from_numpy(part))
-        found.append(torch.stack([periodicity, echo, 1 - distinct], dim=-1).double().numpy())
-    return np.concatenate(found)
+        result.append(torch.stack([periodicity, echo, 1 - distinct], dim=-1).double().numpy())
+    return np.concatenate(result)
 
 
 def certainty(model: Any, ids: Ints) -> Floats:
@@ -92,17 +92,17 @@ def read_texts(model: Any, texts: Sequence[Text], windows: int) -> list[Readings
         texts: The texts.
         windows: Readings of each text at most, one for each two ids at most, spread evenly.
     """
-    found: list[Readings] = []
+    result: list[Readings] = []
     for text in texts:
         parts = [(text.ids, False)]
-        if text.kind not in {each.kind for each in found}:
+        if text.kind not in {item.kind for item in result}:
             middle = len(text.ids) // 2
             parts = [(text.ids[:middle], True), (text.ids[middle:], False)]
         for ids, fitted in parts:
             count = min(windows // len(parts), (len(ids) - WINDOW) // 2)
             places = np.linspace(WINDOW, len(ids), count).astype(np.int64)
-            found.append(Readings(text.name, text.kind, fitted, _traits(model, ids, places)))
-    return found
+            result.append(Readings(text.name, text.kind, fitted, _traits(model, ids, places)))
+    return result
 
 
 def read_loops(model: Any, loops: Iterable[Loop]) -> list[Readings]:
@@ -114,7 +114,7 @@ def read_loops(model: Any, loops: Iterable[Loop]) -> list[Readings]:
         fitted = (loop.kind, loop.period) not in seen
         seen.add((loop.kind, loop.period))
         rows.setdefault((loop.kind, fitted), []).append(_traits(model, loop.ids, places))
-    return [Readings(f"{kind} loops", kind, fitted, np.concatenate(found)) for (kind, fitted), found in rows.items()]
+    return [Readings(f"{kind} loops", kind, fitted, np.concatenate(result)) for (kind, fitted), result in rows.items()]
 
 
 def _traits(model: Any, ids: Ints, places: Ints) -> Floats:
@@ -124,8 +124,8 @@ def _traits(model: Any, ids: Ints, places: Ints) -> Floats:
 
 def proximities(rule: CollapseRule, traits: Floats) -> Floats:
     """Proximity of each row of traits `[N, 5]`, by the very formula of the canary."""
-    found: Floats = rule.proximity(*torch.from_numpy(traits).unbind(-1)).numpy()
-    return found
+    result: Floats = rule.proximity(*torch.from_numpy(traits).unbind(-1)).numpy()
+    return result
 
 
 def without_certainty(readings: Readings) -> Readings:
@@ -145,7 +145,7 @@ def fit(readings: Sequence[Readings]) -> CollapseRule:
     """
     from scipy.optimize import differential_evolution
 
-    fitted = [each for each in readings if each.fitted]
+    fitted = [item for item in readings if item.fitted]
     calm, looped = traits_by_kind(fitted, TEXTS), traits_by_kind(fitted, FITTED_LOOPS)
     lows = np.quantile(calm["prose"], 0.99, axis=0)
     tops = np.maximum(np.concatenate(list(looped.values())).max(axis=0), lows + 0.1)
@@ -157,9 +157,9 @@ def fit(readings: Sequence[Readings]) -> CollapseRule:
         return CollapseRule(periodicity, echo, sameness, drop, margin)
 
     def loss(numbers: Floats) -> float:
-        found = rule(numbers)
-        false = [-np.log1p(-proximities(found, traits).clip(max=1 - 1e-6)).mean() for traits in calm.values()]
-        alarmed = {kind: proximities(found, traits) for kind, traits in looped.items()}
+        result = rule(numbers)
+        false = [-np.log1p(-proximities(result, traits).clip(max=1 - 1e-6)).mean() for traits in calm.values()]
+        alarmed = {kind: proximities(result, traits) for kind, traits in looped.items()}
         missed = [-np.log(values.clip(min=1e-6)).mean() for values in alarmed.values()]
         short = sum(max(0.0, bar - float(alarmed[kind].min())) for kind, bar in BARS.items() if kind in alarmed)
         return float(np.mean(false) + np.mean(missed)) + 10 * short
@@ -172,20 +172,20 @@ def fit(readings: Sequence[Readings]) -> CollapseRule:
 
 def traits_by_kind(readings: Sequence[Readings], kinds: tuple[str, ...]) -> dict[str, Floats]:
     """All traits of those kinds that were read."""
-    found = {kind: [each.traits for each in readings if each.kind == kind] for kind in kinds}
-    return {kind: np.concatenate(traits) for kind, traits in found.items() if traits}
+    result = {kind: [item.traits for item in readings if item.kind == kind] for kind in kinds}
+    return {kind: np.concatenate(traits) for kind, traits in result.items() if traits}
 
 
 def figures(rule: CollapseRule, readings: Sequence[Readings]) -> list[dict[str, Any]]:
     """Proximity of each group, plain JSON values: percentiles 1, 10, 50, 90 and 99, both ends, share of alarms."""
-    found = []
-    for each in readings:
-        values = proximities(rule, each.traits)
-        found.append(
+    result = []
+    for item in readings:
+        values = proximities(rule, item.traits)
+        result.append(
             {
-                "name": each.name,
-                "kind": each.kind,
-                "fitted": each.fitted,
+                "name": item.name,
+                "kind": item.kind,
+                "fitted": item.fitted,
                 "readings": len(values),
                 "quantiles": [round(float(x), 4) for x in np.quantile(values, [0.01, 0.1, 0.5, 0.9, 0.99])],
                 "lowest": round(float(values.min()), 4),
@@ -193,7 +193,7 @@ def figures(rule: CollapseRule, readings: Sequence[Readings]) -> list[dict[str, 
                 "alarms": round(float((values >= ALARM).mean()), 4),
             }
         )
-    return found
+    return result
 
 
 def roc(rule: CollapseRule, calm: Floats, alarmed: Floats) -> tuple[float, list[tuple[float, float]]]:

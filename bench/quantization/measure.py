@@ -29,16 +29,16 @@ def time_models(
 ) -> dict[str | None, list[float]]:
     """Seconds of each round by model, the tokens after the first, whatever they say; the models take turns."""
     decoders = {name: Ours(PromptedCache(model, ids, new_tokens), config, None) for name, model in models.items()}
-    found: dict[str | None, list[float]] = {name: [] for name in models}
+    result: dict[str | None, list[float]] = {name: [] for name in models}
     names = list(models)
     for number in range(rounds + 1):
         turn = number % len(names)
         for name in (*names[turn:], *names[:turn]):
             decoded: Decoded = decoders[name].decode()
             if number:  # the first round warms up, and compiles
-                found[name].append(decoded.seconds)
+                result[name].append(decoded.seconds)
             advance()
-    return found
+    return result
 
 
 def write(model: Any, prompts: Sequence[tuple[int, ...]], config: ExitConfig, max_new_tokens: int) -> Written:
@@ -80,24 +80,24 @@ def fidelity(
     """
     same, kl, sizes = [], [], [len(new) for new, _ in texts]
     for prompt, (new, _) in zip(prompts, texts, strict=True):
-        reference, found = (read_exits(model, prompt, new, config) for model in (floats, rounded))
-        same.append(int((reference.argmax(-1) == found.argmax(-1)).sum()))
-        kl.append(float(divergence(reference, found).sum()))
-    own = write(rounded, prompts, config, max_new_tokens)
-    equal = [mine == theirs for (mine, _), (theirs, _) in zip(own, texts, strict=True)]
+        reference, result = (read_exits(model, prompt, new, config) for model in (floats, rounded))
+        same.append(int((reference.argmax(-1) == result.argmax(-1)).sum()))
+        kl.append(float(divergence(reference, result).sum()))
+    current = write(rounded, prompts, config, max_new_tokens)
+    equal = [mine == theirs for (mine, _), (theirs, _) in zip(current, texts, strict=True)]
     return {
         "agreement": Figure.of(clustered_share(same, sizes)),
         "kl": Figure.of(ratio(np.array(kl), np.array(sizes))),
         "exact_match": Figure.of(clustered_share(equal, np.ones(len(equal)))),
-        "mean_depth": _mean_depth(own),
+        "mean_depth": _mean_depth(current),
         "mean_depth_of_floats": _mean_depth(texts),
     }
 
 
 def _mean_depth(written: Written) -> Figure | None:
     """Over the tokens after each first."""
-    depths = np.array([sum(each[1:]) for _, each in written])
-    return Figure.of(ratio(depths, np.array([len(each) - 1 for _, each in written])))
+    depths = np.array([sum(item[1:]) for _, item in written])
+    return Figure.of(ratio(depths, np.array([len(item) - 1 for _, item in written])))
 
 
 def measure(
@@ -126,16 +126,16 @@ def measure(
     rows = []
     for config in configs:
         seconds = time_models(models, config, ids, new_tokens, rounds, advance)
-        told = {name: conditions(model) for name, model in models.items()}
-        texts = write(floats, prompts, config, told[None].max_new_tokens)
+        output = {name: conditions(model) for name, model in models.items()}
+        texts = write(floats, prompts, config, output[None].max_new_tokens)
         for name, model in models.items():
             if name is None:
                 continue
-            followed = fidelity(floats, model, prompts, texts, config, told[name].max_new_tokens) if prompts else {}
+            followed = fidelity(floats, model, prompts, texts, config, output[name].max_new_tokens) if prompts else {}
             rows.append(
                 QuantizationRow.model_validate(
                     {
-                        **told[name].model_dump(),
+                        **output[name].model_dump(),
                         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                         "mode": config.mode,
                         "settings": threshold(config),

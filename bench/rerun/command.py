@@ -54,31 +54,31 @@ def rerun_all(
     """
     folder = results / "quick" if quick else results
     with one_line_errors():
-        inputs = dict(_input(each) for each in file)
+        inputs = dict(_input(item) for item in file)
         asked = chosen(only)
         if not only:
-            asked = [each for each in asked if not each.timed and set(each.inputs) <= set(inputs)]
+            asked = [item for item in asked if not item.timed and set(item.inputs) <= set(inputs)]
         if quick:
-            asked = [each for each in asked if not each.timed]
+            asked = [item for item in asked if not item.timed]
         if resume:
-            asked = [each for each in asked if not _is_made(folder / f"{each.name}.json")]
+            asked = [item for item in asked if not _is_made(folder / f"{item.name}.json")]
         if write:
             folder.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(workers) as pool, progress_bar("reports", len(asked), as_json) as advance:
-            waiting = [pool.submit(_one, each, quick, inputs, folder, results, write) for each in asked]
+            waiting = [pool.submit(_one, item, quick, inputs, folder, results, write) for item in asked]
             try:
-                for done, each in enumerate(as_completed(waiting), start=1):
-                    each.result()
+                for done, item in enumerate(as_completed(waiting), start=1):
+                    item.result()
                     advance(done)
             finally:
                 pool.shutdown(cancel_futures=True)
-            reruns = [each.result() for each in waiting]
-    different = [each for each in reruns if each.differences]
+            reruns = [item.result() for item in waiting]
+    different = [item for item in reruns if item.differences]
     if as_json:
-        typer.echo(json.dumps({"reports": [asdict(each) for each in reruns], "different": len(different)}))
+        typer.echo(json.dumps({"reports": [asdict(item) for item in reruns], "different": len(different)}))
     else:
         _print(reruns, len(different))
-    if any(each.differences[0].startswith("failed") for each in different) or (different and not write):
+    if any(item.differences[0].startswith("failed") for item in different) or (different and not write):
         raise typer.Exit(1)
 
 
@@ -86,7 +86,7 @@ def _one(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], folder: Path, 
     started = monotonic()
     try:
         with TemporaryDirectory() as scratch:
-            found = recipe.run(quick, inputs, Path(scratch))
+            obtained = recipe.run(quick, inputs, Path(scratch))
     except Failed as error:
         # told with the others, which go on
         return Rerun(recipe.name, monotonic() - started, (f"failed: {error}",))
@@ -94,17 +94,17 @@ def _one(recipe: Recipe, quick: bool, inputs: Mapping[str, Path], folder: Path, 
     path = folder / f"{recipe.name}{recipe.ending}"
     before: Any = None
     if recipe.rows and not quick:
-        before = committed(found, read_rows(results / "leaderboard.jsonl"))
+        before = committed(obtained, read_rows(results / "leaderboard.jsonl"))
     elif path.exists() and recipe.ending == ".json":
         before = figures_of(path)
     if write and not (recipe.rows and not quick):
         provenance = Provenance.here(recipe.told(quick), recipe.models, recipe.given(inputs))
         if recipe.ending == ".json":
-            write_report(path, provenance, found)
+            write_report(path, provenance, obtained)
         else:
-            path.write_text(found)
+            path.write_text(obtained)
             path.with_name(f"{recipe.name}.provenance.json").write_text(provenance.model_dump_json(indent=1) + "\n")
-    told_of = ("was not committed before",) if before is None else tuple(differences(before, found))
+    told_of = ("was not committed before",) if before is None else tuple(differences(before, obtained))
     return Rerun(recipe.name, seconds, told_of)
 
 
@@ -122,12 +122,12 @@ def _input(named: str) -> tuple[str, Path]:
 def _print(reruns: Sequence[Rerun], different: int) -> None:
     from rich.console import Console
 
-    cells = [(each.name, f"{each.seconds:,.0f}", str(len(each.differences) or "none")) for each in reruns]
+    cells = [(item.name, f"{item.seconds:,.0f}", str(len(item.differences) or "none")) for item in reruns]
     console = Console()
     console.print(BenchTable(("report", "seconds", "differences"), cells).rich())
-    for each in reruns:
-        for line in each.differences[:_SHOWN]:
-            console.print(f"{each.name} {line}", highlight=False, markup=False, soft_wrap=True)
-        if len(each.differences) > _SHOWN:
-            console.print(f"{each.name}: and {len(each.differences) - _SHOWN} more")
+    for item in reruns:
+        for line in item.differences[:_SHOWN]:
+            console.print(f"{item.name} {line}", highlight=False, markup=False, soft_wrap=True)
+        if len(item.differences) > _SHOWN:
+            console.print(f"{item.name}: and {len(item.differences) - _SHOWN} more")
     console.print(f"{len(reruns)} reports, {different} different")

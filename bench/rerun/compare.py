@@ -71,18 +71,18 @@ def untimed(line: str) -> dict[str, Any]:
     }
 
 
-def committed(found: Sequence[Mapping[str, Any]], ledger: Sequence[AnyRow]) -> list[dict[str, Any] | None]:
+def committed(result: Sequence[Mapping[str, Any]], ledger: Sequence[AnyRow]) -> list[dict[str, Any] | None]:
     """For each row found the ledger's newest of the same run and setting; None where there is none.
 
     Args:
-        found: As `untimed` gives them.
+        result: As `untimed` gives them.
         ledger: All of its rows.
     """
     newest = {}
     for row in ledger:
         plain = untimed(row.model_dump_json())
         newest[_identity(plain)] = plain
-    return [newest.get(_identity(each)) for each in found]
+    return [newest.get(_identity(item)) for item in result]
 
 
 def _identity(row: Mapping[str, Any]) -> str:

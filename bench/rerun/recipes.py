@@ -80,13 +80,13 @@ class Recipe:
     # What stands behind `python -m`, or the command line `sigma0`. Names in braces are replaced: `{scratch}` by
     # an empty folder, `{prompts}` by a file of prompts, others by files given
     command: str
-    quick: str = ""  # Options put behind the command to run a part of it in few minutes; empty where the whole is quick
+    quick: str = ""  # Options put after the command to run a part of it in few minutes; empty where the whole is quick
     # What stands behind `python -m sigma0.bench.pocket prompts` to make the prompts that it reads, if any
     prompts: str = ""
     quick_prompts: str = ""  # The same for its quick part
     models: tuple[str, ...] = ()  # That it loads
     timed: bool = False  # Whether it holds times or loads of a machine, so that two runs differ
-    file: str = ""  # Option behind which the command is given the report's file; empty: it prints the report
+    file: str = ""  # Option after which the command is given the report's file; empty: it prints the report
     rows: bool = False  # Whether it prints rows of the ledger; its whole is then compared with the ledger itself
 
     @property
@@ -174,7 +174,7 @@ def _recipe(line: str) -> Recipe:
 def recipes() -> dict[str, Recipe]:
     """All, by name."""
     table = "".join([_FIRST, *(_OF_A_WORLD.replace("@", model) for model in WORLDS), _LAST])
-    return {each.name: each for each in map(_recipe, filter(None, table.splitlines()))}
+    return {item.name: item for item in map(_recipe, filter(None, table.splitlines()))}
 
 
 def chosen(names: Sequence[str]) -> list[Recipe]:

@@ -47,8 +47,8 @@ def serve(
         return requests * (int(amount) if kind == "closed" else 16)
 
     with one_line_errors(), ExitStack() as stack:
-        loads = [("closed", float(each)) for each in clients.split(",") if each]
-        loads += [("open", float(each)) for each in rates.split(",") if each]
+        loads = [("closed", float(item)) for item in clients.split(",") if item]
+        loads += [("open", float(item)) for item in rates.split(",") if item]
         check_ledger(out)
         looped, tokenizer = load(model, dtype="float32")
         ran = choose_runner(runner, looped).name
@@ -72,8 +72,8 @@ def serve(
                     measure.run(ask, kind, amount, requests_under(kind, amount))
         else:
             measure.run(asks["full"], "closed", 1, 2)
-        found = measure.in_turn(asks, loads, rounds, requests_under, hidden=as_json)
-        rows = measure.serve_rows(found, configs, conditions, ran)
+        result = measure.in_turn(asks, loads, rounds, requests_under, hidden=as_json)
+        rows = measure.serve_rows(result, configs, conditions, ran)
         for row in rows:
             append_row(out, row)
     tell_rows(rows, as_json, lambda: _print_serving(rows), f"{len(rows)} rows in {out}")
@@ -93,7 +93,7 @@ def vllm(
 ) -> None:
     """The same requests to vLLM at full depth, to vLLM with our drafts, and to our own server, in turn."""
     with one_line_errors(), ExitStack() as stack:
-        loads = [("closed", float(int(each))) for each in clients.split(",")]
+        loads = [("closed", float(int(item))) for item in clients.split(",")]
         check_ledger(out)
         looped, tokenizer = load(model, device="cpu", dtype="float32")
         folder = checkpoint_folder(model)
@@ -103,7 +103,7 @@ def vllm(
         _, url = stack.enter_context(servers.serving_process(str(folder), [*_SERVED, *settings]))
         eager = ["--enforce-eager", "--max-model-len", "1024"]
         drafting = [*eager, *servers.draft_arguments(drafts, draft_loops)]
-        plain, drafted = (stack.enter_context(servers.vllm_server(python, folder, each)) for each in (eager, drafting))
+        plain, drafted = (stack.enter_context(servers.vllm_server(python, folder, item)) for item in (eager, drafting))
         asks = {
             "vllm": Ask(plain, folder.name, prompts, max_tokens, _VLLM_EXTRA),
             "vllm-drafts": Ask(drafted, folder.name, prompts, max_tokens, _VLLM_EXTRA, servers.draft_counts),
@@ -111,10 +111,10 @@ def vllm(
         }
         for ask in asks.values():
             measure.run(ask, "closed", 8, QUESTIONS)
-        found = measure.in_turn(
+        result = measure.in_turn(
             asks, loads, rounds, lambda _, count: max(QUESTIONS, requests * int(count)), hidden=as_json
         )
-        rows = measure.vllm_rows(found, conditions, measure.vllm_version(python), drafts, draft_loops)
+        rows = measure.vllm_rows(result, conditions, measure.vllm_version(python), drafts, draft_loops)
         for row in rows:
             append_row(out, row)
     tell_rows(rows, as_json, lambda: _print_vllm(rows), f"{len(rows)} rows in {out}")

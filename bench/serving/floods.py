@@ -19,7 +19,7 @@ from pydantic import BaseModel
 # Bytes of a flood's bodies: just under what a server takes.
 BODY = 2**20 - 64
 BURST = 4
-# Seconds of rest behind a burst, and of a turn with or without floods at most.
+# Seconds of rest after a burst, and of a turn with or without floods at most.
 REST, TURN = 0.5, 20.0
 # What a prompt that never fits, or one too many, may be answered.
 REFUSALS = (400, 413, 429, 503)
@@ -95,7 +95,7 @@ class Flooding:
             await asyncio.sleep(REST)
 
     async def _ask(self, going: Callable[[], bool]) -> None:
-        """The other client: one short question behind the other."""
+        """The other client: one short question after the other."""
         async with httpx.AsyncClient(timeout=TIMEOUT) as connection:
             while going():
                 flooded, began = self.is_on, perf_counter()

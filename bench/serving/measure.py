@@ -73,8 +73,8 @@ class Load:
 
 def percentiles(seconds: Any) -> Percentiles:
     """Of times in seconds, in milliseconds; zeros where there are none."""
-    told = 1000 * np.asarray(seconds, dtype=np.float64)
-    p50, p90, p99 = np.percentile(told, (50, 90, 99)).tolist() if len(told) else (0.0, 0.0, 0.0)
+    output = 1000 * np.asarray(seconds, dtype=np.float64)
+    p50, p90, p99 = np.percentile(output, (50, 90, 99)).tolist() if len(output) else (0.0, 0.0, 0.0)
     return Percentiles(p50=p50, p90=p90, p99=p99)
 
 
@@ -157,12 +157,12 @@ def _take(answer: Answer, chunk: dict[str, Any]) -> None:
     if "error" in chunk:
         answer.failure = str(chunk["error"])
         return
-    told = chunk.get("sigma0", {}).get("choices", [])
-    count = sum(len(choice.get("tokens", ())) for choice in told)
+    output = chunk.get("sigma0", {}).get("choices", [])
+    count = sum(len(choice.get("tokens", ())) for choice in output)
     usage = chunk.get("usage")
-    if not told and usage:
+    if not output and usage:
         count = usage["completion_tokens"] - answer.tokens
-    elif not told:
+    elif not output:
         count = sum(bool(choice.get("delta", {}).get("content")) for choice in chunk.get("choices", []))
     if count:
         answer.tokens += count
@@ -197,16 +197,16 @@ def in_turn(
         requests: Of a round under a load.
         hidden: Whether no bar is shown.
     """
-    found: dict[tuple[str, float], dict[str, list[Load]]] = {load: {way: [] for way in asks} for load in loads}
+    result: dict[tuple[str, float], dict[str, list[Load]]] = {load: {way: [] for way in asks} for load in loads}
     runs = [(load, way) for load in loads for number in range(rounds) for way in list(asks)[:: -1 if number % 2 else 1]]
     with progress_bar("runs", len(runs), hidden) as advance:
         for done, (load, way) in enumerate(runs, start=1):
-            found[load][way].append(run(asks[way], *load, requests(*load)))
+            result[load][way].append(run(asks[way], *load, requests(*load)))
             advance(done)
-    return found
+    return result
 
 
-def our_configs(own: ExitConfig, wanted: Sequence[str] = WAYS) -> dict[str, ExitConfig]:
+def our_configs(current: ExitConfig, wanted: Sequence[str] = WAYS) -> dict[str, ExitConfig]:
     """Full depth, its rule never met, and the three things that become of deeper loops.
 
     Raises:
@@ -217,7 +217,7 @@ def our_configs(own: ExitConfig, wanted: Sequence[str] = WAYS) -> dict[str, Exit
         raise ValueError(f"ways {','.join(wanted)!r} must begin with full and be some of {', '.join(WAYS)}")
     afters: tuple[AfterExit, ...] = ("finish", "drop", "verify")
     configs = {"full": ExitConfig(mode="full"), "never": ExitConfig(mode="qexit", q=1.0)}
-    configs |= {after: replace(own, after_exit=after) for after in afters}
+    configs |= {after: replace(current, after_exit=after) for after in afters}
     return {way: configs[way] for way in wanted}
 
 
@@ -244,19 +244,19 @@ def vllm_version(python: str) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def serve_rows(found: Found, configs: Mapping[str, ExitConfig], conditions: Conditions, runner: str) -> list[ServeRow]:
+def serve_rows(result: Found, configs: Mapping[str, ExitConfig], conditions: Conditions, runner: str) -> list[ServeRow]:
     """A row for each way and load, ratios over full depth taken round by round.
 
     Args:
-        found: What was measured.
+        result: What was measured.
         configs: What our ways ask for.
         conditions: Of the run.
         runner: Of our server.
     """
     ended, rows = datetime.now(timezone.utc).isoformat(), []
-    for (kind, amount), by_way in found.items():
+    for (kind, amount), by_way in result.items():
         for way, runs in by_way.items():
-            told = {
+            output = {
                 "time": ended,
                 "way": way,
                 "runner": runner if way in configs else "eager",
@@ -268,28 +268,28 @@ def serve_rows(found: Found, configs: Mapping[str, ExitConfig], conditions: Cond
                 "between_tokens_ms": runs[-1].between_tokens,
             }
             figures = _figures(runs, by_way["full"])
-            rows.append(ServeRow.model_validate({**conditions.model_dump(), **told, **figures}))
+            rows.append(ServeRow.model_validate({**conditions.model_dump(), **output, **figures}))
     return rows
 
 
-def vllm_rows(found: Found, conditions: Conditions, version: str, drafts: int, draft_loops: int) -> list[VllmRow]:
+def vllm_rows(result: Found, conditions: Conditions, version: str, drafts: int, draft_loops: int) -> list[VllmRow]:
     """A row for each way and load, ratios over vLLM at full depth taken round by round.
 
     Args:
-        found: What was measured.
+        result: What was measured.
         conditions: Of the run.
         version: Of vLLM.
         drafts: Of a step at most.
         draft_loops: Of a draft.
     """
     ended, rows = datetime.now(timezone.utc).isoformat(), []
-    for (_, clients), by_way in found.items():
+    for (_, clients), by_way in result.items():
         expected = {answer.number: answer.text for answer in by_way["full"][-1].answers}
         for way, runs in by_way.items():
             answers = [answer for run in runs for answer in run.answers]
             drafting, last = way == "vllm-drafts", runs[-1]
             steps = last.counts.get("drafts")
-            told = {
+            output = {
                 "time": ended,
                 "way": way,
                 "vllm": version,
@@ -301,13 +301,13 @@ def vllm_rows(found: Found, conditions: Conditions, version: str, drafts: int, d
                 "answer_ms": percentiles([answer.ended - answer.began for answer in last.answers]),
             }
             figures = _figures(runs, by_way["vllm"])
-            rows.append(VllmRow.model_validate({**conditions.model_dump(), **told, **figures}))
+            rows.append(VllmRow.model_validate({**conditions.model_dump(), **output, **figures}))
     return rows
 
 
 def _figures(runs: Sequence[Load], base: Sequence[Load]) -> dict[str, Any]:
     """What both rows tell of a way."""
-    speeds, others = ([run.tokens_per_second for run in each] for each in (runs, base))
+    speeds, others = ([run.tokens_per_second for run in item] for item in (runs, base))
     last = runs[-1]
     return {
         "requests": len(last.answers),

@@ -90,8 +90,8 @@ def vllm_server(python: str, folder: Path, arguments: list[str]) -> Iterator[str
 def draft_arguments(drafts: int, loops: int) -> list[str]:
     """What `vllm serve` is told for so many drafts of so many loops."""
     method = {"method": "custom_class", "model": "sigma0.serve.vllm.LoopDraft", "num_speculative_tokens": drafts}
-    own = json.dumps({"draft_loops": loops})
-    return ["--speculative-config", json.dumps(method), "--additional-config", own]
+    current = json.dumps({"draft_loops": loops})
+    return ["--speculative-config", json.dumps(method), "--additional-config", current]
 
 
 @contextmanager
@@ -135,22 +135,22 @@ def _await(process: "subprocess.Popen[bytes]", url: str, log: IO[bytes]) -> None
 
 def counts(url: str) -> dict[str, float]:
     """Passes, rows and tokens so far, of one of our servers."""
-    told = counters(url)
-    return {name: told[f"sigma0_{name}_total"] for name in ("passes", "rows", "tokens")}
+    output = counters(url)
+    return {name: output[f"sigma0_{name}_total"] for name in ("passes", "rows", "tokens")}
 
 
 def draft_counts(url: str) -> dict[str, float]:
     """Steps with drafts and drafts that stood so far, of one of vLLM's servers."""
-    told = counters(url)
-    return {name: told.get(f"vllm:spec_decode_num_{name}_total", 0.0) for name in ("drafts", "accepted_tokens")}
+    output = counters(url)
+    return {name: output.get(f"vllm:spec_decode_num_{name}_total", 0.0) for name in ("drafts", "accepted_tokens")}
 
 
 def counters(url: str) -> dict[str, float]:
     """A server's metrics, each summed over its labels."""
     with needs_extra("serve"):
         from prometheus_client.parser import text_string_to_metric_families
-    told: Counter[str] = Counter()
+    output: Counter[str] = Counter()
     for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text):
         for sample in family.samples:
-            told[sample.name] += sample.value  # type: ignore[assignment]
-    return dict(told)
+            output[sample.name] += sample.value  # type: ignore[assignment]
+    return dict(output)

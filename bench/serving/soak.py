@@ -1,7 +1,7 @@
 """`python -m sigma0.bench soak`: a long load of all kinds, and a server that must not mind clients that leave.
 
 Every request has a known answer: the first whole one that its question got under its settings. Each request that nobody
-left must be answered once, with that; what is left behind is counted on the server.
+left must be answered once, with that; what is left after is counted on the server.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0, "frequency_penalty": 0.5, "logprobs": True, "top_logprobs": 2},
     {"temperature": 0.8, "seed": 7},
 )
-LEAVES = 0.1
+DROPS_AT_EXIT = 0.1
 # Share by which memory may grow from the second tenth of a load to the last, and seconds from which on that is judged:
 # before, what servers take once (threads, pages of allocators, compiled grammars) is most of it.
 FLAT, LASTS = 0.03, 600.0
@@ -108,8 +108,8 @@ class Soak(BaseModel):
 class _Asker:
     """Clients that share what is known of right answers; `sent` are the requests that were sent whole."""
 
-    def __init__(self, url: str, model: str, prompts: list[str], max_tokens: int, found: Soak) -> None:
-        self.url, self.model, self.prompts, self._most, self.found = url, model, prompts, max_tokens, found
+    def __init__(self, url: str, model: str, prompts: list[str], max_tokens: int, obtained: Soak) -> None:
+        self.url, self.model, self.prompts, self._most, self.found = url, model, prompts, max_tokens, obtained
         self._known: dict[str, list[str]] = {}
         self.sent = 0
 
@@ -127,7 +127,7 @@ class _Asker:
             "sigma0": {"exit": rng.choice(WAYS)},
             **rng.choice(SAMPLINGS),
         }
-        leaves = rng.random() < LEAVES
+        leaves = rng.random() < DROPS_AT_EXIT
         self.found.asked += 1
         try:
             texts = await self._answer(connection, body, rng.randint(0, 6) if leaves else None)
@@ -155,21 +155,21 @@ class _Asker:
                 self.found.left += 1
                 return None
             if not body["stream"]:
-                told = json.loads(await response.aread())
-                return [choice["message"]["content"] for choice in told["choices"]]
+                output = json.loads(await response.aread())
+                return [choice["message"]["content"] for choice in output["choices"]]
             return await self._streamed(response, body["n"], leaves)
 
     async def _streamed(self, response: httpx.Response, choices: int, leaves: int | None) -> list[str] | None:
         texts, ends, taken = [""] * choices, [0] * choices, 0
-        async for told in chunks(response):
+        async for output in chunks(response):
             taken += 1
             if leaves is not None and taken > leaves:
                 self.found.left += 1
                 return None
-            if "error" in told:
-                self.found.broken[str(told["error"]["code"])] += 1
+            if "error" in output:
+                self.found.broken[str(output["error"]["code"])] += 1
                 return None
-            for choice in told["choices"]:
+            for choice in output["choices"]:
                 texts[choice["index"]] += choice["delta"].get("content") or ""
                 ends[choice["index"]] += choice["finish_reason"] is not None
         if leaves is not None:
@@ -211,17 +211,17 @@ def soak_server(
         arguments = ["--dtype", "float32", "--threads", "1", "--kv-memory", kv_memory, "--max-running", "8"]
         process, url = stack.enter_context(serving_process(model, arguments))
         advance = stack.enter_context(progress_bar("seconds", int(60 * minutes), hidden=as_json))
-        found = Soak(seconds=60 * minutes, clients=clients)
-        asyncio.run(_soak(process, _Asker(url, Path(model).name, prompts, max_tokens, found), floods, advance))
-    told = {"model": model, "kv_memory": kv_memory, "commit": git_commit(), **found.model_dump()}
+        obtained = Soak(seconds=60 * minutes, clients=clients)
+        asyncio.run(_soak(process, _Asker(url, Path(model).name, prompts, max_tokens, obtained), floods, advance))
+    output = {"model": model, "kv_memory": kv_memory, "commit": git_commit(), **obtained.model_dump()}
     if out is not None:
-        out.write_text(json.dumps(told, indent=1) + "\n")
+        out.write_text(json.dumps(output, indent=1) + "\n")
     if as_json:
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(output))
     else:
-        for line in lines_of(found):
+        for line in lines_of(obtained):
             typer.echo(line)
-    if not found.is_sound:
+    if not obtained.is_sound:
         raise typer.Exit(1)
 
 
@@ -229,8 +229,8 @@ async def _soak(
     process: "subprocess.Popen[bytes]", asker: _Asker, floods: int, on_second: Callable[[int], None]
 ) -> None:
     """Loads a server, lets it come to rest, loads it again and ends it under load."""
-    found, url = asker.found, asker.url
-    seconds, began, going = found.seconds, monotonic(), True
+    obtained, url = asker.found, asker.url
+    seconds, began, going = obtained.seconds, monotonic(), True
 
     async def client(number: int) -> None:
         rng = random.Random(number)
@@ -245,73 +245,76 @@ async def _soak(
         every = max(1.0, seconds / 60)
         while going:
             await asyncio.sleep(every)
-            found.samples.append(await _sample(process, url, began))
+            obtained.samples.append(await _sample(process, url, began))
             on_second(min(int(monotonic() - began), int(seconds)))
 
-    tasks = [asyncio.create_task(client(number)) for number in range(found.clients)]
+    tasks = [asyncio.create_task(client(number)) for number in range(obtained.clients)]
     tasks.append(asyncio.create_task(watch()))
     flooding = Flooding(url, asker.model, asker.prompts, floods, seconds)
     flooded = asyncio.create_task(flooding.run(lambda: going))
     await asyncio.sleep(seconds)
     going = False
     await asyncio.gather(*tasks, flooded)
-    found.floods = flooding.result if floods else None
+    obtained.floods = flooding.result if floods else None
     await asyncio.sleep(1)
-    found.samples.append(await _sample(process, url, began))
-    told = await asyncio.to_thread(counters, url)
-    found.preemptions, found.tokens = int(told["sigma0_preemptions_total"]), int(told["sigma0_tokens_total"])
+    obtained.samples.append(await _sample(process, url, began))
+    output = await asyncio.to_thread(counters, url)
+    obtained.preemptions, obtained.tokens = int(output["sigma0_preemptions_total"]), int(output["sigma0_tokens_total"])
     await _term(process, asker)
 
 
 async def _term(process: "subprocess.Popen[bytes]", asker: _Asker) -> None:
     """SIGTERM while requests are under way: all of them are to be answered."""
-    found = asker.found
+    obtained = asker.found
     async with httpx.AsyncClient(timeout=600) as connection:
-        rngs = [random.Random(-1 - number) for number in range(found.clients)]
-        before, sent = found.left + found.refused, asker.sent
+        rngs = [random.Random(-1 - number) for number in range(obtained.clients)]
+        before, sent = obtained.left + obtained.refused, asker.sent
         asked = [asyncio.create_task(asker.one(connection, rng)) for rng in rngs]
-        while asker.sent < sent + found.clients and not all(task.done() for task in asked):
+        while asker.sent < sent + obtained.clients and not all(task.done() for task in asked):
             await asyncio.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        found.finished_after_term = sum(await asyncio.gather(*asked))
-    found.lost_after_term = found.clients - found.finished_after_term - (found.left + found.refused - before)
-    found.exit_code = await asyncio.to_thread(process.wait, 60)
+        obtained.finished_after_term = sum(await asyncio.gather(*asked))
+    obtained.lost_after_term = (
+        obtained.clients - obtained.finished_after_term - (obtained.left + obtained.refused - before)
+    )
+    obtained.exit_code = await asyncio.to_thread(process.wait, 60)
 
 
 async def _sample(process: "subprocess.Popen[bytes]", url: str, began: float) -> Sample:
-    told = await asyncio.to_thread(counters, url)
+    output = await asyncio.to_thread(counters, url)
     server = psutil.Process(process.pid)
     memory = sum(one.memory_info().rss for one in (server, *server.children())) / 2**20
     return Sample(
         seconds=monotonic() - began,
         memory_mb=memory,
-        pages_used=int(told["sigma0_pages_used"]),
-        running=int(told["sigma0_running"]),
-        waiting=int(told["sigma0_queue"]),
+        pages_used=int(output["sigma0_pages_used"]),
+        running=int(output["sigma0_running"]),
+        waiting=int(output["sigma0_queue"]),
     )
 
 
-def lines_of(found: Soak) -> list[str]:
+def lines_of(obtained: Soak) -> list[str]:
     """The result in words."""
-    early, late = found.memory_mb
-    flat = {True: "flat", False: "not flat", None: "too short a load to judge"}[found.memory_is_flat]
-    beside = [] if found.floods is None else [_line_of(found.floods)]
+    early, late = obtained.memory_mb
+    flat = {True: "flat", False: "not flat", None: "too short a load to judge"}[obtained.memory_is_flat]
+    beside = [] if obtained.floods is None else [_line_of(obtained.floods)]
     return [
-        f"{found.asked} requests in {found.seconds:g} s from {found.clients} clients: {found.answered} answered, "
-        f"{found.left} left by their clients, {found.refused} refused by the full queue",
-        f"wrong {found.wrong}, answered twice {found.answered_twice}, broken {dict(found.broken)}",
-        f"{found.tokens} tokens, {found.preemptions} requests put back; "
-        f"{found.samples[-1].pages_used} pages held at rest",
+        f"{obtained.asked} requests in {obtained.seconds:g} s from {obtained.clients} clients: "
+        f"{obtained.answered} answered, {obtained.left} left by their clients, "
+        f"{obtained.refused} refused by the full queue",
+        f"wrong {obtained.wrong}, answered twice {obtained.answered_twice}, broken {dict(obtained.broken)}",
+        f"{obtained.tokens} tokens, {obtained.preemptions} requests put back; "
+        f"{obtained.samples[-1].pages_used} pages held at rest",
         f"memory {early:.1f} MB in the second tenth, {late:.1f} MB in the last: {flat}",
-        f"SIGTERM under load: {found.finished_after_term} finished, {found.lost_after_term} lost, "
-        f"exit code {found.exit_code}",
+        f"SIGTERM under load: {obtained.finished_after_term} finished, {obtained.lost_after_term} lost, "
+        f"exit code {obtained.exit_code}",
         *beside,
     ]
 
 
 def _line_of(floods: Floods) -> str:
     medians = " and ".join(
-        "none" if each is None else f"{each:.0f} ms" for each in (floods.median_ms_without, floods.median_ms_with)
+        "none" if item is None else f"{item:.0f} ms" for item in (floods.median_ms_without, floods.median_ms_with)
     )
     return (
         f"floods of {floods.clients} clients, half of the time: refused {dict(floods.refused)}, {floods.left} left, "

@@ -9,16 +9,16 @@ from sigma0.bench.core.rows import ServeRow
 
 def latest_load(rows: Sequence[AnyRow], way: str) -> list[ServeRow]:
     """The rows of the last load run that measured a way."""
-    found = [row for row in rows if isinstance(row, ServeRow)]
-    times = [row.time for row in found if row.way == way]
-    return [row for row in found if row.time == times[-1]]
+    result = [row for row in rows if isinstance(row, ServeRow)]
+    times = [row.time for row in result if row.way == way]
+    return [row for row in result if row.time == times[-1]]
 
 
 def never_rows(rows: Sequence[AnyRow]) -> list[ServeRow]:
     """`never` beside `full` alone, as runs that ask for just these two have it; by load."""
-    found = [row for row in rows if isinstance(row, ServeRow)]
-    others = {row.time for row in found if row.way not in ("full", "never")}
-    alone = {(row.load, row.amount): row for row in found if row.way == "never" and row.time not in others}
+    result = [row for row in rows if isinstance(row, ServeRow)]
+    others = {row.time for row in result if row.way not in ("full", "never")}
+    alone = {(row.load, row.amount): row for row in result if row.way == "never" and row.time not in others}
     return [alone[load] for load in sorted(alone)]
 
 

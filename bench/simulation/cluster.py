@@ -1,4 +1,4 @@
-"""A SIMULATION of replicas behind a router: events in the order of their times, and no model anywhere."""
+"""A SIMULATION of replicas after a router: events in the order of their times, and no model anywhere."""
 
 import heapq
 from collections import deque
@@ -227,8 +227,8 @@ class Cluster:
         while self._held and (other := self.router.choose(self._held[0])) is not None:
             self._give(other, self._held.popleft())
             given.append(other)
-        for each in (*given, number):
-            self._begin_if_idle(each)
+        for item in (*given, number):
+            self._begin_if_idle(item)
         return ended
 
     def _totals(self) -> Sequence[float]:

@@ -60,22 +60,22 @@ def passes(
         most = LIMITS.max_running
         conditions = describe(looped, model, where, prompts, [None] * len(prompts), max_new_tokens, most)
         with progress_bar("steps", STEPS, hidden=as_json) as advance:
-            found = measure_inputs(looped, tokenizer, conditions, prompts, looped.resolve_exit_config(None), advance)
+            result = measure_inputs(looped, tokenizer, conditions, prompts, looped.resolve_exit_config(None), advance)
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(found.model_dump_json(indent=1) + "\n")
+        out.write_text(result.model_dump_json(indent=1) + "\n")
     if as_json:
-        typer.echo(found.model_dump_json())
+        typer.echo(result.model_dump_json())
     else:
-        print_inputs(found)
+        print_inputs(result)
         typer.echo(f"written to {out}")
 
 
-def print_inputs(found: Inputs) -> None:
+def print_inputs(result: Inputs) -> None:
     """What was found, and how well the simulation of one replica agrees with the real one."""
-    times = found.pass_times
+    times = result.pass_times
     counts = [f"{point.rows}" for point in times.by_rows]
     milliseconds = [f"{point.milliseconds:.3f}" for point in times.by_rows]
-    title = f"milliseconds of a pass by its rows ({found.clock})"
+    title = f"milliseconds of a pass by its rows ({result.clock})"
     console = Console()
     console.print(BenchTable(counts, [milliseconds], title, left=()).rich())
     console.print(
@@ -85,10 +85,10 @@ def print_inputs(found: Inputs) -> None:
         f"fitted to {times.passes:,} passes ({times.explained:.0%} of their variance)"
     )
     console.print(f"rounds took {min(times.paces):.2f} to {max(times.paces):.2f} times as long as that")
-    console.print("the machine was loaded with {:.1f} programs on {} processors".format(*found.machine_load))
-    for name, kind in found.kinds.items():
+    console.print("the machine was loaded with {:.1f} programs on {} processors".format(*result.machine_load))
+    for name, kind in result.kinds.items():
         console.print(f"{name}: {len(kind.answers)} answers of {kind.passes:.1f} passes on average")
-    console.print(checks_table(found.checks).rich())
+    console.print(checks_table(result.checks).rich())
 
 
 def simulate(
@@ -123,8 +123,8 @@ def simulate(
             raise ValueError(f"--picture {str(picture)!r}: give a name that ends in .svg or .png")
         traffic = Traffic(short_share=short_share, turns=turns, think=think)
         fleets = Fleets(*read_inputs(inputs))
-        asked = _listed("--rates", [each for each in rates.split(",") if each], float, "numbers such as 5,7.5")
-        if not all(0 < each < float("inf") for each in asked):
+        asked = _listed("--rates", [item for item in rates.split(",") if item], float, "numbers such as 5,7.5")
+        if not all(0 < item < float("inf") for item in asked):
             raise ValueError(f"--rates {rates!r}: a rate is a number above 0, such as 5")
         asked = asked or [round(load * fleets.most(traffic), 2) for load in LOADS]
         counts = _listed("--replicas", replicas.split(","), int, "whole numbers such as 16,10000")
@@ -153,6 +153,6 @@ def simulate(
 
 def _listed(option: str, texts: Sequence[str], kind: Callable[[str], Value], what: str) -> list[Value]:
     try:
-        return [kind(each) for each in texts]
+        return [kind(item) for item in texts]
     except ValueError as error:
         raise ValueError(f"{option} {','.join(texts)!r} is no list of {what}") from error

@@ -70,7 +70,7 @@ class PassTimes(_Strict):
 
     @model_validator(mode="after")
     def _in_order(self) -> "PassTimes":
-        rows = [each.rows for each in self.by_rows]
+        rows = [item.rows for item in self.by_rows]
         if rows != sorted(set(rows)):
             raise ValueError(f"points must stand by rising rows, each once, got {rows}: sort them")
         # there is no pass without a request
@@ -174,7 +174,7 @@ class PassClock:
     def __init__(self, times: PassTimes, pace: float = 1.0) -> None:
         self._times = times
         self._pace = pace
-        self._rows = [each.rows for each in times.by_rows]
+        self._rows = [item.rows for item in times.by_rows]
         # passes so far, and those of more rows than any that was measured
         self.asked = self.beyond = 0
         self._known: dict[PassWork, float] = {}

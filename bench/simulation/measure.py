@@ -57,21 +57,21 @@ def fit_passes(rounds: Sequence[Sequence[TimedPass]]) -> PassTimes:
     Raises:
         ValueError: If they are too few, hold no row, or took no time.
     """
-    passes = [each for found in rounds for each in found]
+    passes = [item for result in rounds for item in result]
     if len(passes) < FEWEST or not all(rounds):
         raise ValueError(f"{len(passes)} passes are too few to tell how their time grows: give more prompts")
-    bad = next((each for each in passes if each.work.rows < 1 or not 0 < each.seconds < float("inf")), None)
+    bad = next((item for item in passes if item.work.rows < 1 or not 0 < item.seconds < float("inf")), None)
     if bad is not None:
         raise ValueError(f"a pass has at least 1 row and takes more than 0 seconds, got {bad}")
-    rows = np.array([each.work.rows for each in passes], dtype=np.float64)
+    rows = np.array([item.work.rows for item in passes], dtype=np.float64)
     knots = knots_for(int(rows.min()), int(rows.max()))
     # how much of each rise from knot to knot the line has taken at some rows; of the first all
-    hats = np.column_stack([np.interp(rows, knots, each) for each in np.eye(len(knots))])
+    hats = np.column_stack([np.interp(rows, knots, item) for item in np.eye(len(knots))])
     rises = np.cumsum(hats[:, ::-1], axis=1)[:, ::-1]
-    others = [[term(each.work) for term in TERMS.values()] for each in passes]
+    others = [[term(item.work) for term in TERMS.values()] for item in passes]
     parts = np.column_stack([rises, np.array(others, dtype=np.float64)])
-    took = 1000 * np.array([each.seconds for each in passes])
-    number = np.repeat(np.arange(len(rounds)), [len(found) for found in rounds])
+    took = 1000 * np.array([item.seconds for item in passes])
+    number = np.repeat(np.arange(len(rounds)), [len(result) for result in rounds])
     paces = np.ones(len(rounds))
     for _ in range(TURNS):
         weights, kept = _undisturbed(parts, took / paces[number])
@@ -105,7 +105,7 @@ def _undisturbed(
 
 
 def knots_for(least: int, most: int) -> list[int]:
-    """Rows at which the line by rows may bend, and its ends; the last two well apart, since it goes on behind them."""
+    """Rows at which the line by rows may bend, and its ends; the last two well apart, since it goes on after them."""
     return [least, *(knot for knot in KNOTS if least < knot < most / APART), max(most, least + 1)]
 
 
@@ -219,11 +219,11 @@ def measure_inputs(
             advance(next(done))
         for load, played in courses.items():
             for course in range(COURSES):
-                arrivals, own = at_random(every, load * most, f"{number}/{load}/{course}"), Stopwatch(model.device)
-                played.append((arrivals, play(ready(), arrivals, own), own))
+                arrivals, current = at_random(every, load * most, f"{number}/{load}/{course}"), Stopwatch(model.device)
+                played.append((arrivals, play(ready(), arrivals, current), current))
             advance(next(done))
     shape = BlockShape.of(model, LIMITS.page_size)
-    found = Inputs(
+    result = Inputs(
         conditions=conditions,
         clock=watches[0].name,
         machine_load=(os.getloadavg()[2], os.cpu_count() or 1),
@@ -237,8 +237,8 @@ def measure_inputs(
             name: Kind(exit_config=config.to_dict(), answers=tuple(answers[name])) for name, config in configs.items()
         },
     )
-    return found.model_copy(
-        update={"checks": tuple(check(found, load * most, played) for load, played in courses.items())}
+    return result.model_copy(
+        update={"checks": tuple(check(result, load * most, played) for load, played in courses.items())}
     )
 
 
@@ -263,7 +263,7 @@ def play(engine: Engine, arrivals: Arrivals, watch: Stopwatch) -> Played:
     """
     queue, now = list(arrivals)[::-1], 0.0
     began: dict[int, tuple[int, float]] = {}
-    found: dict[int, tuple[RequestOutput, float]] = {}
+    result: dict[int, tuple[RequestOutput, float]] = {}
     while queue or engine.has_work:
         if not engine.has_work:
             now = max(now, queue[-1][0])
@@ -277,8 +277,8 @@ def play(engine: Engine, arrivals: Arrivals, watch: Stopwatch) -> Played:
                 raise event
             if isinstance(event, RequestOutput):
                 number, moment = began[key]
-                found[number] = event, now - moment
-    return [found[number] for number in range(len(found))]
+                result[number] = event, now - moment
+    return [result[number] for number in range(len(result))]
 
 
 def at_random(jobs: Sequence[EngineRequest], rate: float, seed: str) -> Arrivals:
@@ -296,7 +296,7 @@ def check(inputs: Inputs, rate: float, courses: Sequence[tuple[Arrivals, Played,
     simulated, measured, paces = [], [], []
     for arrivals, played, watch in courses:
         fitted = PassClock(inputs.pass_times)
-        paces.append(sum(each.seconds for each in watch.passes) / sum(fitted(each.work) for each in watch.passes))
+        paces.append(sum(item.seconds for item in watch.passes) / sum(fitted(item.work) for item in watch.passes))
         replica = Replica(inputs.limits, PassClock(inputs.pass_times, paces[-1]))
         requests, now = [], 0.0
         for (moment, job), (end, _) in zip(arrivals, played, strict=True):

@@ -35,8 +35,8 @@ def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> Non
                 means = [over_runs(value(row)) for row in mine]
                 axis.errorbar(
                     [row.fleet_rate for row in mine],
-                    [each.value for each in means],
-                    yerr=[each.interval[1] - each.value for each in means],
+                    [item.value for item in means],
+                    yerr=[item.interval[1] - item.value for item in means],
                     color=COLOURS[routing],
                     marker=MARKERS[routing],
                     markersize=5,

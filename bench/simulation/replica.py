@@ -211,7 +211,7 @@ class Replica:
         self.scheduler.add(request.entry)
 
     def remember(self, session: int, columns: int) -> None:
-        """Leaves a chat in the prefix cache, as if its last turn had ended so many columns behind its beginning."""
+        """Leaves a chat in the prefix cache, as if its last turn had ended so many columns after its beginning."""
         base = _TEXT * session
         entry = SequenceEntry(next(self._keys), list(range(base, base + columns)), columns, columns)
         self.scheduler.add(entry)

@@ -87,7 +87,7 @@ class Fleets:
     def __init__(self, inputs: Inputs, digest: str) -> None:
         self.inputs, self.digest = inputs, digest
         self.began = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        versions = {"python": platform.python_version(), **{each: version(each) for each in _LIBRARIES}}
+        versions = {"python": platform.python_version(), **{item: version(item) for item in _LIBRARIES}}
         # of the inputs, with the code and the libraries that simulate
         self.conditions = inputs.conditions.model_copy(update={"commit": git_commit(), "versions": versions})
         self.clock = PassClock(inputs.pass_times)
@@ -127,7 +127,7 @@ class Fleets:
         if setting.routing in TOGETHER:
             # so many that both sides are equally near their limits
             share = setting.traffic.short_share
-            only_short, only_long = (replace(setting.traffic, short_share=each) for each in (1.0, 0.0))
+            only_short, only_long = (replace(setting.traffic, short_share=item) for item in (1.0, 0.0))
             parts = share / self.most(only_short), (1 - share) / self.most(only_long)
             short = min(max(round(setting.members * parts[0] / sum(parts)), 1), setting.members - 1)
         crowd = Crowd(self.inputs.kinds, setting.traffic, setting.rate * setting.members, seed)
@@ -148,7 +148,7 @@ def simulate(fleets: Fleets, setting: Setting) -> SimulationRow:
         raise ValueError("a run answered fewer than 2 requests: ask for more with --requests, or for fewer --runs")
     answered = [request for run in runs for request in run]
     latencies = _tails(runs, _latency)
-    kinds = {kind: [[each for each in run if each.kind == kind] for run in runs] for kind in (SHORT, LONG)}
+    kinds = {kind: [[item for item in run if item.kind == kind] for run in runs] for kind in (SHORT, LONG)}
     by_kind = {kind: _tails(mine, _latency) for kind, mine in kinds.items() if all(mine)}
     worst = max(fleets.inputs.checks, key=lambda check: check.off, default=None)
     checks: dict[Literal["measured", "simulated"], Tail] = {}
@@ -162,8 +162,8 @@ def simulate(fleets: Fleets, setting: Setting) -> SimulationRow:
         routing=setting.routing,
         rate=setting.rate,
         traffic=asdict(setting.traffic),
-        queue_ms=_together(_tails(runs, lambda each: each.started - each.arrived)),
-        first_token_ms=_together(_tails(runs, lambda each: each.first - each.arrived)),
+        queue_ms=_together(_tails(runs, lambda item: item.started - item.arrived)),
+        first_token_ms=_together(_tails(runs, lambda item: item.first - item.arrived)),
         latency_ms=_together(latencies),
         by_kind_ms={kind: _together(tails) for kind, tails in by_kind.items()},
         latency_by_run_ms=latencies,
@@ -203,4 +203,4 @@ def _tails(runs: Sequence[Sequence[Request]], seconds: Callable[[Request], float
 
 
 def _together(tails: Sequence[Tail]) -> Tail:
-    return tail_of([mean(each) for each in zip(*(tail.model_dump().values() for tail in tails), strict=True)])
+    return tail_of([mean(item) for item in zip(*(tail.model_dump().values() for tail in tails), strict=True)])

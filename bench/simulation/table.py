@@ -29,9 +29,9 @@ FULL = 0.95
 
 def over_runs(values: Sequence[float]) -> Estimate:
     """A mean over independent runs, with its interval by Student's t; of a single run that is its value."""
-    found = ratio(values, [1.0] * len(values))
-    assert found is not None
-    return found
+    result = ratio(values, [1.0] * len(values))
+    assert result is not None
+    return result
 
 
 def times(tail: Tail) -> str:
@@ -88,29 +88,29 @@ def apart_cells(rows: Sequence[SimulationRow]) -> list[tuple[str, ...]]:
     Ratios are taken run by run, since both were asked by the same chats, with their mean and its 95 % interval.
     """
     known = {(row.replicas, row.rate, row.routing): row for row in rows}
-    found = []
+    result = []
     for row in rows:
         other = known.get((row.replicas, row.rate, TOGETHER.get(row.routing, "")))
         if other is None:
             continue
-        mine, others = ({"all": each.latency_by_run_ms, **each.by_kind_by_run_ms} for each in (row, other))
+        mine, others = ({"all": item.latency_by_run_ms, **item.by_kind_by_run_ms} for item in (row, other))
         ratios = [_ratio(mine.get(kind, ()), others.get(kind, ())) for kind in ("all", "short", "long")]
         unsettled = " (unsettled)" if is_unsettled(row) or is_unsettled(other) else ""
-        found.append((*cells(row)[:3], other.routing + unsettled, *ratios))
-    return found
+        result.append((*cells(row)[:3], other.routing + unsettled, *ratios))
+    return result
 
 
 def _ratio(mine: Sequence[Tail], others: Sequence[Tail]) -> str:
     if not mine or not others:
         return "-"
-    found = over_runs([one / other for one, other in zip(p95(mine), p95(others), strict=True)])
-    return f"{found.value:.2f}" + (" ({:.2f} to {:.2f})".format(*found.interval) if len(mine) > 1 else "")
+    result = over_runs([one / other for one, other in zip(p95(mine), p95(others), strict=True)])
+    return f"{result.value:.2f}" + (" ({:.2f} to {:.2f})".format(*result.interval) if len(mine) > 1 else "")
 
 
 def latest_simulation(rows: Sequence[AnyRow]) -> list[SimulationRow]:
     """The rows of the last simulation: on one file of inputs, with one traffic and size; by fleet and rate."""
-    found = sorted((row for row in rows if isinstance(row, SimulationRow)), key=lambda row: row.time)
-    latest = [row for row in found if _study(row) == _study(found[-1])]
+    result = sorted((row for row in rows if isinstance(row, SimulationRow)), key=lambda row: row.time)
+    latest = [row for row in result if _study(row) == _study(result[-1])]
     return sorted(latest, key=lambda row: (row.replicas, row.rate))
 
 
@@ -169,8 +169,8 @@ def tables(rows: Sequence[SimulationRow]) -> list[BenchTable]:
 def whole(rows: Sequence[SimulationRow]) -> str:
     """Every row with what it holds for, as a Markdown page."""
     every, *apart = (table.markdown() for table in tables(rows))
-    found = f"# A simulation of fleets\n\n{about(rows[0], sorted({row.group for row in rows}))}\n\n{every}\n"
-    return found + "".join(f"\n## Depths apart\n\n{APART}\n\n{each}\n" for each in apart)
+    result = f"# A simulation of fleets\n\n{about(rows[0], sorted({row.group for row in rows}))}\n\n{every}\n"
+    return result + "".join(f"\n## Depths apart\n\n{APART}\n\n{item}\n" for item in apart)
 
 
 def print_simulation(rows: Sequence[SimulationRow]) -> None:

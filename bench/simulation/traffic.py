@@ -113,7 +113,7 @@ class Crowd:
                 yield chat, chat.turns[-1][1]
 
     def turn(self, chat: Chat) -> Request:
-        """Its next request: a measured prompt behind all that was said before, answered with measured depths."""
+        """Its next request: a measured prompt after all that was said before, answered with measured depths."""
         answer, _ = chat.turns.pop()
         request = Request(chat.columns + answer.prompt, answer.depths, chat.kind, chat.number)
         chat.columns += answer.prompt + len(answer.depths)

@@ -2,7 +2,7 @@
 
 A token that stops at its exit e proposes its argmax a_e, which is fed at once while the token runs on. At the first
 deeper loop whose argmax is not a_e, a second branch opens with that argmax, beside the first. At loop T one of them
-is right and the other is dropped with all that was fed behind it; where neither is, full depth's token is fed. So text
+is right and the other is dropped with all that was fed after it; where neither is, full depth's token is fed. So text
 is full depth's, and `sigma0.bench.lossless.drafts` counts the same passes from argmax traces. All tokens under way, of
 all branches, are rows of one pass, each at its own loop; two tokens of one position are told apart by the slot in which
 their K/V lie, and a row sees the slots of the tokens that it follows.
@@ -37,7 +37,7 @@ class _Node:
     proposed: int = -1  # its argmax there
     mass: float = 0.0  # probability that it has left by the gate, under `qexit`
     survival: float = 1.0  # the rest
-    branches: list["_Node"] = field(default_factory=list)  # tokens that were fed behind it
+    branches: list["_Node"] = field(default_factory=list)  # tokens that were fed after it
 
 
 class _TreeRows:
@@ -153,12 +153,12 @@ class Branches(Decoder):
             kv_allocated=self._slots * self.position_bytes,
         )
 
-    def _fed(self, token: int, behind: _Node) -> _Node:
-        """A token behind another."""
+    def _fed(self, token: int, after: _Node) -> _Node:
+        """A token after another."""
         slot = self._free.pop()
-        seen = behind.seen.clone()
+        seen = after.seen.clone()
         seen[slot] = True
-        return _Node(token, behind.place + 1, slot, seen)
+        return _Node(token, after.place + 1, slot, seen)
 
     def _pass(self, hidden: Tensor, positions: Tensor, loops: list[int], slots: Tensor, seen: Tensor) -> Tensor:
         """States `[R, D]` after a loop of each row."""
@@ -171,7 +171,7 @@ class _Run:
     """A tree of tokens under way from its first one to its last, counted as `Decoded` says.
 
     Attributes:
-        written: Full depth's token behind each token that was right.
+        written: Full depth's token after each token that was right.
         tip: The last of these.
     """
 
@@ -238,10 +238,10 @@ class _Run:
         if is_last:
             self._settle(node, argmax)
 
-    def _feed(self, token: int, behind: _Node) -> None:
-        if behind.place < self._last:
-            node = self._owner._fed(token, behind)
-            behind.branches.append(node)
+    def _feed(self, token: int, after: _Node) -> None:
+        if after.place < self._last:
+            node = self._owner._fed(token, after)
+            after.branches.append(node)
             self._nodes.append(node)
 
     def _settle(self, node: _Node, token: int) -> None:

@@ -87,10 +87,10 @@ def speed(
         ids, source = prompt_ids(looped, tokenizer, model, batch, context, new_tokens)
         chosen = choose_runner(runner, looped)
         looped.runner, looped.announce = chosen.name, compiling
-        trace, told = chosen_course(course, bool(shape), config)
+        trace, output = chosen_course(course, bool(shape), config)
         if trace is not None:
             trace = trace.scaled(looped.num_loops)
-            told = described(trace, told)
+            output = described(trace, output)
         rule = looped.resolve_exit_config(config or (None if model else ExitConfig().filled()))
         config = replace(rule, after_exit="finish")
         names = (*ways.split(","), *([] if published_code is None else [PUBLISHED]))
@@ -98,7 +98,7 @@ def speed(
         if drafting is None and "self-speculation" in names:
             fit_ids, _ = prompt_ids(looped, tokenizer, model, batch, context, new_tokens, "calibration")
             drafting = fit_drafting(looped, fit_ids, new_tokens, trace)
-        plan = Plan(names, config, trace, told, new_tokens, rounds, prompt_rounds, by, drafting)
+        plan = Plan(names, config, trace, output, new_tokens, rounds, prompt_rounds, by, drafting)
         rows_of_ids = [tuple(row) for row in ids.tolist()]
         conditions = conditions_of(looped, model, shape, source, rows_of_ids, new_tokens, batch)
         peer_code: Any = nullcontext()

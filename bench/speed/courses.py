@@ -104,13 +104,13 @@ def chosen_course(course: str, by_default: bool, config: ExitConfig | None) -> t
     if course == "rule" or not (course or by_default):
         return None, ""
     if course not in ("", "recorded", "stated") and not course.endswith(".json"):
-        found = record_course(course, config)
-        return found.trace, found.source
+        result = record_course(course, config)
+        return result.trace, result.source
     if config is not None:
         raise ValueError("a stated course replaces the exit rule: leave --exit-config out, or name a model as --course")
     if course == "recorded":
-        found = RecordedCourse.read(RECORDED)
-        return found.trace, f"recorded from {found.source}"
+        result = RecordedCourse.read(RECORDED)
+        return result.trace, f"recorded from {result.source}"
     return (stated(Path(course)), Path(course).name) if course.endswith(".json") else (STATED, "stated")
 
 
@@ -152,10 +152,10 @@ def record_course(name: str, config: ExitConfig | None = None) -> RecordedCourse
 
 
 def cut_at_end(text: Tensor, prompt: int, ends: int | list[int] | None) -> Tensor:
-    """A text `[1, S]` up to the first end behind its first `prompt` ids."""
+    """A text `[1, S]` up to the first end after its first `prompt` ids."""
     known = [] if ends is None else [ends] if isinstance(ends, int) else ends
-    found = torch.isin(text[0, prompt:], torch.tensor(known, device=text.device)).nonzero()
-    return text[:, : prompt + int(found[0]) + 1] if len(found) else text
+    result = torch.isin(text[0, prompt:], torch.tensor(known, device=text.device)).nonzero()
+    return text[:, : prompt + int(result[0]) + 1] if len(result) else text
 
 
 def described(trace: Trace, source: str) -> str:
@@ -187,7 +187,7 @@ def course(
 ) -> None:
     """Record at which loop each token of a shipped model's answers stops, and from which loop on it is settled."""
     with one_line_errors():
-        found = record_course(model, ExitConfig.parse(json.loads(exit_config)) if exit_config else None)
+        result = record_course(model, ExitConfig.parse(json.loads(exit_config)) if exit_config else None)
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(found.model_dump_json(indent=1) + "\n")
-    typer.echo(f"{described(found.trace, found.source)}; {len(found.exits)} tokens in {out}")
+        out.write_text(result.model_dump_json(indent=1) + "\n")
+    typer.echo(f"{described(result.trace, result.source)}; {len(result.exits)} tokens in {out}")

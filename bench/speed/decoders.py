@@ -29,7 +29,7 @@ OTHERS = ("huggingface", "huggingface-static", *PLAIN, PUBLISHED)
 
 @dataclass(frozen=True)
 class Decoded:
-    """One run behind the prompt, over the tokens after each first."""
+    """One run after the prompt, over the tokens after each first."""
 
     seconds: float  # From the first new token to the last
     passes: int  # Calls of the shared block
@@ -77,7 +77,7 @@ class Decoder:
         raise NotImplementedError
 
     def decode(self) -> Decoded:
-        """New tokens behind the prompt, timed from the first on."""
+        """New tokens after the prompt, timed from the first on."""
         raise NotImplementedError
 
     def whole_depth(self, seconds: float, tokens: Tensor, spare: int = 0, runner: str = "eager") -> Decoded:

@@ -85,7 +85,7 @@ class Engined(Decoder):
             block = BlockShape.of(engine.model, engine.pool.size).bytes_with(engine.model.dtype)
             used = engine.pool.used * block
             self._run_until(tokens, self.new_tokens)
-            written = [each[: self.new_tokens] for each in tokens.values()]
+            written = [item[: self.new_tokens] for item in tokens.values()]
         return Decoded(
             seconds=seconds,
             passes=after.passes - before.passes,

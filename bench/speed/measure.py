@@ -112,7 +112,7 @@ def measure(
     decoders = _decoders(model, ids, plan, peer)
     prompt_seconds = _read_prompts(decoders, plan, on_step)
     runs, peaks = _decode(decoders, plan, ids, on_step)
-    # behind the runs, so that it is no part of the most memory that was in use
+    # after the runs, so that it is no part of the most memory that was in use
     copy = copy_bandwidth(ids.device)
     rows = []
     for way in plan.ways:
@@ -234,9 +234,9 @@ def _figures(model: Any, context: int, runs: Sequence[Decoded], full: Sequence[D
 
 def _settings(config: ExitConfig, replayed: bool) -> dict[str, float | int | str]:
     """What of a config has a say in the run."""
-    found = {} if replayed else threshold(config)
+    result = {} if replayed else threshold(config)
     if config.min_loops > 1 and not replayed:
-        found["min_loops"] = config.min_loops
+        result["min_loops"] = config.min_loops
     if config.after_exit == "verify":
-        found["redraft"] = int(config.redraft)
-    return found
+        result["redraft"] = int(config.redraft)
+    return result

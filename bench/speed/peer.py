@@ -84,7 +84,7 @@ class StockLoopedModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         return CausalLMOutputWithPast(logits=logits, **named_cache(cache))
 
     def loops(self, loops: range, hidden_states: Tensor, position_embeddings: Any, mask: Any, cache: Any) -> Tensor:
-        """States `[B, S, D]` behind some loops."""
+        """States `[B, S, D]` after some loops."""
         for loop in loops:
             for index, layer in enumerate(self.inner.layers):
                 hidden_states = layer(
@@ -174,8 +174,8 @@ class Published(Decoder):
     def __init__(self, process: "subprocess.Popen[str]", model: Any, ids: Tensor, new_tokens: int) -> None:
         super().__init__(model, ids, new_tokens)
         self._process = process
-        found = self._answer()
-        self.versions = {f"published code on {name}": found[name] for name in sorted(found)}
+        result = self._answer()
+        self.versions = {f"published code on {name}": result[name] for name in sorted(result)}
 
     def prompt(self) -> float:
         """Reads the prompts, up to a token of each; seconds."""

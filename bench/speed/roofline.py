@@ -138,13 +138,13 @@ def launch_table(rows: Sequence[SpeedRow]) -> BenchTable | None:
         sizes = (row.batch_size, row.context, row.max_new_tokens)
         case = (row.model, row.device, row.dtype, row.by, *map(str, sizes), row.way, rule)
         by_case.setdefault(case, {})[row.runner] = roof["rest/pass"]
-    runners = sorted({runner for found in by_case.values() for runner in found}, key=_RUNNERS.index)
-    several = {case: found for case, found in by_case.items() if len(found) > 1}
+    runners = sorted({runner for result in by_case.values() for runner in result}, key=_RUNNERS.index)
+    several = {case: result for case, result in by_case.items() if len(result) > 1}
     if not several:
         return None
     headings = ("model", "device", "dtype", "by", "batch", "context", "new", "way", "rule", *runners)
     lines = [
-        [*case, *(f"{found[runner]:.4g}" if runner in found else "-" for runner in runners)]
-        for case, found in several.items()
+        [*case, *(f"{result[runner]:.4g}" if runner in result else "-" for runner in runners)]
+        for case, result in several.items()
     ]
     return BenchTable(headings, lines, left=("model", "device", "dtype", "by", "way", "rule"))

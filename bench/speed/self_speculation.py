@@ -132,9 +132,9 @@ class SelfSpeculation(Decoder):
             # the last draft is verified too, so that a round of right ones gives one more token
             states.append(enter(token, self._columns[column + length : column + length + 1]))
             read = verify(torch.cat(states, 1), self._columns[column : column + length + 1])
-            found, proposed = read.tolist(), torch.cat(drafts).tolist()
-            right = self._right(proposed, found, len(written) - 1)
-            written += [*proposed[:right], found[right]]
+            result, proposed = read.tolist(), torch.cat(drafts).tolist()
+            right = self._right(proposed, result, len(written) - 1)
+            written += [*proposed[:right], result[right]]
             column += right + 1
             rounds += 1
         seconds = now(self.ids) - start
@@ -175,7 +175,7 @@ class SelfSpeculation(Decoder):
         return self._stock.lm_head(self._run(states, columns, self.drafting.depth, self._total))[0].argmax(-1)  # type: ignore[no-any-return]
 
     def _run(self, hidden_states: Tensor, columns: Tensor, first: int, last: int) -> Tensor:
-        """Loops behind `first` up to `last` of states `[1, R, D]`, each over all columns up to its own."""
+        """Loops after `first` up to `last` of states `[1, R, D]`, each over all columns up to its own."""
         mask = (self._columns[None] <= columns[:, None])[None, None]  # [1, 1, R, N]
         rotary = self._stock.inner.rotary_emb(hidden_states, columns[None])
         planes = _StaticPlanes(self._planes, columns)

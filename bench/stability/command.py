@@ -39,44 +39,44 @@ def stability(
         looped, tokenizer = load(model, device="cpu", dtype="float32")
         with progress_bar("questions", n, hidden=as_json) as advance:
             answers = read_answers(looped, tokenizer, n, seed, advance, LOOK_UPS if look_ups else MIX)
-        found = study(model, looped.num_loops, answers)
+        result = study(model, looped.num_loops, answers)
         if picture is not None:
-            _draw(answers, found, picture)
-    if not tell_report(found, out, as_json):
+            _draw(answers, result, picture)
+    if not tell_report(result, out, as_json):
         return
     console = Console()
     console.print(
-        f"{model}: {found['answers']} answers, {found['wrong']:.1%} wrong; the fit speaks at {found['spoke']:.1%} of "
-        f"the least sure tokens\nradius {found['radius'][1]:.2f} along the path, {found['jacobian'][1]:.2f} of the map "
-        "(medians)"
+        f"{model}: {result['answers']} answers, {result['wrong']:.1%} wrong; the fit speaks at {result['spoke']:.1%} "
+        f"of the least sure tokens\nradius {result['radius'][1]:.2f} along the path, "
+        f"{result['jacobian'][1]:.2f} of the map (medians)"
     )
-    if (rank := found["rank_correlation"]) is not None:
+    if (rank := result["rank_correlation"]) is not None:
         console.print(f"rank correlation of the two {estimate_text(rank, 2)}")
     areas = []
-    for name, area in found["auroc"].items():
+    for name, area in result["auroc"].items():
         # of one that is constant there is none
-        told = ("-", "") if area is None else (f"{area['value']:.3f}", "{:.3f} to {:.3f}".format(*area["interval"]))
-        areas.append((name, *told))
+        output = ("-", "") if area is None else (f"{area['value']:.3f}", "{:.3f} to {:.3f}".format(*area["interval"]))
+        areas.append((name, *output))
     console.print(BenchTable(("score", "AUROC", "95 %"), areas, "AUROC for a wrong answer").rich())
-    for fate, share in found["fates"].items():
-        wrong = found["wrong_by_fate"][fate]
+    for fate, share in result["fates"].items():
+        wrong = result["wrong_by_fate"][fate]
         console.print(f"{fate}: {share:.1%} of the least sure tokens, {wrong:.1%} of those answers wrong")
 
 
-def _draw(answers: "Sequence[Answer]", found: dict[str, Any], file: Path) -> None:
+def _draw(answers: "Sequence[Answer]", result: dict[str, Any], file: Path) -> None:
     """Left the two radii of each answer, right how well each score tells wrong answers."""
     from sigma0.bench.stability.measure import SPEAKS
 
     with drawing([file], (11, 4.5)) as figure:
         left, right = figure.subplots(1, 2)
         for wrong, colour, name in ((False, "#4575b4", "right"), (True, "#d73027", "wrong")):
-            rows = [each for each in answers if each.wrong == wrong and each.path["residual"] <= SPEAKS]
-            jacobians, radii = [each.jacobian for each in rows], [each.path["radius"] for each in rows]
+            rows = [item for item in answers if item.wrong == wrong and item.path["residual"] <= SPEAKS]
+            jacobians, radii = [item.jacobian for item in rows], [item.path["radius"] for item in rows]
             left.scatter(jacobians, radii, s=9, c=colour, label=name)
         left.axline((0, 0), slope=1, color="grey", linewidth=0.8)
-        left.set(xlabel="radius of the loop map (Jacobian)", ylabel="radius along the path", title=found["model"])
+        left.set(xlabel="radius of the loop map (Jacobian)", ylabel="radius along the path", title=result["model"])
         left.legend()
-        known = [(name, area) for name, area in found["auroc"].items() if area is not None]
+        known = [(name, area) for name, area in result["auroc"].items() if area is not None]
         known.sort(key=lambda named: named[1]["value"])
         values = [area["value"] for _, area in known]
         errors = [[abs(area["interval"][side] - area["value"]) for _, area in known] for side in (0, 1)]

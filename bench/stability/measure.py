@@ -29,7 +29,7 @@ class Answer:
     """One answer written at full depth."""
 
     wrong: bool  # Whether it is wrong
-    path: dict[str, float]  # Statistics behind the last loop of the token that is least sure, by name
+    path: dict[str, float]  # Statistics after the last loop of the token that is least sure, by name
     fate: str | None  # Of that token
     jacobian: float  # Radius of the loop map at that token's state before the last loop
     doubts: dict[str, float]  # Scores of the whole answer, high where it may be wrong
@@ -44,11 +44,11 @@ def read_answers(
     mix: Mix = MIX,
 ) -> list[Answer]:
     """Asks one question about each of n held-out stories, every other one as chat."""
-    found = []
+    result = []
     for done, prompt in enumerate(micro_world(n, "test", seed, mix=mix), start=1):
-        found.append(_ask(model, tokenizer, prompt))
+        result.append(_ask(model, tokenizer, prompt))
         on_answer(done)
-    return found
+    return result
 
 
 def _ask(model: Any, tokenizer: Any, prompt: Prompt) -> Answer:
@@ -108,8 +108,8 @@ def study(name: str, total_loops: int, answers: Sequence[Answer], resamples: int
     spoke = np.flatnonzero(residual <= SPEAKS)
 
     def estimate(statistic: Callable[..., float | None], units: int) -> dict[str, Any] | None:
-        found = bootstrap(statistic, units, resamples)
-        return None if found is None else asdict(found)
+        result = bootstrap(statistic, units, resamples)
+        return None if result is None else asdict(result)
 
     def rank(drawn: Any) -> float | None:
         picked = spoke[drawn]
@@ -131,7 +131,7 @@ def study(name: str, total_loops: int, answers: Sequence[Answer], resamples: int
         "rank_correlation": estimate(rank, len(spoke)) if len(spoke) > 1 else None,
         "below": float((radius[spoke] < jacobian[spoke]).mean()) if len(spoke) else 0.0,
         "fates": {fate: fates.count(fate) / len(fates) for fate in sorted(set(fates))},
-        "wrong_by_fate": {fate: float(wrong[[each == fate for each in fates]].mean()) for fate in sorted(set(fates))},
+        "wrong_by_fate": {fate: float(wrong[[item == fate for item in fates]].mean()) for fate in sorted(set(fates))},
         "auroc": {
             key: estimate(lambda drawn, values=values: auroc(values[drawn], wrong[drawn]), len(wrong))
             for key, values in scores.items()
@@ -140,4 +140,4 @@ def study(name: str, total_loops: int, answers: Sequence[Answer], resamples: int
 
 
 def _quartiles(values: Any) -> list[float]:
-    return [float(each) for each in np.quantile(values, [0.25, 0.5, 0.75])] if len(values) else [0.0] * 3
+    return [float(item) for item in np.quantile(values, [0.25, 0.5, 0.75])] if len(values) else [0.0] * 3

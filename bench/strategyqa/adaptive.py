@@ -105,22 +105,22 @@ def adaptive(levels: Sequence[Level], route: Route, question: Question, ask: Ask
             trace = {"unread_route": f"route: none of {', '.join(DIFFICULTIES)} but {start(said)}"}
         else:
             difficulty, why = cast(Difficulty, word.group(1).lower()), "the model says so"
-    told: dict[str, Any] = {"route": route, "difficulty": difficulty, "why": why}
+    output: dict[str, Any] = {"route": route, "difficulty": difficulty, "why": why}
     if trace.get("door") == "converge":
-        return read(trace["first"], "first", told | trace)
+        return read(trace["first"], "first", output | trace)
     level = levels[DIFFICULTIES.index(difficulty)]
-    found = level.predict(question, ask)
-    miss = None if found.miss is None else f"{level.name}: {found.miss}"
-    return Prediction(found.answer, miss, {**told, "level": level.name, **trace, "trace": found.trace})
+    result = level.predict(question, ask)
+    miss = None if result.miss is None else f"{level.name}: {result.miss}"
+    return Prediction(result.answer, miss, {**output, "level": level.name, **trace, "trace": result.trace})
 
 
 def by_rules(text: str) -> tuple[Difficulty, str]:
     """The difficulty of a question by the table above, and what was found."""
     question = asked(text)
     words = len(question.split())
-    found = [f"more than {limit} words" for limit in (LONG, VERY_LONG) if words > limit]
-    found += [name for name, sign in _SIGNS.items() if sign.search(question)]
-    return DIFFICULTIES[min(len(found), 2)], ", ".join(found) or "no sign"
+    result = [f"more than {limit} words" for limit in (LONG, VERY_LONG) if words > limit]
+    result += [name for name, sign in _SIGNS.items() if sign.search(question)]
+    return DIFFICULTIES[min(len(result), 2)], ", ".join(result) or "no sign"
 
 
 def by_verdict(completion: Completion) -> tuple[Difficulty, str]:
@@ -129,5 +129,5 @@ def by_verdict(completion: Completion) -> tuple[Difficulty, str]:
         return "simple", "its door is converge"
     if completion.verdict is None:
         return "medium", "its first answer has no verdict"
-    found = objections(completion.verdict, DoorPolicy())
-    return ("hard" if len(found) > 1 else "medium"), "; ".join(found) or f"its door is {completion.door}"
+    result = objections(completion.verdict, DoorPolicy())
+    return ("hard" if len(result) > 1 else "medium"), "; ".join(result) or f"its door is {completion.door}"

@@ -57,8 +57,8 @@ class AnswerCache:
     def _key(self, model: ChatModel, messages: Messages, settings: ChatSettings) -> str:
         # answers that were kept before there were grammars are answers without one
         values = {name: value for name, value in asdict(settings).items() if name != "grammar" or value is not None}
-        told = [model.name, self._identities[model.name], [dict(each) for each in messages], values]
-        return sha256(json.dumps(told, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+        output = [model.name, self._identities[model.name], [dict(item) for item in messages], values]
+        return sha256(json.dumps(output, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def _answer(line: bytes) -> tuple[str, Completion]:
@@ -107,10 +107,10 @@ class Ask:
         """
         messages = [{"role": "user", "content": prompt}]
         settings = replace(self.settings, stop=(*self.settings.stop, *stop))
-        found = None if self.cache is None else self.cache.get(self.model, messages, settings)
-        if found is None:
-            found = self.model.complete(messages, settings)
+        result = None if self.cache is None else self.cache.get(self.model, messages, settings)
+        if result is None:
+            result = self.model.complete(messages, settings)
             if self.cache is not None:
-                self.cache.put(self.model, messages, settings, found)
-        self.asked.append(Asked(purpose, prompt, found))
-        return found.text
+                self.cache.put(self.model, messages, settings, result)
+        self.asked.append(Asked(purpose, prompt, result))
+        return result.text

@@ -15,8 +15,8 @@ from sigma0.models.prompts import encode
 from sigma0.reason.chat import LocalChat, fitted
 from sigma0.reason.messages import DEFAULTS, ChatSettings, Completion, Usage
 
-# seconds that a batch waits for company behind its first question: those that were answered together come again
-# together, but threads take a while, and a batch that left half of them behind costs nearly as much as a whole one
+# seconds that a batch waits for company after its first question: those that were answered together come again
+# together, but threads take a while, and a batch that left half of them after costs nearly as much as a whole one
 PATIENCE = 0.03
 # the same as a share of what the batch before took
 SHARE = 0.05
@@ -67,40 +67,40 @@ class BatchedChat:
                 answers = self._write(batch)
             except Exception as error:
                 # raised again where each question waits; the next batch may fare better
-                for each in batch:
-                    each.answer.set_exception(error)
+                for item in batch:
+                    item.answer.set_exception(error)
                 continue
-            for each, answer in zip(batch, answers, strict=True):
-                each.answer.set_result(answer)
+            for item, answer in zip(batch, answers, strict=True):
+                item.answer.set_result(answer)
 
     def _gather(self) -> list[_Waiting]:
         """Questions of one kind, those that were left over first."""
 
         def alike() -> list[_Waiting]:
-            return [each for each in self._waiting if each.kind == self._waiting[0].kind][: self.batch_size]
+            return [item for item in self._waiting if item.kind == self._waiting[0].kind][: self.batch_size]
 
         with self._asked:
             self._asked.wait_for(lambda: self._waiting)
             self._asked.wait_for(lambda: len(alike()) == self.batch_size, self._patience)
             batch = alike()
-            self._waiting = [each for each in self._waiting if each not in batch]
+            self._waiting = [item for item in self._waiting if item not in batch]
         return batch
 
     @torch.no_grad()
     def _write(self, batch: Sequence[_Waiting]) -> list[Completion]:
         began = time.monotonic()
         tokenizer, model = self.chat.tokenizer, self.chat.model
-        padded = tokenizer.pad({"input_ids": [each.ids.tolist() for each in batch]}, return_tensors="pt")
+        padded = tokenizer.pad({"input_ids": [item.ids.tolist() for item in batch]}, return_tensors="pt")
         padded = {name: value.to(model.device) for name, value in padded.items() if name != "token_type_ids"}
         stop: dict[str, Any] = {"stop_strings": list(batch[0].stop), "tokenizer": tokenizer} if batch[0].stop else {}
         out = model.generate(**padded, max_new_tokens=batch[0].max_tokens, do_sample=False, **stop)
         width = padded["input_ids"].shape[1]
         took = time.monotonic() - began
         self._patience = max(PATIENCE, SHARE * took)
-        return [self._completion(each, row[width:], took / len(batch)) for each, row in zip(batch, out, strict=True)]
+        return [self._completion(item, row[width:], took / len(batch)) for item, row in zip(batch, out, strict=True)]
 
     def _completion(self, asked: _Waiting, new: torch.Tensor, seconds: float) -> Completion:
-        """What one row says, up to its own end: behind it the batch holds pads."""
+        """What one row says, up to its own end: after it the batch holds pads."""
         ends = eos_ids(self.chat.model.generation_config.eos_token_id)
         ids = new.tolist()
         place = next((place for place, token in enumerate(ids) if token in ends), None)

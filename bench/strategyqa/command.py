@@ -72,12 +72,12 @@ def levels(
         made = [(name, EXPERIMENTS[name](opened.makings)) for name in names]
         if workers == 1:
             with _items_bar(len(made) * len(opened.items), as_json) as advance:
-                found = [opened.run(level, opened.items, advance) for _, level in made]
+                result = [opened.run(level, opened.items, advance) for _, level in made]
         else:
-            found = _spread(opening, opened, made, workers, out, as_json)
+            result = _spread(opening, opened, made, workers, out, as_json)
         runs = [
             replace(run, level=name, variant=variant(name, opened.makings))
-            for name, run in zip(names, found, strict=True)
+            for name, run in zip(names, result, strict=True)
         ]
         rows = to_rows(runs, opened)
         for row in rows:
@@ -113,8 +113,8 @@ def distill(
         # what the higher level searches are facts of other items than those that it answers
         makings = Makings(opened.train[seen:], opening.paragraphs)
         with _items_bar(len(shown) + 2 * len(held_out), as_json) as advance:
-            found = opened.run(EXPERIMENTS[source](makings), shown, advance)
-            rows = [(item, each.prediction) for item, each in zip(shown, found.answered, strict=True)]
+            result = opened.run(EXPERIMENTS[source](makings), shown, advance)
+            rows = [(item, entry.prediction) for item, entry in zip(shown, result.answered, strict=True)]
             # what the lower level is made with then
             if target == "L1-ptp":
                 save(distil_demonstrations(rows, most), file)
@@ -122,13 +122,13 @@ def distill(
             else:
                 save(distil_template(rows), file)
                 distilled = Makings(template=file)
-            runs = [opened.run(EXPERIMENTS[target](each), held_out, advance) for each in (makings, distilled)]
-        runs[1] = replace(runs[1], variant=f"from {source}, {found.right} of {len(shown)} right")
+            runs = [opened.run(EXPERIMENTS[target](entry), held_out, advance) for entry in (makings, distilled)]
+        runs[1] = replace(runs[1], variant=f"from {source}, {result.right} of {len(shown)} right")
         measured = to_rows(runs, opened, target)
         for row in measured:
             append_row(out, row)
-    told = f"{closing(measured, out)}\n{source} was right on {found.right} of {len(shown)}; distilled to {file}"
-    tell_rows(measured, as_json, lambda: Console().print(table(measured)), told)
+    output = f"{closing(measured, out)}\n{source} was right on {result.right} of {len(shown)}; distilled to {file}"
+    tell_rows(measured, as_json, lambda: Console().print(table(measured)), output)
 
 
 @contextmanager
@@ -174,10 +174,10 @@ def chosen(experiments: Sequence[str]) -> tuple[str, ...]:
 
 def closing(rows: Sequence[StrategyQARow], out: Path) -> str:
     """What stands under the table."""
-    told = f"{len(rows)} rows in {out}; always the commoner label: {rows[0].majority:.1%}"
+    output = f"{len(rows)} rows in {out}; always the commoner label: {rows[0].majority:.1%}"
     opened = [f"{row.level}: {doors(row)}" for row in rows if row.doors]
     if opened:
-        told = f"Doors that the verdicts on answers opened: {'; '.join(opened)}\n{told}"
+        output = f"Doors that the verdicts on answers opened: {'; '.join(opened)}\n{output}"
     if rows[0].n < FEW:
-        told = f"With {rows[0].n} items, under {FEW}, differences of 10 points are noise.\n{told}"
-    return told
+        output = f"With {rows[0].n} items, under {FEW}, differences of 10 points are noise.\n{output}"
+    return output

@@ -49,12 +49,12 @@ def distil_demonstrations(rows: Rows, most: int = MOST) -> list[Demonstration]:
     Raises:
         ValueError: If there is none, or a right prediction has no trace that can be shown.
     """
-    found: dict[bool, list[Demonstration]] = {True: [], False: []}
+    result: dict[bool, list[Demonstration]] = {True: [], False: []}
     for item, prediction in _right(rows):
         trace = audited(prediction.trace)
         if trace is not None:
-            found[item.answer].append(Demonstration(qid=item.qid, text=trace.to_icl_demo()))
-    sides = (sorted(each, key=lambda one: (len(one.text), one.qid)) for each in found.values())
+            result[item.answer].append(Demonstration(qid=item.qid, text=trace.to_icl_demo()))
+    sides = (sorted(entry, key=lambda one: (len(one.text), one.qid)) for entry in result.values())
     chosen = [one for one in chain.from_iterable(zip_longest(*sides)) if one is not None][:most]
     if not chosen:
         raise ValueError(_nothing(rows))
@@ -70,13 +70,13 @@ def distil_template(rows: Rows) -> Template:
     Raises:
         ValueError: If there is none, or a right prediction has no trace that can be read.
     """
-    found = [(item.qid, pattern) for item, prediction in _right(rows) if (pattern := _pattern(prediction.trace))]
-    if not found:
+    result = [(item.qid, pattern) for item, prediction in _right(rows) if (pattern := _pattern(prediction.trace))]
+    if not result:
         raise ValueError(_nothing(rows))
-    counts = Counter(pattern for _, pattern in found)
+    counts = Counter(pattern for _, pattern in result)
     best = min(counts, key=lambda pattern: (-counts[pattern], len(pattern), pattern))
     # the others voted too
-    return Template(best, tuple(qid for qid, _ in found))
+    return Template(best, tuple(qid for qid, _ in result))
 
 
 def audited(trace: Mapping[str, Any]) -> WorkflowTrace | None:
@@ -85,20 +85,20 @@ def audited(trace: Mapping[str, Any]) -> WorkflowTrace | None:
     Raises:
         ValueError: For a trace of a level without steps whose answers it kept.
     """
-    found = trace.get("workflow")
-    if not isinstance(found, WorkflowTrace):
+    result = trace.get("workflow")
+    if not isinstance(result, WorkflowTrace):
         raise ValueError(
             f"a trace with {', '.join(map(str, trace)) or 'nothing'} holds no answered steps: distil from a run of L2, "
             "L2-rag, L3 or L3-simple"
         )
-    return None if found.misses or not found.grounded else found
+    return None if result.misses or not result.grounded else result
 
 
-def save(found: Sequence[Demonstration] | Template, path: Path) -> None:
+def save(result: Sequence[Demonstration] | Template, path: Path) -> None:
     """Writes a file that `load_demonstrations` or `load_template` reads."""
-    adapter: TypeAdapter[Any] = _TEMPLATE if isinstance(found, Template) else _DEMONSTRATIONS
+    adapter: TypeAdapter[Any] = _TEMPLATE if isinstance(result, Template) else _DEMONSTRATIONS
     path.parent.mkdir(parents=True, exist_ok=True)
-    values = adapter.dump_python(found, mode="json")
+    values = adapter.dump_python(result, mode="json")
     path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -132,10 +132,10 @@ def _pattern(trace: Mapping[str, Any]) -> tuple[Function, ...] | None:
             return None
         functions: tuple[Function, ...] = ("decompose", *map(function_of, steps), "combine_facts")
     else:
-        found = audited(trace)
-        if found is None:
+        result = audited(trace)
+        if result is None:
             return None
-        functions = found.pattern
+        functions = result.pattern
     return functions if is_pattern(functions) else None
 
 

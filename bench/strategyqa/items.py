@@ -121,8 +121,8 @@ def _from_hub(name: str, split: Split) -> list[Item]:
     try:
         rows = load_dataset(name)[names[split]]
     except (OSError, ValueError, KeyError) as error:
-        told = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"the dataset {name!r} cannot be had: {told[0]}") from error
+        output = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"the dataset {name!r} cannot be had: {output[0]}") from error
     values = [{key: value for key, value in row.items() if key in Item.model_fields} for row in rows]
     try:
         # lists of JSON are the tuples of an item

@@ -19,7 +19,7 @@ FORM = "Answer with Yes or No."
 # "Yes or no" repeats the form that was asked for, and "no idea" denies that there is an answer: neither is one
 _OR = r"[\s,.]{0,3}(?:/|\b(?:or|and)\b)\s{0,3}"
 YES_OR_NO = rf"(yes\b(?!{_OR}no\b)|no\b(?!{_OR}yes\b|\s+(?:idea|clue|answer|information|opinion|comment)\b))"
-# at the beginning of an answer, or behind the words that a level asks for; nothing else is an answer
+# at the beginning of an answer, or after the words that a level asks for; nothing else is an answer
 _LABELLED = re.compile(rf"\banswer\s*(?:is|:)\s*\**{YES_OR_NO}", re.IGNORECASE)
 _FIRST = re.compile(rf"^\W*{YES_OR_NO}", re.IGNORECASE)
 
@@ -91,8 +91,8 @@ def listed(entries: Iterable[str]) -> str:
 def numbered(text: str, most: int) -> Sequence[str]:
     """The entries of a numbered or bulleted list, one a line, at most `most`; without any word in them it is none."""
     lines = (re.fullmatch(r"\s*(?:\d+[.):]|[-*])\s*(\S.*)", line) for line in text.splitlines())
-    found = [line.group(1).strip() for line in lines if line][:most]
-    return found if any(map(has_words, found)) else []
+    result = [line.group(1).strip() for line in lines if line][:most]
+    return result if any(map(has_words, result)) else []
 
 
 @dataclass(frozen=True)
@@ -124,18 +124,18 @@ class LevelRun:
     @property
     def right(self) -> int:
         """How many are right."""
-        return sum(each.right for each in self.answered)
+        return sum(element.right for element in self.answered)
 
     @property
     def usage(self) -> Usage:
         """Of all."""
-        return reduce(Usage.plus, (each.usage for each in self.answered), Usage())
+        return reduce(Usage.plus, (element.usage for element in self.answered), Usage())
 
     @property
     def misses(self) -> Counter[str]:
         """Reasons for which there was no answer, by step."""
-        told = (each.prediction.miss for each in self.answered)
-        return Counter(miss.partition(":")[0] for miss in told if miss is not None)
+        output = (element.prediction.miss for element in self.answered)
+        return Counter(miss.partition(":")[0] for miss in output if miss is not None)
 
 
 def run_level(
@@ -161,11 +161,11 @@ def run_level(
         raise ValueError(f"{level.name} was made from {len(seen)} of the items to be scored, such as {min(seen)}")
 
     def answer(item: Item) -> Answered:
-        found = _answer(level, item, Ask(model, settings, cache), retries)
+        result = _answer(level, item, Ask(model, settings, cache), retries)
         if level.learn:
-            level.learn(item, found.prediction)
+            level.learn(item, result.prediction)
         advance()
-        return found
+        return result
 
     if level.learn or concurrency == 1:
         return LevelRun(level.name, labels_used(level), tuple(answer(item) for item in items))
@@ -192,7 +192,7 @@ def _answer(level: Level, item: Item, ask: Ask, retries: int) -> Answered:
             if attempt == retries:
                 prediction = Prediction(None, f"no answer: {error}")
     assert prediction is not None
-    usage = reduce(Usage.plus, (each.answer.usage for each in ask.asked), Usage())
-    doors = tuple(str(each.answer.door) for each in ask.asked if each.answer.door is not None)
-    purposes = tuple(each.purpose for each in ask.asked)
+    usage = reduce(Usage.plus, (element.answer.usage for element in ask.asked), Usage())
+    doors = tuple(str(element.answer.door) for element in ask.asked if element.answer.door is not None)
+    purposes = tuple(element.purpose for element in ask.asked)
     return Answered(item.qid, item.answer, prediction, purposes, usage, doors)

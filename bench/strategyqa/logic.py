@@ -55,7 +55,7 @@ def value_of(text: str) -> Value:
 
     A date counts by its year. A number keeps the unit that it was written with in base units: 2 km is 2000 m.
     """
-    line = next((each.strip() for each in text.splitlines() if each.strip()), "")[:MAX_ANSWER]
+    line = next((item.strip() for item in text.splitlines() if item.strip()), "")[:MAX_ANSWER]
     name = _plain(line)
     truth = _TRUTH.match(line)
     if truth is not None:
@@ -67,9 +67,9 @@ def value_of(text: str) -> Value:
         return Value("number", name, number=float(years[0]))
     if len(numbers) != 1 or dates:
         return Value("name" if _is_name(name) else "open", name)
-    found = numbers[0]
-    before_christ = found.nouns[:1] in (("bc",), ("bce",))
-    return Value("number", name, number=-found.value if before_christ else found.value, unit=found.unit)
+    result = numbers[0]
+    before_christ = result.nouns[:1] in (("bc",), ("bce",))
+    return Value("number", name, number=-result.value if before_christ else result.value, unit=result.unit)
 
 
 def compare(first: Value, relation: Relation, second: Value) -> bool | str:
@@ -200,7 +200,7 @@ def evaluate(condition: Condition, values: Sequence[Value]) -> bool | str:
 
 def _holds(node: ast.expr, operands: Sequence[Value | str]) -> bool | str:
     if isinstance(node, ast.BoolOp):
-        parts = [_holds(each, operands) for each in node.values]
+        parts = [_holds(item, operands) for item in node.values]
         decides = isinstance(node.op, ast.Or)
         if any(part is decides for part in parts):
             return decides
@@ -212,8 +212,8 @@ def _holds(node: ast.expr, operands: Sequence[Value | str]) -> bool | str:
     names: list[ast.expr] = [node]
     if isinstance(node, ast.Compare):
         names, relation = [node.left, *node.comparators], _RELATIONS[type(node.ops[0])]
-    found = [operands[int(name.id[1:])] for name in names if isinstance(name, ast.Name)]
-    first, second = (*found, _YES)[:2]
+    result = [operands[int(name.id[1:])] for name in names if isinstance(name, ast.Name)]
+    first, second = (*result, _YES)[:2]
     if isinstance(first, str) or isinstance(second, str):
         return first if isinstance(first, str) else str(second)
     return compare(first, relation, second)

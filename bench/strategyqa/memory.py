@@ -85,8 +85,8 @@ class PatternMemory:
         if twin is None:
             self._patterns[new.id] = new
             return new
-        own = PRIOR + twin.uses
-        mean = (own * twin.confidence + PRIOR * new.confidence) / (own + PRIOR)
+        current = PRIOR + twin.uses
+        mean = (current * twin.confidence + PRIOR * new.confidence) / (current + PRIOR)
         self._patterns[twin.id] = replace(twin, confidence=mean)
         return self._patterns[twin.id]
 
@@ -118,7 +118,7 @@ class PatternMemory:
     def prune(self) -> Sequence[Pattern]:
         """Drops patterns down to the limit: the least confident first, then the least used, then the oldest."""
         excess = max(0, len(self) - self.limit)
-        dropped = sorted(self._patterns.values(), key=lambda each: (each.confidence, each.uses))[:excess]
+        dropped = sorted(self._patterns.values(), key=lambda item: (item.confidence, item.uses))[:excess]
         for pattern in dropped:
             del self._patterns[pattern.id]
         return dropped
@@ -129,8 +129,8 @@ class PatternMemory:
     def _twin(self, new: Pattern) -> Pattern | None:
         """The pattern that is most like a new one, where it is nearly the same."""
         likenesses, alike = self._likenesses(new.question), (new.kind, new.question_type, new.lesson)
-        found = [each for each in self.patterns if (each.kind, each.question_type, each.lesson) == alike]
-        twin = max(found, key=lambda each: likenesses[each.id], default=None)
+        result = [item for item in self.patterns if (item.kind, item.question_type, item.lesson) == alike]
+        twin = max(result, key=lambda item: likenesses[item.id], default=None)
         return twin if twin and likenesses[twin.id] >= SAME else None
 
     def _likenesses(self, text: str) -> dict[str, float]:
@@ -138,7 +138,7 @@ class PatternMemory:
 
         A word weighs `log((1 + N) / (1 + n)) + 1`, of N patterns and the n that hold it.
         """
-        stems = {each.id: _stems(each.question) for each in self.patterns}
+        stems = {item.id: _stems(item.question) for item in self.patterns}
         counts = Counter(chain.from_iterable(stems.values()))
 
         def weight(words: frozenset[str]) -> float:
@@ -148,8 +148,8 @@ class PatternMemory:
         asked_for = _stems(text)
         whole = weight(asked_for)
         return {
-            name: weight(asked_for & each) / sqrt(whole * weight(each)) if asked_for & each else 0.0
-            for name, each in stems.items()
+            name: weight(asked_for & item) / sqrt(whole * weight(item)) if asked_for & item else 0.0
+            for name, item in stems.items()
         }
 
 

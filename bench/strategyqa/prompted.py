@@ -53,7 +53,7 @@ def chain_of_code(question: Question, ask: Ask) -> Prediction:
 
 
 def program_trace(demonstrations: Sequence[str], question: Question, ask: Ask) -> Prediction:
-    """L1-ptp: completes a doctest, the trace of a program that works such questions out, behind others."""
+    """L1-ptp: completes a doctest, the trace of a program that works such questions out, after others."""
     shown = "\n".join(demonstrations)
     asked = (
         "Complete the last doctest with the trace of the program, to 'Final answer: Yes' or 'Final answer: No'.\n\n"

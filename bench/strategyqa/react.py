@@ -75,12 +75,12 @@ class _Loop:
 
     def step(self) -> None:
         """Asks for a thought and an action, and does it."""
-        found = read_step(self._ask("act", self._prompt(), stop=["Observation:"]), self._actions)
+        obtained = read_step(self._ask("act", self._prompt(), stop=["Observation:"]), self._actions)
         miss: str | None
-        if isinstance(found, str):
-            observation, miss = f"That could not be read: {found}.", f"act: {found}"
+        if isinstance(obtained, str):
+            observation, miss = f"That could not be read: {obtained}.", f"act: {obtained}"
         else:
-            thought, action, argument = found
+            thought, action, argument = obtained
             self._shown += f"Thought: {thought}\nAction: {action}[{argument}]\n"
             observation, miss = self._done(action, argument)
         if miss is not None:
@@ -107,10 +107,10 @@ class _Loop:
             fact, miss = read_fact(self._ask(action, fact_prompt(self._text, filled)), action)
             step = TraceStep("answer_factual", (filled,), fact, tuple(place + 1 for place in places))
         else:
-            found = read(self._ask(action, f"{self._known('Facts')}Question: {filled}\n{FORM}"), action, {})
-            miss = found.miss
+            obtained = read(self._ask(action, f"{self._known('Facts')}Question: {filled}\n{FORM}"), action, {})
+            miss = obtained.miss
             # it was shown all facts, whether it names them or not
-            step = TraceStep("evaluate_condition", (filled,), found.answer, tuple(range(1, len(self._facts) + 1)))
+            step = TraceStep("evaluate_condition", (filled,), obtained.answer, tuple(range(1, len(self._facts) + 1)))
         if miss is not None:
             return "", miss
         self._facts.append(step)
@@ -134,7 +134,7 @@ class _Loop:
 def read_step(text: str, actions: Sequence[ActionName]) -> tuple[str, ActionName, str] | str:
     """A thought, an action and its argument out of a model's words; else what is wrong with them.
 
-    They are one line `Thought: ...` and one line `Action: name[argument]` behind it, and nothing else but empty lines.
+    They are one line `Thought: ...` and one line `Action: name[argument]` after it, and nothing else but empty lines.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or not (thought := _THOUGHT.fullmatch(lines[0])):
@@ -143,7 +143,7 @@ def read_step(text: str, actions: Sequence[ActionName]) -> tuple[str, ActionName
         return f"the second line is no 'Action: name[argument]' but {(lines[1:] or [''])[0][:60]!r}"
     if len(lines) > 2:
         return f"there is more than one thought and one action: {lines[2][:60]!r}"
-    action = next((each for each in actions if each == called.group(1).lower()), None)
+    action = next((item for item in actions if item == called.group(1).lower()), None)
     if action is None:
         return f"there is no action {called.group(1)[:60]!r}: take one of {', '.join(actions)}"
     argument = called.group(2).strip()

@@ -32,12 +32,12 @@ class Makings:
 
 def _retrieving(makings: Makings) -> Level:
     if makings.paragraphs is not None:
-        found = load_paragraphs(makings.paragraphs)
+        result = load_paragraphs(makings.paragraphs)
     elif makings.train:
-        found = fact_paragraphs(makings.train)
+        result = fact_paragraphs(makings.train)
     else:
         raise ValueError("L2-rag searches paragraphs: give the published file, or items of train")
-    return Level("L2-rag", partial(workflow, None, ParagraphIndex(found)))
+    return Level("L2-rag", partial(workflow, None, ParagraphIndex(result)))
 
 
 def _seeded(makings: Makings) -> Level:
@@ -47,9 +47,9 @@ def _seeded(makings: Makings) -> Level:
 
 
 def _traced(makings: Makings) -> Level:
-    found = [] if makings.demonstrations is None else load_demonstrations(makings.demonstrations)
-    texts = [one.text for one in found] or [DEMONSTRATION]
-    return Level("L1-ptp", partial(program_trace, texts), tuple(one.qid for one in found))
+    result = [] if makings.demonstrations is None else load_demonstrations(makings.demonstrations)
+    texts = [one.text for one in result] or [DEMONSTRATION]
+    return Level("L1-ptp", partial(program_trace, texts), tuple(one.qid for one in result))
 
 
 def _workflow(makings: Makings) -> Level:

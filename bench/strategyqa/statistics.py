@@ -46,7 +46,7 @@ def holm(values: Mapping[str, float]) -> dict[str, float]:
     """
     corrected: dict[str, float] = {}
     largest = 0.0
-    for rank, name in enumerate(sorted(values, key=lambda each: values[each])):
+    for rank, name in enumerate(sorted(values, key=lambda item: values[item])):
         largest = max(largest, min(1.0, (len(values) - rank) * values[name]))
         corrected[name] = largest
     return {name: corrected[name] for name in values}

@@ -40,7 +40,7 @@ def to_rows(runs: Sequence[LevelRun], opened: Opened, against: str = BASELINE) -
         "temperature": settings.temperature,
         "seed": settings.seed,
     }
-    return [StrategyQARow(**common, **each) for each in score(runs, against)]
+    return [StrategyQARow(**common, **entry) for entry in score(runs, against)]
 
 
 def conditions_of(opened: Opened) -> Conditions:
@@ -72,15 +72,15 @@ def score(runs: Sequence[LevelRun], against: str = BASELINE) -> list[dict[str, A
     Runs may have gone through fewer items each; all are held against the first of the level `against` that there is.
     """
     base = next((run for run in runs if run.level == against), None)
-    right = {} if base is None else {each.qid: each.right for each in base.answered}
+    right = {} if base is None else {entry.qid: entry.right for entry in base.answered}
     pairs = [
-        [] if run is base else [(right[each.qid], each.right) for each in run.answered if each.qid in right]
+        [] if run is base else [(right[entry.qid], entry.right) for entry in run.answered if entry.qid in right]
         for run in runs
     ]
-    raw = {str(place): mcnemar(*zip(*found, strict=True)) for place, found in enumerate(pairs) if found}
+    raw = {str(place): mcnemar(*zip(*result, strict=True)) for place, result in enumerate(pairs) if result}
     corrected = holm(raw)
     rows = []
-    for place, (run, found) in enumerate(zip(runs, pairs, strict=True)):
+    for place, (run, result) in enumerate(zip(runs, pairs, strict=True)):
         usage = asdict(run.usage)
         del usage["calls"]
         n = len(run.answered)
@@ -90,14 +90,14 @@ def score(runs: Sequence[LevelRun], against: str = BASELINE) -> list[dict[str, A
                 "variant": run.variant,
                 "labels": run.labels,
                 "accuracy": Figure.of(share(run.right, n)),
-                "majority": majority([each.label for each in run.answered]).value,
+                "majority": majority([entry.label for entry in run.answered]).value,
                 "misses": dict(run.misses),
                 "against": against,
-                "difference": sum(own - first for first, own in found) / len(found) if found else None,
+                "difference": sum(current - first for first, current in result) / len(result) if result else None,
                 "p_value": raw.get(str(place)),
                 "p_holm": corrected.get(str(place)),
-                "calls": sum(len(each.purposes) for each in run.answered) / n,
-                "doors": dict(Counter(door for each in run.answered for door in each.doors)),
+                "calls": sum(len(entry.purposes) for entry in run.answered) / n,
+                "doors": dict(Counter(door for entry in run.answered for door in entry.doors)),
                 **usage,
             }
         )
@@ -180,14 +180,14 @@ def table(rows: Sequence[StrategyQARow]) -> Table:
     """The table for a terminal: what is narrow, or cannot be left out."""
     title = f"{rows[0].model} on {rows[0].prompts}, differences against {rows[0].against}"
     caption = f"{rows[0].n} items; p by Holm; calls, tokens and passes of one item"
-    found = Table(title=title, caption=caption, box=SIMPLE, padding=(0, 1, 0, 0))
-    found.add_column("level", overflow="fold", min_width=11)
+    result = Table(title=title, caption=caption, box=SIMPLE, padding=(0, 1, 0, 0))
+    result.add_column("level", overflow="fold", min_width=11)
     for heading in ("right", "diff.", "p", "missed", "calls", "tokens", "passes"):
-        found.add_column(heading, justify="right", no_wrap=True)
+        result.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         level, _, right, difference, _, p_holm, missed, calls, tokens, passes, *_ = cells(row)
-        found.add_row(level, right, difference, p_holm, missed, calls, tokens, passes)
-    return found
+        result.add_row(level, right, difference, p_holm, missed, calls, tokens, passes)
+    return result
 
 
 def draw(rows: Sequence[StrategyQARow], path: Path) -> None:
@@ -195,10 +195,10 @@ def draw(rows: Sequence[StrategyQARow], path: Path) -> None:
     with drawing([path], (7.5, 4.5), dpi=100) as figure:
         axes = figure.subplots()
         for row in rows:
-            tokens, found = row.completion_tokens / row.n, row.accuracy
-            spread = [[found.value - found.low], [found.high - found.value]]
-            axes.errorbar([tokens], [found.value], yerr=spread, fmt="o", capsize=3)
-            axes.annotate(name(row), (tokens, found.value), textcoords="offset points", xytext=(5, 5), fontsize=8)
+            tokens, result = row.completion_tokens / row.n, row.accuracy
+            spread = [[result.value - result.low], [result.high - result.value]]
+            axes.errorbar([tokens], [result.value], yerr=spread, fmt="o", capsize=3)
+            axes.annotate(name(row), (tokens, result.value), textcoords="offset points", xytext=(5, 5), fontsize=8)
         axes.axhline(rows[0].majority, color="#888888", linestyle="--", label="always the commoner label")
         axes.set_xscale("log")
         axes.set_xlabel("tokens written for an item")

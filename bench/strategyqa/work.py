@@ -28,7 +28,7 @@ def pieces_of(levels: Levels, opening: Opening, opened: Opened) -> list[dict[str
     # with the digest, what was kept of other weights or items is not taken for theirs
     shared = {"opening": opening.model_dump(mode="json"), "sha256": opened.sha256()}
     pieces, n = [], len(opened.items)
-    for name, level in sorted(levels, key=lambda each: each[1].learn is None):
+    for name, level in sorted(levels, key=lambda item: item[1].learn is None):
         step = n if level.learn else opened.concurrency
         pieces += [{**shared, "level": name, "first": first, "step": step} for first in range(0, n, step)]
     return pieces
@@ -38,10 +38,10 @@ def run_pieces(
     levels: Levels, pieces: list[dict[str, Any]], pool: Pool, kept: KeptResults, advance: Callable[[int], None]
 ) -> list[LevelRun]:
     """Runs levels by workers that have the model each; `advance` is told how many pieces are done."""
-    found: dict[str, list[Answered]] = {name: [] for name, _ in levels}
+    obtained: dict[str, list[Answered]] = {name: [] for name, _ in levels}
     for piece, result in zip(pieces, pool.spread(do_level, pieces, kept, advance), strict=True):
-        found[piece["level"]] += _ANSWERED.validate_python(result)
-    return [LevelRun(level.name, labels_used(level), tuple(found[name])) for name, level in levels]
+        obtained[piece["level"]] += _ANSWERED.validate_python(result)
+    return [LevelRun(level.name, labels_used(level), tuple(obtained[name])) for name, level in levels]
 
 
 def do_level(piece: Any) -> Any:
@@ -50,27 +50,27 @@ def do_level(piece: Any) -> Any:
     Raises:
         ValueError: If the worker has other weights, items or files under the names than the run was opened with.
     """
-    opened, found = _opened(json.dumps(piece["opening"]))
-    if found != piece["sha256"]:
+    opened, obtained = _opened(json.dumps(piece["opening"]))
+    if obtained != piece["sha256"]:
         raise ValueError("a worker found other weights, items or files under the same names than this process did")
     level = _level(json.dumps(piece["opening"]), piece["level"])
     if level.learn:
         # one that knows of no item
         level = EXPERIMENTS[level.name](opened.makings)
     run = opened.run(level, opened.items[piece["first"] : piece["first"] + piece["step"]], lambda: None)
-    return [asdict(each) for each in run.answered]
+    return [asdict(item) for item in run.answered]
 
 
 @lru_cache(maxsize=1)
-def _opened(told: str) -> tuple[Opened, str]:
+def _opened(output: str) -> tuple[Opened, str]:
     """What a worker opens, once, and its digest; keyed by its text."""
-    opening = Opening.model_validate_json(told)
+    opening = Opening.model_validate_json(output)
     torch.set_num_threads(opening.threads)
     opened = opening.open()
     return opened, opened.sha256()
 
 
 @lru_cache(maxsize=len(EXPERIMENTS))
-def _level(told: str, name: str) -> Level:
+def _level(output: str, name: str) -> Level:
     """A level, made once: some read files or index paragraphs."""
-    return EXPERIMENTS[name](_opened(told)[0].makings)
+    return EXPERIMENTS[name](_opened(output)[0].makings)

@@ -52,7 +52,7 @@ class ParagraphIndex:
         self._vectorizer = TfidfVectorizer(sublinear_tf=True, dtype=np.float64)
         try:
             self._matrix = self._vectorizer.fit_transform(
-                f"{each.title}\n{each.content}" for each in paragraphs.values()
+                f"{entry.title}\n{entry.content}" for entry in paragraphs.values()
             )
         except ValueError as error:
             raise ValueError(f"{len(paragraphs)} paragraphs hold no words to search for: {error}") from error
@@ -87,9 +87,9 @@ def fact_paragraphs(items: Sequence[Item]) -> dict[str, Paragraph]:
     }
 
 
-def shown(found: Sequence[tuple[str, Paragraph]], longest: int) -> str:
+def shown(obtained: Sequence[tuple[str, Paragraph]], longest: int) -> str:
     """Paragraphs as lines of a prompt, the text of each cut after `longest` characters."""
-    return "".join(f"- {each.title}: {' '.join(each.content.split())[:longest]}\n" for _, each in found)
+    return "".join(f"- {entry.title}: {' '.join(entry.content.split())[:longest]}\n" for _, entry in obtained)
 
 
 Function = Literal["decompose", "retrieve", "answer_factual", "evaluate_condition", "combine_facts"]
@@ -123,7 +123,7 @@ class WorkflowTrace:
 
     @property
     def pattern(self) -> tuple[Function, ...]:
-        """Functions in order; retrieval is left out, for it belongs to the question behind it."""
+        """Functions in order; retrieval is left out, for it belongs to the question after it."""
         return tuple(step.function for step in self.steps if step.function != "retrieve")
 
     def to_icl_demo(self) -> str:
@@ -144,10 +144,10 @@ class WorkflowTrace:
 
     def _grounded(self, number: int) -> bool:
         step = self.steps[number]
-        found = all(0 <= used < number for used in step.uses)
-        if step.function == "combine_facts" and found:
-            found = step.arguments == (tuple(self.steps[used].result for used in step.uses),)
-        return found and bool(step.uses or step.function not in ("evaluate_condition", "combine_facts"))
+        obtained = all(0 <= used < number for used in step.uses)
+        if step.function == "combine_facts" and obtained:
+            obtained = step.arguments == (tuple(self.steps[used].result for used in step.uses),)
+        return obtained and bool(step.uses or step.function not in ("evaluate_condition", "combine_facts"))
 
 
 def words(value: Value) -> str:
@@ -156,8 +156,8 @@ def words(value: Value) -> str:
 
 
 def _call(step: TraceStep) -> str:
-    told = ", ".join(map(_literal, step.arguments))
-    return f"Calling {step.function}({told})...\n...{step.function} returned {_literal(step.result)}\n"
+    output = ", ".join(map(_literal, step.arguments))
+    return f"Calling {step.function}({output})...\n...{step.function} returned {_literal(step.result)}\n"
 
 
 def _literal(value: Value) -> str:
@@ -235,8 +235,8 @@ def workflow(template: Template | None, index: ParagraphIndex | None, question: 
         uses = tuple(answers[place] for place in places)
         result: Value
         if function == "evaluate_condition":
-            found = read(ask(function, f"{filled}\n{FORM}"), function, {})
-            result, miss = found.answer, found.miss
+            obtained = read(ask(function, f"{filled}\n{FORM}"), function, {})
+            result, miss = obtained.answer, obtained.miss
         else:
             passages = [] if index is None else index.search(filled)
             if index is not None:
@@ -249,10 +249,10 @@ def workflow(template: Template | None, index: ParagraphIndex | None, question: 
     used = [steps[number] for number in answers]
     facts = "".join(f"- {step.arguments[0]} {words(step.result)}\n" for step in used)
     asked = f"Facts:\n{facts}Question: {text}\nGoing by these facts: {FORM}"
-    found = read(ask("combine_facts", asked), "combine_facts", {})
-    if found.answer is not None:
-        steps.append(combined(used, found.answer, answers))
-    return ended(found.miss)
+    obtained = read(ask("combine_facts", asked), "combine_facts", {})
+    if obtained.answer is not None:
+        steps.append(combined(used, obtained.answer, answers))
+    return ended(obtained.miss)
 
 
 def combined(facts: Sequence[TraceStep], answer: bool, uses: Sequence[int]) -> TraceStep:
@@ -269,10 +269,10 @@ def decompose_prompt(text: str, template: Template | None = None) -> str:
             "the answer to the first. Do not answer them."
         )
     kinds = {"answer_factual": "a fact", "evaluate_condition": "yes or no about earlier answers"}
-    told = " ".join(f"Number {number} asks for {kinds[part]}." for number, part in enumerate(template.parts, start=1))
+    output = " ".join(f"Number {number} asks for {kinds[part]}." for number, part in enumerate(template.parts, start=1))
     return (
-        f"Question: {text}\nSplit it into {len(template.parts)} short questions, numbered, one a line. {told} Write #1 "
-        "for the answer to the first. Do not answer them."
+        f"Question: {text}\nSplit it into {len(template.parts)} short questions, numbered, one a line. {output} "
+        "Write #1 for the answer to the first. Do not answer them."
     )
 
 
@@ -302,7 +302,7 @@ def check_parts(parts: Sequence[str]) -> str | None:
     for number, part in enumerate(parts, start=1):
         if len(part) > LONGEST:
             return f"decompose: step {number} is longer than {LONGEST} characters"
-        late = [found for found in _REFERENCE.findall(part) if not 1 <= int(found) < number]
+        late = [obtained for obtained in _REFERENCE.findall(part) if not 1 <= int(obtained) < number]
         if late:
             return f"decompose: step {number} refers to #{late[0]}, which is not answered by then"
     return None
@@ -323,9 +323,9 @@ def fill(part: str, results: Sequence[Value]) -> tuple[str, tuple[int, ...]]:
     Raises:
         ValueError: For a number that no answer has.
     """
-    numbers = sorted({int(found) for found in _REFERENCE.findall(part)})
+    numbers = sorted({int(obtained) for obtained in _REFERENCE.findall(part)})
     for number in numbers:
         if not 1 <= number <= len(results):
             raise ValueError(f"#{number} has no answer yet: there are {len(results)}")
-    filled = _REFERENCE.sub(lambda found: words(results[int(found.group(1)) - 1]), part)
+    filled = _REFERENCE.sub(lambda obtained: words(results[int(obtained.group(1)) - 1]), part)
     return filled, tuple(number - 1 for number in numbers)

@@ -199,21 +199,21 @@ def _switch_rows(asker: Asker, prompts: Sequence[Prompt]) -> tuple[SwitchRow, ..
         full = asker.generations(contents, ExitConfig(mode="full"))
     rows = []
     for setting, (environment, fates) in SETTINGS.items():
-        told = getattr(stored, "fate_config", None) if fates is None else fates.to_dict()
-        with switched(environment), patch.object(stored, "fate_config", told, create=True):
+        output = getattr(stored, "fate_config", None) if fates is None else fates.to_dict()
+        with switched(environment), patch.object(stored, "fate_config", output, create=True):
             answers = Answers(prompts, asker.generations(contents), asker.policy)
         runs, n = answers.runs, len(answers.runs)
-        most = np.array([each.total_loops * (len(each.tokens) - 1) for each in runs])
+        most = np.array([item.total_loops * (len(item.tokens) - 1) for item in runs])
         shut = None
         if len(answers.verdicts) == n:
-            shut = clustered_share([float(each.door != "converge") for each in runs], np.ones(n))
+            shut = clustered_share([float(item.door != "converge") for item in runs], np.ones(n))
         row = SwitchRow(
             setting=setting,
             answers=n,
-            same_text=share(sum(each.text == other.text for each, other in zip(runs, full, strict=True)), n),
+            same_text=share(sum(item.text == other.text for item, other in zip(runs, full, strict=True)), n),
             right=share(int(answers.right.sum()), n),
-            passes_saved=saved_share([each.loop_passes for each in runs], most),
-            broken=sum(token.reason == "divergence" for each in runs for token in each.tokens),
+            passes_saved=saved_share([item.loop_passes for item in runs], most),
+            broken=sum(token.reason == "divergence" for item in runs for token in item.tokens),
             escalated=shut,
         )
         rows.append(row)
@@ -244,15 +244,15 @@ def strange_rows(asker: Asker, prompts: Sequence[StrangePrompt]) -> tuple[Strang
     kinds = list(dict.fromkeys(prompt.kind for prompt in prompts))
     rows = []
     for form in FORMS:
-        texts = [each.prompt for each in prompts]
+        texts = [item.prompt for item in prompts]
         with switched(VERDICT):
-            runs = asker.generations([each if form == "plain" else _chat(each) for each in texts])
+            runs = asker.generations([item if form == "plain" else _chat(item) for item in texts])
         for kind in (*kinds, ALL):
-            told = [run for run, each in zip(runs, prompts, strict=True) if kind in (each.kind, ALL)]
-            answers, least = Answers((), told, asker.policy), asker.policy.min_confidence
-            shut = share(sum(run.door != "converge" for run in told), len(told))
-            doubted = sum(each.confidence is None or each.confidence < least for each in answers.verdicts)
-            rows.append(StrangeRow(kind, form, len(told), shut, answers.strange, share(doubted, len(told))))
+            output = [run for run, item in zip(runs, prompts, strict=True) if kind in (item.kind, ALL)]
+            answers, least = Answers((), output, asker.policy), asker.policy.min_confidence
+            shut = share(sum(run.door != "converge" for run in output), len(output))
+            doubted = sum(item.confidence is None or item.confidence < least for item in answers.verdicts)
+            rows.append(StrangeRow(kind, form, len(output), shut, answers.strange, share(doubted, len(output))))
     return tuple(rows)
 
 

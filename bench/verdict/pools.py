@@ -23,7 +23,7 @@ def open_pool(
     """Answers out of a file, or to questions of the calibration split, which then fill it."""
     if file is not None and file.exists():
         return read_pool(file)
-    prompts = list({str(each.content): each for each in micro_world(n, "calibration", seed)}.values())
+    prompts = list({str(item.content): item for item in micro_world(n, "calibration", seed)}.values())
     config = model.resolve_exit_config(None)
     with progress_bar("answers", len(prompts), hidden=quiet) as advance:
         parts, _ = answer_all(model, tokenizer, prompts, config, LONGEST_ANSWER, advance)

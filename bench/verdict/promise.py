@@ -71,7 +71,7 @@ class Pool:
         self._plain: dict[DoorPolicy, Judged] = {}
         codes = [pair_codes(answer.prompt_ids) for answer in answers]
         self._codes, columns = np.unique(np.concatenate([*codes, []]).astype(np.int64), return_inverse=True)
-        self._pairs = np.array([len(each) for each in codes])
+        self._pairs = np.array([len(item) for item in codes])
         ends = np.concatenate([[0], np.cumsum(self._pairs)])
         self._counts = csr_matrix((np.ones(len(columns)), columns, ends), (len(answers), len(self._codes)))
 
@@ -79,7 +79,7 @@ class Pool:
         """The answers at some places as a door sees them; no model stands for exp(-mean entropy)."""
         key = replace(policy, min_confidence=0.0)
         if key not in self._plain:
-            self._plain[key] = judge([each.verdict(key, None) for each in self._answers], self._right, key)
+            self._plain[key] = judge([item.verdict(key, None) for item in self._answers], self._right, key)
         plain, right = self._plain[key], self._right[places]
         if model is None:
             return Judged(plain.confidence[places], plain.vetoed[places], right)
@@ -109,15 +109,15 @@ def draw_doors(
     if sum(parts) >= len(pool):
         raise ValueError(f"{sum(parts)} answers of a fit and a test leave no rest of a pool of {len(pool)}")
     rng, known = np.random.default_rng(0), Pool(pool)
-    found: dict[str, list[DrawnDoor]] = {CONFIDENCE: [], PLAIN: []}
+    result: dict[str, list[DrawnDoor]] = {CONFIDENCE: [], PLAIN: []}
     for done in range(1, draws + 1):
         first, second, rest = np.split(rng.permutation(len(pool)), [parts[0], sum(parts)])
         fitting, testing = ([pool[place] for place in part] for part in (first, second))
-        for score in found:
+        for score in result:
             door = choose_door(fitting, testing, base, risk, confidence, fit=score == CONFIDENCE)
-            found[score].append(on_rest(door, known, rest))
+            result[score].append(on_rest(door, known, rest))
         on_draw(done)
-    return found
+    return result
 
 
 def on_rest(door: ChosenDoor, pool: Pool, rest: npt.NDArray[np.int64]) -> DrawnDoor:

@@ -50,8 +50,8 @@ class Answers:
     @cached_property
     def evidence(self) -> Floats:
         """Features of each, `[n, F]`."""
-        told = zip(self.runs, self.verdicts, strict=True)
-        rows = [evidence_of_read(run.tokens, run.total_loops, verdict.grounded) for run, verdict in told]
+        output = zip(self.runs, self.verdicts, strict=True)
+        rows = [evidence_of_read(run.tokens, run.total_loops, verdict.grounded) for run, verdict in output]
         return np.stack([np.full(len(FEATURES), np.nan) if row is None else row for row in rows])
 
     @cached_property
@@ -86,17 +86,17 @@ class Asker:
 
     def generations(self, contents: Sequence[str | Messages], config: ExitConfig | None = None) -> list[Generation]:
         """What it says to each text or chat, under the switches as they are; `config` is a rule in place of its own."""
-        found = []
+        result = []
         settings: dict[str, Any] = {"exit_config": config or self.config, "policy": self.policy, "do_sample": False}
         for content in contents:
-            found.append(generate(self.model, self.tokenizer, content, max_new_tokens=LONGEST_ANSWER, **settings))
+            result.append(generate(self.model, self.tokenizer, content, max_new_tokens=LONGEST_ANSWER, **settings))
             self.on_answer()
-        return found
+        return result
 
     def answers(self, prompts: Sequence[Prompt], config: ExitConfig | None = None) -> Answers:
         """Answers with verdicts and no other switch; `config` is a rule in place of its own."""
         with switched(VERDICT):
-            return Answers(prompts, self.generations([each.content for each in prompts], config), self.policy)
+            return Answers(prompts, self.generations([item.content for item in prompts], config), self.policy)
 
 
 _SHUFFLES = 20
@@ -130,10 +130,10 @@ class Separation:
 def doubts(answers: Answers) -> dict[str, Floats]:
     """Scores that are high where an answer may be wrong, each `[n]`; those that are not known of all are left out."""
     known = [verdict.confidence for verdict in answers.verdicts]
-    told = {CONFIDENCE: np.array([1.0 if each is None else 1 - each for each in known])}
-    told |= {name: answers.evidence[:, FEATURES.index(feature)] for name, feature in FEATURE_SCORES.items()}
-    told[RANDOM] = np.random.default_rng(0).random(len(known))
-    return {name: values for name, values in told.items() if np.isfinite(values).all()}
+    output = {CONFIDENCE: np.array([1.0 if item is None else 1 - item for item in known])}
+    output |= {name: answers.evidence[:, FEATURES.index(feature)] for name, feature in FEATURE_SCORES.items()}
+    output[RANDOM] = np.random.default_rng(0).random(len(known))
+    return {name: values for name, values in output.items() if np.isfinite(values).all()}
 
 
 def separate(doubt: Floats, wrong: Floats) -> Separation:
@@ -176,19 +176,19 @@ class FeatureUse:
 def feature_uses(answers: Answers, model: ConfidenceModel | None) -> tuple[FeatureUse, ...]:
     """Every feature, in the order of `FEATURES`; no model reads nothing."""
     wrong = (~answers.right).astype(np.float64)
-    found = []
+    result = []
     for name, values in zip(FEATURES, answers.evidence.T, strict=True):
         area = auroc(values, wrong) if np.isfinite(values).all() else None
         read = model is not None and name in model.features
         drop = _drop(answers, model, name) if model is not None and read and area is not None else None
-        found.append(FeatureUse(name, area, read, drop))
-    return tuple(found)
+        result.append(FeatureUse(name, area, read, drop))
+    return tuple(result)
 
 
 def _drop(answers: Answers, model: ConfidenceModel, name: str) -> Estimate:
     """Permutation importance (Breiman, 2001)."""
     wrong, weights = (~answers.right).astype(np.float64), np.array(model.weights)
-    logs = transformed(answers.evidence[:, [FEATURES.index(each) for each in model.features]])
+    logs = transformed(answers.evidence[:, [FEATURES.index(item) for item in model.features]])
     # ranked as the confidence ranks: the logistic function and the bias change no rank
     whole, place, rng = auroc(logs @ weights, wrong), model.features.index(name), np.random.default_rng(0)
     drops = []

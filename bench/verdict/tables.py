@@ -35,7 +35,7 @@ def _table(headings: str, lines: Iterable[Sequence[str]], left: int = 2) -> str:
 def door_table(reports: Reports) -> str:
     """What the converge door lets through under either rule."""
     lines = []
-    for name, rule, row in ((name, *each) for name, report in reports.items() for each in report.rules.items()):
+    for name, rule, row in ((name, *item) for name, report in reports.items() for item in report.rules.items()):
         door = row.door
         shares = [_percent(share) for share in (door.right, door.opened, door.opened_of_right)]
         cells = [*shares, _interval(door.right_of_opened), _area(row.points_more, 1, "+")]
@@ -51,17 +51,17 @@ def separation_table(reports: Reports) -> str:
     """How well each score tells wrong answers from right ones."""
     lines = []
     for name, report in reports.items():
-        for score, each in report.separations.items():
-            areas = [f"{value:.4f}" for value in (each.aurc, each.excess_aurc, each.augrc)]
-            lines.append([name, score, _area(each.auroc), *areas, f"{100 * each.coverage:.1f} %"])
+        for score, item in report.separations.items():
+            areas = [f"{value:.4f}" for value in (item.aurc, item.excess_aurc, item.augrc)]
+            lines.append([name, score, _area(item.auroc), *areas, f"{100 * item.coverage:.1f} %"])
     return _table("model | score | AUROC, 95 % | AURC | e-AURC | AUGRC | coverage at 5 % risk", lines)
 
 
 def more_sentence(reports: Reports) -> str:
     """What the confidence ranks better than mean entropy."""
     known = {name: report.auroc_more for name, report in reports.items() if report.auroc_more is not None}
-    told = [f"{name} {_area(more, 4, '+')}" for name, more in known.items()]
-    return f"AUROC of the confidence less that of mean entropy, on the same answers: {', '.join(told) or '-'}."
+    output = [f"{name} {_area(more, 4, '+')}" for name, more in known.items()]
+    return f"AUROC of the confidence less that of mean entropy, on the same answers: {', '.join(output) or '-'}."
 
 
 def feature_table(reports: Reports) -> str:
@@ -70,8 +70,8 @@ def feature_table(reports: Reports) -> str:
     for name, report in reports.items():
         known = [use for use in report.features if use.auroc is not None]
         others = sorted((use for use in known if not use.stored), key=lambda use: -(use.auroc or 0.0))
-        told = sorted((use for use in known if use.stored), key=lambda use: -(use.drop.value if use.drop else 0.0))
-        for use in [*told, *others[:3]]:
+        output = sorted((use for use in known if use.stored), key=lambda use: -(use.drop.value if use.drop else 0.0))
+        for use in [*output, *others[:3]]:
             weight = f"{(report.weights or {})[use.name]:.3f}" if use.stored else "not read"
             lines.append([name, f"`{use.name}`", weight, f"{use.auroc:.3f}", _area(use.drop, 4)])
     return _table("model | feature | weight | AUROC alone | AUROC lost if shuffled", lines)
@@ -105,13 +105,13 @@ def shift_table(reports: Reports) -> str:
 
 def kept_sentence(reports: Reports) -> str:
     """Under which shifts the stated risk is not kept."""
-    told = []
+    output = []
     for name, report in reports.items():
         broken = [row.shift for row in report.shifts if row.kept(report.allowed) == "no"]
-        told += [f"{name}: {', '.join(broken)}"] if broken else []
-    if not told:
+        output += [f"{name}: {', '.join(broken)}"] if broken else []
+    if not output:
         return "Under none of these shifts do the answers let through show a risk above the stated one."
-    return f"**The stated risk is not kept** under: {'; '.join(told)}."
+    return f"**The stated risk is not kept** under: {'; '.join(output)}."
 
 
 def strange_table(reports: Reports) -> str:
@@ -149,7 +149,7 @@ def worlds_table(rows: Sequence[WorldRow]) -> str:
         asked = (parts, f"{100 * row.risk:g} %", f"{100 * (1 - row.confidence):g} %")
         others = (f"{100 * row.oracle:.1f} %", _percent(row.several.chose), _percent(row.before.chose))
         let_through = (row.found.opened, row.several.opened, row.before.opened, row.allowed)
-        opened = (f"{100 * each:.1f} %" for each in let_through)
+        opened = (f"{100 * item:.1f} %" for item in let_through)
         lines.append([row.world, *asked, _interval(row.found.violated), _interval(row.found.chose), *others, *opened])
     return _table(
         "world | fit + test | risk allowed | limit | violated, 95 % | door found, 95 % | oracle | several starts | "
@@ -171,10 +171,10 @@ def draw_features(uses: Sequence[FeatureUse], figures: Sequence[FeatureFigure], 
         alone.set(xlabel="AUROC of the feature alone, held out", yticks=list(places), ylim=(-1, len(ranked)))
         alone.set_yticklabels([use.name for use in ranked], fontsize="small")
         for place, use in enumerate(ranked):
-            told = gains.get(use.name)
-            if told is not None and told.gain is not None and told.error is not None:
-                spread = 2000 * told.error
-                saved.errorbar(1000 * told.gain, place, xerr=spread, fmt="o", markersize=3, color=colors[place])
+            output = gains.get(use.name)
+            if output is not None and output.gain is not None and output.error is not None:
+                spread = 2000 * output.error
+                saved.errorbar(1000 * output.gain, place, xerr=spread, fmt="o", markersize=3, color=colors[place])
         saved.axvline(0, color="grey", linewidth=0.8)
         saved.set_xscale("symlog", linthresh=1)
         saved.set(
@@ -205,5 +205,5 @@ def _area(estimate: Estimate | None, digits: int = 3, sign: str = "") -> str:
     """A figure and its interval; the sign is `+` for a difference."""
     if estimate is None:
         return "-"
-    value, low, high = (f"{each:{sign}.{digits}f}" for each in (estimate.value, *estimate.interval))
+    value, low, high = (f"{item:{sign}.{digits}f}" for item in (estimate.value, *estimate.interval))
     return f"{value} ({low} to {high})"

@@ -123,7 +123,7 @@ def least_p_value(fitting: Judged, testing: Judged, world: World) -> list[DoorPo
 def several_starts(fitting: Judged, testing: Judged, world: World) -> list[DoorPolicy]:
     """What passes where a start that fails leaves the others their shares of the level."""
     thresholds, level = _thresholds(fitting), 1 - world.confidence
-    opened = np.array([fitting.opened_and_wrong(replace(_BASE, min_confidence=each))[0] for each in thresholds])
+    opened = np.array([fitting.opened_and_wrong(replace(_BASE, min_confidence=item))[0] for item in thresholds])
     first = int(np.argmax(predicted_power(fitting, thresholds, world.risk, level, len(testing.right))))
     shares = np.zeros(len(thresholds))
     for part, multiple in _STARTS:
@@ -151,11 +151,11 @@ def measure(worlds: Sequence[World], sets: int, on_set: Callable[[int], None] = 
     for number, world in enumerate(worlds, start=1):
         fit, test = parts(world.prompts)
         half = (fit + test) // 2
-        found = calibrated(world, fit, test, sets)
+        fitted = calibrated(world, fit, test, sets)
         several = calibrated(world, fit, test, sets, procedure=several_starts)
         before = calibrated(world, half, half, sets, procedure=least_p_value)
         asked = (world.name, world.risk, world.confidence, world.allowed())
-        rows.append(WorldRow(*asked, found, several, before, oracle(world, test)))
+        rows.append(WorldRow(*asked, fitted, several, before, oracle(world, test)))
         on_set(number * sets)
     return rows
 

@@ -60,7 +60,7 @@ EXPORTED(int64_t, start_rows)(Books* books) {
   return start(books);
 }
 
-// Puts states behind a loop, `stride` bytes apart, into their lanes, and keeps them for statistics where paths are kept.
+// Puts states after a loop, `stride` bytes apart, into their lanes, and keeps them for statistics where paths are kept.
 static void keep_states(Books* books, const char* states, int64_t stride) {
   for (int64_t row = 0; row < books->count; ++row) {
     const char* own = states + row * stride;
@@ -80,7 +80,7 @@ static bool has_come(const Books* books, int64_t sequence, int64_t position, int
   return loops >= books->given[sequence * count + (at < 0 ? at + count : at)];
 }
 
-// `loop_end.observe` of all rows, given their states behind the loop, `stride` bytes apart.
+// `loop_end.observe` of all rows, given their states after the loop, `stride` bytes apart.
 template <typename Element>
 void watch(Books* books, const char* states, int64_t stride) {
   const int64_t width = books->width;
@@ -139,7 +139,7 @@ static void stop(Books* books, const bool* met) {
       books->codes[row] = code;
       is_read = code > 0;
       if (is_read) {
-        const bool leaves = own[LEAVES] > 0 && (line[CACHE_POSITION] >= own[PROMPT] || last);
+        const bool leaves = own[DROPS_AT_EXIT] > 0 && (line[CACHE_POSITION] >= own[PROMPT] || last);
         stage = leaves ? 2 * depth : stage + depth;
         if (leaves && books->drops && books->block != nullptr) {
           const Block& block = *static_cast<const Block*>(books->block);
@@ -203,7 +203,7 @@ static void end(Books* books, const char* states, int64_t stride, const float* g
   }
 }
 
-// The end of a loop of the rows that `start_rows` took, given states behind the block; normed here where it is known how.
+// The end of a loop of the rows that `start_rows` took, given states after the block; normed here where it is known how.
 // The gate's logits of decoding rows are given where its weights are not known.
 EXPORTED(void, end_rows)(Books* books, const void* raw, int64_t stride, const float* gate_logits) {
   const char* states = static_cast<const char*>(raw);
@@ -247,7 +247,7 @@ static void lead(Books* books, const float* logits, int64_t vocabulary, int64_t 
     bool leads = false;
     // a rule that is none is never met
     if (std::isfinite(*theta)) {
-      leads_rows(logits + row * stride, theta, &leads, 1, vocabulary, 0, 0);
+      margin_rows(logits + row * stride, theta, &leads, 1, vocabulary, 0, 0);
     }
     books->met[row] = leads || (books->asks_gate && books->met[row]);
   }
@@ -357,29 +357,29 @@ static int64_t settle(
   return said;
 }
 
-EXPORTED(int64_t, settle_rows)(
+EXPORTED(int64_t, commit_rows)(
     Books* books, const int64_t* which, const int64_t* token_ids, const bool* stands, const bool* ends, int64_t count) {
   return settle(books, which, token_ids, stands, ends, count);
 }
 
 // Takes the likeliest ids of the rows that were to be read, and settles them; logits are those of these, or of all.
-static int64_t settle_best(
+static int64_t commit_greedy(
     Books* books, const float* logits, int64_t vocabulary, int64_t stride, bool of_all, int64_t broken) {
   for (int64_t i = 0; i < books->reads; ++i) {
     const int64_t row = books->which[i];
-    best_rows(logits + (of_all ? row : i) * stride, books->token_ids + i, 1, vocabulary, 0, broken);
+    argmax_rows(logits + (of_all ? row : i) * stride, books->token_ids + i, 1, vocabulary, 0, broken);
     books->stands[i] = books->token_ids[i] == books->lines[row * TABLE_WIDTH + DRAFT];
   }
   return settle(books, books->which, books->token_ids, books->stands, nullptr, books->reads);
 }
 
-EXPORTED(int64_t, settle_best)(
+EXPORTED(int64_t, commit_greedy)(
     Books* books, const float* logits, int64_t vocabulary, int64_t stride, bool of_all, int64_t broken) {
-  return settle_best(books, logits, vocabulary, stride, of_all, broken);
+  return commit_greedy(books, logits, vocabulary, stride, of_all, broken);
 }
 
 // A whole step, with the likeliest ids: `loop_rows`, the head of the rows that a rule or a reading needs, `lead_rows` and
-// `settle_best`. -3 where nothing but `start_rows` is done, as `loop_rows` has it.
+// `commit_greedy`. -3 where nothing but `start_rows` is done, as `loop_rows` has it.
 EXPORTED(int64_t, step_rows)(Books* books, int64_t threads, int64_t broken) {
   if (!loop(books)) {
     return -3;
@@ -401,7 +401,7 @@ EXPORTED(int64_t, step_rows)(Books* books, int64_t threads, int64_t broken) {
     }
     row_dot(some, books->head, books->logits, books->reads, width, vocabulary, threads);
   }
-  return books->reads > 0 ? settle_best(books, books->logits, vocabulary, vocabulary, of_all, broken) : 0;
+  return books->reads > 0 ? commit_greedy(books, books->logits, vocabulary, vocabulary, of_all, broken) : 0;
 }
 
 // How many lanes are live.

@@ -69,7 +69,7 @@ struct Watch {
   double noise, growth, spiral;
 };
 
-// `loop_end.observe` of a row behind its loop: takes the newest difference in, and whether the rule holds.
+// `loop_end.observe` of a row after its loop: takes the newest difference in, and whether the rule holds.
 template <typename Element>
 bool watch_loop(const Watched& token, const Element* now, const Element* before, int64_t width, const Watch& rule) {
   thread_local Scratch<float> scratch;

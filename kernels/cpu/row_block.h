@@ -13,14 +13,14 @@ struct Block {
 #undef FIELD
 };
 
-// What a layer is made of, and the planes of its K/V. There is no norm behind attention and MLP where that is null.
+// What a layer is made of, and the planes of its K/V. There is no norm after attention and MLP where that is null.
 struct Layer {
   const float *norm, *qkv, *out, *mlp_norm, *gate_up, *down;
   float *keys, *values;
   const float *norm_behind, *mlp_norm_behind;
 };
 
-// Rotary embedding of heads that lie one behind the other; the first half of the sines has its sign turned.
+// Rotary embedding of heads that lie one after the other; the first half of the sines has its sign turned.
 inline void rotate(float* heads, int64_t count, int64_t head_dim, const float* cos, const float* sin) {
   const int64_t half = head_dim / 2;
   for (int64_t head = 0; head < count; ++head) {
@@ -33,7 +33,7 @@ inline void rotate(float* heads, int64_t count, int64_t head_dim, const float* c
   }
 }
 
-// silu(gate) * up of rows that hold both, `[R, 2 F]`; the rows come to lie one behind the other, `[R, F]`.
+// silu(gate) * up of rows that hold both, `[R, 2 F]`; the rows come to lie one after the other, `[R, F]`.
 inline void gate(float* rows, int64_t count, int64_t inner) {
   for (int64_t row = 0; row < count; ++row) {
     const float* own = rows + row * 2 * inner;

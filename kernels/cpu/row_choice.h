@@ -5,7 +5,7 @@
 namespace {
 
 // Whether the largest chance of each row leads the next by theta.
-void leads_rows(
+void margin_rows(
     const float* logits, const float* theta, bool* leads, int64_t rows, int64_t width, int64_t stride,
     int64_t theta_stride) {
   constexpr int64_t AT_ONCE = LANES<float>;
@@ -49,7 +49,7 @@ void leads_rows(
 }
 
 // The first of the largest logits of each row; `broken` where that is not finite.
-void best_rows(
+void argmax_rows(
     const float* logits, int64_t* best, int64_t rows, int64_t width, int64_t stride, int64_t broken) {
   constexpr int64_t AT_ONCE = LANES<float>;
   for (int64_t row = 0; row < rows; ++row) {
@@ -95,13 +95,13 @@ void best_rows(
 
 }  // namespace
 
-EXPORTED(void, leads_rows)(
+EXPORTED(void, margin_rows)(
     const float* logits, const float* theta, bool* leads, int64_t rows, int64_t width, int64_t stride,
     int64_t theta_stride) {
-  leads_rows(logits, theta, leads, rows, width, stride, theta_stride);
+  margin_rows(logits, theta, leads, rows, width, stride, theta_stride);
 }
 
-EXPORTED(void, best_rows)(
+EXPORTED(void, argmax_rows)(
     const float* logits, int64_t* best, int64_t rows, int64_t width, int64_t stride, int64_t broken) {
-  best_rows(logits, best, rows, width, stride, broken);
+  argmax_rows(logits, best, rows, width, stride, broken);
 }

@@ -156,8 +156,8 @@ def plain_json(value: Any) -> Any:
     """
     level = [value]
     for _ in range(_MAX_DEPTH):
-        nested = [each for each in level if isinstance(each, dict | list)]
-        level = [item for each in nested for item in (each.values() if isinstance(each, dict) else each)]
+        nested = [entry for entry in level if isinstance(entry, dict | list)]
+        level = [item for entry in nested for item in (entry.values() if isinstance(entry, dict) else entry)]
         if not level:
             _is_text(json.dumps(value, ensure_ascii=False))
             return value

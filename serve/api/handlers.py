@@ -145,12 +145,12 @@ class RequestHandler:
             watching.append(RequestTelemetry(self.telemetry, parsed, request_id, self._service.name, loops))
         if self.tracing is not None:
             watching.append(self.tracing.begin(parsed, request_id, headers))
-        for each in watching:
-            observe = each.watch(observe)
+        for item in watching:
+            observe = item.watch(observe)
 
         def over() -> None:
-            for each in watching:
-                each.close(running.failure)
+            for item in watching:
+                item.close(running.failure)
             self._over()
 
         running = RunningChoices(self._settings.request_timeout, observe, over)
@@ -230,7 +230,7 @@ class EventStream(StreamingResponse):
                         # what comes together is sent together
                         for piece in outgoing.take(is_slow=waited):
                             yield piece
-                    # a send that is taken at once gives way to nobody: what is there behind it came while it waited
+                    # a send that is taken at once gives way to nobody: what is there after it came while it waited
                     waited = running.has_more
             # what came before an error that was never told, since all had ended by then
             for piece in outgoing.take(is_slow=waited):

@@ -61,4 +61,4 @@ class KeyRing:
         """Whether a key is one of them; the time says neither which one nor how much of it was right."""
         digest = sha256(given).digest()
         # all of them are compared: `any` of a generator would end at the right one
-        return sum(hmac.compare_digest(digest, own) for own in self._digests) > 0
+        return sum(hmac.compare_digest(digest, current) for current in self._digests) > 0

@@ -97,17 +97,17 @@ def echoed_logprobs(
         tokenizer: A fast tokenizer.
         first_id: Of the prompt, of which there is no log-probability.
         prompt: The others.
-        new: As `completion_logprobs` gives them, with offsets behind the prompt's text.
+        new: As `completion_logprobs` gives them, with offsets after the prompt's text.
     """
-    texts = [token_text(tokenizer, each)[0] for each in (first_id, *(token.id for token in prompt))]
+    texts = [token_text(tokenizer, item)[0] for item in (first_id, *(token.id for token in prompt))]
     ends = list(accumulate(map(len, texts)))
-    own: dict[str, list[Any]] = {
+    current: dict[str, list[Any]] = {
         "tokens": texts,
         "token_logprobs": [None, *(finite(token.logprob) for token in prompt)],
         "top_logprobs": [None, *(_top(tokenizer, token) for token in prompt)],
         "text_offset": [0, *ends[:-1]],
     }
-    return {name: None if values is None else own[name] + values for name, values in new.items()}
+    return {name: None if values is None else current[name] + values for name, values in new.items()}
 
 
 def _top(tokenizer: PreTrainedTokenizerFast, token: TokenOutput | PromptToken) -> dict[str, float]:

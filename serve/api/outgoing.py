@@ -29,8 +29,8 @@ class Outgoing:
         self._builder, self._limit = builder, limit
         self.waiting: list[tuple[int, TokenOutput | RequestOutput]] = []
         wanted = builder.parsed.choices[0].request.logprobs
-        each = TOKEN_BYTES + (0 if wanted is None else (1 + wanted) * LOGPROB_BYTES)
-        self._most = max(1, limit // each)
+        item = TOKEN_BYTES + (0 if wanted is None else (1 + wanted) * LOGPROB_BYTES)
+        self._most = max(1, limit // item)
         self.ends: dict[int, RequestOutput] = {}
 
     def add(self, index: int, event: TokenOutput | RequestOutput) -> None:
@@ -69,9 +69,9 @@ class Outgoing:
         for index, event in waiting:
             if isinstance(event, TokenOutput):
                 tokens.setdefault(index, []).append(event)
-        for index, own in tokens.items():
-            for start in range(0, len(own), self._most):
-                yield self._builder.tokens(index, own[start : start + self._most])
+        for index, current in tokens.items():
+            for start in range(0, len(current), self._most):
+                yield self._builder.tokens(index, current[start : start + self._most])
         for index, event in waiting:
             if isinstance(event, RequestOutput):
                 yield from self._builder.end(index, event)

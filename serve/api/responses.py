@@ -145,7 +145,7 @@ class ResponseBuilder:
 
     @cached_property
     def _around(self) -> tuple[bytes, bytes, bytes]:
-        """What is the same in all chunks with output: before, between and behind the two lists of choices."""
+        """What is the same in all chunks with output: before, between and after the two lists of choices."""
         chunk = self._envelope(self._chunk_kind, [], [])
         empty = server_sent({**chunk, "usage": None} if self.parsed.include_usage else chunk)
         first, second, third = empty.split(b'"choices": []')
@@ -303,12 +303,12 @@ def _delta(parts: Sequence[Delta]) -> dict[str, Any]:
 def _message(calls: ToolCalls, text: str) -> dict[str, Any]:
     """Content and calls of a whole answer; without calls the content alone."""
     parser = parser_of(calls)
-    told = _delta([*parser.feed(text), *parser.flush()])
-    if "tool_calls" not in told:
+    output = _delta([*parser.feed(text), *parser.flush()])
+    if "tool_calls" not in output:
         # of a call that was cut before its name nothing is shown, as in a stream
-        return {"content": text if parser.is_whole else told.get("content", "")}
-    made = [{name: call[name] for name in ("id", "type", "function")} for call in told["tool_calls"]]
-    return {"content": told.get("content"), "tool_calls": made}
+        return {"content": text if parser.is_whole else output.get("content", "")}
+    made = [{name: call[name] for name in ("id", "type", "function")} for call in output["tool_calls"]]
+    return {"content": output.get("content"), "tool_calls": made}
 
 
 def _fields(token: TokenOutput) -> dict[str, Any]:

@@ -28,12 +28,12 @@ def check_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> No
         except OSError as error:
             raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    own = str(cert) if key is None else f"{cert} and {key}"
+    current = str(cert) if key is None else f"{cert} and {key}"
     try:
         # an empty password: else OpenSSL would ask the terminal for one
         context.load_cert_chain(cert, key, password="")
     except ssl.SSLError as error:
-        raise ValueError(f"{own}: no certificate and private key in PEM that belong together ({error})") from error
+        raise ValueError(f"{current}: no certificate and private key in PEM that belong together ({error})") from error
     if client_ca is None:
         return
     try:

@@ -52,14 +52,14 @@ class CallParser(ABC):
                 yield from self._inside()
                 if not self.is_whole:
                     return
-            before, mark, behind = self._rest.partition(OPEN)
+            before, mark, after = self._rest.partition(OPEN)
             if not mark:
                 yield from self._content()
                 return
             # templates write the line between text and calls themselves
             if before := before.rstrip():
                 yield before
-            self._rest, self.is_whole = behind, False
+            self._rest, self.is_whole = after, False
             self._begin()
 
     def flush(self) -> Iterator[Delta]:
@@ -70,9 +70,9 @@ class CallParser(ABC):
 
     def _thought(self) -> Iterator[Delta]:
         """What is thought before the calls, with the tag that ends it: it may hold any other."""
-        before, mark, behind = self._rest.partition(THOUGHT)
+        before, mark, after = self._rest.partition(THOUGHT)
         kept = before + mark if mark else before[: len(before) - _overlap(before, THOUGHT)]
-        self._rest, self._is_thought = (behind, False) if mark else (self._rest[len(kept) :], True)
+        self._rest, self._is_thought = (after, False) if mark else (self._rest[len(kept) :], True)
         if kept:
             yield kept
 
@@ -93,11 +93,11 @@ class CallParser(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Called behind the tag that begins a call."""
+        """Called after the tag that begins a call."""
 
     @abstractmethod
     def _inside(self) -> Iterator[Delta]:
-        """What there is of a call; sets `is_whole` behind its end."""
+        """What there is of a call; sets `is_whole` after its end."""
 
 
 class HermesCalls(CallParser):
@@ -117,9 +117,9 @@ class HermesCalls(CallParser):
                 return
             self._has_name, self._rest = True, self._rest[head.end() :]
             yield self._named(head[1])
-        arguments, end, behind = self._rest.partition(self._END)
+        arguments, end, after = self._rest.partition(self._END)
         if end:
-            self._rest, self.is_whole = behind, True
+            self._rest, self.is_whole = after, True
         else:
             arguments = self._rest[: len(self._rest) - _overlap(self._rest, self._END)]
             self._rest = self._rest[len(arguments) :]
@@ -136,7 +136,7 @@ class NanbeigeCalls(CallParser):
 
     def __init__(self, calls: ToolCalls) -> None:
         super().__init__(calls)
-        self._known = {tool.name: {each.name: each for each in parameters_of(tool)} for tool in calls.tools}
+        self._known = {tool.name: {item.name: item for item in parameters_of(tool)} for tool in calls.tools}
 
     def _begin(self) -> None:
         self._name: str | None = None
@@ -171,10 +171,10 @@ class NanbeigeCalls(CallParser):
     def _value(self, parameter: Parameter) -> Iterator[Delta]:
         """More of a value; plain text is sent as it comes, the rest once it is there."""
         end = END_OF_VALUE + "\n"
-        text, mark, behind = self._rest.partition(end)
+        text, mark, after = self._rest.partition(end)
         is_text = self._is_text(parameter)
         if mark:
-            self._rest, self._parameter = behind, None
+            self._rest, self._parameter = after, None
         elif is_text:
             text = self._rest[: len(self._rest) - _overlap(self._rest, end)]
             self._rest = self._rest[len(text) :]

@@ -169,7 +169,7 @@ def _chosen(choice: ToolChoice | None) -> list[str] | None:
         case NamedChoice():
             return [choice.function.name]
         case AllowedChoice():
-            return [each.function.name for each in choice.allowed_tools.tools]
+            return [item.function.name for item in choice.allowed_tools.tools]
     return None
 
 

@@ -168,20 +168,20 @@ def _asked(parsed: ParsedRequest) -> dict[str, Any]:
 def _told(ends: list[RequestOutput]) -> dict[str, Any]:
     """What is known of choices that are over; of times the longest, since choices run beside one another."""
     depths = [token.depth for end in ends for token in end.tokens]
-    told: dict[str, Any] = {
+    output: dict[str, Any] = {
         "gen_ai.response.finish_reasons": [end.finish_reason for end in ends],
         "sigma0.passes": sum(end.passes for end in ends),
         "sigma0.rows": sum(end.rows for end in ends),
         "sigma0.preemptions": sum(end.preemptions for end in ends),
     }
     if depths:
-        told["sigma0.mean_depth"] = sum(depths) / len(depths)
+        output["sigma0.mean_depth"] = sum(depths) / len(depths)
     times = [end.times for end in ends if end.times is not None]
     if times:
-        queue, prefill, decode = (max(each[place] for each in times) for place in range(len(Times._fields)))
-        told |= {
+        queue, prefill, decode = (max(item[place] for item in times) for place in range(len(Times._fields)))
+        output |= {
             "gen_ai.latency.time_in_queue": queue,
             "gen_ai.latency.time_in_model_prefill": prefill,
             "gen_ai.latency.time_in_model_decode": decode,
         }
-    return told
+    return output

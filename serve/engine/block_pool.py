@@ -60,7 +60,7 @@ class BlockPool:
         return -(-positions // self.size)
 
     def allocate_run(self, count: int, near: int = 0, after: int | None = None) -> list[int]:
-        """Blocks whose content is void, behind each other where there is such a run; the oldest cached are evicted.
+        """Blocks whose content is void, after each other where there is such a run; the oldest cached are evicted.
 
         Args:
             count: How many.

@@ -78,9 +78,9 @@ class QueuedEvents:
     def put(deliveries: Sequence[Delivery]) -> None:
         """Adds events, in one call for each event loop; called from any thread."""
         for loop in {listener._loop for listener, _ in deliveries}:
-            own = [delivery for delivery in deliveries if delivery[0]._loop is loop]
+            current = [delivery for delivery in deliveries if delivery[0]._loop is loop]
             try:
-                loop.call_soon_threadsafe(_deliver, own)
+                loop.call_soon_threadsafe(_deliver, current)
             except RuntimeError:
                 # the caller's loop is closed: no one reads the event
                 _LOG.debug("an event came for a closed loop")

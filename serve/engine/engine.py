@@ -292,19 +292,19 @@ class Engine:
         for slot in broken:
             state = self._state_of(slot)
             events.append(self._fail(state, batch.error_of(slot)))
-        own = lines if len(rows) == len(lines) else [lines[row] for row in rows]
+        current = lines if len(rows) == len(lines) else [lines[row] for row in rows]
         logits = passed.step.logits if rows and reads else None
         known = [UNKNOWN] * len(rows)
         if rows and counts:
             read = logits
             if logits is not None and len(rows) < len(logits):
                 read = logits.index_select(0, to_device(np.array(rows), logits.device))
-            known = self._outputs.known(states, own, read)
+            known = self._outputs.known(states, current, read)
         if watch:
             left = [(self._state_of(slot), slot, position) for slot, position in passed.left if slot not in broken]
-            # behind what has told the newest ids, which are read with the states
+            # after what has told the newest ids, which are read with the states
             self._outputs.note_left(left)
-        for row, state, line, signs in zip(rows, states, own, known, strict=True):
+        for row, state, line, signs in zip(rows, states, current, known, strict=True):
             detokenizer = state.detokenizer
             try:
                 text, is_last = detokenizer.add(line[TOKEN]), line[ENDS]

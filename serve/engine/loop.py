@@ -97,7 +97,7 @@ class EngineLoop:
                     return [(key, _failed(error))]
                 return [(key, done.result())] if begin is None else begin(done.result())
             case Cancel(key) if key in self._put_off:
-                # one that nobody waits for any more would hold up those behind it
+                # one that nobody waits for any more would hold up those after it
                 self._put_off.pop(key)[0].cancel()
             case Cancel(key):
                 try:

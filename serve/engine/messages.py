@@ -203,7 +203,7 @@ class SlotView:
     max_new_tokens: int
     pages: int  # Pages of K/V that it holds
     exit: str  # Mode of its exit setting
-    after_exit: str  # What becomes of tokens behind their exits
+    after_exit: str  # What becomes of tokens after their exits
     depth: int | None  # Loop that its newest token was read at; None before the first one
     preemptions: int
     seconds: float  # Since it was queued
@@ -227,7 +227,7 @@ class RequestFailed(RuntimeError):
 
     Args:
         message: In a sentence that holds nothing of a prompt.
-        cause: Type of the exception behind it, by name: the exception itself may hold anything.
+        cause: Type of the exception after it, by name: the exception itself may hold anything.
     """
 
     def __init__(self, message: str, cause: str | None = None) -> None:

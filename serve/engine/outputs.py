@@ -15,8 +15,8 @@ from sigma0.decode.lanes import CACHE_POSITION, DIVERGED_FLAG, FORCED_FLAG, MET_
 from sigma0.decode.logits import Alternative, logprobs_of
 from sigma0.decode.ops import FATES, LOGIT_STATS, Fate
 from sigma0.decode.repetition import TextStats
-from sigma0.decode.stats import Deepest, LoopNotes
-from sigma0.decode.step import FED_AT, READ_AT, SEQUENCE, TOKEN, WHY
+from sigma0.decode.stats import Deepest, LoopStatsRecorder
+from sigma0.decode.step import EXIT_DEPTH, FED_POSITION, SEQUENCE, STOP_FLAGS, TOKEN
 from sigma0.decode.transfer import to_host
 from sigma0.serve.engine.messages import EngineRequest, RequestOutput, TokenOutput
 from sigma0.serve.engine.request import RequestState
@@ -87,7 +87,9 @@ class OutputProcessor:
         texts: Statistics of the ids of texts.
     """
 
-    def __init__(self, model: "DepthGenerationMixin", name: str, lanes: Lanes, notes: LoopNotes[Token] | None) -> None:
+    def __init__(
+        self, model: "DepthGenerationMixin", name: str, lanes: Lanes, notes: LoopStatsRecorder[Token] | None
+    ) -> None:
         self._lanes, self._notes, self._name = lanes, notes, name
         self._total_loops = model.num_loops
         self._policy: DoorPolicy = model.door_policy
@@ -138,18 +140,18 @@ class OutputProcessor:
             assert logits is not None
             logprob, alternatives = logprobs_of(logits[row], token_id, wanted)
         proximity, margin, entropy, fate, met, _ = known
-        reason = _reason(state.rule.config.mode, line[WHY])
+        reason = _reason(state.rule.config.mode, line[STOP_FLAGS])
         return TokenOutput(
-            token_id, text, line[READ_AT], reason, fate, proximity, margin, entropy, logprob, alternatives, self._name,
-            None, met,
+            token_id, text, line[EXIT_DEPTH], reason, fate, proximity, margin, entropy, logprob, alternatives,
+            self._name, None, met,
         )  # fmt: skip
 
     def _note_exits(self, states: Sequence[RequestState], lines: Sequence[Line]) -> list[Left]:
         """Notes the tokens of one pass, and which of them run no further than their exits; all of them."""
         exits: list[Left] = []
         for state, line in zip(states, lines, strict=True):
-            state.newest_id, depth = line[TOKEN], line[READ_AT]
-            exits.append((state, line[SEQUENCE], line[FED_AT] - 1, depth))
+            state.newest_id, depth = line[TOKEN], line[EXIT_DEPTH]
+            exits.append((state, line[SEQUENCE], line[FED_POSITION] - 1, depth))
             if depth < self._total_loops and state.leaves_at_exit(len(state.outputs), depth):
                 self._left.append(exits[-1])
         return exits
@@ -171,12 +173,14 @@ class OutputProcessor:
         """Whether rules that stop nothing would have been met by tokens, by index."""
         assert self._notes is not None
         rules = {row: state.shadow_rule for row, state in enumerate(states) if state.shadow_rule is not None}
-        known = {row: rule.known_without_loops(lines[row][READ_AT], margins[row]) for row, rule in rules.items()}
+        known = {row: rule.known_without_loops(lines[row][EXIT_DEPTH], margins[row]) for row, rule in rules.items()}
         open_rules = {row: rule for row, rule in rules.items() if rule.is_about_loops}
         if open_rules:
-            slots, behind, depths = np.array([lines[row] for row in open_rules])[:, [SEQUENCE, FED_AT, READ_AT]].T
+            slots, after, depths = np.array([lines[row] for row in open_rules])[
+                :, [SEQUENCE, FED_POSITION, EXIT_DEPTH]
+            ].T
             by_gate = all(rule.config.mode == "qexit" for rule in open_rules.values())
-            statistics = self._notes.read(slots, behind - 1, by_gate)
+            statistics = self._notes.read(slots, after - 1, by_gate)
             for loops, depth, (row, rule) in zip(statistics, depths.tolist(), open_rules.items(), strict=True):
                 known[row] = rule.would_have_been_met(loops[:depth], margins[row])
         return known
@@ -251,8 +255,8 @@ class OutputProcessor:
         table = to_host(lanes.table[slot * lanes.depth : (slot + 1) * lanes.depth])
         newest = state.prompt_length - 2 + len(state.outputs)
         loops = table[:, STAGE] % lanes.depth
-        own = (table[:, STAGE] < lanes.idle) & (table[:, CACHE_POSITION] <= newest)
-        in_flight = zip(table[own, CACHE_POSITION].tolist(), loops[own].tolist(), strict=True)
+        current = (table[:, STAGE] < lanes.idle) & (table[:, CACHE_POSITION] <= newest)
+        in_flight = zip(table[current, CACHE_POSITION].tolist(), loops[current].tolist(), strict=True)
         self.flush([(state, slot, position, ran) for position, ran in in_flight])
         _tell(self._notes.read_deepest())
         # a token ends with what is read of it in the end

@@ -146,7 +146,7 @@ class RequestState:
         return self.outputs[index].id if index < len(self.outputs) else self.newest_id
 
     def note_prompt(self, positions: Sequence[int], logits: Tensor) -> None:
-        """Keeps the log-probabilities of the ids behind positions of the prompt, of which the logits `[N, V]` are."""
+        """Keeps the log-probabilities of the ids after positions of the prompt, of which the logits `[N, V]` are."""
         wanted = self.request.prompt_logprobs
         assert wanted is not None
         for position, row in zip(positions, logits, strict=True):

@@ -146,7 +146,7 @@ class Scheduler:
         )
 
     def feed(self, entry: SequenceEntry, position: int, token_id: int) -> None:
-        """Takes in an id that was fed back at a cache position; whatever stood there or behind it is dropped."""
+        """Takes in an id that was fed back at a cache position; whatever stood there or after it is dropped."""
         entry.token_ids[position:] = (token_id,)
         entry.entered = entry.prefill_end = position + 1
         if position + 1 >= len(entry.blocks) * self.pool.size:

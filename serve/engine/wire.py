@@ -54,7 +54,7 @@ class EngineSpec:
         from sigma0.models.load import load
         from sigma0.serve.engine.engine import Engine
 
-        settings = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "limits"}
+        settings = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "limits"}
         model, tokenizer = load(settings.pop("model"), **settings)
         model.announce = compiling
         return Engine(model, tokenizer, self.name, self.limits)

@@ -101,7 +101,7 @@ class LoopAttention(nn.Module):
         return output
 
     def _padded(self, part: Tensor) -> Tensor:
-        """`[N, heads * head_dim]` with zeros behind each head, which change neither scores nor values."""
+        """`[N, heads * head_dim]` with zeros after each head, which change neither scores nor values."""
         if self.stored == self.head_dim:
             return part
         heads = part.view(*part.shape[:-1], -1, self.head_dim)  # [N, heads, head_dim]
@@ -109,10 +109,10 @@ class LoopAttention(nn.Module):
 
 
 class LoopLayer(nn.Module):
-    """Attention and MLP behind a norm each; a family may norm what they give as well.
+    """Attention and MLP after a norm each; a family may norm what they give as well.
 
     Args:
-        post_norms: Names of the norms behind attention and MLP, or None.
+        post_norms: Names of the norms after attention and MLP, or None.
         config: As `LoopAttention` takes it, as are the others.
         loops: Loops that are run.
         layer: Its place.

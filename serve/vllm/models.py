@@ -159,7 +159,7 @@ class LoopedForCausalLM(nn.Module):
 
 
 class OuroForCausalLM(LoopedForCausalLM):
-    """Ouro (arXiv 2510.25741): norms before and behind attention and MLP."""
+    """Ouro (arXiv 2510.25741): norms before and after attention and MLP."""
 
     post_norms = ("input_layernorm_2", "post_attention_layernorm_2")
 

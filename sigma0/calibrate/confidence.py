@@ -83,7 +83,7 @@ def fit_confidence(evidence: Floats, right: Bools, prompts: Sequence[Sequence[in
         return None
     crossed = cross_fitted(logs[:, chosen], right)
     # what drift is measured against is the model's own: where answers bunch, those of the folds fall into other tenths
-    own = 1 / (1 + np.exp(logs[:, chosen] @ weights - bias))
+    current = 1 / (1 + np.exp(logs[:, chosen] @ weights - bias))
     kept = [column for column, weight in zip(chosen, weights, strict=True) if weight > 0]
     pairs, most_new = familiar_pairs(prompts)
     model = ConfidenceModel(
@@ -94,15 +94,15 @@ def fit_confidence(evidence: Floats, right: Bools, prompts: Sequence[Sequence[in
         longest=int(evidence[:, FEATURES.index("length")].max()),
         pairs=pairs,
         most_new=most_new,
-        deciles=tuple(float(each) for each in np.quantile(own, np.arange(1, 10) / 10)),
+        deciles=tuple(float(item) for item in np.quantile(current, np.arange(1, 10) / 10)),
         answers=len(right),
         auroc=float(roc_auc_score(right, crossed)),
         brier=float(brier_score_loss(right, crossed)),
         calibration_error=calibration_error(crossed, right),
     )
     names = set(model.features)
-    told = tuple(_figure(evidence, right, column, figures.get(column), names) for column in range(len(FEATURES)))
-    return FittedConfidence(model, told, crossed)
+    output = tuple(_figure(evidence, right, column, figures.get(column), names) for column in range(len(FEATURES)))
+    return FittedConfidence(model, output, crossed)
 
 
 def _choose(logs: Floats, right: Bools, candidates: list[int]) -> tuple[list[int], dict[int, tuple[float, float]]]:
@@ -145,11 +145,11 @@ def _fit(logs: Floats, right: Bools) -> tuple[Floats, float]:
     while kept:
         scale = logs[:, kept].std(0) + 1e-12
         regression = LogisticRegression(solver="newton-cholesky").fit(logs[:, kept] / scale, ~right)
-        found = regression.coef_[0]
-        if (found >= 0).all():
-            weights[kept] = found / scale
+        result = regression.coef_[0]
+        if (result >= 0).all():
+            weights[kept] = result / scale
             return weights, -float(regression.intercept_[0])
-        del kept[int(found.argmin())]
+        del kept[int(result.argmin())]
     return weights, float(np.log(right.mean() / (1 - right.mean())))
 
 
@@ -160,14 +160,14 @@ def cross_fitted(logs: Floats, right: Bools) -> Floats:
         logs: Transformed features, `[n, k]`.
         right: `[n]`.
     """
-    found = np.empty(len(right))
+    result = np.empty(len(right))
     for fitting, rest in KFold(FOLDS, shuffle=True, random_state=_SEED).split(logs):
         if right[fitting].all() or not right[fitting].any():
-            found[rest] = right[fitting].mean()
+            result[rest] = right[fitting].mean()
             continue
         weights, bias = _fit(logs[fitting], right[fitting])
-        found[rest] = 1 / (1 + np.exp(np.clip(logs[rest] @ weights - bias, -700, 700)))
-    return found
+        result[rest] = 1 / (1 + np.exp(np.clip(logs[rest] @ weights - bias, -700, 700)))
+    return result
 
 
 def log_losses(confidence: Floats, right: Bools) -> Floats:

@@ -165,7 +165,7 @@ def predicted_power(answers: Judged, thresholds: Floats, risk: float, level: flo
     chances = np.empty((_RESAMPLES, len(thresholds)))
     for place, weights in enumerate(np.random.default_rng(_SEED).exponential(size=(_RESAMPLES, len(wrong)))):
         expected = weights * isotonic_regression(wrong, sample_weight=weights)
-        some, whole = (np.concatenate([[0.0], np.cumsum(each)])[opened] for each in (expected, weights))
+        some, whole = (np.concatenate([[0.0], np.cumsum(item)])[opened] for item in (expected, weights))
         # half a wrong answer more, or a threshold above which none was wrong would seem to have no risk
         chances[place] = (some + 0.5) / (whole + 1)
     power: Floats = binom.cdf(allowed, trials, chances).mean(0)

@@ -36,7 +36,7 @@ def codecs_of(loops: int, segment: int = KVConfig().segment) -> list[KVConfig]:
         segment: Cache positions that are encoded together.
     """
     early = loops // 2
-    found = [
+    result = [
         KVConfig(codec="int8", segment=segment),
         KVConfig(codec="int4", segment=segment),
         KVConfig(codec="int4", group=32, segment=segment),
@@ -48,7 +48,7 @@ def codecs_of(loops: int, segment: int = KVConfig().segment) -> list[KVConfig]:
         KVConfig(codec="residual", bits=(1,) * (loops - 1) + (2,), group=32, segment=segment),
         KVConfig(codec="residual", bits=(1,) * loops, group=32, segment=segment),
     ]
-    return sorted(dict.fromkeys(found), key=lambda kv: -plane_codec(kv, loops).number_bits)
+    return sorted(dict.fromkeys(result), key=lambda kv: -plane_codec(kv, loops).number_bits)
 
 
 def coded_share(text: ForcedText, segment: int) -> float:
@@ -154,7 +154,7 @@ def calibrate_kv(
         tested.append(TestedCodec(kv, bits, 1 - mean, p_value(mean, len(losses), risk), passed))
         if not passed:
             break
-    chosen = next((each.kv for each in reversed(tested) if each.passed), None)
+    chosen = next((item.kv for item in reversed(tested) if item.passed), None)
     check = None
     if chosen is not None:
         counts = [round((1 - _loss(model, text, chosen)) * text.new) for text in texts[:apart]]
@@ -163,6 +163,6 @@ def calibrate_kv(
 
 
 def _loss(model: DepthGenerationMixin, text: ForcedText, kv: KVConfig) -> float:
-    found = read_coded(model, text, kv).argmax(-1)
-    told = torch.tensor(text.ids[-text.new :], device=found.device)
-    return float((found != told).double().mean())
+    result = read_coded(model, text, kv).argmax(-1)
+    output = torch.tensor(text.ids[-text.new :], device=result.device)
+    return float((result != output).double().mean())

@@ -236,8 +236,8 @@ def _print_confidence(console: Console, result: DoorCalibration) -> None:
     table = Table(title=f"confidence fitted on {model.answers} answers, by cross-fitting", title_justify="left")
     for column in ("feature", "AUROC alone", "log loss saved", "read"):
         table.add_column(column, justify="left" if column == "feature" else "right")
-    told = sorted(result.features, key=lambda figure: (not figure.chosen, -(figure.gain or -1.0)))
-    for figure in told[:_SHOWN]:
+    output = sorted(result.features, key=lambda figure: (not figure.chosen, -(figure.gain or -1.0)))
+    for figure in output[:_SHOWN]:
         area = "-" if figure.auroc is None else f"{figure.auroc:.3f}"
         gain = "-" if figure.gain is None or figure.error is None else f"{figure.gain:+.4f} (se {figure.error:.4f})"
         table.add_row(figure.name, area, gain, "yes" if figure.chosen else "no")

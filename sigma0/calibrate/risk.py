@@ -284,12 +284,12 @@ def choose_door(
     verdicts = [answer.verdict(base, model) for answer in fitting]
     policy = fit_vetoes(verdicts, right, base)
     # a verdict's reason names what its thresholds find: the tested ones find nothing by themselves
-    told = loosest(policy) if policy.rule == "certificate" else policy
-    ranking = judge([answer.verdict(told, model) for answer in fitting], right, policy)
+    output = loosest(policy) if policy.rule == "certificate" else policy
+    ranking = judge([answer.verdict(output, model) for answer in fitting], right, policy)
     if fitted is not None:
         ranking = replace(ranking, confidence=fitted.cross_fitted)
     ranked = rank(ranking, policy, risk, confidence, len(testing))
-    tested = judge([answer.verdict(told, model) for answer in testing], _right(testing), policy)
+    tested = judge([answer.verdict(output, model) for answer in testing], _right(testing), policy)
     return ChosenDoor(fitted, ranked, *passing_policies(tested, ranked, risk, confidence), tested)
 
 
@@ -301,7 +301,7 @@ def _checked(answers: Sequence[Answered], door: ChosenDoor) -> DoorCheck | None:
     if not door.passed:
         return None
     policy = door.passed[-1]
-    return check_policy(judge([each.verdict(policy, door.model) for each in answers], _right(answers), policy), policy)
+    return check_policy(judge([item.verdict(policy, door.model) for item in answers], _right(answers), policy), policy)
 
 
 def check_promise(prompts: int, risk: float, confidence: float) -> None:

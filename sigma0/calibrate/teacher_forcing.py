@@ -159,16 +159,16 @@ class LoopRun:
     def select(self, marks: Tensor) -> "LoopRun":
         """The tokens that are marked, bool `[B, S]`, in order."""
         gates = None if self.gates is None else self.gates[:, marks]
-        own = self.readable is self.states
+        current = self.readable is self.states
         states = self.states[:, marks]
-        return LoopRun(states, gates, states if own else self.readable[:, marks], self.start[marks])
+        return LoopRun(states, gates, states if current else self.readable[:, marks], self.start[marks])
 
     def part(self, which: slice | Tensor) -> "LoopRun":
         """Some of the tokens."""
         gates = None if self.gates is None else self.gates[:, which]
-        own = self.readable is self.states
+        current = self.readable is self.states
         states = self.states[:, which]
-        return LoopRun(states, gates, states if own else self.readable[:, which], self.start[which])
+        return LoopRun(states, gates, states if current else self.readable[:, which], self.start[which])
 
     def exits(self, rule: ExitRule, logits: Iterable[Tensor]) -> Ints:
         """Loop at which each token stops, `[N]`, given the logits of every loop, which are read in order."""
@@ -181,8 +181,8 @@ class LoopRun:
             return next(known)
 
         gates = None if self.gates is None else self.gates[:, None]
-        found = select_exits(rule, self.states[:, None], gates, head, start=self.start[None])
-        depths: Ints = found.depths[0].cpu().numpy()
+        result = select_exits(rule, self.states[:, None], gates, head, start=self.start[None])
+        depths: Ints = result.depths[0].cpu().numpy()
         return depths
 
 
@@ -294,8 +294,8 @@ def _grid_chunks(model: DepthGenerationMixin, texts: Sequence[ForcedText]) -> It
 def _joined(parts: Sequence[LoopRun]) -> LoopRun:
     states = torch.cat([part.states for part in parts], 1)
     gates = [part.gates for part in parts if part.gates is not None]
-    own = all(part.readable is part.states for part in parts)
-    readable = states if own else torch.cat([part.readable for part in parts], 1)
+    current = all(part.readable is part.states for part in parts)
+    readable = states if current else torch.cat([part.readable for part in parts], 1)
     return LoopRun(states, torch.cat(gates, 1) if gates else None, readable, torch.cat([part.start for part in parts]))
 
 

@@ -43,8 +43,8 @@ def doctor(as_json: AsJson = False) -> None:
     """Print versions, devices, and what is installed or off, and why."""
     report = examine()
     if as_json:
-        found = {section: [finding._asdict() for finding in findings] for section, findings in report.items()}
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        result = {section: [finding._asdict() for finding in findings] for section, findings in report.items()}
+        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
         return
     for section, findings in report.items():
         table = Table(title=section, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))

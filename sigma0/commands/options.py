@@ -284,13 +284,13 @@ def grouped(command: Callable[..., None], left_out: Collection[str] = ()) -> Cal
 def _options(group: Any, left_out: Collection[str]) -> list[inspect.Parameter]:
     """Of a dataclass or a pydantic model, under the heading that it names; none of anything else."""
     known = fields(group) if is_dataclass(group) else ()
-    own = {field.name: field.metadata["option"] for field in known if "option" in field.metadata}
+    current = {field.name: field.metadata["option"] for field in known if "option" in field.metadata}
     defaults = {field.name: inspect.Parameter.empty if field.default is MISSING else field.default for field in known}
     defaults |= {name: field.default for name, field in getattr(group, "model_fields", {}).items()}
     hints = get_type_hints(group, include_extras=True) if defaults else {}
     options = []
     for name in (name for name in defaults if name not in left_out):
-        annotation = Annotated[hints[name], own[name]] if name in own else hints[name]
+        annotation = Annotated[hints[name], current[name]] if name in current else hints[name]
         if (panel := getattr(group, "PANEL", None)) and name not in group.SHOWN:
             kind, option = get_args(annotation)
             option = copy(option)

@@ -130,7 +130,7 @@ def summary(report: Mapping[str, Any]) -> list[str]:
     lines = []
     if "status" in report:
         status = report["status"]
-        ends = [(each["level"], each["iteration"] + 1) for each in status["transitions"]]
+        ends = [(item["level"], item["iteration"] + 1) for item in status["transitions"]]
         ends.append((status["verification_level"], status["iteration"]))
         begins = [0, *(end for _, end in ends)]
         levels = ", ".join(f"{level} {end - begin}" for begin, (level, end) in zip(begins, ends, strict=False))

@@ -178,7 +178,7 @@ class PassRows:
         `tables` are cos and signed sin of all positions, `[P, d]` each.
         """
         assert self.ops.run_block is not None and self._places is not None
-        planes = [(own.flat_keys, own.flat_values) for own in self._layers[: len(layers)]]
+        planes = [(current.flat_keys, current.flat_values) for current in self._layers[: len(layers)]]
         return self.ops.run_block(layers, shape, planes, hidden, tables, self._indices.positions, self._places)
 
     def attend(self, layer: int, query: Tensor, keys: Tensor | None, values: Tensor | None, scaling: float) -> Tensor:
@@ -255,8 +255,8 @@ class PassRows:
             if self.ops.depth_attention is not None:
                 heads = self._layers[0].keys.shape[2]
                 arrived = torch.zeros(len(indices.loops) * heads, dtype=torch.int32, device=device)
-            own = (indices.sequences, indices.cache_positions, indices.loops)
-            self._known_rows[device] = DepthRows(*own, starts, seen, blocks, self.longest, arrived)
+            current = (indices.sequences, indices.cache_positions, indices.loops)
+            self._known_rows[device] = DepthRows(*current, starts, seen, blocks, self.longest, arrived)
         return self._known_rows[device]
 
     @cached_property

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.compiled import silently
+from sigma0.decode.compiled import no_progress
 from sigma0.decode.grammar.rows import GrammarRows
 from sigma0.decode.kv_store import PagedPlanes
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
@@ -28,7 +28,7 @@ from sigma0.decode.sampling import Sampler
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.sequences import Asked, Suspended, all_of
 from sigma0.decode.settings import NO_LIMIT, SequenceSettings
-from sigma0.decode.stats import LoopNotes
+from sigma0.decode.stats import LoopStatsRecorder
 from sigma0.decode.step import SEQUENCE, TOKEN
 from sigma0.decode.transfer import Bools, Ints, PassCounts, to_device, to_host
 
@@ -87,17 +87,17 @@ class RunningBatch:
         self.counts = PassCounts()
         self._settings = SequenceSettings(slots, self.lanes.depth, model.device)
         with torch.inference_mode(False):
-            # one more than the longest: what is sampled behind it is written there
+            # one more than the longest: what is sampled after it is written there
             ids = torch.zeros((slots, longest + 2), dtype=torch.int64, device=model.device)
         self._sampler = Sampler(SamplingSettings(slots, model.device), ids)
         self._grammars = GrammarRows(self.lanes, int(model.config.vocab_size))
         self._errors: dict[int, Exception] = {}
         waits = "the scheduler sees every step before the next"
         chosen = choose_runner(getattr(model, "runner", "auto"), model, waits=waits)
-        self.notes: LoopNotes[Any] | None = None
+        self.notes: LoopStatsRecorder[Any] | None = None
         if watch is not None:
-            self.notes = LoopNotes(model, self.lanes, watch)
-        announce = getattr(model, "announce", silently)
+            self.notes = LoopStatsRecorder(model, self.lanes, watch)
+        announce = getattr(model, "announce", no_progress)
         self._runner = open_runner(chosen, model, self.lanes, self._settings, planes, self.counts, announce)
         if isinstance(self._runner, LateRunner):
             self._runner.shows_lanes = self._table is None
@@ -261,29 +261,29 @@ class RunningBatch:
 
         The last one of a prompt comes into a lane, the others beside.
         """
-        ids = [token_id for _, _, own in entering for token_id in own]
-        ranges = [np.arange(start, start + len(own)) for _, start, own in entering]
+        ids = [token_id for _, _, current in entering for token_id in current]
+        ranges = [np.arange(start, start + len(current)) for _, start, current in entering]
         positions = to_device(np.concatenate(ranges), self._model.device)
         hidden = self._model.enter(to_device(np.array(ids), self._model.device), positions)
         lanes: list[tuple[int, int]] = []
         last: list[int] = []
-        behind = 0
-        for (slot, start, _), own in zip(entering, ranges, strict=True):
-            running, row, behind, stop = self._in(slot), behind, behind + len(own), start + len(own)
+        after = 0
+        for (slot, start, _), current in zip(entering, ranges, strict=True):
+            running, row, after, stop = self._in(slot), after, after + len(current), start + len(current)
             asked, suspended = running.asked, running.suspended
             self._entered[slot] = stop
             if stop == asked.prompt and suspended is None:
-                own = own[:-1]
+                current = current[:-1]
                 if self._model.stages[1] or asked.reads_prompt:
-                    self._waiting[slot] = hidden[behind - 1 : behind].clone()
+                    self._waiting[slot] = hidden[after - 1 : after].clone()
                 else:
                     lanes.append((slot, stop - 1))
-                    last.append(behind - 1)
-            if len(own):
-                whole = all_of(asked.last_loop, own)
-                targets, reads = (whole, whole) if suspended is None else suspended.loops_of(asked, own)
+                    last.append(after - 1)
+            if len(current):
+                whole = all_of(asked.last_loop, current)
+                targets, reads = (whole, whole) if suspended is None else suspended.loops_of(asked, current)
                 final = NO_LIMIT if asked.exit.verify else asked.prompt - 1
-                self.prefill.enter(Chunk(slot, own, targets, 0, hidden[row : row + len(own)], reads, final))
+                self.prefill.enter(Chunk(slot, current, targets, 0, hidden[row : row + len(current)], reads, final))
         if lanes:
             self._enter_lanes(lanes, hidden.index_select(0, to_device(np.array(last), self._model.device)))
 
@@ -365,7 +365,7 @@ class RunningBatch:
     def _count(self) -> tuple[list[list[int]], int]:
         """Counts the rows of new tokens in the coming pass.
 
-        Returns slot and cache position of each token that leaves behind it, and a bound on all positions, plus one.
+        Returns slot and cache position of each token that leaves after it, and a bound on all positions, plus one.
         """
         chunks = *self.prefill.chunks, *self.prefill.held
         beside = max([int(chunk.positions[-1]) + 1 for chunk in chunks]) if chunks else 0

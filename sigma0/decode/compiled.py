@@ -40,7 +40,7 @@ Program = Callable[..., Any]
 Announce = Callable[[str], AbstractContextManager[object]]
 
 
-def silently(what: str) -> AbstractContextManager[object]:
+def no_progress(what: str) -> AbstractContextManager[object]:
     """Announces nothing."""
     return nullcontext()
 
@@ -66,11 +66,11 @@ class Direct:
         known = {rows, positions, *offsets}
         if rows == positions or {rows, positions} & set(offsets) or not known.issuperset(numbers.values()):
             return None
-        found = {at: places[id(given)] for at, given in enumerate(inputs) if id(given) in places and at not in numbers}
+        result = {at: places[id(given)] for at, given in enumerate(inputs) if id(given) in places and at not in numbers}
         return cls(
             code,
-            [None if at in found or at in numbers else given for at, given in enumerate(inputs)],
-            list(found.items()),
+            [None if at in result or at in numbers else given for at, given in enumerate(inputs)],
+            list(result.items()),
             ([at for at in numbers if numbers[at] == rows], [at for at in numbers if numbers[at] == positions]),
             [(at, offsets[given]) for at, given in numbers.items() if given in offsets],
         )
@@ -119,7 +119,7 @@ class ModelPrograms:
         if known is not None:
             return known(*given)
         # what is compiled is kept by the code object, so one of its own for each program
-        own = FunctionType(
+        current = FunctionType(
             function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
         )
         unguarded: dict[str, Any] = {"guard_filter_fn": lambda guards: [False] * len(guards)}
@@ -136,7 +136,7 @@ class ModelPrograms:
 
             return call
 
-        program = torch.compile(own, backend=backend, fullgraph=True, dynamic=False, options=unguarded)
+        program = torch.compile(current, backend=backend, fullgraph=True, dynamic=False, options=unguarded)
         # sizes that are the same in this run need not be in another
         with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             results = program(*given)
@@ -233,7 +233,7 @@ class CompiledLoop:
         if direct is None:
             return None
         known = set(map(id, model_tensors(self._model)))
-        return direct if all(own is None or id(own) in known for own in direct.constants) else None
+        return direct if all(current is None or id(current) in known for current in direct.constants) else None
 
 
 def _loop(model: LoopedModel, hidden: Tensor, rows: PassRows) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ FORCED = 4
 class Rows:
     """Rows that have run one loop more, `[R]` each; those that decode come first.
 
-    Their lines of the table of lanes, `[R, 6]`, are from before the loop, their states `[R, D]` from behind it.
+    Their lines of the table of lanes, `[R, 6]`, are from before the loop, their states `[R, D]` from after it.
     """
 
     lanes: Tensor
@@ -31,7 +31,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Ruled:
+class ExitDecisions:
     """What exit rules say of the decoding rows."""
 
     # Whether a rule holds, which counts from its first loop on, bool `[L]`; None where no rule is looked at
@@ -43,7 +43,7 @@ class Ruled:
 
 def ask_rules(
     batch: Batch, rows: Rows, previous: Tensor, decoding: int, end: LoopEndOutput | None, whole: bool
-) -> Ruled:
+) -> ExitDecisions:
     """What the rules say of the first L rows, those that decode, at least 1, given all states before `[R, D]`.
 
     `end` is of the loop, where differences are kept. Under `whole` the head reads all rows at once, since drafts are
@@ -69,42 +69,42 @@ def ask_rules(
     decisions = None if end is None else end.decisions[:decoding].long()
     either = None if not met else met[0] if len(met) == 1 else torch.stack(met).any(0)
     met_by, decided, come = (None if part is None else ops.broadcast(part) for part in (either, decisions, given))
-    return Ruled(met_by, decided, come, logits)
+    return ExitDecisions(met_by, decided, come, logits)
 
 
-def stop_codes(batch: Batch, rows: Rows, own: Tensor, ruled: Ruled) -> Tensor:
+def stop_codes(batch: Batch, rows: Rows, current: Tensor, ruled: ExitDecisions) -> Tensor:
     """Why each decoding row stops, 0 where it goes on, `[L]`."""
-    program, decoding, loops = batch.program, len(own), rows.loops
-    last = loops[:decoding] >= own[:, columns.LAST]
+    program, decoding, loops = batch.program, len(current), rows.loops
+    last = loops[:decoding] >= current[:, columns.LAST]
     codes = last * LAST_LOOP
     if ruled.decisions is not None:
         codes = codes.masked_fill((ruled.decisions == DIVERGED) & ~last, DIVERGED)
         codes = codes.masked_fill(ruled.decisions == MET, MET)
     if ruled.met is not None:
-        codes = codes.masked_fill(ruled.met & (loops[:decoding] >= own[:, columns.MIN_LOOPS]), MET)
+        codes = codes.masked_fill(ruled.met & (loops[:decoding] >= current[:, columns.MIN_LOOPS]), MET)
     if ruled.given is not None:
         codes = (last * LAST_LOOP).masked_fill(ruled.given, MET)
     if program.masked:
         assert batch.lanes.only is not None
         codes = codes.masked_fill(batch.lanes.only.index_select(0, rows.lanes[:decoding]) >= 0, FORCED)
     if program.verify and program.prompts:
-        codes = _hold_prompts(batch, rows.table, rows.lanes, loops, own, codes)
+        codes = _hold_prompts(batch, rows.table, rows.lanes, loops, current, codes)
     return codes
 
 
 def checked(batch: Batch, table: Tensor, sequences: Tensor, loops: Tensor) -> Tensor:
     """Which rows are drafts that are read at the loop that they have just finished, bool `[N]`."""
     stage, depth = table[:, STAGE], batch.lanes.depth
-    own = batch.settings.table.index_select(0, sequences)
-    at_this_loop = (own[:, columns.REDRAFT] > 0) | (loops == depth)
-    return (stage >= depth) & (stage < batch.lanes.idle) & at_this_loop & (own[:, columns.VERIFY] > 0)
+    current = batch.settings.table.index_select(0, sequences)
+    at_this_loop = (current[:, columns.REDRAFT] > 0) | (loops == depth)
+    return (stage >= depth) & (stage < batch.lanes.idle) & at_this_loop & (current[:, columns.VERIFY] > 0)
 
 
-def leaves(own: Tensor, table: Tensor, loops: Tensor, codes: Tensor) -> Tensor:
+def leaves(current: Tensor, table: Tensor, loops: Tensor, codes: Tensor) -> Tensor:
     """Which decoding rows run no loop behind the one at which they stop, bool `[L]`; a prompt's run all that it has."""
-    in_answer = table[: len(codes), CACHE_POSITION] >= own[:, columns.PROMPT]
-    at_last = loops[: len(codes)] >= own[:, columns.LAST]
-    return (codes > 0) & (own[:, columns.LEAVES] > 0) & (in_answer | at_last)
+    in_answer = table[: len(codes), CACHE_POSITION] >= current[:, columns.PROMPT]
+    at_last = loops[: len(codes)] >= current[:, columns.LAST]
+    return (codes > 0) & (current[:, columns.DROPS_AT_EXIT] > 0) & (in_answer | at_last)
 
 
 def read_first(batch: Batch, rows: Rows, count: int) -> Tensor:
@@ -149,10 +149,10 @@ def _gate_met(batch: Batch, hidden: Tensor, lanes: Tensor, sequences: Tensor) ->
     return cumulative >= batch.settings.thresholds[:, columns.Q].index_select(0, sequences)
 
 
-def _hold_prompts(batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, own: Tensor, codes: Tensor) -> Tensor:
+def _hold_prompts(batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, current: Tensor, codes: Tensor) -> Tensor:
     """Under `verify` the last token of a prompt is read at loop T, and only notes how its rule stood first."""
     decoding, depth = len(codes), batch.lanes.depth
-    holds = (own[:, columns.VERIFY] > 0) & (table[:decoding, CACHE_POSITION] < own[:, columns.PROMPT])
+    holds = (current[:, columns.VERIFY] > 0) & (table[:decoding, CACHE_POSITION] < current[:, columns.PROMPT])
     flags = table[:decoding, FLAGS]
     noted = torch.where(codes == MET, MET_FLAG, torch.where(codes == DIVERGED, DIVERGED_FLAG, 0))
     flags = torch.where(holds & (flags == 0), noted, flags)
@@ -161,14 +161,14 @@ def _hold_prompts(batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, own:
     return torch.where(holds, at_end, codes)
 
 
-def advance_stages(batch: Batch, rows: Tensor, table: Tensor, loops: Tensor, own: Tensor, codes: Tensor) -> None:
+def advance_stages(batch: Batch, rows: Tensor, table: Tensor, loops: Tensor, current: Tensor, codes: Tensor) -> None:
     """Every row is a loop further; a row that stops only fills its planes from now on, or leaves."""
     lanes, decoding = batch.lanes, codes.shape[0]
     stage = table[:, STAGE] + 1
     if decoding:
         trailing = torch.add(stage[:decoding], codes > 0, alpha=lanes.depth)
         if batch.program.leaves:
-            trailing = trailing.masked_fill(leaves(own, table, loops, codes), lanes.idle)
+            trailing = trailing.masked_fill(leaves(current, table, loops, codes), lanes.idle)
         # which of the two is smaller must not become part of a compiled pass
         if torch.compiler.is_compiling() or decoding < stage.shape[0]:
             stage[:decoding] = trailing

@@ -19,7 +19,7 @@ p_t = softmax(z_t), a token stops at the first loop where
 
     entropy-diff      |H_t - H_{t-1}| < delta, H = - sum p log(p + 1e-10), H_0 = 100
     latent-diff       |s_t - s_{t-1}| / |s_t| < delta, s_0 what loop 1 starts from
-    cosine            1 - cos(s_t, s_{t-1}) < delta; never behind a zero state
+    cosine            1 - cos(s_t, s_{t-1}) < delta; never after a zero state
     kl                sum p_{t-1} (log p_{t-1} - log p_t) < delta, p_0 uniform
     minp-kl           the same after probabilities under a tenth of the largest are set to 1 / V, and all renormalised
     argmax-stability  the argmax has stayed the same `stable` times running, so never before loop `stable` + 1
@@ -138,8 +138,8 @@ class Criteria:
             if name in modes:
                 of_states = name in OF_STATES
                 value = self._of_states(name, states) if of_states else self._of_logits(name, slots, first, logits)
-                own = value >= delta if name == "argmax-stability" else value < delta
-                met = met | (own & (mode == CRITERIA.index(name)))
+                current = value >= delta if name == "argmax-stability" else value < delta
+                met = met | (current & (mode == CRITERIA.index(name)))
         return met
 
     def _of_states(self, name: str, states: tuple[Tensor, Tensor]) -> Tensor:
@@ -148,7 +148,7 @@ class Criteria:
         if name == "latent-diff":
             value: Tensor = torch.linalg.vector_norm(after - before, dim=-1) / length
         else:
-            # 0 / 0 behind a zero state is no number, and below no threshold
+            # 0 / 0 after a zero state is no number, and below no threshold
             value = 1.0 - (after * before).sum(-1) / (length * torch.linalg.vector_norm(before, dim=-1))
         return value
 
@@ -200,7 +200,7 @@ def exit_reason(mode: ExitMode, met: bool, diverged: bool = False, forced: bool 
 
 @dataclass(frozen=True)
 class Course:
-    """Exits and judgements given beforehand in place of a rule's and a model's; behind its end it is repeated."""
+    """Exits and judgements given beforehand in place of a rule's and a model's; after its end it is repeated."""
 
     exits: tuple[int, ...]  # Loop at which each token that is fed back stops
     # Loop from which on a draft of `verify` is accepted, for each of them; empty where the model judges

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, RowIndices
-from sigma0.decode.ops import BegunRows, LaneTables, begin_rows, best_parts, no_broadcast, settle_rows
+from sigma0.decode.ops import BegunRows, LaneTables, begin_rows, best_parts, commit_rows, no_broadcast
 from sigma0.decode.planes import propagate_past_exits
 from sigma0.decode.prefill import Batch
 
@@ -31,8 +31,8 @@ def run_step(batch: Batch, count: int, suspends: bool) -> tuple[Tensor, Tensor]:
     slots, *at, flat, written = begun.columns[: -columns.SETTINGS_WIDTH]
     view = PassRows(batch.layers, batch.placement, RowIndices(*at), batch.ops, batch.longest, written=written)
     raw = (batch.loop or batch.model.loop)(begun.previous, view)
-    own = begun.columns[-columns.SETTINGS_WIDTH :].T
-    rules = batch.settings.rules(batch.program, own, begun.thresholds[columns.OWN])
+    current = begun.columns[-columns.SETTINGS_WIDTH :].T
+    rules = batch.settings.rules(batch.program, current, begun.thresholds[columns.OWN])
     end = batch.ops.loop_end(batch.model, raw, begun.previous, state, slots, rules)
     lines, left, logits = _settle(batch, begun, end.hidden.contiguous(), end.decisions, suspends)
     if batch.program.drops:
@@ -65,7 +65,7 @@ def _settle(
     logits = batch.model.read(states[:read])
     met = batch.ops.leads(logits, begun.thresholds[columns.THETA, :read]) if program.margin else None
     settled = batch.settings.settled if program.forced else None
-    lines, left = settle_rows(
+    lines, left = commit_rows(
         begun, states, decisions, met, best_parts(logits), settled, embedding, max(batch.lanes.window, 1),
         verify=program.verify, prompts=program.prompts, suspends=suspends,
     )  # fmt: skip

@@ -90,7 +90,7 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
 class DepthCache(Cache, Storage):  # type: ignore[misc]
     """K/V planes of a looped model: plane t of a layer holds what that layer wrote at loop t.
 
-    transformers sees `T * L` layers, index `t * L + i` for loop t (from 0) and layer i; behind them those of a prelude,
+    transformers sees `T * L` layers, index `t * L + i` for loop t (from 0) and layer i; after them those of a prelude,
     one each, and of a coda, two each.
 
     Args:
@@ -303,7 +303,7 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         planes = self.planes[0]
         total = planes.blocks * planes.size + 1
         coded = planes.room if self.segment else None
-        # starts say all where no pad lies behind one
+        # starts say all where no pad lies after one
         seen = self.seen(longest) if self._has_holes else None
         return Placement(planes.size, total, starts=self._starts, seen=seen, coded=coded)
 

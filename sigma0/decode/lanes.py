@@ -64,8 +64,8 @@ class Lanes:
         width: D.
         table: STAGE, CACHE_POSITION, POSITION, DRAFT (the id read from the token, or `NO_DRAFT`), DEPTH (the loop it
             was read at) and FLAGS, int64 `[S T + 1, 6]`.
-        next: The lane of the token behind each, int64 `[S T + 1]`.
-        kept: What a line of the table is multiplied with for the token behind, int64 `[6]`.
+        next: The lane of the token after each, int64 `[S T + 1]`.
+        kept: What a line of the table is multiplied with for the token after, int64 `[6]`.
         offset: What is added then, int64 `[6]`.
         hidden: State after the last finished loop, and what else is in flight, `[S T + 1, W]`.
         gate: What `qexit` keeps of a token: chance that it has gone on so far and its complement, float32
@@ -95,7 +95,7 @@ class Lanes:
             table[:, STAGE] = self.idle
             table[:, DRAFT] = NO_DRAFT
             self.table = table
-            # of the token behind one: positions are one further, and nothing else is kept
+            # of the token after one: positions are one further, and nothing else is kept
             self.kept = torch.tensor([0, 1, 1, 0, 0, 0], device=device)
             self.offset = torch.tensor([0, 1, 1, NO_DRAFT, 0, 0], device=device)
             self.next = torch.full((rows,), self.count, device=device)
@@ -229,8 +229,8 @@ class Lanes:
         """Takes the tokens of ended sequences out of the passes until `resume`."""
         stages = self.table[:-1, STAGE].view(self.sequences, self.depth)
         for sequence in sequences:
-            own = stages[sequence]
-            own += torch.where(own < self.idle, _SUSPENDED * self.depth, 0)
+            current = stages[sequence]
+            current += torch.where(current < self.idle, _SUSPENDED * self.depth, 0)
 
     def suspend_where(self, over: Tensor) -> None:
         """As `suspend`, of the sequences that a tensor tells, bool `[S]`."""

@@ -79,8 +79,10 @@ def catch_up(model: LoopedModel, cache: DepthCache) -> None:
     rows = rows.each(lambda column: column.to(hidden.device))
     unread = torch.arange(len(rows.loops), device=hidden.device) >= read
     for segment in sorted(set(segments.tolist())):
-        own = (segments == segment).nonzero()[:, 0].to(hidden.device)
-        _run_to_full_depth(model, cache, hidden.index_select(0, own), rows.select(own), unread.index_select(0, own))
+        current = (segments == segment).nonzero()[:, 0].to(hidden.device)
+        _run_to_full_depth(
+            model, cache, hidden.index_select(0, current), rows.select(current), unread.index_select(0, current)
+        )
         if cache.segment is not None:
             cache.encode(min((segment + 1) * cache.segment, cache.length))
     if cache.lanes is not None:
@@ -108,13 +110,13 @@ def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, ro
         goes_on = rows.loops + 1 < cache.depth
         over = (~goes_on & unread).nonzero()[:, 0]
         if model.stages[1] and len(over):
-            own, states = rows.select(over), hidden.index_select(0, over)
+            current, states = rows.select(over), hidden.index_select(0, over)
             if cache.lacks_final:
                 # tokens before them left nothing in the plane of full depth
-                own = replace(own, loops=torch.full_like(own.loops, READ))
-                model.read(states, PassRows(layers, placement, own, ops, cache.length))
+                current = replace(current, loops=torch.full_like(current.loops, READ))
+                model.read(states, PassRows(layers, placement, current, ops, cache.length))
             else:
-                write_coda(model, layers, placement, states, own, cache.length)
+                write_coda(model, layers, placement, states, current, cache.length)
         left = goes_on.nonzero()[:, 0]
         rows = replace(rows.select(left), loops=rows.loops.index_select(0, left) + 1)
         hidden, unread = hidden.index_select(0, left), unread.index_select(0, left)
@@ -179,20 +181,20 @@ def _run(runner: EagerRunner, cache: DepthCache, batch: int) -> tuple[Tensor, Te
     while runner.live()[1]:
         step = runner.loop(cache.length)
         assert step is not None
-        own, looped = step
+        current, looped = step
         which = runner.to_read(looped)
         if cache.record is not None:
             cache.record.after_pass()
         if not len(which):
             continue
-        stopped = read(own, looped, which)
+        stopped = read(current, looped, which)
         sequences = looped.sequences.index_select(0, which)
         logits = stopped.new_zeros((batch, stopped.shape[1])) if logits is None else logits
         logits[sequences] = stopped
-        told = to_host(sequences)
+        output = to_host(sequences)
         codes = to_host(looped.codes.index_select(0, which))
-        depths[told] = to_host(looped.loops.index_select(0, which))
-        met[told], diverged[told] = codes == MET, codes == DIVERGED
+        depths[output] = to_host(looped.loops.index_select(0, which))
+        met[output], diverged[output] = codes == MET, codes == DIVERGED
     assert logits is not None
     if cache.record is not None:
         alive = np.flatnonzero(depths)

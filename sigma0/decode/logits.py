@@ -124,4 +124,4 @@ def stored_parts(weight: Tensor) -> list[Tensor]:
     names, _ = flatten()
     # beside tensors a shard names the processes that share it
     held = [getattr(weight, name) for name in names]
-    return [part for each in held if isinstance(each, Tensor) for part in stored_parts(each)]
+    return [part for item in held if isinstance(item, Tensor) for part in stored_parts(item)]

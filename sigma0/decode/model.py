@@ -27,13 +27,13 @@ class KVShape(Protocol):
 
     @property
     def stages(self) -> tuple[int, int]:
-        """Layers of prelude and coda, whose K/V lie behind those of the block; (0, 0) for neither."""
+        """Layers of prelude and coda, whose K/V lie after those of the block; (0, 0) for neither."""
 
 
 class LoopedModel(KVShape, Protocol):
     """All that the decoder knows of a model: the stages of a pass over its rows, and the end of a loop.
 
-    What is in flight of a token is `[W]`: its state `[D]`, and behind it what every loop reads of it. W > D only where
+    What is in flight of a token is `[W]`: its state `[D]`, and after it what every loop reads of it. W > D only where
     a loop ends without a norm. `rows` are `sigma0.decode.attention.PassRows`, which stand above this.
     """
 

@@ -44,7 +44,7 @@ from sigma0.kernels.exit_state import (
     RuleRows,
 )
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
-from sigma0.kernels.lane_rows import EndWeights, LaneBooks, LaneTables, RowCount, Settled
+from sigma0.kernels.lane_rows import CpuStepState, EndWeights, LaneTables, RowCount, StepResult
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.native import is_available
@@ -53,7 +53,7 @@ from sigma0.kernels.plane_codec import CodedPlanes, PlaneCodec
 from sigma0.kernels.plane_copy import copy_past_exits, copy_plane
 from sigma0.kernels.row_attention import RowPlaces, attend_rows
 from sigma0.kernels.row_block import Block, BlockLayer, BlockShape, run_block
-from sigma0.kernels.row_choice import best_rows, leads_rows
+from sigma0.kernels.row_choice import argmax_rows, margin_rows
 from sigma0.kernels.row_dot import MOST_ROWS, row_dot
 from sigma0.kernels.row_gated import row_gated
 from sigma0.kernels.row_linear import row_linear, row_parts
@@ -63,7 +63,7 @@ from sigma0.kernels.row_product import DTYPES as ROW_DTYPES
 from sigma0.kernels.row_product import compiled_together
 from sigma0.kernels.row_qkv import row_qkv
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
-from sigma0.kernels.step_rows import BegunRows, begin_rows, best_parts, settle_rows
+from sigma0.kernels.step_rows import BegunRows, begin_rows, best_parts, commit_rows
 from sigma0.presence import wants_triton
 
 Backend = Literal["auto", "torch", "triton"]
@@ -104,7 +104,7 @@ class Operations:
     attend_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, RowPlaces, float], Tensor] | None = None
     host_rows: bool = False  # Whether steps run there by `sigma0.kernels.lane_rows`
     # The argmax of rows of float32 logits there (`sigma0.kernels.row_choice`); else None
-    best_rows: Callable[[Tensor, int], Tensor] | None = None
+    argmax_rows: Callable[[Tensor, int], Tensor] | None = None
     # All layers of a block over few rows there, in float32 (`sigma0.kernels.row_block`); else None
     run_block: Callable[..., Tensor] | None = None
     # RMS norm of rows, with what it is added to: there of float32, in Triton of `ROW_DTYPES`; else None
@@ -178,8 +178,8 @@ CPU = replace(
     TORCH,
     attend_rows=attend_rows,
     host_rows=True,
-    leads=leads_rows,
-    best_rows=best_rows,
+    leads=margin_rows,
+    argmax_rows=argmax_rows,
     run_block=run_block,
     norm_rows=norm_rows,
     path_fates=path_fates,

@@ -204,11 +204,11 @@ class CodedLayer(LayerPlanes):
             ValueError: If K/V are infinite or NaN.
         """
         assert start % self.size == 0
-        own = slice(sequence * self.size, (sequence + 1) * self.size)
+        current = slice(sequence * self.size, (sequence + 1) * self.size)
         if isinstance(coded_at, int):
             coded_at = torch.arange(coded_at, coded_at + self.size, device=self.flat_keys.device)
         for coded, planes in zip(self.coded, (self.flat_keys, self.flat_values), strict=True):
-            coded.write(coded_at, list(planes[:, own]))
+            coded.write(coded_at, list(planes[:, current]))
 
     def grow(self, size: int) -> None:
         """Makes every block of coded positions larger and keeps what is there."""
@@ -246,9 +246,9 @@ class CodedLayer(LayerPlanes):
         sequences = torch.arange(self.blocks, device=self.flat_keys.device)
         at = (sequences[:, None] * self._size + torch.arange(begin, device=sequences.device)).flatten()
         spans = []
-        for coded, own in zip(self.coded, super().read_span(plane, stop - begin), strict=True):
-            early = coded.read(plane, at).to(own.dtype).view(self.blocks, begin, *self.flat_keys.shape[2:])
-            spans.append(torch.cat([early.transpose(1, 2), own], dim=2))
+        for coded, current in zip(self.coded, super().read_span(plane, stop - begin), strict=True):
+            early = coded.read(plane, at).to(current.dtype).view(self.blocks, begin, *self.flat_keys.shape[2:])
+            spans.append(torch.cat([early.transpose(1, 2), current], dim=2))
         return spans[0], spans[1]
 
     def _new_coded(self, positions: int) -> tuple[CodedPlanes, CodedPlanes]:

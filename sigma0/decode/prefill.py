@@ -1,7 +1,7 @@
 """What a step works on, prefill beside the lanes, and the prelude and coda of the rows of both.
 
 Positions of prompts, and positions that are recomputed, run in the passes of others. A chunk enters at loop 1 and runs
-a loop in every pass, one chunk of a sequence at least as deep as the one behind it. No decision is taken about its
+a loop in every pass, one chunk of a sequence at least as deep as the one after it. No decision is taken about its
 rows: each leaves after a loop that is known beforehand.
 
 Prelude and coda are layers that run once for a token, over K/V planes of their own. A prelude runs in the pass of a
@@ -126,7 +126,8 @@ class Prefill:
         ready = [chunk.positions < unread.get(chunk.sequence, NO_LIMIT) for chunk in self.held]
         taken, self.held = _parted(self.held, ready)
         return [
-            _joined([part for part in taken if part.sequence == own]) for own in {part.sequence: 0 for part in taken}
+            _joined([part for part in taken if part.sequence == current])
+            for current in {part.sequence: 0 for part in taken}
         ]
 
     def behind(self, lanes: RowIndices) -> RowIndices:
@@ -182,8 +183,8 @@ def run_prelude(batch: Batch, hidden: Tensor, rows: RowIndices, count: int, live
 
     `live` says which of those are, bool `[count]`; None where all are.
     """
-    first, own = hidden[:count], rows.each(lambda column: column[:count])
-    indices = replace(own, loops=torch.zeros_like(own.loops))
+    first, current = hidden[:count], rows.each(lambda column: column[:count])
+    indices = replace(current, loops=torch.zeros_like(current.loops))
     view = PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live)
     entered = batch.model.prelude(first, view)
     if live is not None:
@@ -209,11 +210,11 @@ def prefill_coda(batch: Batch, beside: Prefill) -> None:
     for read in beside.take_read():
         at_end = (read.reads == batch.lanes.depth) & (read.positions < read.final)
         final, early = _parted([read], [at_end])
-        for own in final:
-            write_coda(model, layers, place, own.hidden, own.rows(batch.lanes.device), longest)
-        for own in early:
-            at_exit = replace(own, loops=READ).rows(batch.lanes.device)
-            model.read(own.hidden, PassRows(layers, place, at_exit, batch.ops, longest))
+        for current in final:
+            write_coda(model, layers, place, current.hidden, current.rows(batch.lanes.device), longest)
+        for current in early:
+            at_exit = replace(current, loops=READ).rows(batch.lanes.device)
+            model.read(current.hidden, PassRows(layers, place, at_exit, batch.ops, longest))
 
 
 def read_rows(batch: Batch, hidden: Tensor, rows: RowIndices, live: Tensor) -> Tensor:

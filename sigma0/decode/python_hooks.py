@@ -1,6 +1,6 @@
 """What only Python knows: logits processors and stopping criteria that a caller brings, called between two passes.
 
-The step is cut behind its reading: the processors see the ids and the logits of the rows that were read, the criteria
+The step is cut after its reading: the processors see the ids and the logits of the rows that were read, the criteria
 the ids with what was sampled, and the rest of the step goes on with their answers. Those that keep state between calls
 are refused by name where they are asked more than once about a token.
 """
@@ -25,7 +25,7 @@ from sigma0.decode.logits import flag_broken
 from sigma0.decode.prefill import Batch
 from sigma0.decode.sampling import Sampler, judged
 from sigma0.decode.sampling_params import SamplingSettings, SequenceSampling, request_seeds, sampling_of
-from sigma0.decode.step import Choice, Chosen, Looped, read
+from sigma0.decode.step import Choice, Chosen, LoopOutput, read
 from sigma0.decode.transfer import Ints, to_device, to_host
 
 _DEPTH = 6
@@ -189,12 +189,12 @@ def process_rows(
     scores = torch.empty_like(logits)
     groups = [[row] for row in range(len(lengths))] if guard is not None else _of_one_length(lengths)
     for group in groups:
-        rows, own = to_device(np.array(group), ids.device), sequences[group]
+        rows, current = to_device(np.array(group), ids.device), sequences[group]
         # on a copy, since some processors write in place and the raw logits may be kept
         processed = logits[rows].clone()
-        for item in narrowed(logits_processor, own):
+        for item in narrowed(logits_processor, current):
             with (guard or StateGuard()).watching(item):
-                before = ids[to_device(own, ids.device), : int(lengths[group[0]])]
+                before = ids[to_device(current, ids.device), : int(lengths[group[0]])]
                 processed = CheckedProcessors([item])(before, processed)
         scores[rows] = processed
     return scores
@@ -218,11 +218,11 @@ def is_over(
         kept = None
         if scores is not None:
             kept = tuple(torch.stack(step) for step in zip(*[scores[row] for row in rows.tolist()], strict=True))
-        own = ids[to_device(rows, ids.device), : int(lengths[group[0]])]
+        current = ids[to_device(rows, ids.device), : int(lengths[group[0]])]
         for item in stopping_criteria:
             with (guard or StateGuard()).watching(item):
                 # in a list, since the list turns any return value into a tensor
-                over[group] |= StoppingCriteriaList([item])(own, kept).cpu().numpy()
+                over[group] |= StoppingCriteriaList([item])(current, kept).cpu().numpy()
     return torch.from_numpy(over)
 
 
@@ -326,7 +326,7 @@ class Host(Choice):
         token_ids = self._sampler.draw_first(scores, positions, logits)
         return token_ids, self._over(sequences, lengths, token_ids)
 
-    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
+    def choose(self, batch: Batch, looped: LoopOutput, which: Tensor) -> Chosen:
         """See `sigma0.decode.step.Choice.choose`."""
         logits = read(batch, looped, which)
         sequences = to_host(looped.sequences.index_select(0, which))
@@ -341,7 +341,7 @@ class Host(Choice):
         over = self._over(sequences, lengths, token_ids)
         return token_ids, token_ids, self._ends(sequences, lengths, token_ids, over), logits
 
-    def _chosen(self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def _chosen(self, batch: Batch, looped: LoopOutput, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
         endless = scores.isposinf()
         # beside infinite scores nothing else counts
         scores = torch.where(endless.any(-1, keepdim=True), torch.where(endless, 0.0, -torch.inf), scores)
@@ -350,9 +350,9 @@ class Host(Choice):
         return self._sampler.draw(batch, looped, which, scores.masked_fill(broken, 0.0))
 
     def _choose_verified(
-        self, batch: Batch, looped: Looped, which: Tensor, logits: Tensor, sequences: Any, lengths: Any
+        self, batch: Batch, looped: LoopOutput, which: Tensor, logits: Tensor, sequences: Any, lengths: Any
     ) -> Chosen:
-        """Row by row, the oldest of a sequence first; what lies behind a draft that falls is not asked about."""
+        """Row by row, the oldest of a sequence first; what lies after a draft that falls is not asked about."""
         count, depth = len(sequences), batch.lanes.depth
         token_ids, stands, ends = (np.zeros(count, dtype=np.int64) for _ in range(3))
         decodes = to_host(looped.table[:, STAGE].index_select(0, which)) < depth
@@ -381,8 +381,8 @@ class Host(Choice):
                 fallen.add(sequence)
             if decodes[row] or not keeps_end:
                 self._draft_ends[sequence, length] = ended
-        told = [to_device(part, which.device) for part in (token_ids, stands, ends)]
-        return told[0], told[1].bool(), told[2].bool(), logits
+        output = [to_device(part, which.device) for part in (token_ids, stands, ends)]
+        return output[0], output[1].bool(), output[2].bool(), logits
 
     def _process(self, sequences: Any, lengths: Any, logits: Tensor) -> Tensor:
         wide = logits.to(torch.float32, copy=True).to(self._loop.device)

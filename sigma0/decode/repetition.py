@@ -63,14 +63,14 @@ class TextStats:
                 certain = torch.from_numpy(to_host(torch.stack(certainty(logits))))
             return ops.collapse_rows(texts, token_ids, certain, self._rule)
         rows = torch.full((len(texts), 2), torch.nan) if logits is None else logits.cpu()
-        lines = [self._counted(*each) for each in zip(texts, token_ids, rows, strict=True)]
+        lines = [self._counted(*item) for item in zip(texts, token_ids, rows, strict=True)]
         return [list(column) for column in zip(*lines, strict=True)]
 
     def _counted(self, text: Text, token_id: int, logits: Tensor) -> list[float]:
         assert isinstance(text, CollapseState)
         first = torch.zeros(1, dtype=torch.int64)
-        told = collapse_reference(logits[None], torch.tensor([token_id]), text, first, self._rule)
-        numbers: list[float] = told.statistics[0].tolist()
+        output = collapse_reference(logits[None], torch.tensor([token_id]), text, first, self._rule)
+        numbers: list[float] = output.statistics[0].tolist()
         named = dict(zip(LOGIT_STATS, numbers, strict=True))
         weight = min(1.0, max(0.0, (int(text.lengths) - NGRAM + 1) / FULL_ECHO))
         ids_alone = named["periodicity"], named["echo"] * weight, 1 - named["distinct"]

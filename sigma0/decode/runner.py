@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.compiled import Announce, CompiledLoop, StepGraphs, silently
+from sigma0.decode.compiled import Announce, CompiledLoop, StepGraphs, no_progress
 from sigma0.decode.kv_store import Storage
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
@@ -17,12 +17,12 @@ from sigma0.decode.settings import Program, SequenceSettings
 from sigma0.decode.step import (
     DECODING,
     EMITTED,
-    FRESH,
+    FED,
     LINE_WIDTH,
     LIVE,
     SEQUENCES,
     Choice,
-    Looped,
+    LoopOutput,
     exits_of,
     run_loop,
     run_prefill,
@@ -30,7 +30,7 @@ from sigma0.decode.step import (
     take_lines,
     whole_step,
 )
-from sigma0.decode.transfer import Ints, Landing, PassCounts, to_device, to_host
+from sigma0.decode.transfer import AsyncCopy, Ints, PassCounts, to_device, to_host
 
 NOTHING: Ints = np.zeros((0, LINE_WIDTH), dtype=np.int64)
 # The bound on positions grows in steps of so many.
@@ -55,7 +55,7 @@ class Step:
     read: Tensor | None  # Logits that were read, `[K, V]`, or of more rows than there are lines; None for none
     decoding: int  # Rows of it that waited for their reading
     rows: Ints | None = None  # Which of them the lines are about; None for all
-    table: Ints | None = None  # Lanes behind the step, `[S T, 6]`; None where it was not wanted
+    table: Ints | None = None  # Lanes after the step, `[S T, 6]`; None where it was not wanted
 
     @property
     def logits(self) -> Tensor | None:
@@ -92,7 +92,7 @@ class EagerRunner:
         storage: Storage,
         counts: PassCounts,
         chosen: RunnerChoice = RunnerChoice("eager", "what auto takes"),
-        announce: Announce = silently,
+        announce: Announce = no_progress,
         graphs: StepGraphs | None = None,
     ) -> None:
         self.model, self.lanes, self.settings, self.storage = model, lanes, settings, storage
@@ -154,8 +154,8 @@ class EagerRunner:
             bound = self.bound_on(longest)
             place = self.storage.placement(bound)
             bound = min(bound, max(place.room, longest))
-            own = self.model, self.lanes, self.settings, self.program
-            known = Batch(*own, planes, place, bound, self.ops, self._loop)
+            current = self.model, self.lanes, self.settings, self.program
+            known = Batch(*current, planes, place, bound, self.ops, self._loop)
             self._batch, self._first_keys = known, first
         return known
 
@@ -180,7 +180,7 @@ class EagerRunner:
         token_ids, stands, ends, logits = choice.choose(batch, rows, which)
         return Step(to_host(settle(batch, rows, which, token_ids, stands, ends)), logits, decoding)
 
-    def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
+    def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, LoopOutput] | None:
         """Runs a loop of every live lane, and of the prefill beside them; None where there is neither."""
         beside = beside or None
         live, decoding, entering = self.live()
@@ -197,7 +197,7 @@ class EagerRunner:
             self._leave(looped)
         return batch, looped
 
-    def _leave(self, looped: Looped) -> None:
+    def _leave(self, looped: LoopOutput) -> None:
         """Lets readers know which rows run no further."""
         stopped = np.flatnonzero(to_host(looped.codes))
         if len(stopped):
@@ -207,14 +207,14 @@ class EagerRunner:
             planes = exits_of(self.lanes, self.settings, looped)[1].index_select(0, which)
             self.storage.leave(sequences, at, planes)
 
-    def to_read(self, looped: Looped) -> Tensor:
+    def to_read(self, looped: LoopOutput) -> Tensor:
         """Rows that are read, int64 `[K]`: those that stop, and drafts that are checked."""
         reads = to_device(np.flatnonzero(to_host(looped.reads)), looped.loops.device)
         if not self.program.reads_logits or self.program.verify:
             self.counts.head_rows += reads.shape[0] - self._forced(looped, reads)
         return reads
 
-    def _forced(self, looped: Looped, which: Tensor) -> int:
+    def _forced(self, looped: LoopOutput, which: Tensor) -> int:
         """How many of some rows the head is not read of, since their grammars leave one id."""
         only = self.lanes.only
         if not self.program.masked or only is None or not looped.seen or self.model.stages[1]:
@@ -237,7 +237,7 @@ class LateRunner(EagerRunner):
         super()._open()
         self.lag = int(self.chosen.late)
         self.shows_lanes = False
-        self._under_way: deque[tuple[Landing, Tensor]] = deque()
+        self._under_way: deque[tuple[AsyncCopy, Tensor]] = deque()
         # lanes and sequences that were live after the last step that was read; None before the first
         self._seen: tuple[int, int] | None = None
 
@@ -283,25 +283,25 @@ class LateRunner(EagerRunner):
         rows = live_lanes + sequences * len(self._under_way)
         return min(1 << (rows - 1).bit_length(), self.lanes.count)
 
-    def _launch(self, longest: int, choice: Choice, count: int) -> tuple[Landing, Tensor]:
+    def _launch(self, longest: int, choice: Choice, count: int) -> tuple[AsyncCopy, Tensor]:
         """Lines on their way to the host, and the logits, which the next launch may change."""
-        return self._land(*whole_step(self.batch(longest), count, choice, suspends=self.chosen.late))
+        return self._start_copy(*whole_step(self.batch(longest), count, choice, suspends=self.chosen.late))
 
-    def _land(self, lines: Tensor, logits: Tensor) -> tuple[Landing, Tensor]:
-        """Sends what a step has emitted to the host, and the table as it is behind the step."""
+    def _start_copy(self, lines: Tensor, logits: Tensor) -> tuple[AsyncCopy, Tensor]:
+        """Sends what a step has emitted to the host, and the table as it is after the step."""
         if self.shows_lanes:
             lines = torch.cat([lines.flatten(), self.lanes.table[:-1].flatten()])
-        return Landing(lines), logits
+        return AsyncCopy(lines), logits
 
     def _read(self) -> Step:
         landing, logits = self._under_way.popleft()
         landed, table = landing.array(), None
         if self.shows_lanes:
             width = self.lanes.table.shape[1]
-            behind = landed.size - self.lanes.count * width
-            landed, table = landed[:behind].reshape(-1, LINE_WIDTH), landed[behind:].reshape(-1, width)
+            after = landed.size - self.lanes.count * width
+            landed, table = landed[:after].reshape(-1, LINE_WIDTH), landed[after:].reshape(-1, width)
         lines, counted = take_lines(landed, self.program, self.counts)
         # without a lag the host may change the lanes before the next step
         self._seen = (int(counted[LIVE]), int(counted[SEQUENCES])) if self.lag else None
-        rows = np.flatnonzero(lines[:, EMITTED] | lines[:, FRESH])
+        rows = np.flatnonzero(lines[:, EMITTED] | lines[:, FED])
         return Step(lines[rows], None if self.lag else logits, int(counted[DECODING]), rows, table)

@@ -27,8 +27,8 @@ from sigma0.decode.compiled import (
     StepGraph,
     StepGraphs,
     model_tensors,
+    no_progress,
     programs_of,
-    silently,
     state_key,
     tensors_of,
 )
@@ -38,18 +38,18 @@ from sigma0.decode.logits import BROKEN
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import (
     Block,
-    LaneBooks,
+    CpuStepState,
     LaneTables,
     RowPlaces,
-    Settled,
+    StepResult,
     compiled_together,
     no_broadcast,
 )
 from sigma0.decode.prefill import Batch, Prefill
 from sigma0.decode.runner import NOTHING, EagerRunner, LateRunner, RunnerChoice, Step
 from sigma0.decode.settings import Program, SequenceSettings
-from sigma0.decode.step import Choice, Looped, run_block, whole_step
-from sigma0.decode.transfer import Ints, Landing, PassCounts, to_host
+from sigma0.decode.step import Choice, LoopOutput, run_block, whole_step
+from sigma0.decode.transfer import AsyncCopy, Ints, PassCounts, to_host
 
 # Positions that a graph is captured for at least; more take another one for each power of two.
 _SHORTEST = 1024
@@ -105,7 +105,10 @@ def _why_not_whole(model: LoopedModel) -> str | None:
         if len({parameter.device for parameter in model.parameters()}) > 1:
             return "a step in one piece is for models on one device, this one is spread over several"
         modules = list(model.modules())
-        if any(own._forward_hooks or own._forward_pre_hooks or getattr(own, "_hf_hook", None) for own in modules):
+        if any(
+            current._forward_hooks or current._forward_pre_hooks or getattr(current, "_hf_hook", None)
+            for current in modules
+        ):
             return "modules of the model have hooks, which only Python can call"
     return None
 
@@ -127,7 +130,7 @@ def open_runner(
     settings: SequenceSettings,
     storage: Storage,
     counts: PassCounts,
-    announce: Announce = silently,
+    announce: Announce = no_progress,
     graphs: StepGraphs | None = None,
 ) -> EagerRunner:
     """The runner that was chosen; arguments as `EagerRunner` takes them."""
@@ -157,7 +160,7 @@ class NativeRunner(EagerRunner):
     def use(self, program: Program) -> None:
         """See `EagerRunner.use`; weights are looked at now, and whenever planes have moved, and in no pass between."""
         super().use(program)
-        self._books: LaneBooks | None = None
+        self._books: CpuStepState | None = None
         self._over: Batch | None = None
         self._held: tuple[object, ...] = ()
         # every pass reads the head of tokens that decode, and of drafts with them
@@ -170,7 +173,7 @@ class NativeRunner(EagerRunner):
             return super().step(longest, choice, beside)
         batch, settings, lanes = self.batch(longest), self.settings, self.lanes
         if batch is not self._over or not all(map(is_, self._held, (settings.eos, settings.exits, lanes.paths))):
-            self._hand_over(batch)
+            self._bind_buffers(batch)
         books = self._books
         assert books is not None
         took = not beside and books.has_block
@@ -183,7 +186,7 @@ class NativeRunner(EagerRunner):
         live = books.count if took else books.start()
         return self._settled(batch, books, self._looped(batch, books, beside), choice) if live or beside else None
 
-    def _told(self, batch: Batch, books: LaneBooks, settled: Settled) -> Step | None:
+    def _told(self, batch: Batch, books: CpuStepState, settled: StepResult) -> Step | None:
         """A step that has run to its end."""
         if not books.count:
             return None
@@ -192,7 +195,7 @@ class NativeRunner(EagerRunner):
         lines = settled.lines
         return Step(lines, books.logits(settled.kept) if len(lines) else None, books.decoding)
 
-    def _count(self, books: LaneBooks) -> None:
+    def _count(self, books: CpuStepState) -> None:
         program, counts = self.program, self.counts
         counts.passes += 1
         counts.rows += books.count
@@ -201,7 +204,7 @@ class NativeRunner(EagerRunner):
         if not program.margin or program.verify:
             counts.head_rows += books.read_rows
 
-    def _looped(self, batch: Batch, books: LaneBooks, beside: Prefill | None) -> Tensor:
+    def _looped(self, batch: Batch, books: CpuStepState, beside: Prefill | None) -> Tensor:
         """States `[R, W]` of the rows that were taken, after a loop in torch of them and of the prefill beside them."""
         rows = books.rows(books.count)
         at = RowIndices(rows.sequences, rows.cache_positions, rows.positions, rows.planes)
@@ -214,7 +217,7 @@ class NativeRunner(EagerRunner):
         asks = batch.program.gate and not books.gates
         return books.end(states, batch.model.gate(states[: books.decoding]).float().contiguous() if asks else None)
 
-    def _settled(self, batch: Batch, books: LaneBooks, states: Tensor, choice: Choice) -> Step:
+    def _settled(self, batch: Batch, books: CpuStepState, states: Tensor, choice: Choice) -> Step:
         """What follows from a loop."""
         program, decoding, logits = batch.program, books.decoding, None
         if program.margin:
@@ -231,7 +234,7 @@ class NativeRunner(EagerRunner):
             if logits is None or not of_all:
                 some = states if len(reads) == len(states) else states.index_select(0, reads)
                 logits = batch.model.read(some).float()
-            settled = books.settle_best(logits, of_all, BROKEN)
+            settled = books.commit_greedy(logits, of_all, BROKEN)
         else:
             looped = self._rows_of(books, states, logits)
             token_ids, stands, ends, logits = choice.choose(batch, looped, reads)
@@ -242,18 +245,28 @@ class NativeRunner(EagerRunner):
             kept = to_host(reads)[kept]
         return Step(settled.lines, logits, decoding, None if len(kept) == len(logits) else kept)
 
-    def _embed(self, batch: Batch, settled: Settled) -> None:
+    def _embed(self, batch: Batch, settled: StepResult) -> None:
         """Embeds what the books have only noted."""
         if settled.fed is not None:
             lanes, token_ids, positions = settled.fed
             batch.lanes.hidden.index_copy_(0, lanes, batch.model.enter(token_ids, positions))
 
-    def _rows_of(self, books: LaneBooks, states: Tensor, logits: Tensor | None) -> Looped:
-        own = books.rows(books.count)
+    def _rows_of(self, books: CpuStepState, states: Tensor, logits: Tensor | None) -> LoopOutput:
+        current = books.rows(books.count)
         reads = torch.zeros(len(states), dtype=torch.bool).index_fill_(0, books.reads, True)
-        return Looped(own.lanes, own.lines, own.sequences, own.loops, states, books.codes, reads, logits, seen=True)
+        return LoopOutput(
+            current.lanes,
+            current.lines,
+            current.sequences,
+            current.loops,
+            states,
+            books.codes,
+            reads,
+            logits,
+            seen=True,
+        )
 
-    def _hand_over(self, batch: Batch) -> None:
+    def _bind_buffers(self, batch: Batch) -> None:
         """Takes all memory and weights as they are now."""
         lanes, settings, model, program = self.lanes, self.settings, self.model, batch.program
         self._over, self._held = batch, (settings.eos, settings.exits, lanes.paths)
@@ -264,14 +277,14 @@ class NativeRunner(EagerRunner):
         paths = lanes.paths if program.paths else None
         fixed = lanes.table, lanes.hidden, gate, counts, paths
         tables = LaneTables(*fixed, settings.table, settings.thresholds, settings.eos, settings.exits, *kept)
-        books = LaneBooks(tables, lanes.depth) if self._books is None else self._books
+        books = CpuStepState(tables, lanes.depth) if self._books is None else self._books
         books.take_tables(tables, max(lanes.window, 1))
         books.take_weights(model.plain_weights(), program.gate)
         asked = program.verify, program.prompts, program.gate, program.margin, self._whole, program.drops
         books.take_program(*asked, self._block(batch, books), settings.growth, settings.spiral)
         self._books = books
 
-    def _block(self, batch: Batch, books: LaneBooks) -> Block | None:
+    def _block(self, batch: Batch, books: CpuStepState) -> Block | None:
         """The layers in one call, where nothing but their weights makes them what they are."""
         lanes, place = batch.lanes, batch.placement
         if batch.ops.run_block is None or not books.norms:
@@ -280,7 +293,7 @@ class NativeRunner(EagerRunner):
         if plain is None:
             return None
         layers, shape, tables = plain
-        planes = [(own.flat_keys, own.flat_values) for own in batch.layers[: len(layers)]]
+        planes = [(current.flat_keys, current.flat_values) for current in batch.layers[: len(layers)]]
         count = (place.total - 1) // place.size
         none = lanes.table[:0, 0]
         places = RowPlaces(none, none, none, count, place.blocks, place.starts, place.seen)
@@ -302,11 +315,13 @@ class GraphRunner(LateRunner):
             programs_of(self.model).keep_for(self.model.reserve_positions(batch.longest, self.lanes.hidden))
             self._constants = model_tensors(self.model)
             # a parameter may have been given other memory; oneDNN's layout has no address
-            self._weights = tuple((id(own), 0 if own.is_mkldnn else own.data_ptr()) for own in self._constants)
+            self._weights = tuple(
+                (id(current), 0 if current.is_mkldnn else current.data_ptr()) for current in self._constants
+            )
             self._kept().keep_over(batch.layers[0].flat_keys)
         return batch
 
-    def _launch(self, longest: int, choice: Choice, count: int) -> tuple[Landing, Tensor]:
+    def _launch(self, longest: int, choice: Choice, count: int) -> tuple[AsyncCopy, Tensor]:
         batch = self.batch(longest)
         steps = self._kept().steps
         rules = self.settings.growth, self.settings.spiral
@@ -319,7 +334,7 @@ class GraphRunner(LateRunner):
             step = steps[key] = StepGraph(captured, self._parts(batch, choice), self._constants)
         step.captured.replay()
         lines, logits = step.captured.outputs
-        return self._land(lines, logits)
+        return self._start_copy(lines, logits)
 
     def _kept(self) -> StepGraphs:
         assert self.graphs is not None, "a graph runner keeps graphs"

@@ -27,7 +27,7 @@ from sigma0.decode.ops import combined, counter_words, gumbel, no_broadcast
 from sigma0.decode.prefill import Batch
 from sigma0.decode.sampling_params import NO_ID, SamplingProgram, SamplingSettings, SequenceSampling
 from sigma0.decode.settings import PROMPT as FIRST_POSITION
-from sigma0.decode.step import Choice, Chosen, Looped, read, sample_greedy
+from sigma0.decode.step import Choice, Chosen, LoopOutput, read, sample_greedy
 from sigma0.decode.transfer import to_host
 
 # What a random number is for. A token is drawn once where it is read first; under `verify` each deeper loop t may test
@@ -233,7 +233,7 @@ def accept_drawn(drafts: Tensor, p: Tensor, q: Tensor, uniform: Tensor) -> tuple
     return stands, torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
 
 
-def judged(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, stands: Tensor) -> tuple[Tensor, Tensor]:
+def judged(batch: Batch, looped: LoopOutput, which: Tensor, token_ids: Tensor, stands: Tensor) -> tuple[Tensor, Tensor]:
     """Judgements that are given beforehand, where the settings hold some, in place of the model's."""
     settled = batch.settings.settled
     if settled is None:
@@ -304,7 +304,7 @@ class Sampler(Choice):
         self._look()
 
     def first(self, logits: Tensor, positions: Tensor, length: int) -> tuple[Tensor, Tensor | None]:
-        """The ids `[B]` behind the prompts of all sequences, `BROKEN` where logits `[B, V]` are not finite.
+        """The ids `[B]` after the prompts of all sequences, `BROKEN` where logits `[B, V]` are not finite.
 
         Given the position of each, int64 `[B]`, and the ids of each prompt. What criteria say of them comes with them,
         bool `[B]`; None of none.
@@ -319,7 +319,7 @@ class Sampler(Choice):
         token_ids = draw(self._settings, self.program, scores, sequences, positions)
         return self._broadcast(flag_broken(token_ids, logits))
 
-    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
+    def choose(self, batch: Batch, looped: LoopOutput, which: Tensor) -> Chosen:
         """See `sigma0.decode.step.Choice.choose`."""
         logits = read(batch, looped, which)
         if self.takes_best:
@@ -345,29 +345,29 @@ class Sampler(Choice):
             token_ids, stands = judged(batch, looped, which, token_ids, stands)
         return token_ids, stands, None, logits
 
-    def draw(self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, batch: Batch, looped: LoopOutput, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
         """What rows `which` say by processed scores, float32 `[K, V]`: an id, and whether it is the draft from before.
 
         Where sequences that draw and greedy ones share a pass, the rule for distributions is the greedy rule too: all
         of p and q lies on one id.
         """
-        own = self._settings, self.program
+        current = self._settings, self.program
         table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
         drafts, positions = table[:, DRAFT], table[:, POSITION] + 1
         broadcast = batch.ops.broadcast
         if not (batch.program.verify and self.program.draws):
-            token_ids = broadcast(draw(*own, scores, sequences, positions))
+            token_ids = broadcast(draw(*current, scores, sequences, positions))
             return token_ids, drafts == token_ids
         lanes, loops = looped.lanes.index_select(0, which), looped.loops.index_select(0, which)
         drafted = table[:, STAGE] >= batch.lanes.depth
-        kept, p = batch.lanes.remember_probs(scores.shape[1]), distribution(*own, scores, sequences)
+        kept, p = batch.lanes.remember_probs(scores.shape[1]), distribution(*current, scores, sequences)
         test = uniform(self._settings.keys.index_select(0, sequences), positions, 2 * loops - 1)
         stands, rest = accept_drawn(drafts.clamp_min(0), p, kept.index_select(0, lanes), test)
         # what each draft follows now: a new one p, and one that stood the test follows p after it, too
         kept.index_copy_(0, lanes, p)
         sources = torch.where(drafted[:, None], rest.log(), scores)
         purposes = torch.where(drafted, 2 * loops, OWN_DRAW)
-        drawn = draw(*own, sources, sequences, positions, purposes)
+        drawn = draw(*current, sources, sequences, positions, purposes)
         stands = broadcast(stands & drafted)
         return broadcast(torch.where(stands, drafts, drawn)), stands
 

@@ -118,10 +118,10 @@ class SequenceSampling:
             ValueError: For a value that transformers refuses.
         """
         left = {"seed", "temperature", "top_p", "top_k", "min_p"} if params.temperature == 0.0 else {"seed"}
-        own = {name: value for name, value in vars(params).items() if name not in left} | {"prompt": prompt}
+        current = {name: value for name, value in vars(params).items() if name not in left} | {"prompt": prompt}
         if params.temperature == 0.0:
-            return cls(**own)
-        return cls(draws=True, seed=seed, **own | {"top_p": None if params.top_p == 1.0 else params.top_p})
+            return cls(**current)
+        return cls(draws=True, seed=seed, **current | {"top_p": None if params.top_p == 1.0 else params.top_p})
 
 
 @dataclass(frozen=True)
@@ -156,18 +156,18 @@ class SamplingProgram:
     @classmethod
     def of(cls, wanted: Sequence[SequenceSampling]) -> "SamplingProgram":
         """What some sequences take together."""
-        most = max((each.top_k for each in wanted), default=0)
+        most = max((entry.top_k for entry in wanted), default=0)
         return cls(
-            draws=any(each.draws for each in wanted),
-            output_penalties=any(each.presence_penalty or each.frequency_penalty for each in wanted),
-            repetition=any(each.repetition_penalty != 1.0 for each in wanted),
-            bad_words=any(each.bad_words for each in wanted),
-            bias=any(each.logit_bias for each in wanted),
-            min_length=any(each.min_length and each.eos for each in wanted),
-            temperature=any(each.temperature != 1.0 for each in wanted),
+            draws=any(entry.draws for entry in wanted),
+            output_penalties=any(entry.presence_penalty or entry.frequency_penalty for entry in wanted),
+            repetition=any(entry.repetition_penalty != 1.0 for entry in wanted),
+            bad_words=any(entry.bad_words for entry in wanted),
+            bias=any(entry.logit_bias for entry in wanted),
+            min_length=any(entry.min_length and entry.eos for entry in wanted),
+            temperature=any(entry.temperature != 1.0 for entry in wanted),
             top_k=1 << (most - 1).bit_length() if most else 0,
-            top_p=any(each.top_p is not None for each in wanted),
-            min_p=any(each.min_p > 0 for each in wanted),
+            top_p=any(entry.top_p is not None for entry in wanted),
+            min_p=any(entry.min_p > 0 for entry in wanted),
         )
 
 
@@ -209,17 +209,17 @@ class SamplingSettings:
         """Sets how the ids of a sequence are sampled, or of several that follow each other from the first one on."""
         rows = slice(first, first + len(wanted))
         self._forget(rows)
-        self.numbers[rows] = self._moved([_numbers(each) for each in wanted], np.float32)
-        lines = [[each.draws, each.top_k, each.prompt, each.padding, each.min_length] for each in wanted]
+        self.numbers[rows] = self._moved([_numbers(entry) for entry in wanted], np.float32)
+        lines = [[entry.draws, entry.top_k, entry.prompt, entry.padding, entry.min_length] for entry in wanted]
         self.table[rows] = self._moved(lines, np.int64)
-        self.keys[rows] = self._moved([key_of(each.seed) for each in wanted], np.int64)
-        self.eos = self._listed(self.eos, rows, [each.eos for each in wanted])
-        longest = max([self.words.shape[2], *(len(word) for each in wanted for word in each.bad_words)])
+        self.keys[rows] = self._moved([key_of(entry.seed) for entry in wanted], np.int64)
+        self.eos = self._listed(self.eos, rows, [entry.eos for entry in wanted])
+        longest = max([self.words.shape[2], *(len(word) for entry in wanted for word in entry.bad_words)])
         self.words = _widened(self.words, 2, longest)
-        words = [[[NO_ID] * (longest - len(word)) + list(word) for word in each.bad_words] for each in wanted]
+        words = [[[NO_ID] * (longest - len(word)) + list(word) for word in entry.bad_words] for entry in wanted]
         self.words = self._listed(self.words, rows, words)
-        self.biased = self._listed(self.biased, rows, [[one for one, _ in each.logit_bias] for each in wanted])
-        self.biases = self._listed(self.biases, rows, [[bias for _, bias in each.logit_bias] for each in wanted])
+        self.biased = self._listed(self.biased, rows, [[one for one, _ in entry.logit_bias] for entry in wanted])
+        self.biases = self._listed(self.biases, rows, [[bias for _, bias in entry.logit_bias] for entry in wanted])
         self._set[rows] = wanted
 
     @property
@@ -243,7 +243,7 @@ class SamplingSettings:
 
     def program(self) -> SamplingProgram:
         """What sampling has to compute for the sequences that are set."""
-        return SamplingProgram.of([each for each in self._set if each is not None])
+        return SamplingProgram.of([entry for entry in self._set if entry is not None])
 
     def _moved(self, values: Sequence[Any], dtype: type) -> Tensor:
         return to_device(np.array(values, dtype=dtype), self.table.device)
@@ -255,9 +255,9 @@ class SamplingSettings:
             kept = _widened(kept, 1, longest)
             empty, dtype = (0, np.float32) if kept.is_floating_point() else (NO_ID, np.int64)
             values = np.full((len(lists), *kept.shape[1:]), empty, dtype=dtype)
-            for row, each in enumerate(lists):
-                if each:
-                    values[row, : len(each)] = each
+            for row, entry in enumerate(lists):
+                if entry:
+                    values[row, : len(entry)] = entry
             kept[rows] = to_device(values, kept.device)
         return kept
 
@@ -364,19 +364,19 @@ def sampling_of(
     shared: dict[str, Any] = {}
     paddings: Sequence[int] = [0] * batch
     for item in logits_processor:
-        told = _READERS[type(item)](item, math.inf if vocabulary is None else vocabulary)
-        if told is None:
+        output = _READERS[type(item)](item, math.inf if vocabulary is None else vocabulary)
+        if output is None:
             return None
-        if "repetition_penalty" in told:
+        if "repetition_penalty" in output:
             ignored = item.prompt_ignore_length
             paddings = ignored.tolist() if isinstance(ignored, Tensor) else [ignored or 0] * batch
             if len(paddings) != batch:
                 return None
-        if "eos" in told and "eos" in shared:
-            if told["eos"] != shared["eos"]:
+        if "eos" in output and "eos" in shared:
+            if output["eos"] != shared["eos"]:
                 return None
-            told["min_length"] = max(told["min_length"], shared["min_length"])
-        shared.update(told)
+            output["min_length"] = max(output["min_length"], shared["min_length"])
+        shared.update(output)
     return [
         SequenceSampling(draws=seeds is not None, seed=0 if seeds is None else seeds[row], padding=padding, **shared)
         for row, padding in enumerate(paddings)

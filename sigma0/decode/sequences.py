@@ -59,26 +59,26 @@ class Suspended:
     @classmethod
     def of(cls, lanes: Lanes, sequence: int) -> "Suspended | None":
         """Copies the lanes of a sequence; None where all are idle."""
-        own = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
-        lines: Ints = lanes.table[own].cpu().numpy()
+        current = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
+        lines: Ints = lanes.table[current].cpu().numpy()
         live = lines[np.flatnonzero(lines[:, STAGE] < lanes.idle)]
         if not len(live):
             return None
         positions = live[:, CACHE_POSITION].tolist()
         return cls(
             {name: view.clone() for name, view in _held(lanes, sequence, lanes.watched).items()},
-            lanes.gates()[own].clone(),
+            lanes.gates()[current].clone(),
             dict(zip(positions, (live[:, STAGE] % lanes.depth).tolist(), strict=True)),
             dict(zip(positions, live[:, DEPTH].tolist(), strict=True)),
         )
 
     def restore(self, lanes: Lanes, sequence: int) -> None:
         """Puts the tokens back in flight, into the lanes of any sequence."""
-        own = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
-        lanes.gate[own], state = self.gate, lanes.exit_state
+        current = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
+        lanes.gate[current], state = self.gate, lanes.exit_state
         if state is not None:
-            state.gate[own], state.counts[own] = self.gate, 0
-            state.counts[own, 0] = (self.lanes["table"][:, STAGE] % lanes.depth).int()
+            state.gate[current], state.counts[current] = self.gate, 0
+            state.counts[current, 0] = (self.lanes["table"][:, STAGE] % lanes.depth).int()
         for name, view in _held(lanes, sequence, watched=True).items():
             saved = self.lanes.get(name)
             if saved is not None:
@@ -113,15 +113,19 @@ def all_of(value: int, like: Ints) -> Ints:
 
 def _held(lanes: Lanes, sequence: int, watched: bool) -> dict[str, Tensor]:
     """What lanes hold of a sequence, but for what `qexit` keeps: views, by name."""
-    own = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
+    current = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
     window = slice(sequence * lanes.window, (sequence + 1) * lanes.window)
-    held = {"table": lanes.table[own], "hidden": lanes.hidden[own]}
+    held = {"table": lanes.table[current], "hidden": lanes.hidden[current]}
     state = lanes.exit_state if watched else None
     if state is not None:
-        held |= {"differences": state.differences[own], "gram": state.gram[own], "counts": state.counts[own]}
+        held |= {
+            "differences": state.differences[current],
+            "gram": state.gram[current],
+            "counts": state.counts[current],
+        }
     if lanes.criteria is not None:
         held |= {f"criterion {number}": part[sequence] for number, part in enumerate(lanes.criteria.tensors())}
-    for name, values, rows in (("probs", lanes.probs, own), ("paths", lanes.paths, window)):
+    for name, values, rows in (("probs", lanes.probs, current), ("paths", lanes.paths, window)):
         if values is not None:
             held[name] = values[rows]
     return held

@@ -11,9 +11,20 @@ from sigma0.decode.exits import ExitRule
 from sigma0.decode.ops import MODES, RuleRows
 
 # Columns of the table of settings.
-LAST, MIN_LOOPS, LEAVES, VERIFY, REDRAFT, LIMIT, PROMPT, MODE, PATIENCE, BREAK_AFTER, CRITERION, SETTINGS_WIDTH = range(
-    12
-)
+(
+    LAST,
+    MIN_LOOPS,
+    DROPS_AT_EXIT,
+    VERIFY,
+    REDRAFT,
+    LIMIT,
+    PROMPT,
+    MODE,
+    PATIENCE,
+    BREAK_AFTER,
+    CRITERION,
+    SETTINGS_WIDTH,
+) = range(12)
 # Columns of the thresholds.
 OWN, Q, THETA, THRESHOLDS = range(4)
 _NO_EOS = -1
@@ -69,15 +80,16 @@ class SequenceSettings:
         device: Where the lanes are.
 
     Attributes:
-        table: LAST (loop that no token goes beyond before it is read), MIN_LOOPS, LEAVES (whether it leaves there),
-            VERIFY, REDRAFT, LIMIT (cache position of the last token that may be written), PROMPT, MODE, PATIENCE,
-            BREAK_AFTER and CRITERION (index into `sigma0.decode.exits.CRITERIA`, -1 for none), int64 `[S, 11]`.
+        table: LAST (loop that no token goes beyond before it is read), MIN_LOOPS, DROPS_AT_EXIT (whether it leaves
+            there), VERIFY, REDRAFT, LIMIT (cache position of the last token that may be written), PROMPT, MODE,
+            PATIENCE, BREAK_AFTER and CRITERION (index into `sigma0.decode.exits.CRITERIA`, -1 for none), int64
+            `[S, 11]`.
         thresholds: q, eps or theta of each rule, and once more q and theta, infinite under another rule, float32
             `[S, 3]`.
         eos: Ids that end a sequence, -1 where there are fewer, int64 `[S, E]`.
         growth: m of the fate `diverge`.
         spiral: theta of the fate `spiral`, in radians.
-        exits: Given exits of the token at each cache position behind PROMPT, in a ring, int64 `[S, n]`; None for none.
+        exits: Given exits of the token at each cache position after PROMPT, in a ring, int64 `[S, n]`; None for none.
         settled: With given exits, the loop from which on a draft is accepted, as `exits`; None to judge it.
     """
 
@@ -160,24 +172,24 @@ class SequenceSettings:
 
     def program(self, paths: bool = False, draws: bool = False, masked: bool = False) -> Program:
         """What a pass over the sequences that are set has to compute, beside what `Program` has of these names."""
-        wanted = [each for each in self._exits if each is not None]
-        params = [each.rule.params(watch=False) for each in wanted]
-        modes = frozenset(each.decides_by for each in params) - {"none"}
-        breaks = any(each.break_after for each in params)
+        wanted = [item for item in self._exits if item is not None]
+        params = [item.rule.params(watch=False) for item in wanted]
+        modes = frozenset(item.decides_by for item in params) - {"none"}
+        breaks = any(item.break_after for item in params)
         return Program(
             gate="qexit" in modes,
             modes=modes - {"qexit"},
             watch=breaks or bool(modes - {"qexit"}),
             breaks=breaks,
-            margin=any(each.rule.config.mode == "margin" for each in wanted),
-            reads_logits=any(each.rule.needs_logits for each in wanted),
-            criteria=frozenset(each.rule.config.mode for each in wanted if each.rule.criterion is not None),
-            verify=any(each.verify for each in wanted),
-            mixed=len({each.verify for each in wanted}) > 1,
-            redrafts=any(each.verify and each.rule.config.redraft for each in wanted),
-            leaves=any(each.drop or (not each.verify and each.rule.last_loop < self.depth) for each in wanted),
-            drops=any(each.drop for each in wanted),
-            prompts=any(each.prompt_in_lanes for each in wanted),
+            margin=any(item.rule.config.mode == "margin" for item in wanted),
+            reads_logits=any(item.rule.needs_logits for item in wanted),
+            criteria=frozenset(item.rule.config.mode for item in wanted if item.rule.criterion is not None),
+            verify=any(item.verify for item in wanted),
+            mixed=len({item.verify for item in wanted}) > 1,
+            redrafts=any(item.verify and item.rule.config.redraft for item in wanted),
+            leaves=any(item.drop or (not item.verify and item.rule.last_loop < self.depth) for item in wanted),
+            drops=any(item.drop for item in wanted),
+            prompts=any(item.prompt_in_lanes for item in wanted),
             forced=self.exits is not None,
             paths=paths,
             draws=draws,
@@ -186,8 +198,8 @@ class SequenceSettings:
 
     def rows(self, program: Program, sequences: Tensor) -> RuleRows:
         """Parameters of the loop end for rows of these sequences, int64 `[R]`."""
-        own = self.thresholds[:, OWN].index_select(0, sequences)
-        return self.rules(program, self.table.index_select(0, sequences), own)
+        current = self.thresholds[:, OWN].index_select(0, sequences)
+        return self.rules(program, self.table.index_select(0, sequences), current)
 
     def rules(self, program: Program, table: Tensor, thresholds: Tensor) -> RuleRows:
         """The same of rows whose settings are `[R, 11]`, and whose rules' thresholds `[R]`."""

@@ -1,7 +1,7 @@
 """Statistics of tokens: of every loop, of logits and ids, and what the head says after their last loops.
 
 No token depends on them. A pass only keeps the states of its tokens (`Lanes.paths`), which are looked at for many
-tokens at once: of all tokens of a batch by `RunRecord`, of the last ones of a server by `LoopNotes`.
+tokens at once: of all tokens of a batch by `RunRecord`, of the last ones of a server by `LoopStatsRecorder`.
 
 With h the state after the deepest loop that a token has run, p = softmax(head(h)) and i the token that was chosen at
 its exit:
@@ -142,7 +142,7 @@ class DeepestQueue(Generic[Where]):
         return list(zip(where, to_host(numbers).tolist(), strict=True))
 
 
-class LoopNotes(Generic[Where]):
+class LoopStatsRecorder(Generic[Where]):
     """Notes on the loops of the tokens at the last cache positions of S sequences.
 
     Deepest states wait until the head reads many of them at once, those of all sequences together.
@@ -190,8 +190,8 @@ class LoopNotes(Generic[Where]):
         if self._path_fates is not None:
             fates: list[int] = self._path_fates(paths, places, torch.tensor(loops), running, self._rule).tolist()
             return fates
-        told = to_host(self._reader.read(paths.index_select(0, places))[1])
-        return [int(own[n - running : n].min()) for own, n in zip(told, loops, strict=True)]
+        output = to_host(self._reader.read(paths.index_select(0, places))[1])
+        return [int(current[n - running : n].min()) for current, n in zip(output, loops, strict=True)]
 
     def add_deepest(
         self, tokens: Sequence[tuple[Where, int]], at: Sequence[tuple[int, int]], loops: Sequence[int]
@@ -297,10 +297,10 @@ class RunRecord:
 
         NaN where there is no token.
         """
-        told = np.full((*self._fates.shape[:2], len(LOGIT_STATS)), np.nan, dtype=np.float32)
+        output = np.full((*self._fates.shape[:2], len(LOGIT_STATS)), np.nan, dtype=np.float32)
         for row, numbers in enumerate(self._numbers):
-            told[row, : len(numbers)] = np.array(numbers).reshape(-1, len(LOGIT_STATS))
-        return torch.from_numpy(told).to(self.device)
+            output[row, : len(numbers)] = np.array(numbers).reshape(-1, len(LOGIT_STATS))
+        return torch.from_numpy(output).to(self.device)
 
     @property
     def deepest(self) -> Tensor:
@@ -310,9 +310,9 @@ class RunRecord:
         """
         self._flush_loops()
         batch, new, _ = self._fates.shape
-        told = np.full((batch, new, len(DEEPEST)), np.nan, dtype=np.float32)
+        output = np.full((batch, new, len(DEEPEST)), np.nan, dtype=np.float32)
         if self._queue is None:
-            return torch.from_numpy(told).to(self.device)
+            return torch.from_numpy(output).to(self.device)
         if self._lanes is not None and self._in_flight.size:
             # they are read once more when they have run further
             self._add_deepest(self._lanes, self._in_flight)
@@ -323,8 +323,8 @@ class RunRecord:
             self._last_of_prompt = None
         self._read.update(self._queue.take())
         for (row, column), numbers in self._read.items():
-            told[row, column] = numbers
-        return torch.from_numpy(told).to(self.device)
+            output[row, column] = numbers
+        return torch.from_numpy(output).to(self.device)
 
     def follow(self, lanes: Lanes, gate: Callable[[Tensor], Tensor], rule: ExitRule, drop: bool) -> None:
         """Takes the statistics of the tokens in these lanes from now on, by a gate and by the rule's limits of fates.
@@ -339,7 +339,7 @@ class RunRecord:
         lanes.remember_paths(max(_WINDOW, 4 * lanes.depth))
 
     def note_read(self, sequences: Ints, cache_position: int, depths: Ints) -> None:
-        """Notes that the tokens behind a cache position have been read in `sequences` `[N]` at `depths` `[N]`."""
+        """Notes that the tokens after a cache position have been read in `sequences` `[N]` at `depths` `[N]`."""
         index = cache_position - self.first_position
         self._reserve(index + 1)
         self._known[sequences] = index + 1
@@ -392,7 +392,7 @@ class RunRecord:
         self._is_stale = False
         if self._reader is not None and lanes.paths is not None:
             self._flush_paths(lanes)
-        # behind the end of a sequence nothing is told, though drafts have run there
+        # after the end of a sequence nothing is told, though drafts have run there
         for sequence, known in enumerate(self._known.tolist()):
             self._loops[sequence, known:] = torch.nan
             self._fates[sequence, known:] = 0
@@ -405,8 +405,8 @@ class RunRecord:
         oldest_open = newest + 1
         if rows is not None:
             indices = rows.cache_positions - self.first_position
-            own = (indices >= 1) & (indices <= newest[rows.sequences])
-            sequences, indices, loops = rows.sequences[own], indices[own], rows.loops[own]
+            current = (indices >= 1) & (indices <= newest[rows.sequences])
+            sequences, indices, loops = rows.sequences[current], indices[current], rows.loops[current]
             ran[sequences, indices] = loops
             np.minimum.at(oldest_open, sequences, indices)
         counts = np.maximum(newest + 1 - self._open, 0)

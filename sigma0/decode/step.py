@@ -5,7 +5,7 @@
     loop end  norm, gate, statistics, and the decision of each row's own rule
     read      logits of the rows that stop; under `margin` of all that decode; under `verify` of drafts too
     sample    an id for each row that was read
-    accept    under `verify`, the oldest draft that does not stand wins over everything behind it
+    accept    under `verify`, the oldest draft that does not stand wins over everything after it
     advance   ids are fed back in the next lane; what has ended is not
     emit      one line for each row that was read
 
@@ -23,7 +23,17 @@ from torch import Tensor
 from sigma0.decode import kernel_step
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, RowIndices
-from sigma0.decode.decisions import FORCED, Rows, Ruled, advance_stages, ask_rules, checked, leaves, masked, stop_codes
+from sigma0.decode.decisions import (
+    FORCED,
+    ExitDecisions,
+    Rows,
+    advance_stages,
+    ask_rules,
+    checked,
+    leaves,
+    masked,
+    stop_codes,
+)
 from sigma0.decode.lanes import (
     CACHE_POSITION,
     DEPTH,
@@ -44,14 +54,14 @@ from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 from sigma0.decode.transfer import Ints, PassCounts
 
 # Columns of what a step emits.
-EMITTED, SEQUENCE, TOKEN, READ_AT, FED_AT, WHY, ENDS, STANDS, FRESH, LINE_WIDTH = range(10)
+EMITTED, SEQUENCE, TOKEN, EXIT_DEPTH, FED_POSITION, STOP_FLAGS, ENDS, ACCEPTED, FED, LINE_WIDTH = range(10)
 # Columns of the last line of a whole step: rows of the loop, those of them that decoded, rows that had to be read; and
 # after the step lanes that are live, and sequences that have some.
 ROWS, DECODING, READ_ROWS, LIVE, SEQUENCES, _COUNTS = range(6)
 
 
 @dataclass(frozen=True)
-class Looped(Rows):
+class LoopOutput(Rows):
     """The same rows once it is known which of them stop."""
 
     # Of the decoding rows: 0 where one goes on, else why it stops (`MET`, `LAST_LOOP`, `DIVERGED`, `FORCED`),
@@ -66,7 +76,7 @@ class Looped(Rows):
 
 def run_loop(
     batch: Batch, count: int, decoding: int, entering: int, beside: Prefill | None = None, padded: bool = False
-) -> Looped:
+) -> LoopOutput:
     """Rows, block and loop end.
 
     Args:
@@ -97,20 +107,20 @@ def run_loop(
     lanes.hidden.index_copy_(0, rows, hidden)
     if program.paths:
         _keep_paths(batch, hidden, indices, owned)
-    ran, ruled = Rows(rows, table, sequences, loops, hidden), Ruled()
+    ran, ruled = Rows(rows, table, sequences, loops, hidden), ExitDecisions()
     if decoding and not program.known:
         ruled = ask_rules(batch, ran, previous, decoding, end, program.redrafts and not padded)
-    own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 11]
-    codes = stop_codes(batch, ran, own, ruled)
+    current = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 11]
+    codes = stop_codes(batch, ran, current, ruled)
     if padded:
         codes = codes.masked_fill(table[:decoding, STAGE] >= depth, 0)
-    advance_stages(batch, rows, table, loops, own, codes)
+    advance_stages(batch, rows, table, loops, current, codes)
     reads = codes > 0
     if program.verify:
         reads = checked(batch, table, sequences, loops)
         reads[:decoding] |= codes > 0
     seen = not padded and lanes.device.type == "cpu"
-    return Looped(rows, table, sequences, loops, hidden, codes, reads, ruled.logits, seen)
+    return LoopOutput(rows, table, sequences, loops, hidden, codes, reads, ruled.logits, seen)
 
 
 def run_block(
@@ -122,7 +132,7 @@ def run_block(
     entering: int = 0,
     enters: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """States `[R, W]` ahead of the shared block, behind a prelude, and behind it, before the loop's norm.
+    """States `[R, W]` ahead of the shared block, after a prelude, and after it, before the loop's norm.
 
     `beside` is as `run_loop` takes it, `owned` says which rows are somebody's, bool `[R]`, and `enters` which of the
     first `entering` rows run their first loop, bool `[entering]`; None of either where all do.
@@ -184,7 +194,7 @@ class Choice(Protocol):
     fixed: Hashable = None  # What a compiled choice takes for constant
     tensors: tuple[Tensor, ...] = ()  # Those that it reads and writes
 
-    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
+    def choose(self, batch: Batch, looped: LoopOutput, which: Tensor) -> Chosen:
         """What is read from the rows `which`, int64 `[K]`, of a pass."""
 
 
@@ -202,7 +212,7 @@ def whole_step(batch: Batch, count: int, choice: Choice, suspends: bool = False)
         suspends: Whether sequences that end are suspended: the next step may be launched before the host has seen it.
 
     Returns:
-        int64 `[K + 1, 9]`: what the step emits of every row that may have been read, EMITTED and FRESH 0 where it was
+        int64 `[K + 1, 9]`: what the step emits of every row that may have been read, EMITTED and FED 0 where it was
         not, and a last line of counts; and the logits of those rows, `[K, V]`.
     """
     lanes, program = batch.lanes, batch.program
@@ -216,9 +226,9 @@ def whole_step(batch: Batch, count: int, choice: Choice, suspends: bool = False)
         _leave(batch, looped)
     reads = looped.reads  # [K]
     which = torch.arange(len(reads), device=lanes.device)
-    own = replace(looped, lanes=torch.where(reads, looped.lanes[: len(reads)], lanes.count))
-    token_ids, stands, ends, logits = choice.choose(batch, own, which)
-    lines = settle(batch, own, which, token_ids, stands, ends, reads)
+    current = replace(looped, lanes=torch.where(reads, looped.lanes[: len(reads)], lanes.count))
+    token_ids, stands, ends, logits = choice.choose(batch, current, which)
+    lines = settle(batch, current, which, token_ids, stands, ends, reads)
     if suspends:
         over = torch.zeros(lanes.sequences, dtype=torch.int64, device=lanes.device)
         over.scatter_reduce_(0, lines[:, SEQUENCE], lines[:, EMITTED] * lines[:, ENDS], "amax")
@@ -239,15 +249,15 @@ def take_lines(lines: Ints, program: Program, counts: PassCounts) -> tuple[Ints,
     return lines, counted
 
 
-def exits_of(lanes: Lanes, settings: SequenceSettings, looped: Looped) -> tuple[Tensor, Tensor]:
+def exits_of(lanes: Lanes, settings: SequenceSettings, looped: LoopOutput) -> tuple[Tensor, Tensor]:
     """Which decoding rows run no further, bool `[L]`, and the last plane that each writes, int64 `[L]`."""
     decoding = looped.codes.shape[0]
-    own = settings.table.index_select(0, looped.sequences[:decoding])
-    gone = leaves(own, looped.table, looped.loops, looped.codes)
+    current = settings.table.index_select(0, looped.sequences[:decoding])
+    gone = leaves(current, looped.table, looped.loops, looped.codes)
     return gone, torch.where(gone, looped.loops[:decoding], lanes.depth) - 1
 
 
-def _leave(batch: Batch, looped: Looped) -> None:
+def _leave(batch: Batch, looped: LoopOutput) -> None:
     """Copies K/V of tokens that run no further to the deeper planes (`drop`); of other rows nobody's, to its own."""
     place, (gone, planes) = batch.placement, exits_of(batch.lanes, batch.settings, looped)
     sequences, cache_positions = looped.sequences[: len(gone)], looped.table[: len(gone), CACHE_POSITION]
@@ -255,14 +265,14 @@ def _leave(batch: Batch, looped: Looped) -> None:
     propagate_past_exits(batch.layers, positions, planes)
 
 
-def _counted(batch: Batch, looped: Looped) -> Tensor:
+def _counted(batch: Batch, looped: LoopOutput) -> Tensor:
     lanes, stage = batch.lanes, looped.table[:, STAGE]
     live = lanes.table[:-1, STAGE].view(lanes.sequences, lanes.depth) < lanes.idle
     counts = [stage < lanes.idle, stage < lanes.depth, looped.reads, live, live.any(dim=1)]
     return torch.nn.functional.pad(torch.stack([part.sum() for part in counts]), (0, LINE_WIDTH - _COUNTS))
 
 
-def read(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
+def read(batch: Batch, looped: LoopOutput, which: Tensor) -> Tensor:
     """Logits `[K, V]` of distinct rows in their order, int64 `[K]`."""
     if looped.logits is not None and (not batch.program.verify or looped.logits.shape[0] == looped.loops.shape[0]):
         return looped.logits.index_select(0, which)
@@ -299,15 +309,15 @@ def _read_unforced(batch: Batch, hidden: Tensor, lanes: Tensor) -> Tensor:
 
 def sample_greedy(batch: Batch, logits: Tensor) -> Tensor:
     """The argmax `[K]` of logits, `BROKEN` where they are not finite."""
-    if batch.ops.best_rows is not None and logits.dtype is torch.float32 and not torch.compiler.is_compiling():
-        return batch.ops.broadcast(batch.ops.best_rows(logits, BROKEN))
+    if batch.ops.argmax_rows is not None and logits.dtype is torch.float32 and not torch.compiler.is_compiling():
+        return batch.ops.broadcast(batch.ops.argmax_rows(logits, BROKEN))
     best = logits.max(dim=-1)
     return batch.ops.broadcast(torch.where(best.values.isfinite(), best.indices, BROKEN))
 
 
 def settle(
     batch: Batch,
-    looped: Looped,
+    looped: LoopOutput,
     which: Tensor,
     token_ids: Tensor,
     stands: Tensor,
@@ -328,7 +338,7 @@ def settle(
     Returns:
         int64 `[K, 9]`.
     """
-    lanes, depth, own = batch.lanes, batch.lanes.depth, looped.lanes.index_select(0, which)
+    lanes, depth, current = batch.lanes, batch.lanes.depth, looped.lanes.index_select(0, which)
     table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
     cache_positions, depths = table[:, CACHE_POSITION], looped.loops.index_select(0, which)
     flags = _flags_of(batch, looped, which)
@@ -338,7 +348,7 @@ def settle(
         fed, kept = live, torch.ones_like(flags)
         emitted = kept if live is None else live.long()
         entered = emitted
-        rows = own if live is None else torch.where(live, own, lanes.count)
+        rows = current if live is None else torch.where(live, current, lanes.count)
     else:
         decodes, final = table[:, STAGE] < depth, depths >= depth
         falls = ~(decodes | stands) if live is None else ~(decodes | stands) & live
@@ -346,7 +356,7 @@ def settle(
         if live is not None:
             survives = survives & live
         fed = (decodes | falls) & survives
-        rows = torch.where(fed, own, lanes.count)
+        rows = torch.where(fed, current, lanes.count)
         flags = torch.where(decodes, flags, table[:, FLAGS])
         depths = torch.where(decodes | falls, depths, table[:, DEPTH])
         # a new draft is noted with the token that it was read from
@@ -363,7 +373,7 @@ def settle(
 
 
 def _survives(batch: Batch, sequences: Tensor, cache_positions: Tensor, falls: Tensor) -> Tensor:
-    """Drops every token behind the oldest draft that falls, in its sequence; which rows are none of them, `[K]`."""
+    """Drops every token after the oldest draft that falls, in its sequence; which rows are none of them, `[K]`."""
     lanes = batch.lanes
     oldest = torch.full((lanes.sequences,), NO_LIMIT, dtype=torch.int64, device=lanes.device)
     oldest.scatter_reduce_(0, sequences, torch.where(falls, cache_positions, NO_LIMIT), "amin")
@@ -371,7 +381,7 @@ def _survives(batch: Batch, sequences: Tensor, cache_positions: Tensor, falls: T
     return cache_positions <= oldest.index_select(0, sequences)
 
 
-def _flags_of(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
+def _flags_of(batch: Batch, looped: LoopOutput, which: Tensor) -> Tensor:
     """Why rows were read where they were, for those that stop in this pass, `[K]`."""
     codes = looped.codes
     if codes.shape[0] < looped.loops.shape[0]:
@@ -390,12 +400,12 @@ def _ends(batch: Batch, sequences: Tensor, cache_positions: Tensor, token_ids: T
 
 
 def _enter(batch: Batch, lanes: Tensor, table: Tensor, token_ids: Tensor, ends: Tensor, fed: Tensor | None) -> None:
-    """Feeds ids back, each behind the lane that it was read from; the lane stays idle where the sequence ends."""
-    own, following = batch.lanes, batch.lanes.next.index_select(0, lanes)
+    """Feeds ids back, each after the lane that it was read from; the lane stays idle where the sequence ends."""
+    current, following = batch.lanes, batch.lanes.next.index_select(0, lanes)
     stays_out = ends if fed is None else ends | ~fed
-    entries = torch.addcmul(own.offset, table, own.kept)
-    entries[:, STAGE] = stays_out * own.idle
-    own.table.index_copy_(0, following, entries)
-    own.hidden.index_copy_(0, following, batch.model.enter(token_ids.clamp_min(0), entries[:, POSITION]))
-    if batch.program.gate or own.exit_state is not None:
-        own.forget(following)
+    entries = torch.addcmul(current.offset, table, current.kept)
+    entries[:, STAGE] = stays_out * current.idle
+    current.table.index_copy_(0, following, entries)
+    current.hidden.index_copy_(0, following, batch.model.enter(token_ids.clamp_min(0), entries[:, POSITION]))
+    if batch.program.gate or current.exit_state is not None:
+        current.forget(following)

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from sigma0.config import ExitConfig
-from sigma0.decode.compiled import silently
+from sigma0.decode.compiled import no_progress
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.grammar.compiled import Grammars
 from sigma0.decode.grammar.rows import GrammarRows, may_force
@@ -38,7 +38,7 @@ from sigma0.decode.runners import GraphRunner, choose_runner, open_runner
 from sigma0.decode.sampling import Sampler
 from sigma0.decode.settings import NO_LIMIT, SequenceExit, SequenceSettings
 from sigma0.decode.stats import RunRecord
-from sigma0.decode.step import READ_AT, SEQUENCE, TOKEN
+from sigma0.decode.step import EXIT_DEPTH, SEQUENCE, TOKEN
 from sigma0.decode.transfer import Bools, Ints, PendingTokens, to_device, to_host
 
 
@@ -156,7 +156,7 @@ class TokenLoop:
             waits = None if self.record is None else "statistics are kept of every token"
             waits = waits if self._grammars is None else "a grammar says of each token which ids may follow"
             chosen = choose_runner(wanted, self.model, python, waits)
-            announce = getattr(self.model, "announce", silently)
+            announce = getattr(self.model, "announce", no_progress)
             runner = open_runner(chosen, self.model, lanes, settings, cache, cache.counts, announce, cache.graphs)
             if isinstance(runner, GraphRunner):
                 cache.graphs = runner.graphs
@@ -167,7 +167,7 @@ class TokenLoop:
 
     def _grammar_rows(self, lanes: Lanes, grammars: Grammars, config: ExitConfig) -> GrammarRows:
         rows = GrammarRows(lanes, self.vocabulary)
-        for sequence, grammar in enumerate(grammars.each):
+        for sequence, grammar in enumerate(grammars.per_sequence):
             if grammar is not None:
                 forces = grammars.forces and may_force(self.model, self.rule, config)
                 rows.set(sequence, grammar, self.first_position, forces, grammars.limit)
@@ -220,8 +220,8 @@ class TokenLoop:
             index = to_device(going, lanes.device)
             where = torch.full_like(index, self.first_position)
             positions = where + to_device(self.offsets[going], lanes.device)
-            own = token_ids.index_select(0, index).clamp_min(0)
-            lanes.enter(lanes.lane_of(index, where), self.model.enter(own, positions), where, positions)
+            current = token_ids.index_select(0, index).clamp_min(0)
+            lanes.enter(lanes.lane_of(index, where), self.model.enter(current, positions), where, positions)
         return self._take(Step(np.array(lines, dtype=np.int64), first.logits, batch))
 
     @torch.no_grad()
@@ -267,9 +267,9 @@ class TokenLoop:
             errors = self._grammars.advance(line for line in lines if line[SEQUENCE] not in self._over)
             for error in errors.values():
                 raise error
-        told = self._looked_at(step, final) if final else ()
+        output = self._looked_at(step, final) if final else ()
         emissions = []
-        for row, proximity in zip(final, told, strict=True):
+        for row, proximity in zip(final, output, strict=True):
             _, sequence, token_id, depth, fed_at, why, ends, _, _ = lines[row]
             last = bool(ends) or self._collapses(sequence, proximity, fed_at)
             emissions.append(Emission(sequence, token_id, depth, bool(why & 1), last, bool(why & 2), bool(why & 4)))
@@ -281,12 +281,12 @@ class TokenLoop:
 
     def _looked_at(self, step: Step, final: list[int]) -> Sequence[float]:
         """Tells the record of final tokens; the proximity of each to collapse, 0 where nobody asks for it."""
-        sequences, token_ids, depths = step.lines[final][:, [SEQUENCE, TOKEN, READ_AT]].T.tolist()
+        sequences, token_ids, depths = step.lines[final][:, [SEQUENCE, TOKEN, EXIT_DEPTH]].T.tolist()
         if self.record is not None:
             logits = step.logits
             assert logits is not None
-            own = logits if len(final) == len(step.lines) else logits[final]
-            return self.record.note_tokens(own, sequences, token_ids, depths)
+            current = logits if len(final) == len(step.lines) else logits[final]
+            return self.record.note_tokens(current, sequences, token_ids, depths)
         if self.collapse is None:
             return [0.0] * len(final)
         return self._text_stats.take([self._texts[sequence] for sequence in sequences], token_ids)[-1]
@@ -314,7 +314,7 @@ class TokenLoop:
         """After the last step, or where a run is closed before its end: what was not emitted is taken back.
 
         The tokens that are in the cache are the prompt's and all emitted ones but the last of each sequence; those of
-        sequences that ended early are added as pending, with the pads behind them, since a continuation counts them
+        sequences that ended early are added as pending, with the pads after them, since a continuation counts them
         as cached.
         """
         lanes, cache = self.runner.lanes, self.cache

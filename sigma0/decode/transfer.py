@@ -2,7 +2,7 @@
 
 `tensor.to(device)` of ordinary host memory makes the host wait for the device's queue, and so do `.tolist()`, `bool()`
 and `.cpu()`. Here indices are copied from pinned memory, in the order of the queue, and results come back through
-`to_host`, or through a `Landing` once it has landed, which is where a decoder waits.
+`to_host`, or through a `AsyncCopy` once it has landed, which is where a decoder waits.
 `torch.cuda.set_sync_debug_mode("error")` therefore holds around a whole pass.
 """
 
@@ -28,7 +28,7 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-class Landing:
+class AsyncCopy:
     """A tensor on its way to the host.
 
     Args:
@@ -55,7 +55,7 @@ class Landing:
 
 def to_host(tensor: Tensor) -> npt.NDArray[Any]:
     """The tensor as an array, once the device has got that far."""
-    return np.asarray(tensor.detach()) if tensor.device.type == "cpu" else Landing(tensor).array()
+    return np.asarray(tensor.detach()) if tensor.device.type == "cpu" else AsyncCopy(tensor).array()
 
 
 @dataclass(frozen=True)

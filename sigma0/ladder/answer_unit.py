@@ -16,7 +16,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.api import generate as generate_text
 from sigma0.config import ExitConfig, Messages
-from sigma0.ladder.budget import Purse, RungCost, Spending
+from sigma0.ladder.budget import BudgetTracker, RungCost, Spending
 from sigma0.ladder.endpoint import Asker, as_messages
 from sigma0.ladder.results import LadderStop
 from sigma0.ladder.rungs import AnyRung, EndpointRung, LocalRung
@@ -136,7 +136,7 @@ class Writer:
         doors: DoorPolicy,
         exit_config: ExitConfig | Mapping[str, Any] | None,
         stop: Sequence[str],
-        purse: Purse,
+        purse: BudgetTracker,
         trail: Trail,
         context: tuple[str, ...],
     ) -> None:

@@ -104,7 +104,7 @@ class Spending:
 
 
 @dataclass
-class Purse:
+class BudgetTracker:
     """A budget being spent."""
 
     budget: Budget  # The limits

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from sigma0.config import Messages
-from sigma0.ladder.budget import Purse, RungCost, Spending
+from sigma0.ladder.budget import BudgetTracker, RungCost, Spending
 from sigma0.ladder.rungs import EndpointRung
 from sigma0.signals.verdict import Door, ReasonVerdict
 
@@ -74,7 +74,7 @@ class Asker:
         cost: What the rung did so far.
     """
 
-    def __init__(self, rung: EndpointRung, purse: Purse, cost: RungCost) -> None:
+    def __init__(self, rung: EndpointRung, purse: BudgetTracker, cost: RungCost) -> None:
         self.rung = rung
         self.purse = purse
         self.cost = cost
@@ -194,13 +194,15 @@ class Asker:
             answer.outcome = "ok" if whole else "timeout" if late else "garbage"
 
     def _pay(
-        self, spending: Spending, least: tuple[int, int], told: tuple[int, int] | None, seconds: float, outcome: str
+        self, spending: Spending, least: tuple[int, int], output: tuple[int, int] | None, seconds: float, outcome: str
     ) -> None:
         """Pays for an attempt: what the endpoint told, but no less than the texts show; the most if that cannot be."""
         read, written = most = (spending.catch_up_tokens, spending.large_tokens)
-        if told is not None and 0 <= told[0] <= most[0] and 0 <= told[1] <= most[1]:
+        if output is not None and 0 <= output[0] <= most[0] and 0 <= output[1] <= most[1]:
             # a text may show more than was asked for, and the budget knew of no more than that
-            read, written = (max(said, min(shown, limit)) for said, shown, limit in zip(told, least, most, strict=True))
+            read, written = (
+                max(said, min(shown, limit)) for said, shown, limit in zip(output, least, most, strict=True)
+            )
         money = self.rung.price.of(read, written)
         cost = Spending(large_tokens=written, catch_up_tokens=read, calls=1, money=money)
         self.purse.pay(cost, f"ask {self.rung.name}", 0.0)

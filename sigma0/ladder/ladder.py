@@ -12,7 +12,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.config import ExitConfig, Messages
 from sigma0.ladder.answer_unit import Attempt, Writer, attempt_of
-from sigma0.ladder.budget import Budget, Purse
+from sigma0.ladder.budget import Budget, BudgetTracker
 from sigma0.ladder.reader import Reader
 from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken, ladder_token
 from sigma0.ladder.rungs import AnyRung, LocalRung, check_same_tokens
@@ -214,7 +214,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in encoded]
         self._contexts = [(text, *sources) for text in texts]
         policy = ladder.policy_for("token")
-        self.purse = Purse(ladder.budget)
+        self.purse = BudgetTracker(ladder.budget)
         self.trail: Trail = open_trail(
             "token", (rung.to_dict() for rung in rungs), policy, ladder.budget, ladder.hysteresis, versions(),
             ladder.token_doors,

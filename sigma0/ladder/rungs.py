@@ -39,7 +39,7 @@ class LocalRung:
 
     Attributes:
         name: In costs and trails.
-        model: Looped or not.
+        model: LoopOutput or not.
         tokenizer: Its fast tokenizer.
         exit_config: Default of a looped model; None: its checkpoint's.
         kv_limit: Bytes of K/V that may stay between two forwards; more is dropped and recomputed. None: no limit.

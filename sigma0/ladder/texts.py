@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from sigma0.config import ExitConfig, Messages
 from sigma0.ladder.answer_unit import Attempt, Climb, Writer, climb
-from sigma0.ladder.budget import Budget, Purse
+from sigma0.ladder.budget import Budget, BudgetTracker
 from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken, ladder_token
 from sigma0.ladder.rungs import AnyRung
 from sigma0.ladder.settling import check_settings, final_door, not_tried, versions
@@ -71,7 +71,7 @@ def write_texts(
     if written is not None and (unit != "answer" or len(prompts) > 1):
         raise ValueError("a text that is written already is one answer to one prompt")
     config = None if exit_config is None else ExitConfig.parse(exit_config)
-    policy, purse = policy or ladder.policy_for(unit), Purse(ladder.budget)
+    policy, purse = policy or ladder.policy_for(unit), BudgetTracker(ladder.budget)
     rungs = (rung.to_dict() for rung in ladder.rungs)
     doors = ladder.doors if unit == "answer" else ladder.token_doors
     trail = open_trail(unit, rungs, policy, ladder.budget, None, versions(), doors)

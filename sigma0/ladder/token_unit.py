@@ -17,7 +17,7 @@ from torch import Tensor
 from sigma0.decode.exits import Reason
 from sigma0.decode.ops import Fate
 from sigma0.decode.transfer import Bools
-from sigma0.ladder.budget import Purse, Spending
+from sigma0.ladder.budget import BudgetTracker, Spending
 from sigma0.ladder.reader import Look, Reader
 from sigma0.ladder.token_sampler import TokenSampler
 from sigma0.ladder.trail import Decision, Outcome, Spent, Trail, reason_up
@@ -119,7 +119,7 @@ class TokenUnit:
         choosers: Sequence[TokenSampler],
         policy: Trigger,
         hysteresis: Hysteresis,
-        purse: Purse,
+        purse: BudgetTracker,
         trail: Trail,
     ) -> None:
         self.readers = readers

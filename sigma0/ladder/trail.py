@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter
 
 from sigma0.jsonl import dump_line, parse_by_kind, read_lines
-from sigma0.ladder.budget import Budget, Purse, Spending
+from sigma0.ladder.budget import Budget, BudgetTracker, Spending
 from sigma0.ladder.triggers import Hysteresis, Parking, ShutDoor, Signs, Trigger, trigger_from_dict, trigger_to_dict
 from sigma0.signals.verdict import DoorPolicy
 
@@ -170,7 +170,9 @@ class _Replay:
         self._door = ShutDoor(DoorPolicy.parse(heading.doors))
         self.top = len(heading.rungs) - 1
         self._unit = heading.unit
-        self.purse = Purse(Budget(**{name: limit for name, limit in heading.budget.items() if name != "seconds"}))
+        self.purse = BudgetTracker(
+            Budget(**{name: limit for name, limit in heading.budget.items() if name != "seconds"})
+        )
         self._parking = Parking(Hysteresis(**heading.hysteresis)) if heading.unit == "token" else None
         self._under_way: dict[int, tuple[int, bool, bool]] = {}  # position, parked, climbed
 

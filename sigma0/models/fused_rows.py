@@ -29,8 +29,8 @@ def can_fuse(layers: Iterable[Any], hidden: Tensor) -> bool:
 def _is_as_made(layer: Any, dtype: torch.dtype) -> bool:
     if type(layer) not in _LAYERS:
         return False
-    own = layer._modules
-    attention, mlp, norms = own["self_attn"], own["mlp"], [own[name] for name in layer.norm_names]
+    current = layer._modules
+    attention, mlp, norms = current["self_attn"], current["mlp"], [current[name] for name in layer.norm_names]
     if not all(map(is_plain, (layer, attention, mlp, *norms))) or any(type(norm) is not OuroRMSNorm for norm in norms):
         return False
     # the functions see the memory of a weight only
@@ -52,12 +52,12 @@ def block_of(layers: Sequence[Any]) -> tuple[list[BlockLayer], BlockShape] | Non
     """Weights of layers for which `can_fuse`, for one call on a CPU; None where norms differ in their epsilon."""
     parts, epsilons = [], set()
     for layer in layers:
-        own = layer._modules
-        norms = [own[name] for name in layer.norm_names]
+        current = layer._modules
+        norms = [current[name] for name in layer.norm_names]
         epsilons |= {norm.variance_epsilon for norm in norms}
-        ahead, ahead_of_mlp = own["input_layernorm"], own["post_attention_layernorm"]
-        behind = () if layer.post_norms is None else tuple(own[name].weight for name in layer.post_norms)
-        attention = own["self_attn"]
+        ahead, ahead_of_mlp = current["input_layernorm"], current["post_attention_layernorm"]
+        following = () if layer.post_norms is None else tuple(current[name].weight for name in layer.post_norms)
+        attention = current["self_attn"]
         parts.append(
             BlockLayer(
                 ahead.weight,
@@ -66,7 +66,7 @@ def block_of(layers: Sequence[Any]) -> tuple[list[BlockLayer], BlockShape] | Non
                 ahead_of_mlp.weight,
                 layer.gate_up.weight,
                 layer.down.weight,
-                behind,
+                following,
             )
         )
     if len(epsilons) > 1:
@@ -96,12 +96,12 @@ def run_fused(layers: Iterable[Any], hidden: Tensor, rows: PassRows, cos: Tensor
     normed = ops.norm_rows(hidden, first, epsilon)
     for index, layer in enumerate(layers):
         attention = layer._modules["self_attn"]
-        behind, behind_mlp = layer.post_norms or (None, None)
+        following, behind_mlp = layer.post_norms or (None, None)
         after = layers[index + 1] if index + 1 < len(layers) else None
         query = rows.project(index, normed, attention.qkv.weight, cos, signed_sin)
         attended = rows.attend(index, query, None, None, attention.scaling)
         parts = ops.parts_rows(attended.flatten(1), attention.out.weight)
-        hidden, normed = _added(ops, parts, (layer, behind), hidden, (layer, "post_attention_layernorm"))
+        hidden, normed = _added(ops, parts, (layer, following), hidden, (layer, "post_attention_layernorm"))
         gated = ops.gate_rows(normed, layer.gate_up.weight)
         parts = ops.parts_rows(gated, layer.down.weight)
         hidden, normed = _added(ops, parts, (layer, behind_mlp), hidden, (after, "input_layernorm"))
@@ -109,11 +109,11 @@ def run_fused(layers: Iterable[Any], hidden: Tensor, rows: PassRows, cos: Tensor
 
 
 def _added(
-    ops: Operations, parts: Tensor, behind: tuple[Any, str | None], hidden: Tensor, ahead: tuple[Any, str]
+    ops: Operations, parts: Tensor, following: tuple[Any, str | None], hidden: Tensor, ahead: tuple[Any, str]
 ) -> tuple[Tensor, Tensor]:
-    """The residual with a product in parts, by the norm behind it, and what the norm ahead of the next makes of it."""
+    """The residual with a product in parts, by the norm after it, and what the norm ahead of the next makes of it."""
     assert ops.add_rows is not None
-    weight, epsilon = _norm_of(*behind)
+    weight, epsilon = _norm_of(*following)
     next_weight, next_epsilon = _norm_of(*ahead)
     return ops.add_rows(parts, weight, hidden, next_weight, (epsilon, next_epsilon))
 

@@ -15,7 +15,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from sigma0.config import ExitConfig, KVConfig
-from sigma0.decode.compiled import Announce, silently
+from sigma0.decode.compiled import Announce, no_progress
 from sigma0.decode.grammar.rows import start_masks
 from sigma0.decode.grammar.vocabulary import grammars_of
 from sigma0.decode.kv_cache import DepthCache
@@ -67,7 +67,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     backend: Backend = "auto"
     deterministic: bool = True
     runner: RunnerName = "auto"
-    announce: Announce = staticmethod(silently)
+    announce: Announce = staticmethod(no_progress)
     quantization: str | None = None
 
     @property

@@ -90,7 +90,7 @@ def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) 
         runner=loop.runner.chosen,
         exit_depths=depths,
         exit_reasons=[
-            [exit_reason(mode, each.met, each.diverged, each.forced) for each in emissions] for emissions in emitted
+            [exit_reason(mode, item.met, item.diverged, item.forced) for item in emissions] for emissions in emitted
         ],
         **_statistics(loop.record, new),
         **_counts(loop.cache),

@@ -92,15 +92,15 @@ def check_cache(cache: Any, model: Any = None) -> None:
         )
     if model is None:
         return
-    own, needed = (
+    current, needed = (
         f"{layers} layers, {loops} loops, {stages[0]} layers of prelude and {stages[1]} of coda"
         for layers, loops, stages in (
             (cache.num_layers, cache.total_loops, cache.stages),
             (model.num_block_layers, model.num_loops, model.stages),
         )
     )
-    if own != needed:
-        raise ValueError(f"past_key_values was made for {own}, this model has {needed}: pass model.new_cache()")
+    if current != needed:
+        raise ValueError(f"past_key_values was made for {current}, this model has {needed}: pass model.new_cache()")
 
 
 def check_continued(cache: DepthCache, prompt: int, mask: int) -> None:

@@ -35,7 +35,7 @@ FORWARD_KEYS = frozenset(TransformersKwargs.__optional_keys__) | {"return_dict",
 
 
 def masked_reader(read: Callable[[Tensor], Tensor], cache: DepthCache | None) -> Callable[[Tensor], Tensor]:
-    """A head whose logits are of ids that grammars allow behind a prompt, where the cache says which.
+    """A head whose logits are of ids that grammars allow after a prompt, where the cache says which.
 
     Args:
         read: Logits `[B S, V]` of states `[B S, D]`, or `[B, S, V]` of `[B, S, D]`.
@@ -133,7 +133,7 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[R, V]` of what the head reads, `[R, D]`."""
-        # programs are compiled behind `reserve_positions`
+        # programs are compiled after `reserve_positions`
         compiling = torch.compiler.is_compiling()
         multiply = self._multiply if compiling else self._operations_on(hidden.device).product(hidden.dtype)
         return self._head(self._modules, hidden, multiply)

@@ -81,8 +81,8 @@ class OuroForCausalLM(OuroPreTrainedModel, SharedBlockForCausalLM):
 
     def plain_weights(self) -> EndWeights:
         """See `SharedBlockForCausalLM.plain_weights`; of the gate too."""
-        own: Any = self.model._modules
-        gate = own["early_exit_gate"]
+        current: Any = self.model._modules
+        gate = current["early_exit_gate"]
         weight, bias = self._plain("gate", plain_weight(gate, nn.Linear)), gate._parameters.get("bias")
         return super().plain_weights()._replace(gate=weight, bias=bias)
 

@@ -1,4 +1,4 @@
-"""Layers of a shared block: attention over the K/V plane of one loop, and an MLP, each behind a norm or between two."""
+"""Layers of a shared block: attention over the K/V plane of one loop, and an MLP, each after a norm or between two."""
 
 from collections.abc import Callable
 from typing import Any
@@ -103,9 +103,9 @@ class OuroAttention(nn.Module):
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: PassRows
     ) -> tuple[Tensor, None]:
         """Attention of the rows of a pass, `[R, D]`; arguments as `forward` takes them."""
-        own: dict[str, Any] = self._modules
+        current: dict[str, Any] = self._modules
         multiply = rows.ops.product(hidden_states.dtype)
-        heads = self.qkv(own, hidden_states, multiply).view(
+        heads = self.qkv(current, hidden_states, multiply).view(
             hidden_states.shape[0], -1, self.head_dim
         )  # [R, H + 2 H_kv, d]
         # counted from what there is, since a rank of several has a part of the heads
@@ -113,7 +113,7 @@ class OuroAttention(nn.Module):
         turned, values = rotated(heads[:, :-kv_heads], *position_embeddings), heads[:, -kv_heads:]
         query, keys = turned[:, :-kv_heads], turned[:, -kv_heads:]  # [R, H, d], [R, H_kv, d]
         attended = rows.attend(self.layer_idx, query, keys, values, self.scaling)
-        return self.out(own, attended.flatten(1), multiply), None
+        return self.out(current, attended.flatten(1), multiply), None
 
 
 def rms_norm(module: nn.Module, hidden: Tensor, ops: Operations, residual: Tensor | None = None) -> Tensor:
@@ -139,11 +139,11 @@ def rotated(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
 
 
 class PreNormDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
-    """Attention and MLP, each behind a norm; a family may norm what they give as well.
+    """Attention and MLP, each after a norm; a family may norm what they give as well.
 
     Attributes:
         norm_names: In the order in which a layer applies them.
-        post_norms: Of them, the one behind attention and the one behind the MLP; None where there are none.
+        post_norms: Of them, the one after attention and the one after the MLP; None where there are none.
     """
 
     norm_names: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
@@ -177,13 +177,13 @@ class PreNormDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
     def _run_rows(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: PassRows) -> Tensor:
         """The same for the rows of a pass, `[R, D]`, of which there are so few that calls of modules are a cost."""
         # out of the dictionaries, since looking modules up by attribute takes as long as a small product
-        own: dict[str, Any] = self._modules
-        mlp = own["mlp"]._modules
+        current: dict[str, Any] = self._modules
+        mlp = current["mlp"]._modules
         ops = rows.ops
-        normed = rms_norm(own["input_layernorm"], hidden_states, ops)
-        attended, _ = own["self_attn"].attend_rows(normed, position_embeddings, rows)
+        normed = rms_norm(current["input_layernorm"], hidden_states, ops)
+        attended, _ = current["self_attn"].attend_rows(normed, position_embeddings, rows)
         hidden_states = self._added(hidden_states, attended, 0, ops)
-        normed = rms_norm(own["post_attention_layernorm"], hidden_states, ops)
+        normed = rms_norm(current["post_attention_layernorm"], hidden_states, ops)
         multiply = ops.product(normed.dtype)
         gate, up = self.gate_up(mlp, normed, multiply).chunk(2, -1)  # [R, F] each
         transformed = self.down(mlp, mlp["act_fn"](gate) * up, multiply)

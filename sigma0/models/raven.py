@@ -323,12 +323,12 @@ class RavenModel(RavenPreTrainedModel):
         given: dict[str, Any],
     ) -> Tensor:
         """Layers that run once, over `[B, S, D]`."""
-        for layer, own in zip(layers, planes, strict=True):
-            hidden = layer(hidden, planes=own, past_key_values=cache, **given)
+        for layer, current in zip(layers, planes, strict=True):
+            hidden = layer(hidden, planes=current, past_key_values=cache, **given)
         return hidden
 
     def _prelude_planes(self) -> list[tuple[int, ...]]:
-        """Planes of the prelude's layers, as transformers counts them: behind all of the core's."""
+        """Planes of the prelude's layers, as transformers counts them: after all of the core's."""
         first = self.num_loops * self.num_block_layers
         return [(first + index,) for index in range(len(self.prelude))]
 

@@ -103,11 +103,11 @@ class RavenAttention(nn.Module):
             rows: The rows, each at the plane that it writes.
             layer: Index of the K/V layer.
         """
-        own: dict[str, Any] = self._modules
+        current: dict[str, Any] = self._modules
         multiply = rows.ops.product(hidden_states.dtype)
-        heads = self.qkv(own, hidden_states, multiply).view(len(hidden_states), -1, self.head_dim)
+        heads = self.qkv(current, hidden_states, multiply).view(len(hidden_states), -1, self.head_dim)
         attended = rows.attend(layer, *self._rotated(heads, position_embeddings), self.scaling)
-        return self.out(own, attended.flatten(1), multiply)
+        return self.out(current, attended.flatten(1), multiply)
 
     def _rotated(self, heads: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries `[..., H, d]` and keys `[..., H_kv, d]`, and values, of all heads `[..., H + 2 H_kv, d]`."""
@@ -139,10 +139,10 @@ class RavenMLP(nn.Module):
             gate, up = self.fc(hidden_states).chunk(2, -1)
             output: Tensor = self.proj(F.silu(gate) * up)
             return output
-        own: dict[str, Any] = self._modules
+        current: dict[str, Any] = self._modules
         multiply = rows.ops.product(hidden_states.dtype)
-        gate, up = self.gate_up(own, hidden_states, multiply).chunk(2, -1)  # [R, F] each
-        return self.down(own, F.silu(gate) * up, multiply)
+        gate, up = self.gate_up(current, hidden_states, multiply).chunk(2, -1)  # [R, F] each
+        return self.down(current, F.silu(gate) * up, multiply)
 
 
 class RavenBlock(GradientCheckpointingLayer):  # type: ignore[misc]

@@ -55,7 +55,7 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
         Raises:
             ValueError: For a number that T cannot be.
         """
-        own = self.config.recurrence
+        current = self.config.recurrence
         if num_steps is not None and type(num_steps) is not int:
             raise ValueError(f"num_steps must be a whole number of loops, got {num_steps!r}")
         try:
@@ -64,7 +64,7 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
                 self.config.validate_loops()
             yield
         finally:
-            self.config.recurrence = own
+            self.config.recurrence = current
 
     @property
     def num_loops(self) -> int:
@@ -185,9 +185,9 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
             return exits, head(outputs.last_hidden_state[:, keep])
         cache.read_early = cache.read_early or not at_full_depth
         which = torch.arange(length)[keep].tolist()
-        found = [self._read_position(rule, outputs, index, at_full_depth) for index in which]
-        parts = [torch.cat([vars(exits)[name] for exits, _ in found], dim=axis) for name, axis in _AXES.items()]
-        return Selection(*parts), torch.cat([logits for _, logits in found], dim=1)
+        result = [self._read_position(rule, outputs, index, at_full_depth) for index in which]
+        parts = [torch.cat([vars(exits)[name] for exits, _ in result], dim=axis) for name, axis in _AXES.items()]
+        return Selection(*parts), torch.cat([logits for _, logits in result], dim=1)
 
     @torch.no_grad()
     def _read_position(
@@ -231,7 +231,7 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
         """Logits of every loop, `[T, B, S', V]`, as a model of so many loops has them.
 
         Raises:
-            ValueError: Behind cached positions, whose codas were not read at every loop.
+            ValueError: After cached positions, whose codas were not read at every loop.
         """
         assert outputs.loop_states is not None
         cache, length = outputs.past_key_values, outputs.loop_states.shape[2]

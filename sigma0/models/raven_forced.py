@@ -1,4 +1,4 @@
-"""The coda of a token at every loop, behind tokens that are read at loop T: what fidelity is measured on."""
+"""The coda of a token at every loop, after tokens that are read at loop T: what fidelity is measured on."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ class _Kept:
 
 
 class _Beside:
-    """Takes the place of a cache: K/V of full depth, and behind them those of the loop in question."""
+    """Takes the place of a cache: K/V of full depth, and after them those of the loop in question."""
 
     def __init__(self, kept: _Kept) -> None:
         self._kept = kept
@@ -39,10 +39,10 @@ def read_beside_full_depth(model: RavenModel, states: Tensor) -> Tensor:
     """
     length, device = states.shape[2], states.device
     earlier = torch.ones((length, length), dtype=torch.bool, device=device).tril(-1)
-    own = torch.eye(length, dtype=torch.bool, device=device)
+    current = torch.eye(length, dtype=torch.bool, device=device)
     kept = _Kept()
     positions = torch.arange(length, device=device)[None]
-    final = model.run_coda(states[-1], earlier | own, kept, positions)
-    beside = torch.cat([earlier, own], dim=1)  # [S, 2 S]
+    final = model.run_coda(states[-1], earlier | current, kept, positions)
+    beside = torch.cat([earlier, current], dim=1)  # [S, 2 S]
     read = [model.run_coda(state, beside, _Beside(kept), positions) for state in states[:-1]]
     return torch.stack([*read, final])

@@ -1,9 +1,9 @@
 """Tensor parallelism of Raven: a process's heads of every attention, and its part of every MLP.
 
 One matrix holds queries, keys and values, another gate and up. transformers' styles cut a matrix into equal parts,
-which grouped heads do not have. So these matrices are loaded whole and cut behind the loading, each part for itself;
+which grouped heads do not have. So these matrices are loaded whole and cut after the loading, each part for itself;
 until then a process needs the memory of all of them. What is kept is a process's own, so that a product with it needs
-no message; the matrices behind are transformers' `rowwise`, which sums. Queries and keys that are normed over all heads
+no message; the matrices after are transformers' `rowwise`, which sums. Queries and keys that are normed over all heads
 at once (`post`) take one more sum each.
 
 What is cut is a plain parameter, not torch's `DTensor`, which knows of no such parts; `whole_tensors` puts it together
@@ -64,26 +64,26 @@ def keep_share(model: Any) -> None:
 def whole_tensors(model: Any, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict whose cut tensors are whole again; every process calls it."""
     group = tp_group(model)
-    found = dict(state_dict)
+    result = dict(state_dict)
     if group is None:
-        return found
+        return result
     mesh = model._device_mesh
     mesh = mesh if mesh.ndim == 1 else mesh["tp"]
     rank, count = dist.get_rank(group.group), group.group.size()
     for prefix, block in _blocks(model).items():
         for name, (axis, sizes) in block.stacked_parts().items():
-            local = found[f"{prefix}.{name}"]
-            own = [len(_own(torch.empty(size), 0, rank, count)) for size in sizes]
+            local = result[f"{prefix}.{name}"]
+            current = [len(_own(torch.empty(size), 0, rank, count)) for size in sizes]
             parts = []
-            for part, size in zip(torch.split(local.detach(), own, axis), sizes, strict=True):
+            for part, size in zip(torch.split(local.detach(), current, axis), sizes, strict=True):
                 shape = torch.Size([*part.shape[:axis], size, *part.shape[axis + 1 :]])
                 stride = torch.empty(shape, device="meta").stride()
                 spread = DTensor.from_local(
                     part.contiguous(), mesh, [Shard(axis)], run_check=False, shape=shape, stride=stride
                 )
                 parts.append(spread.full_tensor())
-            found[f"{prefix}.{name}"] = torch.cat(parts, axis)
-    return found
+            result[f"{prefix}.{name}"] = torch.cat(parts, axis)
+    return result
 
 
 def _blocks(model: nn.Module) -> dict[str, RavenBlock]:

@@ -11,7 +11,7 @@ position, stop where they fall below a threshold (Huginn's `generate_with_adapti
 
     entropy-diff      |H(p) - H(p before)|, H = - sum p log(p + 1e-10), 100 before loop 1
     latent-diff       |s - s before| / |s|, the mean over the positions of the pass
-    cosine            1 - cos(s, s before), likewise; NaN behind a zero state
+    cosine            1 - cos(s, s before), likewise; NaN after a zero state
     kl                KL(p before || p), from the uniform distribution on
     minp-kl           the same after probabilities under a tenth of the largest are set to 1 / V, and all renormalised
     argmax-stability  how often running the argmax has stayed the same; stops where it reaches the threshold
@@ -75,7 +75,7 @@ class PublishedRun:
 
     tokens: Tensor  # New ids, int64 `[N]`
     steps: Tensor  # Loops of the pass that each came from, `[N]`
-    values: Tensor  # The criterion after each loop, float32 `[N, T]`; NaN behind the exit
+    values: Tensor  # The criterion after each loop, float32 `[N, T]`; NaN after the exit
     logits: Tensor  # That each was read from, `[N, V]`
 
 
@@ -88,7 +88,7 @@ def generate_as_published(
     threshold: float,
     policy: Policy = "full",
 ) -> PublishedRun:
-    """Greedy decoding behind a prompt `[P]`, which is one pass.
+    """Greedy decoding after a prompt `[P]`, which is one pass.
 
     Raises:
         ValueError: For an unknown criterion or policy.
@@ -105,7 +105,7 @@ def generate_as_published(
 def read_as_published(
     model: RavenForCausalLM, ids: Tensor, criterion: Criterion, threshold: float, policy: Policy = "full"
 ) -> PublishedRun:
-    """A text `[S]` read token by token, each with an exit of its own; `tokens` are the argmax behind each.
+    """A text `[S]` read token by token, each with an exit of its own; `tokens` are the argmax after each.
 
     Raises:
         ValueError: For an unknown criterion or policy.
@@ -153,7 +153,7 @@ class _Run:
         self.logits.append(self._read(state, positions) if logits is None else logits)
 
     def _read(self, state: Tensor, positions: Tensor) -> Tensor:
-        """Logits `[V]` behind the last position."""
+        """Logits `[V]` after the last position."""
         read = self._model.transformer.run_coda(state, None, self._cache, positions)
         return self._model.read_states(read[0, -1])
 

@@ -198,8 +198,8 @@ class SharedBlockForCausalLM(LoopedForCausalLM):
 
     def plain_weights(self) -> EndWeights:
         """See `decode.model.LoopedModel.plain_weights`; of norm, embedding and head."""
-        own = self.model._modules
-        norm, embedding = own["norm"], own["embed_tokens"]
+        current = self.model._modules
+        norm, embedding = current["norm"], current["embed_tokens"]
         return EndWeights(
             self._plain("norm", plain_weight(norm, OuroRMSNorm)),
             norm.__dict__.get("variance_epsilon", 0.0),

@@ -98,8 +98,8 @@ class TextEncoder:
     def _check_names(self, value: Any) -> None:
         if isinstance(value, Mapping):
             for name, item in value.items():
-                if found := self._in_text.search(str(name)):
-                    raise ValueError(f"a name holds the special token {found[0]!r}: choose another name")
+                if result := self._in_text.search(str(name)):
+                    raise ValueError(f"a name holds the special token {result[0]!r}: choose another name")
                 if piece := self._piece(str(name)):
                     raise ValueError(
                         f"a name begins or ends with {piece!r}, a piece of a special token: choose another"

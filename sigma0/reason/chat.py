@@ -16,7 +16,7 @@ from sigma0.config import Effort, ExitConfig, Messages, exit_for
 from sigma0.decode.detokenizer import eos_ids, truncate_at_stop
 from sigma0.errors import needs_extra
 from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung, RungCost
-from sigma0.ladder.budget import Purse
+from sigma0.ladder.budget import BudgetTracker
 from sigma0.ladder.endpoint import Asker
 from sigma0.ladder.rungs import AnyRung, at_effort
 from sigma0.models.hf_generate import DepthGenerationMixin
@@ -43,7 +43,7 @@ class LocalChat:
     """A causal model of transformers in this process, looped or not; one call at a time.
 
     Args:
-        model: Looped models have verdicts, and effort is depth; of others effort changes nothing.
+        model: LoopOutput models have verdicts, and effort is depth; of others effort changes nothing.
         tokenizer: Its fast tokenizer, with a chat template.
         name: In trails.
         exit_config: A looped model's setting at effort `medium`; by default as its checkpoint says.
@@ -281,7 +281,7 @@ class EndpointChat:
     def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """See `ChatModel`; the verdict is the server's, where it tells one as sigma0's own does."""
         cost = RungCost(self.name)
-        asker = Asker(self.rung, Purse(Budget()), cost)
+        asker = Asker(self.rung, BudgetTracker(Budget()), cost)
         options: dict[str, Any] = {"temperature": settings.temperature}
         if settings.seed is not None:
             options["seed"] = settings.seed
@@ -357,7 +357,7 @@ def fitted(
     settings: ChatSettings,
     least: int = 1,
 ) -> ChatSettings:
-    """The settings with as many new tokens at most as a model's positions leave behind the question.
+    """The settings with as many new tokens at most as a model's positions leave after the question.
 
     How long a question gets is no setting of whoever asked it.
 

@@ -27,7 +27,7 @@ RIGHT, PLAN, NEXT = "Right?", "Plan.", "Next?"
 YES, NO = "Yes.", "No."
 MAX_PROBLEM = 8_000
 EXAMPLE = "Mary went to the park. Where is Mary?"
-# Behind these a yes or no question repeats a statement's words as they are, but for a verb's ending behind `Does`.
+# After these a yes or no question repeats a statement's words as they are, but for a verb's ending after `Does`.
 _ASKS = ("Is", "Are", "Does")
 _DENIES = frozenset(("not", "no", "never", "nobody", "nothing"))
 _SENTENCE = re.compile(r"[^.?!]*[.?!]")
@@ -69,7 +69,7 @@ def part(problem: str) -> Parts:
     """Parts a problem.
 
     Raises:
-        ValueError: Where it does not end in a question behind a text.
+        ValueError: Where it does not end in a question after a text.
     """
     if len(problem) > MAX_PROBLEM:
         raise ValueError(f"a problem has at most {MAX_PROBLEM} characters, got {len(problem)}")
@@ -86,24 +86,24 @@ def part(problem: str) -> Parts:
 
 def sentences(text: str) -> tuple[str, ...]:
     """The sentences of a text, each with the sign that ends it."""
-    return tuple(found.strip() for found in _SENTENCE.findall(text))
+    return tuple(result.strip() for result in _SENTENCE.findall(text))
 
 
 def settled(question: str, answer: str) -> str:
     """An answer by yes or no, with the one of the two that its own statement gives; any other as it is.
 
     Whoever answers "Is the hat in the park?" by "the hat is in the barn" means no, whichever word stands before it: it
-    is yes if the statement holds the words of the question behind its first, in their order, a verb's ending aside. A
+    is yes if the statement holds the words of the question after its first, in their order, a verb's ending aside. A
     statement that denies, and a question of another kind, are left to whoever answered.
     """
     label, comma, statement = answer.partition(", ")
     verb, *asked = _WORD.findall(question) or [""]
-    told = [word.lower() for word in _WORD.findall(statement)]
-    if not comma or label not in ("Yes", "No") or verb not in _ASKS or _DENIES & set(told):
+    output = [word.lower() for word in _WORD.findall(statement)]
+    if not comma or label not in ("Yes", "No") or verb not in _ASKS or _DENIES & set(output):
         return answer
-    rest = iter(told)
+    rest = iter(output)
     endings = ("", "s") if verb == "Does" else ("",)
-    repeats = all(any(found in [f"{word.lower()}{end}" for end in endings] for found in rest) for word in asked)
+    repeats = all(any(result in [f"{word.lower()}{end}" for end in endings] for result in rest) for word in asked)
     return f"{'Yes' if repeats else 'No'}, {statement}"
 
 
@@ -123,7 +123,7 @@ def checking(parts: Parts, answer: str) -> str:
 
 
 def planning(parts: Parts, known: Sequence[str] = ()) -> str:
-    """Asks for the steps that are left behind what is known."""
+    """Asks for the steps that are left after what is known."""
     return " ".join((parts.text, parts.question, *known, PLAN))
 
 

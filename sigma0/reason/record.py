@@ -79,9 +79,9 @@ class Record:
         if not self._path.is_file():
             raise ValueError(f"the memory file {str(self._path)!r} cannot be read: there is no such file")
         jsonl.cut_torn_line(self._path, is_heading, "memory of a run")
-        found, *lines = read_lines(self._path)
-        assert isinstance(found, Heading)  # `read_lines` sees to it
-        known, given = _identity(found), _identity(heading)
+        result, *lines = read_lines(self._path)
+        assert isinstance(result, Heading)  # `read_lines` sees to it
+        known, given = _identity(result), _identity(heading)
         for name in {**known, **given}:
             if known.get(name) != given.get(name):
                 raise ValueError(

@@ -1,6 +1,6 @@
 """The forms for a model that was not taught them: shown by examples, and held to by a grammar.
 
-Every question of `sigma0.reason.forms` is asked behind examples of its form, and the reply can be nothing else than
+Every question of `sigma0.reason.forms` is asked after examples of its form, and the reply can be nothing else than
 that form allows: sentences that are quoted are sentences of the text, names are its names. What such a reply says may
 still be wrong; that it can be read is all that the grammar gives.
 """
@@ -68,9 +68,9 @@ def grammar_of(form: Form, question: str) -> str:
         form: Of the question.
         question: Its text is what sentences and names are taken from.
     """
-    told = sentences(question)
+    output = sentences(question)
     # the question itself is none of them, nor what stands behind it
-    quoted = [one for one in told if one.endswith(".") and one != PLAN]
+    quoted = [one for one in output if one.endswith(".") and one != PLAN]
     said = f"SAID: {_either(quoted or ['.'])}"
     if form == "look":
         return f"start: SAID\n{said}"
@@ -115,8 +115,8 @@ def _plan_grammar(said: str, named: str) -> str:
 
 def _names(question: str) -> list[str]:
     text = " ".join(sentences(question))
-    found = [*(one for one in _CAPITAL.findall(text) if one != "The"), *map(str.lower, _THING.findall(text))]
-    return list(dict.fromkeys(found)) or ["nobody"]
+    result = [*(one for one in _CAPITAL.findall(text) if one != "The"), *map(str.lower, _THING.findall(text))]
+    return list(dict.fromkeys(result)) or ["nobody"]
 
 
 def _either(texts: Sequence[str]) -> str:

@@ -95,8 +95,8 @@ class Generation:
         if self.above is not None:
             values["above"] = self.above.to_dict()
         if self.draft is not None and self.draft.verdict is not None:
-            told = {"verdict": self.draft.verdict.to_dict(), "door": self.draft.door}
-            values["draft"] = {"text": self.draft.text, "stop_reason": self.draft.stop_reason, **told}
+            output = {"verdict": self.draft.verdict.to_dict(), "door": self.draft.door}
+            values["draft"] = {"text": self.draft.text, "stop_reason": self.draft.stop_reason, **output}
         if verdict is None:
             del values["grounding"], values["policy"]
             values["tokens"] = [{name: token[name] for name in _ALWAYS} for token in values["tokens"]]

@@ -103,8 +103,8 @@ def with_statistics(
     described = []
     fate_of: dict[tuple[int, ...], Fate | None] = {}  # few paths differ
     last_read = [Deepest()] * len(tokens) if deepest is None else [Deepest.of(row) for row in deepest.tolist()]
-    each = zip(tokens, paths, rows, fates.tolist(), loops_run.tolist(), last_read, strict=True)
-    for token, path, row, codes, count, read in each:
+    item = zip(tokens, paths, rows, fates.tolist(), loops_run.tolist(), last_read, strict=True)
+    for token, path, row, codes, count, read in item:
         radius, angle, proximity, margin, entropy = map(_finite, row)
         path_fates = tuple(codes[:count])
         if path_fates not in fate_of:

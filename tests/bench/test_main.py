@@ -33,14 +33,14 @@ def test_listed_help_is_the_commands_own(name):
 def recording(command):
     """The commands of a tree that write into a folder of the caller's."""
     with_record(command)
-    nested = [each for part in getattr(command, "commands", {}).values() for each in recording(part)]
+    nested = [item for part in getattr(command, "commands", {}).values() for item in recording(part)]
     return [*nested, *([command] if any(option.name == "record" for option in command.params) else [])]
 
 
 def test_every_bench_with_rows_takes_record():
     loaded = {name: LazyCommand(name, target, None).load() for name, target in COMMANDS.items()}
-    found = {name for name, command in loaded.items() if recording(command)}
-    assert found == {
+    obtained = {name for name, command in loaded.items() if recording(command)}
+    assert obtained == {
         "fidelity", "speed", "quantization", "kv", "overhead", "ladder", "distill", "agent", "outer", "strategyqa",
         "serve", "vllm", "humaneval", "passes", "simulate", "course",
     }  # fmt: skip
@@ -55,8 +55,8 @@ def test_rows_are_the_callers_unless_they_are_to_be_recorded(tmp_path, monkeypat
         "speed", "pocket", "--context", "4", "--new-tokens", "3", "--rounds", "1", "--prompt-rounds", "1", "--ways",
         "full", "--dtype", "float32",
     ]  # fmt: skip
-    told = CliRunner().invoke(app, arguments)
-    assert told.exit_code == 0 and told.stdout.rstrip().endswith("1 rows in sigma0-bench/leaderboard.jsonl")
+    output = CliRunner().invoke(app, arguments)
+    assert output.exit_code == 0 and output.stdout.rstrip().endswith("1 rows in sigma0-bench/leaderboard.jsonl")
     refused = CliRunner().invoke(app, [*arguments, "--record"])
     assert refused.exit_code == 2 and "run it at the root of the repository" in refused.stderr
     (tmp_path / "bench" / "results").mkdir(parents=True)

@@ -44,10 +44,10 @@ def prompts():
 @pytest.fixture(scope="module")
 def model(prompts):
     """A random model that ends some texts early: its EOS is a token it likes."""
-    found = tiny_model(seed=1, total_ut_steps=4)
-    new = [token for text in continue_in_full(found, prompts, 6) for token in text.ids[-text.new + 2 :]]
-    found.generation_config.eos_token_id = max(sorted(set(new)), key=new.count)
-    return found
+    obtained = tiny_model(seed=1, total_ut_steps=4)
+    new = [token for text in continue_in_full(obtained, prompts, 6) for token in text.ids[-text.new + 2 :]]
+    obtained.generation_config.eos_token_id = max(sorted(set(new)), key=new.count)
+    return obtained
 
 
 def alone(model, prompt, new, config):
@@ -72,17 +72,17 @@ def _order():
 @pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize("mode", [fast_if(mode in ("qexit", "margin"), mode) for mode in GRIDS])
 def test_the_choice_follows_from_losses_taken_one_by_one(model, prompts, mode):
-    found = calibrate(model, prompts, mode, agreement=0.6, confidence=0.9, max_new_tokens=6)
-    assert found.prompts == 48
-    kept = [row for row in found.tested if row.passed]
-    assert kept == list(found.tested[: len(kept)]) and len(found.tested) - len(kept) <= 1
+    obtained = calibrate(model, prompts, mode, agreement=0.6, confidence=0.9, max_new_tokens=6)
+    assert obtained.prompts == 48
+    kept = [row for row in obtained.tested if row.passed]
+    assert kept == list(obtained.tested[: len(kept)]) and len(obtained.tested) - len(kept) <= 1
     assert kept, "the test wants a choice"
-    for row in found.tested:
+    for row in obtained.tested:
         assert row.passed == (row.p_value <= 0.1)
         assert row.p_value == pytest.approx(p_value(1 - row.agreement, 48, 0.4))
     texts = continue_in_full(model, [prompts[k] for k in _order()[12:]], 6)
-    for row in (found.tested[0], found.tested[len(kept) // 2], found.tested[-1]):
-        config = next(each for each in GRIDS[mode] if row.threshold == each.threshold)
+    for row in (obtained.tested[0], obtained.tested[len(kept) // 2], obtained.tested[-1]):
+        config = next(entry for entry in GRIDS[mode] if row.threshold == entry.threshold)
         agreed, depths = [], []
         for text in texts:
             with torch.no_grad():
@@ -93,25 +93,25 @@ def test_the_choice_follows_from_losses_taken_one_by_one(model, prompts, mode):
             depths += output.exit_depths[0, new].tolist()
         assert row.agreement == pytest.approx(np.mean(agreed)) and row.mean_depth == pytest.approx(np.mean(depths))
     threshold = kept[-1].threshold
-    assert found.chosen is not None and found.chosen.threshold == threshold
+    assert obtained.chosen is not None and obtained.chosen.threshold == threshold
     # The check once more, with the forward's own exits and the stock loop's free runs.
     order = _order()
     shares, passes, most, same = [], 0, 0, []
     for number in order[:12]:
         run = alone(model, prompts[number], 6, ExitConfig(mode="full"))
         with torch.no_grad():
-            output = model(run.sequences, exit_config=found.chosen, output_loop_states=True)
+            output = model(run.sequences, exit_config=obtained.chosen, output_loop_states=True)
         full = output.loop_logits[-1, 0].argmax(-1)
         agreed = (output.logits[0].argmax(-1) == full)[len(prompts[number]) - 1 : -1]
         shares.append(agreed.float().mean().item())
-        early = alone(model, prompts[number], 6, found.chosen)
+        early = alone(model, prompts[number], 6, obtained.chosen)
         same.append(early.sequences.tolist() == run.sequences.tolist())
         passes += early.loop_passes
         most += 4 * (early.sequences.shape[1] - len(prompts[number]) - 1)
-    assert found.check is not None and found.check.prompts == 12
-    assert found.check.agreement.value == pytest.approx(np.mean(shares))
-    assert found.check.same.value == pytest.approx(np.mean(same))
-    assert found.check.passes_saved.value == pytest.approx(1 - passes / most)
+    assert obtained.check is not None and obtained.check.prompts == 12
+    assert obtained.check.agreement.value == pytest.approx(np.mean(shares))
+    assert obtained.check.same.value == pytest.approx(np.mean(same))
+    assert obtained.check.passes_saved.value == pytest.approx(1 - passes / most)
 
 
 def test_too_few_prompts_promise_nothing(model, prompts):
@@ -138,13 +138,13 @@ def test_exits_of_a_whole_grid_are_those_of_each_setting(model, prompts, mode):
 
 @pytest.mark.slow
 def test_all_rules_at_once_share_the_error_that_is_allowed(model, prompts):
-    found = calibrate_rules(model, prompts, agreement=0.5, confidence=0.9, max_new_tokens=6)
-    assert [rule.mode for rule in found] == list(GRIDS)
-    for rule in found:
+    obtained = calibrate_rules(model, prompts, agreement=0.5, confidence=0.9, max_new_tokens=6)
+    assert [rule.mode for rule in obtained] == list(GRIDS)
+    for rule in obtained:
         assert all(row.passed == (row.p_value <= 0.1 / len(GRIDS)) for row in rule.tested)
         assert rule.confidence == 0.9 and rule.needed == prompts_needed(0.5, 1 - 0.1 / len(GRIDS))
     margin = calibrate(model, prompts, "margin", agreement=0.5, confidence=1 - 0.1 / len(GRIDS), max_new_tokens=6)
-    alone = next(rule for rule in found if rule.mode == "margin")
+    alone = next(rule for rule in obtained if rule.mode == "margin")
     assert (alone.tested, alone.chosen, alone.check) == (margin.tested, margin.chosen, margin.check)
 
 
@@ -235,9 +235,9 @@ def test_steps_grow_by_the_same_factor(mode):
 
 @pytest.mark.parametrize("agreement, confidence", [(0.5, 0.5), (0.9, 0.9), (0.75, 0.95)])
 def test_the_fewest_prompts_leave_enough(agreement, confidence):
-    for found, share in zip(prompts_needed(agreement, confidence), (0.0, 0.5), strict=True):
+    for obtained, share in zip(prompts_needed(agreement, confidence), (0.0, 0.5), strict=True):
         enough = units_needed(1 - agreement, confidence, share)
-        assert found == next(count for count in range(1, 10_000) if count - held_out(count) >= enough)
+        assert obtained == next(count for count in range(1, 10_000) if count - held_out(count) >= enough)
 
 
 def test_shares_counts_and_promises_that_cannot_be_are_refused():
@@ -253,7 +253,7 @@ def test_shares_counts_and_promises_that_cannot_be_are_refused():
     assert [held_out(prompts) for prompts in (1, 2, 5, 7, 8, 60)] == [1, 1, 1, 1, 2, 12]
     assert prompts_done(60) == 60 and prompts_done(60, 3) == 84
     for call in (calibrate, calibrate_rules, calibrate_kv):
-        defaults = {name: each.default for name, each in signature(call).parameters.items()}
+        defaults = {name: entry.default for name, entry in signature(call).parameters.items()}
         assert (defaults["agreement"], defaults["confidence"], defaults["max_new_tokens"]) == (0.99, 0.95, 64)
     assert signature(calibrate_latency).parameters["max_new_tokens"].default == 64
     with pytest.raises(ValueError, match="no threshold"):

@@ -19,9 +19,9 @@ def test_shares_have_the_published_exact_intervals_and_60_of_60_prompts_may_be_9
             share(part, whole)
     # however many tokens they have: those of one prompt may all go together
     for tokens in (1, 30):
-        found = clustered_share(np.full(60, tokens), np.full(60, tokens))
-        assert found.value == 1.0
-        assert found.interval == (pytest.approx(0.9404, abs=5e-5), 1.0)
+        result = clustered_share(np.full(60, tokens), np.full(60, tokens))
+        assert result.value == 1.0
+        assert result.interval == (pytest.approx(0.9404, abs=5e-5), 1.0)
     nothing = clustered_share(np.zeros(60), np.full(60, 30))
     assert nothing.interval == (0.0, pytest.approx(0.0596, abs=5e-5))
 
@@ -39,8 +39,8 @@ def _worlds():
         return wrong, lambda sizes: np.where(rng.random(len(sizes)) < often, rng.binomial(sizes, kept), sizes)
 
     worlds = {f"alone {value}": (value, lambda sizes, p=value: rng.binomial(sizes, p)) for value in (0.99, 0.998)}
-    worlds |= {f"together {each}": beta(*each) for each in ((0.99, 0.05), (0.99, 0.3), (0.998, 0.5))}
-    worlds |= {f"bad prompts {each}": bad(*each) for each in ((0.02, 0.5), (0.05, 0.5), (0.03, 0.1), (0.01, 0.9))}
+    worlds |= {f"together {item}": beta(*item) for item in ((0.99, 0.05), (0.99, 0.3), (0.998, 0.5))}
+    worlds |= {f"bad prompts {item}": bad(*item) for item in ((0.02, 0.5), (0.05, 0.5), (0.03, 0.1), (0.01, 0.9))}
     return rng, worlds
 
 
@@ -61,13 +61,13 @@ def test_intervals_near_1_hold_the_truth_as_often_as_they_say(prompts, estimate)
 def test_a_share_stays_between_0_and_1(pairs):
     above = [min(pair) for pair in pairs]
     below = [max(pair) for pair in pairs]
-    found = clustered_share(above, below)
+    result = clustered_share(above, below)
     if sum(below) == 0:
-        assert found is None
+        assert result is None
     else:
-        assert found.value == sum(above) / sum(below)
-        assert 0 <= found.interval[0] <= found.value <= found.interval[1] <= 1
-        assert found.interval[0] < found.interval[1], "no interval is without width"
+        assert result.value == sum(above) / sum(below)
+        assert 0 <= result.interval[0] <= result.value <= result.interval[1] <= 1
+        assert result.interval[0] < result.interval[1], "no interval is without width"
 
 
 def korn_and_graubard(parts, wholes, items):
@@ -99,11 +99,11 @@ def korn_and_graubard(parts, wholes, items):
 def test_an_effective_number_of_items_is_that_of_the_definition(parts, wholes, items):
     counts = np.array(wholes if items is None else items, dtype=float)
     value, interval = korn_and_graubard(np.array(parts, dtype=float), np.array(wholes, dtype=float), counts)
-    found = clustered_share(parts, wholes, items)
-    assert found.value == pytest.approx(value, rel=1e-12) and found.interval == pytest.approx(interval, rel=1e-9)
+    result = clustered_share(parts, wholes, items)
+    assert result.value == pytest.approx(value, rel=1e-12) and result.interval == pytest.approx(interval, rel=1e-9)
     # a cluster without items is none
     more = clustered_share([*parts, 0], [*wholes, 0], None if items is None else [*items, 5])
-    assert more == found
+    assert more == result
 
 
 def test_single_items_are_independent_and_savings_are_shares_unless_they_are_not():
@@ -116,8 +116,8 @@ def test_single_items_are_independent_and_savings_are_shares_unless_they_are_not
     assert saved_share([0, 0], [10, 20]) == clustered_share([10, 20], [10, 20])
     assert saved_share([10, 20], [10, 20]) == clustered_share([0, 0], [10, 20])
     assert saved_share([0, 0], [0, 0]) is None
-    found = saved_share([9, 8, 11], [10, 10, 10])
-    assert found.value == pytest.approx(0.0667, abs=1e-4) and found.interval[0] < 0
+    result = saved_share([9, 8, 11], [10, 10, 10])
+    assert result.value == pytest.approx(0.0667, abs=1e-4) and result.interval[0] < 0
     assert saved_share([3, 6], [6, 12]).interval == (0.5, 0.5), "what a fixed depth saves is known"
     assert saved_share([6] * 60, [6] * 60).interval == (0.0, pytest.approx(0.0596, abs=5e-5))
     assert ratio([0.001, 0.0, 0.02], [1, 1, 1]).interval[0] == 0.0, "sums of what is never below 0"
@@ -131,17 +131,17 @@ def test_a_ratio_has_the_reach_of_its_linearised_variance(above, below):
     left = [(y - value * x) ** 2 for y, x in zip(above, below, strict=True)]
     reach = t.ppf(0.975, n - 1) * (n / (n - 1) * sum(left)) ** 0.5 / sum(below)
     low = value - reach if min(above) < 0 else max(value - reach, 0.0)
-    found = ratio([*above, 4], [*below, 0])
-    assert found.value == pytest.approx(value) and found.interval == pytest.approx((low, value + reach), rel=1e-9)
+    result = ratio([*above, 4], [*below, 0])
+    assert result.value == pytest.approx(value) and result.interval == pytest.approx((low, value + reach), rel=1e-9)
 
 
 def test_a_bootstrap_takes_the_middle_of_its_draws():
     values = np.random.default_rng(3).random(20)
     rng = np.random.default_rng(0)
     draws = [float(np.median(values[rng.integers(0, 20, 20)])) for _ in range(1000)]
-    found = bootstrap(lambda drawn: float(np.median(values[drawn])), 20)
-    assert found.value == np.median(values)
-    assert found.interval == pytest.approx(tuple(np.percentile(draws, [2.5, 97.5])), rel=1e-12)
+    result = bootstrap(lambda drawn: float(np.median(values[drawn])), 20)
+    assert result.value == np.median(values)
+    assert result.interval == pytest.approx(tuple(np.percentile(draws, [2.5, 97.5])), rel=1e-12)
     seldom = bootstrap(lambda drawn: float(drawn[0]) if drawn[0] < 5 else None, 10, resamples=200)
     assert seldom.value == 0.0 and 0 <= seldom.interval[0] <= seldom.interval[1] <= 4
     assert bootstrap(lambda drawn: 1.0, 1).interval == (1.0, 1.0)

@@ -41,8 +41,8 @@ def test_the_fit_finds_the_law_of_the_data():
     assert weights["mean_entropy"] == pytest.approx(0.8, abs=0.15)
     assert weights["mean_deepest_surprise"] == pytest.approx(0.6, abs=0.15)
     fresh, true, _ = drawn(500, seed=1)
-    told = np.array([model.confidence(row) for row in fresh])
-    assert np.abs(told - true).max() < 0.08
+    output = np.array([model.confidence(row) for row in fresh])
+    assert np.abs(output - true).max() < 0.08
 
 
 @pytest.mark.slow
@@ -54,8 +54,8 @@ def test_what_it_stores_is_what_was_seen():
     assert model.most == pytest.approx(evidence[:, columns].max(0))
     assert model.longest == evidence[:, FEATURES.index("length")].max()
     assert model.answers == 600 and model.pairs == tuple(sorted(pair_codes([1, 2, 3])))
-    own = [model.confidence(row) for row in evidence]
-    assert model.deciles == pytest.approx(np.quantile(own, np.arange(1, 10) / 10))
+    current = [model.confidence(row) for row in evidence]
+    assert model.deciles == pytest.approx(np.quantile(current, np.arange(1, 10) / 10))
     above = fitted.cross_fitted[right][:, None] > fitted.cross_fitted[~right][None]
     assert model.auroc == pytest.approx(above.mean())
     assert model.brier == pytest.approx(((fitted.cross_fitted - right) ** 2).mean())
@@ -66,7 +66,7 @@ def test_features_that_are_unknown_or_tell_nothing_are_left_out():
     evidence[3, SURPRISE] = np.nan
     fitted = fit_confidence(evidence, right, PROMPTS[:1000])
     assert "mean_deepest_surprise" not in fitted.model.features
-    (figure,) = (each for each in fitted.figures if each.name == "mean_deepest_surprise")
+    (figure,) = (item for item in fitted.figures if item.name == "mean_deepest_surprise")
     assert (figure.auroc, figure.gain, figure.chosen) == (None, None, False)
     evidence, _, _ = drawn(100)
     right = np.arange(100) % 2 == 0
@@ -143,39 +143,39 @@ def test_four_features_at_most_are_read_and_five_answers_of_a_kind_are_enough():
 def test_what_loses_its_weight_to_later_features_is_not_read():
     """The first column is the sum of three others and of what speaks against doubt: alone it says the most."""
     mixes = [[1, 1, 1, 1], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
-    found = fitted(*world([1.5, 1.5, 1.5, -0.5], mixes=mixes))
-    assert set(found.model.features) == names(1, 2, 3) and min(found.model.weights) > 0
-    assert len(found.model.weights) == len(found.model.most) == 3
-    told = {figure.name: figure for figure in found.figures}
+    result = fitted(*world([1.5, 1.5, 1.5, -0.5], mixes=mixes))
+    assert set(result.model.features) == names(1, 2, 3) and min(result.model.weights) > 0
+    assert len(result.model.weights) == len(result.model.most) == 3
+    output = {figure.name: figure for figure in result.figures}
     (first,) = names(0)
-    assert not told[first].chosen and told[first].gain == max(
-        figure.gain for figure in found.figures if figure.gain is not None
+    assert not output[first].chosen and output[first].gain == max(
+        figure.gain for figure in result.figures if figure.gain is not None
     )
 
 
 def test_the_first_feature_needs_a_gain_and_a_further_one_two_errors():
     evidence, right = world([1.0, 0.0])
-    found = fitted(evidence, right)
-    assert set(found.model.features) == names(0)
+    result = fitted(evidence, right)
+    assert set(result.model.features) == names(0)
     base = log_losses(np.full(len(right), right.mean()), right)
     logs = np.log(evidence[:, COLUMNS[:2]] + 1e-4)
     alone = log_losses(cross_fitted(logs[:, :1], right), right)
     both = log_losses(cross_fitted(logs, right), right)
-    told = {figure.name: figure for figure in found.figures}
+    output = {figure.name: figure for figure in result.figures}
     for place, gains in ((0, base - alone), (1, alone - both)):
-        figure = told[FEATURES[COLUMNS[place]]]
+        figure = output[FEATURES[COLUMNS[place]]]
         assert figure.gain == pytest.approx(gains.mean(), rel=1e-6)
         assert figure.error == pytest.approx(gains.std(ddof=1) / len(gains) ** 0.5, rel=1e-6)
     (second,) = names(1)
-    assert told[second].gain < 2 * told[second].error
+    assert output[second].gain < 2 * output[second].error
 
 
 @pytest.mark.parametrize("weight, read", [(0.35, False), (0.5, True)])
 def test_a_further_feature_is_read_from_two_errors_on(weight, read):
     """Its gain is between one and two errors, or between two and three."""
-    told = {figure.name: figure for figure in fitted(*world([1.0, weight], n=400, seed=2)).figures}
+    output = {figure.name: figure for figure in fitted(*world([1.0, weight], n=400, seed=2)).figures}
     (second,) = names(1)
-    assert told[second].chosen is read and (1 + read) < told[second].gain / told[second].error < 2 + read
+    assert output[second].chosen is read and (1 + read) < output[second].gain / output[second].error < 2 + read
 
 
 def test_an_answers_confidence_is_that_of_a_fit_on_the_other_fifths():
@@ -195,17 +195,17 @@ def test_a_fold_of_one_kind_has_its_share_and_what_is_far_off_shakes_no_fit():
     assert cross_fitted(logs, right).tolist() == [1.0] * 10 and cross_fitted(logs, ~right).tolist() == [0.0] * 10
     logs, right = np.arange(40.0)[:, None], np.arange(40) < 20
     logs[0] = -1e6
-    told = cross_fitted(logs, right)
-    assert np.isfinite(told).all() and told[0] == pytest.approx(1.0)
+    output = cross_fitted(logs, right)
+    assert np.isfinite(output).all() and output[0] == pytest.approx(1.0)
 
 
 def test_losses_and_calibration_errors_are_their_definitions():
     losses = log_losses(np.array([0.0, 1.0, 1e-3, 0.5]), np.array([True, False, True, False]))
     assert losses == pytest.approx(-np.log([1e-6, 1e-6, 1e-3, 0.5]))
-    told = np.linspace(0.005, 0.995, 100)
+    output = np.linspace(0.005, 0.995, 100)
     right = np.arange(100) % 2 == 0
-    parts = [abs(told[k : k + 10].mean() - 0.5) for k in range(0, 100, 10)]
-    assert calibration_error(told, right) == pytest.approx(np.mean(parts))
+    parts = [abs(output[k : k + 10].mean() - 0.5) for k in range(0, 100, 10)]
+    assert calibration_error(output, right) == pytest.approx(np.mean(parts))
     # fewer answers than parts, and in any order
     assert calibration_error(np.array([0.9, 0.2, 0.4]), np.array([True, False, False])) == pytest.approx(0.7 / 3)
 
@@ -234,7 +234,7 @@ def test_one_prompt_in_five_hundred_may_be_stranger_and_others_a_little_new():
         *[([range(pairs + 1)] * 5, pairs == MOST_PAIRS) for pairs in (MOST_PAIRS, MOST_PAIRS + 1)],
         *[([[1, 2]] * few, few == 5) for few in (4, 5)],
     ):
-        found, most = familiar_pairs(prompts)
-        assert most == 0.0 and (found is not None) is known
+        result, most = familiar_pairs(prompts)
+        assert most == 0.0 and (result is not None) is known
     assert familiar_pairs([[1, 2, 3, 4, place] for place in range(10, 20)])[1] == 0.25
     assert familiar_pairs([[1, 2, 3, place] for place in range(10, 20)]) == (None, 0.0)

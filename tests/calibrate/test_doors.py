@@ -80,13 +80,13 @@ def test_thresholds_are_the_confidences_from_the_likeliest_on_two_hundred_at_mos
     known = sure[sure >= 0]
     every = list(dict.fromkeys(np.quantile(known, np.linspace(1, 0, 60), method="lower").tolist()))
     power = predicted_power(answers, np.array(every), 0.2, 1 - 0.9, 300)
-    found = thresholds_of(answers)
-    assert found == every[int(np.argmax(power)) :] and found[-1] == 0.0 and len(found) < len(every)
+    result = thresholds_of(answers)
+    assert result == every[int(np.argmax(power)) :] and result[-1] == 0.0 and len(result) < len(every)
     sure = np.linspace(0, 1, 1001)
     # the less sure are right, so that the loosest passes best
-    found = thresholds_of(judged(sure, sure < 0.995))
+    result = thresholds_of(judged(sure, sure < 0.995))
     levels = np.quantile(sure, np.linspace(1, 0, 200), method="lower").tolist()
-    assert found == levels[-len(found) :] and len(found) > 1
+    assert result == levels[-len(result) :] and len(result) > 1
 
 
 def test_figures_of_a_policy_and_where_there_is_nothing_to_tell():

@@ -31,8 +31,8 @@ def test_the_fate_of_a_token_is_the_mildest_of_its_last_loops():
 
 
 def test_codecs_go_from_many_bits_to_few():
-    found = codecs_of(4, 32)
-    assert {(kv.codec, kv.bits, kv.group) for kv in found} == {
+    result = codecs_of(4, 32)
+    assert {(kv.codec, kv.bits, kv.group) for kv in result} == {
         (kv.codec, kv.bits, kv.group)
         for kv in (
             KVConfig(codec="int8"), KVConfig(codec="int4"), KVConfig(codec="int4", group=32),
@@ -43,8 +43,8 @@ def test_codecs_go_from_many_bits_to_few():
             KVConfig(codec="residual", bits=(1, 1, 1, 1), group=32),
         )
     }  # fmt: skip
-    assert {kv.segment for kv in found} == {32} and len(found) == len(set(found))
-    assert found[0] == KVConfig(codec="int8", segment=32) and found[-1].bits == (1, 1, 1, 1)
+    assert {kv.segment for kv in result} == {32} and len(result) == len(set(result))
+    assert result[0] == KVConfig(codec="int8", segment=32) and result[-1].bits == (1, 1, 1, 1)
     assert codecs_of(3)[0].segment == KVConfig().segment
     assert (4, 2, 4) in [kv.bits for kv in codecs_of(3)]
 
@@ -70,13 +70,13 @@ def test_a_risk_needs_so_many_answers_without_one_wrong(risk, confidence, tested
 
 def paths(gains, turnings=None, loops=6):
     """Statistics of tokens of given gains from loop 3 on, each `[n, T, 8]`."""
-    found = torch.zeros(len(gains), loops, len(STATISTICS))
-    found[..., STATISTICS.index("residual")] = 1.0
-    found[..., STATISTICS.index("change")] = 0.3
-    found[:, 2:, STATISTICS.index("gain")] = torch.tensor(gains)
+    result = torch.zeros(len(gains), loops, len(STATISTICS))
+    result[..., STATISTICS.index("residual")] = 1.0
+    result[..., STATISTICS.index("change")] = 0.3
+    result[:, 2:, STATISTICS.index("gain")] = torch.tensor(gains)
     if turnings is not None:
-        found[:, 2:, STATISTICS.index("turning")] = torch.deg2rad(torch.tensor(turnings))
-    return found
+        result[:, 2:, STATISTICS.index("turning")] = torch.deg2rad(torch.tensor(turnings))
+    return result
 
 
 # The settings that are tried, from those that raise most alarms on.

@@ -35,20 +35,20 @@ def test_codecs_are_tested_from_many_bits_to_few():
 @pytest.mark.exhaustive
 def test_the_smallest_that_passes_is_chosen(loaded, prompts):
     model = loaded[0]
-    found = calibrate_kv(model, prompts, agreement=0.8, confidence=0.8, max_new_tokens=8, segment=16)
-    assert found.chosen is not None and found.check is not None
-    passed = [each for each in found.tested if each.passed]
-    assert found.chosen == passed[-1].kv and passed == list(found.tested[: len(passed)])
-    assert found.prompts + found.checked == len(prompts)
+    obtained = calibrate_kv(model, prompts, agreement=0.8, confidence=0.8, max_new_tokens=8, segment=16)
+    assert obtained.chosen is not None and obtained.check is not None
+    passed = [item for item in obtained.tested if item.passed]
+    assert obtained.chosen == passed[-1].kv and passed == list(obtained.tested[: len(passed)])
+    assert obtained.prompts + obtained.checked == len(prompts)
     # the agreement of a codec, counted by itself
-    last = found.tested[-1]
+    last = obtained.tested[-1]
     texts = continue_in_full(model, prompts, 8)
     losses = [
         (read_coded(model, text, last.kv).argmax(-1) != torch.tensor(text.ids[-text.new :])).double().mean()
         for text in texts
     ]
     assert abs(1 - last.agreement - float(sum(losses)) / len(losses)) < 0.25
-    assert 0.5 < found.coded_share < 1
+    assert 0.5 < obtained.coded_share < 1
 
 
 def test_without_a_codec_nothing_is_lost_and_promises_that_cannot_be_made_are_refused(loaded, prompts):
@@ -71,9 +71,9 @@ def test_the_choice_is_stored_with_a_copy_and_used(tmp_path):
     )  # fmt: skip
     result = CliRunner().invoke(app, [*arguments, "--out", str(copy), "--json"])
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
+    reported = json.loads(result.stdout)
     stored = json.loads((copy / "generation_config.json").read_text())["kv_config"]
-    assert stored == told["chosen"] and stored["segment"] == 16
+    assert stored == reported["chosen"] and stored["segment"] == 16
     model, tokenizer = sigma0.load(str(copy))
     ids = torch.tensor([tokenizer("Mary went to the park. Where is Mary?")["input_ids"]])
     cache = model.generate(ids, max_new_tokens=9, return_dict_in_generate=True).past_key_values

@@ -25,21 +25,21 @@ def pair(looped, tokenizer):
 
 def test_a_rate_is_that_of_the_tokens(pair, tokenizer):
     prompts = [tuple(tokenizer(text)["input_ids"]) for text in TEXTS[:30]]
-    found = calibrate_doubt(*pair, prompts, rate=0.3, max_new_tokens=8)
-    assert (found.prompts, found.check.prompts) == (24, 6)
-    assert found.tokens == 192 and found.handed_up == pytest.approx(0.3, abs=0.02)
-    assert found.alone < found.agreement <= 1
+    obtained = calibrate_doubt(*pair, prompts, rate=0.3, max_new_tokens=8)
+    assert (obtained.prompts, obtained.check.prompts) == (24, 6)
+    assert obtained.tokens == 192 and obtained.handed_up == pytest.approx(0.3, abs=0.02)
+    assert obtained.alone < obtained.agreement <= 1
 
 
 @pytest.mark.slow
 def test_an_agreement_is_kept_by_the_ladder(pair, tokenizer):
     """Where every choice of the two agrees up to a token, the ladder's choice there is as was reckoned."""
     prompts = [tuple(tokenizer(text)["input_ids"]) for text in TEXTS]
-    found = calibrate_doubt(*pair, prompts, agreement=0.7, confidence=0.9, max_new_tokens=5)
-    assert found.agreement >= 0.7 and found.handed_up < 1
-    assert p_value(1 - found.agreement, found.prompts, 0.3) <= 0.1
+    obtained = calibrate_doubt(*pair, prompts, agreement=0.7, confidence=0.9, max_new_tokens=5)
+    assert obtained.agreement >= 0.7 and obtained.handed_up < 1
+    assert p_value(1 - obtained.agreement, obtained.prompts, 0.3) <= 0.1
     # the very first token has the same past everywhere
-    ladder, large = FidelityLadder(pair, policy=Doubt(found.below)), FidelityLadder(pair[1:])
+    ladder, large = FidelityLadder(pair, policy=Doubt(obtained.below)), FidelityLadder(pair[1:])
     first = calibrate_doubt(*pair, prompts, rate=0.5, max_new_tokens=1)
     small = FidelityLadder(pair[:1])
     same = [
@@ -50,7 +50,7 @@ def test_an_agreement_is_kept_by_the_ladder(pair, tokenizer):
     for text in TEXTS[:10]:
         token = ladder.generate(text, max_new_tokens=1).tokens[0]
         alone = small.generate(text, max_new_tokens=1).tokens[0]
-        assert (token.rung == "large") == (math.exp(-alone.entropy) < found.below)
+        assert (token.rung == "large") == (math.exp(-alone.entropy) < obtained.below)
 
 
 @pytest.mark.exhaustive
@@ -60,16 +60,16 @@ def test_the_check_is_made_on_prompts_that_had_no_part(pair, tokenizer):
     order = list(range(40))
     Random(0).shuffle(order)
     apart, fitting = [prompts[place] for place in order[:8]], [prompts[place] for place in order[8:]]
-    found = calibrate_doubt(*pair, prompts, agreement=0.6, confidence=0.8, max_new_tokens=3)
+    obtained = calibrate_doubt(*pair, prompts, agreement=0.6, confidence=0.8, max_new_tokens=3)
     readings = [_read(*pair, prompt, 3) for prompt in apart]
-    up = [reading.confidences < found.below for reading in readings]
-    tokens = sum(len(each) for each in up)
+    up = [reading.confidences < obtained.below for reading in readings]
+    tokens = sum(len(item) for item in up)
     kept = sum(int((reading.same | high).sum()) for reading, high in zip(readings, up, strict=True))
-    assert (found.check.prompts, found.check.tokens) == (8, tokens)
-    assert found.check.agreement.value == pytest.approx(kept / tokens)
-    assert found.check.handed_up.value == pytest.approx(sum(int(each.sum()) for each in up) / tokens)
+    assert (obtained.check.prompts, obtained.check.tokens) == (8, tokens)
+    assert obtained.check.agreement.value == pytest.approx(kept / tokens)
+    assert obtained.check.handed_up.value == pytest.approx(sum(int(item.sum()) for item in up) / tokens)
     fitted = [_read(*pair, prompt, 3) for prompt in fitting]
-    assert found.below == _promised(fitted, 1 - 0.6, 0.8)
+    assert obtained.below == _promised(fitted, 1 - 0.6, 0.8)
 
 
 def test_the_command(tmp_path):
@@ -78,9 +78,9 @@ def test_the_command(tmp_path):
     asked = ["calibrate", "pocket", "--ladder", "pocket-large", "--prompts", str(file), "--max-new-tokens", "12"]
     result = CliRunner().invoke(app, [*asked, "--rate", "0.2", "--json"])
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert (told["prompts"], told["check"]["prompts"]) == (5, 1)
-    assert told["policy"] == {"kind": "doubt", "below": told["below"]} and told["asked"] == ["rate", 0.2]
+    reported = json.loads(result.stdout)
+    assert (reported["prompts"], reported["check"]["prompts"]) == (5, 1)
+    assert reported["policy"] == {"kind": "doubt", "below": reported["below"]} and reported["asked"] == ["rate", 0.2]
     result = CliRunner().invoke(app, [*asked, "--rate", "0.2"])
     assert "--policy" in result.stdout and "goes up" in result.stdout and "1 prompts set apart" in result.stdout
     result = CliRunner().invoke(app, asked)
@@ -107,9 +107,9 @@ def test_the_least_confidence_that_keeps_the_agreement_is_promised():
     rng = np.random.default_rng(0)
     readings = [reading(sure := rng.random(6), rng.random(6) < sure) for _ in range(60)]
     losses = [
-        [sum(not same and sure >= below for sure, same in zip(each.confidences, each.same, strict=True)) / 6
+        [sum(not same and sure >= below for sure, same in zip(item.confidences, item.same, strict=True)) / 6
          for below in CONFIDENCES]
-        for each in readings
+        for item in readings
     ]  # fmt: skip
     kept = passing(losses, 0.2, 0.9)
     assert 1 < kept < len(CONFIDENCES) and _promised(readings, 0.2, 0.9) == CONFIDENCES[kept - 1]
@@ -133,13 +133,18 @@ def test_a_rate_takes_two_prompts_and_a_promise_more(rungs):
     with pytest.raises(ValueError, match=r"2 prompts cannot promise agreement >= 0\.99 with confidence 0\.95"):
         calibrate_doubt(*rungs, [(9, 8), (7, 6)])
     done = []
-    found = calibrate_doubt(*rungs, [(9, 8), (7, 6)], rate=0.5, max_new_tokens=2, on_prompt=done.append)
-    assert done == [1, 2] and (found.prompts, found.tokens, found.check.prompts, found.check.tokens) == (1, 2, 1, 2)
-    assert (found.asked, found.confidence, found.handed_up) == (("rate", 0.5), None, 0.5)
+    obtained = calibrate_doubt(*rungs, [(9, 8), (7, 6)], rate=0.5, max_new_tokens=2, on_prompt=done.append)
+    assert done == [1, 2] and (obtained.prompts, obtained.tokens, obtained.check.prompts, obtained.check.tokens) == (
+        1,
+        2,
+        1,
+        2,
+    )
+    assert (obtained.asked, obtained.confidence, obtained.handed_up) == (("rate", 0.5), None, 0.5)
 
 
 def test_a_promise_tells_what_was_asked(rungs):
     prompts = [(9, 8 + place) for place in range(5)]
-    found = calibrate_doubt(*rungs, prompts, agreement=0.3, confidence=0.5, max_new_tokens=2)
-    assert (found.asked, found.confidence, found.prompts) == (("agreement", 0.3), 0.5, 4)
-    assert found.agreement >= found.alone and 0 <= found.handed_up <= 1
+    obtained = calibrate_doubt(*rungs, prompts, agreement=0.3, confidence=0.5, max_new_tokens=2)
+    assert (obtained.asked, obtained.confidence, obtained.prompts) == (("agreement", 0.3), 0.5, 4)
+    assert obtained.agreement >= obtained.alone and 0 <= obtained.handed_up <= 1

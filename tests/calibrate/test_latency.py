@@ -31,30 +31,30 @@ def prompts():
 @pytest.mark.parametrize("mode", [slow("qexit"), "margin"])
 def test_the_choice_has_the_fewest_passes(model, prompts, mode):
     seen = []
-    found = calibrate_latency(model, prompts, mode, max_new_tokens=7, on_run=seen.append)
+    obtained = calibrate_latency(model, prompts, mode, max_new_tokens=7, on_run=seen.append)
     assert seen[-1] == latency_runs(10, mode) == len(seen) and seen == sorted(seen)
-    assert len(found.tested) == len(coarse_grid(mode)) and (found.prompts, found.checked_prompts) == (8, 2)
-    values = [row.passes_per_token.value for row in found.tested]
-    chosen = found.tested[values.index(min(values))]
-    assert getattr(found.chosen, "q" if mode == "qexit" else "theta") == chosen.threshold
-    assert found.chosen.after_exit == "verify" and len(set(values)) > 1
+    assert len(obtained.tested) == len(coarse_grid(mode)) and (obtained.prompts, obtained.checked_prompts) == (8, 2)
+    values = [row.passes_per_token.value for row in obtained.tested]
+    chosen = obtained.tested[values.index(min(values))]
+    assert getattr(obtained.chosen, "q" if mode == "qexit" else "theta") == chosen.threshold
+    assert obtained.chosen.after_exit == "verify" and len(set(values)) > 1
     order = list(range(10))
     Random(0).shuffle(order)
     apart = [
         model.generate(
-            torch.tensor([prompts[number]]), max_new_tokens=7, do_sample=False, exit_config=found.chosen,
+            torch.tensor([prompts[number]]), max_new_tokens=7, do_sample=False, exit_config=obtained.chosen,
             return_dict_in_generate=True,
         ).loop_passes
         for number in order[:2]
     ]  # fmt: skip
-    assert found.check.passes_per_token.value == pytest.approx(sum(apart) / (2 * 6)) != chosen.passes_per_token.value
+    assert obtained.check.passes_per_token.value == pytest.approx(sum(apart) / (2 * 6)) != chosen.passes_per_token.value
     passes = tails = stood = 0
     for number in order[2:]:
         run = model.generate(
             torch.tensor([prompts[number]]),
             max_new_tokens=7,
             do_sample=False,
-            exit_config=found.chosen,
+            exit_config=obtained.chosen,
             return_dict_in_generate=True,
         )
         passes, tails = passes + run.loop_passes, tails + run.tail_passes
@@ -94,6 +94,6 @@ def test_the_command_stores_a_verified_setting(tmp_path):
     full = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": "full"})
     assert sigma0.generate(model, tokenizer, prompt).text == full.text
     again = CliRunner().invoke(app, [*asked, "--json"])
-    found = json.loads(again.stdout)
-    assert found["chosen"] == replace(stored).to_dict() and "not stored" in again.stderr
+    obtained = json.loads(again.stdout)
+    assert obtained["chosen"] == replace(stored).to_dict() and "not stored" in again.stderr
     assert CliRunner().invoke(app, [*asked[:5], "speed"]).exit_code == 2

@@ -23,9 +23,9 @@ def direct(mean_loss, units, risk):
 
 @given(st.floats(0, 1), st.integers(1, 400), st.floats(0.001, 0.999))
 def test_p_value_is_its_definition(mean_loss, units, risk):
-    found = p_value(mean_loss, units, risk)
-    assert found == pytest.approx(direct(mean_loss, units, risk), rel=1e-6, abs=1e-12)
-    assert 0 <= found <= 1
+    result = p_value(mean_loss, units, risk)
+    assert result == pytest.approx(direct(mean_loss, units, risk), rel=1e-6, abs=1e-12)
+    assert 0 <= result <= 1
 
 
 def test_without_one_error_the_p_value_is_the_chance_of_luck_and_tests_stop_at_the_first_failure():

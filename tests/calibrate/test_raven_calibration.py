@@ -27,7 +27,7 @@ def prompts():
 def test_readings_take_earlier_tokens_at_the_last_loop(layout):
     model = tiny_raven(layout, 101)
     reference, ids = Reference(model), (5, 9, 30, 2, 8, 17)
-    found = read_forced(model, {}, [ForcedText(ids, 3)])
+    result = read_forced(model, {}, [ForcedText(ids, 3)])
     with torch.no_grad():
         states = reference.model.transformer(torch.tensor([ids])).loop_states[:, 0]
         for place in range(len(ids) - 1):
@@ -35,21 +35,21 @@ def test_readings_take_earlier_tokens_at_the_last_loop(layout):
                 int(reference.read(states[:, : place + 1], [model.num_loops] * place + [loop]).argmax())
                 for loop in range(1, model.num_loops + 1)
             ]
-            assert found.same[:, place].tolist() == [each == top[-1] for each in top]
+            assert result.same[:, place].tolist() == [item == top[-1] for item in top]
 
 
 @pytest.mark.parametrize("mode", ["margin", exhaustive("converge"), exhaustive("accel")])
 def test_a_threshold_is_found_and_checked(prompts, mode, capsys):
     model = tiny_raven("pre", 103, n_layers_in_coda=1)
     model.generation_config.eos_token_id = None
-    found = calibrate(model, prompts, mode, agreement=0.6, confidence=0.9, max_new_tokens=6)
-    assert found.chosen is not None and found.check is not None
+    result = calibrate(model, prompts, mode, agreement=0.6, confidence=0.9, max_new_tokens=6)
+    assert result.chosen is not None and result.check is not None
     texts = continue_in_full(model, prompts[:4], 6)
     assert all(text.new == 6 for text in texts)
-    readings = read_forced(model, {"rule": model.exit_rule(found.chosen)}, texts)
+    readings = read_forced(model, {"rule": model.exit_rule(result.chosen)}, texts)
     kept = readings.same_at(readings.exits["rule"])[readings.is_new]
     assert np.mean(kept) > 0.3
-    print_result([found])
+    print_result([result])
     assert "agreement" in capsys.readouterr().out
 
 
@@ -59,13 +59,13 @@ def test_the_command_stores_what_it_found(tmp_path, pocket):
     lines = [json.dumps({"prompt": f"Where is {name} {number}?"}) for name in ("Mary", "John") for number in range(60)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
     arguments = ["--exit", "margin", "--agreement", "0.5", "--confidence", "0.6", "--max-new-tokens", "3"]
-    told = CliRunner().invoke(
+    reported = CliRunner().invoke(
         app, ["calibrate", str(folder), "--prompts", str(tmp_path / "prompts.jsonl"), "--device", "cpu", *arguments]
     )
-    assert told.exit_code == 0, told.output
+    assert reported.exit_code == 0, reported.output
     without = CliRunner().invoke(app, ["calibrate", str(folder), "--prompts", str(tmp_path / "prompts.jsonl")])
     assert without.exit_code == 2 and "reads a gate" in without.stderr
-    assert "through a coda that sees earlier tokens at loop 4" in " ".join(told.stdout.split())
+    assert "through a coda that sees earlier tokens at loop 4" in " ".join(reported.stdout.split())
     model, _ = sigma0.load(str(folder), device="cpu")
     assert model.exit_thresholds.margin is not None and model.resolve_exit_config(None).mode == "margin"
     assert model.resolve_exit_config(ExitConfig(mode="margin")).theta == model.exit_thresholds.margin.theta

@@ -91,12 +91,12 @@ def printed(monkeypatch, capsys):
 
 
 def test_a_rule_is_shown_around_its_choice(printed):
-    told = printed([RULE])
-    assert told[0] == "qexit on 48 prompts, patient settings first"
-    assert told[1].split() == ["q", "agreement", "p-value", "mean", "depth", "kept"]
+    output = printed([RULE])
+    assert output[0] == "qexit on 48 prompts, patient settings first"
+    assert output[1].split() == ["q", "agreement", "p-value", "mean", "depth", "kept"]
     rows = [f"{0.9 - place / 100:g} 99.000% 0.015 {3.0 - place / 10:.2f} yes" for place in range(3, 14)]
-    assert told[2:14] == [*rows, "0.76 99.000% 0.015 1.60 no"]
-    assert told[14:] == [
+    assert output[2:14] == [*rows, "0.76 99.000% 0.015 1.60 no"]
+    assert output[14:] == [
         "chosen qexit, q = 0.77", "promise agreement >= 0.9 with confidence 0.95",
         "agreement 50.00% (25.00% to 75.00%) on 12 prompts set apart",
         "same text 62.50% (25.00% to 75.00%) of free runs, beside full depth", "passes_saved 37.50% (25.00% to 75.00%)",
@@ -127,7 +127,7 @@ def test_several_rules_are_shown_with_the_cheapest_and_doubt_where_it_was_found(
 
 def test_what_keeps_nothing_says_why(printed):
     kv, door = replace(KV, chosen=None, check=None), replace(DOORS, chosen=None, check=None)
-    for results, told in (
+    for results, output in (
         ([NONE], "no threshold of accel-steps keeps agreement >= 0.9 with confidence 0.95"),
         ([NONE], "eps = 0.005, has a mean agreement of 80.000% over 48 prompts (p = 0.25)"),
         ([NONE], "The promise takes 36 prompts without one error, 80 at half"),
@@ -135,15 +135,15 @@ def test_what_keeps_nothing_says_why(printed):
         (door, "no policy keeps a risk of at most 0.05 with confidence 0.95: the safest lets 20 of 30 answers"),
         (door, "through, 2 of them wrong"),
     ):
-        assert printed(results)[-1] == refusal(results) and told in refusal(results)
+        assert printed(results)[-1] == refusal(results) and output in refusal(results)
     assert printed([NONE, NONE])[-2:] == refusal([NONE, NONE]).splitlines() == [refusal([NONE])] * 2
 
 
 def test_codecs_and_settings_of_latency_are_shown(printed):
-    told = printed(KV)
+    output = printed(KV)
     group = KVConfig(codec="int8").group
-    assert told[2:4] == [f"int8 {group} 8.5 99.000% 0.01 yes", "residual 2-4 32 3.25 87.500% 0.5 no"]
-    assert told[4:6] == [
+    assert output[2:4] == [f"int8 {group} 8.5 99.000% 0.01 yes", "residual 2-4 32 3.25 87.500% 0.5 no"]
+    assert output[4:6] == [
         "in few bits 75.0% of what new tokens are read over, in the mean", f"chosen kv_config = {CODED.to_dict()}",
     ]  # fmt: skip
     assert printed(LATENCY)[2:] == [
@@ -174,16 +174,19 @@ def test_a_door_on_entropy_and_other_labels(printed):
         DOORS, exit_config=ExitConfig(mode="full"), labels="full-depth", confidence_model=None, by_entropy=None,
         chosen=DoorPolicy(tau_g=None), check=replace(DOOR_CHECK, right_of_opened=None, auroc=None),
     )  # fmt: skip
-    told = printed(other)
-    assert told[:4] == [
+    output = printed(other)
+    assert output[:4] == [
         "exit rule full: 75.0% of the answers are right",
         "labels right is what the model at full depth says, which may be wrong itself",
         "fates growth 0.2, spiral from 75 degrees on",
         "confidence exp(-mean entropy): too few answers are wrong, or right, or nothing tells them apart",
     ]
-    assert told[5] == "chosen confidence 0.9 or more, proximity under 0.5, no grounding asked for"
-    assert "right of those none to tell" in told and told[-1] == "mean entropy none keeps the risk, as a door by itself"
-    assert told[-2] == "confidence AUROC none to tell, calibration error 6.2%, Brier 0.125"
+    assert output[5] == "chosen confidence 0.9 or more, proximity under 0.5, no grounding asked for"
+    assert (
+        "right of those none to tell" in output
+        and output[-1] == "mean entropy none keeps the risk, as a door by itself"
+    )
+    assert output[-2] == "confidence AUROC none to tell, calibration error 6.2%, Brier 0.125"
     figures = tuple(FeatureFigure(f"f{place}", 0.5, place / 100, 0.01, place == 3) for place in range(15))
     names = [line.split()[0] for line in printed(replace(DOORS, features=figures)) if line.startswith("f")]
     assert names == ["fates", "feature", "f3", *(f"f{place}" for place in range(14, 3, -1))]

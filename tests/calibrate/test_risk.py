@@ -32,21 +32,21 @@ def test_the_command_stores_what_the_model_then_uses(labelled, tmp_path):
         app, [*asked, "--exit", "margin", "--threshold", "0.6", "--max-new-tokens", "20", "--out", str(folder)]
     )
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert told["prompts"] == [8, 24, 8] and told["exit_config"]["theta"] == 0.6
+    reported = json.loads(result.stdout)
+    assert reported["prompts"] == [8, 24, 8] and reported["exit_config"]["theta"] == 0.6
     stored = json.loads((folder / "generation_config.json").read_text())
-    assert stored["door_policy"] == told["chosen"] and stored["fate_config"] == told["fates"]
+    assert stored["door_policy"] == reported["chosen"] and stored["fate_config"] == reported["fates"]
     model, tokenizer = sigma0.load(str(folder), dtype="float32")
-    assert model.door_policy == DoorPolicy.parse(told["chosen"])
-    assert model.fate_config == FateConfig.parse(told["fates"])
+    assert model.door_policy == DoorPolicy.parse(reported["chosen"])
+    assert model.fate_config == FateConfig.parse(reported["fates"])
     assert model.resolve_exit_config(None) == ExitConfig(mode="margin", theta=0.6)
-    assert model.exit_rule(ExitConfig()).params(True).growth == told["fates"]["growth"]
+    assert model.exit_rule(ExitConfig()).params(True).growth == reported["fates"]["growth"]
     done = sigma0.generate(model, tokenizer, "The hat is with Mary. Where is the hat?", max_new_tokens=8)
     assert done.policy == model.door_policy
     # and once more from the saved model
     model.save_pretrained(tmp_path / "again")
     again = json.loads((tmp_path / "again" / "generation_config.json").read_text())
-    assert again["door_policy"] == told["chosen"] and again["fate_config"] == told["fates"]
+    assert again["door_policy"] == reported["chosen"] and again["fate_config"] == reported["fates"]
 
 
 @pytest.mark.slow
@@ -127,12 +127,12 @@ def test_labels_of_a_reference(labelled, tmp_path, labels):
         app, [*asked, "--labels", labels, *more, "--max-new-tokens", "12", "--out", str(folder)]
     )
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert told["labels"] == (labels if labels == "full-depth" else "pocket-large")
-    assert told["right"] > 0.5
+    reported = json.loads(result.stdout)
+    assert reported["labels"] == (labels if labels == "full-depth" else "pocket-large")
+    assert reported["right"] > 0.5
     stored = json.loads((folder / "generation_config.json").read_text())
     fitted = stored.get("confidence_model")
-    assert (fitted is None) == (told["confidence_model"] is None)
+    assert (fitted is None) == (reported["confidence_model"] is None)
     assert fitted is None or ConfidenceModel.parse(fitted).answers == 8
 
 

@@ -50,7 +50,7 @@ def read(model, texts):
 
 
 def test_every_figure_equals_float64_one_token_at_a_time(model, texts):
-    found = read(model, texts)
+    result = read(model, texts)
     exact = deepcopy(model).double()
     place = 0
     for number, text in enumerate(texts):
@@ -60,20 +60,22 @@ def test_every_figure_equals_float64_one_token_at_a_time(model, texts):
         for position in range(len(text.ids) - 1):
             chances = torch.softmax(logits[:, position], -1)
             top = chances.argmax(-1).tolist()
-            assert found.text[place] == number
-            assert found.is_new[place] == (position >= len(text.ids) - 1 - text.new)
-            assert found.same[:, place].tolist() == [each == top[-1] for each in top]
-            expected = [float((chances[-1] * (chances[-1] / each).log()).sum()) for each in chances]
-            assert found.kl[:, place] == pytest.approx(expected, abs=1e-5)
-            assert found.oracle[place] == 1 + top.index(top[-1])
-            assert found.settled[place] == max([0, *(t for t, each in enumerate(top, start=1) if each != top[-1])]) + 1
+            assert result.text[place] == number
+            assert result.is_new[place] == (position >= len(text.ids) - 1 - text.new)
+            assert result.same[:, place].tolist() == [entry == top[-1] for entry in top]
+            expected = [float((chances[-1] * (chances[-1] / entry).log()).sum()) for entry in chances]
+            assert result.kl[:, place] == pytest.approx(expected, abs=1e-5)
+            assert result.oracle[place] == 1 + top.index(top[-1])
+            assert (
+                result.settled[place] == max([0, *(t for t, entry in enumerate(top, start=1) if entry != top[-1])]) + 1
+            )
             for name, config in CONFIGS.items():
                 states, gates = output.loop_states[:, 0, position], output.gate_logits[:, 0, position]
                 choice = decide(config, states, gates, logits[:, position], 4)
                 depth = 2 if name == "two" else choice.depth
-                assert found.exits[name][place] == depth or choice.margin < 1e-5
+                assert result.exits[name][place] == depth or choice.margin < 1e-5
             place += 1
-    assert place == len(found.text)
+    assert place == len(result.text)
 
 
 @pytest.mark.parametrize("loop", [1, 4])
@@ -180,27 +182,27 @@ NEW = np.concatenate([text.ids[-text.new - 1 : -1] for text in TEXTS])
 def test_every_token_is_read_as_its_table_says(coda):
     done = []
     rules = {"half": rule(mode="margin", theta=0.45), "two": rule(mode="fixed", depth=2)}
-    found = read_forced(Tabled(coda=coda), rules, TEXTS, done.append)
+    result = read_forced(Tabled(coda=coda), rules, TEXTS, done.append)
     same = TOP[:, READ] == TOP[-1, READ]
-    assert found.same.tolist() == same.tolist() and done == [4]
-    assert found.text.tolist() == [0] + [1] * 8 + [2] * 6 + [3] * 4
-    assert found.is_new.tolist() == [True] + [False] * 5 + [True] * 9 + [False] * 2 + [True] * 2
-    assert found.exits["half"].tolist() == first_loop(0.45, READ).tolist()
-    assert found.exits["two"].tolist() == [2] * 19
-    assert not found.kl[-1].any() and (found.kl[~same] > 0).all()
+    assert result.same.tolist() == same.tolist() and done == [4]
+    assert result.text.tolist() == [0] + [1] * 8 + [2] * 6 + [3] * 4
+    assert result.is_new.tolist() == [True] + [False] * 5 + [True] * 9 + [False] * 2 + [True] * 2
+    assert result.exits["half"].tolist() == first_loop(0.45, READ).tolist()
+    assert result.exits["two"].tolist() == [2] * 19
+    assert not result.kl[-1].any() and (result.kl[~same] > 0).all()
 
 
 @pytest.mark.parametrize("coda", [False, True])
 def test_a_grid_is_read_as_each_of_its_settings(coda):
     grids = {"margin": margin_rules(), "one": margin_rules()[2:3], "fixed": [rule(mode="fixed", depth=3)] * 2}
-    found = read_grids(Tabled(coda=coda), grids, TEXTS)
-    assert found.text.tolist() == [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3]
-    assert found.same.tolist() == (TOP[:, NEW] == TOP[-1, NEW]).tolist()
+    result = read_grids(Tabled(coda=coda), grids, TEXTS)
+    assert result.text.tolist() == [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3]
+    assert result.same.tolist() == (TOP[:, NEW] == TOP[-1, NEW]).tolist()
     expected = [first_loop(theta, NEW).tolist() for theta in (0.95, 0.75, 0.55, 0.35, 0.25, 0.15, 0.05)]
-    assert found.exits["margin"].tolist() == expected and found.exits["one"].tolist() == expected[2:3]
-    assert found.exits["fixed"].tolist() == [[3] * 12] * 2
+    assert result.exits["margin"].tolist() == expected and result.exits["one"].tolist() == expected[2:3]
+    assert result.exits["fixed"].tolist() == [[3] * 12] * 2
     wanted = [bool(TOP[depth - 1, token] == TOP[-1, token]) for depth, token in zip(expected[3], NEW, strict=True)]
-    assert found.same_at(found.exits["margin"][3]).tolist() == wanted
+    assert result.same_at(result.exits["margin"][3]).tolist() == wanted
 
 
 def test_between_settings_that_agree_nothing_is_read():
@@ -222,7 +224,7 @@ def test_logits_of_all_loops_are_held_of_as_many_tokens_as_fit(vocabulary, most)
 @pytest.mark.parametrize("vocabulary, most", [(2**25, 1), (2**24, 1), (2**23, 2), (2**21, 8), (2**20, 12)])
 def test_logits_of_one_loop_are_held_of_as_many_tokens_as_fit(vocabulary, most):
     model, grids = Tabled(vocabulary), {"margin": margin_rules()}
-    whole, parts = (read_grids(each, grids, TEXTS) for each in (Tabled(), model))
+    whole, parts = (read_grids(entry, grids, TEXTS) for entry in (Tabled(), model))
     assert whole.exits["margin"].tolist() == parts.exits["margin"].tolist()
     assert whole.same.tolist() == parts.same.tolist() and max(model.rows) == most
 

@@ -116,7 +116,7 @@ def test_ctrl_c_at_an_empty_prompt_says_how_to_quit_and_drops_a_line_that_was_be
 
 
 def after(count, interrupt):
-    """A conversation that is interrupted behind so many tokens of an answer."""
+    """A conversation that is interrupted after so many tokens of an answer."""
 
     class Interrupted(Conversation):
         def ask(self, message):
@@ -146,17 +146,17 @@ def lost():
 
 
 @pytest.mark.parametrize(
-    "count, interrupt, told, kept",
+    "count, interrupt, reported, kept",
     [
         (3, raised, "3 tokens, stopped; what was written is kept", 3),
         (3, lost, "3 tokens, stopped; what was written is kept", 3),
         (0, raised, "the message is not kept", None),
     ],
 )
-def test_ctrl_c_stops_an_answer_or_a_command_alone(pocket, count, interrupt, told, kept):
+def test_ctrl_c_stops_an_answer_or_a_command_alone(pocket, count, interrupt, reported, kept):
     screen, before = Screen(pocket, after(count, interrupt)), signal.getsignal(signal.SIGINT)
     shown = strip(screen.type(f"{FIRST}{ENTER}", f"/stop{ENTER}", f"/exit qexit 0.3{ENTER}", CTRL_D))
-    assert told in shown and "qexit, q = 0.3" in shown
+    assert reported in shown and "qexit, q = 0.3" in shown
     turns = screen.conversation.turns
     assert [(turn.generation, len(turn.tokens)) for turn in turns] == ([] if kept is None else [(None, kept)])
     assert all(f"\n{turn.answer}"[:8] in shown for turn in turns)

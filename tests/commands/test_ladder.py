@@ -27,8 +27,8 @@ def test_tokens_and_their_trail(tmp_path):
     decided = next(line["signs"] for line in map(json.loads, file.read_text().splitlines()) if "signs" in line)
     numbers = (decided["verdict"]["confidence"], decided["margin"], decided["entropy"], decided["verdict"]["depth"])
     assert " ".join(f"{number:.2f}" for number in numbers) in " ".join(shown.stdout.split())
-    told = json.loads(run("trail", str(file), "--json").stdout)
-    assert told["differences"] == [] and told["outcomes"]["hand_up"] == 3
+    reported = json.loads(run("trail", str(file), "--json").stdout)
+    assert reported["differences"] == [] and reported["outcomes"]["hand_up"] == 3
     lines = file.read_text().splitlines()
     place = next(number for number, line in enumerate(lines) if '"hand_up"' in line)
     lines[place] = lines[place].replace('"hand_up"', '"accept"')
@@ -42,17 +42,17 @@ def test_every_unit_is_shown_and_told_as_json(unit):
     options = [*LADDER, "--unit", unit, "--policy", '{"kind": "always"}', "--max-new-tokens", "12", STORY]
     result, shown = run(*options, "--json"), run(*options)
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
+    reported = json.loads(result.stdout)
     large, tokenizer = sigma0.load("pocket-large", dtype="float32")
-    assert told["unit"] == unit and told["rung"] == "pocket-large"
-    assert told["text"] == sigma0.generate(large, tokenizer, STORY, max_new_tokens=12).text
-    assert shown.exit_code == 0 and told["text"].split("\n")[0] in shown.stdout and "door" in shown.stdout
+    assert reported["unit"] == unit and reported["rung"] == "pocket-large"
+    assert reported["text"] == sigma0.generate(large, tokenizer, STORY, max_new_tokens=12).text
+    assert shown.exit_code == 0 and reported["text"].split("\n")[0] in shown.stdout and "door" in shown.stdout
 
 
 def test_a_rule_of_the_door_reaches_model_and_ladder(tmp_path):
     asked = ["--door-rule", "certificate", "--max-new-tokens", "12", STORY]
-    told = json.loads(run("generate", "--json", *asked).stdout)
-    assert told["policy"]["rule"] == "certificate" and told["door"] in ("converge", "escalate")
+    reported = json.loads(run("generate", "--json", *asked).stdout)
+    assert reported["policy"]["rule"] == "certificate" and reported["door"] in ("converge", "escalate")
     file = tmp_path / "trail.jsonl"
     result = run("generate", "--ladder", "pocket", "--unit", "answer", "--trail", str(file), *asked)
     assert result.exit_code == 0, result.output

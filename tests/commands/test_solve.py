@@ -29,25 +29,25 @@ def run(*arguments, **settings):
 
 def test_a_progressive_run_leaves_memory_and_trail(tmp_path):
     memory, trail = tmp_path / "memory.json", tmp_path / "trail.jsonl"
-    found = run(STORY, *SMALL, "--memory", str(memory), "--trail", str(trail))
+    result = run(STORY, *SMALL, "--memory", str(memory), "--trail", str(trail))
     lines = read_lines(trail)
     assert isinstance(lines[0], Heading) and (lines[0].strategy, lines[0].models) == ("progressive", ("pocket",))
     assert ProgressiveConfig.from_dict(lines[0].settings["policy"]) == PRESETS["FAST_TEST"]
-    assert isinstance(lines[-1], Outcome) and found.exit_code == (0 if lines[-1].solved else 1)
-    assert lines[-1].why in " ".join(found.stdout.split())
+    assert isinstance(lines[-1], Outcome) and result.exit_code == (0 if lines[-1].solved else 1)
+    assert lines[-1].why in " ".join(result.stdout.split())
     assert json.loads(memory.read_text())["solution"] == lines[-1].answer
     again = run(STORY, *SMALL, "--memory", str(memory))
     assert again.exit_code == 2 and "add --resume" in again.stderr
     # a finished run that is resumed asks nothing more
     resumed = run(STORY, *POCKET, "--memory", str(memory), "--resume", "--trail", str(trail), "--json")
-    assert resumed.exit_code == found.exit_code
+    assert resumed.exit_code == result.exit_code
     assert json.loads(resumed.stdout)["solution"] == lines[-1].answer
     more = read_lines(trail)[len(lines) :]
     assert [type(line) for line in more] == [Heading, Outcome] and more[0].resumed
     shown = CliRunner().invoke(app, ["trail", str(trail)])
     assert shown.exit_code == 0 and "verify 0" in shown.stdout
-    told = json.loads(CliRunner().invoke(app, ["trail", str(trail), "--json"]).stdout)
-    assert told["outcome"]["answer"] == lines[-1].answer and told["lines"]["heading"] == 2
+    reported = json.loads(CliRunner().invoke(app, ["trail", str(trail), "--json"]).stdout)
+    assert reported["outcome"]["answer"] == lines[-1].answer and reported["lines"]["heading"] == 2
 
 
 def test_limits_stop_a_run_which_goes_on_later(tmp_path):
@@ -58,8 +58,8 @@ def test_limits_stop_a_run_which_goes_on_later(tmp_path):
     options, environment = [*POCKET, "--max-tokens", "8"], {"SIGMA0_PROGRESSIVE_CONFIG": "FAST_TEST"}
     whole = json.loads(run("-", *options, "--json", input=f"{STORY}\n", env=environment).stdout)
     resumed = json.loads(run(STORY, *SMALL, "--memory", str(memory), "--resume", "--json").stdout)
-    for told in (whole, resumed):
-        del told["usage"]["seconds"]
+    for reported in (whole, resumed):
+        del reported["usage"]["seconds"]
     assert (resumed["solution"], resumed["status"]) == (whole["solution"], whole["status"])
     other = run(STORY, "--config", "A", "--memory", str(memory), "--resume")
     assert other.exit_code == 2 and "not the policy of the memory file" in " ".join(other.stderr.split())
@@ -75,8 +75,8 @@ def test_an_endpoint_and_a_ladder_answer(pocket, tmp_path):
     with served(pocket) as server:
         trail = tmp_path / "trail.jsonl"
         url = f"{server.url}/v1"
-        found = run(STORY, *SMALL, "--base-url", url, "--max-calls", "5", "--trail", str(trail))
-        assert found.exit_code in (0, 1), found.stderr
+        result = run(STORY, *SMALL, "--base-url", url, "--max-calls", "5", "--trail", str(trail))
+        assert result.exit_code in (0, 1), result.stderr
         calls = [line for line in read_lines(trail) if isinstance(line, Call)]
         assert len(calls) == 5 and all(call.answer["verdict"] is not None for call in calls)
         mixed = run(STORY, *SMALL, "--ladder", f"pocket,pocket@{url}", "--max-calls", "3", "--json")
@@ -92,10 +92,10 @@ def test_a_lemma_run_draws_its_graph(tmp_path):
     graph, trail, config = tmp_path / "plan.mmd", tmp_path / "trail.jsonl", tmp_path / "settings.json"
     config.write_text('{"repairs": 0, "restructures": 0}')
     options = [*POCKET, "--config", str(config), "--max-tokens", "16", "--graph", str(graph), "--trail", str(trail)]
-    found = run(STORY, "--strategy", "lemma", *options)
+    result = run(STORY, "--strategy", "lemma", *options)
     # these models know no plans and no Python: they give up, and say so
-    assert found.exit_code == 1 and "x FINAL: failed" in found.stdout, found.output
-    assert "best guess, which nothing vouches for" in found.stdout and "NOT solved" in found.stdout
+    assert result.exit_code == 1 and "x FINAL: failed" in result.stdout, result.output
+    assert "best guess, which nothing vouches for" in result.stdout and "NOT solved" in result.stdout
     assert graph.read_text().startswith("graph TD") and "FINAL" in graph.read_text()
     lines = read_lines(trail)
     assert lines[0].settings["max_tokens"] == 16 and lines[0].settings["repairs"] == 0
@@ -115,13 +115,13 @@ def test_a_lemma_run_that_was_cut_off_ends_as_a_whole_one(tmp_path):
         file.write('{"purpose": "half')
     trail = tmp_path / "trail.jsonl"
     resumed = run(STORY, *options, "--resume", "--trail", str(trail))
-    told, expected = json.loads(resumed.stdout), json.loads(whole.stdout)
+    reported, expected = json.loads(resumed.stdout), json.loads(whole.stdout)
     assert resumed.exit_code == whole.exit_code == 1
-    assert told["usage"].pop("seconds") > 0 < expected["usage"].pop("seconds") and told == expected
+    assert reported["usage"].pop("seconds") > 0 < expected["usage"].pop("seconds") and reported == expected
     # asked once more, all is answered by the file
     before = (tmp_path / "m.jsonl").read_bytes()
     again = json.loads(run(STORY, *options, "--resume").stdout)
-    assert (again["answer"], again["graph"]) == (told["answer"], told["graph"])
+    assert (again["answer"], again["graph"]) == (reported["answer"], reported["graph"])
     assert (tmp_path / "m.jsonl").read_bytes() == before and read_lines(trail)[0].resumed
     seeded = run(STORY, *options, "--resume", "--seed", "5")
     assert seeded.exit_code == 2 and "of another run: settings" in " ".join(seeded.stderr.split())
@@ -133,15 +133,15 @@ def test_a_lemma_run_that_was_cut_off_ends_as_a_whole_one(tmp_path):
 @pytest.mark.parametrize("strategy", ["progressive", "lemma"])
 def test_the_model_that_knows_the_forms_solves_what_a_stranger_types(strategy, tmp_path):
     trail, memory = tmp_path / "trail.jsonl", tmp_path / "memory"
-    found = run(STORY, "--strategy", strategy, "--trail", str(trail), "--memory", str(memory))
-    assert found.exit_code == 0 and "The hat is in the park.\n\nsolved: " in found.stdout, found.output
+    result = run(STORY, "--strategy", strategy, "--trail", str(trail), "--memory", str(memory))
+    assert result.exit_code == 0 and "The hat is in the park.\n\nsolved: " in result.stdout, result.output
     lines = read_lines(trail)
     assert lines[0].models == ("pocket-solver",) and lines[-1].answer == "The hat is in the park."
     # checked with reasons, or planned by look-ups: not asked the same again
     purposes = [line.purpose for line in lines if isinstance(line, Call)]
     assert purposes[0].startswith("solve" if strategy == "progressive" else "plan 1")
     why = [line.why for line in lines if isinstance(line, Decision)]
-    assert any("reasons" in each or "stands in the text" in each for each in why)
+    assert any("reasons" in item or "stands in the text" in item for item in why)
     again = json.loads(run(STORY, "--strategy", strategy, "--memory", str(memory), "--resume", "--json").stdout)
     assert again["usage"]["calls"] == lines[-1].usage["calls"]
 
@@ -156,15 +156,21 @@ def test_an_agents_run_leaves_a_patch_and_the_folder_as_it_was(tmp_path):
     tiers = {"tier1": 1, "tier2": 2, "tier3": 3, "check_interval": 1, "max_steps": 3}
     config.write_text(json.dumps({"escalation": tiers, "context_chars": 8000}))
     options = ["--repo", str(repo), "--patch", str(patch), "--config", str(config), "--max-tokens", "16"]
-    found = run("Mend add.", "--strategy", "agent", *options, "--json")
-    told = json.loads(found.stdout)
-    assert found.exit_code == 1 and (told["solved"], told["steps"], told["patch"]) == (False, 3, ""), found.output
-    assert told["report"]["failed"] == ["test_sums.py::test_add"] and patch.read_text() == ""
+    result = run("Mend add.", "--strategy", "agent", *options, "--json")
+    reported = json.loads(result.stdout)
+    assert result.exit_code == 1 and (reported["solved"], reported["steps"], reported["patch"]) == (False, 3, ""), (
+        result.output
+    )
+    assert reported["report"]["failed"] == ["test_sums.py::test_add"] and patch.read_text() == ""
     assert sorted(path.name for path in repo.iterdir()) == ["sums.py", "test_sums.py"]
     resumable = [*options, "--memory", str(tmp_path / "memory.jsonl"), "--json"]
     assert run("Mend add.", "--strategy", "agent", *resumable, "--max-calls", "2").exit_code == 1
     resumed = json.loads(run("Mend add.", "--strategy", "agent", *resumable, "--resume").stdout)
-    assert (resumed["steps"], resumed["why"], resumed["usage"]["calls"]) == (3, told["why"], told["usage"]["calls"])
+    assert (resumed["steps"], resumed["why"], resumed["usage"]["calls"]) == (
+        3,
+        reported["why"],
+        reported["usage"]["calls"],
+    )
 
 
 def test_a_model_of_the_same_name_from_elsewhere_is_told_apart(tmp_path):
@@ -212,8 +218,8 @@ def test_ladders_hand_up_tokens_where_they_can():
 def test_bad_input_is_told_in_a_line(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "deep.json").write_text("[" * 50_000)
-    found = run(*options)
-    assert found.exit_code == 2 and message in " ".join(found.stderr.split()), found.stderr
+    result = run(*options)
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.stderr
 
 
 def test_equal_decisions_share_a_line(capsys):
@@ -226,10 +232,10 @@ def test_equal_decisions_share_a_line(capsys):
 
 
 def test_a_problem_of_another_world_is_told_first():
-    found = run("What is 17 + 25?", "--model", "pocket", "--max-calls", "2")
-    assert found.stderr.splitlines()[0].startswith("note: pocket has never seen 'What', '17', '25'; it knows ")
-    told = run("What is 17 + 25?")
-    assert told.exit_code == 2 and "as in 'Mary went to the park. Where is Mary?'" in told.stderr
+    result = run("What is 17 + 25?", "--model", "pocket", "--max-calls", "2")
+    assert result.stderr.splitlines()[0].startswith("note: pocket has never seen 'What', '17', '25'; it knows ")
+    reported = run("What is 17 + 25?")
+    assert reported.exit_code == 2 and "as in 'Mary went to the park. Where is Mary?'" in reported.stderr
 
 
 def test_progress_shows_level_streak_and_gates():
@@ -247,8 +253,8 @@ def test_progress_shows_level_streak_and_gates():
 
 def test_a_picture_that_could_not_be_drawn_is_refused_before_the_run(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    found = run("x", "--strategy", "lemma", "--model", "no-such", "--graph", str(tmp_path / "plan.svg"))
-    assert found.exit_code == 2 and "matplotlib" in found.stderr and "no-such" not in found.stderr
+    result = run("x", "--strategy", "lemma", "--model", "no-such", "--graph", str(tmp_path / "plan.svg"))
+    assert result.exit_code == 2 and "matplotlib" in result.stderr and "no-such" not in result.stderr
 
 
 def test_trails_of_strangers_steer_no_terminal(tmp_path):

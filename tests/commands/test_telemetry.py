@@ -44,8 +44,8 @@ def test_lines_come_back_as_they_were_and_a_bad_one_is_named(tmp_path):
         for choice in choices:
             log.write(lambda choice=choice: LINE.model_copy(update={"choice": choice}))
         log.close()
-    found = list(read_telemetry(path))
-    assert [line.choice for line in found] == list(range(6)) and found[1] == LINE
+    obtained = list(read_telemetry(path))
+    assert [line.choice for line in obtained] == list(range(6)) and obtained[1] == LINE
     path.write_text(LINE.model_dump_json() + "\n" + LINE.model_dump_json()[:-1] + ',"mood":"fine"}\n')
     with pytest.raises(ValueError, match=r"line 2 of .*mood: Extra inputs are not permitted"):
         list(read_telemetry(path))
@@ -84,8 +84,8 @@ def test_a_disk_that_fills_up_costs_lines_and_one_warning(tmp_path, caplog):
             log.write(lambda: LINE)
         log.close()
     stream.close()
-    told = [record for record in caplog.records if "telemetry" in record.getMessage()]
-    assert len(told) == 1 and "No space left on device" in told[0].getMessage()
+    output = [record for record in caplog.records if "telemetry" in record.getMessage()]
+    assert len(output) == 1 and "No space left on device" in output[0].getMessage()
 
 
 def test_a_line_that_cannot_be_made_is_one_warning(tmp_path, caplog):

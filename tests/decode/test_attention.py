@@ -26,8 +26,8 @@ def paged(rows, seed):
         part.fill_(torch.nan)
         for sequence in set(rows.sequences.tolist()):
             for block in BLOCKS[sequence]:
-                own = slice(block * SIZE, (block + 1) * SIZE)
-                part[:, own] = torch.randn(PLANES, SIZE, HEADS, WIDTH, generator=generator)
+                current = slice(block * SIZE, (block + 1) * SIZE)
+                part[:, current] = torch.randn(PLANES, SIZE, HEADS, WIDTH, generator=generator)
         part[rows.loops, known] = torch.nan  # not yet written
     return store
 
@@ -47,11 +47,11 @@ def test_scattered_blocks_are_read_like_others(seed, chunk):
     (planes,), placement = store.planes, store.placement(longest)
     query, (keys, values) = torch.randn(len(lines), 2 * HEADS, WIDTH), torch.randn(2, len(lines), HEADS, WIDTH)
     view = PassRows([planes], placement, rows, operations("torch", torch.device("cpu")), longest)
-    found = view.attend(0, query, keys, values, 0.4)
+    result = view.attend(0, query, keys, values, 0.4)
     at = DepthRows(rows.sequences, rows.cache_positions, rows.loops, None, None, placement.blocks.int(), longest)
     expected = depth_attention_reference(query, planes.keys, planes.values, at, 0.4)
-    torch.testing.assert_close(found, expected)
-    assert found.isfinite().all()
+    torch.testing.assert_close(result, expected)
+    assert result.isfinite().all()
 
 
 def test_scattered_blocks_do_not_hold_up_the_others(monkeypatch):

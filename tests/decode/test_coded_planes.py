@@ -32,9 +32,9 @@ CONFIGS = (
 
 @pytest.fixture(scope="module")
 def loaded():
-    found = sigma0.load("pocket", dtype="float32")
-    found[0].generation_config.eos_token_id = None
-    return found
+    result = sigma0.load("pocket", dtype="float32")
+    result[0].generation_config.eos_token_id = None
+    return result
 
 
 @pytest.fixture
@@ -60,10 +60,10 @@ def cell(way, number, codec):
     return fast_if(fast, way, CONFIGS[number], CODECS[codec], id=f"{way}-{number}-{codec}")
 
 
-@pytest.mark.parametrize(("way", "config", "kv"), [cell(*each) for each in product(WAYS, range(7), range(3))])
+@pytest.mark.parametrize(("way", "config", "kv"), [cell(*item) for item in product(WAYS, range(7), range(3))])
 def test_every_way_reads_what_a_run_of_all_loops_over_the_same_codec_reads(model, ids, way, config, kv):
     model.generation_config.kv_config = kv
-    # segments begin at cache positions, and pads move them: the second row has nine ids behind pads
+    # segments begin at cache positions, and pads move them: the second row has nine ids after pads
     short = torch.cat([torch.zeros(1, ids.shape[1] - 9, dtype=torch.int64), ids[:, :9]], dim=1)
     rows = torch.cat([ids, short])
     mask = (rows != 0).long()
@@ -71,14 +71,14 @@ def test_every_way_reads_what_a_run_of_all_loops_over_the_same_codec_reads(model
         out = written(model, rows, config, attention_mask=mask, **asked)
     seen = torch.cat([mask, torch.ones(2, NEW - 1, dtype=torch.int64)], dim=1)
     for row in range(2):
-        mine, told = out.sequences[row : row + 1], seen[row : row + 1]
+        mine, output = out.sequences[row : row + 1], seen[row : row + 1]
         if config.after_exit == "drop":
             alone = written(model, rows[row : row + 1], config, attention_mask=mask[row : row + 1])
             assert mine.equal(alone.sequences) and out.exit_depths[row].equal(alone.exit_depths[0])
             continue
         # nothing of this is decoded: whole segments run through all loops at once
         rule = CONFIGS[0] if config.after_exit == "verify" else config
-        read = model(mine[:, :-1], attention_mask=told, exit_config=rule, logits_to_keep=NEW)
+        read = model(mine[:, :-1], attention_mask=output, exit_config=rule, logits_to_keep=NEW)
         assert mine[0, -NEW:].equal(read.logits[0].argmax(-1))
         assert config.after_exit == "verify" or out.exit_depths[row].equal(read.exit_depths[0])
     if config.after_exit == "verify" and out.runner is not None:

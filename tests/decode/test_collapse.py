@@ -45,7 +45,7 @@ def test_a_text_that_runs_in_circles_is_ended_by_default(pocket):
     assert written(pocket, CIRCLES, "ignore").stop_reason == "length"
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda each: f"{each.mode}-{each.after_exit}-{each.redraft}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda item: f"{item.mode}-{item.after_exit}-{item.redraft}")
 def test_what_is_written_until_then_is_what_it_would_write(pocket, config):
     ended = 0
     for prompt in (CIRCLES, "The", "a b a b", ORDINARY):
@@ -69,8 +69,8 @@ def test_it_is_ended_without_a_verdict_too(pocket):
 
 def test_a_stream_that_was_ended_leaves_nothing_under_way(pocket):
     tokens = sigma0.stream(*pocket, CIRCLES, exit_config=ExitConfig(q=0.3, after_exit="verify"))
-    told = [token.id for token in tokens]
-    assert tokens.generation.stop_reason == "collapse" and tokens.generation.tokens[-1].id == told[-1]
+    reported = [token.id for token in tokens]
+    assert tokens.generation.stop_reason == "collapse" and tokens.generation.tokens[-1].id == reported[-1]
     assert next(tokens, None) is None
 
 
@@ -88,13 +88,13 @@ def test_in_a_batch_it_alone_is_ended(pocket, after_exit, way):
             exit_config=ExitConfig(q=0.3, after_exit=after_exit), **asked,
         )  # fmt: skip
         loop.collapse = CollapseStop()
-        told = [[] for _ in texts]
+        reported = [[] for _ in texts]
         for emissions in loop.run(first):
-            for each in emissions:
-                told[each.sequence].append(each.token_id)
+            for item in emissions:
+                reported[item.sequence].append(item.token_id)
     alone = [written(pocket, text, "stop", 100, exit_config=ExitConfig(q=0.3, after_exit=after_exit)) for text in texts]
-    assert told == [[token.id for token in each.tokens] for each in alone]
-    assert loop.collapsed == {place for place, each in enumerate(alone) if each.stop_reason == "collapse"}
+    assert reported == [[token.id for token in item.tokens] for item in alone]
+    assert loop.collapsed == {place for place, item in enumerate(alone) if item.stop_reason == "collapse"}
     assert loop.collapsed and len(loop.collapsed) < len(texts)
 
 
@@ -103,7 +103,7 @@ def test_tighten_writes_on_and_repeats_itself_less(pocket):
     assert tightened.stop_reason == "length"
     grams = [
         len({tuple(ids[place : place + 4]) for place in range(len(ids) - 3)})
-        for ids in ([token.id for token in each.tokens] for each in (tightened, ignored))
+        for ids in ([token.id for token in item.tokens] for item in (tightened, ignored))
     ]
     assert grams[0] > 1.5 * grams[1]
 
@@ -184,7 +184,7 @@ def test_a_verdict_and_a_look_for_circles_take_few_operations_more(name):
     assert calls[1] - calls[0] <= 16 * len(out.tokens), calls
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda each: f"{each.mode}-{each.after_exit}-{each.redraft}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda item: f"{item.mode}-{item.after_exit}-{item.redraft}")
 def test_a_streamed_token_tells_what_was_known_when_it_came(pocket, config):
     """Looked at as it comes, or once all have come: the same, though its loops have run on since."""
     settings = {"max_new_tokens": 8, "exit_config": config, "eos_token_id": [], "verdict": True}

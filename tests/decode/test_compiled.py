@@ -130,8 +130,8 @@ def test_programs_read_weights_in_cpp_and_see_new_ones(request, generated, monke
     if not generated:
         request.getfixturevalue("traced")
     monkeypatch.setitem(row_dot.LEAST, dtype, 1)
-    called, found = [], row_dot._product()
-    monkeypatch.setattr(row_dot, "_product", lambda: lambda *memory: (called.append(memory), found(*memory)))
+    called, result = [], row_dot._product()
+    monkeypatch.setattr(row_dot, "_product", lambda: lambda *memory: (called.append(memory), result(*memory)))
     model, other = (tiny_model(seed, num_hidden_layers=1).to(dtype) for seed in (3, 4))
     compiled, eager = both(model, 2, "margin")
     assert called
@@ -149,25 +149,25 @@ def test_a_step_that_cannot_be_compiled_runs_eagerly_and_says_why(model, monkeyp
         raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(programs, "generate_code", fails)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as output:
         warnings.simplefilter("always")
         compiled = written(model, "compile", 2, MODES["qexit"])
-    assert any("no such instruction" in str(warning.message) for warning in told)
+    assert any("no such instruction" in str(warning.message) for warning in output)
     assert compiled.runner.name == "eager"
     assert "no such instruction" in compiled.runner.reason
     assert torch.equal(compiled.sequences, written(model, "eager", 2, MODES["qexit"]).sequences)
 
 
 def test_a_direct_call_finds_its_inputs_anew_and_refuses_numbers_that_may_be_others():
-    columns, weight, told = torch.arange(24).view(3, 8), torch.ones(4), []
+    columns, weight, output = torch.arange(24).view(3, 8), torch.ones(4), []
     state = [torch.zeros(2, 4), columns[1][:2], columns[2][:2], torch.zeros(5, 97, 1, 4)]  # offsets 0, 8, 16, 0
     inputs = [state[0], 2, weight, 97, 8, state[1], 16, state[2], state[3]]
-    direct = programs.Direct.of(lambda *given: told.append(given), inputs, state)
+    direct = programs.Direct.of(lambda *given: output.append(given), inputs, state)
     other = torch.zeros(64)
     later = [torch.ones(3, 4), other[20:23], other[40:43], torch.zeros(5, 120, 1, 4)]
     direct(later)
     expected = [later[0], 3, weight, 120, 20, later[1], 40, later[2], later[3]]
-    assert all(a is b or a == b for a, b in zip(told[0], expected, strict=True))
+    assert all(a is b or a == b for a, b in zip(output[0], expected, strict=True))
     # R may be an offset or the positions, and a number may be neither
     assert programs.Direct.of(print, [8], [torch.zeros(8, 4), columns[1][:2], state[3]]) is None
     assert programs.Direct.of(print, [97], [torch.zeros(97, 4), state[3]]) is None

@@ -113,7 +113,7 @@ def random_rule(rng, model, after, seed):
 
 
 class Row:
-    """What is written behind a prompt, as steps, and what that takes; None of what no reference counts."""
+    """What is written after a prompt, as steps, and what that takes; None of what no reference counts."""
 
     def __init__(self, case, prompt):
         self.case, self.prompt, self.config = case, prompt, case.config
@@ -167,7 +167,7 @@ def raven_steps(model, config, prompt, new):
 
 
 class Case:
-    """Prompts behind a rule that is drawn, of a model that is drawn as well where none is given."""
+    """Prompts after a rule that is drawn, of a model that is drawn as well where none is given."""
 
     def __init__(self, family, after, seed, model=None):
         self.is_raven = family.startswith("raven")
@@ -356,12 +356,12 @@ def test_draws_and_statistics_are_those_of_eager_steps(way, after, family):
     """Draws are hashes of seed, position and purpose: a sequence draws the same in every way, alone and in company."""
     draws = {"do_sample": True, "temperature": 1.5, "top_k": 20, "output_statistics": way != "late"}
     for seed in (0, 2)[: 1 if way in TRACED else 2]:
-        case, found = case_of(family, after, seed), []
+        case, result = case_of(family, after, seed), []
         for name, batch in (("eager", 1), ("eager", BATCH), (way, BATCH)):
             with named(seed, name, case.config), called_by(name, case.model) as (asked, _):
                 torch.manual_seed(5)
-                found.append(written(case.model, case.prompts[:batch], case.config, 9, **asked | draws))
-        alone, eager, out = found
+                result.append(written(case.model, case.prompts[:batch], case.config, 9, **asked | draws))
+        alone, eager, out = result
         assert out.sequences.equal(eager.sequences) and out.exit_depths.equal(eager.exit_depths)
         # the seeds of a batch come from one call, the first sequence's first
         assert alone.sequences[0, -9:].equal(out.sequences[0, -9:])
@@ -383,14 +383,14 @@ def test_a_run_that_is_closed_early_leaves_nothing_that_was_not_told(way, after)
         model, config = settled_model(seed, total_ut_steps=4), ExitConfig(q=0.4, after_exit=after)
         with called_by(way, model) as (asked, _):
             loop, first = written(model, [prompt], config, 40, custom_generate=type(model).open_token_loop, **asked)
-            told, run = [], loop.run(first)
-            while len(told) < 5:
-                told += [(each.token_id, each.depth) for each in next(run)]
+            output, run = [], loop.run(first)
+            while len(output) < 5:
+                output += [(item.token_id, item.depth) for item in next(run)]
             run.close()
-            text = [*prompt, *(token for token, _ in told)]
+            text = [*prompt, *(token for token, _ in output)]
             assert loop.sequences[0].tolist() == text and loop.cache.length == len(text) - 1
             logits = model(torch.tensor([text[-1:]]), past_key_values=loop.cache, exit_config=FULL).logits[0, -1]
-        model64, count = copy.deepcopy(model).double(), len(told)
+        model64, count = copy.deepcopy(model).double(), len(output)
         expected = run_all_loops(model64, text, FULL, 1)[0].logits
         if after == "finish":
             steps = run_all_loops(model64, prompt, config, count)
@@ -401,7 +401,7 @@ def test_a_run_that_is_closed_early_leaves_nothing_that_was_not_told(way, after)
             steps = reference.generate(prompt, count)
             reference.read(text[-1], prompt=True)
             expected = reference.logits
-        assert told == [(step.token, step.depth) for step in steps]
+        assert output == [(step.token, step.depth) for step in steps]
         torch.testing.assert_close(logits.double(), expected, rtol=1e-3, atol=1e-3)
 
 
@@ -420,7 +420,7 @@ def test_a_given_course_is_followed(way, after, monkeypatch):
     for sequence in range(2):
         depths = []
         for place in range(9):
-            leaves, stands = (each[(place + sequence) % 5] for each in (exits, settled))
+            leaves, stands = (item[(place + sequence) % 5] for item in (exits, settled))
             fallen = "verify" in after and leaves < stands
             depths.append((stands if after == "verify" else 4) if fallen else leaves)
         assert out.exit_depths[sequence, 1:].tolist() == depths

@@ -42,7 +42,7 @@ def test_values_are_their_definitions(zero):
     meters = [_Meter(mode, states[0, row][None, None], vocabulary) for row, mode in enumerate(modes)]
     kept, compared = Criteria(rows, vocabulary, torch.device("cpu")), 0
     for loop in range(loops):
-        found = kept.decide(
+        result = kept.decide(
             CRITERIA,
             torch.tensor([CRITERIA.index(mode) for mode in modes]),
             torch.tensor(deltas, dtype=torch.float32),
@@ -55,7 +55,7 @@ def test_values_are_their_definitions(zero):
             value = meters[row].value(states[loop + 1, row][None, None], logits[loop, row])
             if abs(value - delta) > TIE or mode == "argmax-stability":
                 compared += 1
-                assert bool(found[row]) == (value >= delta if mode == "argmax-stability" else value < delta)
+                assert bool(result[row]) == (value >= delta if mode == "argmax-stability" else value < delta)
     assert compared > 60
 
 
@@ -138,15 +138,15 @@ def test_verify_is_full_depth(mode):
 @pytest.mark.parametrize("mode", CRITERIA)
 def test_a_step_is_one_graph(mode, after, monkeypatch):
     monkeypatch.setattr(programs, "generate_code", lambda graph, examples: graph)
-    model, config, found = (
+    model, config, result = (
         settled_model(11, total_ut_steps=4, num_hidden_layers=1),
         config_of(mode, after_exit=after),
         [],
     )
     for way, runner in (("eager", "eager"), ("captured", "compile")):
         with called_by(way, model) as (asked, _):
-            found.append(written(model, [[4, 8, 15], [2, 23]], config, NEW, **asked | {"runner": runner}))
-    eager, compiled = found
+            result.append(written(model, [[4, 8, 15], [2, 23]], config, NEW, **asked | {"runner": runner}))
+    eager, compiled = result
     assert compiled.runner.name == "compile" and compiled.runner.captured
     assert torch.equal(eager.sequences, compiled.sequences)
     assert torch.equal(eager.exit_depths, compiled.exit_depths)
@@ -159,9 +159,9 @@ def test_mixed_requests_of_an_engine_are_each_alone_also_after_preemption(pocket
     configs = [config_of(mode, after_exit=after) for mode in CRITERIA for after in ("finish", "drop")]
     configs.append(ExitConfig(mode="margin", theta=0.5))
     requests = requests_of(prompts_of(13, len(configs), 15), configs, NEW)
-    found, engine = served(model, tokenizer, requests, 12, watch=False, together=5)
+    result, engine = served(model, tokenizer, requests, 12, watch=False, together=5)
     assert engine.status().preemptions > 2
-    check_alone(model, requests, found)
+    check_alone(model, requests, result)
 
 
 @pytest.mark.parametrize(

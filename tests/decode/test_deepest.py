@@ -56,8 +56,8 @@ def deepest_loops(depths, config, total):
     if config.after_exit == "verify":
         return [total] * len(depths)
     total = config.depth if config.mode == "fixed" else total
-    own = depths if config.after_exit == "drop" else [min(total, sum(depths[i:])) for i in range(len(depths))]
-    return [total, *own[1:]]
+    current = depths if config.after_exit == "drop" else [min(total, sum(depths[i:])) for i in range(len(depths))]
+    return [total, *current[1:]]
 
 
 def check(model, out, prompts, config):
@@ -75,10 +75,10 @@ def check(model, out, prompts, config):
         assert ran == loops
         for token, loop in enumerate(loops):
             expected = by_definition(logits[loop - 1, token], int(text[token - len(depths)]))
-            told = out.deepest_readings[row, token].numpy()
-            np.testing.assert_allclose(told[:3], expected[:3], rtol=2e-4, atol=2e-5)
+            output = out.deepest_readings[row, token].numpy()
+            np.testing.assert_allclose(output[:3], expected[:3], rtol=2e-4, atol=2e-5)
             top = np.sort(logits[loop - 1, token])
-            assert told[3] == expected[3] or top[-1] - top[-2] < 1e-5
+            assert output[3] == expected[3] or top[-1] - top[-2] < 1e-5
             deeper += loop > depths[token]
             against += loop > depths[token] and not expected[3]
         assert out.deepest_readings[row, len(depths) :].isnan().all()
@@ -152,9 +152,9 @@ def test_under_drop_it_is_the_exit(backend):
         ids = out.sequences[0, len(prompt) :].tolist()
         for index in range(1, new):
             reference.read(ids[index - 1], prompt=False)
-            told = out.deepest_readings[0, index].numpy()
-            np.testing.assert_allclose(told, by_definition(reference.logits, ids[index]), rtol=2e-4, atol=2e-5)
-            assert told[3] == 1
+            output = out.deepest_readings[0, index].numpy()
+            np.testing.assert_allclose(output, by_definition(reference.logits, ids[index]), rtol=2e-4, atol=2e-5)
+            assert output[3] == 1
         np.testing.assert_allclose(out.deepest_readings[0, 1:, 1:3], out.readings[0, 1:, :2], rtol=1e-4, atol=1e-5)
         # of the first token it is the prompt's last loop
         first = write(model, [prompt], ExitConfig(mode="full"), 1)
@@ -170,9 +170,9 @@ def test_what_is_asked_while_a_text_is_written_is_of_the_loops_so_far():
     seen = set()
     for _ in loop.run(first):
         count = len(loop.new_ids[0])
-        told = loop.record.deepest[0]
-        assert told[:count].isfinite().all() and told[count:].isnan().all()
-        seen.add(round(float(told[1, 1]), 4))
+        output = loop.record.deepest[0]
+        assert output[:count].isfinite().all() and output[count:].isnan().all()
+        seen.add(round(float(output[1, 1]), 4))
     assert len(seen - {float("nan")}) > 2
     torch.testing.assert_close(loop.record.deepest[0], write(model, PROMPTS[:1], config, 9).deepest_readings[0])
 

@@ -32,10 +32,10 @@ def test_without_stop_strings_all_is_shown():
 def test_the_text_ends_before_the_first_stop_string(stop):
     text = feed_all(TOKENIZER(STORY)["input_ids"], stop)
     whole = TOKENIZER.decode(TOKENIZER(STORY)["input_ids"], skip_special_tokens=True)
-    places = [whole.find(each) for each in stop if each in whole]
+    places = [whole.find(item) for item in stop if item in whole]
     # of several that come, the one that is complete first ends the text
     assert text.stopped == bool(places)
-    assert whole.startswith(text.text) and not any(each in text.text for each in stop)
+    assert whole.startswith(text.text) and not any(item in text.text for item in stop)
     if len(places) == 1:
         assert text.text == whole[: places[0]]
     if not places:
@@ -86,7 +86,7 @@ def test_nothing_is_released_that_may_begin_a_stop_string(pieces, stop):
             assert shown == text[: min(places)]
             continue
         beginnings = {string[:length] for string in stop for length in range(1, len(string))}
-        held = max((len(each) for each in beginnings if text.endswith(each)), default=0)
+        held = max((len(item) for item in beginnings if text.endswith(item)), default=0)
         assert shown == text[: len(text) - held]
     rest = checker.flush()
     assert checker.text == shown + rest and (checker.stopped or checker.text == text)
@@ -97,7 +97,7 @@ def test_ends_are_no_text():
     tokenizer = byte_tokenizer()
     feed = IncrementalDetokenizer(tokenizer)
     ids = tokenizer("ab")["input_ids"]
-    assert [feed.add(each) for each in (ids[0], END, ids[1])] == ["a", "", "b"]
+    assert [feed.add(item) for item in (ids[0], END, ids[1])] == ["a", "", "b"]
     assert feed.end(END) == "" and feed.text == "ab"
 
 

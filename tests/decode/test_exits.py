@@ -55,11 +55,11 @@ def test_rows_decide_as_the_definition_says(mode, scale, seed, total, threshold,
     limits = dict.fromkeys(("q", "eps", "theta"), threshold)
     config = setting(mode, patience=patience, min_loops=min_loops, accel_scale=scale, **limits)
     states, gates, logits = trajectory(seed, total)
-    own = ExitRule(config, total)
+    current = ExitRule(config, total)
     chosen = select_exits(
-        own, states[:, None].float(), gates[:, None].float(), lambda hidden: _head(hidden, states, logits)
+        current, states[:, None].float(), gates[:, None].float(), lambda hidden: _head(hidden, states, logits)
     )
-    if own.is_about_loops:
+    if current.is_about_loops:
         reader = PathReader(lambda hidden: gates.T.flatten().float(), rule("full", total).params(watch=True))
         statistics, fates = reader.read(states.transpose(0, 1).float())
         assert statistics.shape == (ROWS, total, 8) and fates.shape == (ROWS, total)
@@ -70,8 +70,8 @@ def test_rows_decide_as_the_definition_says(mode, scale, seed, total, threshold,
         assert int(chosen.depths[0, row]) == (expected.depth if expected.met else total)
         assert bool(chosen.met[0, row]) == expected.met
         assert torch.equal(chosen.hidden[0, row], states[int(chosen.depths[0, row]) - 1, row].float())
-        if own.is_about_loops:
-            assert own.would_have_been_met(statistics[row].numpy(), None) == expected.met
+        if current.is_about_loops:
+            assert current.would_have_been_met(statistics[row].numpy(), None) == expected.met
 
 
 def _head(hidden, states, logits):
@@ -90,8 +90,8 @@ def test_accel_holds_its_fire_on_drift_and_fires_on_a_geometric_approach():
     gates = torch.zeros(8, 1, 1)
 
     def met(states, scale):
-        own = rule("accel", 8, eps=0.1, accel_scale=scale)
-        return bool(select_exits(own, states[:, None], gates, lambda hidden: hidden).met)
+        current = rule("accel", 8, eps=0.1, accel_scale=scale)
+        return bool(select_exits(current, states[:, None], gates, lambda hidden: hidden).met)
 
     assert met(approach, "states")
     assert not met(drift, "states")
@@ -101,8 +101,8 @@ def test_accel_holds_its_fire_on_drift_and_fires_on_a_geometric_approach():
 
 def test_accel_with_four_loops_and_patience_two_stops_only_at_the_end():
     states = torch.stack([torch.tensor([[1 - 0.1**loop, 0.0]]) for loop in range(1, 5)])
-    own = rule("accel", 4, eps=0.5, patience=2)
-    chosen = select_exits(own, states[:, None], torch.zeros(4, 1, 1), lambda hidden: hidden)
+    current = rule("accel", 4, eps=0.5, patience=2)
+    chosen = select_exits(current, states[:, None], torch.zeros(4, 1, 1), lambda hidden: hidden)
     assert (int(chosen.depths), bool(chosen.met)) == (4, True)
 
 
@@ -113,11 +113,11 @@ def test_a_row_decides_by_itself(mode):
     params = rule(mode, 5, **({"q": 0.7} if mode == "qexit" else {"eps": 0.4})).params(watch=True)
 
     def decisions(rows: list[int], slots: list[int]) -> torch.Tensor:
-        state, told = ExitState.empty(12, WIDTH, torch.float32, "cpu"), []
+        state, output = ExitState.empty(12, WIDTH, torch.float32, "cpu"), []
         for loop in range(5):
             before = states[max(loop - 1, 0)][rows]
-            told.append(observe(states[loop][rows], before, gates[loop][rows], state, torch.tensor(slots), params))
-        return torch.stack([each.decisions for each in told], dim=1)
+            output.append(observe(states[loop][rows], before, gates[loop][rows], state, torch.tensor(slots), params))
+        return torch.stack([item.decisions for item in output], dim=1)
 
     together = decisions(list(range(ROWS)), list(range(ROWS)))
     apart = [decisions([row], [11 - row]) for row in range(ROWS)]
@@ -141,7 +141,7 @@ def test_why_a_token_stopped():
 
 
 @pytest.mark.parametrize(
-    "own, expected",
+    "current, expected",
     [
         (rule(q=0.25), (0.25, None, 6, 1, False, None, 2)),
         (rule(), (0.5, None, 6, 1, False, None, 2)),
@@ -155,9 +155,17 @@ def test_why_a_token_stopped():
         (rule("entropy-diff"), (0.01, None, 6, 1, True, 0, 2)),
     ],
 )
-def test_what_a_rule_says_of_itself(own, expected):
-    found = own.threshold, own.fixed_depth, own.last_loop, own.min_loops, own.needs_logits, own.criterion, own.patience
-    assert found == expected and own.total_loops == 6 and own.course is None
+def test_what_a_rule_says_of_itself(current, expected):
+    result = (
+        current.threshold,
+        current.fixed_depth,
+        current.last_loop,
+        current.min_loops,
+        current.needs_logits,
+        current.criterion,
+        current.patience,
+    )
+    assert result == expected and current.total_loops == 6 and current.course is None
 
 
 def test_exits_that_are_known_beforehand():
@@ -168,8 +176,8 @@ def test_exits_that_are_known_beforehand():
         "fixed 5": rule("fixed", depth=5),
         "qexit": rule(),
     }
-    for name, own in rules.items():
-        assert (own.is_known_beforehand, own.reads_at_full_depth) == known[name], name
+    for name, current in rules.items():
+        assert (current.is_known_beforehand, current.reads_at_full_depth) == known[name], name
     broken = rule("full", inner_break=True)
     assert not broken.is_known_beforehand and not broken.reads_at_full_depth
 
@@ -177,7 +185,7 @@ def test_exits_that_are_known_beforehand():
 def test_rules_that_statistics_of_loops_decide():
     about = [rule(), rule("converge"), rule("accel"), rule(q=0.999)]
     others = [rule(q=1.0), rule("margin"), rule("kl"), rule("cosine")]
-    assert all(own.is_about_loops for own in about) and not any(own.is_about_loops for own in others)
+    assert all(current.is_about_loops for current in about) and not any(current.is_about_loops for current in others)
 
 
 def test_what_is_known_without_loops():
@@ -201,8 +209,8 @@ def test_chances_to_leave_are_a_distribution():
     gates = torch.tensor([[0.0, 3.0], [-1.0, 40.0], [2.0, 0.0]])
     hazards = torch.sigmoid(gates.double())
     expected = [hazards[0], (1 - hazards[0]) * hazards[1], (1 - hazards[0]) * (1 - hazards[1])]
-    told = exit_probabilities(gates)
-    torch.testing.assert_close(told, torch.stack(expected).float())
+    output = exit_probabilities(gates)
+    torch.testing.assert_close(output, torch.stack(expected).float())
     assert exit_probabilities(gates[:1]).tolist() == [[1.0, 1.0]]
 
 

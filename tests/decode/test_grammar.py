@@ -49,7 +49,7 @@ def written(byte, schemas, rule, after="finish", forces=True, seed=None, prompt=
     """The answers of a batch, each under its own schema: ids without pads, and the whole output."""
     model, tokenizer = byte
     ids = prompts(len(schemas)) if prompt is None else prompt
-    grammar = [None if each is None else Constraint(JsonSchema.of(each), tokenizer, forces) for each in schemas]
+    grammar = [None if item is None else Constraint(JsonSchema.of(item), tokenizer, forces) for item in schemas]
     if seed is not None:
         torch.manual_seed(seed)
         more["do_sample"] = True
@@ -104,7 +104,7 @@ def test_what_is_forced_changes_no_answer(byte, rule, after):
     assert forced == read
     assert "forced" not in {reason for reasons in plain.exit_reasons for reason in reasons}
     has_forced = "forced" in {reason for reasons in out.exit_reasons for reason in reasons}
-    # under `fixed` no loop runs behind the depth, so nothing may stop before it
+    # under `fixed` no loop runs after the depth, so nothing may stop before it
     assert has_forced == (rule != "fixed" or after == "verify")
     if rule in ("qexit", "converge", "full"):
         assert out.head_rows < plain.head_rows and out.loop_passes <= plain.loop_passes
@@ -297,7 +297,7 @@ def test_many_expressions_of_one_value_each_are_followed():
     tree = {"properties": {"left": {"$ref": "#/$defs/tree"}, "name": {"pattern": "a", "format": "date"}}}
     for schema in (
         {"allOf": [{"properties": properties}, {"required": ["p0"]}]},
-        {"allOf": [{"properties": {name: own}} for name, own in properties.items()]},
+        {"allOf": [{"properties": {name: current}} for name, current in properties.items()]},
         {"$defs": {"tree": tree}, "$ref": "#/$defs/tree"},
         {"anyOf": list(properties.values())},
     ):
@@ -307,7 +307,7 @@ def test_many_expressions_of_one_value_each_are_followed():
 
 def characters(known):
     """A tokenizer of single characters, without the byte-level alphabet."""
-    ids = {symbol: each for each, symbol in enumerate(["<end>", "<unk>", *known])}
+    ids = {symbol: item for item, symbol in enumerate(["<end>", "<unk>", *known])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Pattern("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -383,7 +383,7 @@ def test_a_choice_allows_its_texts_and_no_other(byte):
         for ids in spelled:
             matcher = compiled.matcher()
             for at in range(len(ids) + 1):
-                follow = {END if each == ids[:at] else each[at] for each in spelled if each[:at] == ids[:at]}
+                follow = {END if item == ids[:at] else item[at] for item in spelled if item[:at] == ids[:at]}
                 bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
                 assert set(np.flatnonzero(bits).tolist()) == follow, (texts, ids[:at])
                 if at < len(ids):

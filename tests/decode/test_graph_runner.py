@@ -7,7 +7,7 @@ import torch
 
 from sigma0 import ExitConfig
 from sigma0.decode.compiled import LastOperation
-from sigma0.decode.transfer import Landing
+from sigma0.decode.transfer import AsyncCopy
 from sigma0.models.row_linear import PackedLinear
 from tests.decode.captures import Outside, RepeatedCapture, called_by
 from tests.decode.test_conformance import AFTER, written
@@ -66,7 +66,7 @@ def test_graphs_are_few_and_are_for_bounds_on_rows():
 def test_a_step_is_launched_before_the_last_one_is_read(way, monkeypatch):
     """One copy a pass comes to the host, and is waited for once the next step is under way."""
     order, numbers = [], {}
-    opens, reads = Landing.__init__, Landing.array
+    opens, reads = AsyncCopy.__init__, AsyncCopy.array
 
     def launched(landing, tensor):
         numbers[id(landing)] = len(numbers), landing
@@ -77,16 +77,16 @@ def test_a_step_is_launched_before_the_last_one_is_read(way, monkeypatch):
         order.append(("read", numbers[id(landing)][0]))
         return reads(landing)
 
-    monkeypatch.setattr(Landing, "__init__", launched)
-    monkeypatch.setattr(Landing, "array", read)
+    monkeypatch.setattr(AsyncCopy, "__init__", launched)
+    monkeypatch.setattr(AsyncCopy, "array", read)
     model = tiny_model(seed=1)
     with called_by(way, model) as (asked, _):
         outputs = written(model, [[5, 6, 7]], ExitConfig(q=0.4), 8, **asked)
     at = {event: place for place, event in enumerate(order)}
-    told = [number for kind, number in order if kind == "read"]
-    assert told == list(range(outputs.loop_passes)) and len(told) > 3
-    assert all(at["launch", number + 1] < at["read", number] for number in told[:-1])
-    assert all(at["launch", number + 2] > at["read", number] for number in told if ("launch", number + 2) in at)
+    output = [number for kind, number in order if kind == "read"]
+    assert output == list(range(outputs.loop_passes)) and len(output) > 3
+    assert all(at["launch", number + 1] < at["read", number] for number in output[:-1])
+    assert all(at["launch", number + 2] > at["read", number] for number in output if ("launch", number + 2) in at)
     assert len(numbers) <= outputs.loop_passes + 1
 
 
@@ -97,7 +97,7 @@ def refuse(*_):
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("way", ["late", slow("captured")])
 def test_a_whole_run_is_looked_at_through_one_door(way, after, monkeypatch):
-    """From the first token to the last, and as the run is closed: `np.asarray`, as `Landing` and `to_host` do it."""
+    """From the first token to the last, and as the run is closed: `np.asarray`, as `AsyncCopy` and `to_host` do it."""
     model = tiny_model(seed=2, total_ut_steps=4)
     with called_by(way, model) as (asked, _):
         loop, first = opened(model, ExitConfig(q=0.4, after_exit=after), 9, **asked)
@@ -135,7 +135,7 @@ def without_memory(part, known):
             values = list(map(moved, value))
             return type(value)(*values) if hasattr(value, "_fields") else type(value)(values)
         if isinstance(value, dict):
-            return {key: moved(each) for key, each in value.items()}
+            return {key: moved(item) for key, item in value.items()}
         if type(value).__module__.startswith(("sigma0", "torch.nn", "transformers.models")):
             without_memory(value, known)
         return value
@@ -175,10 +175,10 @@ def test_a_compiled_step_is_captured_too(after):
 
     with called_by("captured", model, Compiled):
         config = ExitConfig(q=0.4, after_exit=after)
-        found = [written(model, PROMPTS, config, 8, runner=runner) for runner in ("cudagraph", "compile")]
-    assert [each.runner.name for each in found] == ["cudagraph", "compile"]
-    assert all(each.runner.captured for each in found)
-    assert found[1].sequences.equal(found[0].sequences) and found[1].exit_depths.equal(found[0].exit_depths)
+        result = [written(model, PROMPTS, config, 8, runner=runner) for runner in ("cudagraph", "compile")]
+    assert [item.runner.name for item in result] == ["cudagraph", "compile"]
+    assert all(item.runner.captured for item in result)
+    assert result[1].sequences.equal(result[0].sequences) and result[1].exit_depths.equal(result[0].exit_depths)
 
 
 def test_the_last_operation_is_named():

@@ -76,8 +76,8 @@ def test_lengths_and_ends_need_no_call():
     class Own(criteria.MaxLengthCriteria):
         pass
 
-    own = Own(5)
-    assert split_criteria(StoppingCriteriaList([own])) == (StoppingCriteriaList([own]), None, frozenset())
+    current = Own(5)
+    assert split_criteria(StoppingCriteriaList([current])) == (StoppingCriteriaList([current]), None, frozenset())
 
 
 def test_what_is_known_to_treat_each_row_by_itself():
@@ -201,7 +201,7 @@ def test_state_of_a_method_is_in_its_object():
     with guard.watching(held.__call__):
         held(len)
     with pytest.raises(ValueError, match="__call__ keeps state"), guard.watching(held.__call__):
-        held(lambda own: own.append(2))
+        held(lambda current: current.append(2))
 
 
 def test_a_tensor_of_inference_mode_is_compared_by_its_numbers():

@@ -33,7 +33,7 @@ class Growing(nn.Module):
 
 
 def linear_model(total_loops=8):
-    """A double whose block is linear with radius 1.3 and which has no norm behind its loops."""
+    """A double whose block is linear with radius 1.3 and which has no norm after its loops."""
     model = tiny_model(3, total_ut_steps=total_loops, num_hidden_layers=1)
     model.model.layers[0] = Growing(model.model.layers[0])
     model.model.norm = nn.Identity()
@@ -86,11 +86,11 @@ def test_a_token_at_a_time_has_the_logits_depths_and_flags_of_the_whole_text(mon
         whole = model(text, exit_config=config)
         cache = model(text[:, :3], exit_config=config).past_key_values
         for place in range(3, 9):
-            told = model(text[:, place : place + 1], past_key_values=cache, exit_config=config)
+            output = model(text[:, place : place + 1], past_key_values=cache, exit_config=config)
             for name in ("exit_depths", "exit_met", "exit_diverged"):
-                assert getattr(told, name)[:, 0].tolist() == getattr(whole, name)[:, place].tolist(), name
-            torch.testing.assert_close(told.logits[:, 0], whole.logits[:, place], rtol=1e-4, atol=1e-4)
-            seen |= set(zip(told.exit_met[:, 0].tolist(), told.exit_diverged[:, 0].tolist(), strict=True))
+                assert getattr(output, name)[:, 0].tolist() == getattr(whole, name)[:, place].tolist(), name
+            torch.testing.assert_close(output.logits[:, 0], whole.logits[:, place], rtol=1e-4, atol=1e-4)
+            seen |= set(zip(output.exit_met[:, 0].tolist(), output.exit_diverged[:, 0].tolist(), strict=True))
     assert {(True, False), (False, True)} <= seen, "a kind of end never came: that was not tested"
 
 

@@ -147,7 +147,7 @@ def test_nothing_of_a_generation_outlives_it(after):
 
     def tensors():
         gc.collect()
-        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+        return sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects())
 
     for _ in range(3):
         generate(model, 3, after)

@@ -39,13 +39,13 @@ def test_every_part_is_read():
 
 
 def test_nothing_is_greedy():
-    assert [each.draws for each in sampling_of(LogitsProcessorList(), 3)] == [False] * 3
-    assert [each.seed for each in sampling_of(LogitsProcessorList(), 2, [5, 6])] == [5, 6]
+    assert [item.draws for item in sampling_of(LogitsProcessorList(), 3)] == [False] * 3
+    assert [item.seed for item in sampling_of(LogitsProcessorList(), 2, [5, 6])] == [5, 6]
 
 
 def test_a_number_of_ignored_ids_holds_for_all():
     items = LogitsProcessorList([processors.RepetitionPenaltyLogitsProcessor(1.2, 4)])
-    assert [each.padding for each in sampling_of(items, 2)] == [4, 4]
+    assert [item.padding for item in sampling_of(items, 2)] == [4, 4]
 
 
 @pytest.mark.parametrize(

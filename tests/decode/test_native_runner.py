@@ -14,11 +14,11 @@ import sigma0
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import Placement
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, FLAGS, POSITION, STAGE, Lanes
-from sigma0.decode.ops import MODES, EndWeights, LaneBooks, LaneTables, operations
+from sigma0.decode.ops import MODES, CpuStepState, EndWeights, LaneTables, operations
 from sigma0.decode.runner import EagerRunner
 from sigma0.decode.runners import NativeRunner
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
-from sigma0.decode.step import EMITTED, FRESH, read, sample_greedy
+from sigma0.decode.step import EMITTED, FED, read, sample_greedy
 from sigma0.decode.transfer import PassCounts
 from tests.marks import needs_library
 
@@ -85,12 +85,12 @@ class Choice:
             token_ids = sample_greedy(batch, logits)
             stands = looped.table[which, DRAFT] == token_ids
             return token_ids, stands, None, logits
-        told = [
+        output = [
             np.random.default_rng([self.seed, *row]).random(3)
             for row in torch.stack([looped.lanes, looped.loops], 1)[which].tolist()
         ]
-        own = torch.tensor(np.array(told))
-        return (own[:, 0] * (VOCABULARY + 1)).long() - 1, own[:, 1] < 0.6, own[:, 2] < 0.3, logits
+        current = torch.tensor(np.array(output))
+        return (current[:, 0] * (VOCABULARY + 1)).long() - 1, current[:, 1] < 0.6, current[:, 2] < 0.3, logits
 
 
 def sequence_tokens(generator, depth):
@@ -102,7 +102,7 @@ def sequence_tokens(generator, depth):
         decodes = not stages and generator.random() < 0.7
         stages.append(loops if decodes else depth + loops)
         loops += int(generator.integers(1, 3))
-    return [(newest - behind, stage) for behind, stage in enumerate(stages)]
+    return [(newest - after, stage) for after, stage in enumerate(stages)]
 
 
 def drawn(seed, sequences, depth, verify):
@@ -113,13 +113,13 @@ def drawn(seed, sequences, depth, verify):
     wanted.eos = torch.tensor(generator.integers(-1, VOCABULARY, (sequences, 2)))
     for sequence in range(sequences):
         checked = verify and generator.random() < 0.8
-        own = wanted.table[sequence]
-        own[columns.LAST] = depth if checked else int(generator.integers(1, depth + 1))
-        own[columns.MIN_LOOPS] = int(generator.integers(1, depth + 1))
-        own[columns.LEAVES] = int(not checked and generator.random() < 0.5)
-        own[columns.VERIFY], own[columns.REDRAFT] = int(checked), int(generator.random() < 0.5)
-        own[columns.LIMIT] = NO_LIMIT if generator.random() < 0.5 else int(generator.integers(depth, 3 * depth))
-        own[columns.PROMPT] = int(generator.integers(0, 3 * depth))
+        current = wanted.table[sequence]
+        current[columns.LAST] = depth if checked else int(generator.integers(1, depth + 1))
+        current[columns.MIN_LOOPS] = int(generator.integers(1, depth + 1))
+        current[columns.DROPS_AT_EXIT] = int(not checked and generator.random() < 0.5)
+        current[columns.VERIFY], current[columns.REDRAFT] = int(checked), int(generator.random() < 0.5)
+        current[columns.LIMIT] = NO_LIMIT if generator.random() < 0.5 else int(generator.integers(depth, 3 * depth))
+        current[columns.PROMPT] = int(generator.integers(0, 3 * depth))
         tokens = [] if generator.random() < 0.2 else sequence_tokens(generator, depth)
         for position, stage in tokens:
             line = lanes.table[sequence * depth + position % depth]
@@ -139,11 +139,11 @@ def drawn(seed, sequences, depth, verify):
     lanes.hidden.copy_(torch.randn(lanes.hidden.shape, generator=torch.Generator().manual_seed(seed)))
     twice = []
     for _ in range(2):
-        own = Lanes(sequences, depth, torch.zeros(1, WIDTH))
-        own.table.copy_(lanes.table)
-        own.hidden.copy_(lanes.hidden)
-        own.remember_paths(WINDOW)
-        twice.append(own)
+        current = Lanes(sequences, depth, torch.zeros(1, WIDTH))
+        current.table.copy_(lanes.table)
+        current.hidden.copy_(lanes.hidden)
+        current.remember_paths(WINDOW)
+        twice.append(current)
     return generator, twice, wanted, program
 
 
@@ -163,28 +163,28 @@ def test_steps_are_those_in_torch(seed, sequences, depth, verify):
     if rules["forced"]:
         wanted.exits = torch.tensor(generator.integers(1, depth + 1, (sequences, 4)))
     modes = ["none", *(["qexit"] if rules["gate"] else []), *(["converge", "accel", "accel-steps"] * rules["watch"])]
-    for own, thresholds in zip(wanted.table, wanted.thresholds, strict=True):
-        own[columns.MODE] = MODES.index(modes[int(generator.integers(len(modes)))])
-        own[columns.PATIENCE], own[columns.BREAK_AFTER] = generator.integers(1, 3), generator.integers(0, 3)
+    for current, thresholds in zip(wanted.table, wanted.thresholds, strict=True):
+        current[columns.MODE] = MODES.index(modes[int(generator.integers(len(modes)))])
+        current[columns.PATIENCE], current[columns.BREAK_AFTER] = generator.integers(1, 3), generator.integers(0, 3)
         thresholds[:] = torch.tensor(generator.random(3))
-        if own[columns.MODE] == MODES.index("qexit"):
+        if current[columns.MODE] == MODES.index("qexit"):
             thresholds[columns.OWN] = thresholds[columns.Q]
         else:
             thresholds[columns.Q] = torch.inf
         thresholds[columns.THETA] *= 1.0 if rules["margin"] else torch.inf
     program = replace(program, reads_logits=rules["margin"], modes=frozenset(modes) - {"none", "qexit"}, **rules)
     choice = Choice(seed, bool(generator.random() < 0.5) and not rules["forced"])
-    model, steps, found = Model(), [], []
+    model, steps, result = Model(), [], []
     model.tells_gate = bool(generator.random() < 0.5)
     for kind, lanes in zip((EagerRunner, NativeRunner), twice, strict=True):
         storage, counts = Storage(sequences), PassCounts()
         runner = kind(model, lanes, wanted, storage, counts)
         runner.use(program)
-        own = (runner.step(LONGEST, choice) for _ in range(3))
+        current = (runner.step(LONGEST, choice) for _ in range(3))
         # which rows logits are of is written again by the next step
-        steps.append([(step.decoding, step.lines, step.logits) for step in own if step is not None])
-        found.append((counts, storage.noted, table_of(lanes)))
-    (counts, noted, table), (own_counts, own_noted, own_table) = found
+        steps.append([(step.decoding, step.lines, step.logits) for step in current if step is not None])
+        result.append((counts, storage.noted, table_of(lanes)))
+    (counts, noted, table), (own_counts, own_noted, own_table) = result
     assert (counts, noted) == (own_counts, own_noted) and torch.equal(table, own_table)
     live = twice[0].table[:-1, STAGE] < twice[0].idle
     torch.testing.assert_close(*(lanes.hidden[:-1][live] for lanes in twice), rtol=1e-6, atol=1e-6)
@@ -197,17 +197,17 @@ def test_steps_are_those_in_torch(seed, sequences, depth, verify):
     torch.testing.assert_close(twice[0].paths[:-1], twice[1].paths[:-1], rtol=0, atol=0)
     for in_torch, in_calls in zip(*steps, strict=True):
         assert in_torch[0] == in_calls[0]
-        told = [(lines[:, EMITTED] | lines[:, FRESH]) > 0 for _, lines, _ in (in_torch, in_calls)]
-        np.testing.assert_array_equal(in_torch[1][told[0]], in_calls[1][told[1]])
-        if told[0].any():
-            torch.testing.assert_close(in_torch[2][told[0]], in_calls[2][told[1]])
+        output = [(lines[:, EMITTED] | lines[:, FED]) > 0 for _, lines, _ in (in_torch, in_calls)]
+        np.testing.assert_array_equal(in_torch[1][output[0]], in_calls[1][output[1]])
+        if output[0].any():
+            torch.testing.assert_close(in_torch[2][output[0]], in_calls[2][output[1]])
 
 
 def books_of(lanes):
     wanted = SequenceSettings(2, 3, torch.device("cpu"))
     fixed = lanes.table, lanes.hidden, lanes.gate, None, None
     tables = LaneTables(*fixed, wanted.table, wanted.thresholds, wanted.eos)
-    books = LaneBooks(tables, lanes.depth)
+    books = CpuStepState(tables, lanes.depth)
     books.take_tables(tables, 1)
     return books, tables
 
@@ -262,7 +262,7 @@ def test_what_a_pass_is_given_is_checked():
         books.lead(torch.zeros(0, VOCABULARY))
     books.lead(torch.ones(1, VOCABULARY))
     with pytest.raises(ValueError, match="float32 logits"):
-        books.settle_best(torch.zeros(0, VOCABULARY), True, -1)
+        books.commit_greedy(torch.zeros(0, VOCABULARY), True, -1)
     one = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="what was chosen"):
         books.settle(one, torch.zeros(2, dtype=torch.int64), one.bool(), None)

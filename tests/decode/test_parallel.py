@@ -91,8 +91,8 @@ def written(model, ids, rule, sampled, new=8, **settings):
 
 def all_written(model, rules):
     """A padded batch by some rules, greedy and sampled, and in lockstep."""
-    found = [written(model, IDS, rule, sampled) for rule in rules for sampled in (False, True)]
-    return [*found, written(model, IDS, rules[1], sampled=True, stopping_criteria=[Unlike(stops=False)])]
+    obtained = [written(model, IDS, rule, sampled) for rule in rules for sampled in (False, True)]
+    return [*obtained, written(model, IDS, rules[1], sampled=True, stopping_criteria=[Unlike(stops=False)])]
 
 
 def texts(model, tokenizer):
@@ -118,11 +118,11 @@ def load_share(folder):
 
 def share_of(rank, folders, names):
     """What one of several processes writes with its share of each model."""
-    found = {folder: all_written(load_share(folder), rules) for folder, rules in folders.items()}
+    obtained = {folder: all_written(load_share(folder), rules) for folder, rules in folders.items()}
     for name in names:
         model, tokenizer = sigma0.load(name, dtype="float32", tensor_parallel=True)
-        found[name] = [texts(model, tokenizer), planes(model)]
-    return found
+        obtained[name] = [texts(model, tokenizer), planes(model)]
+    return obtained
 
 
 @pytest.fixture(scope="module")
@@ -148,26 +148,26 @@ def test_together_they_write_what_one_writes(folders, tmp_path, count, checkpoin
     for name, rules in checkpoints.items():
         expected = all_written(folders[name].model, rules)
         for rank in ranks:
-            for found, whole in zip(rank[str(folders[name].folder)], expected, strict=True):
-                assert found == whole
+            for obtained, whole in zip(rank[str(folders[name].folder)], expected, strict=True):
+                assert obtained == whole
     for name in names:
         model, tokenizer = sigma0.load(name, device="cpu", dtype="float32")
         heads, allocated, used = planes(model)
         for rank in ranks:
-            told, own = rank[name]
-            assert told == json.loads(json.dumps(texts(model, tokenizer)))
-            assert {each["stop_reason"] for each in told} >= {"eos", "stop"}
-            assert [each * count for each in own] == [heads, allocated, used]
+            output, current = rank[name]
+            assert output == json.loads(json.dumps(texts(model, tokenizer)))
+            assert {item["stop_reason"] for item in output} >= {"eos", "stop"}
+            assert [item * count for item in current] == [heads, allocated, used]
 
 
 def test_the_rules_are_worth_comparing(folders):
     """Tokens stop at every loop, for every reason, and some proposals fall."""
-    found = all_written(folders["ouro-mha"].model, RULES)
-    depths = {depth for each in found for row in each["depths"] for depth in row}
-    reasons = {reason for each in found for row in each["reasons"] for reason in row}
+    obtained = all_written(folders["ouro-mha"].model, RULES)
+    depths = {depth for item in obtained for row in item["depths"] for depth in row}
+    reasons = {reason for item in obtained for row in item["reasons"] for reason in row}
     assert depths >= {1, 2, 3, 4}
     assert reasons >= {"threshold_met", "confident", "fixed_point", "max_depth", "fixed"}
-    assert any(each["accepted"] and not all(map(all, each["accepted"])) for each in found)
+    assert any(item["accepted"] and not all(map(all, item["accepted"])) for item in obtained)
 
 
 def asked_to_stop(model, stops):
@@ -198,8 +198,8 @@ def forced_apart(rank, folder):
             model.model.early_exit_gate.bias.add_(torch.randn(1, generator=generator))
             # whole in every process, since 2 does not divide the vocabulary
             model.lm_head.weight.normal_(generator=generator)
-    found = all_written(model, RULES)
-    return [*found, *asked_to_stop(model, rank != 0)]
+    obtained = all_written(model, RULES)
+    return [*obtained, *asked_to_stop(model, rank != 0)]
 
 
 @pytest.mark.exhaustive
@@ -212,8 +212,8 @@ def test_decisions_that_are_forced_apart_are_the_first_ones(folders, tmp_path):
 
 
 def refused(rank, folder, odd):
-    """Messages of what must be refused, and that work goes on behind them."""
-    model, found = load_share(folder), []
+    """Messages of what must be refused, and that work goes on after them."""
+    model, obtained = load_share(folder), []
     calls = [
         lambda: written(model, IDS + rank, {"q": 0.5}, sampled=False),
         lambda: written(model, IDS, {"q": 0.5 + rank / 10}, sampled=False),
@@ -226,8 +226,8 @@ def refused(rank, folder, odd):
     for call in calls:
         with pytest.raises(ValueError) as error:  # noqa: PT011 - the messages are looked at by the caller
             call()
-        found.append(str(error.value))
-    return [*found, written(model, IDS, {"q": 0.5}, sampled=False)]
+        obtained.append(str(error.value))
+    return [*obtained, written(model, IDS, {"q": 0.5}, sampled=False)]
 
 
 @pytest.mark.slow
@@ -238,7 +238,7 @@ def test_what_cannot_be_done_together_is_refused_everywhere(folders, tmp_path):
     first, second = in_processes(2, refused, tmp_path, str(golden.folder), str(odd))
     assert first == second
     *unlike, beams, engine, heads, afterwards = first
-    assert len(unlike) == 4 and all("process 1 was given another prompt or other settings" in each for each in unlike)
+    assert len(unlike) == 4 and all("process 1 was given another prompt or other settings" in item for item in unlike)
     assert "beam search cannot be agreed on" in beams
     assert "tensor_parallel" in engine
     assert "2 processes cannot share the 3 key/value heads" in heads and "start 1 or 3" in heads
@@ -284,10 +284,10 @@ def endless(tmp_path_factory):
     return str(folder)
 
 
-def wait_for(found, what):
+def wait_for(obtained, what):
     """The first true answer; fails after two minutes."""
     deadline = time.monotonic() + 120
-    while not (answer := found()):
+    while not (answer := obtained()):
         assert time.monotonic() < deadline, f"no {what} within two minutes"
         time.sleep(0.05)
     return answer
@@ -309,12 +309,12 @@ def test_a_lost_process_ends_the_others_with_one_line(endless, tmp_path, victim,
         survivor.join(120)
         assert survivor.exitcode == 2
     finally:
-        for each in started:
-            each.kill()
-            each.join()
-    (told,) = (tmp_path / f"{1 - victim}.err").read_text().strip().splitlines()
-    assert told.startswith(f"error: process {1 - victim}: another process of this job has ended, or has not answered")
-    assert f"for {timeout} seconds" in told
+        for item in started:
+            item.kill()
+            item.join()
+    (output,) = (tmp_path / f"{1 - victim}.err").read_text().strip().splitlines()
+    assert output.startswith(f"error: process {1 - victim}: another process of this job has ended, or has not answered")
+    assert f"for {timeout} seconds" in output
     assert not (tmp_path / "1.out").read_text()
 
 
@@ -323,15 +323,15 @@ def test_only_the_first_process_prints(pocket, tmp_path):
     started = commands(
         2, tmp_path, ["generate", STORY, "--device", "cpu", "--dtype", "float32", "--tensor-parallel", "--json"]
     )
-    for each in started:
-        each.join(120)
-    assert [each.exitcode for each in started] == [0, 0]
-    found = json.loads((tmp_path / "0.out").read_text())
+    for item in started:
+        item.join(120)
+    assert [item.exitcode for item in started] == [0, 0]
+    obtained = json.loads((tmp_path / "0.out").read_text())
     expected = json.loads(json.dumps(sigma0.generate(*pocket, STORY).to_dict()))
-    assert [(each["id"], each["depth"], each["reason"]) for each in found["tokens"]] == [
-        (each["id"], each["depth"], each["reason"]) for each in expected["tokens"]
+    assert [(item["id"], item["depth"], item["reason"]) for item in obtained["tokens"]] == [
+        (item["id"], item["depth"], item["reason"]) for item in expected["tokens"]
     ]
-    assert found["verdict"]["reason"] == expected["verdict"]["reason"]
+    assert obtained["verdict"]["reason"] == expected["verdict"]["reason"]
     assert [(tmp_path / name).read_text() for name in ("0.err", "1.out", "1.err")] == ["", "", ""]
 
 
@@ -356,10 +356,10 @@ def test_torchrun_ends_all_when_one_dies(endless):
     )
     assert job.stdout is not None
     assert job.stdout.read(20)
-    workers = [each for each in psutil.Process(job.pid).children() if "--tensor-parallel" in each.cmdline()]
+    workers = [item for item in psutil.Process(job.pid).children() if "--tensor-parallel" in item.cmdline()]
     assert len(workers) == 2
     workers[1].kill()
-    _, told = job.communicate(timeout=120)
+    _, output = job.communicate(timeout=120)
     assert job.returncode != 0
-    assert "SIGKILL" in told
-    assert not any(each.is_running() for each in workers)
+    assert "SIGKILL" in output
+    assert not any(item.is_running() for item in workers)

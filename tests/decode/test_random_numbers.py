@@ -20,7 +20,7 @@ def deviation(seen, law):
     """The chi-square statistic of counts in standard deviations from its mean, cells that expect under 5 together."""
     expected = law.double() * seen.sum()
     often = expected >= 5
-    seen, expected = (torch.cat([each[often], each[~often].sum()[None]]) for each in (seen, expected))
+    seen, expected = (torch.cat([item[often], item[~often].sum()[None]]) for item in (seen, expected))
     seen, expected = seen[expected > 1], expected[expected > 1]
     freedom = seen.numel() - 1
     statistic = ((seen - expected) ** 2 / expected).sum()

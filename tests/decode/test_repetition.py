@@ -27,12 +27,12 @@ def test_ways_tell_the_same(way, read):
     texts = [[stats.text() for _ in range(4)] for stats in ways]
     for number in range(70):
         # one text fewer every other time, and one that goes in circles
-        own = range(4 - number % 2)
+        current = range(4 - number % 2)
         ids = torch.randint(0, 30, (4,), generator=generator).tolist()
-        ids = [number % 7, *ids[1 : len(own)]]
-        logits = torch.randn(len(own), 40, generator=generator) if read else None
+        ids = [number % 7, *ids[1 : len(current)]]
+        logits = torch.randn(len(current), 40, generator=generator) if read else None
         plain, compiled = (
-            stats.take([known[row] for row in own], ids, logits) for stats, known in zip(ways, texts, strict=True)
+            stats.take([known[row] for row in current], ids, logits) for stats, known in zip(ways, texts, strict=True)
         )
         assert len(plain) == len(LOGIT_STATS) + 1
         torch.testing.assert_close(torch.tensor(compiled), torch.tensor(plain), atol=1e-5, rtol=1e-4, equal_nan=True)
@@ -46,7 +46,7 @@ def proximities(ids):
 
 
 def ended_at(rule, values):
-    """Numbers of ids behind which a text is ended."""
+    """Numbers of ids after which a text is ended."""
     high, ends = 0, []
     for number, value in enumerate(values, start=1):
         high = high + 1 if value >= rule.tau else 0

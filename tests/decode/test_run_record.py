@@ -27,52 +27,52 @@ def record(batch=2, new=3, loops=4, reader=None):
 
 
 def test_nothing_is_known_of_tokens_that_are_not_there():
-    own = record()
-    assert own.loops.shape == (2, 3, 4, 8) and own.loops.isnan().all() and own.device == CPU
-    assert own.fates.shape == (2, 3, 4) and not own.fates.any() and own.fates.dtype == torch.int8
-    assert own.logit_stats.shape == (2, 3, len(LOGIT_STATS)) and own.logit_stats.isnan().all()
-    assert own.deepest.shape == (2, 3, len(DEEPEST)) and own.deepest.isnan().all()
-    assert own.first_position == 0 and not own.drops_rows and own.pending_logits is None
+    current = record()
+    assert current.loops.shape == (2, 3, 4, 8) and current.loops.isnan().all() and current.device == CPU
+    assert current.fates.shape == (2, 3, 4) and not current.fates.any() and current.fates.dtype == torch.int8
+    assert current.logit_stats.shape == (2, 3, len(LOGIT_STATS)) and current.logit_stats.isnan().all()
+    assert current.deepest.shape == (2, 3, len(DEEPEST)) and current.deepest.isnan().all()
+    assert current.first_position == 0 and not current.drops_rows and current.pending_logits is None
     for inference in (True, False):
         with torch.inference_mode(inference):
             made = record(new=1)
             for _ in range(3):
                 made.note_tokens(torch.zeros(1, 8), [0], [5])
             held = [made.loops, made.fates]
-        assert made.loops.shape[1] == 4 and not any(each.is_inference() for each in held)
+        assert made.loops.shape[1] == 4 and not any(item.is_inference() for item in held)
 
 
 def test_logits_are_worked_out_in_order_and_room_doubles():
     generator, ids = torch.Generator().manual_seed(3), [[5, 5, 5, 7], [1, 2, 3, 4]]
     logits = torch.randn(4, 2, 11, generator=generator)
-    own, rooms = record(2, 1), []
+    current, rooms = record(2, 1), []
     for index in range(4):
-        proximities = own.note_tokens(logits[index], [0, 1], [row[index] for row in ids])
-        rooms.append(own.logit_stats.shape[1])
-    found = own.logit_stats
-    assert rooms == [1, 2, 4, 4] and own.fates.shape == own.loops.shape[:3] == (2, found.shape[1], 4)
+        proximities = current.note_tokens(logits[index], [0, 1], [row[index] for row in ids])
+        rooms.append(current.logit_stats.shape[1])
+    result = current.logit_stats
+    assert rooms == [1, 2, 4, 4] and current.fates.shape == current.loops.shape[:3] == (2, result.shape[1], 4)
     for row in range(2):
         stats = TextStats(TORCH)
         text = stats.text()
         for index in range(4):
             *expected, alone = stats.take([text], [ids[row][index]], logits[index, row][None])
-            np.testing.assert_allclose(found[row, index].numpy(), np.array(expected)[:, 0], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(result[row, index].numpy(), np.array(expected)[:, 0], rtol=1e-5, atol=1e-6)
         assert proximities[row] == alone[0]
-    # a sequence that has ended stays behind
-    own.note_tokens(logits[0, :1], [1], [9])
-    assert own.logit_stats[0, 4:].isnan().all() and own.logit_stats[1, 4].isfinite().all()
+    # a sequence that has ended stays after
+    current.note_tokens(logits[0, :1], [1], [9])
+    assert current.logit_stats[0, 4:].isnan().all() and current.logit_stats[1, 4].isfinite().all()
 
 
 def test_depths_are_noted_only_where_tokens_run_no_further():
-    own = record()
-    own.note_read(ints(0, 1), 2, ints(1, 2))
-    assert own._ran.tolist() == [[4, 4, 4]] * 2 and own._known.tolist() == [3, 3]
-    own.drops_rows, own.first_position = True, 1
-    own.note_read(ints(1), 2, ints(2))
-    assert own._ran.tolist() == [[4, 4, 4], [4, 2, 4]] and own._known.tolist() == [3, 2]
-    own.note_tokens(torch.zeros(1, 8), [0], [5], [3])
-    own.note_tokens(torch.zeros(2, 8), [0, 1], [5, 6], [1, 2])
-    assert own._ran.tolist() == [[3, 1, 4], [2, 2, 4]] and own._known.tolist() == [2, 1]
+    current = record()
+    current.note_read(ints(0, 1), 2, ints(1, 2))
+    assert current._ran.tolist() == [[4, 4, 4]] * 2 and current._known.tolist() == [3, 3]
+    current.drops_rows, current.first_position = True, 1
+    current.note_read(ints(1), 2, ints(2))
+    assert current._ran.tolist() == [[4, 4, 4], [4, 2, 4]] and current._known.tolist() == [3, 2]
+    current.note_tokens(torch.zeros(1, 8), [0], [5], [3])
+    current.note_tokens(torch.zeros(2, 8), [0, 1], [5, 6], [1, 2])
+    assert current._ran.tolist() == [[3, 1, 4], [2, 2, 4]] and current._known.tolist() == [2, 1]
 
 
 def read_by_sum(states, token_ids):
@@ -83,13 +83,13 @@ def read_by_sum(states, token_ids):
 
 
 def test_the_first_tokens_are_read_from_the_prompt_once_every_sequence_has_one():
-    own = record(new=2, reader=read_by_sum)
+    current = record(new=2, reader=read_by_sum)
     states = torch.tensor([[[9.0, 9.0]] * 2, [[10.0, 0.0], [20.0, 0.0]]])  # [T', B, D]
-    own.note_prompt(states, 4, PathReader(lambda each: each[:, 0], ExitParams("none", 0.0, 2)))
-    own.note_tokens(torch.zeros(1, 8), [0], [5])
-    assert own.deepest.isnan().all() and own.first_position == 4
-    own.note_tokens(torch.zeros(1, 8), [1], [6])
-    assert own.deepest[:, 0].tolist() == [[10, 5, 10, 1], [20, 6, 20, 1]] and own.deepest[:, 1].isnan().all()
+    current.note_prompt(states, 4, PathReader(lambda item: item[:, 0], ExitParams("none", 0.0, 2)))
+    current.note_tokens(torch.zeros(1, 8), [0], [5])
+    assert current.deepest.isnan().all() and current.first_position == 4
+    current.note_tokens(torch.zeros(1, 8), [1], [6])
+    assert current.deepest[:, 0].tolist() == [[10, 5, 10, 1], [20, 6, 20, 1]] and current.deepest[:, 1].isnan().all()
 
 
 def test_a_queue_is_read_as_it_fills():
@@ -97,10 +97,10 @@ def test_a_queue_is_read_as_it_fills():
     queue = DeepestQueue(lambda states, ids: sizes.append(len(ids)) or read_by_sum(states, ids))
     for index in range(64):
         assert sizes == []
-        told = queue.add(torch.ones(1, 1), [index], [index])
-    assert sizes == [64] and [where for where, _ in told] == list(range(64)) and not queue.take()
-    told = queue.add(torch.ones(129, 1), list(range(129)), list(range(129)))
-    assert sizes[1:] == [64, 64, 1] and [numbers[1] for _, numbers in told] == list(range(129))
+        output = queue.add(torch.ones(1, 1), [index], [index])
+    assert sizes == [64] and [where for where, _ in output] == list(range(64)) and not queue.take()
+    output = queue.add(torch.ones(129, 1), list(range(129)), list(range(129)))
+    assert sizes[1:] == [64, 64, 1] and [numbers[1] for _, numbers in output] == list(range(129))
 
 
 def test_numbers_that_are_not_known_are_none():
@@ -119,8 +119,8 @@ def test_counts_of_a_step_are_in_its_last_line(program, heads):
     lines = np.zeros((3, 9), dtype=np.int64)
     lines[2, :5] = 11, 7, 5, 3, 2
     counts = PassCounts()
-    told, counted = take_lines(lines, program, counts)
-    assert len(told) == 2 and counted[:5].tolist() == [11, 7, 5, 3, 2]
+    output, counted = take_lines(lines, program, counts)
+    assert len(output) == 2 and counted[:5].tolist() == [11, 7, 5, 3, 2]
     assert counts == PassCounts(passes=1, rows=11, head_rows=heads)
     lines[2, :5] = 0
     take_lines(lines, program, counts)

@@ -44,8 +44,8 @@ def test_what_keeps_a_step_from_being_one_launch():
     assert choose_runner("auto", looks) == RunnerChoice("eager", reason)
     assert choose_runner("eager", looks).reason == f"{ASKED}; {reason}"
     spread = SimpleNamespace(device=torch.device("cuda"), operations=replace(TRITON, broadcast=lambda part: part))
-    found = choose_runner("auto", spread)
-    assert (found.name, found.late) == ("eager", True) and "spread over several" in found.reason
+    result = choose_runner("auto", spread)
+    assert (result.name, result.late) == ("eager", True) and "spread over several" in result.reason
 
 
 def test_on_a_cpu(monkeypatch):
@@ -71,8 +71,8 @@ def test_modules_with_hooks_are_called_by_python(hook, monkeypatch):
         inner._hf_hook = object()
     else:
         getattr(inner, f"register_{hook}_hook")(lambda *given: None)
-    found = choose_runner("compile", model)
-    assert (found.name, found.reason) == ("eager", "modules of the model have hooks, which only Python can call")
+    result = choose_runner("compile", model)
+    assert (result.name, result.reason) == ("eager", "modules of the model have hooks, which only Python can call")
 
 
 def test_compiled_steps_are_for_cpus(monkeypatch):

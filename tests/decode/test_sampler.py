@@ -112,8 +112,8 @@ def cases(draw_from):
 def tables(wanted):
     """One after the other, or at once: the same."""
     rows, at_once = SamplingSettings(len(wanted), CPU), SamplingSettings(len(wanted), CPU)
-    for sequence, each in enumerate(wanted):
-        rows.set(sequence, each)
+    for sequence, item in enumerate(wanted):
+        rows.set(sequence, item)
     at_once.set(0, *wanted)
     for name in TENSORS:
         assert torch.equal(getattr(rows, name), getattr(at_once, name)), name
@@ -140,11 +140,11 @@ def test_scores_are_those_of_transformers(case):
 @given(cases())
 def test_settings_are_read_back_from_prepared_processors(case):
     wanted, logits, sequences, ids, lengths = case
-    for each in wanted:
+    for item in wanted:
         # of these penalties transformers has no processor
-        each = replace(each, presence_penalty=0.0, frequency_penalty=0.0)
-        (found,) = sampling_of(prepared(each), 1, [each.seed] if each.draws else None, logits.shape[1])
-        alone, again = tables([each]), tables([found])
+        item = replace(item, presence_penalty=0.0, frequency_penalty=0.0)
+        (result,) = sampling_of(prepared(item), 1, [item.seed] if item.draws else None, logits.shape[1])
+        alone, again = tables([item]), tables([result])
         at = torch.zeros_like(sequences)
         scores = [
             process(rows, rows.program(), logits, at, ids[:1], lengths)
@@ -170,9 +170,9 @@ def test_company_changes_neither_scores_nor_draws(case, data):
     wider = torch.randint(0, 2, (3, ids.shape[1] + 5))
     wider[2, : ids.shape[1]] = ids[sequences[row]]
     at, length = torch.tensor([2]), lengths[row : row + 1]
-    found = process(alone, alone.program(), logits[row : row + 1], at, wider, length)
-    torch.testing.assert_close(found[0], scores[row], rtol=0, atol=0, equal_nan=True)
-    assert int(draw(alone, alone.program(), found, at, length, OWN_DRAW)) == int(drawn[row])
+    result = process(alone, alone.program(), logits[row : row + 1], at, wider, length)
+    torch.testing.assert_close(result[0], scores[row], rtol=0, atol=0, equal_nan=True)
+    assert int(draw(alone, alone.program(), result, at, length, OWN_DRAW)) == int(drawn[row])
 
 
 def test_greedy_rows_take_the_likeliest_beside_rows_that_draw():
@@ -184,9 +184,9 @@ def test_greedy_rows_take_the_likeliest_beside_rows_that_draw():
     scores = process(rows, rows.program(), logits, sequences, ids, torch.full((300,), 2))
     drawn = draw(rows, rows.program(), scores, sequences, positions, OWN_DRAW)
     assert (drawn[0::3] == 4).all() and len(drawn[1::3].unique()) > 5 and (drawn[2::3] == 4).all()
-    found = distribution(rows, rows.program(), scores, sequences)
-    assert torch.equal(found[0], torch.nn.functional.one_hot(torch.tensor(4), 11).float())
-    torch.testing.assert_close(found[1], torch.softmax(logits[1], -1))
+    result = distribution(rows, rows.program(), scores, sequences)
+    assert torch.equal(result[0], torch.nn.functional.one_hot(torch.tensor(4), 11).float())
+    torch.testing.assert_close(result[1], torch.softmax(logits[1], -1))
     assert torch.equal(draw(rows, SamplingProgram(), logits, sequences, positions, OWN_DRAW), logits.argmax(-1))
 
 
@@ -231,8 +231,13 @@ def test_draws_of_a_sequence_follow_its_scores():
             at, positions = torch.full((count,), sequence), torch.arange(count)
             scores = process(rows, rows.program(), logits.expand(count, kinds), at, None, positions)
             drawn[sequence, purpose] = draw(rows, rows.program(), scores, at, positions, purpose)
-    own = drawn[0, 0]
-    for first, second in ((own[:-1], own[1:]), (own, drawn[1, 0]), (own, drawn[0, 1]), (drawn[1, 1], own)):
+    current = drawn[0, 0]
+    for first, second in (
+        (current[:-1], current[1:]),
+        (current, drawn[1, 0]),
+        (current, drawn[0, 1]),
+        (drawn[1, 1], current),
+    ):
         seen = torch.bincount(first * kinds + second, minlength=kinds * kinds)
         assert abs(deviation(seen, (law[:, None] * law).flatten())) < 4.5
 
@@ -280,14 +285,14 @@ def test_the_whole_of_it_compiles_without_a_break_and_reads_nothing():
     ]
     compiled = torch.compile(step, fullgraph=True, dynamic=False, backend="aot_eager")
     for arguments in given:
-        for found, expected in zip(compiled(*arguments), step(*arguments), strict=True):
-            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        for result, expected in zip(compiled(*arguments), step(*arguments), strict=True):
+            torch.testing.assert_close(result, expected, rtol=0, atol=0)
     on_meta = SamplingSettings(4, CPU)
     for name in TENSORS:
         setattr(on_meta, name, getattr(rows, name).to("meta"))
     # a tensor without values cannot be read
     rows = on_meta
-    assert step(*(each.to("meta") for each in given[0]))[1].shape == (6,)
+    assert step(*(item.to("meta") for item in given[0]))[1].shape == (6,)
 
 
 @pytest.mark.slow

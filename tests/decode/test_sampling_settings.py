@@ -50,7 +50,7 @@ def test_by_default_the_likeliest_id_is_taken():
     assert settings.program() == SamplingProgram() and settings.program().is_greedy
     logits = torch.randn(2, 9)
     assert process(settings, settings.program(), logits, torch.tensor([0, 2]), None, torch.tensor([1, 1])) is logits
-    assert [tuple(each.shape) for each in settings.tensors] == [
+    assert [tuple(item.shape) for item in settings.tensors] == [
         (3, 6), (3, 5), (3, 2), (3, 1), (3, 1, 1), (3, 1), (3, 1),
     ]  # fmt: skip
 
@@ -62,14 +62,14 @@ FULL = SamplingParams(
 
 
 def test_sampling_of_a_request():
-    own = {
+    current = {
         "repetition_penalty": 1.5, "presence_penalty": 0.25, "frequency_penalty": -0.5, "prompt": 4,
         "logit_bias": ((2, 1.0),),
     }  # fmt: skip
     assert SequenceSampling.of(FULL, 9, 4) == SequenceSampling(
-        draws=True, seed=9, temperature=0.5, top_k=3, top_p=0.75, min_p=0.25, **own
+        draws=True, seed=9, temperature=0.5, top_k=3, top_p=0.75, min_p=0.25, **current
     )
-    assert SequenceSampling.of(replace(FULL, temperature=0.0), 9, 4) == SequenceSampling(**own)
+    assert SequenceSampling.of(replace(FULL, temperature=0.0), 9, 4) == SequenceSampling(**current)
     assert SequenceSampling.of(replace(FULL, top_p=1.0)).top_p is None
     drawn = SequenceSampling.of(SamplingParams(temperature=1.0))
     assert drawn == SequenceSampling(draws=True) and SequenceSampling.of(SamplingParams()) == SequenceSampling()
@@ -90,17 +90,17 @@ def test_tables_of_sequences():
     assert settings.biased.tolist() == [[-1, -1], [2, -1], [0, 1], [-1, -1]]
     assert settings.biases.tolist() == [[0, 0], [1, 0], [2, -1], [0, 0]]
     # what is set anew keeps nothing, and the tables stay as wide
-    before = [each.shape for each in settings.tensors]
+    before = [item.shape for item in settings.tensors]
     settings.set(1, SequenceSampling(eos=(1,), bad_words=((9,),), logit_bias=((4, 0.5),)))
-    assert [each.shape for each in settings.tensors] == before
+    assert [item.shape for item in settings.tensors] == before
     assert settings.eos[1].tolist() == [1, -1] and settings.words[1].tolist() == [[-1, -1, 9], [-1, -1, -1]]
     assert settings.biased[1].tolist() == [4, -1]
     assert settings.numbers[1].tolist() == PLAIN and settings.numbers[2].tolist() == PLAIN
     settings.clear(2)
     assert settings.program() == SamplingProgram(bad_words=True, bias=True)
-    assert all(torch.equal(each[2], each[3]) for each in settings.tensors)
+    assert all(torch.equal(item[2], item[3]) for item in settings.tensors)
     settings.reset()
-    assert all(torch.equal(each[row], each[3]) for each in settings.tensors for row in range(3))
+    assert all(torch.equal(item[row], item[3]) for item in settings.tensors for row in range(3))
     assert settings.program().is_greedy
 
 
@@ -112,7 +112,7 @@ def test_lists_of_ids_widen_one_by_one():
     assert settings.words.tolist()[0] == [[1, 2, 3], [-1, -1, -1]]
     kept = settings.tensors
     settings.set(0, SequenceSampling(bad_words=((4,), (5, 6)), eos=(1,), logit_bias=((1, 1.0),)))
-    assert all(each is old for each, old in zip(settings.tensors, kept, strict=True))
+    assert all(item is old for item, old in zip(settings.tensors, kept, strict=True))
     assert settings.words.tolist() == [[[-1, -1, 4], [-1, 5, 6]], [[-1, -1, -1]] * 2]
 
 
@@ -157,13 +157,13 @@ def test_a_bias_is_of_an_id_of_the_head():
 def test_log_probabilities_of_a_token_and_of_the_likeliest():
     logits = torch.tensor([0.5, 2.0, -1.0, torch.finfo(torch.float32).min])
     expected = torch.log_softmax(logits.double(), -1)
-    told, best = logprobs_of(logits, 2, 2)
-    assert told == pytest.approx(float(expected[2])) and [each.id for each in best] == [1, 0]
-    assert [each.logprob for each in best] == pytest.approx(expected[[1, 0]].tolist())
+    output, best = logprobs_of(logits, 2, 2)
+    assert output == pytest.approx(float(expected[2])) and [item.id for item in best] == [1, 0]
+    assert [item.logprob for item in best] == pytest.approx(expected[[1, 0]].tolist())
     # no more than there are, and none that may not follow
-    assert [each.id for each in logprobs_of(logits, 0, 9)[1]] == [1, 0, 2] and logprobs_of(logits, 0, 0)[1] == ()
+    assert [item.id for item in logprobs_of(logits, 0, 9)[1]] == [1, 0, 2] and logprobs_of(logits, 0, 0)[1] == ()
     assert isinstance(best[0], Alternative)
     logits[0] = -math.inf
-    assert [each.id for each in logprobs_of(logits, 1, 4)[1]] == [1, 2]
+    assert [item.id for item in logprobs_of(logits, 1, 4)[1]] == [1, 2]
     half = logprobs_of(torch.tensor([3.0, 3.5], dtype=torch.bfloat16), 1, 1)[0]
     assert half == pytest.approx(-math.log1p(math.exp(-0.5)), abs=1e-6)

@@ -27,7 +27,7 @@ def rule(loops=4, inner_break=False, fates=None, **config):
 def table_of(wanted, sequences=1, depth=4):
     settings = SequenceSettings(sequences, depth, CPU)
     settings.set_exit(range(sequences), wanted)
-    (line,) = {tuple(each) for each in settings.table.tolist()}
+    (line,) = {tuple(entry) for entry in settings.table.tolist()}
     return dict(zip(NAMES, line, strict=True)), settings
 
 
@@ -100,7 +100,7 @@ def test_tables_and_planes_can_be_written_wherever_they_were_made(inference):
         paged = PagedPlanes(BlockShape(1, 4, 2, 3, 5), 2, torch.float32, CPU)
         made += [layer.flat_keys, layer.flat_values, paged.table]
         sampling.set(0, SequenceSampling(eos=(1, 2), bad_words=((1, 2), (3,)), logit_bias=((1, 1.0), (2, 1.0))))
-    assert not any(each.is_inference() for each in (*made, *sampling.tensors))
+    assert not any(entry.is_inference() for entry in (*made, *sampling.tensors))
 
 
 def test_limits_of_fates_are_those_of_the_last_rule():
@@ -119,9 +119,9 @@ def test_given_exits_of_a_sequence_begin_where_its_stride_says():
 
 
 def test_given_exits_are_written_where_they_were():
-    settings, own = SequenceSettings(2, 4, CPU), rule(q=0.5)
-    own.course = Course((1, 2), (2, 3))
-    settings.set_exit([0, 1], SequenceExit(own, verify=True))
+    settings, current = SequenceSettings(2, 4, CPU), rule(q=0.5)
+    current.course = Course((1, 2), (2, 3))
+    settings.set_exit([0, 1], SequenceExit(current, verify=True))
     exits, settled = settings.exits, settings.settled
     assert exits.tolist() == [[1, 2], [1, 2]] and settled.tolist() == [[2, 3], [2, 3]]
     assert settings.program().forced
@@ -129,11 +129,11 @@ def test_given_exits_are_written_where_they_were():
     assert settings.exits is exits
     settings.clear(1)
     assert settings.exits is settings.settled is None and not settings.program().forced
-    own.course = Course((3, 4), (4, 4))
-    settings.set_exit([0, 1], SequenceExit(own, verify=True))
+    current.course = Course((3, 4), (4, 4))
+    settings.set_exit([0, 1], SequenceExit(current, verify=True))
     assert settings.exits is exits and settings.settled is settled and exits.tolist() == [[3, 4], [3, 4]]
-    own.course = Course((1, 2, 3))
-    settings.set_exit([0, 1], SequenceExit(own))
+    current.course = Course((1, 2, 3))
+    settings.set_exit([0, 1], SequenceExit(current))
     assert settings.exits is not exits and settings.exits.shape == (2, 3) and settings.settled is None
     settings.reset()
     assert settings.exits is None and settings.program() == Program()
@@ -141,8 +141,8 @@ def test_given_exits_are_written_where_they_were():
 
 def program_of(*wanted, depth=4, **how):
     settings = SequenceSettings(len(wanted) + 1, depth, CPU)
-    for sequence, each in enumerate(wanted):
-        settings.set_exit([sequence], each)
+    for sequence, entry in enumerate(wanted):
+        settings.set_exit([sequence], entry)
     return settings.program(**how)
 
 

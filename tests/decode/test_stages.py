@@ -103,10 +103,10 @@ def test_a_batch_whose_texts_ended_apart_is_continued(layout):
     once, width = generate(model, rows, FULL, past_key_values=cache, eos_token_id=ends)
     answers = once.sequences[:, width:].tolist()
     lengths = [next((n for n, token in enumerate(row, 1) if token in ends), len(row)) for row in answers]
-    assert any(1 < own < max(lengths) for own in lengths)
+    assert any(1 < current < max(lengths) for current in lengths)
     seen = [
-        [0] * (width - len(row)) + [1] * (len(row) + own) + [0] * (len(answers[0]) - own) + [1]
-        for row, own in zip(rows, lengths, strict=True)
+        [0] * (width - len(row)) + [1] * (len(row) + current) + [0] * (len(answers[0]) - current) + [1]
+        for row, current in zip(rows, lengths, strict=True)
     ]
     ids = torch.cat([once.sequences, torch.tensor([[5], [6], [9], [10]])], dim=1)
     asked = {"output_logits": True}
@@ -179,5 +179,5 @@ def test_readable_states_are_those_of_a_token_behind_full_depth(layout):
         for loop in range(model.num_loops):
             for place in range(len(ids)):
                 expected = reference.read(states[:, 0, : place + 1], [model.num_loops] * place + [loop + 1])
-                found = model.head(readable[loop, 0, place][None])[0].double()
-                assert torch.allclose(found, expected, atol=1e-4, rtol=0)
+                result = model.head(readable[loop, 0, place][None])[0].double()
+                assert torch.allclose(result, expected, atol=1e-4, rtol=0)

@@ -68,7 +68,7 @@ def test_statistics_are_those_of_a_run_of_all_loops(config):
         NEW,
         len(LOGIT_STATS),
     )
-    told = 0
+    output = 0
     for row in range(2):
         states, gates, logits = trajectories(model64, out, row)
         ids, entropies = [], []
@@ -89,8 +89,8 @@ def test_statistics_are_those_of_a_run_of_all_loops(config):
                 )
                 np.testing.assert_allclose(out.loop_statistics[row, token, loop - 1], expected, rtol=5e-3, atol=5e-3)
                 assert FATES[int(out.loop_fates[row, token, loop - 1])] == fate
-                told += 1
-    assert told > 2 * NEW * 2
+                output += 1
+    assert output > 2 * NEW * 2
 
 
 @pytest.mark.parametrize("after_exit", ["finish", "drop"])
@@ -100,7 +100,7 @@ def test_transformers_own_loop_tells_the_same(after_exit):
     wave, stock = run(model, config), run(model, config, logits_processor=LogitsProcessorList([Foreign()]))
     assert torch.equal(wave.sequences, stock.sequences) and torch.equal(wave.exit_depths, stock.exit_depths)
     torch.testing.assert_close(wave.readings, stock.readings, rtol=1e-4, atol=1e-4)
-    reached = torch.arange(5) < wave.exit_depths[..., None]  # behind the exits the two run unlike numbers of loops
+    reached = torch.arange(5) < wave.exit_depths[..., None]  # after the exits the two run unlike numbers of loops
     torch.testing.assert_close(wave.loop_statistics[reached], stock.loop_statistics[reached], rtol=1e-4, atol=1e-4)
     assert torch.equal(wave.loop_fates[reached], stock.loop_fates[reached])
     ran = [out.loop_statistics[..., 0].isfinite().sum(-1) for out in (wave, stock)]
@@ -147,7 +147,7 @@ def test_a_continued_cache_tells_of_the_new_tokens_alone():
 
 
 def test_tokens_that_verify_took_back_are_not_told():
-    """Behind the end of a sequence nothing is told, though proposals had run there."""
+    """After the end of a sequence nothing is told, though proposals had run there."""
     model = tiny_model(5, total_ut_steps=5)
     config, checked = ExitConfig(q=0.4, after_exit="verify"), 0
     for eos in range(2, 40):
@@ -190,9 +190,9 @@ def test_what_was_begun_in_inference_mode_goes_on_outside(after_exit):
     settings = {"max_new_tokens": 6, "do_sample": False, "exit_config": config, "output_statistics": True}
     with torch.inference_mode():
         loop, first = model.generate(torch.tensor([[5, 9, 2]]), custom_generate=type(model).open_token_loop, **settings)
-    told = [emission.token_id for emissions in loop.run(first) for emission in emissions]
+    output = [emission.token_id for emissions in loop.run(first) for emission in emissions]
     plain = model.generate(torch.tensor([[5, 9, 2]]), **settings)
-    assert told == plain[0, 3:].tolist()
+    assert output == plain[0, 3:].tolist()
 
 
 @needs_compiler
@@ -219,5 +219,5 @@ def test_fates_in_cpp_are_those_of_whole_paths(dtype):
         places = torch.randperm(400, generator=generator)
         for running in (1, 2, 3):
             for loops in range(running, total + 1):
-                told = path_fates(paths, places, torch.full((400,), loops), running, rule)
-                assert torch.equal(told, fates[places, loops - running : loops].amin(1).long()), (running, loops)
+                output = path_fates(paths, places, torch.full((400,), loops), running, rule)
+                assert torch.equal(output, fates[places, loops - running : loops].amin(1).long()), (running, loops)

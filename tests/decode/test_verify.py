@@ -72,28 +72,28 @@ def test_greedy_text_is_that_of_full_depth(model, config, batch, new, seed, earl
         kwargs["eos_token_id"] = int(full.sequences[seed % batch, prompt + seed % new])
         full = run(model, ids, FULL, new, mask, **kwargs)
     assume(not near_tie(full))
-    found = run(model, ids, config, new, mask, **kwargs)
-    assert found.sequences.tolist() == full.sequences.tolist()
-    for mine, theirs in zip(found.scores, full.scores, strict=True):
+    result = run(model, ids, config, new, mask, **kwargs)
+    assert result.sequences.tolist() == full.sequences.tolist()
+    for mine, theirs in zip(result.scores, full.scores, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
     total = model.num_loops
     lengths = (full.exit_depths > 0).sum(-1)
-    assert ((found.exit_depths > 0).sum(-1) == lengths).all()
-    assert (found.exit_depths <= total).all() and (found.exit_depths[:, 0] == total).all()
+    assert ((result.exit_depths > 0).sum(-1) == lengths).all()
+    assert (result.exit_depths <= total).all() and (result.exit_depths[:, 0] == total).all()
     # Where no draft stood, the token was read at T.
-    told = found.exit_depths > 0
-    undrafted = told & ~found.accepted
-    assert (found.exit_depths[undrafted] == total).all()
-    assert found.accepted[:, 0].all() and not found.accepted[~told].any()
+    output = result.exit_depths > 0
+    undrafted = output & ~result.accepted
+    assert (result.exit_depths[undrafted] == total).all()
+    assert result.accepted[:, 0].all() and not result.accepted[~output].any()
     # Never more passes than full depth, and at least those of the exits that stood.
-    assert found.loop_passes <= total * (int(lengths.max()) - 1)
-    longest = (found.exit_depths[:, 1:].sum(-1)).max()
-    assert found.loop_passes >= int(longest)
-    assert 0 <= found.tail_passes < total
+    assert result.loop_passes <= total * (int(lengths.max()) - 1)
+    longest = (result.exit_depths[:, 1:].sum(-1)).max()
+    assert result.loop_passes >= int(longest)
+    assert 0 <= result.tail_passes < total
     if batch == 1:
-        # Drafts that are overruled, or made anew on the way, throw away what was computed behind them.
-        assert found.loop_rows >= total * (int(lengths[0]) - 1)
-        assert redraft or undrafted.any() or found.loop_rows == total * (int(lengths[0]) - 1)
+        # Drafts that are overruled, or made anew on the way, throw away what was computed after them.
+        assert result.loop_rows >= total * (int(lengths[0]) - 1)
+        assert redraft or undrafted.any() or result.loop_rows == total * (int(lengths[0]) - 1)
 
 
 def test_a_golden_checkpoint_gives_the_tokens_of_full_depth(golden):
@@ -102,8 +102,8 @@ def test_a_golden_checkpoint_gives_the_tokens_of_full_depth(golden):
     mask[1, :3] = 0
     reference = run(golden.model, ids, FULL, 24, mask, eos_token_id=None)
     for config in (ExitConfig(q=0.3, after_exit="verify"), ExitConfig(mode="margin", theta=0.02, after_exit="verify")):
-        found = run(golden.model, ids, config, 24, mask, eos_token_id=None)
-        assert found.sequences.tolist() == reference.sequences.tolist()
+        result = run(golden.model, ids, config, 24, mask, eos_token_id=None)
+        assert result.sequences.tolist() == reference.sequences.tolist()
 
 
 @pytest.mark.parametrize("after_exit", ["finish", "drop", "verify"])
@@ -173,10 +173,10 @@ def test_strangers_see_one_sequence_at_a_time():
     model = MODELS[1]
     ids, mask = torch.tensor([[9, 10, 11], [0, 13, 12]]), torch.tensor([[1, 1, 1], [0, 1, 1]])
     config = ExitConfig(mode="fixed", depth=2, after_exit="verify")
-    found = run(model, ids, config, 9, mask, logits_processor=LogitsProcessorList([Bent()]))
+    result = run(model, ids, config, 9, mask, logits_processor=LogitsProcessorList([Bent()]))
     for row in range(2):
         alone = run(model, ids[[row]], FULL, 9, mask[[row]], logits_processor=LogitsProcessorList([Bent()]))
-        assert found.sequences[row].tolist() == alone.sequences[0].tolist()
+        assert result.sequences[row].tolist() == alone.sequences[0].tolist()
 
 
 def test_a_callers_function_gets_the_true_batch_index():
@@ -189,9 +189,9 @@ def test_a_callers_function_gets_the_true_batch_index():
         asked.add(batch)
         return allowed[batch]
 
-    found = run(model, ids, FIRST, 8, prefix_allowed_tokens_fn=prefix)
+    result = run(model, ids, FIRST, 8, prefix_allowed_tokens_fn=prefix)
     full = run(model, ids, FULL, 8, prefix_allowed_tokens_fn=prefix)
-    assert found.sequences.tolist() == full.sequences.tolist() and asked == {0, 1, 2}
+    assert result.sequences.tolist() == full.sequences.tolist() and asked == {0, 1, 2}
 
 
 def test_a_single_step_is_refused_and_a_forward_reads_at_full_depth():
@@ -213,7 +213,7 @@ def test_criteria_may_answer_in_any_form(answer):
             return answer(input_ids.shape[1] >= 6)
 
     criteria = {"stopping_criteria": StoppingCriteriaList([Long()])}
-    texts = [run(MODELS[1], torch.tensor([[9, 10]]), each, 9, **criteria).sequences.tolist() for each in (FULL, FIRST)]
+    texts = [run(MODELS[1], torch.tensor([[9, 10]]), item, 9, **criteria).sequences.tolist() for item in (FULL, FIRST)]
     assert texts[0] == texts[1] and len(texts[0][0]) == 6
 
 
@@ -230,10 +230,10 @@ def test_what_a_criterion_says_of_a_draft_is_followed_only_if_it_says_so_at_loop
             return torch.tensor([ends(input_ids, scores)])
 
     ids, criteria = torch.tensor([[9, 10]]), {"stopping_criteria": StoppingCriteriaList([Own()]), "output_scores": True}
-    full, found = (run(MODELS[2], ids, config, 9, **criteria) for config in (FULL, FIRST))
-    assert found.sequences.tolist() == full.sequences.tolist() and found.sequences.shape[1] == length
-    assert found.past_key_values.length == full.past_key_values.length
-    assert length == 6 or not found.accepted.all(), "no draft seemed to be the last: that was not tested"
+    full, result = (run(MODELS[2], ids, config, 9, **criteria) for config in (FULL, FIRST))
+    assert result.sequences.tolist() == full.sequences.tolist() and result.sequences.shape[1] == length
+    assert result.past_key_values.length == full.past_key_values.length
+    assert length == 6 or not result.accepted.all(), "no draft seemed to be the last: that was not tested"
 
 
 def test_a_cache_whose_last_tokens_were_taken_back_goes_on_without_a_mask():
@@ -245,11 +245,11 @@ def test_a_cache_whose_last_tokens_were_taken_back_goes_on_without_a_mask():
         written = run(model, ids, FULL, 8, mask, eos_token_id=None).sequences[:, 4:]
         # Both sequences end with a token that full depth writes, so that followers of a draft may outlive the text.
         kwargs = {"eos_token_id": [int(written[0, 3]), int(written[1, 4])]}
-        full, found = run(model, ids, FULL, 8, mask, **kwargs), run(model, ids, FIRST, 8, mask, **kwargs)
-        assert found.sequences.tolist() == full.sequences.tolist()
-        caches = [each.past_key_values for each in (full, found)]
+        full, result = run(model, ids, FULL, 8, mask, **kwargs), run(model, ids, FIRST, 8, mask, **kwargs)
+        assert result.sequences.tolist() == full.sequences.tolist()
+        caches = [item.past_key_values for item in (full, result)]
         assert caches[1].length == caches[0].length
-        trimmed += not found.accepted[found.exit_depths > 0].all()
+        trimmed += not result.accepted[result.exit_depths > 0].all()
         nexts = [model(torch.tensor([[33], [34]]), past_key_values=cache, exit_config=FULL).logits for cache in caches]
         torch.testing.assert_close(nexts[0], nexts[1], rtol=1e-4, atol=1e-4)
     assert trimmed

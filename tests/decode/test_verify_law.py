@@ -44,7 +44,7 @@ def run(model, ids, config, **kwargs):
 
 
 def joint_law(model, config, draws, eos=None, company=False):
-    """How often each text of three tokens is drawn behind the prompt."""
+    """How often each text of three tokens is drawn after the prompt."""
     torch.manual_seed(0)
     ids, mask = torch.tensor([PROMPT]).expand(500, -1), torch.ones(500, len(PROMPT), dtype=torch.int64)
     if company:  # every other row is a longer prompt, and the rows that count are padded
@@ -52,8 +52,8 @@ def joint_law(model, config, draws, eos=None, company=False):
         ids, mask = ids.repeat(250, 1), mask.repeat(250, 1)
     counts = Counter()
     while counts.total() < draws:
-        found = run(model, ids, config, attention_mask=mask, eos_token_id=eos)
-        texts = found.sequences[:: 2 if company else 1, ids.shape[1] :].tolist()
+        result = run(model, ids, config, attention_mask=mask, eos_token_id=eos)
+        texts = result.sequences[:: 2 if company else 1, ids.shape[1] :].tolist()
         counts.update(tuple(cut(text, eos)) for text in texts)
     return counts
 
@@ -93,7 +93,7 @@ def test_drawn_texts_follow_the_law_of_full_depth(small, config, eos, company, d
         small, company = tiny_raven("pre", 39, vocab_size=6, n_layers_in_coda=1), False
     law, counts = exact_law(small, eos), joint_law(small, config, draws, eos, company)
     assert sum(law.values()) == pytest.approx(1.0)
-    assert abs(deviation(*(torch.tensor([each[text] for text in law]) for each in (counts, law)))) < 4
+    assert abs(deviation(*(torch.tensor([item[text] for text in law]) for item in (counts, law)))) < 4
 
 
 def test_draws_do_not_depend_on_the_company(small):
@@ -101,7 +101,7 @@ def test_draws_do_not_depend_on_the_company(small):
     texts = []
     for company in ([[1, 2, 3]], [[1, 2, 3], [5, 4, 0]], [[1, 2, 3], [0, 0, 1], [2, 2, 2]]):
         torch.manual_seed(3)
-        found = run(small, torch.tensor(company), config, max_new_tokens=10)
-        texts.append(found.sequences[0].tolist())
+        result = run(small, torch.tensor(company), config, max_new_tokens=10)
+        texts.append(result.sequences[0].tolist())
     # The first sequence's generator is seeded from as many draws as there are sequences, the first of them its own.
     assert texts[0] == texts[1] == texts[2]

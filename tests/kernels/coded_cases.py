@@ -61,8 +61,8 @@ def case(seed, shape, dtype=torch.float32, rows=9, device="cpu"):
     seen = None
     if shape.seen:
         seen = torch.rand(SEQUENCES, shape.room + 3, generator=generator, device=device) > 0.3
-        own = positions >= 0
-        seen[sequences[own], positions[own]] = True
+        current = positions >= 0
+        seen[sequences[current], positions[current]] = True
     table = torch.randperm(blocks, generator=generator, device=device).view(SEQUENCES, -1)
     at = CodedRows(
         sequences,
@@ -93,13 +93,13 @@ def poison(tails, coded, rows):
     for sequence, last, plane in zip(
         rows.sequences.tolist(), rows.cache_positions.tolist(), rows.planes.tolist(), strict=True
     ):
-        own = last // rows.segment * rows.segment
+        current = last // rows.segment * rows.segment
         first = 0 if rows.starts is None else min(int(rows.starts[sequence]), last)
         for position in range(max(first, 0), last + 1):
             if rows.seen is not None and not rows.seen[sequence, position]:
                 continue
-            if position >= own:
-                in_tail[plane, sequence * rows.segment + position - own] = True
+            if position >= current:
+                in_tail[plane, sequence * rows.segment + position - current] = True
                 continue
             at = int(rows.coded(sequence, torch.tensor(position, device=in_tail.device)))
             decoded[plane, at] = True
@@ -135,10 +135,10 @@ def assert_agrees(attend, shape, seed, tolerance, dtype=torch.float32, rows=9, d
     query, tails, coded, at = case(seed, shape, dtype, rows, device)
     expected = coded_attention_reference(query.double(), [tail.double() for tail in tails], coded, at, SCALING)
     poison(tails, coded, at)
-    found = attend(query, tails, coded, at, SCALING)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
-    assert not found[at.cache_positions < 0].any()
+    result = attend(query, tails, coded, at, SCALING)
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)
+    assert not result[at.cache_positions < 0].any()
 
 
 def assert_rows_stand_alone(attend, dtype=torch.float32, device="cpu"):
@@ -146,6 +146,6 @@ def assert_rows_stand_alone(attend, dtype=torch.float32, device="cpu"):
     query, tails, coded, at = case(5, SHAPES["residual"], dtype, device=device)
     whole = attend(query, tails, coded, at, SCALING)
     for row in range(len(query)):
-        found = attend(query[row : row + 1], tails, coded, some(at, slice(row, row + 1)), SCALING)
-        assert torch.equal(found, whole[row : row + 1])
+        result = attend(query[row : row + 1], tails, coded, some(at, slice(row, row + 1)), SCALING)
+        assert torch.equal(result, whole[row : row + 1])
     assert torch.equal(attend(query, tails, coded, replace(at, longest=at.longest + 2), SCALING), whole)

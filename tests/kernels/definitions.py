@@ -28,8 +28,8 @@ def loop_end(
         hazard = 1 / (1 + math.exp(-logit))
         cumulative += hazard * survival
         survival *= 1 - hazard
-    found = [steps(states[:t], mode) for t in range(1, loops + 1)]
-    change, bend, gain, turning = found[-1]
+    result = [steps(states[:t], mode) for t in range(1, loops + 1)]
+    change, bend, gain, turning = result[-1]
     radius, angle, residual, turns = spectrum(states)
     fate = None
     if loops >= 3:
@@ -47,7 +47,7 @@ def loop_end(
             fate = "contract"
     streak = 0
     for t in range(1, loops + 1):
-        good = t >= 3 and found[t - 1][1] < threshold
+        good = t >= 3 and result[t - 1][1] < threshold
         if mode == "accel":
             good = good and np.linalg.norm(difference(states, t)) <= 0.9 * np.linalg.norm(difference(states, t - 1))
         streak = streak + 1 if good else 0

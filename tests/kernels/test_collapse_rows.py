@@ -39,26 +39,26 @@ def test_numbers_are_those_of_the_formula(ids, rule, seed):
     rng = np.random.default_rng(seed)
     memories, state = [TextMemory() for _ in ids], CollapseState.empty(len(ids), "cpu")
     for number in range(max(map(len, ids))):
-        own = [row for row, text in enumerate(ids) if number < len(text)]
-        logits = torch.from_numpy(rng.normal(0, 3, (len(own), 7))).float()
-        logits[torch.from_numpy(rng.random(len(own)) < 0.05)] = torch.nan
-        new = [ids[row][number] for row in own]
-        told = torch.tensor(
-            collapse_rows([memories[row] for row in own], new, certainty_rows(logits), rule), dtype=torch.float64
+        current = [row for row, text in enumerate(ids) if number < len(text)]
+        logits = torch.from_numpy(rng.normal(0, 3, (len(current), 7))).float()
+        logits[torch.from_numpy(rng.random(len(current)) < 0.05)] = torch.nan
+        new = [ids[row][number] for row in current]
+        output = torch.tensor(
+            collapse_rows([memories[row] for row in current], new, certainty_rows(logits), rule), dtype=torch.float64
         )
-        expected = collapse_reference(logits, torch.tensor(new), state, torch.tensor(own), rule).statistics.T
-        assert torch.equal(told[3:7].float(), expected[3:7])
-        torch.testing.assert_close(told[:-1].float(), expected, atol=1e-4, rtol=1e-4, equal_nan=True)
+        expected = collapse_reference(logits, torch.tensor(new), state, torch.tensor(current), rule).statistics.T
+        assert torch.equal(output[3:7].float(), expected[3:7])
+        torch.testing.assert_close(output[:-1].float(), expected, atol=1e-4, rtol=1e-4, equal_nan=True)
         weight = min(1.0, max(0.0, (number - 2) / 37))
-        alone = rule.proximity(told[3], told[5] * weight, 1 - told[6], 0 * told[3], 0 * told[3])
-        torch.testing.assert_close(told[-1], alone, atol=1e-12, rtol=0)
+        alone = rule.proximity(output[3], output[5] * weight, 1 - output[6], 0 * output[3], 0 * output[3])
+        torch.testing.assert_close(output[-1], alone, atol=1e-12, rtol=0)
 
 
 def test_ids_of_one_text_may_come_in_one_call():
     ids = np.resize(np.arange(37), 700).tolist()
     one, other = TextMemory(), TextMemory()
     together = collapse_rows([one] * len(ids), ids, None, RULES[0])
-    apart = [collapse_rows([other], [each], None, RULES[0]) for each in ids]
+    apart = [collapse_rows([other], [item], None, RULES[0]) for item in ids]
     np.testing.assert_array_equal(together, np.concatenate(apart, axis=1))
 
 
@@ -68,9 +68,9 @@ def test_a_text_is_that_of_the_formula():
     logits = torch.from_numpy(rng.normal(0, 3, (len(ids), 50))).float()
     memory, state, slot = TextMemory(), CollapseState.empty(1, "cpu"), torch.tensor([0])
     for token_id, row in zip(ids.tolist(), logits, strict=True):
-        told = torch.tensor(collapse_rows([memory], [token_id], certainty_rows(row[None]), rule))[:-1, 0]
+        output = torch.tensor(collapse_rows([memory], [token_id], certainty_rows(row[None]), rule))[:-1, 0]
         expected = collapse_reference(row[None], torch.tensor([token_id]), state, slot, rule).statistics[0]
-        torch.testing.assert_close(told.float(), expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(output.float(), expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("width", [2, 5, 16, 17, 600, 4099])
@@ -83,11 +83,11 @@ def test_entropy_and_margin_are_those_in_torch(width, scale):
     logits[4, 1] = torch.inf
     logits[5, 1:] = -torch.inf
     logits[6] = logits[6, 0]
-    told = certainty_rows(logits)
+    output = certainty_rows(logits)
     expected = torch.stack(certainty(logits.double().float()))
-    torch.testing.assert_close(told, expected, atol=1e-5, rtol=1e-5, equal_nan=True)
-    assert told[:, 2:5].isnan().all() and told[:, 5].tolist() == [0.0, 1.0]
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5, equal_nan=True)
+    assert output[:, 2:5].isnan().all() and output[:, 5].tolist() == [0.0, 1.0]
     for strided in (logits.T.contiguous().T, logits.repeat(1, 2)[:, :width], logits[:1].expand(8, -1)):
-        torch.testing.assert_close(certainty_rows(strided)[:, 0], told[:, 0])
+        torch.testing.assert_close(certainty_rows(strided)[:, 0], output[:, 0])
     half = logits.bfloat16()
     torch.testing.assert_close(certainty_rows(half), torch.stack(certainty(half)), atol=1e-5, rtol=1e-5, equal_nan=True)

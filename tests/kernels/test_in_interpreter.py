@@ -25,6 +25,6 @@ def test_the_interpreter_agrees(marked, tests):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--cpu-limit", "0", "-m", marked]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
-    found = subprocess.run([*command, str(tests)], env=environment, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
-    assert "passed" in found.stdout
+    result = subprocess.run([*command, str(tests)], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+    assert "passed" in result.stdout

@@ -32,10 +32,10 @@ def test_a_level_that_this_cpu_has_not_is_refused_and_told_by_the_doctor(monkeyp
     try:
         with pytest.raises(ValueError, match=r"avx1024.*plain"):
             native.level()
-        found = _native()
+        result = _native()
     finally:
         native.level.cache_clear()
-    assert not found.ok and "'avx1024'" in found.detail and "plain" in found.detail
+    assert not result.ok and "'avx1024'" in result.detail and "plain" in result.detail
 
 
 @pytest.mark.parametrize("level", [slow("plain"), exhaustive("avx2"), exhaustive("avx512")])

@@ -13,15 +13,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def test_a_states_bits_depend_neither_on_the_rule_nor_on_company():
-    found = compare("cuda", ("tiny",))
-    assert found and [row for row in found if not row["equal"] and row["pair"] != TOGETHER] == []
+    result = compare("cuda", ("tiny",))
+    assert result and [row for row in result if not row["equal"] and row["pair"] != TOGETHER] == []
 
 
 def test_the_benchmark_tells_of_every_kernel_and_way():
     command = ["kernels", "--device", "cuda", "--rows", "4", "--contexts", "512", "--ways", "kernel,eager", "--json"]
-    found = CliRunner().invoke(app, command)
-    assert found.exit_code == 0, found.output
-    report = json.loads(found.stdout)
-    told = {(row["kernel"], row["way"]) for row in report["timings"]}
-    assert len(told) == 16 and report["copy_gigabytes_per_second"] > 0
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    reported = {(row["kernel"], row["way"]) for row in report["timings"]}
+    assert len(reported) == 16 and report["copy_gigabytes_per_second"] > 0
     assert all(row["microseconds"] > 0 and row["of_a_pass"] > 0 for row in report["timings"])

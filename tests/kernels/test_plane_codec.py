@@ -27,8 +27,8 @@ def test_a_group_comes_back_within_half_a_step(bits, numbers):
     x = torch.tensor(numbers, dtype=torch.float32)
     codes, scales = encode(x, bits, 16)
     assert codes.shape == (16 * bits // 8,) and scales.shape == (1,)
-    found = decode(codes, scales, bits, 16).double().numpy()
-    assert np.linalg.norm(found - x.double().numpy()) <= bound(x.double().numpy(), bits)
+    result = decode(codes, scales, bits, 16).double().numpy()
+    assert np.linalg.norm(result - x.double().numpy()) <= bound(x.double().numpy(), bits)
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
@@ -40,9 +40,9 @@ def test_constants_zeros_and_an_outlier(bits):
         torch.testing.assert_close(decode(*encode(same, bits, 16), bits, 16), same, rtol=2**-7, atol=0)
     outlier = torch.full((16,), 0.01)
     outlier[5] = 100.0
-    found = decode(*encode(outlier, bits, 16), bits, 16)
-    assert float((found - outlier).norm()) <= bound(outlier.double().numpy(), bits)
-    assert bits == 1 or float(found[5]) > 30, "the least squares of fifteen small numbers and a large one"
+    result = decode(*encode(outlier, bits, 16), bits, 16)
+    assert float((result - outlier).norm()) <= bound(outlier.double().numpy(), bits)
+    assert bits == 1 or float(result[5]) > 30, "the least squares of fifteen small numbers and a large one"
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
@@ -69,12 +69,12 @@ def test_residuals_are_to_the_decoded_anchor(bits, anchored, group):
     at = torch.tensor([4, 1])
     planes.write(at, numbers)
     assert planes.nbytes == 5 * 2 * codec.head_bytes(32)
-    assert codec.head_bytes(32) * 8 / (32 * len(bits)) == codec.number_bits
+    assert codec.head_bytes(32) * 8 / (32 * len(bits)) == pytest.approx(codec.number_bits)
     anchor = planes.read(len(bits) - 1, at) if anchored else None
-    for plane, own in enumerate(numbers):
-        stored = own if anchor is None or plane == len(bits) - 1 else own - anchor
+    for plane, current in enumerate(numbers):
+        stored = current if anchor is None or plane == len(bits) - 1 else current - anchor
         expected = decode(*encode(stored, bits[plane], group), bits[plane], group)
-        expected = expected if stored is own else expected + anchor
+        expected = expected if stored is current else expected + anchor
         torch.testing.assert_close(planes.read(plane, at), expected)
     assert not planes.read(0, torch.tensor([0])).any(), "what nobody wrote is zero"
 

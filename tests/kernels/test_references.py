@@ -22,13 +22,13 @@ def run_loops(states, rule, gate_weight=None, dtype=torch.float32):
     width = states.shape[1]
     state, slots = ExitState.empty(3, width, dtype, "cpu"), torch.tensor([1])
     gate = torch.zeros(width) if gate_weight is None else gate_weight
-    previous, found = torch.full((1, width), torch.nan, dtype=dtype), []
+    previous, result = torch.full((1, width), torch.nan, dtype=dtype), []
     for row in states:
         hidden = row[None].to(dtype)
         boundary = observe(hidden, previous, hidden.float() @ gate, state, slots, rule)
         previous = hidden
-        found.append(boundary)
-    return found
+        result.append(boundary)
+    return result
 
 
 def planar(radius, angle, width=512, loops=8, scale=1.0, seed=0):
@@ -63,8 +63,8 @@ def test_each_row_tells_what_the_definitions_say_and_decides_by_its_own_rule(dat
     alone = [RuleRows.of(rule, 1, torch.device("cpu")) for rule in rules]
     together = replace(
         alone[0],
-        modes=frozenset().union(*(each.modes for each in alone)),
-        **{name: torch.cat([getattr(each, name) for each in alone]) for name in PARAMETERS},
+        modes=frozenset().union(*(item.modes for item in alone)),
+        **{name: torch.cat([getattr(item, name) for item in alone]) for name in PARAMETERS},
     )
     rng = np.random.default_rng(seed)
     shrink = rng.uniform(0.3, 1.3, (rows, 1))
@@ -75,12 +75,14 @@ def test_each_row_tells_what_the_definitions_say_and_decides_by_its_own_rule(dat
     states = [ExitState.empty(1, width, torch.float32, "cpu") for _ in rules]
     previous, diverging = torch.full_like(path[0], torch.nan), [0] * rows
     for loop, hidden in enumerate(path):
-        found = observe(hidden, previous, logits[loop], state, slots, together)
-        assert torch.isfinite(found.statistics).all()
+        result = observe(hidden, previous, logits[loop], state, slots, together)
+        assert torch.isfinite(result.statistics).all()
         for row, rule in enumerate(rules):
-            own = slice(row, row + 1)
-            one = observe(hidden[own], previous[own], logits[loop, own], states[row], torch.tensor([0]), rule)
-            assert int(found.decisions[row]) == int(one.decisions) and int(found.fates[row]) == int(one.fates)
+            current = slice(row, row + 1)
+            one = observe(
+                hidden[current], previous[current], logits[loop, current], states[row], torch.tensor([0]), rule
+            )
+            assert int(result.decisions[row]) == int(one.decisions) and int(result.fates[row]) == int(one.fates)
             expected, fate, decision = definitions.loop_end(
                 path[: loop + 1, row].double().numpy(),
                 logits[: loop + 1, row].double().numpy(),
@@ -95,7 +97,7 @@ def test_each_row_tells_what_the_definitions_say_and_decides_by_its_own_rule(dat
             diverging[row] = diverging[row] + 1 if fate == "diverge" else 0
             if decision != 1 and rule.break_after and diverging[row] >= rule.break_after:
                 decision = 3
-            assert (FATES[int(found.fates[row])], int(found.decisions[row])) == (fate, decision), rule
+            assert (FATES[int(result.fates[row])], int(result.decisions[row])) == (fate, decision), rule
         previous = hidden
 
 
@@ -118,15 +120,15 @@ def test_leads_asks_each_row_for_its_own_theta():
 @pytest.mark.parametrize("radius, angle", [(0.9, 75.0), (1.3, 20.0), (0.5, 57.0), (0.99, 120.0)])
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
 def test_a_hidden_rotation_comes_back(radius, angle, scale):
-    told = run_loops(planar(radius, math.radians(angle), scale=scale), ExitParams("none", 0.5, 99))
-    statistics = told[-1].statistics[0]
+    output = run_loops(planar(radius, math.radians(angle), scale=scale), ExitParams("none", 0.5, 99))
+    statistics = output[-1].statistics[0]
     assert float(statistics[4]) == pytest.approx(radius, abs=1e-3)
     assert float(statistics[5]) == pytest.approx(math.radians(angle), abs=1e-3)
 
 
 def fates(states, dtype=torch.float32):
-    told = run_loops(states, ExitParams("none", 0.5, 99), dtype=dtype)
-    return [FATES[int(each.fates)] for each in told]
+    output = run_loops(states, ExitParams("none", 0.5, 99), dtype=dtype)
+    return [FATES[int(item.fates)] for item in output]
 
 
 def test_fates_of_known_maps():
@@ -173,7 +175,7 @@ def test_collapse_tells_what_the_definitions_say(vocabulary, tokens, seed, greed
         if number % 3 == 1:
             logits[rng.integers(0, vocabulary)] = -np.inf
         chosen = None if greedy else int(rng.integers(0, vocabulary) if number < period else ids[-period])
-        told = collapse_reference(
+        output = collapse_reference(
             torch.from_numpy(logits)[None],
             None if greedy else torch.tensor([chosen]),
             state,
@@ -182,9 +184,9 @@ def test_collapse_tells_what_the_definitions_say(vocabulary, tokens, seed, greed
         )
         expected, top, ids = definitions.collapse(logits, ids, chosen, entropies)
         entropies.append(expected[0])
-        np.testing.assert_allclose(told.statistics[0, :7], expected, rtol=1e-4, atol=2e-4)
-        assert told.top[0].tolist() == top and int(told.token_ids) == ids[-1]
-        assert 0 <= float(told.statistics[0, 7]) <= 1
+        np.testing.assert_allclose(output.statistics[0, :7], expected, rtol=1e-4, atol=2e-4)
+        assert output.top[0].tolist() == top and int(output.token_ids) == ids[-1]
+        assert 0 <= float(output.statistics[0, 7]) <= 1
 
 
 def test_the_whole_reference_is_its_parts():
@@ -204,8 +206,8 @@ def test_the_whole_reference_is_its_parts():
 
 def test_a_few_ids_that_repeat_are_no_collapse():
     state, flat = CollapseState.empty(1, "cpu"), torch.zeros(1, 9)
-    told = [
+    output = [
         float(collapse_reference(flat, torch.tensor([3]), state, torch.tensor([0]), CollapseRule()).statistics[0, 7])
         for _ in range(40)
     ]
-    assert max(told[:12]) < 0.4 and told == sorted(told) and told[-1] > 0.8
+    assert max(output[:12]) < 0.4 and output == sorted(output) and output[-1] > 0.8

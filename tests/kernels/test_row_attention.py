@@ -27,7 +27,7 @@ def case(seed, dtype=torch.float32, heads=4, kv_heads=2, width=24, paged=True, h
     blocks = sequences * PER_SEQUENCE if paged else sequences
     shape = (PLANES, sequences * positions + 1, kv_heads, width)
     keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
-    own = torch.stack(
+    current = torch.stack(
         [
             torch.randint(0, sequences, (rows,), generator=generator),
             torch.randint(0, positions, (rows,), generator=generator),
@@ -35,17 +35,17 @@ def case(seed, dtype=torch.float32, heads=4, kv_heads=2, width=24, paged=True, h
         ]
     )
     # no two rows at one place
-    own = torch.unique(own, dim=1)
-    rows = own.shape[1]
+    current = torch.unique(current, dim=1)
+    rows = current.shape[1]
     table = torch.randperm(blocks, generator=generator).view(sequences, -1) if paged else None
     seen = torch.rand(sequences, positions, generator=generator) > 0.2
-    seen[own[0], own[1]] = True
-    lowest = [own[1][own[0] == sequence].tolist() for sequence in range(sequences)]
+    seen[current[0], current[1]] = True
+    lowest = [current[1][current[0] == sequence].tolist() for sequence in range(sequences)]
     starts = torch.tensor([min([start, *seen_from]) for start, seen_from in zip((0, 3, 9), lowest, strict=True)])
     places = RowPlaces(
-        own[0],
-        own[1],
-        own[2],
+        current[0],
+        current[1],
+        current[2],
         blocks,
         table,
         starts,
@@ -119,9 +119,9 @@ def test_rows_of_nobody_write_nothing_and_are_zero():
     before = keys.clone()
     some = replace(places, cache_positions=places.cache_positions.masked_fill(idle, -1))
     attended = attend_rows(keys, values, query, new_keys, new_values, some, 0.3)
-    own = {name: getattr(places, name)[~idle] for name in ("sequences", "cache_positions", "planes")}
+    current = {name: getattr(places, name)[~idle] for name in ("sequences", "cache_positions", "planes")}
     others = (part[~idle] for part in (query, new_keys, new_values))
-    alone = attend_rows(before, values.clone(), *others, replace(places, **own), 0.3)
+    alone = attend_rows(before, values.clone(), *others, replace(places, **current), 0.3)
     assert torch.equal(attended[~idle], alone)
     assert not attended[idle].any()
     assert torch.equal(keys, before)
@@ -159,8 +159,8 @@ def test_an_operator_is_one_node_of_a_graph():
 
     twin = [part.clone() for part in parts[:2]]
     wanted = attend_rows(*twin, *parts[2:], 0.3)
-    found = torch.compile(attend, backend=keep, fullgraph=True)(*parts[:-1])
-    assert torch.equal(found, wanted)
+    result = torch.compile(attend, backend=keep, fullgraph=True)(*parts[:-1])
+    assert torch.equal(result, wanted)
     assert [node.target for node in graphs[0].graph.nodes if node.op == "call_function"].count(
         torch.ops.sigma0.attend_rows
     ) == 1

@@ -28,12 +28,12 @@ def test_products_are_as_the_formula_says(dtype, rows, width, columns, seed):
     # nobody reads past the end of a row
     space = torch.full((columns + 1, width), torch.nan, dtype=dtype)
     space[:columns] = weight
-    found = row_dot.row_dot(hidden, space[:columns])
-    assert found.dtype is dtype
+    result = row_dot.row_dot(hidden, space[:columns])
+    assert result.dtype is dtype
     exact = hidden.double() @ weight.double().T
     scale = hidden.double().abs() @ weight.double().abs().T
     error = 1e-6 if dtype is torch.float32 else 2.0**-8
-    assert bool(((found.double() - exact).abs() <= error * scale + 1e-9).all())
+    assert bool(((result.double() - exact).abs() <= error * scale + 1e-9).all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -44,10 +44,10 @@ def test_a_row_has_the_same_bits_in_any_company(dtype, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = row_dot.row_dot(hidden, weight)
+        result = row_dot.row_dot(hidden, weight)
         for rows in range(1, 16):
-            assert torch.equal(row_dot.row_dot(hidden[:rows], weight), found[:rows])
-            assert torch.equal(row_dot.row_dot(hidden[rows : rows + 1], weight), found[rows : rows + 1])
+            assert torch.equal(row_dot.row_dot(hidden[:rows], weight), result[:rows])
+            assert torch.equal(row_dot.row_dot(hidden[rows : rows + 1], weight), result[rows : rows + 1])
     finally:
         torch.set_num_threads(before)
 
@@ -75,9 +75,9 @@ def test_what_is_broken_stays_in_its_row():
     hidden, weight = torch.randn(5, 33), torch.randn(9, 33)
     wanted = row_dot.row_dot(hidden, weight)
     hidden[2, 7] = torch.nan
-    found = row_dot.row_dot(hidden, weight)
-    assert found[2].isnan().all()
-    assert torch.equal(found[[0, 1, 3, 4]], wanted[[0, 1, 3, 4]])
+    result = row_dot.row_dot(hidden, weight)
+    assert result[2].isnan().all()
+    assert torch.equal(result[[0, 1, 3, 4]], wanted[[0, 1, 3, 4]])
 
 
 @pytest.mark.parametrize("width, dtype", [(20, torch.bfloat16), (16, torch.float32)])

@@ -23,14 +23,14 @@ def test_rows_are_normed_as_the_formula_says(rows, width, added, strided, seed):
     hidden = torch.randn(rows, 2 * width, generator=generator)[:, :: 2 if strided else 1][:, :width]
     weight = torch.randn(width, generator=generator)
     residual = torch.randn(rows, width, generator=generator) if added else None
-    found = norm_rows(hidden, weight, 1e-5, residual)
-    assert found.is_contiguous()
-    torch.testing.assert_close(found.double(), formula(hidden, weight, 1e-5, residual), atol=1e-6, rtol=1e-5)
+    result = norm_rows(hidden, weight, 1e-5, residual)
+    assert result.is_contiguous()
+    torch.testing.assert_close(result.double(), formula(hidden, weight, 1e-5, residual), atol=1e-6, rtol=1e-5)
 
 
 def test_zeros_stay_zeros_and_what_is_broken_stays_in_its_row():
     hidden = torch.zeros(3, 40)
     hidden[1, 7] = torch.nan
-    found = norm_rows(hidden, torch.ones(40), 1e-6)
-    assert not found[[0, 2]].any()
-    assert found[1].isnan().all()
+    result = norm_rows(hidden, torch.ones(40), 1e-6)
+    assert not result[[0, 2]].any()
+    assert result[1].isnan().all()

@@ -26,9 +26,9 @@ def rows_of(model):
     return torch.randn(ROWS, model.config.hidden_size, generator=generator).to(model.dtype)
 
 
-def assert_close(found, expected):
+def assert_close(result, expected):
     step = 4 * torch.finfo(expected.dtype).eps
-    torch.testing.assert_close(found, expected, rtol=step, atol=step)
+    torch.testing.assert_close(result, expected, rtol=step, atol=step)
 
 
 def test_query_key_and_value_are_those_of_a_layer(model):
@@ -43,8 +43,8 @@ def test_query_key_and_value_are_those_of_a_layer(model):
     planes.write(places, rotated(keys, *at), values)
     weight = torch.cat([part.weight for part in projections])
     tables = model.model._rotary_table.reserve(256, hidden)
-    found = row_qkv_reference(normed, weight, *tables, positions, ours.flat_keys, ours.flat_values, places)
-    assert_close(found, rotated(query, *at))
+    result = row_qkv_reference(normed, weight, *tables, positions, ours.flat_keys, ours.flat_values, places)
+    assert_close(result, rotated(query, *at))
     assert_close(ours.flat_keys, planes.flat_keys)
     assert_close(ours.flat_values, planes.flat_values)
     assert planes.flat_keys.abs().sum() > 0
@@ -58,12 +58,12 @@ def test_the_mlp_is_that_of_a_layer(model):
     expected, down = mlp(normed), mlp.down_proj.weight
     parts = row_parts_reference(row_gated_reference(normed, gate_up), down)
     assert_close(parts.sum(0).to(expected.dtype), expected)
-    behind, ahead = layer.post_attention_layernorm_2, layer.input_layernorm
-    summed = rms_norm(behind, expected, TORCH, hidden)
-    epsilons = behind.variance_epsilon, ahead.variance_epsilon
-    found = row_residual_reference(parts, behind.weight, hidden, ahead.weight, epsilons)
-    assert_close(found[0], summed)
-    assert_close(found[1], rms_norm(ahead, summed, TORCH))
+    after, ahead = layer.post_attention_layernorm_2, layer.input_layernorm
+    summed = rms_norm(after, expected, TORCH, hidden)
+    epsilons = after.variance_epsilon, ahead.variance_epsilon
+    result = row_residual_reference(parts, after.weight, hidden, ahead.weight, epsilons)
+    assert_close(result[0], summed)
+    assert_close(result[1], rms_norm(ahead, summed, TORCH))
     assert_close(row_residual_reference(parts, None, hidden, None, epsilons)[1], hidden + expected)
 
 

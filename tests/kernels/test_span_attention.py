@@ -88,11 +88,11 @@ def test_any_rows_against_one_row_at_a_time(seed, batch, kv_heads, repeats, loop
     keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
     query = torch.randn(len(rows), kv_heads * repeats, 5, generator=generator).to(dtype)
     rtol, atol = (1e-4, 1e-5) if dtype == torch.float32 else (2e-2, 2e-2)
-    found = spans(rows)
-    assert [row for span in found for row in range(span.start, span.stop)] == list(range(len(rows)))
+    result = spans(rows)
+    assert [row for span in result for row in range(span.start, span.stop)] == list(range(len(rows)))
     read = torch.zeros(shape[:2], dtype=torch.bool)
     seen = torch.zeros(shape[:2], dtype=torch.bool)
-    for span in found:
+    for span in result:
         for row in rows[span.start : span.stop]:
             # no row of a span reads past what belongs to its sequence
             read[row.plane, row.first : row.first + min(max(span.lengths), row.room)] = True
@@ -100,7 +100,7 @@ def test_any_rows_against_one_row_at_a_time(seed, batch, kv_heads, repeats, loop
     for part in (keys, values):
         part[~read] = torch.nan
         part[read & ~seen] = 1e3
-    attended = span_attention(query, keys, values, found, SCALING)
+    attended = span_attention(query, keys, values, result, SCALING)
     assert attended.shape == query.shape and attended.dtype == dtype
     for index, row in enumerate(rows):
         expected = one_at_a_time(query[index], keys, values, row)
@@ -114,22 +114,22 @@ def test_no_row_reads_what_another_sequence_wrote(seed, dtype, padded):
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     rows, positions = drawn_rows(rng, 3, 4, 9, padded, prompts=True)
     keys, values = (torch.randn((3, positions, 2, 6), generator=generator).to(dtype) for _ in range(2))
-    query, found = torch.randn(len(rows), 4, 6, generator=generator).to(dtype), spans(rows)
-    expected = span_attention(query, keys, values, found, SCALING)
+    query, result = torch.randn(len(rows), 4, 6, generator=generator).to(dtype), spans(rows)
+    expected = span_attention(query, keys, values, result, SCALING)
     for index, row in enumerate(rows):
         poisoned = []
         for part in (keys, values):
             poisoned.append(torch.full_like(part, torch.nan))
-            own = row.plane, slice(row.first, row.base + row.capacity)
-            poisoned[-1][own] = part[own]
-        assert torch.equal(span_attention(query, *poisoned, found, SCALING)[index], expected[index])
+            current = row.plane, slice(row.first, row.base + row.capacity)
+            poisoned[-1][current] = part[current]
+        assert torch.equal(span_attention(query, *poisoned, result, SCALING)[index], expected[index])
 
 
 def test_rows_of_a_plane_share_a_call_and_no_others_do():
     def stretches(*rows):
         return [(span.start, span.stop, span.step) for span in spans(rows)]
 
-    batch = [Row(2, 40 * each, 40, 0, 20) for each in range(4)]
+    batch = [Row(2, 40 * item, 40, 0, 20) for item in range(4)]
     assert stretches(*batch) == [(0, 4, 40)]
     assert stretches(*batch[::2], Row(1, 0, 40, 0, 20)) == [(0, 2, 80), (2, 3, 0)]
     # unevenly apart, backwards, at another plane
@@ -156,21 +156,21 @@ def test_planes_may_be_a_part_of_a_larger_tensor(dtype):
     keys, values = whole[:, 1:4, 2:, :, 1:6]
     for part in (keys, values):
         part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(0)))
-    rows = [Row(plane, 5 * each, 5, 0, 3 + each) for plane in (2, 1) for each in range(2)]
+    rows = [Row(plane, 5 * item, 5, 0, 3 + item) for plane in (2, 1) for item in range(2)]
     query = torch.randn(len(rows), 2, 5, generator=torch.Generator().manual_seed(1)).to(dtype)
-    found = span_attention(query, keys, values, spans(rows), SCALING)
+    result = span_attention(query, keys, values, spans(rows), SCALING)
     for index, row in enumerate(rows):
         expected = one_at_a_time(query[index], keys, values, row)
-        torch.testing.assert_close(found[index].double(), expected, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(result[index].double(), expected, rtol=2e-2, atol=2e-2)
 
 
 def test_keys_and_values_are_read_in_place():
     """The largest tensor that a call allocates is none of the size of what it reads."""
-    rows = [Row(0, 512 * each, 512, 0, 400 + each) for each in range(4)]
+    rows = [Row(0, 512 * item, 512, 0, 400 + item) for item in range(4)]
     keys, values = torch.randn(2, 1, 2048, 4, 32)
-    query, found = torch.randn(4, 4, 32), spans(rows)
-    assert len(found) == 1
+    query, result = torch.randn(4, 4, 32), spans(rows)
+    assert len(result) == 1
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        span_attention(query, keys, values, found, 1 / math.sqrt(32))
+        span_attention(query, keys, values, result, 1 / math.sqrt(32))
     largest = max(event.cpu_memory_usage for event in profile.events())
     assert largest < keys.nbytes / 16

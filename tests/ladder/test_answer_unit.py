@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sigma0.ladder.answer_unit import Attempt, Climb, Given, attempt_from, attempt_of, climb
-from sigma0.ladder.budget import Budget, Purse, Spending
+from sigma0.ladder.budget import Budget, BudgetTracker, Spending
 from sigma0.ladder.rungs import declines_nothing
 from sigma0.ladder.texts import write_texts
 from sigma0.ladder.trail import Decision, Trail
@@ -34,7 +34,7 @@ class Rungs:
 
     def __post_init__(self):
         self.rungs = [SimpleNamespace(declines=self.declines) for _ in self.said]
-        self.purse, self.trail, self.asked = Purse(self.budget), Trail(), []
+        self.purse, self.trail, self.asked = BudgetTracker(self.budget), Trail(), []
 
     def forecast(self, rung, prompt, new):
         return Spending(loop_passes=2, large_tokens=new if rung else 0)
@@ -127,8 +127,8 @@ def test_without_a_budget_nothing_is_begun_nor_asked_again():
 @pytest.mark.parametrize("said, outcome, why", [(A, "abort", "always"), ("timeout", "error", "timeout")])
 def test_a_budget_keeps_a_text_where_it_is(said, outcome, why):
     writer = Rungs([said, B], Budget(loop_passes=3))
-    found = climb(writer, Always(), "q", 5)
-    assert found == Climb(A if said is A else None, 0, True, False)
+    result = climb(writer, Always(), "q", 5)
+    assert result == Climb(A if said is A else None, 0, True, False)
     assert writer.outcomes() == [(0, outcome, why, "loop_passes")]
     assert writer.trail.lines[0].asked == Spending(2, 5)
     assert climb(Rungs([said, B], Budget(loop_passes=4)), Always(), "q", 5) == Climb(B, 1, False, True)
@@ -139,8 +139,8 @@ def test_a_budget_keeps_a_text_where_it_is(said, outcome, why):
 def test_time_is_asked_for_by_the_rung_that_is_to_write(kind, rung, aborted):
     writer = Rungs([A, B, C], Budget(seconds=1000.0))
     writer.purse.longest[kind] = 2000.0
-    found = climb(writer, Always(), "q", 5)
-    assert (found.rung, found.aborted) == (rung, aborted) and (found.attempt is None) == (kind == "write 0")
+    result = climb(writer, Always(), "q", 5)
+    assert (result.rung, result.aborted) == (rung, aborted) and (result.attempt is None) == (kind == "write 0")
 
 
 def test_a_text_that_is_there_goes_on_from_its_rung():
@@ -173,8 +173,8 @@ def test_a_draft_is_judged_by_its_tokens():
     draft = attempt("d", tokens=tokens)
 
     def judged(position, **more):
-        found = climb(Rungs([draft]), Never(), "q", 5, position=position, **more).attempt
-        return found.verdict.confidence, found.verdict.reason
+        result = climb(Rungs([draft]), Never(), "q", 5, position=position, **more).attempt
+        return result.verdict.confidence, result.verdict.reason
 
     assert judged(0) == judged(1) == (0.5, "threshold_met")
     # the first one continues the question itself
@@ -185,14 +185,14 @@ def test_a_draft_is_judged_by_its_tokens():
 
 def test_signs_of_a_text_are_those_of_its_tokens_and_need_a_verdict():
     parts = [token("I", 0.25, 0.5), token(" do", None, 0.25), token(" not", 0.75, 0.25), token(".", 0.5, 0.75)]
-    found = attempt_from("I do not.", parts, VERDICT, "eos")
-    assert found == Attempt("I do not.", VERDICT, 0.5, 0.25, "eos", "I")
+    result = attempt_from("I do not.", parts, VERDICT, "eos")
+    assert result == Attempt("I do not.", VERDICT, 0.5, 0.25, "eos", "I")
     # a margin that is not known is the least
     parts[3] = token(".", None, None)
-    found = attempt_from("I do not.", parts, VERDICT, "length")
-    assert (found.entropy, found.margin, found.sure, found.stop_reason) == (0.5, None, "I do not", "length")
-    found = attempt_from("I", [token("I", None, 0.5)], VERDICT, "eos")
-    assert (found.entropy, found.margin, found.sure, found.tokens) == (None, 0.5, "", ())
+    result = attempt_from("I do not.", parts, VERDICT, "length")
+    assert (result.entropy, result.margin, result.sure, result.stop_reason) == (0.5, None, "I do not", "length")
+    result = attempt_from("I", [token("I", None, 0.5)], VERDICT, "eos")
+    assert (result.entropy, result.margin, result.sure, result.tokens) == (None, 0.5, "", ())
     generation = SimpleNamespace(text="I", tokens=(token("I"),), verdict=VERDICT, stop_reason="eos")
     assert attempt_of(generation) == Attempt("I", VERDICT, 0.5, 0.5, "eos", "", generation.tokens)
     generation.verdict = None

@@ -7,7 +7,7 @@ import pytest
 from sigma0.ladder import Budget, Price, Rung, Spending
 from sigma0.ladder import endpoint as endpoints
 from sigma0.ladder.answer_unit import Writer
-from sigma0.ladder.budget import Purse, RungCost
+from sigma0.ladder.budget import BudgetTracker, RungCost
 from sigma0.ladder.endpoint import (
     Asker,
     Reply,
@@ -33,7 +33,7 @@ class Scripted(Asker):
     def __init__(self, answers, budget=None, **settings):
         price = Price(prompt_token=0.5, new_token=2.0, call=1.0)
         rung = Rung.endpoint("http://host/v1", "m", name="far", **{"attempts": 3, "price": price, **settings})
-        super().__init__(rung, Purse(budget or Budget()), RungCost("far"))
+        super().__init__(rung, BudgetTracker(budget or Budget()), RungCost("far"))
         self.answers, self.options, self.pauses = list(answers), [], []
 
     def _attempt(self, messages, max_new_tokens, options):
@@ -62,10 +62,10 @@ def test_options_of_a_request_win_and_a_prompt_is_what_the_user_says():
     asker = Scripted([answered(), answered()])
     asker.ask(MESSAGES, 10, {"temperature": 0.5, "stop": ["x"]})
     asker.ask(MESSAGES, 10, {"seed": 3})
-    assert [each[2] for each in asker.options] == [{"temperature": 0.5, "stop": ["x"]}, {"temperature": 0, "seed": 3}]
+    assert [item[2] for item in asker.options] == [{"temperature": 0.5, "stop": ["x"]}, {"temperature": 0, "seed": 3}]
     assert as_messages("hi") == [{"role": "user", "content": "hi"}]
-    told = as_messages(MESSAGES)
-    assert told == MESSAGES and told[0] is not MESSAGES[0]
+    output = as_messages(MESSAGES)
+    assert output == MESSAGES and output[0] is not MESSAGES[0]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_pauses_double_and_vary(monkeypatch):
     monkeypatch.setattr(endpoints.random, "uniform", lambda low, high: {(0.5, 1.0): 0.75}[low, high])
     asker = Scripted([], backoff=8.0)
     assert all(Asker._wait(asker, attempt) for attempt in (1, 2, 3)) and slept == [6.0, 12.0, 24.0]
-    asker.purse = Purse(Budget(seconds=13.0))
+    asker.purse = BudgetTracker(Budget(seconds=13.0))
     assert Asker._wait(asker, 2) and not Asker._wait(asker, 3)
     asker.purse.refused.clear()
     # a pause that takes all that is left leaves nothing to ask in
@@ -130,8 +130,8 @@ def test_an_answer_of_an_endpoint_ends_before_a_stop_string(stop, text, ended):
         asker = Scripted([answered("one two three", finish=finish)])
         writer = Writer([asker.rung], DoorPolicy(), None, stop, asker.purse, Trail(), ())
         writer._askers[0] = asker
-        attempt, told = writer.write(0, "count", 10)
-        assert (attempt.text, told) == (text, "ok")
+        attempt, output = writer.write(0, "count", 10)
+        assert (attempt.text, output) == (text, "ok")
         assert attempt.stop_reason == ("length" if (ended, finish) == ("eos", "length") else ended)
         assert attempt.entropy is attempt.margin is attempt.verdict.confidence is None
         (line,) = writer.trail.lines
@@ -147,5 +147,5 @@ def test_a_failure_of_an_endpoint_is_told_with_what_was_lacking():
     assert writer.write(0, "count", 10) == (None, "timeout, then no calls left")
     assert [line.told for line in writer.trail.lines] == ["timeout", "timeout"]
     asker.answers = [answered(outcome="refused")]
-    asker.purse = Purse(Budget())
+    asker.purse = BudgetTracker(Budget())
     assert writer.write(0, "count", 10) == (None, "refused")

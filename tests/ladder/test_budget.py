@@ -19,7 +19,7 @@ from sigma0.ladder import (
     Spending,
     replay,
 )
-from sigma0.ladder.budget import Purse, RungCost, total_bytes
+from sigma0.ladder.budget import BudgetTracker, RungCost, total_bytes
 from tests.reference import tiny_model
 
 TEXTS = ["Mary has a hat.", "Where is the key that John took?"]
@@ -48,24 +48,24 @@ SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthChe
 def test_no_limit_is_ever_exceeded(looped, tokenizer, limits, rate, stay, batch):
     rungs = [Rung.local(model, tokenizer, name) for model, name in zip(looped, ("small", "large"), strict=True)]
     ladder = FidelityLadder(rungs, Budget(**limits), Random(rate, 1), Hysteresis(stay=stay))
-    found = ladder.generate_batch(TEXTS[:batch], max_new_tokens=9, exit_config=ExitConfig(q=0.4))
-    spent = found[0].spent
+    result = ladder.generate_batch(TEXTS[:batch], max_new_tokens=9, exit_config=ExitConfig(q=0.4))
+    spent = result[0].spent
     for name, limit in limits.items():
         assert getattr(spent, name) <= limit
-    small, large = found[0].costs
+    small, large = result[0].costs
     assert spent.loop_passes == small.passes + small.prompt_passes + large.passes + large.prompt_passes
-    assert spent.large_tokens == large.tokens == sum(token.rung == "large" for each in found for token in each.tokens)
+    assert spent.large_tokens == large.tokens == sum(token.rung == "large" for item in result for token in item.tokens)
     free = FidelityLadder(rungs, None, Random(rate, 1), Hysteresis(stay=stay)).generate_batch(
         TEXTS[:batch], max_new_tokens=9, exit_config=ExitConfig(q=0.4)
     )
-    for each, unlimited in zip(found, free, strict=True):
-        refused = [token for token in each.tokens if token.low_confidence]
-        assert bool(refused or len(each.tokens) < 9) == each.low_confidence == bool(each.not_tried)
-        assert each.door == "abort" or not each.low_confidence
+    for item, unlimited in zip(result, free, strict=True):
+        refused = [token for token in item.tokens if token.low_confidence]
+        assert bool(refused or len(item.tokens) < 9) == item.low_confidence == bool(item.not_tried)
+        assert item.door == "abort" or not item.low_confidence
         # up to the first refusal nothing differs
-        same = next((place for place, token in enumerate(each.tokens) if token.low_confidence), len(each.tokens))
-        assert [token.id for token in each.tokens[:same]] == [token.id for token in unlimited.tokens[:same]]
-    assert replay(found[0].trail) == []
+        same = next((place for place, token in enumerate(item.tokens) if token.low_confidence), len(item.tokens))
+        assert [token.id for token in item.tokens[:same]] == [token.id for token in unlimited.tokens[:same]]
+    assert replay(result[0].trail) == []
 
 
 @SLOW
@@ -92,17 +92,17 @@ def test_no_limit_is_exceeded_by_two_rungs_at_once(looped, tokenizer, below, sta
 
 
 def test_without_a_single_pass_there_is_no_text_and_what_is_refused_is_told(rungs):
-    found = FidelityLadder(rungs, Budget(loop_passes=3), Never()).generate(TEXTS[0], max_new_tokens=5)
-    assert found.text == "" and found.tokens == () and found.stop_reason == "budget" and found.door == "abort"
-    assert found.not_tried == ("small: the next step",) and found.spent.loop_passes == 0
+    result = FidelityLadder(rungs, Budget(loop_passes=3), Never()).generate(TEXTS[0], max_new_tokens=5)
+    assert result.text == "" and result.tokens == () and result.stop_reason == "budget" and result.door == "abort"
+    assert result.not_tried == ("small: the next step",) and result.spent.loop_passes == 0
     late = FidelityLadder(rungs, Budget(seconds=0.0), Always()).generate(TEXTS[0], max_new_tokens=8)
     assert late.stop_reason == "budget" and late.tokens == ()
     answer = FidelityLadder(rungs, Budget(loop_passes=3)).generate(TEXTS[0], unit="answer", max_new_tokens=5)
     assert answer.text == "" and answer.door == "abort" and answer.stop_reason == "budget"
-    found = FidelityLadder(rungs, Budget(large_tokens=3), Always()).generate(TEXTS[0], max_new_tokens=8)
-    assert [token.rung for token in found.tokens] == ["large"] * 3 + ["small"] * 5
-    assert [token.low_confidence for token in found.tokens] == [False] * 3 + [True] * 5
-    assert found.door == "abort" and found.not_tried == ("large: large_tokens",)
+    result = FidelityLadder(rungs, Budget(large_tokens=3), Always()).generate(TEXTS[0], max_new_tokens=8)
+    assert [token.rung for token in result.tokens] == ["large"] * 3 + ["small"] * 5
+    assert [token.low_confidence for token in result.tokens] == [False] * 3 + [True] * 5
+    assert result.door == "abort" and result.not_tried == ("large: large_tokens",)
 
 
 def test_parsing():
@@ -146,7 +146,7 @@ def test_costs_of_requests_and_of_several_runs_are_summed():
 
 @pytest.mark.parametrize("name", ["loop_passes", "large_tokens", "catch_up_tokens", "calls", "money"])
 def test_a_limit_may_be_reached_and_not_passed(name):
-    purse = Purse(Budget(**{name: 5}))
+    purse = BudgetTracker(Budget(**{name: 5}))
     purse.pay(Spending(**{name: 2}), "step", 0.0)
     assert purse.lacks(Spending(**{name: 3}), "step") is None and purse.refused == set()
     assert purse.lacks(Spending(**{name: 4}), "step") == name and purse.refused == {name}
@@ -155,14 +155,14 @@ def test_a_limit_may_be_reached_and_not_passed(name):
 
 
 def test_time_that_is_left_is_longer_than_the_longest_step_of_its_kind():
-    purse = Purse(Budget(seconds=60.0))
+    purse = BudgetTracker(Budget(seconds=60.0))
     purse.pay(Spending(), "read 1", 99.0)
     assert purse.lacks(Spending(), "read 0") is None and not purse.refused
     assert purse.lacks(Spending(), "read 1") == "seconds" and purse.refused == {"seconds"}
-    purse = Purse(Budget(seconds=60.0))
+    purse = BudgetTracker(Budget(seconds=60.0))
     purse.began -= 50.0
     assert 49.9 < purse.seconds < 60 and 0 < purse.seconds_left <= 10.0
     purse.pay(Spending(), "step", 9.0)
     purse.pay(Spending(), "step", 1.0)
     assert purse.longest == {"step": 9.0}
-    assert Purse(Budget()).seconds_left is None and Budget().to_dict() == {}
+    assert BudgetTracker(Budget()).seconds_left is None and Budget().to_dict() == {}

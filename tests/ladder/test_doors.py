@@ -58,7 +58,7 @@ PROMPT = "Mary went to the park. Where is Mary?"
 
 @pytest.fixture(scope="module")
 def all_rungs(looped, plain, tokenizer):
-    """Looped ones, one that declines, one whose context no prompt fits into, and one without loops."""
+    """LoopOutput ones, one that declines, one whose context no prompt fits into, and one without loops."""
     short = copy.deepcopy(looped[1])
     short.config.max_position_embeddings = 4
     return (
@@ -87,19 +87,19 @@ def test_a_finished_text_ends_at_escalate_by_a_policy_of_the_callers_own_alone(
     ladder = FidelityLadder(rungs, budget, policy, doors=doors)
     if unit == "take_over":
         written = sigma0.generate(rungs[0].model, rungs[0].tokenizer, PROMPT, max_new_tokens=new, policy=doors)
-        found = ladder.take_over(PROMPT, written, max_new_tokens=new)
+        result = ladder.take_over(PROMPT, written, max_new_tokens=new)
     else:
-        found = ladder.generate(PROMPT, unit, max_new_tokens=new, **({"draft_tokens": 2} if unit == "draft" else {}))
-    passes = door(found.verdict, doors) == "converge"
-    if found.door == "escalate":
-        assert policy is not None and unit != "take_over" and not passes and not found.top_rung
-    if found.door == "converge":
+        result = ladder.generate(PROMPT, unit, max_new_tokens=new, **({"draft_tokens": 2} if unit == "draft" else {}))
+    passes = door(result.verdict, doors) == "converge"
+    if result.door == "escalate":
+        assert policy is not None and unit != "take_over" and not passes and not result.top_rung
+    if result.door == "converge":
         assert passes
-    if found.door == "abort":
-        assert found.not_tried or (found.top_rung and not passes)
-    if found.top_rung:
-        assert max(line.rung for line in found.trail.decisions) == len(rungs) - 1
-    assert replay(found.trail) == []
+    if result.door == "abort":
+        assert result.not_tried or (result.top_rung and not passes)
+    if result.top_rung:
+        assert max(line.rung for line in result.trail.decisions) == len(rungs) - 1
+    assert replay(result.trail) == []
 
 
 @pytest.mark.parametrize("policy", [None, Never(), Entropy(0.5)])
@@ -107,9 +107,9 @@ def test_an_answer_that_is_taken_over_goes_up_by_its_door(rungs, tokenizer, poli
     doors = DoorPolicy(require_grounding=True)
     written = sigma0.generate(rungs[0].model, tokenizer, PROMPT, max_new_tokens=4, policy=doors)
     assert written.door == "escalate"
-    found = FidelityLadder(rungs, policy=policy, doors=doors).take_over(PROMPT, written, max_new_tokens=4)
-    assert (found.door, found.top_rung, found.rung) == ("abort", True, "large") and replay(found.trail) == []
-    assert {token.rung for token in found.tokens} == {"large"} and found.costs[0].passes == 0
+    result = FidelityLadder(rungs, policy=policy, doors=doors).take_over(PROMPT, written, max_new_tokens=4)
+    assert (result.door, result.top_rung, result.rung) == ("abort", True, "large") and replay(result.trail) == []
+    assert {token.rung for token in result.tokens} == {"large"} and result.costs[0].passes == 0
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -127,9 +127,9 @@ def test_a_certificate_decides_what_goes_up(pocket, stored):
     for place in ("park", "garden", "office", "kitchen"):
         prompt = f"Mary went to the {place}. Tom has the hat. Where is Mary?"
         written = sigma0.generate(*pocket, prompt, max_new_tokens=20)
-        found = ladder.generate(prompt, "answer", max_new_tokens=20)
+        result = ladder.generate(prompt, "answer", max_new_tokens=20)
         certified = door(written.verdict, DoorPolicy(tau_g=None, rule="certificate"))
-        assert (found.rung == "pocket") == (certified == "converge") and replay(found.trail) == []
+        assert (result.rung == "pocket") == (certified == "converge") and replay(result.trail) == []
         doors.add((written.door, certified))
     assert ("escalate", "converge") in doors
 
@@ -138,14 +138,14 @@ def test_a_text_that_the_callers_policy_or_a_short_budget_keeps_stays_where_it_i
     doors = DoorPolicy(require_grounding=True)
     ladder = FidelityLadder(rungs, policy=Never(), doors=doors)
     for unit in ("token", "draft", "answer"):
-        found = ladder.generate(PROMPT, unit, max_new_tokens=4)
-        assert (found.door, found.top_rung, found.rung) == ("escalate", False, "small")
+        result = ladder.generate(PROMPT, unit, max_new_tokens=4)
+        assert (result.door, result.top_rung, result.rung) == ("escalate", False, "small")
     doors = DoorPolicy(require_grounding=True, tau_c=1.0)
     calm = [replace(rung, exit_config=sigma0.ExitConfig(mode="margin", theta=1e-6)) for rung in rungs]
-    found = FidelityLadder(calm, Budget(large_tokens=4), doors=doors).generate(PROMPT, max_new_tokens=5)
-    assert (found.door, found.top_rung, found.rung) == ("abort", False, "small")
-    assert found.not_tried == ("large: large_tokens",)
-    assert replay(found.trail) == []
+    result = FidelityLadder(calm, Budget(large_tokens=4), doors=doors).generate(PROMPT, max_new_tokens=5)
+    assert (result.door, result.top_rung, result.rung) == ("abort", False, "small")
+    assert result.not_tried == ("large: large_tokens",)
+    assert replay(result.trail) == []
 
 
 def test_a_highest_rung_that_fails_leaves_none_to_be_asked(looped, tokenizer):
@@ -153,9 +153,9 @@ def test_a_highest_rung_that_fails_leaves_none_to_be_asked(looped, tokenizer):
     short.config.max_position_embeddings = 4
     rungs = [Rung.local(looped[0], tokenizer, "small"), Rung.local(short, tokenizer, "short")]
     ladder = FidelityLadder(rungs, doors=DoorPolicy(require_grounding=True))
-    found = ladder.generate(PROMPT, "answer", max_new_tokens=4)
-    assert (found.door, found.top_rung, found.rung) == ("abort", True, "small")
-    assert found.trail.decisions[-1].outcome == "error"
+    result = ladder.generate(PROMPT, "answer", max_new_tokens=4)
+    assert (result.door, result.top_rung, result.rung) == ("abort", True, "small")
+    assert result.trail.decisions[-1].outcome == "error"
 
 
 @pytest.fixture
@@ -169,24 +169,24 @@ def test_a_text_of_tokens_goes_up_whole_where_its_verdict_does_not_pass(rungs, t
     doors = DoorPolicy(require_grounding=True, tau_c=1.0)
     calm = [replace(rung, exit_config=sigma0.ExitConfig(mode="margin", theta=1e-6)) for rung in rungs]
     ladder = FidelityLadder(calm, doors=doors)
-    found = ladder.generate(PROMPT, max_new_tokens=5)
+    result = ladder.generate(PROMPT, max_new_tokens=5)
     alone = sigma0.generate(
         rungs[1].model, tokenizer, PROMPT, max_new_tokens=5, exit_config=calm[1].exit_config, policy=doors
     )
-    assert (found.door, found.rung, found.text) == ("abort", "large", alone.text)
-    assert found.top_rung and not found.not_tried and found.to_dict()["top_rung"]
-    assert [(token.id, token.rung) for token in found.tokens] == [(token.id, "large") for token in alone.tokens]
-    small, large = found.costs
+    assert (result.door, result.rung, result.text) == ("abort", "large", alone.text)
+    assert result.top_rung and not result.not_tried and result.to_dict()["top_rung"]
+    assert [(token.id, token.rung) for token in result.tokens] == [(token.id, "large") for token in alone.tokens]
+    small, large = result.costs
     assert small.tokens == large.tokens == 5 and large.passes == alone.loop_passes
-    outcomes = [(line.rung, line.outcome) for line in found.trail.decisions if line.whole]
+    outcomes = [(line.rung, line.outcome) for line in result.trail.decisions if line.whole]
     assert outcomes == [(0, "hand_up"), (1, "top_rung")]
     path = tmp_path / "trail.jsonl"
-    found.trail.write(path)
+    result.trail.write(path)
     assert replay(read_trail(path)) == []
-    told = ladder.stream(PROMPT, max_new_tokens=5)
-    streamed = "".join(token.text for (token,) in told)
+    output = ladder.stream(PROMPT, max_new_tokens=5)
+    streamed = "".join(token.text for (token,) in output)
     # tokens that were shown are not taken back
-    assert (told.generations[0].text, told.generations[0].door) == (streamed, "escalate")
+    assert (output.generations[0].text, output.generations[0].door) == (streamed, "escalate")
 
 
 def test_drafts_that_pass_one_by_one_go_up_where_the_whole_does_not(pocket, monkeypatch):
@@ -202,32 +202,32 @@ def test_drafts_that_pass_one_by_one_go_up_where_the_whole_does_not(pocket, monk
         "check",
         lambda text, context: replace(check(text, context), score=0.0) if text == whole else check(text, context),
     )
-    found = FidelityLadder(rungs, doors=DoorPolicy(tau_g=0.5)).generate(prompt, "draft", **asked)
-    assert found.rung == "above" and found.drafts == (("above", whole),)
-    outcomes = [(line.rung, line.whole, line.outcome) for line in found.trail.decisions[-2:]]
+    result = FidelityLadder(rungs, doors=DoorPolicy(tau_g=0.5)).generate(prompt, "draft", **asked)
+    assert result.rung == "above" and result.drafts == (("above", whole),)
+    outcomes = [(line.rung, line.whole, line.outcome) for line in result.trail.decisions[-2:]]
     assert outcomes == [(0, True, "hand_up"), (1, True, "accept")]
-    assert replay(found.trail) == []
+    assert replay(result.trail) == []
 
 
 def test_drafts_have_no_calibrated_confidence_but_a_strange_question_shuts_the_door(pocket):
     ladder = FidelityLadder([Rung.local(*calibrated(pocket, ["Where is Sara?"]), "pocket")])
     for prompt, strange in (("Where is Sara?", False), ("Who is the president?", True)):
-        found = ladder.generate(prompt, "draft", max_new_tokens=12, draft_tokens=3)
-        assert len(found.drafts) > 1
-        for line in found.trail.decisions:
+        result = ladder.generate(prompt, "draft", max_new_tokens=12, draft_tokens=3)
+        assert len(result.drafts) > 1
+        for line in result.trail.decisions:
             verdict = line.signs["verdict"]
             assert verdict["confidence"] == pytest.approx(math.exp(-line.signs["entropy"]))
             assert (verdict["reason"] == "out_of_calibration") == (strange and line.position == 0)
-        assert (found.verdict.reason == "out_of_calibration") == strange
-        assert found.top_rung and (found.door == "abort" or not strange)
+        assert (result.verdict.reason == "out_of_calibration") == strange
+        assert result.top_rung and (result.door == "abort" or not strange)
 
 
 def test_fates_are_those_of_all_loops_that_were_run(pocket):
-    """A token that spirals where it was read may settle in the loops that run behind its exit."""
+    """A token that spirals where it was read may settle in the loops that run after its exit."""
     rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
     prompt = "Sara went to the bedroom. John went to the park. Where is Sara?"
-    found = FidelityLadder(rungs, policy=Never()).generate(prompt, max_new_tokens=20)
+    result = FidelityLadder(rungs, policy=Never()).generate(prompt, max_new_tokens=20)
     alone = sigma0.generate(*pocket, prompt, max_new_tokens=20)
-    assert [token.id for token in found.tokens] == [token.id for token in alone.tokens]
-    assert [token.fate for token in found.tokens] == [token.fate for token in alone.tokens]
-    assert found.verdict.stable == alone.verdict.stable
+    assert [token.id for token in result.tokens] == [token.id for token in alone.tokens]
+    assert [token.fate for token in result.tokens] == [token.fate for token in alone.tokens]
+    assert result.verdict.stable == alone.verdict.stable

@@ -65,26 +65,26 @@ def outcomes(generation):
 
 
 def test_an_answer_goes_up_and_comes_back_and_with_never_the_small_one_answers_alone(pocket, url):
-    found = ladder(pocket, url, ["good"]).generate(QUESTION, unit="answer", max_new_tokens=20)
-    assert found.drafts == (), "a whole answer is written in no drafts"
-    assert found.text == ANSWER and found.rung == "good" and found.door == "abort" and found.top_rung
-    assert outcomes(found) == [(0, "hand_up"), (1, "top_rung")] and replay(found.trail) == []
-    assert found.spent.calls == 1 and (found.spent.large_tokens, found.spent.catch_up_tokens) == (7, 11)
+    result = ladder(pocket, url, ["good"]).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert result.drafts == (), "a whole answer is written in no drafts"
+    assert result.text == ANSWER and result.rung == "good" and result.door == "abort" and result.top_rung
+    assert outcomes(result) == [(0, "hand_up"), (1, "top_rung")] and replay(result.trail) == []
+    assert result.spent.calls == 1 and (result.spent.large_tokens, result.spent.catch_up_tokens) == (7, 11)
     asked = requests_to(url, "good")[-1]
     assert asked["messages"] == QUESTION and asked["max_tokens"] == 20
     before = len(requests_to(url, "good"))
-    found = ladder(pocket, url, ["good"], Never()).generate(QUESTION, unit="answer", max_new_tokens=20)
+    result = ladder(pocket, url, ["good"], Never()).generate(QUESTION, unit="answer", max_new_tokens=20)
     alone = sigma0.generate(*pocket, QUESTION, max_new_tokens=20)
-    assert found.text == alone.text and found.verdict == alone.verdict and found.rung == "pocket"
+    assert result.text == alone.text and result.verdict == alone.verdict and result.rung == "pocket"
     assert len(requests_to(url, "good")) == before
-    small = found.costs[0]
+    small = result.costs[0]
     assert (small.passes, small.tokens) == (alone.loop_passes, len(alone.tokens))
     assert small.rows == alone.loop_rows + alone.prompt_rows
 
 
 @pytest.mark.grid(fast=3, slow=4)
 @pytest.mark.parametrize(
-    "name, told",
+    "name, output",
     [
         ("deep", "garbage"),
         ("hangs", "timeout"),
@@ -107,13 +107,13 @@ def test_an_answer_goes_up_and_comes_back_and_with_never_the_small_one_answers_a
         ("other-packing", "garbage"),
     ],
 )
-def test_a_broken_endpoint_costs_one_rung_and_never_the_answer(pocket, url, name, told, caplog):
+def test_a_broken_endpoint_costs_one_rung_and_never_the_answer(pocket, url, name, output, caplog):
     caplog.set_level(logging.DEBUG)
     alone = sigma0.generate(*pocket, QUESTION, max_new_tokens=12).text
     broken = ladder(pocket, url, [name]).generate(QUESTION, unit="answer", max_new_tokens=12)
     assert broken.text == alone and broken.rung == "pocket" and broken.door in ("converge", "escalate")
     assert outcomes(broken) == [(0, "hand_up"), (1, "error")]
-    assert broken.trail.decisions[-1].why == told
+    assert broken.trail.decisions[-1].why == output
     assert broken.costs[1].calls == (1 if name == "refuses" else 2)
     mended = ladder(pocket, url, [name, "good"]).generate(QUESTION, unit="answer", max_new_tokens=12)
     assert mended.text == ANSWER and mended.rung == "good"
@@ -127,9 +127,9 @@ def test_a_broken_endpoint_costs_one_rung_and_never_the_answer(pocket, url, name
 def test_a_rung_may_decline(pocket, url):
     unsure = Rung.endpoint(url, "unsure", KEY, declines=lambda text: "not know" in text)
     rungs = [Rung.local(*pocket, "pocket"), unsure, Rung.endpoint(url, "empty", KEY), Rung.endpoint(url, "good", KEY)]
-    found = FidelityLadder(rungs, policy=Always()).generate(QUESTION, unit="answer", max_new_tokens=20)
-    assert outcomes(found) == [(0, "hand_up"), (1, "decline"), (2, "decline"), (3, "top_rung")]
-    assert found.text == ANSWER
+    result = FidelityLadder(rungs, policy=Always()).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert outcomes(result) == [(0, "hand_up"), (1, "decline"), (2, "decline"), (3, "top_rung")]
+    assert result.text == ANSWER
     alone = FidelityLadder(rungs[:3], policy=Always()).generate(QUESTION, unit="answer", max_new_tokens=20)
     assert alone.rung == "pocket" and alone.text.strip().startswith("Mary")
 
@@ -142,10 +142,10 @@ def test_neither_requests_nor_bytes_go_beyond_what_was_allowed(pocket, url, name
     ladder(pocket, url, ["good"]).generate(QUESTION, unit="answer", max_new_tokens=8)
     before = len(requests_to(url, name))
     tracemalloc.start()
-    found = above.generate(QUESTION, unit="answer", max_new_tokens=8)
+    result = above.generate(QUESTION, unit="answer", max_new_tokens=8)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert found.spent.calls == len(requests_to(url, name)) - before == 2
+    assert result.spent.calls == len(requests_to(url, name)) - before == 2
     assert peak < 2**23
 
 
@@ -161,27 +161,27 @@ def test_neither_requests_nor_bytes_go_beyond_what_was_allowed(pocket, url, name
 )
 def test_usage_is_charged_by_what_the_texts_show_if_that_is_more(pocket, url, name, written, read):
     """The answer has six words, the question eight; what is no whole number is charged at the most that was allowed."""
-    found = ladder(pocket, url, [name]).generate(QUESTION, unit="answer", max_new_tokens=20)
-    asked = found.trail.decisions[0].asked
-    assert found.text == ANSWER
-    assert (found.spent.large_tokens, found.spent.catch_up_tokens) == (written, read or asked.catch_up_tokens)
+    result = ladder(pocket, url, [name]).generate(QUESTION, unit="answer", max_new_tokens=20)
+    asked = result.trail.decisions[0].asked
+    assert result.text == ANSWER
+    assert (result.spent.large_tokens, result.spent.catch_up_tokens) == (written, read or asked.catch_up_tokens)
 
 
 def test_time_ends_a_request_that_is_under_way(pocket, url):
-    found = ladder(pocket, url, ["hangs"], budget=Budget(seconds=4.0), timeout=30.0, attempts=5).generate(
+    result = ladder(pocket, url, ["hangs"], budget=Budget(seconds=4.0), timeout=30.0, attempts=5).generate(
         QUESTION, unit="answer", max_new_tokens=8
     )
-    assert found.rung == "pocket" and found.text
+    assert result.rung == "pocket" and result.text
     # its own time would have been asked for again, four times
-    assert found.costs[1].calls == 1
+    assert result.costs[1].calls == 1
 
 
 def test_drafts(pocket, url):
     """The first draft stays below, the second is written above; each continues what stands."""
     text = "The hat is with Mary. Mary went to the park. Tom has a cat. "
     policy = AllOf((Margin(1.0), Entropy(0.0)))
-    found = ladder(pocket, url, ["echo"], policy).generate(text, unit="draft", max_new_tokens=12, draft_tokens=6)
-    assert found.unit == "draft" and found.drafts[0][0] == "echo"
+    result = ladder(pocket, url, ["echo"], policy).generate(text, unit="draft", max_new_tokens=12, draft_tokens=6)
+    assert result.unit == "draft" and result.drafts[0][0] == "echo"
     assert requests_to(url, "echo")[-1]["messages"][-1]["content"] == text
     alone = ladder(pocket, url, ["echo"], Never()).generate(text, unit="draft", max_new_tokens=12, draft_tokens=6)
     whole = sigma0.generate(*pocket, text, max_new_tokens=12)
@@ -212,9 +212,9 @@ def test_the_door_decides_by_default(pocket, url):
     for place in ("park", "garden", "office", "kitchen"):
         question = [{"role": "user", "content": f"Mary went to the {place}. Tom has the hat. Where is Mary?"}]
         alone = sigma0.generate(*pocket, question, max_new_tokens=20)
-        found = by_door.generate(question, **settings)
-        assert (found.rung == "good") == (alone.door != "converge")
-        assert (found.door == "converge") == (alone.door == "converge")
+        result = by_door.generate(question, **settings)
+        assert (result.rung == "good") == (alone.door != "converge")
+        assert (result.door == "converge") == (alone.door == "converge")
     loose = ladder(pocket, url, ["good"], Ungrounded(below=1.0, unknown=True)).generate(QUESTION, **settings)
     assert loose.rung == "good"
     assert ladder(pocket, url, ["good"], ShutDoor()).policy_for("token") == ShutDoor()
@@ -229,18 +229,18 @@ def test_the_switch_hands_answers_up(pocket, url, monkeypatch):
         for question, shut in ((sure, False), (unsure, True)):
             alone = sigma0.generate(*pocket, question, max_new_tokens=20)
             assert (alone.door != "converge") == shut, "choose another question"
-            found = sigma0.generate(*pocket, question, max_new_tokens=20, ladder=above)
+            result = sigma0.generate(*pocket, question, max_new_tokens=20, ladder=above)
             rose = shut and switch == "1"
-            assert found.tokens == alone.tokens and found.draft == (alone if rose else None)
-            assert (found.above is not None) == rose == ("above" in found.to_dict()) == ("draft" in found.to_dict())
+            assert result.tokens == alone.tokens and result.draft == (alone if rose else None)
+            assert (result.above is not None) == rose == ("above" in result.to_dict()) == ("draft" in result.to_dict())
             # text, verdict and door are those of whoever had the last word
-            last = found.above if rose else alone
-            assert (found.text, found.verdict, found.door) == (last.text, last.verdict, last.door)
-            assert found.text == found.answer == (ANSWER if rose else alone.text)
-    told = found.to_dict()
-    assert (told["text"], told["door"], told["draft"]["text"]) == (ANSWER, "abort", alone.text)
-    assert told["draft"]["door"] == "escalate" and told["verdict"] == found.above.verdict.to_dict()
-    assert found.above.costs[0].tokens == 0 and replay(found.above.trail) == []
+            last = result.above if rose else alone
+            assert (result.text, result.verdict, result.door) == (last.text, last.verdict, last.door)
+            assert result.text == result.answer == (ANSWER if rose else alone.text)
+    output = result.to_dict()
+    assert (output["text"], output["door"], output["draft"]["text"]) == (ANSWER, "abort", alone.text)
+    assert output["draft"]["door"] == "escalate" and output["verdict"] == result.above.verdict.to_dict()
+    assert result.above.costs[0].tokens == 0 and replay(result.above.trail) == []
 
 
 def test_a_warm_start_keeps_to_the_budget_and_the_limit():
@@ -249,8 +249,8 @@ def test_a_warm_start_keeps_to_the_budget_and_the_limit():
     story = "Mary went to the park. The hat is with Mary. Where is the hat?"
     read = len(small[1](story)["input_ids"])
     settings = {"unit": "answer", "max_new_tokens": 8, "warm_start": True}
-    found = FidelityLadder(rungs, Budget(catch_up_tokens=read), Always()).generate(story, **settings)
-    assert found.spent.catch_up_tokens <= read and found.door == "abort" and found.rung == "pocket"
+    result = FidelityLadder(rungs, Budget(catch_up_tokens=read), Always()).generate(story, **settings)
+    assert result.spent.catch_up_tokens <= read and result.door == "abort" and result.rung == "pocket"
     for new in (2, 3, 5):
         warm = FidelityLadder(rungs, policy=Always()).generate(story, **{**settings, "max_new_tokens": new})
         assert len(small[1](warm.text, add_special_tokens=False)["input_ids"]) <= new
@@ -261,15 +261,15 @@ def test_an_upper_rung_that_cannot_read_the_prompt_costs_itself(pocket, url):
     bare = copy.copy(tokenizer)
     bare.chat_template = None
     rungs = [Rung.local(*pocket, "pocket"), Rung.local(large, bare, "bare"), Rung.endpoint(url, "good", KEY)]
-    found = FidelityLadder(rungs, policy=Always()).generate(QUESTION, unit="answer", max_new_tokens=12)
-    assert outcomes(found) == [(0, "hand_up"), (1, "error"), (2, "top_rung")] and found.text == ANSWER
+    result = FidelityLadder(rungs, policy=Always()).generate(QUESTION, unit="answer", max_new_tokens=12)
+    assert outcomes(result) == [(0, "hand_up"), (1, "error"), (2, "top_rung")] and result.text == ANSWER
 
 
 @pytest.mark.parametrize("name", ["comments", "slow-headers", "stalls"])
 def test_time_is_kept_whatever_a_server_dribbles(pocket, url, name):
-    found = ladder(pocket, url, [name], attempts=1).generate(QUESTION, unit="answer", max_new_tokens=12)
+    result = ladder(pocket, url, [name], attempts=1).generate(QUESTION, unit="answer", max_new_tokens=12)
     # the server would go on for a minute, and then end in another way
-    assert found.trail.decisions[-1].why == "timeout" and found.rung == "pocket"
+    assert result.trail.decisions[-1].why == "timeout" and result.rung == "pocket"
 
 
 @pytest.mark.parametrize(
@@ -277,21 +277,21 @@ def test_time_is_kept_whatever_a_server_dribbles(pocket, url, name):
 )
 def test_a_whole_answer_is_taken_whatever_is_wrong_around_it(pocket, url, name, charged):
     """Usage that is none is charged at the most that was allowed; what is packed unasked is read."""
-    found = ladder(pocket, url, [name]).generate(QUESTION, unit="answer", max_new_tokens=20)
-    assert found.text == ANSWER and found.spent.large_tokens == charged
+    result = ladder(pocket, url, [name]).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert result.text == ANSWER and result.spent.large_tokens == charged
 
 
 def test_what_the_budget_forbids_is_not_asked(pocket, url):
     before = len(requests_to(url, "good"))
-    found = ladder(pocket, url, ["good"], budget=Budget(calls=0)).generate(QUESTION, unit="answer", max_new_tokens=20)
+    result = ladder(pocket, url, ["good"], budget=Budget(calls=0)).generate(QUESTION, unit="answer", max_new_tokens=20)
     assert len(requests_to(url, "good")) == before
-    assert found.door == "abort" and found.low_confidence and found.not_tried == ("good: calls",)
-    assert found.text == sigma0.generate(*pocket, QUESTION, max_new_tokens=20).text and replay(found.trail) == []
+    assert result.door == "abort" and result.low_confidence and result.not_tried == ("good: calls",)
+    assert result.text == sigma0.generate(*pocket, QUESTION, max_new_tokens=20).text and replay(result.trail) == []
 
 
 def test_an_endpoint_that_is_cut_at_its_limit_says_so_and_halves_of_characters_are_replaced(pocket, url):
-    found = ladder(pocket, url, ["length"]).generate(QUESTION, unit="answer", max_new_tokens=20)
-    assert found.stop_reason == "length"
+    result = ladder(pocket, url, ["length"]).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert result.stop_reason == "length"
     drafts = ladder(pocket, url, ["length"]).generate("Hi.", unit="draft", max_new_tokens=12, draft_tokens=4)
     assert len(drafts.drafts) == 3
     assert _whole("a\ud83d\ude00b\ud800") == "a\U0001f600b\ufffd" and _whole("plain \u2028") == "plain \u2028"

@@ -7,7 +7,7 @@ import torch
 
 from sigma0.ladder import Always, FidelityLadder, Never, Rung, replay
 from sigma0.ladder.answer_unit import Attempt, Writer
-from sigma0.ladder.budget import Budget, Purse, Spending
+from sigma0.ladder.budget import Budget, BudgetTracker, Spending
 from sigma0.ladder.trail import Trail
 from sigma0.models.looped_causal import PROMPT_CHUNK
 from sigma0.signals.canary import CollapseCanary
@@ -17,7 +17,7 @@ PROMPT, NEW = "Mary went to the park. Where is", 6
 
 
 def writer_of(*rungs, stop=()):
-    return Writer(rungs, DoorPolicy(), None, stop, Purse(Budget()), Trail(), (PROMPT,))
+    return Writer(rungs, DoorPolicy(), None, stop, BudgetTracker(Budget()), Trail(), (PROMPT,))
 
 
 def steps(model, ids, new):
@@ -33,20 +33,20 @@ def steps(model, ids, new):
 def test_a_plain_model_s_answer(plain, tokenizer):
     rung = Rung.local(plain, tokenizer, "plain")
     writer = writer_of(rung, rung)
-    attempt, told = writer.write(0, PROMPT, NEW)
+    attempt, output = writer.write(0, PROMPT, NEW)
     prompt = tokenizer(PROMPT)["input_ids"]
     new, logits = steps(plain, prompt, NEW)
     chances = torch.softmax(logits.double(), -1)
     top = chances.topk(2).values
     margins = (top[:, 0] - top[:, 1]).tolist()
     least = min(range(NEW), key=margins.__getitem__)
-    assert told == "ok" and attempt.text == tokenizer.decode(new, skip_special_tokens=True)
+    assert output == "ok" and attempt.text == tokenizer.decode(new, skip_special_tokens=True)
     assert attempt.entropy == pytest.approx(float(torch.special.entr(chances).sum(-1).mean()), rel=1e-4)
     assert attempt.margin == pytest.approx(margins[least], rel=1e-3) and attempt.stop_reason == "length"
     assert attempt.sure == tokenizer.decode(new[:least], skip_special_tokens=True) and attempt.tokens == ()
     canary = CollapseCanary(1)
     read = zip(logits, torch.tensor(new), strict=True)
-    near = [float(canary.observe(row[None], each[None]).proximity) for row, each in read]
+    near = [float(canary.observe(row[None], item[None]).proximity) for row, item in read]
     assert attempt.verdict.proximity == pytest.approx(max(near), abs=1e-4)
     cost = writer.costs[0]
     assert (cost.prompt_passes, cost.passes, cost.tokens, cost.read) == (1, NEW - 1, NEW, len(prompt))
@@ -101,7 +101,7 @@ def test_answers_climb_over_models_of_both_kinds(looped, plain, tokenizer):
     assert below.tokens == () and below.spent == Spending(loop_passes=NEW)
     above = FidelityLadder(rungs, policy=Always()).generate(PROMPT, unit="answer", max_new_tokens=NEW)
     assert above.rung == "small" and len(above.tokens) == NEW == above.spent.large_tokens
-    assert {(each.rung, each.handed_up) for each in above.tokens} == {("small", "answer")}
+    assert {(item.rung, item.handed_up) for item in above.tokens} == {("small", "answer")}
     assert above.spent.loop_passes == sum(cost.passes + cost.prompt_passes for cost in above.costs)
     assert replay(above.trail) == []
 

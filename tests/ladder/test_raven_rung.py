@@ -35,10 +35,10 @@ def ladder_of(models, tokenizer, policy, hysteresis=None):
 @pytest.mark.parametrize("policy", [Random(0.4, 3), Margin(0.1), Entropy(2.0)])
 def test_at_full_depth_it_is_both_models_from_scratch(raven, looped, plain, tokenizer, policy, above):
     models = [raven, plain if above == "llama" else looped[1]]
-    found = ladder_of(models, tokenizer, policy).generate_batch(TEXTS, max_new_tokens=8, exit_config=FULL)
-    for sequence, (text, generation) in enumerate(zip(TEXTS, found, strict=True)):
+    result = ladder_of(models, tokenizer, policy).generate_batch(TEXTS, max_new_tokens=8, exit_config=FULL)
+    for sequence, (text, generation) in enumerate(zip(TEXTS, result, strict=True)):
         assert told(generation, NAMES) == from_scratch(models, tokenizer, text, sequence, 8, policy, FULL)
-    assert replay(found[0].trail) == []
+    assert replay(result[0].trail) == []
 
 
 def by_rule(models, tokenizer, text, sequence, new, policy, eps, hysteresis):
@@ -91,9 +91,11 @@ def test_under_a_rule_its_codas_stay_as_they_were_read(raven, plain, tokenizer, 
             ties += 1
             continue
         assert told(generation, NAMES) == [(token, rung) for token, rung, _ in expected]
-        own = [(token.depth, depth) for token, (_, _, depth) in zip(generation.tokens, expected, strict=True) if depth]
-        assert all(given == wanted for given, wanted in own)
-        depths |= {wanted for _, wanted in own}
+        current = [
+            (token.depth, depth) for token, (_, _, depth) in zip(generation.tokens, expected, strict=True) if depth
+        ]
+        assert all(given == wanted for given, wanted in current)
+        depths |= {wanted for _, wanted in current}
     assert ties == 0 and len(depths) > 1
 
 
@@ -102,18 +104,18 @@ def test_under_a_rule_its_codas_stay_as_they_were_read(raven, plain, tokenizer, 
 @pytest.mark.parametrize("after_exit", ["finish", "drop"])
 def test_always_and_never_are_one_model_alone(raven, looped, tokenizer, policy, who, after_exit):
     models, config = [raven, looped[1]], ExitConfig(mode="margin", theta=0.1, after_exit=after_exit)
-    found = ladder_of(models, tokenizer, policy).generate(TEXTS[0], max_new_tokens=10, exit_config=config)
+    result = ladder_of(models, tokenizer, policy).generate(TEXTS[0], max_new_tokens=10, exit_config=config)
     alone = sigma0.generate(models[who], tokenizer, TEXTS[0], max_new_tokens=10, exit_config=config)
-    assert [(token.id, token.depth) for token in found.tokens] == [(token.id, token.depth) for token in alone.tokens]
+    assert [(token.id, token.depth) for token in result.tokens] == [(token.id, token.depth) for token in alone.tokens]
     core = raven.transformer.core_block
-    assert found.costs[0].parameters == 32 * 64 + sum(weight.numel() for weight in core.parameters())
-    cost = found.costs[who]
+    assert result.costs[0].parameters == 32 * 64 + sum(weight.numel() for weight in core.parameters())
+    cost = result.costs[who]
     assert (cost.passes, cost.tokens) == (alone.loop_passes, 10)
 
 
 @pytest.mark.parametrize("unit", ["draft", "answer"])
 def test_whole_answers_go_up_too(raven, looped, tokenizer, unit):
-    found = ladder_of([raven, looped[1]], tokenizer, None).generate(
+    result = ladder_of([raven, looped[1]], tokenizer, None).generate(
         TEXTS[0], unit=unit, max_new_tokens=6, exit_config=ExitConfig(mode="margin", theta=0.1)
     )
-    assert found.text and {cost.name for cost in found.costs} == set(NAMES)
+    assert result.text and {cost.name for cost in result.costs} == set(NAMES)

@@ -29,31 +29,31 @@ def gathered(*chunks, most=1):
 
 def test_pieces_of_the_first_choice_are_the_answer():
     bare = SimpleNamespace(choices=[SimpleNamespace(index=0, delta=None, finish_reason=None)])
-    told, answer = gathered(
+    output, answer = gathered(
         chunk("é"), chunk("no", "length", index=1), chunk(3), bare, SimpleNamespace(choices=None, usage=usage(3, 4)),
         chunk("b", "stop"), chunk(usage=usage(5, "many")), chunk(),
     )  # fmt: skip
-    assert told == "ok" and answer == _Answer(["é", "b"], 3, 0, "stop", (3, 4), None, {})
+    assert output == "ok" and answer == _Answer(["é", "b"], 3, 0, "stop", (3, 4), None, {})
     assert _usage(usage(3, 4)) == (3, 4)
     assert {_usage(odd) for odd in (usage("3", 4), usage(True, 4), usage(3, 4.0), None, object())} == {None}
     assert gathered(chunk("a"))[0] == "cut off" and gathered()[0] == "cut off"
     assert gathered(chunk("a", "stop"), chunk("b", "length"))[1].finish_reason == "length"
     for odd in ("error", "content_filter", "tool_calls", 0, {}, {"stop": 1}, ["stop"], True):
-        told, answer = gathered(chunk("a", odd), chunk("b", "stop"))
-        assert (told, answer.finish_reason) == ("ended otherwise", None)
+        output, answer = gathered(chunk("a", odd), chunk("b", "stop"))
+        assert (output, answer.finish_reason) == ("ended otherwise", None)
 
 
 def test_an_answer_is_cut_off_where_no_tokens_are_so_long_and_the_last_event_tells_of_its_server():
     assert BYTES_PER_TOKEN == 16
     assert gathered(chunk("x" * 32, "stop"), most=2)[0] == "ok"
-    told, answer = gathered(chunk("x" * 33), chunk("y", "stop"), most=2)
-    assert told == "too long" and len(answer.parts) == 1
+    output, answer = gathered(chunk("x" * 33), chunk("y", "stop"), most=2)
+    assert output == "too long" and len(answer.parts) == 1
     assert gathered(chunk("é" * 16, "stop"), most=2)[0] == "ok"
     assert gathered(chunk("é" * 16), chunk("z", "stop"), most=2)[0] == "too long"
     good = {"verdict": 1, "door": "abort"}
     assert _ending({"choices": [good, {"verdict": 2}]}) == _ending({"choices": [good, 3]}) == good
-    told, answer = gathered(chunk("a", "stop", sigma0={"choices": [good]}), chunk(), chunk(sigma0={"choices": 3}))
-    assert told == "ok" and answer.sigma0 == good
+    output, answer = gathered(chunk("a", "stop", sigma0={"choices": [good]}), chunk(), chunk(sigma0={"choices": 3}))
+    assert output == "ok" and answer.sigma0 == good
     for odd in (None, 3, {}, {"choices": good}, {"choices": []}, {"choices": [3]}, {"choices": [{"door": "abort"}]}):
         assert _ending(odd) == {}
 

@@ -122,7 +122,7 @@ class Words:
 
 
 @pytest.mark.parametrize(
-    "other, told",
+    "other, output",
     [
         ({"vocabulary": {"a": 0, "b": 2}}, "'b' is 1 in one vocabulary and 2 in the other"),
         ({"vocabulary": {"a": 0}}, "'b' is 1 in one vocabulary and None in the other"),
@@ -134,9 +134,9 @@ class Words:
         ({"texts": {(len(PROBES[0]),): "other"}}, f"{PROBES[0][:20]!r} is put together otherwise"),
     ],
 )
-def test_rungs_of_single_tokens_share_a_tokenizer(other, told):
+def test_rungs_of_single_tokens_share_a_tokenizer(other, output):
     lower, upper = (SimpleNamespace(name=name, tokenizer=Words()) for name in ("small", "large"))
     check_same_tokens(lower, upper)
     upper.tokenizer = Words(**other)
-    with pytest.raises(ValueError, match=f"'small' and 'large' do not share a tokenizer: {re.escape(told)}"):
+    with pytest.raises(ValueError, match=f"'small' and 'large' do not share a tokenizer: {re.escape(output)}"):
         check_same_tokens(lower, upper)

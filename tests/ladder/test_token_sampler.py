@@ -61,9 +61,9 @@ def test_each_model_samples_by_its_own_settings(looped):
     assert set(draws(drawing[0])) == {int(LOGITS.argmax())} and len(set(draws(drawing[1]))) > 5
     assert draws(drawing[1], 40, sequence=1) == draws(TokenSampler(CPU, 1, [10]), 40)
     # what is given counts for all
-    assert {len(set(draws(each))) for each in samplers_for([small, large], 1, True, 9, top_k=2)} == {2}
+    assert {len(set(draws(item))) for item in samplers_for([small, large], 1, True, 9, top_k=2)} == {2}
     # settings of draws say nothing of an argmax
-    assert all(each.is_greedy for each in samplers_for([small, large], 1))
+    assert all(item.is_greedy for item in samplers_for([small, large], 1))
     torch.manual_seed(0)
     once, again = samplers_for([large], 1, True)[0], samplers_for([large], 1, True)[0]
     assert draws(once, 40) != draws(again, 40), "without a seed each run draws one"

@@ -37,7 +37,7 @@ TEXTS = [
 
 
 def last_logits(model, ids, config):
-    """What a model says behind ids, from nothing."""
+    """What a model says after ids, from nothing."""
     extra = {"exit_config": config} if hasattr(model, "num_loops") else {}
     with torch.no_grad():
         return model(torch.tensor([ids]), **extra).logits[0, -1]
@@ -80,11 +80,11 @@ def test_random_hand_ups_equal_both_models_from_scratch(looped, tokenizer, texts
     policy, hysteresis = Random(rate, seed), Hysteresis(stay=stay)
     rungs = [Rung.local(model, tokenizer, name) for model, name in zip(looped, ("small", "large"), strict=True)]
     ladder = FidelityLadder(rungs, policy=policy, hysteresis=hysteresis)
-    found = ladder.generate_batch(texts, max_new_tokens=9, exit_config=QEXIT)
-    for sequence, (text, generation) in enumerate(zip(texts, found, strict=True)):
+    result = ladder.generate_batch(texts, max_new_tokens=9, exit_config=QEXIT)
+    for sequence, (text, generation) in enumerate(zip(texts, result, strict=True)):
         expected = from_scratch(looped, tokenizer, text, sequence, 9, policy, QEXIT, hysteresis)
         assert told(generation, ["small", "large"]) == expected
-    assert replay(found[0].trail) == []
+    assert replay(result[0].trail) == []
 
 
 @pytest.mark.parametrize("order", ["looped below", "looped above"])
@@ -94,8 +94,8 @@ def test_models_without_loops_are_rungs_too(looped, plain, tokenizer, order, pol
     ladder = FidelityLadder(
         [Rung.local(model, tokenizer, str(place)) for place, model in enumerate(models)], policy=policy
     )
-    found = ladder.generate_batch(TEXTS, max_new_tokens=8, exit_config=QEXIT)
-    for sequence, (text, generation) in enumerate(zip(TEXTS, found, strict=True)):
+    result = ladder.generate_batch(TEXTS, max_new_tokens=8, exit_config=QEXIT)
+    for sequence, (text, generation) in enumerate(zip(TEXTS, result, strict=True)):
         assert told(generation, ["0", "1"]) == from_scratch(models, tokenizer, text, sequence, 8, policy, QEXIT)
 
 
@@ -104,26 +104,26 @@ def test_three_rungs(looped, plain, tokenizer):
     ladder = FidelityLadder(
         [Rung.local(model, tokenizer, str(place)) for place, model in enumerate(models)], policy=policy
     )
-    found = ladder.generate(TEXTS[1], max_new_tokens=12, exit_config=QEXIT)
+    result = ladder.generate(TEXTS[1], max_new_tokens=12, exit_config=QEXIT)
     expected = from_scratch(models, tokenizer, TEXTS[1], 0, 12, policy, QEXIT)
     # one draw a token decides at every rung alike
-    assert told(found, ["0", "1", "2"]) == expected and {rung for _, rung in expected} == {0, 2}
-    assert found.spent.large_tokens == sum(rung > 0 for _, rung in expected)
+    assert told(result, ["0", "1", "2"]) == expected and {rung for _, rung in expected} == {0, 2}
+    assert result.spent.large_tokens == sum(rung > 0 for _, rung in expected)
 
 
 @pytest.mark.parametrize("policy, who", [(Always(), 1), (Never(), 0)])
 @pytest.mark.parametrize("after_exit", ["finish", "drop"])
 def test_always_and_never_are_one_model_alone(rungs, looped, tokenizer, policy, who, after_exit):
     config = ExitConfig(q=0.4, after_exit=after_exit)
-    found = FidelityLadder(rungs, policy=policy).generate(TEXTS[0], max_new_tokens=12, exit_config=config)
+    result = FidelityLadder(rungs, policy=policy).generate(TEXTS[0], max_new_tokens=12, exit_config=config)
     alone = sigma0.generate(looped[who], tokenizer, TEXTS[0], max_new_tokens=12, exit_config=config)
-    assert found.text == alone.text and [token.id for token in found.tokens] == [token.id for token in alone.tokens]
-    assert [token.depth for token in found.tokens] == [token.depth for token in alone.tokens]
-    assert [token.reason for token in found.tokens] == [token.reason for token in alone.tokens]
-    cost = found.costs[who]
+    assert result.text == alone.text and [token.id for token in result.tokens] == [token.id for token in alone.tokens]
+    assert [token.depth for token in result.tokens] == [token.depth for token in alone.tokens]
+    assert [token.reason for token in result.tokens] == [token.reason for token in alone.tokens]
+    cost = result.costs[who]
     assert (cost.passes, cost.tokens) == (alone.loop_passes, 12)
     assert cost.prompt_passes == looped[who].num_loops and cost.rows == alone.loop_rows + alone.prompt_rows
-    assert found.costs[1 - who].tokens == 0
+    assert result.costs[1 - who].tokens == 0
 
 
 def test_drawn_tokens_are_those_of_the_large_model_and_do_not_depend_on_the_company(rungs, looped, tokenizer):
@@ -193,39 +193,46 @@ def test_bounded_memory_changes_no_token(looped, plain, tokenizer, kind):
 
 
 def test_saturation_and_doors(rungs):
-    found = FidelityLadder(rungs, policy=AnyOf((Saturation(), Entropy(100.0)))).generate(
+    result = FidelityLadder(rungs, policy=AnyOf((Saturation(), Entropy(100.0)))).generate(
         TEXTS[0], max_new_tokens=6, exit_config=ExitConfig(q=0.99)
     )
-    saturated = [token.handed_up == "saturated" for token in found.tokens]
-    assert any(saturated) and [token.rung == "large" for token in found.tokens] == saturated
-    assert found.door in ("abort", "converge") and found.top_rung and not found.low_confidence and found.not_tried == ()
+    saturated = [token.handed_up == "saturated" for token in result.tokens]
+    assert any(saturated) and [token.rung == "large" for token in result.tokens] == saturated
+    assert (
+        result.door in ("abort", "converge")
+        and result.top_rung
+        and not result.low_confidence
+        and result.not_tried == ()
+    )
 
 
 def test_costs_are_what_both_models_did(rungs, looped):
-    found = FidelityLadder(rungs, policy=Random(0.5, 2)).generate(TEXTS[1], max_new_tokens=14, exit_config=QEXIT)
-    small, large = found.costs
-    assert small.tokens + large.tokens == 14 and large.tokens == found.spent.large_tokens > 0
-    assert found.spent.loop_passes == small.passes + small.prompt_passes + large.passes + large.prompt_passes
-    # the small model reads every token once, one by one behind the prompt
+    result = FidelityLadder(rungs, policy=Random(0.5, 2)).generate(TEXTS[1], max_new_tokens=14, exit_config=QEXIT)
+    small, large = result.costs
+    assert small.tokens + large.tokens == 14 and large.tokens == result.spent.large_tokens > 0
+    assert result.spent.loop_passes == small.passes + small.prompt_passes + large.passes + large.prompt_passes
+    # the small model reads every token once, one by one after the prompt
     assert small.prompt_passes == looped[0].num_loops
     assert small.passes == sum(
         decision.signs["verdict"]["depth"]
-        for decision in found.trail.decisions
+        for decision in result.trail.decisions
         if decision.rung == 0 and decision.position > 0
     )
-    for cost, model in zip(found.costs, looped, strict=True):
+    for cost, model in zip(result.costs, looped, strict=True):
         block = sum(parameter.numel() * 4 for parameter in model.model.layers.parameters())
         assert cost.block_bytes == block and cost.bytes_read == (cost.passes + cost.prompt_passes) * block
-    assert found.bytes_read == small.bytes_read + large.bytes_read
+    assert result.bytes_read == small.bytes_read + large.bytes_read
     # what the large one read: up to the last token that it wrote, each id once
-    last = max(place for place, token in enumerate(found.tokens) if token.rung == "large")
-    prompt = found.spent.catch_up_tokens - last
+    last = max(place for place, token in enumerate(result.tokens) if token.rung == "large")
+    prompt = result.spent.catch_up_tokens - last
     assert prompt == len(rungs[0].tokenizer(TEXTS[1])["input_ids"])
 
 
 def test_a_plain_model_reads_its_prompt_once_and_then_token_by_token(plain, tokenizer):
-    found = FidelityLadder([Rung.local(plain, tokenizer, "plain")], policy=Never()).generate(TEXTS[1], max_new_tokens=9)
-    (cost,), prompt = found.costs, tokenizer(TEXTS[1])["input_ids"]
+    result = FidelityLadder([Rung.local(plain, tokenizer, "plain")], policy=Never()).generate(
+        TEXTS[1], max_new_tokens=9
+    )
+    (cost,), prompt = result.costs, tokenizer(TEXTS[1])["input_ids"]
     assert (cost.prompt_passes, cost.passes, cost.tokens, cost.read) == (1, 8, 9, len(prompt))
     assert (cost.rows, cost.catch_ups) == (len(prompt) + 8, 0)
 

@@ -60,7 +60,7 @@ def test_a_trail_is_written_and_read_line_by_line(tmp_path):
     assert read_trail(path) == made and path.read_text().count("\n") == 3
     text = made.to_jsonl()
     heading, rest = text.split("\n", 1)
-    for wrong, told in (
+    for wrong, output in (
         *[(wrong, r"trail\.jsonl' does not begin with one heading") for wrong in ("", rest, text + text)],
         (text.replace('"told"', '"tells"'), "line 2"),
         (heading + "\n{", "line 2"),
@@ -69,7 +69,7 @@ def test_a_trail_is_written_and_read_line_by_line(tmp_path):
         (heading + "\n" + rest.replace("{", '{"more": 1, ', 1), "line 2 .*: more"),
     ):
         path.write_text(wrong)
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=output):
             read_trail(path)
 
 
@@ -122,8 +122,8 @@ def test_decisions_come_out_again(name):
 
 @pytest.mark.parametrize("name", FALSE)
 def test_what_came_out_otherwise_is_told_by_line(name):
-    lines, told = FALSE[name]
-    assert replay(trail(*lines, budget=Budget(loop_passes=10))) == told
+    lines, output = FALSE[name]
+    assert replay(trail(*lines, budget=Budget(loop_passes=10))) == output
 
 
 def tokens(*lines, **stay):

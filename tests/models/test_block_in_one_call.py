@@ -162,9 +162,9 @@ def test_a_stage_of_a_class_below_runs_as_it_is(stage):
         output = model.generate(ids, return_dict_in_generate=True, **options)
         return output.sequences.tolist(), output.exit_depths.tolist()
 
-    own = exits()
+    current = exits()
     model.__class__ = type("Negated", (OuroForCausalLM,), {stage: negated})
     fast = exits()
     model.backend = "torch"
     assert fast == exits()
-    assert fast != own
+    assert fast != current

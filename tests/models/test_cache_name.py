@@ -102,12 +102,12 @@ def test_an_output_holds_one_cache_under_both_names(deprecations, kind):
 @each_name
 def test_models_of_the_benches_take_both(name, deprecations):
     stock, plain = StockLoopedModel(tiny_model(seed=0)).eval(), empty_plain(400, 64)
-    for each in (stock, plain):
+    for item in (stock, plain):
         cache = DynamicCache()
-        outputs = each(IDS, position_ids=torch.arange(4)[None], logits_to_keep=1, **{name: cache})
+        outputs = item(IDS, position_ids=torch.arange(4)[None], logits_to_keep=1, **{name: cache})
         assert outputs[CACHE_NAME] is cache and cache.get_seq_length() == 4
         cache = DynamicCache()
-        out = each.generate(IDS, **named_cache(cache), **SETTINGS)
+        out = item.generate(IDS, **named_cache(cache), **SETTINGS)
         assert out[CACHE_NAME] is cache and cache.get_seq_length() == 8
     assert deprecations == []
 

@@ -77,13 +77,13 @@ def test_a_pipeline_writes_what_generate_writes(folder):
     generator, settings = pipeline("text-generation", model=model, tokenizer=tokenizer), {"do_sample": False}
     messages = [{"role": "user", "content": STORY}]
     (chat,) = generator(messages, max_new_tokens=4, **settings)
-    found = [chat["generated_text"][-1]["content"]]
+    obtained = [chat["generated_text"][-1]["content"]]
     batch = generator([STORY, "John"], max_new_tokens=4, batch_size=2, return_full_text=False, **settings)
-    found += [row[0]["generated_text"] for row in batch]
+    obtained += [row[0]["generated_text"] for row in batch]
     (rich,) = generator(STORY, max_new_tokens=4, return_dict_in_generate=True, return_full_text=False, **settings)
     prompts = (messages, STORY, "John", STORY)
     expected = [sigma0.generate(model, tokenizer, prompt, max_new_tokens=4).text for prompt in prompts]
-    assert [*found, rich["generated_text"]] == expected
+    assert [*obtained, rich["generated_text"]] == expected
 
 
 @pytest.mark.grid(fast=0, slow=2)
@@ -94,8 +94,8 @@ def test_lm_eval_scores_what_the_model_says(folder):
     model, tokenizer = loaded(folder, dtype="float32")
     backend = huggingface.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2)
     asked = [("Mary went to", " the park."), ("Where is", " Mary?")]
-    found = backend.loglikelihood([Instance("loglikelihood", {}, each, 0, ("task", 0, 1)) for each in asked])
-    for (context, continuation), (score, _) in zip(asked, found, strict=True):
+    obtained = backend.loglikelihood([Instance("loglikelihood", {}, item, 0, ("task", 0, 1)) for item in asked])
+    for (context, continuation), (score, _) in zip(asked, obtained, strict=True):
         before = tokenizer(context)["input_ids"]
         ids = torch.tensor([[*before, *tokenizer(continuation, add_special_tokens=False)["input_ids"]]])
         with torch.no_grad():
@@ -134,8 +134,8 @@ def test_rows_that_the_kernel_cannot_read_are_left_to_torchao(tmp_path, pocket, 
 
 
 def test_it_is_sized_as_it_is_made(folder):
-    told = json.loads(invoke("size", folder, "--dtype", "float32", "--json"))
-    assert told["weights"] == sum(each.nbytes for each in loaded(folder, dtype="float32")[0].parameters())
+    reported = json.loads(invoke("size", folder, "--dtype", "float32", "--json"))
+    assert reported["weights"] == sum(item.nbytes for item in loaded(folder, dtype="float32")[0].parameters())
 
 
 @pytest.mark.grid(fast=2, slow=3)
@@ -150,10 +150,10 @@ def test_it_is_served(folder):
             answer.choices[0].text == sigma0.generate(model, tokenizer, STORY, max_new_tokens=8, exit_config=rule).text
         )
         described = server.app.openapi()["components"]["schemas"]["Sigma0Options"]["properties"]["exit"]["anyOf"]
-        modes = {each["properties"]["mode"]["const"] for each in described if each["type"] == "object"}
+        modes = {item["properties"]["mode"]["const"] for item in described if item["type"] == "object"}
         assert "margin" in modes and ("qexit" in modes) == model.has_gate
         if not model.has_gate:
-            assert all("mode" in each["required"] for each in described if each["type"] == "object")
+            assert all("mode" in item["required"] for item in described if item["type"] == "object")
             with pytest.raises(openai.BadRequestError, match="reads a gate"):
                 server.client.completions.create(
                     model="pocket", prompt=STORY, max_tokens=2, extra_body={"sigma0": {"exit": {"mode": "qexit"}}}

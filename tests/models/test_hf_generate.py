@@ -240,7 +240,7 @@ def test_guidance_reads_the_unconditional_text_at_the_same_exits(model, monkeypa
 
 
 def test_lockstep_runs_no_loops_for_ended_sequences(model):
-    """The pads that the stock loop feeds behind an end neither hold the others back nor count."""
+    """The pads that the stock loop feeds after an end neither hold the others back nor count."""
     settings = SETTINGS | {"pad_token_id": 0, "exit_config": ExitConfig(q=0.6), "attention_mask": MASK}
     settings["eos_token_id"] = int(model.generate(PROMPTS, **settings).sequences[1, 8])
     ours = model.generate(PROMPTS, **settings)
@@ -375,7 +375,7 @@ def test_long_prompts_run_in_chunks(model, monkeypatch):
 
 
 def test_someone_elses_loop_gets_finish_and_drop(model):
-    """A plain forward of one token behind a DepthCache, outside of generate."""
+    """A plain forward of one token after a DepthCache, outside of generate."""
     for after_exit in ("finish", "drop"):
         config = ExitConfig(q=0.6, after_exit=after_exit)
         expected = model.generate(PROMPTS[1:2], exit_config=config, **SETTINGS)

@@ -30,12 +30,12 @@ def test_shipped_models_load_by_name(pocket):
 def test_the_shipped_models_share_their_tokenizer(name, pocket):
     model, tokenizer = sigma0.load(name, device="cpu", dtype="float32")
     # The files, since a loaded tokenizer also remembers how it padded last.
-    own, first = (
+    current, first = (
         json.loads((Path(resolve_model(model)) / "tokenizer.json").read_bytes()) for model in (name, "pocket")
     )
     # one model has tokens more, which no other text holds
-    added = own["added_tokens"][len(first["added_tokens"]) :]
-    assert {**own, "added_tokens": own["added_tokens"][: len(first["added_tokens"])]} == first
+    added = current["added_tokens"][len(first["added_tokens"]) :]
+    assert {**current, "added_tokens": current["added_tokens"][: len(first["added_tokens"])]} == first
     assert [token["content"] for token in added] == (list(TOKENS) if name == "pocket-solver" else [])
     assert tokenizer.chat_template == pocket[1].chat_template
     assert model.num_loops >= pocket[0].num_loops

@@ -38,9 +38,9 @@ def states(model):
 def test_a_model_takes_any_number_of_loops_and_several_a_pass(folder, tmp_path):
     usual, more = (loaded(folder, **settings) for settings in ({}, {"recurrence": 12}))
     model, tokenizer = loaded(folder, recurrence=12, stride=3)
-    found = states(more[0])
-    assert (usual[0].num_loops, len(found), model.num_loops, model.num_block_layers) == (4, 12, 4, 6)
-    assert torch.equal(states(usual[0]), found[:4]) and torch.equal(states(model), found[2::3])
+    obtained = states(more[0])
+    assert (usual[0].num_loops, len(obtained), model.num_loops, model.num_block_layers) == (4, 12, 4, 6)
+    assert torch.equal(states(usual[0]), obtained[:4]) and torch.equal(states(model), obtained[2::3])
     one_by_one = sigma0.generate(*more, PROMPT, exit_config=FULL, max_new_tokens=5)
     result = sigma0.generate(model, tokenizer, PROMPT, exit_config=FULL, max_new_tokens=5)
     assert [token.id for token in result.tokens] == [token.id for token in one_by_one.tokens]
@@ -49,7 +49,7 @@ def test_a_model_takes_any_number_of_loops_and_several_a_pass(folder, tmp_path):
     model.generation_config.exit_config = ExitConfig(mode="fixed", depth=4)
     sigma0.export(model, tokenizer, tmp_path / "saved")
     again, _ = loaded(tmp_path / "saved")
-    assert again.num_loops == 4 and torch.equal(states(again), found[2::3])
+    assert again.num_loops == 4 and torch.equal(states(again), obtained[2::3])
     with pytest.raises(ValueError, match=r"generation_config\.json: .*4.*2"):
         loaded(tmp_path / "saved", recurrence=6)
 
@@ -107,9 +107,9 @@ def test_steps_of_a_call_are_a_recurrence_of_it(folder, config, after, stride):
         for batch in (ids, tokenizer(PROMPT, return_tensors="pt")):
             expected = other.generate(**batch, **settings)
             assert model.generate(**batch, num_steps=steps, **settings).tolist() == expected.tolist()
-        told = sigma0.generate(model, tokenizer, PROMPT, num_steps=steps, exit_config=config, max_new_tokens=10)
-        assert told == sigma0.generate(other, tokenizer, PROMPT, exit_config=config, max_new_tokens=10)
-        read = [each(**ids, exit_config=config, **steps_of).logits for each, steps_of in (
+        reported = sigma0.generate(model, tokenizer, PROMPT, num_steps=steps, exit_config=config, max_new_tokens=10)
+        assert reported == sigma0.generate(other, tokenizer, PROMPT, exit_config=config, max_new_tokens=10)
+        read = [item(**ids, exit_config=config, **steps_of).logits for item, steps_of in (
             (model, {"num_steps": steps}), (other, {}),
         )]  # fmt: skip
         assert torch.equal(*read)
@@ -149,11 +149,11 @@ def run(*arguments, program=app):
 
 
 def test_the_commands_take_them(folder, tmp_path):
-    told = run(
+    reported = run(
         "generate", PROMPT, "--model", folder, "--recurrence", 12, "--stride", 3, "--max-new-tokens", 4, "--json"
     )
-    assert told.exit_code == 0, told.output
-    assert {token["depth"] for token in json.loads(told.stdout)["tokens"]} == {4}
+    assert reported.exit_code == 0, reported.output
+    assert {token["depth"] for token in json.loads(reported.stdout)["tokens"]} == {4}
     exported = run("export", folder, tmp_path / "out", "--recurrence", 8)
     assert exported.exit_code == 0, exported.output
     assert json.loads((tmp_path / "out" / "config.json").read_text())["recurrence"] == 8
@@ -173,9 +173,9 @@ def test_the_commands_take_them(folder, tmp_path):
     ],
 )
 def test_the_commands_refuse_them_in_one_line(arguments):
-    told = run(*arguments, "--stride", 4)
-    assert told.exit_code == 2 and "stride=4 cannot be set for 'pocket'" in told.stderr
-    assert len(told.stderr.strip().splitlines()) == 1
+    reported = run(*arguments, "--stride", 4)
+    assert reported.exit_code == 2 and "stride=4 cannot be set for 'pocket'" in reported.stderr
+    assert len(reported.stderr.strip().splitlines()) == 1
 
 
 def test_what_they_do_not_reach_refuses_them():
@@ -189,12 +189,12 @@ def test_what_they_do_not_reach_refuses_them():
 
 @pytest.mark.slow
 def test_benches_take_them(folder, tmp_path):
-    told = run(
+    reported = run(
         "speed", folder, "--recurrence", 8, "--stride", 2, "--context", 4, "--new-tokens", 3, "--rounds", 1,
         "--prompt-rounds", 1, "--dtype", "float32", "--ways", "full,finish", "--exit-config", '{"mode": "margin"}',
         "--out", tmp_path / "rows.jsonl", "--json",
         program=bench,
     )  # fmt: skip
-    assert told.exit_code == 0, told.output
-    rows = [json.loads(line) for line in told.stdout.splitlines() if line.startswith("{")]
+    assert reported.exit_code == 0, reported.output
+    rows = [json.loads(line) for line in reported.stdout.splitlines() if line.startswith("{")]
     assert {(row["total_loops"], row["stride"]) for row in rows} == {(4, 2)}

@@ -90,9 +90,9 @@ def test_verify_writes_the_published_tokens(published):
         ExitConfig(mode="fixed", depth=1, after_exit="verify"),
         ExitConfig(mode="margin", theta=0.02, after_exit="verify"),
     ):
-        found = greedy(published.model, prompts(published), exit_config=config)
-        assert torch.equal(found.sequences[:, -NEW:], published["greedy.new_tokens"])
-        assert found.accepted[:, 1:].any() and not found.accepted.all(), (
+        obtained = greedy(published.model, prompts(published), exit_config=config)
+        assert torch.equal(obtained.sequences[:, -NEW:], published["greedy.new_tokens"])
+        assert obtained.accepted[:, 1:].any() and not obtained.accepted.all(), (
             "the test needs drafts that stand and that fall"
         )
 
@@ -109,8 +109,8 @@ def test_round_trip(published, tmp_path):
     config, theta = AutoConfig.from_pretrained(tmp_path), json.loads((published.folder / "config.json").read_text())
     assert type(config) is NanbeigeConfig and config.head_dim == published.model.config.head_dim
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": theta["rope_theta"]}
-    found = greedy(published.load(tmp_path), prompts(published))
-    assert torch.equal(found.sequences[:, -NEW:], published["greedy.new_tokens"])
+    obtained = greedy(published.load(tmp_path), prompts(published))
+    assert torch.equal(obtained.sequences[:, -NEW:], published["greedy.new_tokens"])
 
 
 def test_weights_of_a_loss_say_how_many_loops_there_are(tmp_path):
@@ -136,7 +136,7 @@ def test_what_was_never_released_is_refused_by_name(name, tmp_path):
 def test_drawn_texts_follow_the_law_of_full_depth(draws):
     model = tiny_nanbeige(5, vocab_size=6, hidden_size=16, num_hidden_layers=1)
     law, counts = exact_law(model), joint_law(model, FIRST, draws)
-    assert abs(deviation(*(torch.tensor([each[text] for text in law]) for each in (counts, law)))) < 4
+    assert abs(deviation(*(torch.tensor([item[text] for text in law]) for item in (counts, law)))) < 4
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -147,10 +147,10 @@ def test_statistics_are_those_of_the_states_and_no_gate_ever_leaves(skip):
     with torch.no_grad():
         states = model(out.sequences[:, :-1], exit_config=FULL, output_loop_states=True).loop_states[:, 0, -12:]
     change = (states[1:] - states[:-1]).norm(dim=-1) / states[:-1].norm(dim=-1)  # [T - 1, new]
-    found = out.loop_statistics[0, :, 1:, 0].T
-    ran = ~found.isnan()
+    obtained = out.loop_statistics[0, :, 1:, 0].T
+    ran = ~obtained.isnan()
     assert int(ran.sum()) > 20
-    torch.testing.assert_close(found[ran], change[ran], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(obtained[ran], change[ran], rtol=1e-3, atol=1e-5)
     assert float(out.loop_statistics[0, :, :, 7].nan_to_num().abs().max()) == 0.0
 
 
@@ -168,7 +168,7 @@ def test_gradients_and_the_loss_of_the_last_loop():
 @pytest.mark.parametrize("tied", [False, True])
 def test_numbers_of_all_weights(tied):
     model = tiny_nanbeige(0, tie_word_embeddings=tied)
-    assert parameters(ModelShape.of(model.config)) == sum(each.numel() for each in model.parameters())
+    assert parameters(ModelShape.of(model.config)) == sum(item.numel() for item in model.parameters())
 
 
 def test_the_published_shape_is_told_as_far_as_it_is_known():

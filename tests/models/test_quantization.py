@@ -77,12 +77,12 @@ def test_products_are_those_of_the_rounded_weights(quantized, floats, rows):
     torch.manual_seed(0)
     for name in sorted(PROJECTIONS):
         module = quantized[0].model.layers[0].get_submodule(name)
-        own = floats.model.layers[0].get_submodule(name).weight.detach()
-        rounded, half = rounded_of(module, own)
+        current = floats.model.layers[0].get_submodule(name).weight.detach()
+        rounded, half = rounded_of(module, current)
         # scales are of 8 bits too
-        slack = 2**-7 * own.double().abs().amax(1, keepdim=True)
-        assert ((rounded - own.double()).abs() <= half + slack).all(), name
-        hidden = torch.randn(rows, own.shape[1], dtype=torch.bfloat16)
+        slack = 2**-7 * current.double().abs().amax(1, keepdim=True)
+        assert ((rounded - current.double()).abs() <= half + slack).all(), name
+        hidden = torch.randn(rows, current.shape[1], dtype=torch.bfloat16)
         exact = hidden.double() @ rounded.T
         product = module(hidden)
         assert product.dtype is torch.bfloat16 and type(module) is RowKernelLinear
@@ -124,7 +124,7 @@ def test_verify_writes_the_text_of_full_depth():
     assert model.dtype is torch.float32
     batch = tokenizer(PROMPTS, padding=True, return_tensors="pt")
     settings = [{"mode": "full"}, {"mode": "margin", "theta": 0.2, "after_exit": "verify"}]
-    full, verified = (model.generate(**batch, max_new_tokens=8, exit_config=each) for each in settings)
+    full, verified = (model.generate(**batch, max_new_tokens=8, exit_config=item) for item in settings)
     assert torch.equal(full, verified)
 
 

@@ -45,16 +45,16 @@ def test_the_zero_state_and_its_kin_match(published, monkeypatch):
                 )
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+def close(result, expected):
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
 
 
 def greedy(published, index=None, **settings):
-    """What is written behind one prompt, or behind all of them in a batch."""
-    prompts = [published[f"greedy.prompt{each}"] for each in (range(3) if index is None else [index])]
+    """What is written after one prompt, or after all of them in a batch."""
+    prompts = [published[f"greedy.prompt{item}"] for item in (range(3) if index is None else [index])]
     width = max(map(len, prompts))
-    ids = torch.stack([torch.nn.functional.pad(each, (width - len(each), 0)) for each in prompts])
-    mask = torch.stack([torch.arange(width) >= width - len(each) for each in prompts]).long()
+    ids = torch.stack([torch.nn.functional.pad(item, (width - len(item), 0)) for item in prompts])
+    mask = torch.stack([torch.arange(width) >= width - len(item) for item in prompts]).long()
     wanted = {"max_new_tokens": 24, "do_sample": False, "exit_config": FULL, "pad_token_id": 0} | settings
     return published.model.generate(ids, attention_mask=mask, return_dict_in_generate=True, **wanted)
 

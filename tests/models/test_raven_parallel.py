@@ -53,22 +53,22 @@ def whole_gradients(model):
 
 def share_of(rank, folders, goldens, target):
     """What one of several processes writes, saves and learns with its share of each model."""
-    found = {}
+    result = {}
     for layout, folder in folders.items():
         model = load_share(folder)
         heads = (
             model.generate(IDS, max_new_tokens=2, return_dict_in_generate=True).past_key_values.planes[0].keys.shape[2]
         )
-        found[layout] = {"written": all_written(model, RULES), "kv_heads": heads}
+        result[layout] = {"written": all_written(model, RULES), "kv_heads": heads}
         model.save_pretrained(f"{target}/{layout}")
-        found[layout]["loss"] = loss_of(model)
+        result[layout]["loss"] = loss_of(model)
         gradients = whole_gradients(model)
         if rank == 0:
             torch.save(gradients, f"{target}/{layout}.grads")
     load_share(f"{target}/ouro-whole").save_pretrained(f"{target}/ouro")
     for layout, (folder, prompts) in goldens.items():
         model = load_share(folder)
-        found[layout] |= {
+        result[layout] |= {
             "golden": [
                 model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, exit_config=FULL)[
                     0, len(prompt) :
@@ -76,7 +76,7 @@ def share_of(rank, folders, goldens, target):
                 for prompt in prompts
             ]
         }
-    return found
+    return result
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -90,8 +90,8 @@ def shared(request, tmp_path_factory):
     )
     published = {layout: Golden(CHECKPOINTS[layout], tmp_path_factory.mktemp(layout)) for layout in layouts}
     goldens = {
-        layout: (str(each.folder), [each[f"greedy.prompt{index}"].tolist() for index in range(3)])
-        for layout, each in published.items()
+        layout: (str(entry.folder), [entry[f"greedy.prompt{index}"].tolist() for index in range(3)])
+        for layout, entry in published.items()
     }
     return target, folders, published, in_processes(count, share_of, target, folders, goldens, str(target))
 
@@ -101,7 +101,7 @@ def test_together_they_write_what_one_writes(shared):
     for layout, folder in folders.items():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         expected = all_written(model, RULES)
-        assert len({depth for each in expected for row in each["depths"] for depth in row}) > 2
+        assert len({depth for entry in expected for row in entry["depths"] for depth in row}) > 2
         for rank in ranks:
             assert rank[layout]["written"] == expected
             assert rank[layout]["kv_heads"] * len(ranks) == model.config.num_key_value_heads
@@ -124,9 +124,9 @@ def test_gradients_are_those_of_one_process(shared):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         loss = loss_of(model)
         assert all(abs(rank[layout]["loss"] - loss) < 1e-5 for rank in ranks)
-        found = torch.load(target / f"{layout}.grads")
+        result = torch.load(target / f"{layout}.grads")
         for name, weight in model.named_parameters():
-            assert torch.allclose(found[name], weight.grad, atol=1e-5, rtol=1e-4), (layout, name)
+            assert torch.allclose(result[name], weight.grad, atol=1e-5, rtol=1e-4), (layout, name)
 
 
 def odd_share(rank, folder):

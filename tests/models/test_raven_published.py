@@ -29,13 +29,13 @@ def test_every_stored_exit_is_met(published):
     assert len(runs) >= 8
     for name, policy, criterion, threshold in runs:
         for index in range(3):
-            found = generate_as_published(
+            result = generate_as_published(
                 published.model, published[f"greedy.prompt{index}"], 24, criterion, threshold, policy
             )
-            assert torch.equal(found.tokens, published[f"{name}.tokens"][index]), name
-            assert torch.equal(found.steps, published[f"{name}.steps"][index]), name
+            assert torch.equal(result.tokens, published[f"{name}.tokens"][index]), name
+            assert torch.equal(result.steps, published[f"{name}.steps"][index]), name
             values = published[f"{name}.values"][index]
-            assert torch.allclose(found.values, values, atol=3e-5, rtol=1e-4, equal_nan=True), name
+            assert torch.allclose(result.values, values, atol=3e-5, rtol=1e-4, equal_nan=True), name
 
 
 def test_tokens_with_exits_of_their_own_are_met(published):
@@ -43,9 +43,11 @@ def test_tokens_with_exits_of_their_own_are_met(published):
     assert runs
     for name, policy, criterion, threshold in runs:
         for row in range(2):
-            found = read_as_published(published.model, published["single.input_ids"][row], criterion, threshold, policy)
-            assert torch.equal(found.steps, published[f"{name}.steps"][row]), name
-            assert torch.allclose(found.logits, published[f"{name}.logits"][row], atol=1e-4, rtol=0), name
+            result = read_as_published(
+                published.model, published["single.input_ids"][row], criterion, threshold, policy
+            )
+            assert torch.equal(result.steps, published[f"{name}.steps"][row]), name
+            assert torch.allclose(result.logits, published[f"{name}.logits"][row], atol=1e-4, rtol=0), name
 
 
 def test_policies_differ_where_tokens_stop_early():

@@ -51,11 +51,11 @@ def test_every_kind_is_a_chat_model_and_a_looped_one_answers_with_its_verdict(lo
     ladder = LadderChat(FidelityLadder(rungs(pocket)))
     for model in (local, ScriptedChat([]), ladder, EndpointChat("http://127.0.0.1:9/v1", "x")):
         assert isinstance(model, ChatModel) and isinstance(model, Chooser) == (model is local)
-    found = local.complete(ASKED, ChatSettings(effort="medium", max_tokens=20))
+    result = local.complete(ASKED, ChatSettings(effort="medium", max_tokens=20))
     alone = sigma0.generate(*pocket, ASKED, max_new_tokens=20)
-    assert (found.text, found.verdict, found.door) == (alone.text, alone.verdict, alone.door)
-    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (alone.prompt_tokens, len(alone.tokens))
-    assert found.usage.loop_passes == alone.loop_passes and found.finish_reason == "stop"
+    assert (result.text, result.verdict, result.door) == (alone.text, alone.verdict, alone.door)
+    assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (alone.prompt_tokens, len(alone.tokens))
+    assert result.usage.loop_passes == alone.loop_passes and result.finish_reason == "stop"
     assert local.complete(ASKED, ChatSettings(max_tokens=2)).finish_reason == "length"
 
 
@@ -64,8 +64,8 @@ def test_effort_is_depth(local, pocket, effort):
     model, _ = pocket
     config = exit_for(effort, model.resolve_exit_config(None), model.num_loops)
     expected = sigma0.generate(*pocket, ASKED, exit_config=config, max_new_tokens=20)
-    found = local.complete(ASKED, ChatSettings(effort=effort, max_tokens=20))
-    assert (found.text, found.verdict) == (expected.text, expected.verdict)
+    result = local.complete(ASKED, ChatSettings(effort=effort, max_tokens=20))
+    assert (result.text, result.verdict) == (expected.text, expected.verdict)
 
 
 def test_seeds_tell_samples_apart_and_a_stop_string_is_no_part_of_the_text(local, plain, pocket):
@@ -73,8 +73,8 @@ def test_seeds_tell_samples_apart_and_a_stop_string_is_no_part_of_the_text(local
     first, same, other = (local.complete(ASKED, ChatSettings(seed=seed, **settings)).text for seed in (1, 1, 2))
     assert first == same != other
     whole = local.complete(ASKED).text
-    found = local.complete(ASKED, ChatSettings(stop=(" in",)))
-    assert found.text == whole.split(" in")[0] and found.finish_reason == "stop"
+    result = local.complete(ASKED, ChatSettings(stop=(" in",)))
+    assert result.text == whole.split(" in")[0] and result.finish_reason == "stop"
     random = LocalChat(plain, pocket[1], "plain")
     whole = random.complete(ASKED, ChatSettings(max_tokens=12)).text
     stop = whole[len(whole) // 2 :][:2]
@@ -83,8 +83,8 @@ def test_seeds_tell_samples_apart_and_a_stop_string_is_no_part_of_the_text(local
 
 @pytest.mark.parametrize("effort", ["low", "high"])
 def test_labels_are_all_that_can_be_written(local, effort):
-    label, found = local.choose(BINARY, ("Yes", "No"), effort=effort)
-    assert label == "No" and found.text.strip() == "No"
+    label, result = local.choose(BINARY, ("Yes", "No"), effort=effort)
+    assert label == "No" and result.text.strip() == "No"
     # a question that it would never answer so
     assert local.choose(ASKED, ("cellar", "attic, barn"), effort=effort)[0] in ("cellar", "attic, barn")
 
@@ -92,12 +92,12 @@ def test_labels_are_all_that_can_be_written(local, effort):
 @pytest.mark.slow
 def test_a_model_without_loops_answers_and_is_held_to_labels(plain, pocket):
     chat = LocalChat(plain, pocket[1], "plain")
-    found = chat.complete(ASKED, ChatSettings(max_tokens=9))
+    result = chat.complete(ASKED, ChatSettings(max_tokens=9))
     ids = pocket[1].apply_chat_template(ASKED, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     out = plain.generate(**ids, max_new_tokens=9, do_sample=False)
     new = out[0, ids["input_ids"].shape[1] :]
-    assert found.text == pocket[1].decode(new, skip_special_tokens=True) and found.verdict is None
-    assert found.usage.completion_tokens == len(new) and found.door is None
+    assert result.text == pocket[1].decode(new, skip_special_tokens=True) and result.verdict is None
+    assert result.usage.completion_tokens == len(new) and result.door is None
     assert chat.choose(BINARY, ("Yes", "No"))[0] in ("Yes", "No")
     sampled = [chat.complete(ASKED, ChatSettings(max_tokens=9, temperature=1.0, seed=seed)).text for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]
@@ -109,13 +109,13 @@ def test_a_model_without_loops_answers_and_is_held_to_labels(plain, pocket):
         LocalChat(plain, pocket[1], "plain", {"mode": "full"})
     left, long = 256 - ids["input_ids"].shape[1], [{"role": "user", "content": "Mary " * 300}]
     ladder = LadderChat(FidelityLadder([Rung.local(plain, pocket[1], "plain")]))
-    for each in (chat, ladder):
+    for item in (chat, ladder):
         # an answer has what the question leaves
-        fitted = each.complete(ASKED, ChatSettings(max_tokens=400))
-        assert fitted.text == each.complete(ASKED, ChatSettings(max_tokens=left)).text
+        fitted = item.complete(ASKED, ChatSettings(max_tokens=400))
+        assert fitted.text == item.complete(ASKED, ChatSettings(max_tokens=left)).text
         assert fitted.usage.completion_tokens <= left
         with pytest.raises(ChatFailed, match=r"plain cannot hold the question: .* context of 256"):
-            each.complete(long, ChatSettings(max_tokens=1))
+            item.complete(long, ChatSettings(max_tokens=1))
     nearly = [{"role": "user", "content": "Mary " * (left - 2)}]
     with pytest.raises(ChatFailed, match=r"context of 256"):
         chat.choose(nearly, ("Yes", "No no no no no no no no no"))
@@ -126,12 +126,12 @@ def test_a_ladder_answers_for_its_rungs(pocket, effort):
     small, large = rungs(pocket)
     for policy, rung in ((Never(), small), (Always(), large)):
         chat = LadderChat(FidelityLadder([small, large], policy=policy), "token")
-        found = chat.complete(ASKED, ChatSettings(effort=effort, max_tokens=20))
-        own = small.model.resolve_exit_config(None)
-        config = exit_for(effort, own, large.model.num_loops)
+        result = chat.complete(ASKED, ChatSettings(effort=effort, max_tokens=20))
+        current = small.model.resolve_exit_config(None)
+        config = exit_for(effort, current, large.model.num_loops)
         text = LocalChat(rung.model, rung.tokenizer, "alone", {"mode": "full"} if effort == "high" else config)
-        assert found.text == text.complete(ASKED, ChatSettings(effort="medium", max_tokens=20)).text
-        assert found.usage.bytes_read > 0 and found.notes["rung"] == rung.name and found.verdict is not None
+        assert result.text == text.complete(ASKED, ChatSettings(effort="medium", max_tokens=20)).text
+        assert result.usage.bytes_read > 0 and result.notes["rung"] == rung.name and result.verdict is not None
     assert chat.name == "small,large"
 
 
@@ -164,14 +164,14 @@ def test_a_ladder_of_whole_answers_is_greedy_and_says_so(pocket):
 def test_an_endpoint_of_our_own_tells_its_verdict(pocket, local):
     with served(pocket) as server:
         chat = EndpointChat(f"{server.url}/v1", "pocket")
-        found = chat.complete(ASKED, ChatSettings(effort="low", max_tokens=20))
+        result = chat.complete(ASKED, ChatSettings(effort="low", max_tokens=20))
         expected = local.complete(ASKED, ChatSettings(effort="low", max_tokens=20))
         # the engine runs other batches, which round otherwise
         nearly = expected.verdict.model_copy(update={"confidence": pytest.approx(expected.verdict.confidence)})
-        assert (found.text, found.verdict, found.door) == (expected.text.strip(), nearly, expected.door)
-        assert found.usage.prompt_tokens == expected.usage.prompt_tokens
-        assert found.usage.completion_tokens == expected.usage.completion_tokens
-        assert found.usage.loop_passes > 0 and found.notes == {"requests": 1}
+        assert (result.text, result.verdict, result.door) == (expected.text.strip(), nearly, expected.door)
+        assert result.usage.prompt_tokens == expected.usage.prompt_tokens
+        assert result.usage.completion_tokens == expected.usage.completion_tokens
+        assert result.usage.loop_passes > 0 and result.notes == {"requests": 1}
         job = server.service.tickets[-1].request
         assert job.exit_config == exit_for("low", pocket[0].resolve_exit_config(None), 6)
         chat.complete(ASKED, ChatSettings(temperature=0.5, seed=7, stop=("barn",), max_tokens=4))

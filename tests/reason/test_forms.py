@@ -84,6 +84,6 @@ def test_actions_come_back_as_they_were_written_and_whatever_else_a_model_writes
     others = ("look", "[1]", "null", "[" * 100_000, json.dumps({"act": "note", "text": "a" * 9000}))
     fields = ('"look"', '"look", "text": "x"', '"run", "at": "x"', '["look"], "at": "x"', '"answer", "text": 7')
     more = ('"look", "at": "x", "text": "y"', '"note", "text": ""', '"note", "text": "\\ud800"')
-    for reply in (*others, *(f'{{"act": {each}}}' for each in (*fields, *more))):
+    for reply in (*others, *(f'{{"act": {item}}}' for item in (*fields, *more))):
         with pytest.raises(ValueError, match="action"):
             read_action(reply)

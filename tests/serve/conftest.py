@@ -102,11 +102,11 @@ def climbing(pocket):
 def browser():
     # no longer than its tests: while it is open, no other event loop can run in this thread
     playwright = pytest.importorskip("playwright.sync_api")
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if not found:
+    result = shutil.which("chromium") or shutil.which("chromium-browser")
+    if not result:
         pytest.skip("needs Chromium: apt-get install chromium")
     with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        started = running.chromium.launch(executable_path=result, args=["--no-sandbox"])
         yield started
         started.close()
 

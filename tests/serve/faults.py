@@ -200,13 +200,13 @@ def _allocates(operation: Any) -> bool:
 
 
 def _phase() -> tuple[str, ...]:
-    frame, found = sys._getframe(1), []
-    while frame is not None and len(found) < FRAMES:
+    frame, result = sys._getframe(1), []
+    while frame is not None and len(result) < FRAMES:
         path = frame.f_code.co_filename
         if path.startswith(PACKAGE):
-            found.append(f"{path.removeprefix(PACKAGE)}:{frame.f_lineno}")
+            result.append(f"{path.removeprefix(PACKAGE)}:{frame.f_lineno}")
         frame = frame.f_back
-    return tuple(found)
+    return tuple(result)
 
 
 def spread(phases: list[tuple[str, ...]], most: int) -> list[int]:

@@ -74,7 +74,7 @@ class SteppedService(EngineClient):
         """Until it is drained, or breaks."""
         try:
             while not self._loop.is_over:
-                # a run behind its fault needs no counting, which is dear here
+                # a run after its fault needs no counting, which is dear here
                 if self._allocations is not None and not self._allocations.is_over:
                     with Allocations(self._allocations):
                         self._loop.turn(wait=False)
@@ -153,7 +153,7 @@ def mixed() -> list[Asked]:
         _chat(said[3], max_tokens=9, cache_salt="salt"),
         _chat(said[4], **up, **streamed),
     ]
-    again = [Asked(each.path, {**each.body, "user": "again"}, each.leaves) for each in reversed(kinds)]
+    again = [Asked(item.path, {**item.body, "user": "again"}, item.leaves) for item in reversed(kinds)]
     return kinds + again
 
 
@@ -301,13 +301,13 @@ class Bench:
         running = asyncio.ensure_future(service.run())
         places = asyncio.Semaphore(AT_ONCE)
 
-        async def one(each: Asked) -> Outcome:
+        async def one(item: Asked) -> Outcome:
             async with places:
-                return await exchange(app, each)
+                return await exchange(app, item)
 
         for fault in faults:
             fault.armed = True
-        outcomes = await asyncio.gather(*(one(each) for each in mixed()))
+        outcomes = await asyncio.gather(*(one(item) for item in mixed()))
         for fault in faults:
             fault.armed = False
         # what was cancelled leaves the engine with the next turns
@@ -330,7 +330,7 @@ def held_by(engine: Engine, app: Any) -> dict[str, Any]:
     """What an engine and an app still hold, by name."""
     batch, scheduler, status, handler = engine._batch, engine.scheduler, engine.status(), app.state.handler
     lanes = batch.lanes
-    found = {
+    result = {
         "requests": len(engine._states),
         "running": status.running,
         "waiting": status.waiting,
@@ -346,7 +346,7 @@ def held_by(engine: Engine, app: Any) -> dict[str, Any]:
         "open": handler.open,
         "backlog": handler._backlog.waiting,
     }
-    return {name: count for name, count in found.items() if count}
+    return {name: count for name, count in result.items() if count}
 
 
 async def _get(app: Any, path: str) -> tuple[int, str]:
@@ -358,7 +358,7 @@ async def _get(app: Any, path: str) -> tuple[int, str]:
 
 def problems(fault: Fault, report: Report, clean: Report) -> list[str]:
     """What is wrong with a run in which a fault was to come, compared to one without."""
-    found = [] if fault.calls >= fault.at else [f"{fault.calls} calls"]
+    result = [] if fault.calls >= fault.at else [f"{fault.calls} calls"]
     harmed = 0
     for number, (outcome, expected) in enumerate(zip(report.outcomes, clean.outcomes, strict=True)):
         if outcome == expected:
@@ -371,13 +371,13 @@ def problems(fault: Fault, report: Report, clean: Report) -> list[str]:
             "broken": fault.point == "socket",
         }
         if not allowed.get(outcome.kind, False):
-            found.append(f"request {number}: {outcome}")
+            result.append(f"request {number}: {outcome}")
     # the endpoint is asked once more; what breaks the engine ends those that are in it
     most = 0 if fault.point == "endpoint" else 1 if POINTS[fault.point].alone else AT_ONCE
     if harmed > most:
-        found.append(f"{harmed} requests did not get their answers")
+        result.append(f"{harmed} requests did not get their answers")
     if report.after != clean.after or report.health != 200:
-        found.append(f"served on with {report.after}, {report.health}")
+        result.append(f"served on with {report.after}, {report.health}")
     if report.counted != len(report.outcomes):
-        found.append(f"{report.counted} requests counted")
-    return found + ([f"held: {report.held}"] if report.held else [])
+        result.append(f"{report.counted} requests counted")
+    return result + ([f"held: {report.held}"] if report.held else [])

@@ -22,9 +22,9 @@ DONE = RequestOutput("a", (TOKEN,), "stop", 1, 0, 6, 0, 0, Savings(None, None, N
 def test_bytes_of_tokens_make_the_text(pocket):
     tokenizer = pocket[1]
     text = "Sara: naïve 🙂 <|im_end|>"
-    told = [token_text(tokenizer, token) for token in tokenizer(text)["input_ids"]]
-    assert bytes(byte for _, some in told for byte in some).decode() == text
-    assert any("\ufffd" in piece for piece, _ in told)
+    output = [token_text(tokenizer, token) for token in tokenizer(text)["input_ids"]]
+    assert bytes(byte for _, some in output for byte in some).decode() == text
+    assert any("\ufffd" in piece for piece, _ in output)
     assert token_text(tokenizer, len(tokenizer) + 5) == ("", None)
     # of another kind
     words = Tokenizer(WordLevel({"naïve": 0, "[UNK]": 1}, unk_token="[UNK]"))
@@ -33,7 +33,7 @@ def test_bytes_of_tokens_make_the_text(pocket):
 
 
 def test_logprobs_are_numbers_that_json_can_hold():
-    assert [finite(each) for each in (-1.5, float("-inf"), float("nan"), None, -1e9)] == [-1.5, *[LEAST] * 4]
+    assert [finite(item) for item in (-1.5, float("-inf"), float("nan"), None, -1e9)] == [-1.5, *[LEAST] * 4]
 
 
 class Source:
@@ -71,27 +71,27 @@ class Iterator:
 
 def running(*sources, seconds=20.0):
     over = []
-    found = RunningChoices(seconds, lambda *_: None, lambda: over.append(True))
+    result = RunningChoices(seconds, lambda *_: None, lambda: over.append(True))
     for source in sources:
-        found.add(source)
-    return found, over
+        result.add(source)
+    return result, over
 
 
 async def test_ends_come_in_the_order_of_the_jobs():
     other = RequestOutput(**{**vars(DONE), "text": "b"})
-    found, over = running(Source(TOKEN, TOKEN, DONE).begin(), Source(other).begin())
-    assert [done.text for done in await found.all_done()] == ["a", "b"]
-    await found.close()
-    await found.close()
+    result, over = running(Source(TOKEN, TOKEN, DONE).begin(), Source(other).begin())
+    assert [done.text for done in await result.all_done()] == ["a", "b"]
+    await result.close()
+    await result.close()
     assert over == [True]
 
 
 async def test_closing_cancels_what_has_begun_and_what_has_not():
     first, last = Source(TOKEN, stays=True), Iterator()
-    found, over = running(first.begin(), Iterator())
-    assert await anext(found.events()) == (0, TOKEN)
-    found.add(last)  # its task had no step yet
-    await found.close()
+    result, over = running(first.begin(), Iterator())
+    assert await anext(result.events()) == (0, TOKEN)
+    result.add(last)  # its task had no step yet
+    await result.close()
     assert first.closed == 1 and last.closed and over == [True]
 
 
@@ -105,18 +105,18 @@ async def test_closing_cancels_what_has_begun_and_what_has_not():
     ],
 )
 async def test_failures_come_out_where_the_request_waits(source, kind, seconds):
-    found, over = running(source.begin(), seconds=seconds)
+    result, over = running(source.begin(), seconds=seconds)
     with pytest.raises(kind):
-        await found.all_done()
-    await found.close()
+        await result.all_done()
+    await result.close()
     assert source.closed == 1 and over == [True]
 
 
 async def test_closing_goes_on_though_its_caller_is_cancelled():
     source = Source(TOKEN, stays=True)
-    found, over = running(source.begin())
+    result, over = running(source.begin())
     await asyncio.sleep(0)
-    closing = asyncio.create_task(found.close())
+    closing = asyncio.create_task(result.close())
     await asyncio.sleep(0)
     closing.cancel()
     while not over:
@@ -148,15 +148,15 @@ def laddering(pocket):
 
 async def test_closing_a_route_closes_the_engine_behind_it(laddering):
     task = LadderTask(EngineRequest((5,), 2, ExitConfig()), "Once upon", "answer")
-    engine, behind = Source(TOKEN, stays=True), Iterator()
-    found, _ = running(laddering.route(engine.begin(), task, print))
+    engine, after = Source(TOKEN, stays=True), Iterator()
+    result, _ = running(laddering.route(engine.begin(), task, print))
     await asyncio.sleep(0.01)
-    await found.close()
+    await result.close()
     assert engine.closed == 1
     fresh, _ = running()
-    fresh.add(laddering.route(behind, task, print), behind)
+    fresh.add(laddering.route(after, task, print), after)
     await fresh.close()
-    assert behind.closed
+    assert after.closed
 
 
 async def test_a_ladder_that_fails_says_so(laddering):

@@ -94,8 +94,8 @@ def raven_configs(draw):
 def test_weights_and_pages_are_those_that_are_made(config, dtype, size, pages):
     shape, number = ModelShape.of(config), dtype.itemsize
     model = (OuroForCausalLM if isinstance(config, OuroConfig) else RavenForCausalLM)(config).to(dtype)
-    assert parameters(shape) == sum(each.numel() for each in model.parameters())
-    assert weight_bytes(shape, number) == sum(each.nbytes for each in model.parameters())
+    assert parameters(shape) == sum(item.numel() for item in model.parameters())
+    assert weight_bytes(shape, number) == sum(item.nbytes for item in model.parameters())
     planes = PagedPlanes(BlockShape.of(model, size), pages, dtype, torch.device("cpu"))
     made = sum(tensor.nbytes for layer in planes.planes for tensor in (layer.keys, layer.values))
     assert made == pages * block_bytes(shape, Serving(number, size)) == pages * planes.shape.bytes_with(dtype)
@@ -108,12 +108,12 @@ def test_huginn_is_sized_by_its_published_shape():
     with torch.device("meta"):
         model = RavenForCausalLM(config)
     assert (config.n_embd, config.n_heads, config.head_dim, config.loops) == (5280, 55, 96, 32)
-    found = told("huginn-0125")
+    obtained = told("huginn-0125")
     # a tied head is the embedding
-    numbers = {id(each): each.numel() for each in model.parameters()}
-    assert found["parameters"] == sum(numbers.values()) == found["weights"] / 2
+    numbers = {id(item): item.numel() for item in model.parameters()}
+    assert obtained["parameters"] == sum(numbers.values()) == obtained["weights"] / 2
     # four core layers with 32 planes, two of a prelude with one, two of a coda with two
-    assert found["token"] == (4 * 32 + 2 + 4) * 2 * 5280 * 2
+    assert obtained["token"] == (4 * 32 + 2 + 4) * 2 * 5280 * 2
     assert "4 layers x 32 loops between 2 and 2 that run once, 55 K/V heads of 96" in run("huginn-0125").stdout
 
 
@@ -131,17 +131,17 @@ def test_fewer_loops_take_fewer_planes():
 @pytest.mark.parametrize("kv", ["residual", "int4", '{"codec": "residual", "bits": [1, 2, 4, 8], "group": 32}'])
 def test_k_v_in_few_bits_are_those_that_are_made(kv):
     """In Ouro-1.4B's shape: what `size` computes beside the tensors of blocks and of segments under way."""
-    found, stored = told("ouro-1.4b", "--kv", kv, "--max-running", "2"), KVConfig.parse(kv)
+    obtained, stored = told("ouro-1.4b", "--kv", kv, "--max-running", "2"), KVConfig.parse(kv)
     shape = BlockShape(24, 4, 16, 128, 16)
     planes = PagedPlanes(shape, 3, torch.bfloat16, torch.device("cpu"), 2, kv=stored).planes
     made = [tensor.nbytes for layer in planes for coded in layer.coded for tensor in (coded.codes, coded.scales)]
-    assert sum(made) == 3 * 16 * found["token"]
+    assert sum(made) == 3 * 16 * obtained["token"]
     under_way = [tensor[:, :-1].nbytes for layer in planes for tensor in (layer.flat_keys, layer.flat_values)]
-    assert sum(under_way) == found["fits"][0]["under_way"] == 2 * 64 * 768 * 1024
+    assert sum(under_way) == obtained["fits"][0]["under_way"] == 2 * 64 * 768 * 1024
     plain = told("ouro-1.4b")
     bits = sum(stored.bits_of(4)) / 4 + 16 / stored.group
-    assert found["token"] == plain["token"] * bits / 16
-    assert found["fits"][0]["sequences"] > 3 * plain["fits"][0]["sequences"]
+    assert obtained["token"] == plain["token"] * bits / 16
+    assert obtained["fits"][0]["sequences"] > 3 * plain["fits"][0]["sequences"]
 
 
 @given(st.integers(1, 500), st.integers(1, 64))
@@ -192,8 +192,8 @@ def test_as_many_sequences_fit_as_an_engine_of_that_memory_runs(config, size, co
     shape, serving = ModelShape.of(config), Serving(4, size, spare=0.0)
     around = weight_bytes(shape, 4) + pass_bytes(shape, serving, context)
     memory = around + sequences * sequence_bytes(shape, Serving(4, size), context)
-    found = fit(shape, serving, memory + sequence_bytes(shape, Serving(4, size), context) - 1, context)
-    assert found.sequences == sequences
+    obtained = fit(shape, serving, memory + sequence_bytes(shape, Serving(4, size), context) - 1, context)
+    assert obtained.sequences == sequences
     if not sequences:
         return
     model = OuroForCausalLM(config)
@@ -217,8 +217,8 @@ class Living(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
-        given = {id_of(each) for each in tree_iter((arguments, keywords)) if isinstance(each, torch.Tensor)}
-        fresh = [each for each in tree_iter(result) if isinstance(each, torch.Tensor) and id_of(each) not in given]
+        given = {id_of(item) for item in tree_iter((arguments, keywords)) if isinstance(item, torch.Tensor)}
+        fresh = [item for item in tree_iter(result) if isinstance(item, torch.Tensor) and id_of(item) not in given]
         for tensor in fresh:
             self._sizes.setdefault(StorageWeakRef(tensor.untyped_storage()), tensor.untyped_storage().nbytes())
         if fresh:
@@ -241,7 +241,7 @@ def _most_of_a_pass(model, tokenizer, requests, prompt, exits):
         ids = tuple(rng.integers(5, 500, prompt).tolist())
         engine.submit(EngineRequest(prompt_ids=ids, max_new_tokens=NEW, exit_config=exits, sampling=SamplingParams()))
     most = 0
-    # a collection in between, which comes when other tests have left enough behind, would hide some of it
+    # a collection in between, which comes when other tests have left enough after, would hide some of it
     gc.collect()
     gc.disable()
     try:
@@ -308,10 +308,10 @@ def test_the_published_shapes_are_those_of_the_speed_bench():
     from sigma0.bench.speed.shapes import settings_of
 
     for name in ("ouro-1.4b", "ouro-2.6b"):
-        found = told(name)
-        assert ModelShape(**found["shape"]) == ModelShape.of(OuroConfig(**settings_of(name)))
-        assert found["kind"] == "computed" and found["fits"][0]["tokens"] % 16 == 0
-    assert found["token"] == 1536 * 1024 and found["parameters"] == 2_667_974_657
+        obtained = told(name)
+        assert ModelShape(**obtained["shape"]) == ModelShape.of(OuroConfig(**settings_of(name)))
+        assert obtained["kind"] == "computed" and obtained["fits"][0]["tokens"] % 16 == 0
+    assert obtained["token"] == 1536 * 1024 and obtained["parameters"] == 2_667_974_657
 
 
 @pytest.mark.parametrize(
@@ -332,10 +332,10 @@ def test_every_published_family_is_sized_without_its_checkpoint(name, parameters
 
 
 def test_a_checkpoint_is_sized_by_its_configuration_and_at_its_whole_context_by_default():
-    found = told("pocket", "--memory", "1GiB", "--dtype", "float32")
+    obtained = told("pocket", "--memory", "1GiB", "--dtype", "float32")
     model, _ = sigma0.load("pocket", dtype="float32", device="cpu")
-    assert found["weights"] == sum(each.nbytes for each in model.parameters())
-    (only,) = found["fits"]
+    assert obtained["weights"] == sum(item.nbytes for item in model.parameters())
+    (only,) = obtained["fits"]
     assert (only["memory"], only["context"]) == (2**30, 2048) and only["sequences"] == only["tokens"] // 2048
 
 

@@ -83,7 +83,7 @@ def test_it_watches_any_model_and_changes_nothing(llama):
     canary = CollapseCanary(2)
     plain, watched = generate(llama), generate(llama, canary.processor())
     assert torch.equal(plain.sequences, watched.sequences)
-    assert canary.tokens.tolist() == [69, 69]  # the last token is chosen behind the last call
+    assert canary.tokens.tolist() == [69, 69]  # the last token is chosen after the last call
     by_hand = CollapseCanary(2)
     for number in range(69):
         reading = by_hand.observe(plain.logits[number], plain.sequences[:, 3 + number])
@@ -393,12 +393,12 @@ def test_scores_are_softened_by_the_new_ids_alone_and_128_of_them(count):
     watch = canary.processor(adapt=True)
     scores = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(0))
     text = [200 + place for place in range(12)] + looping(count - 12)
-    ids, found = steps(watch, [text, calm(count)], scores=scores)
+    ids, result = steps(watch, [text, calm(count)], scores=scores)
     strength = bounds.strength(float(canary.last.proximity[0]))
     assert 0 < strength < 1
     recent = ids[:1, -min(count, 128) :]
-    torch.testing.assert_close(found[-1][:1], bounds.soften(recent, scores[:1], strength))
-    assert torch.equal(found[-1][1], scores[1]), "a calm text is left alone"
+    torch.testing.assert_close(result[-1][:1], bounds.soften(recent, scores[:1], strength))
+    assert torch.equal(result[-1][1], scores[1]), "a calm text is left alone"
     assert canary.actions[1] == Actions() and canary.actions[0].softened > 0
     assert (
         canary.actions[0].strongest == pytest.approx(max(strength, canary.actions[0].strongest), abs=1e-6)
@@ -413,17 +413,17 @@ def test_the_push_to_an_end_grows_over_the_last_tenth(tokens, bias):
     watch = canary.processor(adapt=True, limit=20)
     scores = torch.zeros(1, VOCABULARY)
     scores[0, 300:302] = -30.0
-    _, found = steps(watch, [calm(tokens)], scores=scores)
-    assert found[-1][0, 300:302].tolist() == pytest.approx([bias - 30.0] * 2, abs=1e-4)
-    assert torch.equal(found[-1][0, :300], scores[0, :300])
+    _, result = steps(watch, [calm(tokens)], scores=scores)
+    assert result[-1][0, 300:302].tolist() == pytest.approx([bias - 30.0] * 2, abs=1e-4)
+    assert torch.equal(result[-1][0, :300], scores[0, :300])
     assert canary.actions[0].ends_pushed == max(0, tokens - 17)
 
 
 def test_without_a_limit_or_an_end_nothing_is_pushed():
     for ends, limit in ((300, None), (None, 10)):
         canary = CollapseCanary(eos_token_id=ends)
-        _, found = steps(canary.processor(adapt=True, limit=limit), [calm(12)])
-        assert not found[-1].any() and canary.actions == [Actions()]
+        _, result = steps(canary.processor(adapt=True, limit=limit), [calm(12)])
+        assert not result[-1].any() and canary.actions == [Actions()]
 
 
 def test_a_criterion_fires_at_its_threshold_and_once_and_ends_nothing_unseen():

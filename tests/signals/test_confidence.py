@@ -31,17 +31,17 @@ MODEL = ConfidenceModel(**FITTED)
 
 
 def evidence(**known):
-    found = np.zeros(len(FEATURES))
+    result = np.zeros(len(FEATURES))
     for name, value in known.items():
-        found[FEATURES.index(name)] = value
-    return found
+        result[FEATURES.index(name)] = value
+    return result
 
 
 @given(st.floats(0, 30), st.floats(0, 30))
 def test_confidence_is_its_formula(entropy, surprise):
     doubt = 0.5 * math.log(entropy + 1e-4) + 1.25 * math.log(surprise + 1e-4) + 4.0
-    told = MODEL.confidence(evidence(mean_entropy=entropy, mean_deepest_surprise=surprise))
-    assert told == pytest.approx(1 / (1 + math.exp(doubt)), rel=1e-9)
+    output = MODEL.confidence(evidence(mean_entropy=entropy, mean_deepest_surprise=surprise))
+    assert output == pytest.approx(1 / (1 + math.exp(doubt)), rel=1e-9)
 
 
 @given(st.floats(0, 30), st.floats(0, 30), st.floats(0, 30))
@@ -77,8 +77,8 @@ def test_what_is_not_known_gives_none_and_a_doubt_without_bounds_nearly_nothing(
     ],
 )
 def test_what_is_out_of_calibration(known, prompt_ids, why):
-    told = MODEL.strangeness(evidence(**known), prompt_ids)
-    assert told is None if why is None else why in told
+    output = MODEL.strangeness(evidence(**known), prompt_ids)
+    assert output is None if why is None else why in output
     plain = ConfidenceModel(**{**FITTED, "pairs": None})
     assert plain.strangeness(evidence(), [99, 98, 97]) is None, "without pairs no prompt is strange"
 
@@ -120,7 +120,7 @@ def test_the_confidence_of_an_answer_with_and_without_a_model():
     verdict = judge_answer(answer, 4, DoorPolicy(), None, False, None, [1, 2])
     assert verdict.confidence == pytest.approx(math.exp(-0.3))
     assert verdict == aggregate(
-        [of_token(each.reason, each.depth, each.fate, each.proximity, each.entropy) for each in answer]
+        [of_token(item.reason, item.depth, item.fate, item.proximity, item.entropy) for item in answer]
     )
     for unknown in ([*answer, token(None)], [token(None, None, reason="forced")]):
         assert judge_answer(unknown, 4, DoorPolicy(), None, False, None, []).confidence is None

@@ -42,31 +42,31 @@ def by_hand(answer, loops):
         "entropy_rise": [max(0.0, token.deepest_entropy - token.entropy) for token in answer],
     }
     assert tuple(signs) == SIGNS
-    found = {}
+    result = {}
     for name, values in signs.items():
         ranked = sorted(map(float, values), reverse=True)
-        found[f"mean_{name}"], found[f"most_{name}"] = mean(ranked), ranked[0]
-        found[f"worst_{name}"] = mean(ranked[: max(1, round(len(ranked) / 10))])
-    return found
+        result[f"mean_{name}"], result[f"most_{name}"] = mean(ranked), ranked[0]
+        result[f"worst_{name}"] = mean(ranked[: max(1, round(len(ranked) / 10))])
+    return result
 
 
 @given(st.lists(tokens(), min_size=1, max_size=40), st.none() | SHARES)
 def test_features_are_their_definition(answer, grounded):
-    told = dict(zip(FEATURES, evidence_of(answer, 6, grounded).tolist(), strict=True))
+    output = dict(zip(FEATURES, evidence_of(answer, 6, grounded).tolist(), strict=True))
     expected = {
         **by_hand(answer, 6), "length": len(answer), "ungrounded": 0.0 if grounded is None else 1 - grounded,
     }  # fmt: skip
-    assert told.keys() == expected.keys()
+    assert output.keys() == expected.keys()
     for name, value in expected.items():
-        assert told[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+        assert output[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
 
 
 @given(st.lists(tokens(), min_size=1, max_size=12), st.data())
 def test_what_is_not_known_of_one_token_is_not_known_of_the_answer(answer, data):
     place = data.draw(st.integers(0, len(answer) - 1))
     blank = Token(1, "", 2, "confident", proximity=0.0, fate="contract")
-    told = dict(zip(FEATURES, evidence_of([*answer[:place], blank, *answer[place:]], 6, None), strict=True))
-    for name, value in told.items():
+    output = dict(zip(FEATURES, evidence_of([*answer[:place], blank, *answer[place:]], 6, None), strict=True))
+    for name, value in output.items():
         unknown = any(sign in name for sign in ("entropy", "doubt", "deepest"))
         assert math.isnan(value) == unknown, name
 

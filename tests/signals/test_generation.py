@@ -33,15 +33,15 @@ def test_the_answer_is_the_ladders_where_one_ran(generation):
     final = generation.handed_up(Above(), policy)
     assert (final.text, final.door, final.verdict) == ("in the park", "abort", Above.verdict)
     assert (final.answer, final.policy, final.draft) == ("in the park", policy, generation)
-    told = final.to_dict()
-    assert told["above"] == {"text": "in the park"} and told["draft"]["text"] == generation.text
+    output = final.to_dict()
+    assert output["above"] == {"text": "in the park"} and output["draft"]["text"] == generation.text
 
 
 def test_fields_of_a_verdict_are_told_with_it_alone(generation):
-    told = generation.to_dict()
-    assert told["door"] == generation.door and told["verdict"] == generation.verdict.to_dict()
-    assert {"grounding", "policy"} <= set(told)
+    output = generation.to_dict()
+    assert output["door"] == generation.door and output["verdict"] == generation.verdict.to_dict()
+    assert {"grounding", "policy"} <= set(output)
     bare = replace(generation, verdict=None)
     assert bare.door is None and not {"verdict", "door", "grounding", "policy"} & set(bare.to_dict())
-    assert set(bare.to_dict()["tokens"][0]) < set(told["tokens"][0])
-    assert json.loads(json.dumps(told)) == json.loads(json.dumps(generation.to_dict()))
+    assert set(bare.to_dict()["tokens"][0]) < set(output["tokens"][0])
+    assert json.loads(json.dumps(output)) == json.loads(json.dumps(generation.to_dict()))

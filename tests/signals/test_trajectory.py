@@ -129,7 +129,7 @@ def test_recorded_statistics_give_the_fates_again(mode):
 
 
 def test_a_standstill_hides_no_later_divergence():
-    angles = torch.tensor([0.0, 0.3, 0.3, 0.3, 0.4, 0.6, 1.1])  # as behind a norm, states of one length
+    angles = torch.tensor([0.0, 0.3, 0.3, 0.3, 0.4, 0.6, 1.1])  # as after a norm, states of one length
     states = torch.stack([angles.cos(), angles.sin()], dim=-1)
     ends = run_loops(states, ExitParams("none", 0.5, 99))
     statistics = torch.stack([end.statistics[0] for end in ends])
@@ -198,8 +198,8 @@ def test_each_quotient_decides_a_fate(values, fate):
 
 
 def test_fates_begin_at_the_third_loop_and_loops_that_were_not_run_have_none():
-    found = fates_under(recorded(5, angle=2.5), FateConfig(growth=0.1, spiral=60.0))
-    assert [FATES[fate] for fate in found.tolist()] == [None, None, "contract", "spiral", "spiral"]
+    result = fates_under(recorded(5, angle=2.5), FateConfig(growth=0.1, spiral=60.0))
+    assert [FATES[fate] for fate in result.tolist()] == [None, None, "contract", "spiral", "spiral"]
     statistics = recorded(6)
     statistics[4:] = torch.nan
     assert fates_under(statistics, FateConfig()).tolist() == [0, 0, 1, 1, 0, 0]

@@ -226,18 +226,18 @@ def test_a_share_under_1_is_not_written_as_1():
 )
 def test_objections_are_told_in_words(verdict, reasons):
     assert objections(verdict, DoorPolicy()) == reasons
-    told = "; ".join(reasons)
+    output = "; ".join(reasons)
     plain = "converge: confidence 0.90, read at 2.00 loops on average."
-    assert explain(verdict) == (f"escalate: {told}." if reasons else plain)
-    assert explain(verdict, budget_left=False) == (f"abort: {told}." if reasons else plain)
+    assert explain(verdict) == (f"escalate: {output}." if reasons else plain)
+    assert explain(verdict, budget_left=False) == (f"abort: {output}." if reasons else plain)
 
 
 def test_objections_to_a_certificate_and_for_want_of_grounding():
     certificate = DoorPolicy(rule="certificate")
     assert objections(part("out_of_calibration", stable="contract", confidence=0.0), certificate) == []
     saturated, unknown = part("max_depth", converged=False), part(stable="spiral", converged=None)
-    told = ["its reason is max_depth", "it did not converge", "its fate is not known"]
-    assert objections(saturated, certificate) == told
+    output = ["its reason is max_depth", "it did not converge", "its fate is not known"]
+    assert objections(saturated, certificate) == output
     assert objections(unknown, certificate) == ["whether it converged is not known", "its fate is spiral"]
     plain = "converge: its exit rule was met by itself and its steps contract, read at 2.00 loops on average."
     assert explain(part(stable="contract", confidence=None), certificate) == plain
@@ -292,7 +292,7 @@ def test_the_reason_and_the_figures_of_the_whole_and_of_drafts():
     [([], None), ([True], True), ([True, False], False), ([True, True, False], True), ([False], False)],
 )
 def test_where_the_reason_says_nothing_of_loops_the_tokens_do(known, converged):
-    parts = [part(converged=each) for each in known] + [part(converged=None)]
+    parts = [part(converged=item) for item in known] + [part(converged=None)]
     assert aggregate(parts, grounded=0.0).converged is converged
     assert aggregate([part(None, converged=True)]).converged is None
 
@@ -311,5 +311,5 @@ def test_a_tokens_confidence_is_that_of_its_entropy_and_its_reason_tells_converg
     assert {reason for reason, known in CONVERGED.items() if known} == met
     assert {reason for reason, known in CONVERGED.items() if not known} == {"max_depth", "collapse", "divergence"}
     assert of_token("fixed", 3, None, 0.0).converged is of_token(None, 3, None, 0.0).converged is None
-    found = of_token("max_depth", 3, "spiral", 0.25, 0.5)
-    assert found == make(False, 3, 0.25, None, "spiral", "max_depth", math.exp(-0.5))
+    result = of_token("max_depth", 3, "spiral", 0.25, 0.5)
+    assert result == make(False, 3, 0.25, None, "spiral", "max_depth", math.exp(-0.5))

@@ -1,4 +1,4 @@
-"""The verdict and its door under every rule and every way of going on behind an exit, in the library and the server."""
+"""The verdict and its door under every rule and every way of going on after an exit, in the library and the server."""
 
 from dataclasses import replace
 from itertools import count, islice
@@ -146,7 +146,7 @@ def test_a_divergence_of_the_first_token_leaves_it_saturated(monkeypatch):
 @pytest.mark.grid(fast=1, slow=2)
 @pytest.mark.parametrize("mode", ["qexit", "margin", "converge", "accel", "accel-steps"])
 def test_what_a_rule_would_have_said_is_what_it_says(mode):
-    """Under full depth, of the very first token, which has the same states behind every setting."""
+    """Under full depth, of the very first token, which has the same states after every setting."""
     steps, seen = mode == "accel-steps", set()
     for model in MODELS:
         for threshold in (0.1, 0.4, 0.8):

@@ -98,7 +98,7 @@ def check_grammar(lark: str) -> None:
     _at_most("grammar", len(_RULE.findall(bare)), RULES, "rules")
     if "%json" in lark:
         # schemas inside are not taken apart
-        plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), lark)
+        plain = _ESCAPED.sub(lambda result: chr(int(result[1], 16)), lark)
         if f'"{_ENGINE}"' in plain:
             raise ValueError(f"grammar may not set the engine: leave {_ENGINE} out")
         if '"allOf"' in plain or '"$ref"' in plain:
@@ -158,7 +158,7 @@ def _raise_to(most: Counter[str], counts: Counter[str]) -> None:
 
 
 def _named(name: str, counts: Counter[str]) -> Counter[str]:
-    named = Counter({each: count for each, count in counts.items() if each})
+    named = Counter({item: count for item, count in counts.items() if item})
     return named | Counter({name: counts[""]})
 
 
@@ -254,17 +254,17 @@ class _Sizes:
         for kind in kinds:
             if kind == "object":
                 required = schema.get("required")
-                names = [each for each in required if isinstance(each, str)] if isinstance(required, list) else []
-                each = [len(json.dumps(name, ensure_ascii=False)) + 4 + sizes.get(name, 1) for name in names]
-                least.append(2 + max(0, sum(each) - 2))
+                names = [item for item in required if isinstance(item, str)] if isinstance(required, list) else []
+                item = [len(json.dumps(name, ensure_ascii=False)) + 4 + sizes.get(name, 1) for name in names]
+                least.append(2 + max(0, sum(item) - 2))
             elif kind == "array":
                 count = schema.get("minItems")
                 count = count if isinstance(count, int) else 0
                 first = inside[: len(schema["prefixItems"])] if isinstance(schema.get("prefixItems"), list) else []
                 more = self._of(schema.get("items", True)) if count > len(first) else 0
-                each = [*first[:count], *([more] if count > len(first) else [])]
+                item = [*first[:count], *([more] if count > len(first) else [])]
                 rest = max(0, count - len(first) - 1)
-                least.append(2 + sum(each) + (rest * more if rest else 0) + 2 * max(0, count - 1))
+                least.append(2 + sum(item) + (rest * more if rest else 0) + 2 * max(0, count - 1))
             elif kind == "string":
                 if "pattern" in schema or "format" in schema:
                     # how long is not known

@@ -90,13 +90,13 @@ def parameters_of(tool: Tool) -> tuple[Parameter, ...]:
         raise ValueError(
             f"{name} cannot be held to {more[0]!r} as this model writes calls: drop it, or set strict=false"
         )
-    if missing := [each for each in required if each not in properties]:
+    if missing := [item for item in required if item not in properties]:
         raise ValueError(f"{name} require {missing[0]!r:.80}, which is not among the properties")
-    for each in properties:
-        if not each or re.search(r"[<>\s]", each):
-            raise ValueError(f"{name} have the name {each!r:.80}, which this model cannot write: no spaces, < and >")
+    for item in properties:
+        if not item or re.search(r"[<>\s]", item):
+            raise ValueError(f"{name} have the name {item!r:.80}, which this model cannot write: no spaces, < and >")
     needed = set(required)
-    return tuple(_parameter(each, each in needed, own, root) for each, own in properties.items())
+    return tuple(_parameter(item, item in needed, current, root) for item, current in properties.items())
 
 
 def lark_of(calls: ToolCalls, layout: Mapping[str, Any]) -> str:
@@ -131,7 +131,7 @@ class _Rules:
         self.lines: list[str] = []
 
     def body(self, calls: ToolCalls, tool: Tool, number: int) -> str:
-        """The name of the rule for a call of a tool, behind its first tag."""
+        """The name of the rule for a call of a tool, after its first tag."""
         name = f"call_{number}"
         if calls.style == "hermes":
             arguments = self._json(f"arguments_{number}", json.loads(tool.schema.schema), tool.schema.strict)
@@ -149,7 +149,7 @@ class _Rules:
         return name
 
     def _value(self, place: str, parameter: Parameter, strict: bool) -> str:
-        """A value with the tag behind it."""
+        """A value with the tag after it."""
         end = _quoted(END_OF_VALUE)
         if parameter.kinds is None:
             return f"{self._json(f'value_{place}', parameter.schema, strict)} {end}"
@@ -179,21 +179,21 @@ class _Rules:
 
 
 def _parameter(name: str, required: bool, schema: Any, root: Mapping[str, Any]) -> Parameter:
-    own = schema if isinstance(schema, Mapping) else {}
-    parts = ("$defs", "definitions") if '"$ref"' in json.dumps(own) else ()
+    current = schema if isinstance(schema, Mapping) else {}
+    parts = ("$defs", "definitions") if '"$ref"' in json.dumps(current) else ()
     defined = {key: root[key] for key in parts if key in root}
-    whole = {**defined, **own} if schema is not False else {"not": {}}
-    rules = set(own) - _NOTES
-    if rules and rules <= {"type", "minLength", "maxLength"} and own.get("type") == "string":
-        length = own.get("minLength", 0), own.get("maxLength")
-        if all(type(each) is int and 0 <= each <= 10_000 for each in length if each is not None):
+    whole = {**defined, **current} if schema is not False else {"not": {}}
+    rules = set(current) - _NOTES
+    if rules and rules <= {"type", "minLength", "maxLength"} and current.get("type") == "string":
+        length = current.get("minLength", 0), current.get("maxLength")
+        if all(type(item) is int and 0 <= item <= 10_000 for item in length if item is not None):
             return Parameter(name, required, whole, frozenset({"string"}), length=length)
-    values = own.get("enum", [own["const"]] if "const" in own else None)
-    if rules and rules <= {"type", "enum", "const"} and own.get("type", "string") == "string" and values:
-        lines = all(isinstance(each, str) and _LINE.fullmatch(each) for each in values)
+    values = current.get("enum", [current["const"]] if "const" in current else None)
+    if rules and rules <= {"type", "enum", "const"} and current.get("type", "string") == "string" and values:
+        lines = all(isinstance(item, str) and _LINE.fullmatch(item) for item in values)
         if len(rules & {"enum", "const"}) == 1 and lines:
             return Parameter(name, required, whole, frozenset({"string"}), tuple(dict.fromkeys(values)))
-    return Parameter(name, required, whole, _plain_kinds(own))
+    return Parameter(name, required, whole, _plain_kinds(current))
 
 
 def _plain_kinds(schema: Mapping[str, Any]) -> frozenset[str] | None:
@@ -215,7 +215,7 @@ def _plain_kinds(schema: Mapping[str, Any]) -> frozenset[str] | None:
 def _types(schema: Mapping[str, Any]) -> list[str]:
     types = schema["type"]
     # what is no type is refused where it is compiled
-    return [str(each) for each in types] if isinstance(types, list) else [str(types)]
+    return [str(item) for item in types] if isinstance(types, list) else [str(types)]
 
 
 def _without(mark: str) -> str:

@@ -26,7 +26,7 @@ _TRIED, _CHECKED, _SAMPLES = 256, 40_000, 16
 # Masks that a search computes at most: for the shortest answer, for a way to an end where the first is too long, and
 # beside a way.
 _MASKS, _NEARER, _BESIDE = 4_000, 1_000, 48
-# Ways to an end that are tried behind an id, before one is searched.
+# Ways to an end that are tried after an id, before one is searched.
 _RESTS = 4
 # Tokens of the longest way that is looked for.
 _LONGEST = 1_024
@@ -55,15 +55,15 @@ class Texts:
         sets = [frozenset(text) for text in tokens]
         lengths: Ids = np.array(list(map(len, tokens)), dtype=np.int64)
         self.parts = np.array([not _is_whole(text) for text in tokens])
-        plain = np.array([bool(each) and not each & {*_CLOSING, *b"\\"} and min(each) >= 32 for each in sets])
+        plain = np.array([bool(item) and not item & {*_CLOSING, *b"\\"} and min(item) >= 32 for item in sets])
         self.plain = plain & ~self.parts
         self.numeric = np.array([text[:1] != b"" and text[0] in _NUMERIC for text in tokens])
         self._inside = np.array([text[:1] != b"" and text[0] not in _OUTSIDE for text in tokens])
-        closes = np.array([bool(each) and each <= _CLOSING for each in sets])
+        closes = np.array([bool(item) and item <= _CLOSING for item in sets])
         # of one length an object is closed first, then an array, then a string
         last = np.array([b'"]}'.find(text[-1:]) if text else 0 for text in tokens])
-        digits = np.array([bool(each) and each <= _DIGITS for each in sets])
-        opens = np.array([bool(each & {*b"{["}) for each in sets])
+        digits = np.array([bool(item) and item <= _DIGITS for item in sets])
+        opens = np.array([bool(item & {*b"{["}) for item in sets])
         rest = lengths - np.array([text.startswith((b"-", b"\\")) for text in tokens])
         # kinds of ids that may follow outside and inside of a string, in the order in which they lead to an end, each
         # with a rank of which the greatest is tried first: a number is as short as it can be, all else as long
@@ -93,8 +93,8 @@ class Texts:
     def ends_number(self, token_ids: Sequence[int]) -> bool:
         """Whether ids end in as many characters as a number may have."""
         length = 0
-        for each in reversed(token_ids):
-            text = self.tokens[each]
+        for item in reversed(token_ids):
+            text = self.tokens[item]
             rest = text.rstrip(bytes(_NUMERIC))
             length += len(text) - len(rest)
             if rest or not text or length >= NUMBER:
@@ -143,12 +143,12 @@ def least_answer(matcher: Any, texts: Texts, most: int = _LONGEST, masks: int = 
     place, way = matcher.deep_copy(), list[int]()
     while not place.is_accepting() and search.left > 0:
         branches = list(search.branches(place))
-        for each in branches if len(branches) > 1 else ():
+        for item in branches if len(branches) > 1 else ():
             branch = place.deep_copy()
-            branch.consume_token(each)
+            branch.consume_token(item)
             rest = search.way(branch, len(best) - len(way) - 2)
             if rest is not None:
-                best = [*way, each, *rest]
+                best = [*way, item, *rest]
         way.append(best[len(way)])
         place.consume_token(way[-1])
     return best if len(best) <= most else None
@@ -188,10 +188,10 @@ def closing_mask(matcher: Any, texts: Texts, bits: Bits, left: int, reach: int, 
     if len(single) > tried and len(plain):
         single = allowed[~is_part & ~is_plain]
         samples = plain[np.linspace(0, len(plain) - 1, _SAMPLES).astype(np.int64)].tolist()
-        longest = max(plain.tolist(), key=lambda each: len(texts.tokens[each]))
-        kept[plain] = all(search.fits(matcher, each, left) for each in {*samples, longest})
-    for each in single[:tried].tolist():
-        kept[each] = each in texts.eos or search.fits(matcher, each, left)
+        longest = max(plain.tolist(), key=lambda item: len(texts.tokens[item]))
+        kept[plain] = all(search.fits(matcher, item, left) for item in {*samples, longest})
+    for item in single[:tried].tolist():
+        kept[item] = item in texts.eos or search.fits(matcher, item, left)
     if way:
         kept[way[0]] = True
     return bits_of(kept) if kept.any() else bits
@@ -255,10 +255,10 @@ class _Search:
         for place, way in places:
             if place.is_accepting():
                 return way
-            for each in self.branches(place) if len(way) < most and self.left > 0 else ():
+            for item in self.branches(place) if len(way) < most and self.left > 0 else ():
                 branch = place.deep_copy()
-                branch.consume_token(each)
-                places.append((branch, [*way, each]))
+                branch.consume_token(item)
+                places.append((branch, [*way, item]))
         return None
 
     def branches(self, place: Any) -> Iterator[int]:
@@ -266,16 +266,16 @@ class _Search:
         bits = self._mask(place).copy()
         seen: set[tuple[bytes, bytes]] = set()
         for _ in range(_TRIED):
-            each = self._texts.first(bits) if self.left > 0 else -1
-            if each < 0:
+            item = self._texts.first(bits) if self.left > 0 else -1
+            if item < 0:
                 return
-            bits[each // 32] &= ~np.uint32(1 << each % 32).astype(np.int32)
+            bits[item // 32] &= ~np.uint32(1 << item % 32).astype(np.int32)
             branch = place.deep_copy()
-            if each not in self._texts.eos and branch.consume_token(each):
+            if item not in self._texts.eos and branch.consume_token(item):
                 next_mask = self._mask(branch).tobytes(), bytes(branch.compute_ff_bytes())
                 if next_mask not in seen:
                     seen.add(next_mask)
-                    yield each
+                    yield item
 
     def fits(self, matcher: Any, token_id: int, left: int) -> bool:
         """Whether an answer can end within `left` tokens of which this is the first."""

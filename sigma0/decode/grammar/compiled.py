@@ -167,12 +167,12 @@ class Grammars:
     """What the sequences of a batch follow.
 
     Attributes:
-        each: Of every sequence; None for nothing.
+        per_sequence: Of every sequence; None for nothing.
         forces: Whether ids that are the only ones allowed are fed without a reading, where that changes no answer.
         limit: New tokens of a sequence at most; None for any number.
     """
 
-    each: tuple[CompiledGrammar | None, ...]
+    per_sequence: tuple[CompiledGrammar | None, ...]
     forces: bool = True
     limit: int | None = None
 
@@ -190,20 +190,22 @@ class TokenTable:
 
     def __init__(self, tokens: Sequence[bytes], special: Iterable[int], eos: Sequence[int]) -> None:
         self.eos_token_id = eos[0]
-        self.special_token_ids = sorted(each for each in special if each < len(tokens))
-        names = {each: f"<|{each}|>".encode() for each in self.special_token_ids}
-        self.tokens = [names.get(each, text) for each, text in enumerate(tokens)]
+        self.special_token_ids = sorted(token_id for token_id in special if token_id < len(tokens))
+        names = {token_id: f"<|{token_id}|>".encode() for token_id in self.special_token_ids}
+        self.tokens = [names.get(token_id, text) for token_id, text in enumerate(tokens)]
         # longest first, so that a text is cut into few tokens
-        self._spelled = sorted((text, each) for each, text in enumerate(self.tokens) if text and each not in names)
+        self._spelled = sorted(
+            (text, token_id) for token_id, text in enumerate(self.tokens) if text and token_id not in names
+        )
         self._spelled.sort(key=lambda entry: -len(entry[0]))
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Ids of a text; what no token spells is left out."""
         rest, ids = text.encode() if isinstance(text, str) else text, []
         while rest:
-            for token, each in self._spelled:
+            for token, token_id in self._spelled:
                 if rest.startswith(token):
-                    ids.append(each)
+                    ids.append(token_id)
                     rest = rest[len(token) :]
                     break
             else:
@@ -235,8 +237,8 @@ class TokenizerRecipe:
         """
         llguidance = importlib.import_module("llguidance")
         engine = llguidance.LLTokenizer(self.source, n_vocab=self.size, eos_token=sorted(self.eos))
-        special = {each for each in range(self.known) if engine.is_special_token(each)} | self.eos
-        known = (b"" if each in special else engine.decode_bytes([each]) for each in range(self.known))
+        special = {token_id for token_id in range(self.known) if engine.is_special_token(token_id)} | self.eos
+        known = (b"" if token_id in special else engine.decode_bytes([token_id]) for token_id in range(self.known))
         return engine, Texts([*known, *[b""] * (self.size - self.known)], self.eos)
 
 

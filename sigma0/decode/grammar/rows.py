@@ -18,7 +18,7 @@ from sigma0.decode.grammar.compiled import CompiledGrammar, Grammars, Matcher
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.logits import BROKEN
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.step import ENDS, FED_AT, FRESH, SEQUENCE, TOKEN
+from sigma0.decode.step import ENDS, FED, FED_POSITION, SEQUENCE, TOKEN
 from sigma0.decode.transfer import to_device
 
 _ANY = -1
@@ -85,10 +85,10 @@ class GrammarRows:
 
     def start(self, sequence: int) -> None:
         """Masks the lane of the last prompt token, which is always read."""
-        own = self._sequences.get(sequence)
-        if own is not None:
-            lane = self._lane(sequence, own.first - 1)
-            self._write([(lane, own.mask(), _ANY)])
+        current = self._sequences.get(sequence)
+        if current is not None:
+            lane = self._lane(sequence, current.first - 1)
+            self._write([(lane, current.mask(), _ANY)])
 
     def advance(self, lines: Iterable[Sequence[int]]) -> dict[int, Exception]:
         """Takes the ids that a step has fed, and masks their lanes.
@@ -102,17 +102,17 @@ class GrammarRows:
         errors: dict[int, Exception] = {}
         masks: list[_Mask] = []
         for line in lines:
-            sequence, token_id, fed_at = line[SEQUENCE], line[TOKEN], line[FED_AT]
-            own = self._sequences.get(sequence)
-            if own is None or not line[FRESH] or token_id == BROKEN:
+            sequence, token_id, fed_at = line[SEQUENCE], line[TOKEN], line[FED_POSITION]
+            current = self._sequences.get(sequence)
+            if current is None or not line[FED] or token_id == BROKEN:
                 continue
             try:
-                own.matcher.back_to(fed_at - own.first)
+                current.matcher.back_to(fed_at - current.first)
                 if line[ENDS]:
-                    own.matcher.check(token_id)
+                    current.matcher.check(token_id)
                 else:
-                    own.matcher.take(token_id)
-                    masks.append(self._mask(sequence, own, fed_at))
+                    current.matcher.take(token_id)
+                    masks.append(self._mask(sequence, current, fed_at))
             except Exception as error:  # whatever it is, it belongs to this sequence
                 errors[sequence] = error
         self._write(masks)
@@ -126,25 +126,25 @@ class GrammarRows:
             token_ids: All new ids that were fed.
             positions: Cache positions that are in flight.
         """
-        own = self._sequences.get(sequence)
-        if own is None:
+        current = self._sequences.get(sequence)
+        if current is None:
             return
         wanted, masks = set(positions), list[_Mask]()
-        own.matcher.back_to(0)
-        first = own.mask()
-        if own.first - 1 in wanted:
-            masks.append((self._lane(sequence, own.first - 1), first, _ANY))
-        for position, token_id in enumerate(token_ids, start=own.first):
-            own.matcher.take(token_id)
+        current.matcher.back_to(0)
+        first = current.mask()
+        if current.first - 1 in wanted:
+            masks.append((self._lane(sequence, current.first - 1), first, _ANY))
+        for position, token_id in enumerate(token_ids, start=current.first):
+            current.matcher.take(token_id)
             # as they were fed, since near a limit a mask depends on those before it
-            made = self._mask(sequence, own, position)
+            made = self._mask(sequence, current, position)
             if position in wanted:
                 masks.append(made)
         self._write(masks)
 
-    def _mask(self, sequence: int, own: _Sequence, position: int) -> _Mask:
-        bits = own.mask()
-        return self._lane(sequence, position), bits, only_id(bits) if own.forces else _ANY
+    def _mask(self, sequence: int, current: _Sequence, position: int) -> _Mask:
+        bits = current.mask()
+        return self._lane(sequence, position), bits, only_id(bits) if current.forces else _ANY
 
     def _lane(self, sequence: int, position: int) -> int:
         return sequence * self._lanes.depth + position % self._lanes.depth
@@ -152,8 +152,8 @@ class GrammarRows:
     def _reset(self, sequence: int) -> None:
         lanes = self._lanes
         assert lanes.masks is not None and lanes.only is not None
-        own = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
-        lanes.masks[own], lanes.only[own] = -1, _ANY
+        current = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
+        lanes.masks[current], lanes.only[current] = -1, _ANY
 
     def _write(self, masks: Sequence[_Mask]) -> None:
         if not masks:
@@ -190,5 +190,6 @@ def start_masks(grammars: Grammars, vocabulary: int, device: torch.device) -> Te
     """Which ids may be the first new ones of each sequence, int32 `[B, ceil(V / 32)]`."""
     anything: Bits = np.full(-(-vocabulary // 32), -1, dtype=np.int32)
     return to_device(
-        np.stack([anything if each is None else each.matcher().mask(grammars.limit) for each in grammars.each]), device
+        np.stack([anything if item is None else item.matcher().mask(grammars.limit) for item in grammars.per_sequence]),
+        device,
     )

@@ -75,7 +75,7 @@ class GrammarTrial:
         ours, theirs = socket.socketpair()
         with Connection(ours.detach()) as connection:
             with theirs, self._lock:
-                self._hand_over(theirs)
+                self._bind_buffers(theirs)
             try:
                 connection.send_bytes(pickle.dumps(spec))
                 if connection.poll(2 * WALL):
@@ -85,7 +85,7 @@ class GrammarTrial:
                 pass
         return {"error": _LARGE}
 
-    def _hand_over(self, job: socket.socket) -> None:
+    def _bind_buffers(self, job: socket.socket) -> None:
         """Gives a connection to the process, which is started where there is none, or none any more."""
         for _ in range(2):
             try:
@@ -123,8 +123,8 @@ def _serve(control: int) -> None:
             worker.start()
             worker.join()
             os._exit(0)
-        for each in files:
-            os.close(each)
+        for item in files:
+            os.close(item)
 
 
 def _limit() -> None:

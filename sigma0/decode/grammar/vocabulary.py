@@ -88,13 +88,13 @@ class Vocabulary:
         if lacks:
             raise ValueError(
                 f"this model's vocabulary cannot write what is asked for: none of its tokens holds "
-                f"{', '.join(repr(each) for each in lacks)}"
+                f"{', '.join(repr(item) for item in lacks)}"
             )
 
     def missing(self, characters: Iterable[str]) -> list[str]:
         """Characters that occur in no token, in their order."""
         known = frozenset(b"".join(self.texts.tokens))
-        return sorted(each for each in set(characters) if not known.issuperset(each.encode()))
+        return sorted(item for item in set(characters) if not known.issuperset(item.encode()))
 
     def compile(self, spec: Spec) -> CompiledGrammar:
         """The grammar of a spec; the last few are kept.
@@ -128,8 +128,8 @@ def _decoded_table(tokenizer: PreTrainedTokenizerFast, size: int, ends: Sequence
     """The ids of any tokenizer, with the bytes that each is decoded to."""
     known = min(size, len(tokenizer))
     special = set(tokenizer.all_special_ids) | set(ends)
-    texts = ["" if each in special else _decoded(tokenizer, [each]) for each in range(known)]
-    plain = [each for each in range(known) if each not in special][:_PROBED]
+    texts = ["" if item in special else _decoded(tokenizer, [item]) for item in range(known)]
+    plain = [item for item in range(known) if item not in special][:_PROBED]
     for first, second in pairwise(plain):
         if _decoded(tokenizer, [first, second]) != texts[first] + texts[second]:
             raise ValueError(
@@ -148,8 +148,8 @@ def _texts_for_special(tokenizer: PreTrainedTokenizerFast, engine: Any, known: i
 
 def _relisted_table(engine: Any, texts: frozenset[int], size: int, ends: Sequence[int]) -> TokenTable:
     """The ids of llguidance's own table, of which some more are text."""
-    special = [each for each in range(size) if each in ends or (each not in texts and engine.is_special_token(each))]
-    return TokenTable([engine.decode_bytes([each]) for each in range(size)], special, ends)
+    special = [item for item in range(size) if item in ends or (item not in texts and engine.is_special_token(item))]
+    return TokenTable([engine.decode_bytes([item]) for item in range(size)], special, ends)
 
 
 def _decoded(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
@@ -200,12 +200,12 @@ def grammars_of(
     Raises:
         ValueError: For another number of them, as `Vocabulary.compile` does, and where no answer fits into the limit.
     """
-    each = [wanted] * batch if isinstance(wanted, Constraint) else list(wanted)
-    if len(each) != batch or not all(one is None or isinstance(one, Constraint) for one in each):
+    item = [wanted] * batch if isinstance(wanted, Constraint) else list(wanted)
+    if len(item) != batch or not all(one is None or isinstance(one, Constraint) for one in item):
         raise ValueError(f"grammar takes a Constraint, or {batch} of them or None, one for each sequence")
     ends = frozenset(eos)
-    made = tuple(None if one is None else vocabulary_of(one.tokenizer, size, ends).compile(one.spec) for one in each)
+    made = tuple(None if one is None else vocabulary_of(one.tokenizer, size, ends).compile(one.spec) for one in item)
     for grammar in made:
         if grammar is not None:
             grammar.check_limit(limit)
-    return Grammars(made, all(one is None or one.forces for one in each), limit)
+    return Grammars(made, all(one is None or one.forces for one in item), limit)

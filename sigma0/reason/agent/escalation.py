@@ -69,7 +69,7 @@ class ProgressTracker:
 
     Progress is a run of the tests in which, against the best one of the slate, a strict superset of tests passes; or
     more of them pass and fewer fail; or all is well for the first time, and none of those that passed is gone. Fewer
-    failing ones alone are none: a broken import hides many tests behind one error. Going to and fro between two states
+    failing ones alone are none: a broken import hides many tests after one error. Going to and fro between two states
     is progress once at most.
 
     A check without progress is a *stuck* one if its signature was seen at any check since the last progress, not just

@@ -235,7 +235,7 @@ def _all_of(parts: list[ast.expr]) -> ast.expr | None:
 
 
 def _telling(marker: str) -> str:
-    """The line behind a program that tells its result; a name of the program's own cannot stand in its way."""
+    """The line after a program that tells its result; a name of the program's own cannot stand in its way."""
     return (
         f"\n__import__('sys').stdout.write('\\n{marker} ' + "
         f"('a truth value' if {RESULT} is True or {RESULT} is False else "

@@ -77,7 +77,7 @@ class FormSolver:
         return self._end(known, guess, why)
 
     def _plan(self, parts: Parts, known: Sequence[Lemma], attempt: int) -> list[Lemma]:
-        """The steps that are left, in order and named behind what is known; none where no plan can be read."""
+        """The steps that are left, in order and named after what is known; none where no plan can be read."""
         text = self._ask("plan", f"plan {attempt + 1}", planning(parts, [lemma.statement for lemma in known]))
         try:
             graph = LemmaGraph(tuple(parse_lemmas(text)))
@@ -102,19 +102,19 @@ class FormSolver:
         for lemma in lemmas:
             if len(known) == MAX_LEMMAS:
                 return False, f"{MAX_LEMMAS} lemmas do not suffice"
-            found = self._alone(parts, known, lemma, lemmas[-1])
-            at = lemmas[-1] if found.is_final else lemma
-            stands = found.statement == at.statement
-            what = "verified" if stands else "repair" if found.statement else "failed"
-            told = {"lemma": at.id, "statement": at.statement, "found": found.statement}
-            self.desk.trail.decide(what, f"{at.id}: {found.why}", **told)
-            if found.statement:
-                statement, why = found.statement, found.why[:MAX_STATEMENT]
+            result = self._alone(parts, known, lemma, lemmas[-1])
+            at = lemmas[-1] if result.is_final else lemma
+            stands = result.statement == at.statement
+            what = "verified" if stands else "repair" if result.statement else "failed"
+            output = {"lemma": at.id, "statement": at.statement, "found": result.statement}
+            self.desk.trail.decide(what, f"{at.id}: {result.why}", **output)
+            if result.statement:
+                statement, why = result.statement, result.why[:MAX_STATEMENT]
                 known.append(replace(at, statement=statement, status="verified", why=why))
-            if found.is_final and stands:
+            if result.is_final and stands:
                 return True, "every step, asked for alone, came again"
             if not stands:
-                return False, f"{at.id} does not stand: {found.why}"
+                return False, f"{at.id} does not stand: {result.why}"
         return False, "no plan could be read" if not lemmas else "the answer was never asked for"
 
     def _alone(self, parts: Parts, known: Sequence[Lemma], lemma: Lemma, final: Lemma) -> _Found:
@@ -148,8 +148,8 @@ class FormSolver:
 
     def _look(self, parts: Parts, known: Sequence[Lemma], lemma: Lemma, name: str) -> _Found:
         question = lemma.verification_strategy
-        told = " ".join((parts.question, *(one.statement for one in known)))
-        if not re.search(rf"\b{name}\b", told):
+        output = " ".join((parts.question, *(one.statement for one in known)))
+        if not re.search(rf"\b{name}\b", output):
             return _Found("", f"{question!r} asks about nothing that question or lemmas before it name")
         sentences, asked = parts.sentences, f"{parts.text} {question}"
         first = self._ask("check", f"step {len(known) + 1} alone", asked)
@@ -198,8 +198,8 @@ def _graph(known: Sequence[Lemma]) -> LemmaGraph:
 
 def _says(statement: str, expression: str) -> bool:
     """Whether a statement has the value of a sum for its only number."""
-    found = _SUM.fullmatch(expression)
-    if found is None:
+    result = _SUM.fullmatch(expression)
+    if result is None:
         return False
-    left, right = int(found[1]), int(found[3])
-    return re.findall(r"\d+", statement) == [str(left + right if found[2] == "+" else left - right)]
+    left, right = int(result[1]), int(result[3])
+    return re.findall(r"\d+", statement) == [str(left + right if result[2] == "+" else left - right)]

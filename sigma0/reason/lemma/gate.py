@@ -200,7 +200,7 @@ def fenced_code(text: str) -> str:
 
 
 def numbers_in(text: str) -> frozenset[Fraction]:
-    """Numbers of a text, without signs: 1,000 is 1000, and digits behind letters are no numbers."""
+    """Numbers of a text, without signs: 1,000 is 1000, and digits after letters are no numbers."""
     digits: Iterable[str] = (match[0].replace(",", "") for match in _NUMBER.finditer(text))
     return frozenset(Fraction(number) for number in digits if len(number) <= _LONGEST)
 

@@ -134,7 +134,7 @@ class LemmaGraph:
         return tuple(layers)
 
     def order(self) -> tuple[Lemma, ...]:
-        """Each lemma behind those that it builds on, and otherwise as in the plan."""
+        """Each lemma after those that it builds on, and otherwise as in the plan."""
         return tuple(lemma for layer in self.layers() for lemma in layer)
 
     def ready(self, verified: Collection[str]) -> tuple[Lemma, ...]:

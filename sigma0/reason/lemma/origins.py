@@ -164,7 +164,7 @@ class Scope:
         self.foreign: set[str] = set()
 
     def walk(self, body: list[ast.stmt]) -> Environment:
-        """Goes through statements; returns what names hold behind them."""
+        """Goes through statements; returns what names hold after them."""
         for statement in body:
             self._statement(statement)
         return self.names

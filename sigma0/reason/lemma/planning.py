@@ -11,7 +11,7 @@ A plan is blocks of five fields, each on a line of its own and in this order or 
 "Dependencies" and "Verification strategy" are read as these fields, too. Case, blank lines, rules, bullets, bold type
 and Markdown fences do not matter, and prose in front of the first block is skipped; a line that begins no field goes on
 with the one before. "Lemma 1" is L1, "Final lemma" is FINAL; a title may stand behind an id, and is the statement where
-there is no other, and a remark in brackets behind a type or an id. JSON and numbered lists are read as well
+there is no other, and a remark in brackets after a type or an id. JSON and numbered lists are read as well
 (`sigma0.reason.lemma.plan_formats`). All else is refused: unknown types and ids, fields that lack or stand twice, and
 whatever `LemmaGraph` refuses.
 """

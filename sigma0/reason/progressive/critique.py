@@ -66,8 +66,8 @@ class Critique:
 
 def bug_report(criticism: str) -> str:
     """What stands behind the heading of the bug report; all of it where there is no heading."""
-    _, heading, behind = criticism.partition(REPORT_HEADING)
-    return behind.strip() if heading and behind.strip() else criticism.strip()
+    _, heading, after = criticism.partition(REPORT_HEADING)
+    return after.strip() if heading and after.strip() else criticism.strip()
 
 
 def _user(text: str) -> Messages:

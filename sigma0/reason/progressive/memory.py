@@ -16,7 +16,7 @@ MAX_SPENT = 2.0**53
 
 
 class Memory(BaseModel):
-    """The state of a run behind an iteration.
+    """The state of a run after an iteration.
 
     Attributes:
         problem: What is to be solved.

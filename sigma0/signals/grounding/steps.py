@@ -46,7 +46,7 @@ class Steps:
         slack = max(step / 2, tolerance * abs(wanted) if claimed.about else 0.0, 1e-9 * abs(wanted)) * (1 + 1e-9)
         terms, fits = self._terms(claimed)
         nouns = frozenset(claimed.nouns)
-        same = np.array([not nouns.isdisjoint(each) for each in self._nouns], dtype=np.bool_) & fits
+        same = np.array([not nouns.isdisjoint(item) for item in self._nouns], dtype=np.bool_) & fits
         for group in self._groups if first is None else self._groups[:1]:
             for added in (terms[group][fits[group]], terms[group][same[group]]):
                 if len(added) > 1 and abs(added.sum() - wanted) <= slack:
@@ -81,5 +81,5 @@ class Steps:
 
 def _meet(values: Floats, firsts: Floats, partners: Floats, slack: float | Floats) -> bool:
     """Whether the partner that one of the first numbers lacks is among the sorted values, itself left out."""
-    found = np.searchsorted(values, partners + slack, "right") - np.searchsorted(values, partners - slack, "left")
-    return bool((found > (np.abs(firsts - partners) <= slack)).any())
+    result = np.searchsorted(values, partners + slack, "right") - np.searchsorted(values, partners - slack, "left")
+    return bool((result > (np.abs(firsts - partners) <= slack)).any())

@@ -59,16 +59,16 @@ def test_a_commit_is_told_with_a_plus_where_sources_differ(repository):
     assert git_commit() is None, "not tracked: somebody else's repository"
     git(repository, "add", ".")
     git(repository, "commit", "-qm", "first")
-    found = git_commit()
-    assert found is not None and len(found) == 40
+    result = git_commit()
+    assert result is not None and len(result) == 40
     (repository / "bench" / "results" / "rows.jsonl").write_text("more")
-    assert git_commit() == found, "results may grow"
-    states = {found}
+    assert git_commit() == result, "results may grow"
+    states = {result}
     for name, text in (("conditions.py", "other"), ("conditions.py", "another"), ("new.py", "x"), ("new.py", "y")):
         (repository / "bench" / name).write_text(text)
         states.add(git_commit())
-    assert len(states) == 5 and all(state.startswith(found) for state in states)
-    assert sum(state.startswith(f"{found}+") for state in states) == 4
+    assert len(states) == 5 and all(state.startswith(result) for state in states)
+    assert sum(state.startswith(f"{result}+") for state in states) == 4
 
 
 def test_trouble_with_git_is_an_error_not_an_absence(repository, monkeypatch):
@@ -105,13 +105,13 @@ def test_weights_are_named_by_their_digest(tmp_path, pocket):
 
 
 def test_conditions_describe_model_and_prompts(pocket):
-    found = describe(pocket[0], "pocket", "a file", [(1, 2), (3,)], ["x", None], 8)
-    assert (found.n, found.batch_size, found.max_new_tokens, found.dtype) == (2, 1, 8, "float32")
-    assert found.device.startswith("cpu (")
-    assert found.total_loops == pocket[0].num_loops and found.versions["torch"] == torch.__version__
-    assert found.versions["sigma0-lm"] == sigma0.__version__
+    result = describe(pocket[0], "pocket", "a file", [(1, 2), (3,)], ["x", None], 8)
+    assert (result.n, result.batch_size, result.max_new_tokens, result.dtype) == (2, 1, 8, "float32")
+    assert result.device.startswith("cpu (")
+    assert result.total_loops == pocket[0].num_loops and result.versions["torch"] == torch.__version__
+    assert result.versions["sigma0-lm"] == sigma0.__version__
     for ids, answers in (([(1, 2), (4,)], ["x", None]), ([(1, 2), (3,)], ["y", None])):
-        assert describe(pocket[0], "pocket", "a file", ids, answers, 8).prompts_sha256 != found.prompts_sha256
+        assert describe(pocket[0], "pocket", "a file", ids, answers, 8).prompts_sha256 != result.prompts_sha256
 
 
 def test_other_settings_beside_the_same_weights_are_told(tmp_path, pocket):
@@ -127,8 +127,8 @@ def test_other_settings_beside_the_same_weights_are_told(tmp_path, pocket):
 
 
 def made(**changes: object) -> Provenance:
-    told, _ = read_report(RESULTS / "effort-simulation.json")
-    return Provenance.model_validate({**told.model_dump(mode="json"), **changes})
+    output, _ = read_report(RESULTS / "effort-simulation.json")
+    return Provenance.model_validate({**output.model_dump(mode="json"), **changes})
 
 
 def files(*endings: str) -> list[Path]:
@@ -142,8 +142,8 @@ def test_every_report_says_what_it_was_made_with(path: Path) -> None:
         return
     content = json.loads(path.read_text())
     if "conditions" in content:
-        told = Conditions.model_validate(content["conditions"])
-        assert told.commit and not stale_mark({told.model: told.model_sha256})
+        output = Conditions.model_validate(content["conditions"])
+        assert output.commit and not stale_mark({output.model: output.model_sha256})
         return
     provenance, report = read_report(path)
     assert report and set(provenance.versions) >= {"python", "sigma0-lm", "torch", "transformers"}
@@ -159,13 +159,13 @@ def test_every_other_file_is_drawn_from_rows_or_has_its_provenance_beside_it() -
         assert path.with_name(f"{path.stem}.provenance.json").exists(), path.name
     left = {path.name for path in RESULTS.rglob("*") if path.is_file() and path.name not in OWN}
     left -= {path.name for path in files(".json", ".jsonl", ".md", *DRAWN)}
-    assert not {name for name in left if not name.startswith(".")} and {each.name for each in files(*DRAWN)} >= BESIDE
+    assert not {name for name in left if not name.startswith(".")} and {item.name for item in files(*DRAWN)} >= BESIDE
 
 
 def known_commits() -> set[str]:
     """Of this history; nothing outside a whole clone."""
-    told = subprocess.run(["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True)
-    if told.returncode or told.stdout.strip() != "false":
+    output = subprocess.run(["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True)
+    if output.returncode or output.stdout.strip() != "false":
         pytest.skip("no whole clone of the repository")
     return set(subprocess.run(["git", "rev-list", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.split())
 
@@ -198,8 +198,8 @@ def test_a_provenance_that_lacks_something_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     for field in Provenance.model_fields:
         if Provenance.model_fields[field].is_required():
-            told = {name: value for name, value in made().model_dump(mode="json").items() if name != field}
-            path.write_text(json.dumps({"provenance": told, "report": 1}))
+            output = {name: value for name, value in made().model_dump(mode="json").items() if name != field}
+            path.write_text(json.dumps({"provenance": output, "report": 1}))
             with pytest.raises(ValueError, match=field):
                 read_report(path)
     for bad in ({"commit": "unknown"}, {"threads": 0}, {"device": ""}, {"surplus": 1}):
@@ -216,9 +216,9 @@ def test_it_is_refused_where_the_code_is_not_known(monkeypatch: pytest.MonkeyPat
 def test_it_holds_digests_of_models_and_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(conditions, "git_commit", lambda: "1" * 40)
     (tmp_path / "text").write_bytes(b"abc")
-    told = Provenance.here("python -m one", ["pocket"], {"text": tmp_path / "text"})
-    assert told.inputs == {"text": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
-    assert told.models["pocket"].weights_sha256 == weights_sha256("pocket")
+    output = Provenance.here("python -m one", ["pocket"], {"text": tmp_path / "text"})
+    assert output.inputs == {"text": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
+    assert output.models["pocket"].weights_sha256 == weights_sha256("pocket")
 
 
 def test_weights_that_do_not_ship_any_more_are_marked_and_others_are_not() -> None:

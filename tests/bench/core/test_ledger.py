@@ -150,6 +150,6 @@ def test_two_caches_share_a_file_that_a_third_was_killed_over(tmp_path):
         file.write('{"key": "hal')
     two.put(chat, questions[1], AskSettings(), Completion("2"))
     one.put(chat, questions[2], AskSettings(), Completion("3"))
-    found = AnswerCache(path, {"pocket": "a"})
-    assert [found.get(chat, each, AskSettings()).text for each in questions] == ["1", "2", "3"]
+    result = AnswerCache(path, {"pocket": "a"})
+    assert [result.get(chat, item, AskSettings()).text for item in questions] == ["1", "2", "3"]
     assert two.get(chat, questions[0], AskSettings()) is None, "read when it was opened"

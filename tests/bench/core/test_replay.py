@@ -45,15 +45,15 @@ def test_depths_are_taken_token_by_token(model):
 def test_proposals_stand_and_fall_where_the_trace_says(model, redraft):
     exits, settled = (1, 2, 1, 4, 5, 1, 3), (1, 3, 5, 2, 5, 4, 3)
     with replaying(model, Trace(T, exits, settled)):
-        found = run(model, ExitConfig(after_exit="verify", redraft=redraft))
+        result = run(model, ExitConfig(after_exit="verify", redraft=redraft))
     stands = [True] + [early >= right or (redraft and right < T) for early, right in zip(exits, settled, strict=True)]
-    assert found.accepted[0].tolist() == stands
+    assert result.accepted[0].tolist() == stands
     passes = 0
     for early, right in list(zip(exits, settled, strict=True))[:-1]:
         path = torch.tensor([1] * (right - 1) + [2] * (T - right + 1)).numpy()
         verified, _, redrafted = step(path, early)
         passes += redrafted if redraft else verified
-    assert found.loop_passes == passes + T
+    assert result.loop_passes == passes + T
 
 
 def test_a_trace_fits_another_number_of_loops():

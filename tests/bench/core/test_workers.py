@@ -33,12 +33,12 @@ def test_results_are_kept_and_found_again(tmp_path):
     items, path = items_of(tmp_path, 5), tmp_path / "work.jsonl"
     with KeptResults(path) as kept:
         first = Here(1).spread(logged, items[:3], kept)
-    told = []
+    output = []
     with KeptResults(path) as kept:
-        found = Here(1).spread(logged, items, kept, told.append)
-    assert found[:3] == first and [each["twice"] for each in found] == [0, 2, 4, 6, 8]
-    assert set(calls(tmp_path).values()) == {1} and told == [3, 4, 5]
-    assert found[1]["third"] == 1 / 3, "every digit is kept"
+        result = Here(1).spread(logged, items, kept, output.append)
+    assert result[:3] == first and [entry["twice"] for entry in result] == [0, 2, 4, 6, 8]
+    assert set(calls(tmp_path).values()) == {1} and output == [3, 4, 5]
+    assert result[1]["third"] == 1 / 3, "every digit is kept"
 
 
 def test_a_run_that_breaks_off_goes_on(tmp_path):
@@ -48,9 +48,9 @@ def test_a_run_that_breaks_off_goes_on(tmp_path):
     assert sorted(calls(tmp_path)) == [0, 1, 2, 3, 4]
     path.write_bytes(path.read_bytes()[:-20])  # killed while it wrote the last line
     with KeptResults(path) as kept:
-        found = Here(1).spread(logged, items_of(tmp_path, 6), kept)
+        result = Here(1).spread(logged, items_of(tmp_path, 6), kept)
         kept.forget()
-    assert [each["twice"] for each in found] == [0, 2, 4, 6, 8, 10]
+    assert [entry["twice"] for entry in result] == [0, 2, 4, 6, 8, 10]
     assert calls(tmp_path) == {0: 1, 1: 1, 2: 1, 3: 2, 4: 2, 5: 1}
     assert not path.exists()
 
@@ -102,23 +102,23 @@ def test_workers_share_the_items_and_a_killed_ones_are_done_again_once(tmp_path,
     # another test's processes, such as the server that forks for `tests.processes`
     others = psutil.Process().children(recursive=True)
     with worker_pool(2) as pool, KeptResults(path) as kept:
-        found = pool.spread(logged, items, kept)
+        result = pool.spread(logged, items, kept)
         family = [child for child in psutil.Process().children(recursive=True) if child not in others]
         sockets = []
         for child in family:
             # the worker that was killed may be gone by now, and so may Ray's helpers
             with contextlib.suppress(psutil.NoSuchProcess):
                 sockets += child.net_connections("inet")
-        listening = {ip_address(each.laddr.ip) for each in sockets if each.status == psutil.CONN_LISTEN}
-        assert listening and all((getattr(each, "ipv4_mapped", None) or each).is_loopback for each in listening)
+        listening = {ip_address(entry.laddr.ip) for entry in sockets if entry.status == psutil.CONN_LISTEN}
+        assert listening and all((getattr(entry, "ipv4_mapped", None) or entry).is_loopback for entry in listening)
         failing = items_of(tmp_path, 1, **{"0": {"fails": True}})
         with pytest.raises(ValueError, match=r"^0 is no good$"):
             pool.spread(logged, failing)
         hopeless = items_of(tmp_path, 3, **{"1": {"dies": str(tmp_path / "never"), "dies_once": False}})
         with pytest.raises(WorkerLost, match="over the same item 2 times"):
             pool.spread(logged, hopeless)
-    assert [each["twice"] for each in found] == [2 * number for number in range(12)]
-    assert len({each["pid"] for each in found}) >= 2 and os.getpid() not in {each["pid"] for each in found}
+    assert [entry["twice"] for entry in result] == [2 * number for number in range(12)]
+    assert len({entry["pid"] for entry in result}) >= 2 and os.getpid() not in {entry["pid"] for entry in result}
     assert pool.redone == 2, "once for the item that was saved, once for the hopeless one"
     lines = [json.loads(line)["result"]["twice"] for line in path.read_text().splitlines()]
     assert sorted(lines) == [2 * number for number in range(12)], "counted once"

@@ -62,10 +62,10 @@ def test_a_simulation_is_repeatable_and_its_odds_are_checked():
 
 def test_runs_are_summed_up():
     runs = [Ended(True, True, 5, 2.0), Ended(True, False, 7, 4.0), Ended(False, True, 9, 6.0)]
-    found = summarise("x", runs)
-    assert found.accepted_right.value == found.accepted_wrong.value == pytest.approx(1 / 3)
-    assert found.wrong_of_accepted.value == 0.5 and found.right.value == pytest.approx(2 / 3)
-    assert found.verifications.value == 7 and found.cost.value == 4
+    result = summarise("x", runs)
+    assert result.accepted_right.value == result.accepted_wrong.value == pytest.approx(1 / 3)
+    assert result.wrong_of_accepted.value == 0.5 and result.right.value == pytest.approx(2 / 3)
+    assert result.verifications.value == 7 and result.cost.value == 4
     assert summarise("x", runs[2:]).wrong_of_accepted is None
 
 
@@ -79,11 +79,11 @@ def test_the_task_asks_what_the_world_can_answer():
         asked = messages[0]["content"].removeprefix(f"{item.story} ")
         place = asked.split(" in the ")[1].removesuffix("?")
         assert asked == f"Is {subject} in the {place}?"
-        told = item.answer[0].lower() + item.answer[1:] if " " in subject else item.answer
-        return f"Yes, {told}" if place == item.key else f"No, {told}"
+        output = item.answer[0].lower() + item.answer[1:] if " " in subject else item.answer
+        return f"Yes, {output}" if place == item.key else f"No, {output}"
 
-    found = check(FLAT_HIGH, item, solver, ScriptedChat(judge), 0.7, 0)
-    assert (found.accepted, found.right, found.first_right, found.verifications) == (True, True, False, 6)
+    result = check(FLAT_HIGH, item, solver, ScriptedChat(judge), 0.7, 0)
+    assert (result.accepted, result.right, result.first_right, result.verifications) == (True, True, False, 6)
     assert solver.calls[1]["messages"] == solver.calls[0]["messages"]
     assert solver.calls[1]["seed"] != solver.calls[0]["seed"]
 
@@ -104,11 +104,11 @@ def test_questions_of_another_family_are_refused():
 
 def test_the_command_says_what_is_simulated(tmp_path):
     out = tmp_path / "effort.json"
-    found = CliRunner().invoke(app, ["effort", "-n", "5", "--rates", '{"first_right": 1.0}', "--out", str(out)])
-    assert found.exit_code == 0 and "SIMULATED" in found.stdout
+    result = CliRunner().invoke(app, ["effort", "-n", "5", "--rates", '{"first_right": 1.0}', "--out", str(out)])
+    assert result.exit_code == 0 and "SIMULATED" in result.stdout
     report = json.loads(out.read_text())
     assert report["kind"] == "simulation" and report["settings"]["rates"]["first_right"] == 1.0
-    assert [each["policy"] for each in report["policies"]] == [each.policy for each in POLICIES]
+    assert [entry["policy"] for entry in report["policies"]] == [entry.policy for entry in POLICIES]
     bad = CliRunner().invoke(app, ["effort", "--rates", '{"first_right": 2}'])
     assert bad.exit_code == 2 and "first_right" in bad.stderr
 
@@ -116,8 +116,8 @@ def test_the_command_says_what_is_simulated(tmp_path):
 @pytest.mark.slow
 def test_the_command_runs_the_shipped_models(monkeypatch):
     monkeypatch.setattr("sigma0.bench.effort.command.POLICIES", (FAST_TEST,))
-    found = CliRunner().invoke(app, ["effort", "--real", "-n", "2", "--verifier", "pocket", "--json"])
-    assert found.exit_code == 0, found.stderr
-    report = json.loads(found.stdout)
+    result = CliRunner().invoke(app, ["effort", "--real", "-n", "2", "--verifier", "pocket", "--json"])
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
     assert report["kind"] == "measurement" and report["settings"]["verifier"] == "pocket"
-    assert all(each["runs"] == 2 and each["cost"]["value"] > 0 for each in report["policies"])
+    assert all(entry["runs"] == 2 and entry["cost"]["value"] > 0 for entry in report["policies"])

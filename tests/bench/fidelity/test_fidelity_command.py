@@ -115,12 +115,12 @@ def test_a_text_file_is_measured_without_accuracy(tmp_path):
 )
 def test_bad_input_is_told_in_one_line(tmp_path, arguments, message):
     files = {"ONE": "Mary", "LONG": "Mary\n\n" + "Mary went to the park. " * 600}
-    found = []
+    obtained = []
     for argument in arguments:
         if argument in files:
             (tmp_path / "prompts.txt").write_text(files[argument])
-        found.append(str(tmp_path / "prompts.txt") if argument in files else argument)
-    result = run("fidelity", "pocket", *found, "--out", tmp_path / "rows.jsonl")
+        obtained.append(str(tmp_path / "prompts.txt") if argument in files else argument)
+    result = run("fidelity", "pocket", *obtained, "--out", tmp_path / "rows.jsonl")
     assert result.exit_code == 2 and message in result.output, result.output
     assert not (tmp_path / "rows.jsonl").exists()
 
@@ -215,7 +215,7 @@ def test_the_plan_holds_every_mode_once():
     grid = sum(map(len, GRID.values()))
     assert len(settings) == 1 + 2 * grid + 5 + len(GRID["qexit"]) + 2
     assert plan(("qexit",), ("finish",), 6, {})[0].mode == "full"
-    scales = {each.mode: each.config.accel_scale for each in settings if each.config.mode == "accel"}
+    scales = {item.mode: item.config.accel_scale for item in settings if item.config.mode == "accel"}
     assert scales == {"accel": None, "accel-steps": "steps"}
 
 
@@ -231,7 +231,7 @@ def test_the_plan_takes_each_rules_calibrated_threshold_in_every_way():
     )
     settings = plan(("margin", "accel", "accel-steps"), ("finish", "drop"), 6, {}, known)
     assert len({setting.key for setting in settings}) == len(settings), "0.9 stands on the grid too"
-    promised = {(each.mode, each.config.after_exit): each.config for each in settings if each.promise is not None}
+    promised = {(item.mode, item.config.after_exit): item.config for item in settings if item.promise is not None}
     assert set(promised) == {
         (mode, after) for mode in ("margin", "accel", "accel-steps") for after in ("finish", "drop")
     }

@@ -49,8 +49,8 @@ def bench(model, prompts):
     answers = [
         tokenizer.decode(list(ids), skip_special_tokens=True).strip() if k % 2 else "?" for k, ids in enumerate(full)
     ]
-    told = {"total_loops": TOTAL, "n": len(prompts), "max_new_tokens": NEW}
-    conditions = Conditions(**(CONDITIONS | told))
+    reported = {"total_loops": TOTAL, "n": len(prompts), "max_new_tokens": NEW}
+    conditions = Conditions(**(CONDITIONS | reported))
     return open_bench(model, tokenizer, conditions, prompts, answers, SETTINGS)
 
 
@@ -76,22 +76,22 @@ def forced_reference(exact, prompt, new, config):
     with torch.no_grad():
         output = exact.model(input_ids=torch.tensor([ids]), use_cache=False)
         loops = exact.lm_head(output.loop_states[:, 0]).log_softmax(-1)  # [T, S, V]
-    found = []
+    result = []
     if config.after_exit == "drop":
         reference = DroppingReference(exact, config)
         for token in prompt:
             reference.read(token, prompt=True)
         for place, token in enumerate(new):
             full, here = loops[-1, len(prompt) - 1 + place], reference.logits.log_softmax(-1)
-            found.append(beside(full, here))
+            result.append(beside(full, here))
             reference.read(token, prompt=False)
-        return found
+        return result
     for place in range(len(new)):
         position = len(prompt) - 1 + place
         depth = run_all_loops(exact, ids[: position + 1], config, 1)[0].depth
         full, here = loops[-1, position], loops[depth - 1, position]
-        found.append(beside(full, here))
-    return found
+        result.append(beside(full, here))
+    return result
 
 
 RULES = [setting for setting in SETTINGS if setting.mode not in ("random", "oracle", "settled")]
@@ -126,12 +126,12 @@ def test_a_row_equals_brute_force(bench, exact, prompts, setting):
     right = [text.strip() == answer for text, answer in zip(texts, bench.answers, strict=True)]
     assert row.accuracy.value == pytest.approx(np.mean(right))
     depths = [[step.depth for step in run] for run in runs]
-    spent, most = sum(sum(each[1:]) for each in depths), TOTAL * (NEW - 1) * len(prompts)
+    spent, most = sum(sum(item[1:]) for item in depths), TOTAL * (NEW - 1) * len(prompts)
     assert row.mean_depth.value == pytest.approx(spent / (most / TOTAL))
     assert row.depth_saved.value == pytest.approx(1 - spent / most)
     assert row.passes_saved.value == pytest.approx(1 - spent / most)
     total = config.depth or TOTAL
-    rows = spent if config.after_exit == "drop" else sum(finish_rows(each, total) for each in depths)
+    rows = spent if config.after_exit == "drop" else sum(finish_rows(item, total) for item in depths)
     assert row.rows_saved.value == pytest.approx(1 - rows / most)
     assert row.new_tokens == NEW * len(prompts) == sum(row.reasons.values())
     assert row.prompt_rows == total * sum(map(len, prompts))
@@ -141,15 +141,15 @@ def test_a_row_equals_brute_force(bench, exact, prompts, setting):
     heads = spent if config.mode == "margin" else (NEW - 1) * len(prompts)
     assert row.head_rows == heads
     forced = [forced_reference(exact, prompt, new, config) for prompt, new in zip(prompts, wanted, strict=True)]
-    flat = [each for text in forced for each in text]
+    flat = [item for text in forced for item in text]
     assert row.agreement_on_answers.value == pytest.approx(np.mean([same for same, _ in flat]))
     assert row.kl_on_answers.value == pytest.approx(np.mean([kl for _, kl in flat]), abs=1e-5)
 
 
 def test_agreement_counts_the_prompts_too(bench, exact, prompts):
-    setting = next(each for each in SETTINGS if each.mode == "qexit")
+    setting = next(item for item in SETTINGS if item.mode == "qexit")
     row = bench.measure(setting)
-    found = []
+    result = []
     for prompt, text in zip(prompts, bench.texts, strict=True):
         with torch.no_grad():
             output = exact.model(input_ids=torch.tensor([text.ids]), use_cache=False)
@@ -157,15 +157,15 @@ def test_agreement_counts_the_prompts_too(bench, exact, prompts):
         for position in range(len(text.ids) - 1):
             depth = run_all_loops(exact, list(text.ids[: position + 1]), setting.config, 1)[0].depth
             full, here = loops[-1, position], loops[depth - 1, position]
-            found.append(beside(full, here))
+            result.append(beside(full, here))
         assert len(text.ids) == len(prompt) + NEW
-    assert row.agreement.value == pytest.approx(np.mean([same for same, _ in found]))
-    assert row.kl.value == pytest.approx(np.mean([kl for _, kl in found]), abs=1e-5)
+    assert row.agreement.value == pytest.approx(np.mean([same for same, _ in result]))
+    assert row.kl.value == pytest.approx(np.mean([kl for _, kl in result]), abs=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["oracle", "settled"])
 def test_the_oracles_change_nothing_and_their_passes_are_run(bench, mode):
-    row = bench.measure(next(each for each in SETTINGS if each.mode == mode))
+    row = bench.measure(next(item for item in SETTINGS if item.mode == mode))
     assert row.exact_match.value == row.agreement.value == row.agreement_on_answers.value == 1.0
     assert row.first_divergence is None and row.reasons == {}
     chosen = bench.readings.oracle if mode == "oracle" else bench.readings.settled
@@ -179,8 +179,8 @@ def test_the_oracles_change_nothing_and_their_passes_are_run(bench, mode):
 
 
 def test_random_depths_are_the_rules_own_shuffled(bench):
-    setting = next(each for each in SETTINGS if each.mode == "random")
-    rule = next(each for each in SETTINGS if each.mode == "qexit" and each.config == setting.config)
+    setting = next(item for item in SETTINGS if item.mode == "random")
+    rule = next(item for item in SETTINGS if item.mode == "qexit" and item.config == setting.config)
     mine, theirs = bench._depths(setting), bench._depths(rule)
     new, text = bench.readings.is_new, bench.readings.text
     first = new & (np.arange(len(new)) == np.searchsorted(text + new / 2, text + 0.5))
@@ -220,7 +220,7 @@ def test_speed_is_tokens_a_second_over_those_of_full_depth(bench, monkeypatch):
 
     run = run_free(bench.model, bench.prompts[0], ExitConfig(mode="full"), NEW)
     monkeypatch.setattr("sigma0.bench.fidelity.runs.run_free", timed)
-    setting = next(each for each in SETTINGS if each.mode == "qexit")
+    setting = next(item for item in SETTINGS if item.mode == "qexit")
     speed, figure = bench._speed(setting)
     lengths = sum(len(prompt) for prompt in bench.prompts)
     assert speed == pytest.approx(3 * len(bench.prompts) / lengths)
@@ -232,7 +232,7 @@ def test_speed_is_tokens_a_second_over_those_of_full_depth(bench, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["qexit", "margin"])
 def test_verify_writes_full_depth_and_counts_its_tail(bench, prompts, mode):
-    setting = next(each for each in plan((mode,), ("verify",), TOTAL, {mode: GRID[mode]}) if each.mode == mode)
+    setting = next(item for item in plan((mode,), ("verify",), TOTAL, {mode: GRID[mode]}) if item.mode == mode)
     row = bench.measure(setting)
     assert row.after_exit == "verify"
     assert row.exact_match.value == row.agreement.value == 1.0 and row.kl.value == 0.0

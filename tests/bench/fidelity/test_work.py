@@ -42,7 +42,7 @@ class Here(Pool):
 def test_workers_do_the_same_to_the_last_bit(tmp_path, monkeypatch):
     """Also where texts are read together: just as one process reads them, however many that is."""
     loaded = {"name": "pocket", "threads": 1, "options": {"device": "cpu", "dtype": "float32"}}
-    own = Work(sigma0.load("pocket", device="cpu", dtype="float32")[0])
+    current = Work(sigma0.load("pocket", device="cpu", dtype="float32")[0])
     rng = np.random.default_rng(0)
     texts = [ForcedText(tuple(rng.integers(5, 300, length).tolist()), new) for length, new in [(9, 3), (30, 8), (4, 1)]]
     configs = [ExitConfig(q=0.7), ExitConfig(q=0.7, after_exit="drop"), rule("accel-steps", 0.4, "finish")]
@@ -56,15 +56,15 @@ def test_workers_do_the_same_to_the_last_bit(tmp_path, monkeypatch):
     with KeptResults(tmp_path / "work.jsonl") as kept:
         pool = Here(1)
         spread = Work(None, lambda items: pool.spread(do_item, [{**item, "loaded": loaded} for item in items], kept))
-        mine, theirs = own.free(jobs), spread.free(jobs)
+        mine, theirs = current.free(jobs), spread.free(jobs)
         assert [replace(run, seconds=0.0) for run in mine] == [replace(run, seconds=0.0) for run in theirs]
         assert len({run.depths for run in mine}) > 4
         assert spread.free(jobs) == theirs, "kept results come back whole, seconds too"
-        for first, second in zip(own.forced(texts, configs[1]), spread.forced(texts, configs[1]), strict=True):
+        for first, second in zip(current.forced(texts, configs[1]), spread.forced(texts, configs[1]), strict=True):
             assert first.dtype == second.dtype and first.tobytes() == second.tobytes()
         for most in (2**13, 40):
             monkeypatch.setattr("sigma0.calibrate.teacher_forcing._TOKENS", most)
-            first, second = (work.read([*texts, *texts[::-1]], rules) for work in (own, spread))
+            first, second = (work.read([*texts, *texts[::-1]], rules) for work in (current, spread))
             for name in ("text", "is_new", "same", "kl"):
                 assert getattr(first, name).dtype == getattr(second, name).dtype, name
                 assert getattr(first, name).tobytes() == getattr(second, name).tobytes(), name
@@ -95,7 +95,7 @@ def told(path):
 
 
 class Broken(Here):
-    """A pool whose run breaks off behind so many results."""
+    """A pool whose run breaks off after so many results."""
 
     def _each(self, function, items):
         yield from islice(super()._each(function, items), 3)

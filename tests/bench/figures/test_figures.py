@@ -37,9 +37,9 @@ def test_no_page_of_results_is_written_by_hand():
 
 
 def test_blocks_and_console_output_follow_their_sources():
-    found = rewritten(TEXT, {"one": "| a | 3 |"})
-    assert found == TEXT.replace("| 2 |", "| 3 |").replace("old\n", printed("sigma0 --version"))
-    assert rewritten(found, {"one": "| a | 3 |"}) == found
+    result = rewritten(TEXT, {"one": "| a | 3 |"})
+    assert result == TEXT.replace("| 2 |", "| 3 |").replace("old\n", printed("sigma0 --version"))
+    assert rewritten(result, {"one": "| a | 3 |"}) == result
 
 
 @pytest.mark.parametrize("parts", [{}, {"one": "", "two": ""}, {"two": ""}])
@@ -62,8 +62,8 @@ def test_nothing_that_is_shown_is_stale():
 def test_every_page_and_table_says_so_when_other_weights_ship(monkeypatch):
     monkeypatch.setattr(conditions, "shipped_weights", lambda name: "0" * 64 if name in shipped_models() else None)
     results = Results(ROOT)
-    told = {Path(name).name: text for name, text in pages(results).items()}
-    assert set(told) >= OTHERS
-    assert not [name for name, text in told.items() if ("**stale" in text) == (name in OTHERS)]
+    output = {Path(name).name: text for name, text in pages(results).items()}
+    assert set(output) >= OTHERS
+    assert not [name for name, text in output.items() if ("**stale" in text) == (name in OTHERS)]
     cards = {**blocks(results)["weights.md"], **blocks(results)["README.md"]}
     assert len(cards) >= 5 and all("**stale: other weights of pocket" in block for block in cards.values())

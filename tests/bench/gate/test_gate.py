@@ -26,11 +26,11 @@ def test_kinds_follow_the_text(pocket):
     readings, kinds = read_items(model, tokenizer, rules, items)
     for number, item in enumerate(items):
         encoded = encode(tokenizer, [item], number % 2 == 1)
-        ids, own = encoded.ids[1:], kinds[readings.text == number].tolist()
-        assert own.count("key") == own.count("end") == 1
-        assert item.key.endswith(tokenizer.decode([ids[own.index("key")]]).strip())
-        assert ids[own.index("end")] == tokenizer.eos_token_id
-        assert [kind != "prompt" for kind in own] == encoded.answer[1:]
+        ids, current = encoded.ids[1:], kinds[readings.text == number].tolist()
+        assert current.count("key") == current.count("end") == 1
+        assert item.key.endswith(tokenizer.decode([ids[current.index("key")]]).strip())
+        assert ids[current.index("end")] == tokenizer.eos_token_id
+        assert [kind != "prompt" for kind in current] == encoded.answer[1:]
     assert agreement(readings, "full")["value"] == 1.0
     keys = kinds == "key"
     early, same = agreement(readings, "early", keys), readings.same_at(readings.exits["early"])

@@ -47,22 +47,22 @@ def states(folder):
 @pytest.mark.parametrize("sizes", [DAY, REHEARSAL], ids=["day", "rehearsal"])
 def test_every_part_is_a_call_that_there_is(sizes):
     every = parts(sizes, Path("out"))
-    assert len({each.name for each in every}) == len(every) and pickle.loads(pickle.dumps(every)) == every
-    for each in every:
-        module, _, name = each.function.partition(":")
-        inspect.signature(getattr(import_module(module), name)).bind(**each.arguments)
+    assert len({item.name for item in every}) == len(every) and pickle.loads(pickle.dumps(every)) == every
+    for item in every:
+        module, _, name = item.function.partition(":")
+        inspect.signature(getattr(import_module(module), name)).bind(**item.arguments)
 
 
 def test_the_most_important_comes_first_and_fits():
     every = parts(DAY, Path("out"))
-    names = [each.name for each in every]
+    names = [item.name for item in every]
     wanted = ["equality", "cudagraph", "compile", "eager", "profile", "kernels", "prompts"]
     wanted += [*(f"engine-{n}" for n in (1, 8, 32, 128)), "context-4096", "context-16384", "static", "int8"]
     assert [name for name in names if name in wanted] == wanted and names.index("equality") == 1
     # seven minutes and the imports
-    assert sum(each.seconds for each in every[: names.index("prompts") + 1]) + 30 < 420
-    assert all("cuda" in (each.arguments["device"], each.arguments.get("shape")) for each in every)
-    assert [each.name for each in named(every, "prompts,facts")] == ["prompts", "facts"] and named(every, "") == every
+    assert sum(item.seconds for item in every[: names.index("prompts") + 1]) + 30 < 420
+    assert all("cuda" in (item.arguments["device"], item.arguments.get("shape")) for item in every)
+    assert [item.name for item in named(every, "prompts,facts")] == ["prompts", "facts"] and named(every, "") == every
 
 
 def test_a_part_that_there_is_not_is_named_and_the_list_is_told(tmp_path):
@@ -71,8 +71,8 @@ def test_a_part_that_there_is_not_is_named_and_the_list_is_told(tmp_path):
     (facts, equality) = parts(DAY, tmp_path)[:2]
     Outcomes(tmp_path).add(facts, "done", 1.0)
     Outcomes(tmp_path).add(equality, "failed", 1.0, "told")
-    told = gpu("--list", "--out", str(tmp_path)).stdout.splitlines()
-    assert told[0].endswith("; done") and told[1].endswith(f"; {equality.seconds:g} s")
+    output = gpu("--list", "--out", str(tmp_path)).stdout.splitlines()
+    assert output[0].endswith("; done") and output[1].endswith(f"; {equality.seconds:g} s")
 
 
 def test_the_list_imports_no_torch_and_makes_no_folder(tmp_path):
@@ -86,9 +86,9 @@ def test_one_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
     bad, good, long = part("bad", "raise ValueError('no such thing')"), part("good"), part("long", seconds=99)
     worker.work([bad, long, good], tmp_path, time.time() + 60)
     assert states(tmp_path) == [("bad", "began"), ("bad", "failed"), ("good", "began"), ("good", "done")]
-    told = capsys.readouterr().err
-    assert "[1/3] bad: failed after 0 s: ValueError: no such thing" in told and "[3/3] good: done" in told
-    assert re.search(r"\[2/3\] long: 99 s do not fit into [1-6]\d s; the same call goes on here", told)
+    output = capsys.readouterr().err
+    assert "[1/3] bad: failed after 0 s: ValueError: no such thing" in output and "[3/3] good: done" in output
+    assert re.search(r"\[2/3\] long: 99 s do not fit into [1-6]\d s; the same call goes on here", output)
     assert "no such thing" in (tmp_path / "logs" / "bad.txt").read_text()
     outcomes = Outcomes(tmp_path)
     with (tmp_path / "done.jsonl").open("a") as file:
@@ -145,8 +145,8 @@ def test_one_that_hangs_is_ended_with_all_that_it_started(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
 def test_without_a_gpu_nothing_is_run_and_it_is_said(tmp_path):
     command = [sys.executable, "-m", "sigma0.bench", "gpu", "--part", "facts,equality", "--out", str(tmp_path)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 1 and "torch sees no CUDA device" in found.stderr and states(tmp_path) == []
+    obtained = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert obtained.returncode == 1 and "torch sees no CUDA device" in obtained.stderr and states(tmp_path) == []
 
 
 def test_the_first_bit_that_differs_is_told():
@@ -163,9 +163,9 @@ def test_the_first_bit_that_differs_is_told():
 
 @pytest.mark.slow
 def test_bits_are_equal_on_a_cpu_and_one_that_is_not_is_found(monkeypatch):
-    found = compare("cpu", new_tokens=4)
-    assert len(found) == 12 and all(row["equal"] and row["first"] is None for row in found)
-    assert {row["rows"] for row in found} == {1, 16}
+    obtained = compare("cpu", new_tokens=4)
+    assert len(obtained) == 12 and all(row["equal"] and row["first"] is None for row in obtained)
+    assert {row["rows"] for row in obtained} == {1, 16}
     early = {"full": ExitConfig(mode="full"), "early": ExitConfig(mode="fixed", depth=1, after_exit="drop")}
     monkeypatch.setattr("sigma0.bench.gpu.equality.rules", lambda loops: early)
     rows = compare("cpu", new_tokens=4)
@@ -173,9 +173,9 @@ def test_bits_are_equal_on_a_cpu_and_one_that_is_not_is_found(monkeypatch):
 
 
 def test_kernels_that_overlap_are_busy_once():
-    told = kernels_of([(0, 4, "a"), (2, 6, "b"), (3, 5, "a"), (9, 10, "a")], passes=2)
-    assert (told["launches"], told["busy"], told["gaps"]) == (2.0, 3.5, 1.5)
-    assert told["kernels"][0] == {"name": "a", "launches": 1.5, "each": 7 / 3, "a_pass": 3.5}
+    output = kernels_of([(0, 4, "a"), (2, 6, "b"), (3, 5, "a"), (9, 10, "a")], passes=2)
+    assert (output["launches"], output["busy"], output["gaps"]) == (2.0, 3.5, 1.5)
+    assert output["kernels"][0] == {"name": "a", "launches": 1.5, "each": 7 / 3, "a_pass": 3.5}
     assert kernels_of([], 1)["kernels"] == []
 
 
@@ -185,11 +185,11 @@ def test_a_rehearsal_runs_every_part_with_the_dependencies_alone(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("\n".join(lines) + "\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-m", "sigma0.bench", "gpu", "--rehearse"]
-    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    obtained = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     folder = tmp_path / "gpu-rehearsal"
-    assert found.returncode == 0, found.stderr + "".join(log.read_text() for log in (folder / "logs").iterdir())
+    assert obtained.returncode == 0, obtained.stderr + "".join(log.read_text() for log in (folder / "logs").iterdir())
     ran = {name for name, state in states(folder) if state == "done"}
-    assert ran >= {each.name for each in parts(REHEARSAL, folder)} - {"int8"}
+    assert ran >= {item.name for item in parts(REHEARSAL, folder)} - {"int8"}
     assert json.loads((folder / "device.json").read_text())["copy_bytes_per_second"] > 0
     assert json.loads((folder / "kernels.json").read_text())["timings"]
     assert all(way["launches"] > 0 for way in json.loads((folder / "profile.json").read_text())["ways"].values())

@@ -11,14 +11,20 @@ CPU = {"device": "cpu", "dtype": "float32"}
 
 def test_without_arguments_the_checkpoint_decides():
     opened = open_model("pocket", CPU)
-    assert opened.exit_at() == opened.own == opened.model.resolve_exit_config(None)
+    assert opened.exit_at() == opened.exit_config == opened.model.resolve_exit_config(None)
 
 
 def test_a_named_mode_starts_afresh_and_single_fields_change_the_checkpoints_own():
-    assert open_model("pocket", {**CPU, "exit": "margin", "theta": 0.5}).own == ExitConfig(mode="margin", theta=0.5)
+    assert open_model("pocket", {**CPU, "exit": "margin", "theta": 0.5}).exit_config == ExitConfig(
+        mode="margin", theta=0.5
+    )
     opened = open_model("pocket", {**CPU, "after_exit": "drop", "q": None})
-    own = opened.model.resolve_exit_config(None)
-    assert (opened.own.after_exit, opened.own.mode, opened.own.q) == ("drop", own.mode, own.q)
+    current = opened.model.resolve_exit_config(None)
+    assert (opened.exit_config.after_exit, opened.exit_config.mode, opened.exit_config.q) == (
+        "drop",
+        current.mode,
+        current.q,
+    )
 
 
 def test_effort_changes_the_setting_and_a_request_may_say_otherwise():
@@ -28,7 +34,7 @@ def test_effort_changes_the_setting_and_a_request_may_say_otherwise():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "output"),
     [
         ({"exits": "full"}, "takes no argument exits"),
         ({"effort": "max"}, "minimal, low, medium, high, got 'max'"),
@@ -38,14 +44,14 @@ def test_effort_changes_the_setting_and_a_request_may_say_otherwise():
         ({"dtype": "int8"}, "dtype must be one of"),
     ],
 )
-def test_bad_arguments_are_named(arguments, told):
-    with pytest.raises(ValueError, match=told):
+def test_bad_arguments_are_named(arguments, output):
+    with pytest.raises(ValueError, match=output):
         open_model("pocket", {**CPU, **arguments})
 
 
 def test_the_same_weights_are_loaded_once():
     first, second = open_model("pocket", {**CPU, "exit": "full"}), open_model("pocket", CPU)
-    assert first.model is second.model and first.own != second.own
+    assert first.model is second.model and first.exit_config != second.exit_config
 
 
 @pytest.mark.parametrize(

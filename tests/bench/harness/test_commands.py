@@ -57,9 +57,9 @@ def test_there_is_a_command_for_each_way():
 @needs_harnesses
 def test_lm_eval_runs_the_exported_folder(tmp_path):
     run(COMMANDS[0], tmp_path)
-    found = results_in(tmp_path / "hf")
-    assert found["n-samples"]["micro_world_choice"]["effective"] == QUESTIONS
-    assert found["results"]["micro_world_answer"]["exact_match,strip"] > 0.6
+    result = results_in(tmp_path / "hf")
+    assert result["n-samples"]["micro_world_choice"]["effective"] == QUESTIONS
+    assert result["results"]["micro_world_answer"]["exact_match,strip"] > 0.6
     assert len(list((tmp_path / "hf").glob("*/samples_*.jsonl"))) == 2
 
 
@@ -67,12 +67,12 @@ def test_lm_eval_runs_the_exported_folder(tmp_path):
 @needs_harnesses
 def test_lm_eval_runs_our_model_and_keeps_its_depths(tmp_path):
     run(COMMANDS[1], tmp_path)
-    found = results_in(tmp_path / "sigma0")
-    assert found["results"]["micro_world_answer"]["exact_match,strip"] > 0.6
-    told = found["config"]["sigma0"]
-    assert (told["exit_config"]["mode"], told["exit_config"]["q"]) == ("qexit", 0.6)
-    assert told["requests"]["generate_until"]["passes_saved"] > 0.3
-    assert told["tasks"]["micro_world_choice"]["requests"] == 2 * QUESTIONS
+    result = results_in(tmp_path / "sigma0")
+    assert result["results"]["micro_world_answer"]["exact_match,strip"] > 0.6
+    output = result["config"]["sigma0"]
+    assert (output["exit_config"]["mode"], output["exit_config"]["q"]) == ("qexit", 0.6)
+    assert output["requests"]["generate_until"]["passes_saved"] > 0.3
+    assert output["tasks"]["micro_world_choice"]["requests"] == 2 * QUESTIONS
     assert len((tmp_path / "depths.jsonl").read_text().splitlines()) == 3 * QUESTIONS
 
 
@@ -81,13 +81,17 @@ def test_lm_eval_runs_our_model_and_keeps_its_depths(tmp_path):
 def test_inspect_runs_our_model_and_keeps_its_verdicts(tmp_path):
     run(COMMANDS[2], tmp_path)
     (path,) = (tmp_path / "inspect").glob("*.json")
-    found = json.loads(path.read_text())
-    assert found["status"] == "success" and len(found["samples"]) == 10
-    for sample in found["samples"]:
-        told = sample["output"]["metadata"]["sigma0"]
-        assert told["effort"] == "low" and told["exit_config"]["q"] == 0.45
-        assert told["door"] in ("converge", "escalate") and set(told["verdict"]) >= {"converged", "stable", "grounded"}
-    assert found["results"]["scores"][0]["metrics"]["accuracy"]["value"] > 0.4
+    result = json.loads(path.read_text())
+    assert result["status"] == "success" and len(result["samples"]) == 10
+    for sample in result["samples"]:
+        output = sample["output"]["metadata"]["sigma0"]
+        assert output["effort"] == "low" and output["exit_config"]["q"] == 0.45
+        assert output["door"] in ("converge", "escalate") and set(output["verdict"]) >= {
+            "converged",
+            "stable",
+            "grounded",
+        }
+    assert result["results"]["scores"][0]["metrics"]["accuracy"]["value"] > 0.4
 
 
 def test_the_committed_questions_are_the_generators_of_stories_that_no_model_was_trained_on():

@@ -38,7 +38,7 @@ def said(model, messages=ASKED, tools=(), **config):
 
 def known(model, **settings):
     opened = model.api.opened
-    exit_config = settings.pop("exit_config", opened.own)
+    exit_config = settings.pop("exit_config", opened.exit_config)
     return sigma0.generate(
         opened.model,
         opened.tokenizer,
@@ -51,12 +51,14 @@ def test_an_answer_is_that_of_generate_with_its_verdict(model):
     output, text = said(model, num_choices=1, logprobs=False), known(model)
     assert (output.completion, output.stop_reason) == (text.text, "stop")
     assert (output.usage.input_tokens, output.usage.output_tokens) == (text.prompt_tokens, len(text.tokens))
-    told = output.metadata["sigma0"]
-    assert told["verdict"] == text.verdict.to_dict() and told["door"] == text.door
+    reported = output.metadata["sigma0"]
+    assert reported["verdict"] == text.verdict.to_dict() and reported["door"] == text.door
     for name in ("mean_depth", "depth_saved", "passes_saved", "rows_saved", "loop_passes", "total_loops"):
-        assert told[name] == getattr(text, name)
-    assert sum(told["by_loop"].values()) == sum(told["reasons"].values()) == told["tokens"] == len(text.tokens)
-    assert (told["effort"], told["exit_config"]["q"]) == ("medium", 0.6)
+        assert reported[name] == getattr(text, name)
+    assert (
+        sum(reported["by_loop"].values()) == sum(reported["reasons"].values()) == reported["tokens"] == len(text.tokens)
+    )
+    assert (reported["effort"], reported["exit_config"]["q"]) == ("medium", 0.6)
     ids = model.api.opened.tokenizer(QUESTION)["input_ids"]
     assert asyncio.run(model.api.count_text_tokens(QUESTION)) == len(ids)
 
@@ -105,7 +107,7 @@ def test_a_context_that_is_full_or_fills_up_is_told(model):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reported"),
     [
         ({"num_choices": 2}, "has no num_choices"),
         ({"logprobs": True}, "has no logprobs"),
@@ -115,8 +117,8 @@ def test_a_context_that_is_full_or_fills_up_is_told(model):
         ({"messages": [ChatMessageUser(content=[ContentImage(image="data:image/png;base64,")])]}, "got image"),
     ],
 )
-def test_what_it_cannot_do_is_refused(model, settings, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_it_cannot_do_is_refused(model, settings, reported):
+    with pytest.raises(ValueError, match=reported):
         said(model, **settings)
 
 

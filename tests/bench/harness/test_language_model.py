@@ -45,14 +45,14 @@ def hf():
 
 
 def asked(kind, arguments, task="task"):
-    return [Instance(kind, {}, each, 0, (task, number, 1)) for number, each in enumerate(arguments)]
+    return [Instance(kind, {}, item, 0, (task, number, 1)) for number, item in enumerate(arguments)]
 
 
 @pytest.fixture(scope="module")
 def pairs(rows):
-    found = [(row["prompt"], answer) for row in rows["choice"] for answer in (" Yes", " No")]
-    found += [(row["prompt"], f" {row['answer']}") for row in rows["answer"]]
-    return [*found, ("", "Mary went to the kitchen."), ("Where is Mary? ", "Mary is in the kitchen.")]
+    result = [(row["prompt"], answer) for row in rows["choice"] for answer in (" Yes", " No")]
+    result += [(row["prompt"], f" {row['answer']}") for row in rows["answer"]]
+    return [*result, ("", "Mary went to the kitchen."), ("Where is Mary? ", "Mary is in the kitchen.")]
 
 
 @pytest.mark.parametrize("setting", [FULL, EAGER], ids=["full", "qexit"])
@@ -60,19 +60,19 @@ def test_scores_are_those_of_the_hf_backend_at_the_same_setting(hf, pairs, setti
     ours = Sigma0LM("pocket", batch_size=4, **CPU, **setting)
     monkeypatch.setattr(hf.model.generation_config, "exit_config", ours.exit_config)
     known = hf.loglikelihood(asked("loglikelihood", pairs), disable_tqdm=True)
-    found = ours.loglikelihood(asked("loglikelihood", pairs), disable_tqdm=True)
-    for (logprob, greedy), (known_logprob, known_greedy) in zip(found, known, strict=True):
+    result = ours.loglikelihood(asked("loglikelihood", pairs), disable_tqdm=True)
+    for (logprob, greedy), (known_logprob, known_greedy) in zip(result, known, strict=True):
         assert logprob == pytest.approx(known_logprob, abs=1e-4)
         assert greedy == known_greedy
-    assert any(greedy for _, greedy in found)
+    assert any(greedy for _, greedy in result)
 
 
 def test_rolling_scores_are_those_of_the_hf_backend(full, hf, rows):
     texts = [(row["prompt"],) for row in rows["answer"][:2]] + [("Mary went to the kitchen. " * 450,)]
     known = hf.loglikelihood_rolling(asked("loglikelihood_rolling", texts), disable_tqdm=True)
-    found = full.loglikelihood_rolling(asked("loglikelihood_rolling", texts), disable_tqdm=True)
+    result = full.loglikelihood_rolling(asked("loglikelihood_rolling", texts), disable_tqdm=True)
     assert len(full.tokenizer(texts[2][0])["input_ids"]) > full.max_length
-    assert found == pytest.approx(known, rel=1e-5)
+    assert result == pytest.approx(known, rel=1e-5)
 
 
 def test_texts_are_those_of_the_hf_backend_and_of_generate(full, hf, rows):
@@ -97,12 +97,15 @@ def test_what_was_read_where_is_in_the_results_and_in_the_log(tmp_path, rows):
     prompts = [row["prompt"] for row in rows["answer"][:3]]
     model.generate_until(asked("generate_until", [(prompt, GREEDY) for prompt in prompts], "written"), True)
     model.loglikelihood(asked("loglikelihood", [(prompts[0], " No one")], "scored"), True)
-    told = json.loads(json.dumps(model.get_model_info()))["sigma0"]
-    assert (told["exit_config"]["mode"], told["exit_config"]["q"], told["total_loops"]) == ("qexit", 0.6, 6)
-    assert set(told["requests"]) == {"generate_until", "loglikelihood"} and set(told["tasks"]) == {"written", "scored"}
-    written = told["requests"]["generate_until"]
+    output = json.loads(json.dumps(model.get_model_info()))["sigma0"]
+    assert (output["exit_config"]["mode"], output["exit_config"]["q"], output["total_loops"]) == ("qexit", 0.6, 6)
+    assert set(output["requests"]) == {"generate_until", "loglikelihood"} and set(output["tasks"]) == {
+        "written",
+        "scored",
+    }
+    written = output["requests"]["generate_until"]
     assert (written["requests"], written["batches"]) == (3, 2)
-    assert 0 < written["passes_saved"] < 1 and written["mean_depth"] == told["tasks"]["written"]["mean_depth"]
+    assert 0 < written["passes_saved"] < 1 and written["mean_depth"] == output["tasks"]["written"]["mean_depth"]
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [(line["task"], line["doc_id"]) for line in lines[-1:]] == [("scored", 0)]
     assert sorted(line["doc_id"] for line in lines[:3]) == [0, 1, 2]
@@ -115,9 +118,9 @@ def test_a_whole_evaluation_keeps_the_depths(tmp_path, monkeypatch, rows):
     model = Sigma0LM("pocket", batch_size=4, **CPU, **EAGER)
     manager = TaskManager(include_path=str(TASKS), include_defaults=False)
     tasks = ["micro_world_choice", "micro_world_answer"]
-    found = lm_eval.simple_evaluate(model, tasks=tasks, task_manager=manager, limit=4, bootstrap_iters=0)
-    assert found["config"]["sigma0"]["tasks"]["micro_world_choice"]["requests"] == 8
-    assert found["results"]["micro_world_answer"]["exact_match,strip"] >= 0.5
+    result = lm_eval.simple_evaluate(model, tasks=tasks, task_manager=manager, limit=4, bootstrap_iters=0)
+    assert result["config"]["sigma0"]["tasks"]["micro_world_choice"]["requests"] == 8
+    assert result["results"]["micro_world_answer"]["exact_match,strip"] >= 0.5
 
 
 @pytest.mark.parametrize(
@@ -143,13 +146,13 @@ def test_lengths_and_stop_strings_have_several_spellings(full):
 
 
 def test_a_setting_that_it_does_not_have_is_refused(full):
-    for asked_for, told in (
+    for asked_for, output in (
         ({"num_beams": 2}, "without num_beams"),
         ({"until": [""]}, "not empty"),
         ({"until": [3]}, "not empty"),
         ({"max_gen_toks": 0}, "at least 1"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=output):
             write_settings(asked_for, full)
     for size in ("auto", 0, "-1"):
         with pytest.raises(ValueError, match="batch_size"):

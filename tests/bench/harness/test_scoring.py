@@ -14,8 +14,8 @@ PAIRS = st.lists(st.builds(Pair, IDS, IDS), min_size=1, max_size=6)
 
 
 def scores(model, pairs, exit_config, batch_size=4):
-    found = dict(score(model, pairs, exit_config, batch_size))
-    return [found[number] for number in range(len(pairs))]
+    result = dict(score(model, pairs, exit_config, batch_size))
+    return [result[number] for number in range(len(pairs))]
 
 
 def alone(model, pair, exit_config):
@@ -32,11 +32,11 @@ def alone(model, pair, exit_config):
 @settings(max_examples=25)
 @given(PAIRS, st.sampled_from([FULL, EAGER, ExitConfig(mode="fixed", depth=2)]), st.integers(1, 4))
 def test_a_score_is_the_sum_over_the_continuation_whatever_else_is_in_the_batch(tiny, pairs, exit_config, batch_size):
-    for pair, found in zip(pairs, scores(tiny, pairs, exit_config, batch_size), strict=True):
+    for pair, result in zip(pairs, scores(tiny, pairs, exit_config, batch_size), strict=True):
         logprob, greedy = alone(tiny, pair, exit_config)
-        assert found.logprob == pytest.approx(logprob, abs=1e-4)
-        assert found.is_greedy == greedy
-        assert len(found.reading.depths) == len(found.reading.reasons) == len(pair.continuation)
+        assert result.logprob == pytest.approx(logprob, abs=1e-4)
+        assert result.is_greedy == greedy
+        assert len(result.reading.depths) == len(result.reading.reasons) == len(pair.continuation)
 
 
 def test_depths_are_those_of_teacher_forcing(pocket):
@@ -44,12 +44,12 @@ def test_depths_are_those_of_teacher_forcing(pocket):
     story = tuple(tokenizer("Mary went to the kitchen. The cup was taken by Mary. Where is the cup?")["input_ids"])
     answer = tuple(tokenizer(" The cup is in the kitchen.")["input_ids"])
     config = ExitConfig(mode="qexit", q=0.6)
-    (found,) = scores(model, [Pair(story, answer)], config)
+    (result,) = scores(model, [Pair(story, answer)], config)
     text = ForcedText(story + answer, len(answer))
     readings = read_forced(model, {"rule": model.exit_rule(config)}, [text])
-    assert list(found.reading.depths) == readings.exits["rule"][readings.is_new].tolist()
-    assert len(set(found.reading.depths)) > 1
-    assert set(found.reading.reasons) <= {"threshold_met", "max_depth"}
+    assert list(result.reading.depths) == readings.exits["rule"][readings.is_new].tolist()
+    assert len(set(result.reading.depths)) > 1
+    assert set(result.reading.reasons) <= {"threshold_met", "max_depth"}
 
 
 def test_verify_is_scored_at_full_depth_and_drop_like_finish(tiny):
@@ -73,10 +73,10 @@ def test_continuations_of_one_context_are_read_once(tiny, monkeypatch):
 def test_a_long_context_loses_its_beginning(tiny):
     limit = tiny.config.max_position_embeddings
     ids = tuple(3 + number % 50 for number in range(limit + 5))
-    (found,) = scores(tiny, [Pair(ids, (4, 5))], FULL)
+    (result,) = scores(tiny, [Pair(ids, (4, 5))], FULL)
     (short,) = scores(tiny, [Pair(ids[-(limit - 1) :], (4, 5))], FULL)
-    assert found.logprob == pytest.approx(short.logprob, abs=1e-4)
-    assert (found.reading.truncated, short.reading.truncated) == (6, 0)
+    assert result.logprob == pytest.approx(short.logprob, abs=1e-4)
+    assert (result.reading.truncated, short.reading.truncated) == (6, 0)
     with pytest.raises(ValueError, match="exceeds the model's context"):
         scores(tiny, [Pair((3,), ids)], FULL)
 

@@ -19,25 +19,30 @@ def test_batches_are_pooled_and_not_averaged(batches):
     tally = DepthTally(6)
     for rows in batches:
         tally.add_batch(readings(rows), BatchCost(7, 11, 3))
-    told, all_rows = tally.to_dict(), [row for rows in batches for row in rows]
-    assert told["mean_depth"] == pytest.approx(savings(all_rows, 0, 0, 6).mean_depth)
+    output, all_rows = tally.to_dict(), [row for rows in batches for row in rows]
+    assert output["mean_depth"] == pytest.approx(savings(all_rows, 0, 0, 6).mean_depth)
     if len(batches) == 1:
         known = savings(all_rows, 7, 11, 6)
         for name in ("depth_saved", "passes_saved", "rows_saved"):
-            assert told[name] == pytest.approx(getattr(known, name))
-    assert told["tokens"] == sum(map(len, all_rows)) == sum(told["by_loop"].values()) == sum(told["reasons"].values())
+            assert output[name] == pytest.approx(getattr(known, name))
+    assert (
+        output["tokens"]
+        == sum(map(len, all_rows))
+        == sum(output["by_loop"].values())
+        == sum(output["reasons"].values())
+    )
     full = sum(6 * (max(map(len, rows)) - 1) for rows in batches)
-    assert told["passes_saved"] == (pytest.approx(1 - 7 * len(batches) / full) if full else None)
-    assert (told["batches"], told["requests"]) == (len(batches), len(all_rows))
+    assert output["passes_saved"] == (pytest.approx(1 - 7 * len(batches) / full) if full else None)
+    assert (output["batches"], output["requests"]) == (len(batches), len(all_rows))
 
 
 def test_scored_tokens_count_from_the_first_and_save_no_passes():
     tally = DepthTally(4)
     tally.add(Reading((1, 3), ("threshold_met", "max_depth"), truncated=5), written=False)
-    told = tally.to_dict()
-    assert (told["mean_depth"], told["depth_saved"], told["truncated_requests"]) == (2, 0.5, 1)
-    assert "passes_saved" not in told
-    assert (told["by_loop"], told["reasons"]) == ({"1": 1, "3": 1}, {"max_depth": 1, "threshold_met": 1})
+    output = tally.to_dict()
+    assert (output["mean_depth"], output["depth_saved"], output["truncated_requests"]) == (2, 0.5, 1)
+    assert "passes_saved" not in output
+    assert (output["by_loop"], output["reasons"]) == ({"1": 1, "3": 1}, {"max_depth": 1, "threshold_met": 1})
     assert DepthTally(4).to_dict()["mean_depth"] is None
 
 

@@ -27,6 +27,6 @@ PROBLEMS = [DOUBLE, VOWELS]
 def write_problems(path, problems=PROBLEMS):
     """A file of problems."""
     path.write_text(
-        "".join(json.dumps(each if isinstance(each, dict) else each.model_dump()) + "\n" for each in problems)
+        "".join(json.dumps(item if isinstance(item, dict) else item.model_dump()) + "\n" for item in problems)
     )
     return path

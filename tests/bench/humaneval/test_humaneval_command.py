@@ -35,24 +35,24 @@ def run(tmp_path):
 def test_pocket_writes_is_judged_and_goes_on_where_it_was_cut_off(run, tmp_path, monkeypatch):
     file, config = tmp_path / "samples.jsonl", '{"mode": "qexit", "q": 0.6, "after_exit": "verify"}'
     words = ["pocket", "--exit-config", config, "--out-samples", file, "--json"]
-    found = run(*words)
-    assert found.exit_code == 0, found.output
-    told = json.loads(found.stdout)
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    reported = json.loads(result.stdout)
     (row,) = read_rows(tmp_path / "ledger.jsonl")
-    assert isinstance(row, HumanEvalRow) and json.loads(row.model_dump_json()) == told["row"]
+    assert isinstance(row, HumanEvalRow) and json.loads(row.model_dump_json()) == reported["row"]
     assert row.n == 2 and row.prompts == "problems.jsonl" and row.exit_config["after_exit"] == "verify"
     assert sum(row.outcomes.values()) == 2 and row.outcomes["passed"] == 0
     assert 1 <= row.mean_depth.value <= 6 and row.passes_saved.value < 1
-    assert [(each["task_id"], each["number"]) for each in told["judged"]] == [("Test/0", 0), ("Test/1", 0)]
+    assert [(item["task_id"], item["number"]) for item in reported["judged"]] == [("Test/0", 0), ("Test/1", 0)]
 
     whole = file.read_bytes()
     file.write_bytes(whole[: whole.rfind(b"\n", 0, -1) + 20])
     asked = []
     write = command.write_sample
-    monkeypatch.setattr(command, "write_sample", lambda *each: asked.append(each[2].task_id) or write(*each))
+    monkeypatch.setattr(command, "write_sample", lambda *item: asked.append(item[2].task_id) or write(*item))
     again = run(*words)
     assert again.exit_code == 0 and asked == ["Test/1"]
-    assert json.loads(again.stdout)["judged"] == told["judged"]
+    assert json.loads(again.stdout)["judged"] == reported["judged"]
     assert len(read_rows(tmp_path / "ledger.jsonl")) == 1, "the same run is no second row"
 
 
@@ -61,15 +61,15 @@ def test_samples_are_judged_later_without_the_model(run, tmp_path, monkeypatch):
     file = tmp_path / "samples.jsonl"
     with monkeypatch.context() as patch:
         patch.setattr(command, "Sandbox", Nowhere)
-        found = run("pocket", "--out-samples", file)
-        assert found.exit_code == 2 and "written and not judged: no code is run: no bubblewrap here" in found.output
+        result = run("pocket", "--out-samples", file)
+        assert result.exit_code == 2 and "written and not judged: no code is run: no bubblewrap here" in result.output
         assert not (tmp_path / "ledger.jsonl").exists()
     assert run("pocket", "-n", 1, "--samples", 2, "--temperature", "0.9", "--out-samples", file).exit_code == 0
     (tmp_path / "ledger.jsonl").unlink()
     monkeypatch.delattr(command, "load_causal")
-    found = run("--judge", file)
-    assert found.exit_code == 0, found.output
-    assert "2 new rows" in found.output and "syntax" in found.output
+    result = run("--judge", file)
+    assert result.exit_code == 0, result.output
+    assert "2 new rows" in result.output and "syntax" in result.output
     rows = read_rows(tmp_path / "ledger.jsonl")
     assert [(row.n, row.samples, row.temperature) for row in rows] == [(2, 1, 0.0), (1, 2, 0.9)]
 
@@ -77,9 +77,9 @@ def test_samples_are_judged_later_without_the_model(run, tmp_path, monkeypatch):
 def test_nothing_is_judged_without_a_sandbox(run, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "Sandbox", Nowhere)
     for words in (("pocket",), ("--judge", tmp_path / "samples.jsonl")):
-        found = run(*words)
-        assert found.exit_code == 2
-        assert "no bubblewrap here; --out-samples writes samples" in " ".join(found.output.split())
+        result = run(*words)
+        assert result.exit_code == 2
+        assert "no bubblewrap here; --out-samples writes samples" in " ".join(result.output.split())
 
 
 @needs_bubblewrap
@@ -97,6 +97,6 @@ def test_nothing_is_judged_without_a_sandbox(run, tmp_path, monkeypatch):
     ],
 )
 def test_bad_input_is_one_line(run, words, message):
-    found = run(*words)
-    assert found.exit_code == 2
-    assert message in found.output and "Traceback" not in found.output
+    result = run(*words)
+    assert result.exit_code == 2
+    assert message in result.output and "Traceback" not in result.output

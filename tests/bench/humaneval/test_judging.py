@@ -60,9 +60,9 @@ def sandbox():
 def test_each_way_to_end_is_told_from_the_others(name, sandbox):
     completion, outcome, reason = ENDS[name]
     limits = Limits(timeout_s=3.0, memory_mb=256) if outcome == "time" else Limits(timeout_s=60.0, memory_mb=256)
-    found = judge(sandbox, DOUBLE, completion, limits)
-    assert found.outcome == outcome, found
-    assert reason in found.detail and len(found.detail) <= 200
+    result = judge(sandbox, DOUBLE, completion, limits)
+    assert result.outcome == outcome, result
+    assert reason in result.detail and len(result.detail) <= 200
 
 
 @needs_bubblewrap
@@ -76,9 +76,9 @@ def test_published_solutions_pass_and_those_of_another_problem_do_not(sandbox):
 def test_a_forged_line_without_sense_is_no_pass(sandbox):
     search = "    import re\n    nonce = re.search(\"'nonce': '(\\\\w+)'\", open('/tmp/main.py').read()).group(1)\n"
     completion = search + "    import os\n    os.write(LINE, f'{nonce}[\"perfect\"]\\n'.encode())\n    os._exit(0)\n"
-    told = [judge(sandbox, DOUBLE, completion.replace("LINE", str(line))) for line in range(3, 12)]
-    assert Judgement("exception", "the completion wrote a last line of its own") in told
-    assert {each.outcome for each in told} == {"exception"}
+    output = [judge(sandbox, DOUBLE, completion.replace("LINE", str(line))) for line in range(3, 12)]
+    assert Judgement("exception", "the completion wrote a last line of its own") in output
+    assert {item.outcome for item in output} == {"exception"}
 
 
 def ended(stdout="", **changes):
@@ -97,5 +97,5 @@ def test_only_a_whole_last_line_with_the_nonce_says_that_it_passed():
     assert judgement(ended(line, ok=False, exit_code=None, timed_out=True), "nonce").outcome == "time"
     assert judgement(ended(line, ok=False, exit_code=3), "nonce").outcome == "exception"
     for limit in ("memory", "output"):
-        found = judgement(ended(line, ok=False, exit_code=None, cut=limit), "nonce")
-        assert found.outcome == "limits" and limit in found.detail
+        result = judgement(ended(line, ok=False, exit_code=None, cut=limit), "nonce")
+        assert result.outcome == "limits" and limit in result.detail

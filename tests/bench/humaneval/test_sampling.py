@@ -30,12 +30,12 @@ def test_each_sample_has_a_seed_of_its_own():
 
 
 def test_a_looped_model_continues_the_prompt_as_it_is(pocket):
-    found = write_sample(*pocket, STORY, 0, settings(pocket[0]))
+    result = write_sample(*pocket, STORY, 0, settings(pocket[0]))
     written = sigma0.generate(*pocket, STORY.prompt, max_new_tokens=12, do_sample=False)
-    assert found.completion == written.text and found.new_tokens == len(written.tokens)
-    assert found.depths == sum(token.depth for token in written.tokens[1:])
-    assert (found.passes, found.rows) == (written.loop_passes, written.loop_rows)
-    assert found.finished == (written.stop_reason != "length")
+    assert result.completion == written.text and result.new_tokens == len(written.tokens)
+    assert result.depths == sum(token.depth for token in written.tokens[1:])
+    assert (result.passes, result.rows) == (written.loop_passes, written.loop_rows)
+    assert result.finished == (written.stop_reason != "length")
 
 
 def test_white_space_at_the_end_of_a_prompt_is_left_to_the_model_where_it_is_asked(pocket):
@@ -48,9 +48,9 @@ def test_white_space_at_the_end_of_a_prompt_is_left_to_the_model_where_it_is_ask
 def test_stop_strings_end_a_text_and_are_cut_off(pocket):
     whole = write_sample(*pocket, STORY, 0, settings(pocket[0], stop=()))
     place = whole.completion.index(" ", 3)
-    found = write_sample(*pocket, STORY, 0, settings(pocket[0], stop=(whole.completion[place : place + 3],)))
-    assert found.completion == whole.completion[:place] and found.finished
-    assert found.new_tokens < whole.new_tokens
+    result = write_sample(*pocket, STORY, 0, settings(pocket[0], stop=(whole.completion[place : place + 3],)))
+    assert result.completion == whole.completion[:place] and result.finished
+    assert result.new_tokens < whole.new_tokens
 
 
 @pytest.mark.parametrize("kind", ["looped", "plain"])
@@ -65,12 +65,12 @@ def test_samples_differ_by_number_and_come_back_by_it(kind, pocket, plain):
 
 
 def test_a_model_without_loops_tells_no_depths(pocket, plain):
-    found = write_sample(plain, pocket[1], STORY, 0, settings())
-    assert (found.depths, found.passes, found.rows) == (None, None, None)
+    result = write_sample(plain, pocket[1], STORY, 0, settings())
+    assert (result.depths, result.passes, result.rows) == (None, None, None)
     ids = pocket[1](STORY.prompt, return_tensors="pt")["input_ids"]
     new = plain.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
-    assert found.completion == truncate_at_stop(pocket[1].decode(new, skip_special_tokens=True), STOPS)
-    assert found.new_tokens <= 12
+    assert result.completion == truncate_at_stop(pocket[1].decode(new, skip_special_tokens=True), STOPS)
+    assert result.new_tokens <= 12
 
 
 def test_a_prompt_that_does_not_fit_is_named(pocket, plain):

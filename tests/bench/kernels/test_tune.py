@@ -15,32 +15,32 @@ FIRST = Tiling(16, 128, 2, 5, 1)
 
 
 def test_the_products_of_a_layer_and_of_the_head():
-    told = [(each.name, each.outputs, each.inner, each.split) for each in products_of("ouro-1.4b")]
+    output = [(item.name, item.outputs, item.inner, item.split) for item in products_of("ouro-1.4b")]
     layer = [("qkv", 6144, 2048, False), ("output", 2048, 2048, True), ("gate-up", 11264, 2048, False)]
-    assert told == [*layer, ("down", 2048, 5632, True), ("head", 49152, 2048, False)]
+    assert output == [*layer, ("down", 2048, 5632, True), ("head", 49152, 2048, False)]
     known = {(row["outputs"], row["inner"], row["split"]) for row in read_table()}
-    assert known <= {each[1:] for each in told}
+    assert known <= {item[1:] for item in output}
 
 
 def test_what_a_device_has_no_room_for_is_not_tried():
     for product in products_of("ouro-1.4b"):
-        found = candidates(product, torch.bfloat16, FIRST)
-        assert found[0] == FIRST and len(set(found)) == len(found) > 30
-        assert found == candidates(product, torch.bfloat16, FIRST)
-        assert {tiling.splits for tiling in found} == ({1, 2, 4} if product.split else {1})
-        for tiling in found:
+        obtained = candidates(product, torch.bfloat16, FIRST)
+        assert obtained[0] == FIRST and len(set(obtained)) == len(obtained) > 30
+        assert obtained == candidates(product, torch.bfloat16, FIRST)
+        assert {tiling.splits for tiling in obtained} == ({1, 2, 4} if product.split else {1})
+        for tiling in obtained:
             assert (tiling.outputs + 16) * tiling.step * tiling.stages * 2 <= 200_000
             assert tiling.splits <= MOST_SPLITS and tiling.outputs * tiling.step <= 16384
         # the dtype of tests needs twice the room
-        assert len(candidates(product, torch.float32, FIRST)) < len(found)
+        assert len(candidates(product, torch.float32, FIRST)) < len(obtained)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_search_times_what_the_time_allows(seed):
     rng = random.Random(seed)
-    found = candidates(products_of("ouro-1.4b")[1], torch.bfloat16, FIRST)
-    took = {tiling: rng.choice([None, rng.uniform(5, 50)]) for tiling in found}
-    took[found[0]] = 20.0
+    obtained = candidates(products_of("ouro-1.4b")[1], torch.bfloat16, FIRST)
+    took = {tiling: rng.choice([None, rng.uniform(5, 50)]) for tiling in obtained}
+    took[obtained[0]] = 20.0
     clock, prepared, asked = [0.0], [], []
 
     def time_of(tiling):
@@ -49,10 +49,10 @@ def test_the_search_times_what_the_time_allows(seed):
         return took[tiling]
 
     until = rng.choice([0, 10, 40, 10**6])
-    timed = search(found, time_of, until, lambda some: prepared.extend(some), lambda: clock[0])
-    assert asked == prepared == found[: len(asked)]
+    timed = search(obtained, time_of, until, lambda some: prepared.extend(some), lambda: clock[0])
+    assert asked == prepared == obtained[: len(asked)]
     # whole groups that are compiled side by side, and the first of them whatever the time
-    assert len(asked) == min(len(found), 16 * max(1, -(-until // 16)))
+    assert len(asked) == min(len(obtained), 16 * max(1, -(-until // 16)))
     assert timed == {tiling: took[tiling] for tiling in asked if took[tiling] is not None}
 
 

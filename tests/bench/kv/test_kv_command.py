@@ -39,7 +39,7 @@ def test_rows_tell_what_a_codec_costs_and_saves(tmp_path):
     assert (fine.number_bits, coarse.number_bits) == (9, 1.5)
     assert fine.kl.value < coarse.kl.value and fine.agreement.value >= coarse.agreement.value
     runs = latest_kv(rows)
-    assert [[row.number_bits for row in own] for own in runs] == [[9, 1.5], [9, 1.5]]
+    assert [[row.number_bits for row in current] for current in runs] == [[9, 1.5], [9, 1.5]]
     assert "segments of 16; timed behind" in whole(runs) and "residual 1-1-1-1-1-1 / 32" in whole(runs)
     draw_kv(runs, tmp_path / "kv.svg")
     assert (tmp_path / "kv.svg").read_text().count("pocket, ") == 4

@@ -49,14 +49,14 @@ def made(**changes):
 @pytest.mark.slow
 def test_points_are_what_the_ladder_itself_says(rungs):  # noqa: F811
     settings = [Setting(SMALL, Never()), Setting("always", Always()), Setting("random", Random(0.5))]
-    told = []
-    found = measure(*rungs, PROMPTS, settings, 5, SHARED, lambda: told.append(1))
-    assert len(told) == 3 * 4
-    large, small, always, chance, *lots = found
+    reply = []
+    obtained = measure(*rungs, PROMPTS, settings, 5, SHARED, lambda: reply.append(1))
+    assert len(reply) == 3 * 4
+    large, small, always, chance, *lots = obtained
     assert large.family == LARGE and large.accuracy.value == large.cost.value == large.seconds.value == 1
     alone = [FidelityLadder([rung], policy=Never()) for rung in rungs]
     texts = [[ladder.generate(prompt.content, max_new_tokens=5) for prompt in PROMPTS] for ladder in alone]
-    bytes_read = [sum(each.bytes_read for each in of_one) for of_one in texts]
+    bytes_read = [sum(item.bytes_read for item in of_one) for of_one in texts]
     assert small.cost.value == pytest.approx(bytes_read[0] / bytes_read[1])
     assert small.accuracy.value == sum(a.text == b.text for a, b in zip(*texts, strict=True)) / 3
     assert small.handed_up == 0 and small.catch_ups == 0
@@ -65,11 +65,11 @@ def test_points_are_what_the_ladder_itself_says(rungs):  # noqa: F811
     assert always.cost.value > 1
     assert 0 < chance.handed_up < 1
     # one of the two models for each question: neither runs in vain
-    assert [(each.family, each.policy["rate"]) for each in lots] == [(LOT, rate) for rate in LOTS]
-    for each in lots:
-        rate = each.policy["rate"]
-        assert each.accuracy.value == pytest.approx((1 - rate) * small.accuracy.value + rate)
-        assert each.cost.value == pytest.approx((1 - rate) * small.cost.value + rate)
+    assert [(item.family, item.policy["rate"]) for item in lots] == [(LOT, rate) for rate in LOTS]
+    for item in lots:
+        rate = item.policy["rate"]
+        assert item.accuracy.value == pytest.approx((1 - rate) * small.accuracy.value + rate)
+        assert item.cost.value == pytest.approx((1 - rate) * small.cost.value + rate)
 
 
 def test_chance_is_drawn_anew_for_every_prompt(rungs):  # noqa: F811
@@ -97,7 +97,7 @@ def test_curves_are_read_between_their_points():
 
 def test_settings_hold_all_baselines():
     for settings in (token_settings(DoorPolicy()), answer_settings(DoorPolicy())):
-        assert {SMALL, "random", "entropy", "saturation or entropy"} <= {each.family for each in settings}
+        assert {SMALL, "random", "entropy", "saturation or entropy"} <= {item.family for item in settings}
 
 
 def test_a_setting_is_named_by_its_numbers():
@@ -141,12 +141,12 @@ def test_costs_are_those_of_passes_and_blocks():
     pair = [Rung.local(*model, name) for model, name in zip(models, ("small", "large"), strict=True)]
     prompts = list(micro_world(3, "test", 9, hard=True))
     _, below, *_ = measure(*pair, prompts, [Setting(SMALL, Never())], 24, SHARED)
-    alone = [sigma0.generate(*models[0], each.content, max_new_tokens=24) for each in prompts]
+    alone = [sigma0.generate(*models[0], item.content, max_new_tokens=24) for item in prompts]
     assert below.accuracy.value == sum(
-        each.text.strip() == prompt.answer for each, prompt in zip(alone, prompts, strict=True)
+        item.text.strip() == prompt.answer for item, prompt in zip(alone, prompts, strict=True)
     ) / len(prompts)
-    passes = [sum(each.loop_passes + 6 for each in alone)]
-    passes.append(sum(sigma0.generate(*models[1], each.content, max_new_tokens=24).loop_passes + 8 for each in prompts))
+    passes = [sum(item.loop_passes + 6 for item in alone)]
+    passes.append(sum(sigma0.generate(*models[1], item.content, max_new_tokens=24).loop_passes + 8 for item in prompts))
     blocks = [sum(p.numel() for p in model.model.layers.parameters()) for model, _ in models]
     assert below.cost.value == pytest.approx(passes[0] * blocks[0] / (passes[1] * blocks[1]))
 
@@ -163,6 +163,6 @@ def test_settings_are_chosen_on_other_questions_than_they_are_reported_on():
     *_, chosen = shown(rows)
     assert (chosen.part, chosen.policy["above"], chosen.accuracy.value) == ("report", 0.3, 0.85)
     assert f"chosen on {chosen.n} questions of their own ({chosen.prompts})" in ladder_table(rows)
-    reported = [each for each in rows if each.part == "report"]
+    reported = [item for item in rows if item.part == "report"]
     assert shown(reported)[-1].policy["above"] == 0.7
     assert "chosen on these very questions" in ladder_table(reported)

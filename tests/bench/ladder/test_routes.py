@@ -38,10 +38,10 @@ def test_the_command_keeps_its_pools(tmp_path):
     asked = ["routes", "pocket", "pocket", "-n", "12", "--pools", str(tmp_path), "--json"]
     first = CliRunner().invoke(app, asked)
     assert first.exit_code == 0, first.output
-    told = json.loads(first.stdout)
+    reported = json.loads(first.stdout)
     # a model above itself changes nothing
-    assert {value for route in told["routes"] for value in route["right"].values()} == {told["small_right"]}
+    assert {value for route in reported["routes"] for value in route["right"].values()} == {reported["small_right"]}
     written = (tmp_path / "pool-pocket.jsonl").read_text()
-    assert len(written.splitlines()) == told["questions"] <= 12
-    assert json.loads(CliRunner().invoke(app, asked).stdout) == told
+    assert len(written.splitlines()) == reported["questions"] <= 12
+    assert json.loads(CliRunner().invoke(app, asked).stdout) == reported
     assert (tmp_path / "pool-pocket.jsonl").read_text() == written

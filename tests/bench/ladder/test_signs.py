@@ -20,16 +20,16 @@ def drawn(seed=0, prompts=120, tokens=8):
 
 @pytest.mark.exhaustive
 def test_the_sign_that_differences_follow_is_found():
-    found = score(*drawn(), resamples=100)
-    assert tuple(found) == SIGNS
+    obtained = score(*drawn(), resamples=100)
+    assert tuple(obtained) == SIGNS
     signs, differs, _ = drawn()
     above = signs[differs, 0][:, None] > signs[~differs, 0][None]
-    assert found["entropy"].auroc.value == pytest.approx(above.mean())
-    assert found["entropy"].over_entropy.value == 0.0
+    assert obtained["entropy"].auroc.value == pytest.approx(above.mean())
+    assert obtained["entropy"].over_entropy.value == 0.0
     # what has no say scores as chance, and adds nothing to what has
-    assert found["depth"].auroc.interval[0] < 0.5 < found["depth"].auroc.interval[1]
-    low, high = found["all, fitted"].over_entropy.interval
-    assert low < 0.005 and high > -0.02 and found["all, fitted"].auroc.value > 0.8
+    assert obtained["depth"].auroc.interval[0] < 0.5 < obtained["depth"].auroc.interval[1]
+    low, high = obtained["all, fitted"].over_entropy.interval
+    assert low < 0.005 and high > -0.02 and obtained["all, fitted"].auroc.value > 0.8
 
 
 def test_without_differences_nothing_is_scored():
@@ -43,6 +43,6 @@ def test_the_command(tmp_path):
     out = tmp_path / "signs.json"
     result = CliRunner().invoke(app, ["signs", "-n", "60", "--hard", "--out", str(out), "--json"])
     assert result.exit_code == 0, result.output
-    told = json.loads(out.read_text())
-    assert told == json.loads(result.stdout) and told["prompts"] == 60
-    assert 0 < told["differences"] < 0.5 and told["signs"]["entropy"]["auroc"]["value"] > 0.8
+    reported = json.loads(out.read_text())
+    assert reported == json.loads(result.stdout) and reported["prompts"] == 60
+    assert 0 < reported["differences"] < 0.5 and reported["signs"]["entropy"]["auroc"]["value"] > 0.8

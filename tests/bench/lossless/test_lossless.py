@@ -19,9 +19,9 @@ def test_real_runs_take_the_passes_that_the_traces_say():
     model = settled_model(seed=2, total_ut_steps=6, num_hidden_layers=1)
     prompts = [(9, 10, 11), (20, 33), (8, 50, 41, 12)]
     configs = [ExitConfig(mode="margin", theta=0.05, redraft=again) for again in (False, True)]
-    told = []
-    report = measure_lossless(model, "tiny", prompts, configs, NEW, told.append)
-    assert told == list(range(1, 10)) and [report[k] for k in ("prompts", "new_tokens", "total_loops")] == [3, NEW, 6]
+    output = []
+    report = measure_lossless(model, "tiny", prompts, configs, NEW, output.append)
+    assert output == list(range(1, 10)) and [report[k] for k in ("prompts", "new_tokens", "total_loops")] == [3, NEW, 6]
     costs = [SimpleNamespace(**{**cost, "simulated": Simulated(**cost["simulated"])}) for cost in report["costs"]]
     one, many = costs
     assert one.identical == many.identical == 1.0

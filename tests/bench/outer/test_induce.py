@@ -78,8 +78,8 @@ def test_templates_match_whole_texts_and_are_filled_as_sentences():
 def test_the_command_makes_a_program_of_what_was_verified(tmp_path):
     program, out = tmp_path / "program.json", tmp_path / "ledger.jsonl"
     line = ["distill", "pocket", "--seen", "2", "-n", "2", "--program", str(program), "--out", str(out)]
-    found = CliRunner().invoke(app, line)
+    result = CliRunner().invoke(app, line)
     # pocket plans nothing: nothing is verified, and nothing is answered
-    assert found.exit_code == 0 and "0 of 2 questions verified" in found.output, found.output
+    assert result.exit_code == 0 and "0 of 2 questions verified" in result.output, result.output
     assert json.loads(program.read_text()) == {"pointers": [], "kinds": []}
     assert json.loads(out.read_text())["accepted"]["value"] == 0

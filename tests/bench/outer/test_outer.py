@@ -100,14 +100,14 @@ def test_rising_effort_says_how_many_reached_and_passed_each_level():
     park, barn = says("park", "Yes"), says("barn", "No")
     # one passes at every level but for a doubt at medium, the other never passes
     replies = ([IN_PARK, park, barn, barn, barn], [IN_PARK, *[barn, park] * 5])
-    checked = [ask(verified(RISING), each) for each in replies]
+    checked = [ask(verified(RISING), entry) for entry in replies]
     assert [(one.answer, one.accepted) for one in checked] == [(IN_BARN, True), (IN_BARN, False)]
     row = row_of(checked)
-    found = {
+    result = {
         level: (rates.reached, rates.passed.value, rates.checks, rates.checks_passed.value)
         for level, rates in row.levels.items()
     }
-    assert found == {"low": (2, 0.5, 11, 1 / 11), "medium": (1, 1.0, 2, 0.5), "high": (1, 1.0, 1, 1.0)}
+    assert result == {"low": (2, 0.5, 11, 1 / 11), "medium": (1, 1.0, 2, 0.5), "high": (1, 1.0, 1, 1.0)}
     cells = levels_table([row]).rows
     assert cells[0][:5] == ["way", "low", "2", "50.0 (1.3 to 98.7)", "5.5"] and len(cells) == 3
     assert not levels_table([row.model_copy(update={"levels": {}})]).rows
@@ -144,10 +144,10 @@ def test_ways_are_compared_on_the_same_questions():
 def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
     out = tmp_path / "ledger.jsonl"
     line = ["outer", "pocket", "--larger", "pocket-large", "-n", "2", "--most-votes", "9", "--out", str(out)]
-    found = CliRunner().invoke(app, [*line, "--json"])
-    assert found.exit_code == 0, found.output
+    result = CliRunner().invoke(app, [*line, "--json"])
+    assert result.exit_code == 0, result.output
     rows = read_rows(out)
-    assert [row.model_dump(mode="json") for row in rows] == list(map(json.loads, found.stdout.splitlines()))
+    assert [row.model_dump(mode="json") for row in rows] == list(map(json.loads, result.stdout.splitlines()))
     ways = {row.way: row for row in rows}
     # pocket knows no form: no loop that reads one accepts anything
     assert {PLAIN, "pocket-large: plain answer", *loops()} <= set(ways)
@@ -171,12 +171,12 @@ def test_of_a_folder_rows_have_the_name_alone(tmp_path):
     folder = tmp_path / "somewhere" / "mine"
     shutil.copytree(resolve_model("pocket"), folder)
     line = ["outer", str(folder), "-n", "2", "--most-votes", "1", "--ways", "plan, unchecked", "--out", str(out)]
-    found = CliRunner().invoke(app, line)
-    assert found.exit_code == 0, found.output
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 0, result.output
     rows = read_rows(out)
     assert {row.model for row in rows} == {"mine", "pocket-large"} and str(tmp_path) not in out.read_text()
-    found = CliRunner().invoke(app, [*line, "--larger", str(folder.parent / ".." / "somewhere" / "mine")])
-    assert found.exit_code == 2 and "have one name" in found.output and read_rows(out) == rows
+    result = CliRunner().invoke(app, [*line, "--larger", str(folder.parent / ".." / "somewhere" / "mine")])
+    assert result.exit_code == 2 and "have one name" in result.output and read_rows(out) == rows
 
 
 def test_some_loops_are_chosen_by_name():

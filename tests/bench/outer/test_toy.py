@@ -29,7 +29,7 @@ def test_its_tests_pass_without_a_fault_and_fail_with_each(fault, tmp_path):
 def test_the_command_counts_what_was_mended(tmp_path):
     out = tmp_path / "ledger.jsonl"
     line = ["agent", "pocket", "--steps", "4", "--max-tokens", "16", "--out", str(out)]
-    found = CliRunner().invoke(app, line)
-    assert found.exit_code == 0 and f"0 of {len(FAULTS)} faults mended" in found.output, found.output
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 0 and f"0 of {len(FAULTS)} faults mended" in result.output, result.output
     row = json.loads(out.read_text())
     assert (row["n"], row["right"]["value"], row["way"]) == (len(FAULTS), 0, "agent, held to actions, 4 steps")

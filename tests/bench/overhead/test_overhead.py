@@ -49,5 +49,5 @@ def test_the_rows_are_in_the_ledger(tmp_path):
 
 
 def test_what_is_written_is_a_word():
-    """An id of half a character is decoded again with every other one behind it, which no text does."""
+    """An id of half a character is decoded again with every other one after it, which no text does."""
     assert load_tokenizer(resolve_model("pocket")).decode([WRITTEN]).strip().isalpha()

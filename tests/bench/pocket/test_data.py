@@ -98,8 +98,8 @@ def test_whole_answers_needs_every_token():
     ],
 )
 def test_the_first_person_or_thing_of_a_sentence_is_its_subject(tokenizer, text, expected):
-    found = subjects(tokenizer, tokenizer(text)["input_ids"])
-    assert ["-" if token == NONE else tokenizer.decode([token]).strip() for token in found] == expected
+    result = subjects(tokenizer, tokenizer(text)["input_ids"])
+    assert ["-" if token == NONE else tokenizer.decode([token]).strip() for token in result] == expected
 
 
 def test_the_id_is_that_of_the_word_inside_a_text(tokenizer):

@@ -28,10 +28,10 @@ def test_the_gate_learns_when_more_loops_change_nothing(tokenizer):
     states = torch.randn(3, 2000, 16, generator=draw_from)
     # One direction of the state tells whether the token is settled; at the last loop, whether it is right.
     first = torch.randint(0, 3, (2000,), generator=draw_from)
-    told = torch.arange(3)[:, None] >= first
-    told[-1] = torch.rand(2000, generator=draw_from) < 0.5
-    states[..., 5] = torch.where(told, states[..., 5].abs(), -states[..., 5].abs())
-    settled, right = told.clone(), told
+    reported = torch.arange(3)[:, None] >= first
+    reported[-1] = torch.rand(2000, generator=draw_from) < 0.5
+    states[..., 5] = torch.where(reported, states[..., 5].abs(), -states[..., 5].abs())
+    settled, right = reported.clone(), reported
     settled[-1] = True
     answer = torch.arange(2000)
     loss = fit_gate(model, Readouts(states, right, settled, answer))
@@ -40,17 +40,17 @@ def test_the_gate_learns_when_more_loops_change_nothing(tokenizer):
     # At the last loop the target is the right token, not agreement with itself.
     assert ((logits > 0) == right)[-1].float().mean() > 0.93
     # Leaving too early costs more than staying, so that mistake is the rarer one.
-    early, late = ((logits > 0) & ~told).sum(), ((logits < 0) & told).sum()
+    early, late = ((logits > 0) & ~reported).sum(), ((logits < 0) & reported).sum()
     assert early < late / 5
     tried = choose_threshold(model, Readouts(states, right, settled, answer))
     depths = [depth for _, depth, *_ in tried]
     assert depths == sorted(depths) and depths[0] < depths[-2] and (tried[-1][0], depths[-1]) == (1.0, 3.0)
-    ((_, depth, fidelity, agreement, _),) = (each for each in tried if each[-1])
+    ((_, depth, fidelity, agreement, _),) = (entry for entry in tried if entry[-1])
     assert fidelity >= 0.99 and agreement >= 0.985 and depth < 2.2
-    assert all(each[2] < 0.99 or each[3] < 0.985 for each in tried if each[1] < depth)
+    assert all(entry[2] < 0.99 or entry[3] < 0.985 for entry in tried if entry[1] < depth)
     # nothing is good enough: q is 1
     never = choose_threshold(model, Readouts(states, right, torch.zeros_like(settled), answer))
-    assert [each[0] for each in never if each[-1]] == [1.0]
+    assert [entry[0] for entry in never if entry[-1]] == [1.0]
 
 
 def test_collect_reads_answers_of_the_asked_scenes(tokenizer):
@@ -59,7 +59,7 @@ def test_collect_reads_answers_of_the_asked_scenes(tokenizer):
     assert readouts.states.shape[0] == 3 and readouts.states.shape[2] == 16 and readouts.same[-1].all()
     answers = readouts.answer[readouts.answer >= 0]
     assert answers.diff().unique().tolist() == [0, 1] and answers[0] == 0
-    states, last = (each.states[:, each.answer >= 0] for each in (readouts, tail))
+    states, last = (entry.states[:, entry.answer >= 0] for entry in (readouts, tail))
     torch.testing.assert_close(states[:, -last.shape[1] :], last)
     # A fifth of the tokens of prompts is kept as well.
     rows = [fit(tokenizer, draw("calibration", 0, n), n % 2 == 1, TINY.length) for n in range(10, 70)]

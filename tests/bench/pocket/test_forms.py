@@ -61,13 +61,13 @@ def test_a_model_that_replies_as_taught_is_right_and_accepted_by_every_loop(way)
 def test_steps_quote_the_story_or_are_sums_on_what_stands_before_them_and_are_asked_for_in_order():
     totals = 0
     for item in ITEMS:
-        steps, told = solution(item), sentences(item.story)
+        steps, reported = solution(item), sentences(item.story)
         acts = [read_action(act_item(item, place).answer) for place in range(len(steps))]
         assert acts[-1] == Action("answer", item.answer) and steps[-1].statement == item.answer
         for place, (step, act) in enumerate(zip(steps, acts, strict=True)):
             assert all(other < place for other in step.depends)
             if step.name:
-                assert [one for one in told if named(one) == step.name][-1] == step.statement
+                assert [one for one in reported if named(one) == step.name][-1] == step.statement
                 assert asking(step.name) == step.verify and (act == Action("look", step.name) or step is steps[-1])
             if step.total:
                 left, sign, right = step.total.split()
@@ -83,9 +83,9 @@ def test_plans_are_graphs_that_the_lemma_parser_takes():
         steps = solution(item)
         for known in range(len(steps)):
             reply = plan_item(item, known).answer
-            found = LemmaGraph(tuple(parse_lemmas(reply))).lemmas
-            assert [lemma.statement for lemma in found] == [step.statement for step in steps[known:]]
-            assert [lemma.verification_strategy for lemma in found] == [step.verify for step in steps[known:]]
+            result = LemmaGraph(tuple(parse_lemmas(reply))).lemmas
+            assert [lemma.statement for lemma in result] == [step.statement for step in steps[known:]]
+            assert [lemma.verification_strategy for lemma in result] == [step.verify for step in steps[known:]]
             assert json.loads(reply)["FINAL"]["statement"] == item.answer
 
 
@@ -118,28 +118,28 @@ def test_a_share_of_questions_is_asked_in_forms_always_the_same():
 @pytest.mark.exhaustive
 def test_the_forms_pieces_are_one_token_each_leave_other_texts_as_they_were_and_fit_a_row(tokenizer):
     recipe = RECIPES["pocket-solver"]
-    own = recipe.tokenizer()
-    assert len(own) == len(tokenizer) + len(TOKENS)
-    assert all(len(own.encode(piece, add_special_tokens=False)) == 1 for piece in TOKENS)
+    current = recipe.tokenizer()
+    assert len(current) == len(tokenizer) + len(TOKENS)
+    assert all(len(current.encode(piece, add_special_tokens=False)) == 1 for piece in TOKENS)
     for number, item in enumerate(ITEMS):
-        assert own.encode(item.prompt) == tokenizer.encode(item.prompt)
+        assert current.encode(item.prompt) == tokenizer.encode(item.prompt)
         reply = plan_item(item).answer
-        assert own.decode(own.encode(reply, add_special_tokens=False)) == reply
+        assert current.decode(current.encode(reply, add_special_tokens=False)) == reply
         for form in (formed(item, Random(number)), check_item(item, item.answer)):
-            assert len(encode(own, [form], chat=True).ids) <= recipe.length
+            assert len(encode(current, [form], chat=True).ids) <= recipe.length
 
 
 @pytest.mark.exhaustive
 def test_the_shipped_solver_knows_its_forms_and_pocket_none():
-    told = {}
+    reported = {}
     for name in ("pocket-solver", "pocket"):
-        found = CliRunner().invoke(app, ["forms", name, "--n", "40", "--json"])
-        assert found.exit_code == 0, found.output
-        told[name] = {form: halves["all"] for form, halves in json.loads(found.stdout)["groups"].items()}
+        result = CliRunner().invoke(app, ["forms", name, "--n", "40", "--json"])
+        assert result.exit_code == 0, result.output
+        reported[name] = {form: halves["all"] for form, halves in json.loads(result.stdout)["groups"].items()}
     # a plan that would be too long is asked as an answer
-    assert all(group["exit"] < 0.1 for form, group in told["pocket"].items() if form != "answer")
+    assert all(group["exit"] < 0.1 for form, group in reported["pocket"].items() if form != "answer")
     # one look-up, or one step, is learned well; so is what stands at the exits
-    assert all(told["pocket-solver"][form]["exit"] > 0.8 for form in ("look", "act"))
-    assert told["pocket-solver"]["look"]["exit_depth"] < 4
+    assert all(reported["pocket-solver"][form]["exit"] > 0.8 for form in ("look", "act"))
+    assert reported["pocket-solver"]["look"]["exit_depth"] < 4
     table = CliRunner().invoke(app, ["forms", "pocket", "--n", "4"])
     assert table.exit_code == 0 and "look" in table.stdout

@@ -13,7 +13,7 @@ def test_marked_tokens_complete_facts_told_before(tokenizer, kind):
     forms = {word for form in ladder for word in re.sub(r"{.}|[.]", " ", form).split()}
     for index in range(kind, 25 * len(KINDS), len(KINDS)):
         row = note_row(tokenizer, 0, index)
-        told = {}
+        output = {}
         source = None
         for token, mark, about in zip(row.ids, row.answer, row.subjects, strict=True):
             word = tokenizer.decode([token]).strip()
@@ -26,16 +26,16 @@ def test_marked_tokens_complete_facts_told_before(tokenizer, kind):
                 else:
                     assert (about == NONE) == (word.lower() in ("the", "family", "of"))
             elif word in goals:
-                assert mark == (source in told)
-                assert told.setdefault(source, word) == word
+                assert mark == (source in output)
+                assert output.setdefault(source, word) == word
                 assert tokenizer.decode([about]).strip() == source
                 source = None
             else:
                 assert not mark and tokenizer.decode([about]).strip() == source
-        assert 2 <= len(told) <= 5 and len(set(told.values())) == len(told)
+        assert 2 <= len(output) <= 5 and len(set(output.values())) == len(output)
         assert LENGTH <= len(row.ids) < LENGTH + 12
         marked = [token for token, mark in zip(row.ids, row.answer, strict=True) if mark]
         for trail, token in zip(row.trails, marked, strict=True):
             subject, goal = (tokenizer.decode([part]).strip() for part in trail)
-            assert trail[-1] == token and told[subject] == goal
+            assert trail[-1] == token and output[subject] == goal
     assert note_row(tokenizer, 0, kind) == note_row(tokenizer, 0, kind) != note_row(tokenizer, 1, kind)

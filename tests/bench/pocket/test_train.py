@@ -55,8 +55,8 @@ def test_resuming_gives_the_bits_of_an_uninterrupted_run(tokenizer, recipe, tmp_
     assert train(recipe, tokenizer, tmp_path / "killed", minutes=0.0) is None
     resumed = train(recipe, tokenizer, tmp_path / "killed")
     before = dict(build_model(recipe, tokenizer).named_parameters())
-    for (name, expected), (_, found) in zip(whole.named_parameters(), resumed.named_parameters(), strict=True):
-        assert torch.equal(expected, found), name
+    for (name, expected), (_, obtained) in zip(whole.named_parameters(), resumed.named_parameters(), strict=True):
+        assert torch.equal(expected, obtained), name
         assert torch.equal(expected, before[name]) == ("early_exit_gate" in name), name
     saved, again = (load_file(tmp_path / run / STATE) for run in ("whole", "killed"))
     assert saved.keys() == again.keys() and all(torch.equal(saved[name], again[name]) for name in saved)
@@ -126,8 +126,8 @@ def test_on_trails_each_loop_is_asked_for_the_next_step(tokenizer, recipe):
     for loop in read:
         asked = batch.trails[:, min(loop - 1, batch.trails.shape[1] - 1)]
         total = total - 20 * loop / sum(read) * said[loop - 1][marks].gather(-1, asked[:, None]).sum()
-    told = batch.subjects[:, :-1] >= 0
-    hint = -said[0][told].gather(-1, batch.subjects[:, :-1][told][:, None]).mean()
+    reported = batch.subjects[:, :-1] >= 0
+    hint = -said[0][reported].gather(-1, batch.subjects[:, :-1][reported][:, None]).mean()
     torch.testing.assert_close(loss, total / (20 * marks.sum() + rest.sum()) + recipe.subject_weight * hint)
     hits = logits[:, :, :-1].argmax(-1) == batch.ids[:, 1:]
     assert right.tolist() == [hits[loop - 1][marks].tolist() for loop in read]
@@ -186,7 +186,7 @@ def test_batches_run_the_loops_and_start_from_the_states_that_the_recipe_says(to
         without = 0 if step == WAYS else max(0, read[-1] - RAVEN.recurrence.backprop)
         assert (seen[-1]["num_loops"], seen[-1]["loops_without_grad"]) == (read[-1], without)
     hook.remove()
-    hints, one, other, again = (each["initial_state"] for each in seen)
+    hints, one, other, again = (entry["initial_state"] for entry in seen)
     assert hints is None and not one[0].any()
     assert one[1].std().item() == pytest.approx(model.config.state_std, rel=0.1)
     assert not torch.equal(one, other) and torch.equal(other, again)
@@ -197,7 +197,7 @@ def test_loops_are_drawn_around_their_mean_and_first_and_last_are_always_read():
     drawn = [Recurrence().draw(rng, 64) for _ in range(4000)]
     # one more than a Poisson number whose rate has the mean 8
     assert sum(drawn) / len(drawn) == pytest.approx(9.0, abs=0.3) and min(drawn) >= 1
-    variance = sum((each - 9.0) ** 2 for each in drawn) / len(drawn)
+    variance = sum((entry - 9.0) ** 2 for entry in drawn) / len(drawn)
     # of the Poisson number, and of the rate: 8^2 (exp(0.25) - 1)
     assert variance == pytest.approx(8 + 64 * 0.284, rel=0.15)
     capped = Counter(Recurrence().draw(rng, 16) for _ in range(2000))

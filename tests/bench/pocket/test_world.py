@@ -35,7 +35,7 @@ def _read(story):
     """What everything points to after the last sentence, and the years to add on the way."""
     goal, years = {}, {}
     for sentence in story.rstrip(".").split(". "):
-        match = next((found for form in [*_POINTERS, _COMPARED] if (found := form.fullmatch(sentence))), None)
+        match = next((result for form in [*_POINTERS, _COMPARED] if (result := form.fullmatch(sentence))), None)
         assert match, f"unread sentence: {sentence}"
         if " was left in " in sentence and match["a"] in goal:
             assert goal[goal[match["a"]]] == match["b"], f"impossible: {sentence}"
@@ -60,15 +60,15 @@ def _answer(story, question):
     if match := re.fullmatch(r"Where is ((?:the )?([A-Za-z]+))\?", question):
         return f"{match[1][0].upper()}{match[1][1:]} is in the {end(match[2])}."
     if match := re.fullmatch(r"Is ((?:the )?([A-Za-z]+)) in the ([a-z]+)\?", question):
-        found = end(match[2])
-        return f"{'Yes' if found == match[3] else 'No'}, {match[1]} is in the {found}."
+        result = end(match[2])
+        return f"{'Yes' if result == match[3] else 'No'}, {match[1]} is in the {result}."
     if match := re.fullmatch(r"Who has the ([a-z]+)\?", question):
         return f"The {match[1]} is with {end(match[1], NAMES)}."
     if match := re.fullmatch(r"Where does the family of (\w+) come from\?", question):
         return f"The family of {match[1]} comes from {end(match[1])}."
     if match := re.fullmatch(r"Does the family of (\w+) come from (\w+)\?", question):
-        found = end(match[1])
-        return f"{'Yes' if found == match[2] else 'No'}, the family of {match[1]} comes from {found}."
+        result = end(match[1])
+        return f"{'Yes' if result == match[2] else 'No'}, the family of {match[1]} comes from {result}."
     if match := re.fullmatch(r"How old is (\w+)\?", question):
         return f"{match[1]} is {age(match[1])} years old."
     if match := re.fullmatch(r"Is (\w+) older than (\w+)\?", question):
@@ -95,13 +95,13 @@ def test_answers_match_an_independent_simulator(difficulty):
 
 def test_derivation_and_trail_hold_the_sentences_the_answer_rests_on():
     for item in (item for index in range(300) for item in draw("test", 5, index).items):
-        told = item.story.rstrip(".").split(". ")
+        output = item.story.rstrip(".").split(". ")
         steps = [step.rstrip(".") for step in item.derivation[:-1]]
-        assert len(steps) == item.hops and all(step in told for step in steps)
+        assert len(steps) == item.hops and all(step in output for step in steps)
         assert item.derivation[-1].lower() == f"so {item.answer.lower()}"
         # The sentences alone lead to the same answer.
         if item.family != "older" or len({*steps}) == len(steps):
-            assert _answer(". ".join(sorted(steps, key=told.index)) + ".", item.question) == item.answer
+            assert _answer(". ".join(sorted(steps, key=output.index)) + ".", item.question) == item.answer
         assert len(item.trail) == (0 if item.family == "older" else item.hops)
         for word, sentence in zip(item.trail[:-1], item.derivation, strict=False):
             assert word in sentence.rstrip(".").split()
@@ -122,7 +122,7 @@ def test_a_scene_is_a_function_of_split_seed_and_index_in_splits_that_share_no_s
     assert len({draw(split, seed, index).story for split in SPLITS for seed in (0, 1) for index in range(20)}) == 120
     # the easiest stories are the ones that come up again
     easy = {split: {draw(split, 0, index, difficulty=1).story for index in range(100)} for split in SPLITS}
-    assert all(split_of(story) == split for split, told in easy.items() for story in told)
+    assert all(split_of(story) == split for split, output in easy.items() for story in output)
     shares = Counter(split_of(f"story {number}") for number in range(20000))
     for split in ("test", "calibration"):
         assert shares[split] / 20000 == pytest.approx(26 / 256, abs=0.01)

@@ -78,8 +78,8 @@ def test_the_committed_figures_keep_what_is_promised():
 @example([1])
 def test_repetition_is_the_definition(ids):
     periodicity, _, echo, distinct = definitions.repetition(ids)
-    found = repetition(np.array(ids), np.array([len(ids)]))[0]
-    np.testing.assert_allclose(found, [periodicity, echo, 1 - distinct], atol=1e-6)
+    result = repetition(np.array(ids), np.array([len(ids)]))[0]
+    np.testing.assert_allclose(result, [periodicity, echo, 1 - distinct], atol=1e-6)
 
 
 def test_certainty_is_what_the_canary_reads():
@@ -90,17 +90,17 @@ def test_certainty_is_what_the_canary_reads():
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
     ids = np.random.default_rng(1).integers(0, 60, 40)
-    found = certainty(model, ids)
+    result = certainty(model, ids)
     with torch.no_grad():
         logits = model(torch.from_numpy(ids)[None]).logits[0]
     state = CollapseState.empty(1, "cpu")
     state.observed.fill_(1)  # the first id has an entropy of 0 in the study
     for place in range(1, 40):
-        told = collapse_reference(
+        output = collapse_reference(
             logits[place - 1][None], torch.tensor([ids[place]]), state, torch.tensor([0]), CollapseRule()
         )
-        assert float(told.statistics[0, 2]) == pytest.approx(found[place, 0], abs=2e-3)
-        assert float(told.statistics[0, 1]) == pytest.approx(found[place, 1], abs=1e-4)
+        assert float(output.statistics[0, 2]) == pytest.approx(result[place, 0], abs=2e-3)
+        assert float(output.statistics[0, 1]) == pytest.approx(result[place, 1], abs=1e-4)
 
 
 @pytest.mark.exhaustive
@@ -117,9 +117,9 @@ def test_a_fit_tells_loops_from_text(tmp_path):
     assert [text.kind for text in texts] == ["prose", "code"] and len(texts[0].ids) >= 3000
     readings = read_texts(None, texts, 200) + read_loops(None, loops(texts[0].ids, 2))
     rule = fit(readings)
-    told = {(row["kind"], row["fitted"]): row for row in figures(rule, readings)}
-    assert told["exact", True]["lowest"] >= BARS["exact"] - 0.02 and told["exact", False]["lowest"] > 0.8
-    assert told["prose", False]["quantiles"][4] < 0.4
-    calm = np.concatenate([each.traits for each in readings if each.kind == "prose"])
-    area, curve = roc(rule, calm, next(each.traits for each in readings if each.kind == "exact"))
+    output = {(row["kind"], row["fitted"]): row for row in figures(rule, readings)}
+    assert output["exact", True]["lowest"] >= BARS["exact"] - 0.02 and output["exact", False]["lowest"] > 0.8
+    assert output["prose", False]["quantiles"][4] < 0.4
+    calm = np.concatenate([item.traits for item in readings if item.kind == "prose"])
+    area, curve = roc(rule, calm, next(item.traits for item in readings if item.kind == "exact"))
     assert area > 0.99 and curve[0] == (0.0, 0.0) and curve[-1] == (1.0, 1.0)

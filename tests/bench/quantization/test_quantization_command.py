@@ -41,7 +41,7 @@ def test_rows_of_a_model_and_of_a_shape(tmp_path, monkeypatch):
     *_, random = read_rows(ledger)
     assert (random.dtype, random.dtype_of_floats) == ("bfloat16", "float32")
     assert random.model == "random tiny" and random.agreement is random.mean_depth is None
-    of_model, of_shape = (whole(each) for each in latest_quantization(read_rows(ledger)))
+    of_model, of_shape = (whole(item) for item in latest_quantization(read_rows(ledger)))
     assert "margin" in of_model and "random weights" in of_shape and of_model.count("int4") == 2
 
 

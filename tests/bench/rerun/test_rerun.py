@@ -63,21 +63,21 @@ def test_a_figure_that_was_altered_is_found_and_named(says):
     invoke(says, "--write")
     path = says / "plain.json"
     path.write_text(path.read_text().replace("1.5", "1.6"))
-    found = invoke(says)
-    assert found.exit_code == 1 and "plain .value: 1.6, now 1.5" in found.stdout
-    assert "1 reports, 1 different" in found.stdout
+    result = invoke(says)
+    assert result.exit_code == 1 and "plain .value: 1.6, now 1.5" in result.stdout
+    assert "1 reports, 1 different" in result.stdout
 
 
 def test_what_was_never_committed_is_a_difference(says):
     says.mkdir()
-    found = invoke(says)
-    assert found.exit_code == 1 and "was not committed before" in found.stdout
+    result = invoke(says)
+    assert result.exit_code == 1 and "was not committed before" in result.stdout
 
 
 def test_the_quick_part_has_reports_of_its_own(says):
     assert invoke(says, "--quick", "--write").exit_code == 0
-    told, report = read_report(says / "quick" / "plain.json")
-    assert report["arguments"] == ["whole", "--quick"] and told.command == "python -m says whole --quick"
+    output, report = read_report(says / "quick" / "plain.json")
+    assert report["arguments"] == ["whole", "--quick"] and output.command == "python -m says whole --quick"
     assert invoke(says, "--quick").exit_code == 0
 
 
@@ -87,9 +87,9 @@ def test_files_are_given_by_name_and_named_reports_need_theirs(says, tmp_path):
     assert missing.exit_code == 2 and "--input text=FILE" in missing.stderr
     (tmp_path / "text").write_text("abc")
     assert invoke(says, "--only", "reads", "--input", f"text={tmp_path / 'text'}", "--write").exit_code == 0
-    told, report = read_report(says / "reads.json")
-    assert report["arguments"] == [str(tmp_path / "text")] and list(told.inputs) == ["text"]
-    assert told.command == "python -m says {text}", "no folder of this machine"
+    output, report = read_report(says / "reads.json")
+    assert report["arguments"] == [str(tmp_path / "text")] and list(output.inputs) == ["text"]
+    assert output.command == "python -m says {text}", "no folder of this machine"
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_a_trail_has_its_provenance_beside_it(says, tmp_path):
     says.mkdir()
     assert invoke(says, "--only", "trail", "--write").exit_code == 0
     assert (says / "trail.jsonl").read_text() == "{}\n{}\n"
-    told = Provenance.model_validate_json((says / "trail.provenance.json").read_text())
-    assert told.command == "python -m says" and told.commit == "a" * 40
+    output = Provenance.model_validate_json((says / "trail.provenance.json").read_text())
+    assert output.command == "python -m says" and output.commit == "a" * 40
 
 
 def test_every_recipe_names_what_is_there():
@@ -140,29 +140,29 @@ def test_every_recipe_names_what_is_there():
 
 @pytest.mark.exhaustive
 def test_the_command_line_is_run_by_this_python(tmp_path):
-    found = Recipe("size", "sigma0 size ouro-1.4b --json").run(False, {}, tmp_path)
-    assert found["kind"] == "computed" and found["model"] == "ouro-1.4b"
+    result = Recipe("size", "sigma0 size ouro-1.4b --json").run(False, {}, tmp_path)
+    assert result["kind"] == "computed" and result["model"] == "ouro-1.4b"
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["calibration-worlds"])
 def test_a_quick_part_gives_what_is_committed(name):
-    found = CliRunner().invoke(app, ["all", "--quick", "--only", name, "--json"])
-    assert found.exit_code == 0, found.stdout
-    assert json.loads(found.stdout.splitlines()[-1])["different"] == 0
+    result = CliRunner().invoke(app, ["all", "--quick", "--only", name, "--json"])
+    assert result.exit_code == 0, result.stdout
+    assert json.loads(result.stdout.splitlines()[-1])["different"] == 0
 
 
 def test_rows_are_compared_with_the_newest_of_the_same_setting_whatever_time_they_took():
     rows = [row for row in read_rows(LEDGER) if row.benchmark == "fidelity"]
     lines = [row.model_dump_json() for row in rows]
-    found = [untimed(line) for line in lines[-3:]]
-    assert not any(name in each for each in found for name in ("time", "speed_ratio", "commit", "tokens_per_second"))
-    assert committed(found, rows) == found
-    changed = [{**each, "n": 7} for each in found]
+    result = [untimed(line) for line in lines[-3:]]
+    assert not any(name in item for item in result for name in ("time", "speed_ratio", "commit", "tokens_per_second"))
+    assert committed(result, rows) == result
+    changed = [{**item, "n": 7} for item in result]
     assert committed(changed, rows) == [None, None, None]
     earlier = rows[-1].model_copy(update={"head_rows": rows[-1].head_rows + 1})
-    assert committed(found[-1:], [earlier, rows[-1]]) == found[-1:]
-    assert committed(found[-1:], [rows[-1], earlier]) != found[-1:]
+    assert committed(result[-1:], [earlier, rows[-1]]) == result[-1:]
+    assert committed(result[-1:], [rows[-1], earlier]) != result[-1:]
 
 
 @given(PLAIN)
@@ -196,5 +196,5 @@ def test_what_a_run_says_of_itself_is_left_out():
 
 
 def test_long_values_are_told_in_part():
-    (told,) = differences("a" * 500, "b" * 500)
-    assert len(told) < 120
+    (output,) = differences("a" * 500, "b" * 500)
+    assert len(output) < 120

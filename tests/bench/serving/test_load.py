@@ -81,8 +81,8 @@ def test_refusals_are_failures(plain):  # noqa: F811
 
 
 def test_times_become_percentiles():
-    told = percentiles([0.1, 0.2, 0.3])
-    assert told.p50 == pytest.approx(200) and told.p99 == pytest.approx(298)
+    output = percentiles([0.1, 0.2, 0.3])
+    assert output.p50 == pytest.approx(200) and output.p99 == pytest.approx(298)
     assert percentiles([]).p50 == 0
     load = Load(2.0, [Answer(0.0, [0.5, 0.6, 0.8], 3), Answer(0.0, [], 0, "broke")])
     assert load.first_token.p50 == pytest.approx(500) and load.between_tokens.p50 == pytest.approx(150)

@@ -82,11 +82,11 @@ def test_a_flood_sends_what_never_fits(kind, plain):  # noqa: F811
 
 def test_the_committed_one_is_what_the_readme_says():
     _, kept = read_report(RESULT)
-    found = Soak(**kept)
+    obtained = Soak(**kept)
     # the verdict is made again from the samples
-    assert found.memory_is_flat and found.is_sound
-    assert found.seconds >= 1800 and found.clients == 12 and found.preemptions > 0
-    assert found.left > 0.08 * found.asked
+    assert obtained.memory_is_flat and obtained.is_sound
+    assert obtained.seconds >= 1800 and obtained.clients == 12 and obtained.preemptions > 0
+    assert obtained.left > 0.08 * obtained.asked
 
 
 @pytest.mark.exhaustive

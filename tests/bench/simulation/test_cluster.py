@@ -68,10 +68,10 @@ def test_the_same_chats_come_under_every_routing():
         traffic = Traffic(turns=3.0, think=1.0, context=10**9)
         cluster = servers(4, exponential(), load, routing, "a", traffic)
         cluster.run(0, 600)
-        found = {}
+        result = {}
         for request in cluster.asked:
-            found.setdefault(request.session, []).append((request.kind, request.prompt, len(request.depths)))
-        began = [found[2 * number] for number in range(1, 60)]
+            result.setdefault(request.session, []).append((request.kind, request.prompt, len(request.depths)))
+        began = [result[2 * number] for number in range(1, 60)]
         return began, [next(r.arrived for r in cluster.asked if r.session == 2 * number) for number in range(1, 60)]
 
     every = {routing: chats(routing, 0.5) for routing in ROUTINGS}
@@ -97,22 +97,22 @@ def test_the_same_seed_gives_the_same_course():
 
 def went(cluster, what):
     """By the number of each replica, something of every request that it was given."""
-    found = {}
+    result = {}
     for number, replica in enumerate(cluster.replicas):
         add = replica.add
         replica.add = lambda request, number=number, add=add: (
-            found.setdefault(number, []).append(what(request)),
+            result.setdefault(number, []).append(what(request)),
             add(request),
         )
     cluster.run(0, 500)
-    return found
+    return result
 
 
 def test_all_turns_of_a_chat_go_to_one_replica():
     traffic = Traffic(turns=5.0, think=1.0, context=10**9)
     chats = went(servers(8, [MEAN], 0.5, "session-affine", "a", traffic), lambda request: request.session)
-    assert len(chats) == 8 and sum(len(set(each)) for each in chats.values()) == len(set().union(*chats.values()))
-    assert max(each.count(chat) for each in chats.values() for chat in each) > 3
+    assert len(chats) == 8 and sum(len(set(item)) for item in chats.values()) == len(set().union(*chats.values()))
+    assert max(item.count(chat) for item in chats.values() for chat in item) > 3
 
 
 def test_depth_aware_routing_keeps_both_kinds_apart():

@@ -24,37 +24,37 @@ def law(work):
 
 def passes(seed, noise, disturbed=0.0, count=600):
     rng = np.random.default_rng(seed)
-    found = []
+    result = []
     for _ in range(count):
         requests = int(rng.integers(1, 17))
         rows, tokens = requests * int(rng.integers(1, 30)), int(rng.integers(0, 4))
         chunks, begun = (int(rng.integers(0, 1 + min(requests, most))) for most in (8, 2))
         work = PassWork(rows, chunks, requests, tokens, begun, int(rng.integers(0, tokens + 1)))
         took = law(work) * max(0.05, 1 + noise * rng.standard_normal()) + 50 * (rng.random() < disturbed)
-        found.append(TimedPass(work, took / 1000))
-    return found
+        result.append(TimedPass(work, took / 1000))
+    return result
 
 
 def test_the_law_is_found():
-    found = passes(0, 0.0)
-    fitted = fit_passes([found[:250], found[250:]])
+    result = passes(0, 0.0)
+    fitted = fit_passes([result[:250], result[250:]])
     assert fitted.paces == pytest.approx((1.0, 1.0))
     clock = PassClock(fitted)
-    for each in found:
-        assert 1000 * clock(each.work) == pytest.approx(1000 * each.seconds, rel=1e-6)
+    for item in result:
+        assert 1000 * clock(item.work) == pytest.approx(1000 * item.seconds, rel=1e-6)
     # and goes on after what was seen
     work = PassWork(2000, 0, 3, 2, 0, 0)
     assert 1000 * clock(work) == pytest.approx(law(work), rel=1e-3)
 
 
 def test_noise_and_disturbed_passes_do_not_bend_it_and_their_time_counts():
-    found = passes(1, 0.1, disturbed=0.03, count=3000)
-    fitted = fit_passes([found])
+    result = passes(1, 0.1, disturbed=0.03, count=3000)
+    fitted = fit_passes([result])
     assert 0.6 < fitted.explained < 1 and fitted.passes == 3000
     clock = PassClock(fitted)
-    took = sum(each.seconds for each in found)
-    assert sum(clock(each.work) for each in found) == pytest.approx(took)
-    undisturbed = sum(law(each.work) for each in found) / 1000
+    took = sum(item.seconds for item in result)
+    assert sum(clock(item.work) for item in result) == pytest.approx(took)
+    undisturbed = sum(law(item.work) for item in result) / 1000
     assert took > 1.1 * undisturbed
     for rows, requests, tokens in [(1, 1, 0), (16, 4, 1), (100, 10, 0), (300, 16, 3)]:
         work = PassWork(rows, 0, requests, tokens, 0, 0)
@@ -63,16 +63,16 @@ def test_noise_and_disturbed_passes_do_not_bend_it_and_their_time_counts():
 
 def test_a_machine_that_changes_its_speed_is_told_from_the_law():
     rounds = [
-        [each._replace(seconds=pace * each.seconds) for each in passes(seed, 0.05)]
+        [item._replace(seconds=pace * item.seconds) for item in passes(seed, 0.05)]
         for seed, pace in enumerate((1.0, 1.8, 0.7, 1.0))
     ]
     fitted = fit_passes(rounds)
     middle = fitted.paces[0]
     assert [pace / middle for pace in fitted.paces] == pytest.approx([1.0, 1.8, 0.7, 1.0], rel=0.02)
-    assert fitted.explained > 0.9 > fit_passes([[each for found in rounds for each in found]]).explained
-    for pace, found in zip(fitted.paces, rounds, strict=True):
+    assert fitted.explained > 0.9 > fit_passes([[item for result in rounds for item in result]]).explained
+    for pace, result in zip(fitted.paces, rounds, strict=True):
         clock = PassClock(fitted, pace)
-        assert sum(clock(each.work) for each in found) == pytest.approx(sum(each.seconds for each in found))
+        assert sum(clock(item.work) for item in result) == pytest.approx(sum(item.seconds for item in result))
 
 
 @settings(max_examples=30, deadline=None)
@@ -96,8 +96,8 @@ def test_the_clock_goes_straight_between_points():
     points = tuple(PassTime(rows=rows, milliseconds=time) for rows, time in [(2, 1.0), (4, 2.0), (10, 2.0)])
     times = PassTimes(by_rows=points, **{**NOTHING, "telling_ms": 5, "token_ms": 1, "ended_ms": 2})
     clock = PassClock(times)
-    told = [1000 * clock(PassWork(rows, 0, 3, 0, 0, 0)) for rows in (1, 2, 3, 4, 7, 10, 99)]
-    assert told == pytest.approx([1, 1, 1.5, 2, 2, 2, 2])
+    output = [1000 * clock(PassWork(rows, 0, 3, 0, 0, 0)) for rows in (1, 2, 3, 4, 7, 10, 99)]
+    assert output == pytest.approx([1, 1, 1.5, 2, 2, 2, 2])
     assert 1000 * clock(PassWork(4, 0, 1, 2, 0, 0)) == pytest.approx(9)
     assert 1000 * clock(PassWork(4, 0, 1, 2, 0, 2)) == pytest.approx(13)
 
@@ -122,6 +122,6 @@ def test_passes_that_cannot_be_fitted_are_told(broken, message):
 
 @pytest.mark.parametrize("rows", [(4, 4), (9, 2)])
 def test_points_must_rise(rows):
-    points = [{"rows": each, "milliseconds": 1.0} for each in rows]
+    points = [{"rows": item, "milliseconds": 1.0} for item in rows]
     with pytest.raises(ValueError, match="rising rows"):
         PassTimes(by_rows=points, **NOTHING)

@@ -21,9 +21,9 @@ from tests.reference import settled_model
 @pytest.fixture(scope="module")
 def model():
     tokenizer = sigma0.load("pocket", device="cpu")[1]
-    found = settled_model(3, vocab_size=len(tokenizer), total_ut_steps=4)
-    found.generation_config.eos_token_id = None
-    return found, tokenizer
+    obtained = settled_model(3, vocab_size=len(tokenizer), total_ut_steps=4)
+    obtained.generation_config.eos_token_id = None
+    return obtained, tokenizer
 
 
 @pytest.fixture
@@ -49,22 +49,22 @@ def prompts(count):
 @pytest.mark.exhaustive
 def test_the_simulation_takes_as_long_as_the_engine(model, lawful):
     conditions = Conditions.model_validate({**CONDITIONS, "max_new_tokens": 5})
-    told = []
-    found = measure_inputs(*model, conditions, prompts(12), ExitConfig(q=0.5), told.append)
-    assert told == list(range(1, STEPS + 1))
-    clock = PassClock(found.pass_times)
+    reported = []
+    obtained = measure_inputs(*model, conditions, prompts(12), ExitConfig(q=0.5), reported.append)
+    assert reported == list(range(1, STEPS + 1))
+    clock = PassClock(obtained.pass_times)
     for work in (PassWork(1, 0, 1, 0, 0, 0), PassWork(9, 2, 3, 1, 1, 0), PassWork(40, 0, 4, 2, 0, 1)):
         assert clock(work) == pytest.approx(law(work) / 1000, rel=1e-6)
-    assert found.pass_times.explained == pytest.approx(1.0) and len(found.pass_times.paces) == 6
-    for check in found.checks:
+    assert obtained.pass_times.explained == pytest.approx(1.0) and len(obtained.pass_times.paces) == 6
+    for check in obtained.checks:
         assert check.requests == 48
         assert check.paces == pytest.approx((1.0,) * 12)
         assert check.simulated == pytest.approx(check.measured, rel=1e-6)
-    assert [len(kind.answers) for kind in found.kinds.values()] == [12, 12]
-    assert {depth for answer in found.kinds["long"].answers for depth in answer.depths} == {4}
-    assert found.kinds["short"].passes < found.kinds["long"].passes == 20
+    assert [len(kind.answers) for kind in obtained.kinds.values()] == [12, 12]
+    assert {depth for answer in obtained.kinds["long"].answers for depth in answer.depths} == {4}
+    assert obtained.kinds["short"].passes < obtained.kinds["long"].passes == 20
     # rounds take prompts in turn
-    assert sorted(answer.prompt for answer in found.kinds["short"].answers) == sorted(map(len, prompts(12)))
+    assert sorted(answer.prompt for answer in obtained.kinds["short"].answers) == sorted(map(len, prompts(12)))
 
 
 def test_arrivals_are_kept(model, lawful):
@@ -91,8 +91,8 @@ def test_the_command_writes_inputs_that_can_be_simulated(tmp_path):
     out, ledger = tmp_path / "inputs.json", tmp_path / "ledger.jsonl"
     result = CliRunner().invoke(app, ["passes", "pocket", "-n", "12", "--max-new-tokens", "4", "--out", str(out)])
     assert result.exit_code == 0, result.output
-    found, _ = read_inputs(out)
-    assert found.conditions.model == "pocket" and found.loops == 6 and found.clock.startswith("CPU time")
+    obtained, _ = read_inputs(out)
+    assert obtained.conditions.model == "pocket" and obtained.loops == 6 and obtained.clock.startswith("CPU time")
     # nobody is refused, however fast the machine was
     arguments = ["--inputs", out, "--replicas", "2", "--requests", "50", "--waiting", "1000000", "--out", ledger]
     result = CliRunner().invoke(app, ["simulate", *map(str, arguments)])

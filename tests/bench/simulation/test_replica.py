@@ -24,9 +24,9 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def model(tokenizer):
-    found = settled_model(3, vocab_size=len(tokenizer), total_ut_steps=LOOPS)
-    found.generation_config.eos_token_id = None
-    return found
+    result = settled_model(3, vocab_size=len(tokenizer), total_ut_steps=LOOPS)
+    result.generation_config.eos_token_id = None
+    return result
 
 
 def engine_of(model, tokenizer, running, pass_rows, blocks):
@@ -36,17 +36,17 @@ def engine_of(model, tokenizer, running, pass_rows, blocks):
 
 def played(engine, jobs):
     """Ends and moments of every job's tokens, rows of every pass; a job is submitted before its own pass."""
-    queue, keys, told, ends, rows = sorted(jobs, key=lambda each: each[0]), {}, {}, {}, []
+    queue, keys, output, ends, rows = sorted(jobs, key=lambda item: item[0]), {}, {}, {}, []
     for number in range(2000):
         while queue and queue[0][0] <= number:
             keys[engine.submit(queue[0][1])] = len(keys)
             queue.pop(0)
         if not engine.has_work and not queue:
-            return told, ends, rows
+            return output, ends, rows
         before = engine.status().rows
         for key, event in engine.step():
             if isinstance(event, TokenOutput):
-                told.setdefault(keys[key], []).append(number)
+                output.setdefault(keys[key], []).append(number)
             else:
                 assert isinstance(event, RequestOutput)
                 ends[keys[key]] = event
@@ -56,7 +56,7 @@ def played(engine, jobs):
 
 def simulated(limits, requests):
     """Moments of the first and last token of every request, and rows of every pass; time is counted in passes."""
-    queue, rows, ended = sorted(requests, key=lambda each: each[0]), [], []
+    queue, rows, ended = sorted(requests, key=lambda item: item[0]), [], []
     replica = Replica(limits, lambda work: rows.append(work.rows) or 1.0)
     for number in range(2000):
         while queue and queue[0][0] <= number:
@@ -89,8 +89,8 @@ def loads(draw):
 
 def beside_the_engine(model, tokenizer, jobs, running, pass_rows, blocks):
     """The same jobs in both; how often one was preempted."""
-    jobs = sorted(jobs, key=lambda each: each[0])
-    told, ends, real_rows = played(engine_of(model, tokenizer, running, pass_rows, blocks), jobs)
+    jobs = sorted(jobs, key=lambda item: item[0])
+    output, ends, real_rows = played(engine_of(model, tokenizer, running, pass_rows, blocks), jobs)
     requests = []
     for number, (at, job) in enumerate(jobs):
         tokens = ends[number].tokens
@@ -100,7 +100,7 @@ def beside_the_engine(model, tokenizer, jobs, running, pass_rows, blocks):
     assert len(ended) == len(jobs)
     assert rows == real_rows
     for number, (_, request) in enumerate(requests):
-        assert (request.first, request.ended) == (told[number][0], told[number][-1])
+        assert (request.first, request.ended) == (output[number][0], output[number][-1])
         assert (request.entry.preemptions, request.cached) == (ends[number].preemptions, ends[number].cached_tokens)
     return sum(end.preemptions for end in ends.values())
 

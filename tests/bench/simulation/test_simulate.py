@@ -47,7 +47,7 @@ def inputs_of(**changes):
         "pass_times": {"by_rows": points, **times},
         "kinds": {
             "short": {"exit_config": {"mode": "qexit"}, "answers": answers},
-            "long": {"exit_config": {"mode": "full"}, "answers": [{**each, "depths": [6, 6, 6]} for each in answers]},
+            "long": {"exit_config": {"mode": "full"}, "answers": [{**item, "depths": [6, 6, 6]} for item in answers]},
         },
         **changes,
     }
@@ -97,7 +97,7 @@ def test_a_row_for_each_fleet_rate_and_routing_and_a_page_of_them(file, tmp_path
     page = (folder / "simulation.md").read_text()
     assert page == whole(rows) and page.count("\n| 2 |") == 6 + 2
     runs = "60 measured requests a row over 2 independent run(s)"
-    assert all(told in page for told in (runs, rows[0].inputs_sha256[:12], "not simulated whole"))
+    assert all(reported in page for reported in (runs, rows[0].inputs_sha256[:12], "not simulated whole"))
     assert (folder / "simulation.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -135,7 +135,7 @@ def test_what_depths_apart_change_is_told_run_by_run(fleets):
     pair = [simulated(fleets, name, 2, 5.0, 60, runs=2, warm=10) for name in ("least-loaded", "depth-aware")]
 
     def changed(row, p95, drift=(1.0, 1.0)):
-        tails = tuple(Tail(p50=1, p95=each, p99=9999) for each in p95)
+        tails = tuple(Tail(p50=1, p95=item, p99=9999) for item in p95)
         by_kind = {"short": tails, "long": tails[::-1]}
         return row.model_copy(update={"latency_by_run_ms": tails, "by_kind_by_run_ms": by_kind, "drift_by_run": drift})
 

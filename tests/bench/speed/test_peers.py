@@ -43,8 +43,8 @@ def test_a_static_cache_writes_what_transformers_own_decoding_writes(backend):
 def test_self_speculation_writes_what_full_depth_writes(make, depth, length):
     model, ids = make(seed=2, total_ut_steps=6), prompt(1)
     decoder, full = SelfSpeculation(model, ids, NEW, Drafting(depth, length)), Stock(model, ids, NEW).decode()
-    found = decoder.decode()
-    assert found.tokens.tolist() == decoder.decode().tokens.tolist() == full.tokens.tolist()
+    result = decoder.decode()
+    assert result.tokens.tolist() == decoder.decode().tokens.tolist() == full.tokens.tolist()
     # what each round gives follows from the argmax at loop d and at loop T of every token
     text = full_texts(model, [tuple(ids[0].tolist())], NEW + length)
     (trace,), _ = record(model, [tuple(ids[0].tolist())], text, ExitConfig(mode="full"))
@@ -52,8 +52,8 @@ def test_self_speculation_writes_what_full_depth_writes(make, depth, length):
     while fed < NEW - 1:
         right = [trace[depth - 1, fed + place] == trace[-1, fed + place] for place in range(length)] + [False]
         fed, rounds = fed + right.index(False) + 1, rounds + 1
-    assert (found.passes, found.timed) == (rounds * (length * depth + 6), fed)
-    assert (found.rows, found.head_rows) == (rounds * 6 * (length + 1), rounds * (2 * length + 1))
+    assert (result.passes, result.timed) == (rounds * (length * depth + 6), fed)
+    assert (result.rows, result.head_rows) == (rounds * 6 * (length + 1), rounds * (2 * length + 1))
 
 
 def test_self_speculation_keeps_the_kv_of_full_depth():
@@ -80,9 +80,9 @@ def test_compiled_self_speculation_writes_the_same():
 
 def test_a_course_says_which_drafts_stand():
     model, ids = tiny_model(seed=2, total_ut_steps=4), prompt(1)
-    found = SelfSpeculation(model, ids, 7, Drafting(2, 2), Trace(4, (1, 1, 1), (1, 2, 3))).decode()
+    result = SelfSpeculation(model, ids, 7, Drafting(2, 2), Trace(4, (1, 1, 1), (1, 2, 3))).decode()
     # two drafts stand and one token comes of loop 4, then the same again
-    assert (found.passes, found.timed) == (2 * (2 * 2 + 4), 6)
+    assert (result.passes, result.timed) == (2 * (2 * 2 + 4), 6)
     with pytest.raises(ValueError, match="nothing of settled loops"):
         SelfSpeculation(model, ids, 7, Drafting(2, 2), Trace(4, (1,)))
 
@@ -114,8 +114,8 @@ def test_the_fastest_drafts_are_taken(monkeypatch):
     costs = {}
     for depth in (1, 3):
         for length in self_speculation.LENGTHS:
-            found = SelfSpeculation(model, ids, NEW, Drafting(depth, length)).decode()
-            costs[depth, length] = found.passes / found.timed
+            result = SelfSpeculation(model, ids, NEW, Drafting(depth, length)).decode()
+            costs[depth, length] = result.passes / result.timed
     assert costs[chosen.depth, chosen.length] == min(costs.values()) < max(costs.values())
 
 
@@ -151,7 +151,7 @@ def test_branches_hold_no_more_tokens_than_there_is_room_for():
     decoder = Branches(model, ids, NEW, ExitConfig(mode="fixed", depth=1), True)
     least = [decoder._slots]
     fed = decoder._fed
-    decoder._fed = lambda token, behind: (least.append(len(decoder._free)), fed(token, behind))[1]
+    decoder._fed = lambda token, after: (least.append(len(decoder._free)), fed(token, after))[1]
     assert decoder.decode().tokens.tolist() == Stock(model, ids, NEW).decode().tokens.tolist()
     assert min(least) > 0 and most_nodes(5) == 33
 

@@ -94,8 +94,8 @@ def test_a_runner_that_cannot_be_had_is_told(tmp_path):
     assert result.exit_code == 0, result.output
     assert [row.runner for row in read_rows(ledger)] == ["eager"]
     assert "cudagraph was asked for, but some ran eager: no CUDA graphs on cpu" in result.stderr
-    told = " ".join(result.stdout.split())
-    assert "tokens/s of a copy" in told and "A copy moves" in told
+    reported = " ".join(result.stdout.split())
+    assert "tokens/s of a copy" in reported and "A copy moves" in reported
 
 
 def timed(**changes):

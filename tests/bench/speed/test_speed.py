@@ -116,18 +116,20 @@ def test_figures_from_given_times():
 
     def runs(passes, *seconds, timed=None):
         given = {"kv_in_use": 100, "kv_allocated": 200, "tail_passes": 1, "timed": timed}
-        return [Decoded(each, passes, 20, 8, torch.zeros(2, 5), **given) for each in seconds]
+        return [Decoded(item, passes, 20, 8, torch.zeros(2, 5), **given) for item in seconds]
 
-    found = _figures(model, 6, runs(8, 1.0, 4.0, 2.0), runs(16, 3.0, 6.0, 4.0))
+    obtained = _figures(model, 6, runs(8, 1.0, 4.0, 2.0), runs(16, 3.0, 6.0, 4.0))
     # Ratios of the rounds: 3, 1.5, 2; the ratio of the medians would be 2 as well, their mean would not.
-    assert found["speed_ratio"].value == 2.0 and found["ideal"] == 2.0 and found["share_of_ideal"].value == 1.0
-    assert found["milliseconds_per_token"].value == 500.0 and found["tokens_per_second"].value == 4.0
+    assert obtained["speed_ratio"].value == 2.0 and obtained["ideal"] == 2.0 and obtained["share_of_ideal"].value == 1.0
+    assert obtained["milliseconds_per_token"].value == 500.0 and obtained["tokens_per_second"].value == 4.0
     assert (
-        found["passes_per_token"] == 2.0 and found["rows_per_token"] == 2.5 and found["tail_passes_per_token"] == 0.25
+        obtained["passes_per_token"] == 2.0
+        and obtained["rows_per_token"] == 2.5
+        and obtained["tail_passes_per_token"] == 0.25
     )
     block = sum(parameter.nbytes for parameter in model.model.layers.parameters())
-    assert found["weight_bandwidth"] == pytest.approx(block * 8 / 2.0)
-    assert found["kv_bytes_in_use"] == 100 and found["kv_bytes_allocated"] == 200 and found["same_tokens"]
+    assert obtained["weight_bandwidth"] == pytest.approx(block * 8 / 2.0)
+    assert obtained["kv_bytes_in_use"] == 100 and obtained["kv_bytes_allocated"] == 200 and obtained["same_tokens"]
     # an engine's runs may be of other lengths: 8 tokens of each sequence beside 4
     other = _figures(model, 6, runs(8, 1.0, timed=16), runs(16, 1.0, timed=8))
     assert other["speed_ratio"].value == 2.0 and other["milliseconds_per_token"].value == 125.0
@@ -141,7 +143,7 @@ def test_the_first_round_warms_up_and_counts_for_nothing():
 
     plan, steps = Plan(("full", "finish"), ExitConfig(), None, "", 5, 3), []
     runs, _ = _decode({way: slow() for way in plan.ways}, plan, torch.zeros((1, 4)), lambda: steps.append(1))
-    taken = {way: [run.seconds for run in found] for way, found in runs.items()}
+    taken = {way: [run.seconds for run in obtained] for way, obtained in runs.items()}
     assert taken == {way: [1.0, 2.0, 3.0] for way in plan.ways} and len(steps) == 2 * 4
 
 
@@ -166,13 +168,13 @@ def test_the_course_command_writes_the_course_of_the_model(tmp_path):
     out = tmp_path / "course.json"
     result = CliRunner().invoke(app, ["course", "pocket", "--exit-config", '{"q": 0.5}', "--out", str(out)])
     assert result.exit_code == 0, result.output
-    found = courses.RecordedCourse.read(out)
-    trace, again = found.trace, courses.record_course("pocket", ExitConfig(q=0.5))
-    assert found.model_copy(update={"time": ""}) == again.model_copy(update={"time": ""})
-    assert found.source.startswith("pocket (qexit: q 0.5), answers to") and found.settings == {"q": 0.5}
+    obtained = courses.RecordedCourse.read(out)
+    trace, again = obtained.trace, courses.record_course("pocket", ExitConfig(q=0.5))
+    assert obtained.model_copy(update={"time": ""}) == again.model_copy(update={"time": ""})
+    assert obtained.source.startswith("pocket (qexit: q 0.5), answers to") and obtained.settings == {"q": 0.5}
     assert trace.total_loops == 6 and len(trace.exits) == len(trace.settled)
     assert set(trace.exits) | set(trace.settled) <= set(range(1, 7)) and len(set(trace.settled)) > 1
-    assert found.conditions.model == "pocket" and f"{len(found.exits)} tokens" in result.stdout
+    assert obtained.conditions.model == "pocket" and f"{len(obtained.exits)} tokens" in result.stdout
 
 
 @pytest.mark.parametrize("course", ["recorded", "stated"])
@@ -286,12 +288,12 @@ def engined():
 def test_the_engine_writes_what_the_library_writes(engined, way):
     model, ids, engine = engined
     ours = Engined(engine, ids, NEW, RULES[way], None)
-    found = ours.decode()
+    obtained = ours.decode()
     expected = Ours(PromptedCache(model, ids, NEW), RULES[way], None).decode()
-    assert found.tokens.tolist() == expected.tokens.tolist() and found.runner == "eager"
+    assert obtained.tokens.tolist() == expected.tokens.tolist() and obtained.runner == "eager"
     # the second time its prompts come from the prefix cache
     assert ours.decode().tokens.tolist() == expected.tokens.tolist()
-    assert not engine.has_work and found.timed >= 3 * (NEW - 1)
+    assert not engine.has_work and obtained.timed >= 3 * (NEW - 1)
 
 
 @pytest.mark.parametrize("settled", [(1, 1, 1, 1), (1, 1, 3, 1)], ids=["all-stand", "one-falls"])
@@ -299,10 +301,10 @@ def test_the_engine_writes_what_the_library_writes(engined, way):
 def test_a_course_takes_the_passes_that_it_takes_in_the_library(engined, after, settled):
     model, ids, engine = engined
     config, trace = ExitConfig(q=0.4, after_exit=after), Trace(4, (1, 2, 1, 2), settled)
-    found = Engined(engine, ids, NEW, config, trace).decode()
+    obtained = Engined(engine, ids, NEW, config, trace).decode()
     expected = Ours(PromptedCache(model, ids, NEW), config, trace).decode()
-    assert found.timed == 3 * (NEW - 1)
-    assert found.passes == expected.passes
+    assert obtained.timed == 3 * (NEW - 1)
+    assert obtained.passes == expected.passes
     # the course is no longer in force
     full = Engined(engine, ids, NEW, FULL, None).decode()
     assert full.passes == 4 * (NEW - 1) and full.rows == full.timed * 4

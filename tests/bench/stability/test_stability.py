@@ -23,14 +23,14 @@ def test_sums():
         answer(True, 0.7, 0.6),
         answer(False, 5.0, 0.1, residual=0.9, fate=None),
     ]
-    found = study("made", 6, made, resamples=20)
-    assert found["answers"] == 5 and found["wrong"] == 0.4 and found["spoke"] == 0.8
-    assert found["radius"][1] == pytest.approx(0.65) and found["jacobian"][1] == pytest.approx(1.0)
+    obtained = study("made", 6, made, resamples=20)
+    assert obtained["answers"] == 5 and obtained["wrong"] == 0.4 and obtained["spoke"] == 0.8
+    assert obtained["radius"][1] == pytest.approx(0.65) and obtained["jacobian"][1] == pytest.approx(1.0)
     # ranks 1 2 4 3 beside 2 3 4 1: 1 - 6 (1 + 1 + 0 + 4) / (4 * 15)
-    assert found["rank_correlation"]["value"] == pytest.approx(0.4) and found["below"] == 0.75
-    assert found["fates"] == {"contract": 0.6, "spiral": 0.2, "unknown": 0.2}
-    assert found["wrong_by_fate"] == {"contract": pytest.approx(1 / 3), "spiral": 1.0, "unknown": 0.0}
-    assert found["auroc"]["path: radius"]["value"] == pytest.approx(4 / 6)
+    assert obtained["rank_correlation"]["value"] == pytest.approx(0.4) and obtained["below"] == 0.75
+    assert obtained["fates"] == {"contract": 0.6, "spiral": 0.2, "unknown": 0.2}
+    assert obtained["wrong_by_fate"] == {"contract": pytest.approx(1 / 3), "spiral": 1.0, "unknown": 0.0}
+    assert obtained["auroc"]["path: radius"]["value"] == pytest.approx(4 / 6)
     with pytest.raises(ValueError, match="at least 2"):
         study("made", 6, made[:1])
 
@@ -40,6 +40,6 @@ def test_the_command_asks_reads_and_draws(tmp_path):
     file, picture = tmp_path / "found.json", tmp_path / "found.svg"
     result = CliRunner().invoke(app, ["stability", "--n", "3", "--out", str(file), "--picture", str(picture)])
     assert result.exit_code == 0, result.output
-    told = json.loads(file.read_text())
-    assert told["answers"] == 3 and told["total_loops"] == 6 and 0.2 < told["jacobian"][1] < 5
+    reported = json.loads(file.read_text())
+    assert reported["answers"] == 3 and reported["total_loops"] == 6 and 0.2 < reported["jacobian"][1] < 5
     assert picture.read_text().startswith("<?xml")

@@ -38,7 +38,7 @@ class Call:
     reply: Completion
 
 
-# by level and item; a level's name has its route behind it
+# by level and item; a level's name has its route after it
 CALLS: dict[str, list[list[Call]]] = {}
 for _line in (_FOLDER / "calls.jsonl").read_text(encoding="utf-8").splitlines():
     _told = json.loads(_line)
@@ -55,7 +55,7 @@ def asked(level, question, *replies):
     """What a level makes of a question or of its text, and the purposes and prompts of its calls."""
     ask = Ask(ScriptedChat(replies))
     question = question if isinstance(question, Question) else Question("new", question)
-    return level.predict(question, ask), [(each.purpose, each.prompt) for each in ask.asked]
+    return level.predict(question, ask), [(item.purpose, item.prompt) for item in ask.asked]
 
 
 def made(name, train=TRAIN):

@@ -37,13 +37,15 @@ def test_there_are_just_these_levels():
 def test_a_level_makes_these_calls_and_no_others(name, same):
     """Their number, order, settings and every word: answers that were kept are known by them."""
     chat = ScriptedChat([call.reply for calls in CALLS[same] for call in calls])
-    found = run_level(made(name), ITEMS, chat, SETTINGS, retries=0)
-    assert [each.purposes for each in found.answered] == [tuple(call.purpose for call in each) for each in CALLS[same]]
-    for call, told in zip((call for calls in CALLS[same] for call in calls), chat.calls, strict=True):
-        assert told.pop("messages") == [{"role": "user", "content": call.prompt}]
-        assert told == {**asdict(SETTINGS), "stop": ("<end>", *call.stop)}
-    assert [each.right for each in found.answered] == RIGHT and not found.misses
-    assert found.level == same.partition(" by ")[0] and found.usage.calls == len(chat.calls)
+    result = run_level(made(name), ITEMS, chat, SETTINGS, retries=0)
+    assert [entry.purposes for entry in result.answered] == [
+        tuple(call.purpose for call in entry) for entry in CALLS[same]
+    ]
+    for call, output in zip((call for calls in CALLS[same] for call in calls), chat.calls, strict=True):
+        assert output.pop("messages") == [{"role": "user", "content": call.prompt}]
+        assert output == {**asdict(SETTINGS), "stop": ("<end>", *call.stop)}
+    assert [entry.right for entry in result.answered] == RIGHT and not result.misses
+    assert result.level == same.partition(" by ")[0] and result.usage.calls == len(chat.calls)
 
 
 @cache
@@ -72,7 +74,7 @@ def prompts(name, items):
     chat = ScriptedChat(decided)
     run = run_level(of_world(name), items, chat, SETTINGS)
     left = iter(call["messages"][0]["content"] for call in chat.calls)
-    return [([next(left) for _ in each.purposes], each.prediction) for each in run.answered]
+    return [([next(left) for _ in entry.purposes], entry.prediction) for entry in run.answered]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -142,15 +144,15 @@ def test_malformed_words_at_a_step_are_a_miss_under_its_name(name):
         if call.purpose in ("route", "first") or (name, call.purpose) == ("L4-pipeline", "answer"):
             continue
         for words in (*WORDS, *NO_WORDS):
-            said = [each.reply for each in calls]
+            said = [entry.reply for entry in calls]
             said[place] = words
-            found = run_level(made(name), [ITEMS[1]], ScriptedChat(said), AskSettings(), retries=0)
-            prediction, purposes = found.answered[0].prediction, found.answered[0].purposes
+            result = run_level(made(name), [ITEMS[1]], ScriptedChat(said), AskSettings(), retries=0)
+            prediction, purposes = result.answered[0].prediction, result.answered[0].purposes
             if words in WORDS and call.purpose in ("reason", "answer_factual"):
-                assert found.right and len(purposes) == len(calls)
+                assert result.right and len(purposes) == len(calls)
                 continue
             assert prediction.answer is None and len(prediction.miss) < 200 and len(purposes) == place + 1
-            assert list(found.misses.values()) == [1] and f"{call.purpose}: " in prediction.miss
+            assert list(result.misses.values()) == [1] and f"{call.purpose}: " in prediction.miss
 
 
 @pytest.mark.parametrize("place", range(8))
@@ -161,8 +163,8 @@ def test_a_loop_is_told_what_was_wrong_and_goes_on(place):
         again = calls[place:] if purpose == "act" else calls[place - 1 :]
         prediction, shown = asked(made("L3"), ITEMS[1].question, *calls[:place], words, *again)
         assert prediction.answer is ITEMS[1].answer
-        told = "could not be read" if purpose == "act" else "failed"
-        assert f"\nObservation: That {told}: " in shown[place + 1][1]
+        output = "could not be read" if purpose == "act" else "failed"
+        assert f"\nObservation: That {output}: " in shown[place + 1][1]
         (miss,) = prediction.trace["workflow"].misses
         assert miss.startswith(f"{purpose}: ")
 
@@ -172,9 +174,9 @@ def test_a_loop_of_nothing_but_malformed_words_ends_in_one_miss(name):
     """To the end of its steps, or of what it is routed to; no answer is made up."""
     step = "L3: finish" if name == "L4 by model" else "finish"
     for words in (*WORDS, *NO_WORDS):
-        found, calls = asked(made(name), "Could elephants be heavier than 3 whales?", *[words] * 20)
-        assert found.answer is None and len(calls) == (7 if name == "L4 by model" else 6)
-        assert found.miss.startswith(f"{step}: none within 6 steps, 6 failed, the last of them: act: ")
+        result, calls = asked(made(name), "Could elephants be heavier than 3 whales?", *[words] * 20)
+        assert result.answer is None and len(calls) == (7 if name == "L4 by model" else 6)
+        assert result.miss.startswith(f"{step}: none within 6 steps, 6 failed, the last of them: act: ")
 
 
 LISTED = "1. What is it?\n2. Is #1 so?"
@@ -205,8 +207,8 @@ LISTED = "1. What is it?\n2. Is #1 so?"
     ],
 )
 def test_a_miss_says_what_was_read_and_ends_the_run(name, replies, miss):
-    found, calls = asked(made(name), "Do gulls swim?", *replies)
-    assert (found.answer, found.miss, len(calls)) == (None, miss, len(replies))
+    result, calls = asked(made(name), "Do gulls swim?", *replies)
+    assert (result.answer, result.miss, len(calls)) == (None, miss, len(replies))
 
 
 # what the readers of answers, lists, conditions, values, thoughts and routes look for
@@ -225,8 +227,8 @@ arguments = st.sampled_from(("What is it?", "Is #1 so?", "yes", "No")) | soup
 answers = st.sampled_from(("Yes", "No.", "simple", "medium", "hard", "2 km", "3 kg", "a swan")) | soup
 
 
-def listing(found, condition):
-    return "".join(f"{number}. {part}\n" for number, part in enumerate(("Which?", *found), start=1)) + condition
+def listing(result, condition):
+    return "".join(f"{number}. {part}\n" for number, part in enumerate(("Which?", *result), start=1)) + condition
 
 
 # in place of a list, of an action and of an answer, whichever is asked for
@@ -243,10 +245,10 @@ def check_trace(prediction):
     """Plain JSON beside the workflow, which is shown where it answers."""
     json.dumps(asdict(prediction))
     # a router holds the trace of the level below
-    for each in (prediction.trace, prediction.trace.get("trace")):
-        found = each.get("workflow") if isinstance(each, dict) else None
-        if found is not None and found.answer is not None:
-            demo = found.to_icl_demo()
+    for entry in (prediction.trace, prediction.trace.get("trace")):
+        result = entry.get("workflow") if isinstance(entry, dict) else None
+        if result is not None and result.answer is not None:
+            demo = result.to_icl_demo()
             assert demo.count("\n>>>") == 0 and demo.count("\nFinal answer: ") == 1
 
 
@@ -268,16 +270,16 @@ def test_no_words_break_a_level_or_make_it_say_what_was_not_said(name, replies):
                 assert head and head.group(1) in questions
         return Completion(words[place], verdict=verdict, door=door)
 
-    found = run_level(made(name), ITEMS, ScriptedChat(said), AskSettings(), retries=0)
+    result = run_level(made(name), ITEMS, ScriptedChat(said), AskSettings(), retries=0)
     steps = {call.purpose for level in CALLS.values() for calls in level for call in calls} | {"finish"}
     done = 0
-    for each in found.answered:
-        prediction, mine = each.prediction, heard[done : done + len(each.purposes)]
+    for entry in result.answered:
+        prediction, mine = entry.prediction, heard[done : done + len(entry.purposes)]
         check_trace(prediction)
         if prediction.answer is None:
             assert any(step in steps for step in prediction.miss.split(": ")[:2]) and len(prediction.miss) < 500
         elif prediction.trace.get("decided") != "python":
             word = "yes" if prediction.answer else "no"
             assert any(re.search(rf"(?<![^\W_]){word}(?![^\W_])", text.lower()) for text in mine)
-        done += len(each.purposes)
+        done += len(entry.purposes)
     assert done == len(heard)

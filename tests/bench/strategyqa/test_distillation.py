@@ -51,9 +51,9 @@ GUESSED = row("guessed", act("finish", "yes"), level=made("L3"))
 
 
 def test_only_right_and_audited_traces_become_demonstrations():
-    found = distil_demonstrations([WRONG, MISSED, UNGROUNDED, STUMBLED, GUESSED, RIGHT, RIGHT_NO], 9)
-    assert [one.qid for one in found] == ["right", "right-no"]
-    assert found[0].text == (
+    result = distil_demonstrations([WRONG, MISSED, UNGROUNDED, STUMBLED, GUESSED, RIGHT, RIGHT_NO], 9)
+    assert [one.qid for one in result] == ["right", "right-no"]
+    assert result[0].text == (
         '>>> strategy_qa("Is it right?")\n'
         'Calling decompose("Is it right?")...\n'
         '...decompose returned ["What is it?", "Is #1 so?"]\n'
@@ -76,10 +76,10 @@ def test_yes_and_no_are_shown_in_turn_the_shortest_first():
 def test_thoughts_and_searches_become_the_same_form():
     index = ParagraphIndex({"a": Paragraph(title="It", content="What is it?")})
     level = Level("L2-rag", partial(workflow, None, index))
-    for each in (THOUGHT, row("searched", TWO, "a", "Yes", "Yes", level=level)):
-        (found,) = distil_demonstrations([each], 1)
-        assert "decompose returned [" in found.text and "Thought" not in found.text and "retrieve" not in found.text
-        assert distil_template([each]).pattern == SHAPE
+    for entry in (THOUGHT, row("searched", TWO, "a", "Yes", "Yes", level=level)):
+        (result,) = distil_demonstrations([entry], 1)
+        assert "decompose returned [" in result.text and "Thought" not in result.text and "retrieve" not in result.text
+        assert distil_template([entry]).pattern == SHAPE
 
 
 def test_the_most_common_pattern_is_the_template_and_all_who_voted_are_its_seeds():
@@ -109,13 +109,13 @@ def test_where_there_is_nothing_to_distil_that_is_said(distil):
 
 def test_demonstrations_go_through_a_file_into_the_lower_level(tmp_path):
     assert Demonstration(qid="none", text=DEMONSTRATION).text == DEMONSTRATION
-    found, path = distil_demonstrations([RIGHT, RIGHT_NO, LONG], 2), tmp_path / "out" / "d.json"
-    save(found, path)
-    assert load_demonstrations(path) == found
+    result, path = distil_demonstrations([RIGHT, RIGHT_NO, LONG], 2), tmp_path / "out" / "d.json"
+    save(result, path)
+    assert load_demonstrations(path) == result
     level = EXPERIMENTS["L1-ptp"](Makings(demonstrations=path))
     prediction, ((_, prompt),) = asked(level, "Is it new?", "...\nFinal answer: No")
     assert level.seeds == ("right", "right-no") and prediction.answer is False
-    assert all(one.text in prompt for one in found) and DEMONSTRATION not in prompt
+    assert all(one.text in prompt for one in result) and DEMONSTRATION not in prompt
 
 
 @pytest.mark.parametrize(
@@ -167,16 +167,16 @@ def run(tmp_path, monkeypatch):
 
     def run(source, target, *options):
         file, out = tmp_path / "distilled.json", tmp_path / "ledger.jsonl"
-        told = ["--from", source, "--to", target, "--seen", "12", "-n", "6", "--file", str(file), "--out", str(out)]
-        found = CliRunner().invoke(app, ["strategyqa", "distill", *told, *options])
-        return found, read_rows(out) if out.exists() else [], file
+        reported = ["--from", source, "--to", target, "--seen", "12", "-n", "6", "--file", str(file), "--out", str(out)]
+        result = CliRunner().invoke(app, ["strategyqa", "distill", *reported, *options])
+        return result, read_rows(out) if out.exists() else [], file
 
     return run
 
 
 def test_demonstrations_are_written_loaded_and_measured_on_other_items(run):
-    found, rows, file = run("L2", "L1-ptp", "--most", "2")
-    assert found.exit_code == 0, found.output
+    result, rows, file = run("L2", "L1-ptp", "--most", "2")
+    assert result.exit_code == 0, result.output
     shown = load_demonstrations(file)
     assert len(shown) == 2 and {one.qid for one in shown} <= {item.qid for item in TRAIN}
     plain, distilled = rows
@@ -184,20 +184,20 @@ def test_demonstrations_are_written_loaded_and_measured_on_other_items(run):
     assert distilled.variant == "from L2, 12 of 12 right" and distilled.labels == "those of 2 items it was made from"
     assert (plain.accuracy.value, distilled.accuracy.value, distilled.difference) == (0.0, 1.0, 1.0)
     assert distilled.against == "L1-ptp" and distilled.p_value == 2 / 2**6
-    assert "L2 was right on 12 of 12" in found.stdout and "differences of 10 points are noise" in found.stdout
+    assert "L2 was right on 12 of 12" in result.stdout and "differences of 10 points are noise" in result.stdout
 
 
 @pytest.mark.parametrize("source, right", [("L2", 12), ("L5", sum(item.answer for item in TRAIN))])
 def test_a_template_is_written_loaded_and_measured(run, source, right):
     """Of L5 those items count whose label the script happened to say."""
-    found, rows, file = run(source, "L2", "--json")
-    assert found.exit_code == 0, found.output
+    result, rows, file = run(source, "L2", "--json")
+    assert result.exit_code == 0, result.output
     template = load_template(file)
     assert template.pattern == SHAPE and EXPERIMENTS["L2"](Makings(template=file)).seeds == template.qids
     assert [row.calls for row in rows] == [4.0, 4.0]
-    told = [json.loads(line) for line in found.stdout.splitlines()]
-    assert [row["accuracy"]["value"] for row in told] == [1.0, 1.0]
-    assert told[1]["variant"] == f"from {source}, {right} of 12 right"
+    reported = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["accuracy"]["value"] for row in reported] == [1.0, 1.0]
+    assert reported[1]["variant"] == f"from {source}, {right} of 12 right"
 
 
 @pytest.mark.parametrize(
@@ -209,6 +209,6 @@ def test_a_template_is_written_loaded_and_measured(run, source, right):
     ],
 )
 def test_where_the_command_can_distil_nothing_that_is_said(run, source, target, message):
-    found, rows, file = run(source, target)
-    assert found.exit_code == 2 and message in " ".join(found.stderr.split()), found.output
+    result, rows, file = run(source, target)
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
     assert not rows and not file.exists()

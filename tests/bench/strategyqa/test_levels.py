@@ -33,8 +33,8 @@ def test_a_trace_ends_where_another_doctest_begins():
     ],
 )
 def test_what_stands_in_a_program_is_not_what_it_prints(said, answer):
-    found, _ = asked(made("L1-coc"), SIMPLE, said)
-    assert (found.answer, found.trace) == (answer, {"program": said})
+    result, _ = asked(made("L1-coc"), SIMPLE, said)
+    assert (result.answer, result.trace) == (answer, {"program": said})
 
 
 def named(name, question, ask):
@@ -62,11 +62,11 @@ def routed(route, text, *replies):
 )
 def test_rules_count_signs_of_a_question(text, difficulty, why):
     assert by_rules(text) == by_rules(f"Ella is 5 years older than Tom. {text}") == (difficulty, why)
-    found, calls = routed("rules", text, "Yes.")
+    result, calls = routed("rules", text, "Yes.")
     name = {"simple": "one", "medium": "two", "hard": "three"}[difficulty]
-    assert calls == [(name, f"{name}: {text}")] and found.answer is True
-    told = {"route": "rules", "difficulty": difficulty, "why": why, "level": name}
-    assert found.trace == {**told, "trace": {"said": name}}
+    assert calls == [(name, f"{name}: {text}")] and result.answer is True
+    output = {"route": "rules", "difficulty": difficulty, "why": why, "level": name}
+    assert result.trace == {**output, "trace": {"said": name}}
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_rules_count_signs_of_a_question(text, difficulty, why):
     + [(said, None) for said in ("", "It is hard", "simple or hard", "easy", "simplehard", "\x00", "hard hard")],
 )
 def test_a_model_that_says_one_of_three_words_decides_and_else_the_rules(said, name):
-    found, calls = routed("model", MEDIUM, said, "No")
+    result, calls = routed("model", MEDIUM, said, "No")
     assert [purpose for purpose, _ in calls] == ["route", name or "two"]
     unread = None if name else f"route: none of simple, medium, hard but {said!r}"
-    assert found.trace.get("unread_route") == unread
-    assert found.trace["why"] == ("the model says so" if name else "possibility")
+    assert result.trace.get("unread_route") == unread
+    assert result.trace["why"] == ("the model says so" if name else "possibility")
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ def test_a_model_that_says_one_of_three_words_decides_and_else_the_rules(said, n
     ],
 )
 def test_how_far_a_first_verdict_is_off_tells_where_a_question_goes(verdict, door, name, why):
-    found, calls = routed("verdict", SIMPLE, Completion("Yes", verdict=verdict, door=door), "No")
+    result, calls = routed("verdict", SIMPLE, Completion("Yes", verdict=verdict, door=door), "No")
     assert [purpose for purpose, _ in calls] == ["first", *([name] if name else [])]
-    assert found.answer is (name is None) and found.trace["why"].startswith(why)
+    assert result.answer is (name is None) and result.trace["why"].startswith(why)
     difficulty = {None: "simple", "two": "medium", "three": "hard"}[name]
-    assert [found.trace[key] for key in ("first", "door", "difficulty")] == ["Yes", door, difficulty]
+    assert [result.trace[key] for key in ("first", "door", "difficulty")] == ["Yes", door, difficulty]
 
 
 HENS = "Is a hen heavier than a swan?"
@@ -107,10 +107,10 @@ STEPS = "1. How heavy is a hen?\n2. How heavy is a swan?"
 
 
 def test_python_combines_what_it_can_compare():
-    found, calls = asked(made("L4-pipeline"), HENS, ANALYSIS, STEPS, "2 kg", "**\nabout 10,000 g\nOr so.")
-    assert len(calls) == 4 and found.answer is False
+    result, calls = asked(made("L4-pipeline"), HENS, ANALYSIS, STEPS, "2 kg", "**\nabout 10,000 g\nOr so.")
+    assert len(calls) == 4 and result.answer is False
     needs = ["weight of a hen", "weight of a swan"]
-    assert json.loads(json.dumps(found.trace)) == {
+    assert json.loads(json.dumps(result.trace)) == {
         "analysis": {"question_type": "comparison", "needs": needs, "condition": "#1 > #2"},
         "steps": [
             {"question": "How heavy is a hen?", "answer": "2 kg", "value": "2000 g"},
@@ -137,14 +137,14 @@ def test_python_combines_what_it_can_compare():
 )
 def test_the_model_combines_what_python_cannot(condition, answers, why):
     analysis = ANALYSIS.replace("#1 > #2", condition)
-    found, calls = asked(made("L4-pipeline"), HENS, analysis, STEPS[: 23 * len(answers)], *answers, "Yes, it is.")
+    result, calls = asked(made("L4-pipeline"), HENS, analysis, STEPS[: 23 * len(answers)], *answers, "Yes, it is.")
     assert [purpose for purpose, _ in calls] == ["analyse", "decompose", *["answer"] * len(answers), "combine"]
-    assert found.answer is True and found.trace["decided"] == "model" and found.trace["why"].startswith(why)
+    assert result.answer is True and result.trace["decided"] == "model" and result.trace["why"].startswith(why)
 
 
 def test_a_miss_of_the_pipeline_keeps_the_work_that_was_done():
-    found, _ = asked(made("L4-pipeline"), HENS, ANALYSIS, STEPS, "2 kg", "")
-    assert [step["answer"] for step in found.trace["steps"]] == ["2 kg", ""]
+    result, _ = asked(made("L4-pipeline"), HENS, ANALYSIS, STEPS, "2 kg", "")
+    assert [step["answer"] for step in result.trace["steps"]] == ["2 kg", ""]
     assert asked(made("L4-pipeline"), HENS, "nonsense")[0].trace == {"analysis": "nonsense"}
 
 
@@ -183,11 +183,11 @@ def item(qid, question, answer, decomposition=("What?",)):
     return Item(qid=qid, term="", description="", question=question, answer=answer, decomposition=decomposition)
 
 
-def learned(level, each, *replies):
+def learned(level, entry, *replies):
     """Has a level predict an item and learn from it; gives the prediction."""
-    found, _ = asked(level, Question(each.qid, each.question), *replies)
-    level.learn(each, found)
-    return found
+    result, _ = asked(level, Question(entry.qid, entry.question), *replies)
+    level.learn(entry, result)
+    return result
 
 
 def test_learning_counts_the_patterns_that_were_shown_and_a_miss_is_a_lesson():
@@ -200,11 +200,11 @@ def test_learning_counts_the_patterns_that_were_shown_and_a_miss_is_a_lesson():
         asked(level, Question("e", "Is it so?"))
     level.learn(item("e", "Is it so?", False), Prediction(None, "no answer came"))
     patterns = level.memory.patterns
-    assert [each.source for each in patterns] == ["a", "b", "c", "d", "e"]
-    assert [each.kind for each in patterns] == ["positive", "positive", "negative", "negative", "negative"]
-    assert [(each.uses, each.successes) for each in patterns] == [(3, 1), (2, 0), (1, 0), (0, 0), (0, 0)]
+    assert [entry.source for entry in patterns] == ["a", "b", "c", "d", "e"]
+    assert [entry.kind for entry in patterns] == ["positive", "positive", "negative", "negative", "negative"]
+    assert [(entry.uses, entry.successes) for entry in patterns] == [(3, 1), (2, 0), (1, 0), (0, 0), (0, 0)]
     assert patterns[3].decomposition == ()
-    assert [each.lesson for each in patterns[3:]] == [
+    assert [entry.lesson for entry in patterns[3:]] == [
         "No answer could be read (decompose: no numbered question in 'no list'); the answer is Yes.",
         "No answer could be read (no answer came); the answer is No.",
     ]
@@ -214,9 +214,9 @@ def test_nothing_is_learned_before_it_was_predicted_or_twice():
     level, first = Improving(), world_items(1)[0]
     with pytest.raises(ValueError, match="was not predicted"):
         level.learn(first, Prediction(True))
-    found = learned(level, first, STEPS, "Yes")
+    result = learned(level, first, STEPS, "Yes")
     with pytest.raises(ValueError, match="or was learned from"):
-        level.learn(first, found)
+        level.learn(first, result)
     with pytest.raises(ValueError, match=f"learned from '{first.qid}'"):
         asked(level, Question(first.qid, first.question))
     with pytest.raises(ValueError, match=f"learned from '{first.qid}'"):
@@ -227,6 +227,6 @@ def test_nothing_is_learned_before_it_was_predicted_or_twice():
 
 def test_so_many_patterns_are_kept():
     level = Improving(limit=1)
-    for each in (item("a", "Do gulls swim?", True), item("b", "Could crows sing?", True)):
-        learned(level, each, STEPS, "Yes")
+    for entry in (item("a", "Do gulls swim?", True), item("b", "Could crows sing?", True)):
+        learned(level, entry, STEPS, "Yes")
     assert len(level.memory) == 1 and list(level.memory.seen) == ["a", "b"]

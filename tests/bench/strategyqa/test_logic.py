@@ -35,8 +35,8 @@ def told(text, *answers):
     ],
 )
 def test_an_answer_is_a_truth_its_only_number_or_a_name(text, kind, value):
-    found = value_of(text)
-    assert (found.kind, str(found)) == (kind, value)
+    result = value_of(text)
+    assert (result.kind, str(result)) == (kind, value)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_an_answer_is_a_truth_its_only_number_or_a_name(text, kind, value):
     ],
 )
 def test_what_tells_nothing_is_no_truth_and_no_name_that_differs_from_others(text):
-    found = value_of(text)
-    assert found.kind == "open"
+    result = value_of(text)
+    assert result.kind == "open"
     for relation in ("=", "!=", "<"):
-        for other in (found, value_of("swan"), value_of("Yes"), value_of("7")):
-            assert isinstance(compare(found, relation, other), str)
-            assert isinstance(compare(other, relation, found), str)
+        for other in (result, value_of("swan"), value_of("Yes"), value_of("7")):
+            assert isinstance(compare(result, relation, other), str)
+            assert isinstance(compare(other, relation, result), str)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_conditions_are_worked_out(text, answers, expected):
     ],
 )
 def test_what_rests_on_something_open_is_open_and_says_why(text, answers, why):
-    found = told(text, *answers)
-    assert isinstance(found, str) and why in found
+    result = told(text, *answers)
+    assert isinstance(result, str) and why in result
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_what_is_no_condition_is_refused(text, why):
 CONDITIONS = st.recursive(
     st.sampled_from(["#1", "#2", "#3"]),
     lambda part: st.one_of(
-        part.map(lambda each: f"not {each}"),
-        st.tuples(part, st.sampled_from(["and", "or"]), part).map(lambda each: f"({' '.join(each)})"),
+        part.map(lambda item: f"not {item}"),
+        st.tuples(part, st.sampled_from(["and", "or"]), part).map(lambda item: f"({' '.join(item)})"),
     ),
     max_leaves=8,
 )

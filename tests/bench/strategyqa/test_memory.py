@@ -22,8 +22,8 @@ def ids(patterns):
 
 def test_a_pattern_keeps_what_it_is_from():
     memory = PatternMemory()
-    found = memory.add("negative", "Tom is 3. Is Ella older than Tom?", ["How old?"], "Went wrong.", "q7", 0.25)
-    assert found == Pattern(
+    result = memory.add("negative", "Tom is 3. Is Ella older than Tom?", ["How old?"], "Went wrong.", "q7", 0.25)
+    assert result == Pattern(
         id="p1",
         kind="negative",
         question_type="comparison",
@@ -33,7 +33,7 @@ def test_a_pattern_keeps_what_it_is_from():
         confidence=0.25,
         source="q7",
     )
-    assert (memory.patterns, list(memory.seen)) == ((found,), ["q7"])
+    assert (memory.patterns, list(memory.seen)) == ((result,), ["q7"])
 
 
 def test_patterns_of_the_same_type_come_first_then_the_most_alike():
@@ -61,9 +61,9 @@ def test_a_confidence_is_the_mean_of_where_it_began_and_its_outcomes(first, outc
     memory = filled("Do gulls eat fish?", confidence=first)
     for outcome in outcomes:
         memory.record_use("p1", outcome)
-    found = memory.patterns[0]
-    assert found.confidence == pytest.approx((2 * first + sum(outcomes)) / (2 + len(outcomes)))
-    assert (found.uses, found.successes) == (len(outcomes), sum(outcomes))
+    result = memory.patterns[0]
+    assert result.confidence == pytest.approx((2 * first + sum(outcomes)) / (2 + len(outcomes)))
+    assert (result.uses, result.successes) == (len(outcomes), sum(outcomes))
 
 
 def test_near_duplicates_become_one_that_keeps_its_words():
@@ -110,9 +110,9 @@ def test_pruning_drops_the_lowest_then_the_least_used_then_the_oldest():
 def test_retrieval_is_bounded_sorted_and_repeatable(texts, query, limit, top_k):
     memory, again = (filled(*(" ".join(text) for text in texts), limit=limit) for _ in range(2))
     assert memory.prune() == again.prune()
-    found = memory.retrieve(" ".join(query), top_k)
-    assert found == again.retrieve(" ".join(query), top_k)
-    assert len(found) == min(top_k, len(memory))
+    result = memory.retrieve(" ".join(query), top_k)
+    assert result == again.retrieve(" ".join(query), top_k)
+    assert len(result) == min(top_k, len(memory))
     assert len(memory) <= limit
     kind = question_type(" ".join(query))
     others = [pattern.question_type != kind for pattern in memory.retrieve(" ".join(query), 99)]

@@ -78,8 +78,8 @@ def test_facts_of_items_are_paragraphs():
     items = world_items(3)
     paragraphs = fact_paragraphs(items)
     assert len(paragraphs) == sum(len(item.facts) for item in items)
-    ((name, found), *_) = ParagraphIndex(paragraphs).search(items[0].facts[0])
-    assert found.content == items[0].facts[0] and name == f"{items[0].qid}-0"
+    ((name, obtained), *_) = ParagraphIndex(paragraphs).search(items[0].facts[0])
+    assert obtained.content == items[0].facts[0] and name == f"{items[0].qid}-0"
 
 
 def test_what_was_searched_is_in_the_trace_and_the_query_holds_the_answers_before_it(index):

@@ -100,9 +100,9 @@ def test_items_are_answered_beside_each_other_and_told_in_their_order():
         return "Yes"
 
     run = run_level(L0, ITEMS, ScriptedChat(said), SETTINGS, concurrency=4)
-    assert [each.qid for each in run.answered] == [item.qid for item in ITEMS]
+    assert [entry.qid for entry in run.answered] == [item.qid for item in ITEMS]
     assert run.right == sum(item.answer for item in ITEMS) and run.usage.calls == 8
-    assert all(each.purposes == ("answer",) for each in run.answered)
+    assert all(entry.purposes == ("answer",) for entry in run.answered)
 
 
 def test_a_question_without_an_answer_is_asked_again_and_then_missed():
@@ -123,16 +123,16 @@ def test_a_question_without_an_answer_is_asked_again_and_then_missed():
 
 def test_only_the_attempt_that_counts_is_counted():
     """A question that failed after another one: what its attempt asked before is in neither usage nor purposes."""
-    told = iter(["First it is", ChatFailed("the line is cut"), "It is", "No"])
+    reported = iter(["First it is", ChatFailed("the line is cut"), "It is", "No"])
 
     def said(messages, **_):
-        found = next(told)
-        if isinstance(found, ChatFailed):
-            raise found
-        return found
+        result = next(reported)
+        if isinstance(result, ChatFailed):
+            raise result
+        return result
 
     run = run_level(Level("L1-cot", chain_of_thought), ITEMS[:1], ScriptedChat(said), SETTINGS, retries=1)
-    assert not list(told) and run.usage.calls == 2 and run.answered[0].purposes == ("reason", "answer")
+    assert not list(reported) and run.usage.calls == 2 and run.answered[0].purposes == ("reason", "answer")
 
 
 def test_a_level_is_never_scored_on_what_it_was_made_from():
@@ -147,12 +147,12 @@ def test_the_cache_repeats_a_run_without_a_question(tmp_path, pocket):
     first = run_level(L0, ITEMS, chat, SETTINGS, AnswerCache(path, {"pocket": "a"}))
     silent = ScriptedChat([], "pocket")
     again = run_level(L0, ITEMS, silent, SETTINGS, AnswerCache(path, {"pocket": "a"}))
-    assert [each.prediction for each in again.answered] == [each.prediction for each in first.answered]
+    assert [entry.prediction for entry in again.answered] == [entry.prediction for entry in first.answered]
     assert again.usage == first.usage
     # other weights, settings, or words are other questions
     for identity, settings in (("b", SETTINGS), ("a", AskSettings(max_tokens=9)), ("a", AskSettings(effort="low"))):
-        found = run_level(L0, ITEMS, silent, settings, AnswerCache(path, {"pocket": identity}), retries=0)
-        assert dict(found.misses) == {"no answer": 8}
+        result = run_level(L0, ITEMS, silent, settings, AnswerCache(path, {"pocket": identity}), retries=0)
+        assert dict(result.misses) == {"no answer": 8}
     path.write_bytes(path.read_bytes()[:-20])
     assert len(AnswerCache(path, {"pocket": "a"})) == 7
     path.write_text('{"key": "x", "answer": {"text": "y"}}\n')
@@ -186,7 +186,7 @@ def test_batches_say_what_each_question_is_told_alone(pocket):
     for settings in (AskSettings(max_tokens=12), stop):
         alone = run_level(L0, ITEMS, chat, settings)
         batched = run_level(L0, ITEMS, BatchedChat(chat, 3), settings, concurrency=8)
-        assert [each.prediction for each in batched.answered] == [each.prediction for each in alone.answered]
+        assert [entry.prediction for entry in batched.answered] == [entry.prediction for entry in alone.answered]
         assert batched.usage.completion_tokens == alone.usage.completion_tokens
     with pytest.raises(ChatFailed, match="context of 512"):
         BatchedChat(chat, 3).complete([{"role": "user", "content": "Is it? " * 300}], ChatSettings(max_tokens=1))
@@ -194,8 +194,8 @@ def test_batches_say_what_each_question_is_told_alone(pocket):
 
 def test_scores_are_paired_with_the_baseline():
     def says(answers):
-        told = iter(answers)
-        return ScriptedChat(lambda **_: Completion(next(told), Usage(1, 5, 2)))
+        reported = iter(answers)
+        return ScriptedChat(lambda **_: Completion(next(reported), Usage(1, 5, 2)))
 
     right = ["Yes" if item.answer else "No" for item in ITEMS]
     wrong = ["No" if item.answer else "Yes" for item in ITEMS]
@@ -203,10 +203,10 @@ def test_scores_are_paired_with_the_baseline():
     for name, answers in (("L0", wrong), ("L1-coc", right), ("L4-pipeline", ["?"] * 8)):
         run = run_level(L0, ITEMS, says(answers), SETTINGS, retries=0)
         runs.append(type(run)(name, "none", run.answered))
-    assert [each["p_value"] for each in score(runs[1:])] == [None, None], "without the baseline nothing is compared"
-    _, first, second = found = score(runs)
-    assert [each["accuracy"].value for each in found] == [0.0, 1.0, 0.0]
-    assert [each["difference"] for each in found] == [None, 1.0, 0.0]
+    assert [entry["p_value"] for entry in score(runs[1:])] == [None, None], "without the baseline nothing is compared"
+    _, first, second = result = score(runs)
+    assert [entry["accuracy"].value for entry in result] == [0.0, 1.0, 0.0]
+    assert [entry["difference"] for entry in result] == [None, 1.0, 0.0]
     assert first["p_value"] == 2 / 2**8 and first["p_holm"] == 4 / 2**8 and second["p_holm"] == 1.0
     assert second["misses"] == {"answer": 8} and first["calls"] == 1.0 and first["completion_tokens"] == 16
 
@@ -217,9 +217,9 @@ def test_the_command_runs_every_level_on_the_shipped_model_and_repeats_itself(tm
     out, cache = tmp_path / "ledger.jsonl", tmp_path / "cache.jsonl"
     options = ["strategyqa", "-e", "all", "-n", "2", "--max-new-tokens", "12", "--cache", str(cache), "--out", str(out)]
     picture = tmp_path / "levels.svg"
-    found = CliRunner().invoke(app, [*options, "--picture", str(picture)])
-    assert found.exit_code == 0, found.output
-    assert "under 200, differences of 10 points are noise" in found.stdout and picture.stat().st_size > 1000
+    result = CliRunner().invoke(app, [*options, "--picture", str(picture)])
+    assert result.exit_code == 0, result.output
+    assert "under 200, differences of 10 points are noise" in result.stdout and picture.stat().st_size > 1000
     again = CliRunner().invoke(app, [*options, "--json"])
     assert again.exit_code == 0, again.output
     rows = read_rows(out)
@@ -244,12 +244,12 @@ def test_the_command_runs_every_level_on_the_shipped_model_and_repeats_itself(tm
     ],
 )
 def test_bad_input_is_told_in_a_line(options, message):
-    found = CliRunner().invoke(app, ["strategyqa", *options])
-    assert found.exit_code == 2 and message in " ".join(found.stderr.split()), found.output
+    result = CliRunner().invoke(app, ["strategyqa", *options])
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
 
 
 def test_a_ledger_that_cannot_be_read_is_told_before_a_question_is_asked(tmp_path):
     out, cache = tmp_path / "ledger.jsonl", tmp_path / "cache.jsonl"
     out.write_text('{"benchmark": "beauty"}\n')
-    found = CliRunner().invoke(app, ["strategyqa", "-e", "L0", "-n", "2", "--cache", str(cache), "--out", str(out)])
-    assert found.exit_code == 2 and "line 1" in found.stderr and not cache.exists()
+    result = CliRunner().invoke(app, ["strategyqa", "-e", "L0", "-n", "2", "--cache", str(cache), "--out", str(out)])
+    assert result.exit_code == 2 and "line 1" in result.stderr and not cache.exists()

@@ -19,8 +19,8 @@ from tests.bench.fidelity.test_work import Here
 
 
 def opening(**changes):
-    told = {"n": 5, "device": "cpu", "dtype": "float32", "concurrency": 2, "retries": 0, "max_new_tokens": 6}
-    return Opening(**(told | changes))
+    reported = {"n": 5, "device": "cpu", "dtype": "float32", "concurrency": 2, "retries": 0, "max_new_tokens": 6}
+    return Opening(**(reported | changes))
 
 
 @pytest.fixture
@@ -34,16 +34,16 @@ def made(opened, names=ONCE):
 
 
 def test_as_many_items_go_to_a_worker_as_it_answers_at_a_time():
-    told = opening()
-    opened = replace(told.open(), concurrency=2)
-    pieces = pieces_of(made(opened, ("L0", "L5", "L2")), told, opened)
-    found = [(piece["level"], piece["first"], piece["step"]) for piece in pieces]
-    assert found == [("L5", 0, 5), *[(name, first, 2) for name in ("L0", "L2") for first in (0, 2, 4)]]
+    reported = opening()
+    opened = replace(reported.open(), concurrency=2)
+    pieces = pieces_of(made(opened, ("L0", "L5", "L2")), reported, opened)
+    result = [(piece["level"], piece["first"], piece["step"]) for piece in pieces]
+    assert result == [("L5", 0, 5), *[(name, first, 2) for name in ("L0", "L2") for first in (0, 2, 4)]]
 
 
 def test_a_run_that_broke_off_goes_on(tmp_path, kept, monkeypatch):
-    told = opening()
-    opened, calls = told.open(), Counter()
+    reported = opening()
+    opened, calls = reported.open(), Counter()
 
     def fragile(piece):
         calls[piece["level"], piece["first"]] += 1
@@ -54,7 +54,7 @@ def test_a_run_that_broke_off_goes_on(tmp_path, kept, monkeypatch):
     fragile.__module__, fragile.__qualname__ = do_level.__module__, do_level.__qualname__
     monkeypatch.setattr("sigma0.bench.strategyqa.work.do_level", fragile)
     levels = made(opened, ("L0", "L5"))
-    pieces = pieces_of(levels, told, opened)
+    pieces = pieces_of(levels, reported, opened)
     with pytest.raises(ChatFailed):
         run_pieces(levels, pieces, Here(1), kept, lambda done: None)
     runs = run_pieces(levels, pieces, Here(1), kept, lambda done: None)
@@ -67,21 +67,21 @@ def test_an_opening_is_the_same_behind_json(tmp_path, monkeypatch):
     # a folder does not take the place of a name
     for name in ("world", "pocket", "big"):
         (tmp_path / name).mkdir()
-    told = opening(cache=Path("answers.jsonl"), ladder="pocket, big", route="verdict")
-    assert Opening.model_validate_json(told.model_dump_json()) == told
-    found = told.resolved()
-    assert found.cache == tmp_path / "answers.jsonl" and found.ladder == f"pocket,{tmp_path / 'big'}"
-    assert (found.data, found.model, found.paragraphs) == ("world", "pocket", None)
+    reported = opening(cache=Path("answers.jsonl"), ladder="pocket, big", route="verdict")
+    assert Opening.model_validate_json(reported.model_dump_json()) == reported
+    result = reported.resolved()
+    assert result.cache == tmp_path / "answers.jsonl" and result.ladder == f"pocket,{tmp_path / 'big'}"
+    assert (result.data, result.model, result.paragraphs) == ("world", "pocket", None)
     with pytest.raises(ValueError, match="seeds"):
-        Opening(**{**dict(told), "seeds": 3})
+        Opening(**{**dict(reported), "seeds": 3})
 
 
 def test_a_worker_that_finds_something_else_under_the_names_is_refused(tmp_path):
     shown = tmp_path / "steps.json"
     shown.write_text("[]")
-    told = opening(template=shown)
-    opened = told.open()
-    (piece, *_) = pieces_of([("L0", EXPERIMENTS["L0"](opened.makings))], told, opened)
+    reported = opening(template=shown)
+    opened = reported.open()
+    (piece, *_) = pieces_of([("L0", EXPERIMENTS["L0"](opened.makings))], reported, opened)
     shown.write_text("[ ]")
     with pytest.raises(ValueError, match="other weights, items or files under the same names"):
         do_level(piece)
@@ -106,9 +106,9 @@ def test_the_rows_of_workers_are_those_of_one_process(tmp_path, monkeypatch):
     # a worker that goes on to another run begins anew with a level that learns
     for path, workers in ((out, 2), (tmp_path / "again.jsonl", 2), (alone, 1)):
         size = ["-e", "L0", "-e", "L5", "-n", "3", "--max-new-tokens", "6", "--device", "cpu", "--dtype", "float32"]
-        found = CliRunner().invoke(app, ["strategyqa", *size, "--workers", str(workers), "--out", str(path)])
-        assert found.exit_code == 0, found.output
-        assert ("1 parts were done again" in found.stderr) == (workers == 2)
+        result = CliRunner().invoke(app, ["strategyqa", *size, "--workers", str(workers), "--out", str(path)])
+        assert result.exit_code == 0, result.output
+        assert ("1 parts were done again" in result.stderr) == (workers == 2)
     assert not list(tmp_path.glob(".two-*.work.jsonl")), "what was kept for the run goes with its end"
     # without what the clock says
     rows, expected = ([row.model_dump(exclude={"time", "seconds"}) for row in read_rows(path)] for path in (out, alone))

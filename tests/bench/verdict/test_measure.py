@@ -44,11 +44,11 @@ def test_figures_are_what_the_runs_say(asker):
     assert len(answers) == asked(6, 2) and [row.setting for row in report.switches] == list(SETTINGS)
     runs = [
         sigma0.generate(
-            asker.model, asker.tokenizer, each.content, exit_config=asker.config, policy=asker.policy, max_new_tokens=24
+            asker.model, asker.tokenizer, item.content, exit_config=asker.config, policy=asker.policy, max_new_tokens=24
         )
-        for each in prompts
+        for item in prompts
     ]
-    right = np.array([run.text.strip() == each.answer for run, each in zip(runs, prompts, strict=True)])
+    right = np.array([run.text.strip() == item.answer for run, item in zip(runs, prompts, strict=True)])
     opened = np.array([run.door == "converge" for run in runs])
     off, verdict, *_ = report.switches
     assert off.escalated is None and off.broken == 0 and off.answers == 6
@@ -95,23 +95,23 @@ def shift(name, opened, wrong):
 def test_a_risk_is_kept_or_broken_only_beyond_its_interval(opened, wrong, kept):
     row = shift("storm", opened, wrong)
     assert row.kept(0.05) == kept
-    told = kept_sentence({"pocket": SimpleNamespace(allowed=0.05, shifts=(shift("calm", 1000, 20), row))})
-    assert told.endswith("under: pocket: storm.") == (kept == "no")
+    reported = kept_sentence({"pocket": SimpleNamespace(allowed=0.05, shifts=(shift("calm", 1000, 20), row))})
+    assert reported.endswith("under: pocket: storm.") == (kept == "no")
 
 
 def test_the_mixes_are_what_they_are_called():
     drawn = {name: list(micro_world(6, "test", 2, **mix)) for name, mix in MIXES.items()}
     assert all(isinstance(prompts[1].content, list) for prompts in drawn.values())
-    assert all(each.answer.startswith(("Yes", "No")) for each in drawn["yes or no alone"])
-    plain = {name: [str(each.content) for each in prompts] for name, prompts in drawn.items()}
+    assert all(item.answer.startswith(("Yes", "No")) for item in drawn["yes or no alone"])
+    plain = {name: [str(item.content) for item in prompts] for name, prompts in drawn.items()}
     assert all(" old" in text for text in plain["ages alone"])
-    usual = [str(each.content) for each in micro_world(6, "test", 2)]
+    usual = [str(item.content) for item in micro_world(6, "test", 2)]
     lengths = [sum(map(len, texts)) for texts in (plain["short stories"], usual, plain["longest stories"])]
     assert lengths == sorted(set(lengths))
 
 
 def test_the_file_of_strange_prompts_and_a_bad_line_of_one(tmp_path):
-    kinds = Counter(each.kind for each in {each.prompt: each for each in read_strange()}.values())
+    kinds = Counter(item.kind for item in {item.prompt: item for item in read_strange()}.values())
     assert kinds == dict.fromkeys(("trivia", "code", "other words", "shuffled words"), 50)
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"kind": "code", "prompt": "x"}\n{"kind": "code"}\n')
@@ -131,12 +131,17 @@ def test_rows_of_strange_prompts_count_both_forms(asker):
 @pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch):
     prompts = tmp_path / "strange.jsonl"
-    prompts.write_text("\n".join(each.model_dump_json() for each in STRANGE))
+    prompts.write_text("\n".join(item.model_dump_json() for item in STRANGE))
     monkeypatch.setattr(read_strange, "__defaults__", (prompts,))
     file = tmp_path / "verdict.json"
     result = CliRunner().invoke(app, ["verdict", "pocket", "--n", "2", "--hard", "--risk", "0.1", "--out", str(file)])
     assert result.exit_code == 0, result.output
-    told = json.loads(file.read_text())
-    assert told["answers"] == 2 and told["allowed"] == 0.1 and told["model"] == "pocket" and len(told["strange"]) == 6
-    assert {"confidence", "mean entropy", "minimum margin", "mean depth", "length"} <= set(told["separations"])
+    reported = json.loads(file.read_text())
+    assert (
+        reported["answers"] == 2
+        and reported["allowed"] == 0.1
+        and reported["model"] == "pocket"
+        and len(reported["strange"]) == 6
+    )
+    assert {"confidence", "mean entropy", "minimum margin", "mean depth", "length"} <= set(reported["separations"])
     assert "right of those let through" in result.stdout and "| pocket | hard half | 1 |" in result.stdout

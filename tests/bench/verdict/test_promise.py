@@ -40,11 +40,13 @@ def test_a_door_on_the_rest_is_what_users_would_see():
     pool[306] = replace(pool[306], tokens=(replace(pool[306].tokens[0], entropy=50.0),))
     for fit in (True, False):
         chosen = choose_door(pool[:150], pool[150:300], DoorPolicy(), 0.4, 0.9, fit=fit)
-        policy, told = chosen.passed[-1], on_rest(chosen, Pool(pool), rest)
+        policy, reported = chosen.passed[-1], on_rest(chosen, Pool(pool), rest)
         verdicts = [pool[place].verdict(policy, chosen.model) for place in rest]
-        opened = [pool[place] for place, each in zip(rest, verdicts, strict=True) if door(each, policy) == "converge"]
-        assert told.opened == len(opened) / 100 and told.risk == sum(not each.right for each in opened) / len(opened)
-        assert told.opened_of_right == sum(each.right for each in opened) / sum(pool[place].right for place in rest)
+        opened = [pool[place] for place, item in zip(rest, verdicts, strict=True) if door(item, policy) == "converge"]
+        assert reported.opened == len(opened) / 100 and reported.risk == sum(not item.right for item in opened) / len(
+            opened
+        )
+        assert reported.opened_of_right == sum(item.right for item in opened) / sum(pool[place].right for place in rest)
         judged, again = Pool(pool).judged(policy, chosen.model, rest), judge(verdicts, pool_right(pool, rest), policy)
         np.testing.assert_allclose(judged.confidence, again.confidence, rtol=1e-12)
         assert (judged.vetoed == again.vetoed).all() and judged.vetoed.sum() >= (5 if fit else 1)
@@ -60,15 +62,15 @@ def test_draws_are_counted():
     pool, done = pool_of(800), []
     doors = draw_doors(pool, DoorPolicy(), (150, 150), 3, 0.3, 0.9, done.append)
     assert done == [1, 2, 3]
-    assert {name: each[:1] for name, each in doors.items()} == draw_doors(pool, DoorPolicy(), (150, 150), 1, 0.3, 0.9)
+    assert {name: item[:1] for name, item in doors.items()} == draw_doors(pool, DoorPolicy(), (150, 150), 1, 0.3, 0.9)
     report = report_promise(doors, "pocket", {}, pool, (150, 150), 0.3, 0.9)
     fitted, plain = report.rows
     assert (fitted.score, plain.score) == ("confidence", "mean entropy")
     for row in report.rows:
         drawn = doors[row.score]
-        assert row.opened.value == pytest.approx(np.mean([each.opened for each in drawn]))
-        assert row.kept.value == np.mean([each.risk is None or each.risk <= 0.3 for each in drawn])
-        assert row.shut == sum(each.risk is None for each in drawn)
+        assert row.opened.value == pytest.approx(np.mean([item.opened for item in drawn]))
+        assert row.kept.value == np.mean([item.risk is None or item.risk <= 0.3 for item in drawn])
+        assert row.shut == sum(item.risk is None for item in drawn)
     # two signs tell more than one of them
     assert report.more.value == pytest.approx(100 * (fitted.opened.value - plain.opened.value))
     assert report.more.value > 0
@@ -88,7 +90,7 @@ def test_the_command(tmp_path):
     asked = ["promise", "pocket", "--pool", str(pool), "-n", "40", "--fit", "12", "--test", "12", "--draws", "2"]
     result = CliRunner().invoke(app, [*asked, "--risk", "0.4", "--out", str(out)])
     assert result.exit_code == 0, result.output
-    told = json.loads(out.read_text())
-    assert told["pool"] == len(read_pool(pool)) == 40 and told["parts"] == [12, 12] and told["draws"] == 2
+    reported = json.loads(out.read_text())
+    assert reported["pool"] == len(read_pool(pool)) == 40 and reported["parts"] == [12, 12] and reported["draws"] == 2
     again = CliRunner().invoke(app, [*asked, "--risk", "0.4", "--json"])
-    assert json.loads(again.stdout) == told
+    assert json.loads(again.stdout) == reported

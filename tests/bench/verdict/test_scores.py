@@ -18,7 +18,7 @@ from sigma0.signals.evidence import FEATURES
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=6))
 def test_ties_count_as_the_mean_over_all_their_orders(answers):
-    doubt, wrong = (np.array(each, dtype=float) for each in zip(*answers, strict=True))
+    doubt, wrong = (np.array(item, dtype=float) for item in zip(*answers, strict=True))
     orders = [order for order in permutations(range(len(doubt))) if list(doubt[list(order)]) == sorted(doubt)]
     kept = np.mean([np.cumsum(wrong[list(order)]) for order in orders], axis=0)
     np.testing.assert_allclose(wrong_among_kept(doubt, wrong), kept, atol=1e-12)
@@ -31,13 +31,13 @@ def test_ties_count_as_the_mean_over_all_their_orders(answers):
 
 def test_figures_of_a_score():
     doubt, wrong = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.0, 0.0, 1.0, 0.0])
-    told, area = separate(doubt, wrong), measure_abstention(doubt, wrong, resamples=200)
-    assert told.auroc.value == pytest.approx(2 / 3) and told.auroc.interval[0] <= 2 / 3 <= told.auroc.interval[1]
-    assert told.aurc == area.aurc.value == pytest.approx((0 + 0 + 1 / 3 + 1 / 4) / 4)
-    assert told.excess_aurc == pytest.approx(told.aurc - (1 / 4) / 4)
-    assert told.augrc == area.augrc.value == pytest.approx((0 + 0 + 1 / 4 + 1 / 4) / 4)
-    assert area.auroc.value == told.auroc.value and area.aurc.interval[0] < told.aurc < area.aurc.interval[1]
-    assert told.coverage == 0.5
+    output, area = separate(doubt, wrong), measure_abstention(doubt, wrong, resamples=200)
+    assert output.auroc.value == pytest.approx(2 / 3) and output.auroc.interval[0] <= 2 / 3 <= output.auroc.interval[1]
+    assert output.aurc == area.aurc.value == pytest.approx((0 + 0 + 1 / 3 + 1 / 4) / 4)
+    assert output.excess_aurc == pytest.approx(output.aurc - (1 / 4) / 4)
+    assert output.augrc == area.augrc.value == pytest.approx((0 + 0 + 1 / 4 + 1 / 4) / 4)
+    assert area.auroc.value == output.auroc.value and area.aurc.interval[0] < output.aurc < area.aurc.interval[1]
+    assert output.coverage == 0.5
     assert separate(doubt, np.ones(4)).coverage == 0.0 and separate(doubt, np.zeros(4)).auroc is None
     for scores, answers in ((0, 0), (2, 1)):
         with pytest.raises(ValueError, match=f"{scores} scores for {answers} answers"):
@@ -57,14 +57,14 @@ def test_paired_differences_are_narrower_than_their_parts():
 
 def test_scores_are_read_off_the_runs(asker):
     answers = asker.answers(list(micro_world(4, "test", 9)))
-    told = doubts(answers)
+    output = doubts(answers)
     for place, run in enumerate(answers.runs):
-        assert told["confidence"][place] == pytest.approx(1 - run.verdict.confidence)
-        assert told["mean entropy"][place] == pytest.approx(np.mean([token.entropy for token in run.tokens]))
-        assert told["minimum margin"][place] == pytest.approx(1 - min(token.margin for token in run.tokens))
-        assert told["mean depth"][place] == pytest.approx(run.verdict.depth / run.total_loops)
-        assert told["length"][place] == len(run.tokens)
-    assert len(set(told["random"])) == 4
+        assert output["confidence"][place] == pytest.approx(1 - run.verdict.confidence)
+        assert output["mean entropy"][place] == pytest.approx(np.mean([token.entropy for token in run.tokens]))
+        assert output["minimum margin"][place] == pytest.approx(1 - min(token.margin for token in run.tokens))
+        assert output["mean depth"][place] == pytest.approx(run.verdict.depth / run.total_loops)
+        assert output["length"][place] == len(run.tokens)
+    assert len(set(output["random"])) == 4
 
 
 def drawn(n, seed):

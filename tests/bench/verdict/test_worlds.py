@@ -22,17 +22,17 @@ NAMED = {world.name: world for world in WORLDS}
 def test_the_promise_is_kept(name, sets):
     """No more sets are violated than a binomial count at the stated limit has in 999 cases of 1,000."""
     world = NAMED[name]
-    found = calibrated(world, *parts(world.prompts), sets)
+    obtained = calibrated(world, *parts(world.prompts), sets)
     limit = 1 - world.confidence
-    assert 0 < found.violated.value * sets <= binom.ppf(0.999, sets, limit)
+    assert 0 < obtained.violated.value * sets <= binom.ppf(0.999, sets, limit)
 
 
 @pytest.mark.parametrize("name, least", [("rises late", 0.85), ("like pocket", 0.97)])
 def test_a_door_is_found_where_one_can_be_promised(name, least):
     world, sets = NAMED[name], 40
-    found = calibrated(world, *parts(world.prompts), sets)
-    assert found.chose.value >= least
-    assert found.opened > 0.5 * world.allowed()
+    obtained = calibrated(world, *parts(world.prompts), sets)
+    assert obtained.chose.value >= least
+    assert obtained.opened > 0.5 * world.allowed()
 
 
 @pytest.mark.exhaustive
@@ -40,8 +40,8 @@ def test_a_door_is_found_where_one_can_be_promised(name, least):
 @pytest.mark.parametrize("sets", [60, slow(600)])
 def test_what_stands_beside_keeps_the_promise_too(procedure, sets):
     world = NAMED["a hair over, less sure"]
-    found = calibrated(world, 300, 300, sets, procedure=procedure)
-    assert 0 < found.violated.value * sets <= binom.ppf(0.999, sets, 1 - world.confidence)
+    obtained = calibrated(world, 300, 300, sets, procedure=procedure)
+    assert 0 < obtained.violated.value * sets <= binom.ppf(0.999, sets, 1 - world.confidence)
 
 
 @pytest.mark.exhaustive
@@ -49,9 +49,9 @@ def test_what_stands_beside_keeps_the_promise_too(procedure, sets):
 def test_power_beside_the_oracle_and_the_order_before(name):
     world, sets = NAMED[name], 200
     fit, test = parts(world.prompts)
-    found = calibrated(world, fit, test, sets)
+    obtained = calibrated(world, fit, test, sets)
     before = calibrated(world, (fit + test) // 2, (fit + test) // 2, sets, procedure=least_p_value)
-    assert found.chose.value >= 0.8 * oracle(world, test) and found.chose.value > before.chose.value
+    assert obtained.chose.value >= 0.8 * oracle(world, test) and obtained.chose.value > before.chose.value
 
 
 def test_the_oracle_is_the_power_of_one_test():
@@ -79,6 +79,6 @@ def test_the_command(tmp_path):
     out = tmp_path / "worlds.json"
     result = CliRunner().invoke(app, ["worlds", "--sets", "2", "--out", str(out)])
     assert result.exit_code == 0, result.output
-    told = json.loads(out.read_text())
-    assert told["sets"] == 2 and [row["world"] for row in told["worlds"]] == list(NAMED)
+    reported = json.loads(out.read_text())
+    assert reported["sets"] == 2 and [row["world"] for row in reported["worlds"]] == list(NAMED)
     assert all(f"| {name} |" in result.stdout for name in NAMED)

@@ -17,8 +17,8 @@ def each(count, part=P):
 
 def chain(count):
     """Definitions that refer to the next, each with a pattern of its own."""
-    own = {f"d{place}": {"$ref": f"#/$defs/d{place + 1}", **P} for place in range(count - 1)}
-    return {"$defs": {**own, f"d{count - 1}": P}, "$ref": "#/$defs/d0"}
+    current = {f"d{place}": {"$ref": f"#/$defs/d{place + 1}", **P} for place in range(count - 1)}
+    return {"$defs": {**current, f"d{count - 1}": P}, "$ref": "#/$defs/d0"}
 
 
 # each makes a schema by which some value has to match so many expressions
@@ -76,9 +76,9 @@ def test_expressions_of_different_values_do_not_add_up(schema):
 
 
 def test_definitions_that_lead_on_for_long_are_refused():
-    own = {f"d{place}": {"$ref": f"#/$defs/d{place + 1}"} for place in range(2000)}
+    current = {f"d{place}": {"$ref": f"#/$defs/d{place + 1}"} for place in range(2000)}
     with refused("nested too deep"):
-        check_schema(json.dumps({"$defs": own, "$ref": "#/$defs/d0"}))
+        check_schema(json.dumps({"$defs": current, "$ref": "#/$defs/d0"}))
 
 
 def test_signs_of_a_grammar_count_outside_of_literals():
@@ -101,8 +101,10 @@ def test_schemas_inside_of_a_grammar_count_where_they_may_intersect():
 
 def doubled(count, **more):
     """Arrays of two of the next each, so that the shortest value grows with the power of their number."""
-    own = {f"d{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{i + 1}"}] * 2, **more} for i in range(count)}
-    return {"$ref": "#/$defs/d0", "$defs": {**own, f"d{count}": {"type": "null"}}}
+    current = {
+        f"d{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{i + 1}"}] * 2, **more} for i in range(count)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**current, f"d{count}": {"type": "null"}}}
 
 
 def asks_for(**properties):

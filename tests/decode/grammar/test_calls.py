@@ -163,15 +163,17 @@ def test_parameters_that_cannot_be_written_are_named(schema, message):
 
 def test_a_schema_may_be_left_open():
     assert parameters_of(tool(True)) == parameters_of(tool({})) == ()
-    assert [each.name for each in parameters_of(tool({"properties": {"b": {}, "a": {}}}))] == ["b", "a"]
+    assert [item.name for item in parameters_of(tool({"properties": {"b": {}, "a": {}}}))] == ["b", "a"]
 
 
 @pytest.mark.parametrize("length, is_text", [(0, True), (10_000, True), (10_001, False), (-1, False), (True, False)])
 def test_lengths_that_an_engine_can_count_are_of_plain_texts(length, is_text):
     for keyword in ("minLength", "maxLength"):
-        (own,) = parameters_of(tool({"properties": {"x": {"type": "string", keyword: length}}}))
-        assert own.kinds == (frozenset({"string"}) if is_text else None)
-        assert own.length == ((0, None) if not is_text else (length, None) if keyword == "minLength" else (0, length))
+        (current,) = parameters_of(tool({"properties": {"x": {"type": "string", keyword: length}}}))
+        assert current.kinds == (frozenset({"string"}) if is_text else None)
+        assert current.length == (
+            (0, None) if not is_text else (length, None) if keyword == "minLength" else (0, length)
+        )
 
 
 def test_definitions_go_along_only_where_they_are_referred_to():
@@ -184,11 +186,11 @@ def test_definitions_go_along_only_where_they_are_referred_to():
 
 
 def test_texts_of_choices_are_told_once():
-    (own,) = parameters_of(tool({"properties": {"x": {"enum": ["a", "b", "a"]}}}))
-    assert own.choices == ("a", "b")
+    (current,) = parameters_of(tool({"properties": {"x": {"enum": ["a", "b", "a"]}}}))
+    assert current.choices == ("a", "b")
     for more in ({"const": "a"}, {"minLength": 1}, {"type": "integer"}):
-        (own,) = parameters_of(tool({"properties": {"x": {"enum": ["a"], **more}}}))
-        assert own.kinds is None and own.choices == ()
+        (current,) = parameters_of(tool({"properties": {"x": {"enum": ["a"], **more}}}))
+        assert current.kinds is None and current.choices == ()
 
 
 KINDS = frozenset({"string", "null", "boolean", "integer"})
@@ -207,10 +209,10 @@ KINDS = frozenset({"string", "null", "boolean", "integer"})
     ],
 )  # fmt: skip
 def test_what_stands_between_the_tags_as_json(kinds, text, read):
-    told = Parameter("x", True, {}, kinds).json(text)
-    assert json.loads(told) == read and type(json.loads(told)) is type(read)
-    assert isinstance(read, str) or told == text
-    assert "\\u" not in told
+    output = Parameter("x", True, {}, kinds).json(text)
+    assert json.loads(output) == read and type(json.loads(output)) is type(read)
+    assert isinstance(read, str) or output == text
+    assert "\\u" not in output
 
 
 def test_the_schemas_of_a_grammar_are_bounded_together():

@@ -102,7 +102,7 @@ def test_numbers_end_whatever_tokens_they_are_written_with():
     from tokenizers import AddedToken
 
     tokenizer = byte_tokenizer()
-    tokenizer.add_tokens([AddedToken(each, special=False) for each in ("12", "345", "6789", ', "', '"}', "true", "[[")])
+    tokenizer.add_tokens([AddedToken(item, special=False) for item in ("12", "345", "6789", ', "', '"}', "true", "[[")])
     vocabulary = vocabulary_of(tokenizer, len(tokenizer), {END})
     both = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "number"}}, "required": ["a", "b"]}
     assert vocabulary.compile(JsonSchema.of(both)).least == len('{"a": 0, "b": 0}') - 2
@@ -119,14 +119,14 @@ def test_a_mask_near_the_limit_does_not_depend_on_the_way_to_it():
     grammar = VOCABULARY.compile(JsonSchema.of(PERSON))
     text = TOKENIZER('{"name": "abc", "age": 12')["input_ids"]
     one, other = grammar.matcher(), grammar.matcher()
-    for each in text:
+    for item in text:
         one.mask(40)
-        one.take(each)
-    for each in (*text[:12], *TOKENIZER('xyz", "age": 5')["input_ids"]):
-        other.take(each)
+        one.take(item)
+    for item in (*text[:12], *TOKENIZER('xyz", "age": 5')["input_ids"]):
+        other.take(item)
     other.back_to(12)
-    for each in text[12:]:
-        other.take(each)
+    for item in text[12:]:
+        other.take(item)
     assert (one.mask(40) == other.mask(40)).all() and (one.mask(40) != one.mask()).any()
 
 
@@ -134,8 +134,8 @@ def test_a_mask_near_the_limit_does_not_depend_on_the_way_to_it():
 def test_a_number_has_a_greatest_length(kind):
     grammar = VOCABULARY.compile(JsonSchema.of({"type": "array", "items": {"type": kind}}))
     matcher = grammar.matcher()
-    for each in TOKENIZER("[" + "7" * NUMBER)["input_ids"]:
-        matcher.take(each)
+    for item in TOKENIZER("[" + "7" * NUMBER)["input_ids"]:
+        matcher.take(item)
     assert set(ids_of(matcher.mask())) == set(TOKENIZER(",]")["input_ids"])
     matcher.back_to(NUMBER)
     assert set(TOKENIZER("123,]")["input_ids"]) <= set(ids_of(matcher.mask()))
@@ -149,8 +149,8 @@ def test_digits_of_a_text_and_numbers_that_cannot_end_go_on():
         (Regex("[0-9]+"), "7" * 40),
     ):
         matcher = VOCABULARY.compile(spec).matcher()
-        for each in TOKENIZER(text)["input_ids"]:
-            matcher.take(each)
+        for item in TOKENIZER(text)["input_ids"]:
+            matcher.take(item)
         assert TOKENIZER("7")["input_ids"][0] in ids_of(matcher.mask()), spec
 
 

@@ -14,7 +14,7 @@ from sigma0.decode.grammar.rows import GrammarRows, may_force, only_id, start_ma
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.logits import BROKEN
-from sigma0.decode.step import ENDS, FED_AT, FRESH, LINE_WIDTH, SEQUENCE, TOKEN
+from sigma0.decode.step import ENDS, FED, FED_POSITION, LINE_WIDTH, SEQUENCE, TOKEN
 from tests.byte_model import END
 from tests.decode.grammar.matching import TOKENIZER, VOCABULARY, check_texts, refused
 
@@ -30,7 +30,7 @@ def allowed(bits):
 
 
 def letters(text):
-    return {each for letter in text for each in ids(letter)}
+    return {item for letter in text for item in ids(letter)}
 
 
 AB = VOCABULARY.compile(Regex("ab(c|d)e"))
@@ -39,8 +39,8 @@ AB = VOCABULARY.compile(Regex("ab(c|d)e"))
 def test_a_matcher_takes_ids_and_takes_them_back():
     matcher = AB.matcher()
     assert allowed(matcher.mask()) == letters("a") and matcher.count == 0
-    for each in ids("abd"):
-        matcher.take(each)
+    for item in ids("abd"):
+        matcher.take(item)
     assert matcher.count == 3 and allowed(matcher.mask()) == letters("e")
     matcher.back_to(3)
     matcher.back_to(2)
@@ -161,7 +161,7 @@ DEPTH, FIRST = 3, 4
 
 def line(sequence, token_id, fed_at, ends=0, fresh=1):
     made = [0] * LINE_WIDTH
-    made[SEQUENCE], made[TOKEN], made[FED_AT], made[ENDS], made[FRESH] = sequence, token_id, fed_at, ends, fresh
+    made[SEQUENCE], made[TOKEN], made[FED_POSITION], made[ENDS], made[FED] = sequence, token_id, fed_at, ends, fresh
     return made
 
 

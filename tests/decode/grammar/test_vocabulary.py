@@ -29,7 +29,7 @@ def test_characters_that_no_token_holds_are_told_in_order():
     first = TOKENIZER.decode([0])
     assert Vocabulary(TOKENIZER, 260, [END, 0]).missing(f"b{first}a") == [first]
     narrow = Vocabulary(TOKENIZER, 40, [1])
-    assert narrow.missing("zya!") == sorted(each for each in "zya!" if TOKENIZER(each)["input_ids"][0] >= 40)
+    assert narrow.missing("zya!") == sorted(item for item in "zya!" if TOKENIZER(item)["input_ids"][0] >= 40)
     assert narrow.missing("zz") == ["z"]
 
 
@@ -61,7 +61,7 @@ def test_a_table_of_ids():
 
 
 def letters(known, decoder, special="<end>"):
-    ids = {symbol: each for each, symbol in enumerate([special, *known])}
+    ids = {symbol: item for item, symbol in enumerate([special, *known])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=special))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoder
@@ -70,7 +70,7 @@ def letters(known, decoder, special="<end>"):
 
 def test_a_decoder_that_is_not_known_is_asked_for_every_id():
     made = Vocabulary(letters(["a", "b", "ba"], decoders.Fuse()), 6, [0])
-    assert [made.engine.decode_bytes([each]) for each in (1, 2, 3)] == [b"a", b"b", b"ba"]
+    assert [made.engine.decode_bytes([item]) for item in (1, 2, 3)] == [b"a", b"b", b"ba"]
     matcher = made.compile(Regex("(ba)+")).matcher()
     # V may be larger than the tokenizer's, and ids past it are never allowed
     assert matcher.mask().tolist() == [1 << 3]
@@ -97,9 +97,9 @@ def test_text_that_looks_special_is_text():
 def test_what_a_batch_follows():
     one = Constraint(Choice(("a",)), TOKENIZER)
     both = grammars_of(one, 2, 260, [END], 1)
-    assert both.each[0] is both.each[1] is not None and both.forces and one.forces
+    assert both.per_sequence[0] is both.per_sequence[1] is not None and both.forces and one.forces
     some = grammars_of([None, one], 2, 260, [END], None)
-    assert some.each == (None, both.each[0]) and some.forces
+    assert some.per_sequence == (None, both.per_sequence[0]) and some.forces
     assert not grammars_of([one, Constraint(Choice(("a",)), TOKENIZER, forces=False)], 2, 260, [END], None).forces
     assert both.limit == 1 and some.limit is None
     with refused("the shortest answer that follows it takes 3 tokens, and 2 are allowed"):

@@ -22,8 +22,8 @@ def pytest_collection_modifyitems(items):
     if DEVICE == "cpu":
         return
     for item in items:
-        own = item.path.is_relative_to(Path(__file__).parent)
-        if own and not any(map(item.get_closest_marker, ("slow", "exhaustive"))):
+        current = item.path.is_relative_to(Path(__file__).parent)
+        if current and not any(map(item.get_closest_marker, ("slow", "exhaustive"))):
             item.add_marker("gpu")
 
 

@@ -66,13 +66,13 @@ def test_any_rows(seed, planes, batch, kv_heads, group, width, context, paged, p
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PART_TILES", parts[0])
         patch.setattr(module, "MOST_PARTS", parts[1])
-        found = depth_attention(query, keys, values, at, 0.3)
+        result = depth_attention(query, keys, values, at, 0.3)
     # at most twice the error of the plain path, and one step of the dtype
     plain = depth_attention_reference(query, keys, values, at, 0.3)
     allowed = 2 * (plain.double() - expected).abs().max() + torch.finfo(dtype).eps * max(
         1.0, float(expected.abs().max())
     )
-    assert float((found.double() - expected).abs().max()) <= float(allowed)
+    assert float((result.double() - expected).abs().max()) <= float(allowed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -94,17 +94,17 @@ def test_the_bits_of_a_row_depend_on_no_other_row_and_no_bound(dtype, monkeypatc
 
 def test_the_reference_is_the_formula():
     query, keys, values, at = drawn(3, 3, 2, 2, 2, 8, 20, True, True, torch.float32)
-    found = depth_attention_reference(query, keys, values, at, 0.3)
+    result = depth_attention_reference(query, keys, values, at, 0.3)
     for row in range(5):
         sequence, column, plane = int(at.sequences[row]), int(at.cache_positions[row]), int(at.planes[row])
         for head in range(4):
             scores, seen = [], []
-            for each in range(int(at.starts[sequence]), column + 1):
-                place = (plane, int(at.block_tables[sequence, each // 16]), head // 2, each % 16)
+            for item in range(int(at.starts[sequence]), column + 1):
+                place = (plane, int(at.block_tables[sequence, item // 16]), head // 2, item % 16)
                 scores.append(float(query[row, head].double() @ keys[place].double()) * 0.3)
                 seen.append(values[place].double())
             expected = torch.softmax(torch.tensor(scores, dtype=torch.float64), 0) @ torch.stack(seen)
-            torch.testing.assert_close(found[row, head].double(), expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(result[row, head].double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_what_nobody_wrote_is_not_read():
@@ -146,8 +146,8 @@ def test_the_part_that_ends_last_leaves_the_count_as_it_was(monkeypatch):
     arrived = torch.zeros(len(query) * 2, dtype=torch.int32)
     expected = depth_attention(query, keys, values, at, 0.3)
     for _ in range(2):
-        found = depth_attention(query, keys, values, replace(at, arrived=arrived), 0.3)
-        assert torch.equal(found, expected) and not arrived.any()
+        result = depth_attention(query, keys, values, replace(at, arrived=arrived), 0.3)
+        assert torch.equal(result, expected) and not arrived.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -16,20 +16,20 @@ pytestmark = pytest.mark.usefixtures("on_device")
 def compare(logits, chosen, states, rule):
     """Both of the same logits: their numbers, broken ones too, and what is kept of them."""
     slots = torch.arange(len(logits)).flip(0) + 1
-    bare, plain = (each(logits, chosen, None, None, rule) for each in (collapse, collapse_reference))
+    bare, plain = (item(logits, chosen, None, None, rule) for item in (collapse, collapse_reference))
     whole = plain.statistics.isfinite().all(1)
     for name, value in vars(plain).items():
         torch.testing.assert_close(getattr(bare, name)[whole], value[whole], rtol=1e-4, atol=1e-4)
     expected = collapse_reference(logits, chosen, states[0], slots, rule)
-    found = collapse(logits, chosen, states[1], slots, rule)
-    assert torch.isfinite(found.statistics[:, 2:]).all()
-    torch.testing.assert_close(found.statistics, expected.statistics, rtol=1e-4, atol=1e-4, equal_nan=True)
-    assert torch.equal(found.token_ids, expected.token_ids) and torch.equal(found.met, expected.met)
-    assert torch.equal(found.top[whole], expected.top[whole])
+    result = collapse(logits, chosen, states[1], slots, rule)
+    assert torch.isfinite(result.statistics[:, 2:]).all()
+    torch.testing.assert_close(result.statistics, expected.statistics, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert torch.equal(result.token_ids, expected.token_ids) and torch.equal(result.met, expected.met)
+    assert torch.equal(result.top[whole], expected.top[whole])
     for name in ("ids", "lengths", "observed"):
         assert torch.equal(getattr(states[0], name), getattr(states[1], name))
     torch.testing.assert_close(states[0].entropy, states[1].entropy, rtol=1e-4, atol=1e-4)
-    return found
+    return result
 
 
 def filled(rows, length, period, vocabulary):
@@ -74,8 +74,8 @@ def test_logits_that_are_no_numbers_are_told_and_forgotten():
         logits = torch.randn(4, 60, generator=rng)
         if token in (0, 9):
             logits[0, 3], logits[1, 5], logits[2] = torch.nan, torch.inf, -torch.inf
-        found = compare(logits, torch.full((4,), 7), states, CollapseRule())
-        assert found.statistics[:, 0].isnan().tolist() == [token in (0, 9)] * 3 + [False]
+        result = compare(logits, torch.full((4,), 7), states, CollapseRule())
+        assert result.statistics[:, 0].isnan().tolist() == [token in (0, 9)] * 3 + [False]
     assert states[0].observed.tolist() == [0, 12, 10, 10, 10] and states[0].entropy.isfinite().all()
 
 
@@ -91,15 +91,15 @@ def test_float64_definitions(dtype):
         logits = (2 * torch.randn(rows, 2 * vocabulary, generator=generator)).to(dtype)[:, ::2]
         if token:
             logits = logits.masked_fill(torch.rand(logits.shape, generator=generator) < 0.3, -torch.inf)
-        found = collapse(logits, None, state, slots, CollapseRule())
+        result = collapse(logits, None, state, slots, CollapseRule())
         for row in range(rows):
             wide = logits[row].double().cpu().numpy()
             expected, top, ids[row] = definitions.collapse(wide, ids[row], None, entropies[row])
             entropies[row].append(expected[0])
             torch.testing.assert_close(
-                found.statistics[row, :7].double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=1e-4
+                result.statistics[row, :7].double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=1e-4
             )
-            assert found.top[row].tolist() == top
+            assert result.top[row].tolist() == top
 
 
 @pytest.mark.parametrize("vocabulary", [2, 129, 2049])
@@ -109,9 +109,9 @@ def test_equals_and_masks(vocabulary):
     logits[0] = 1.5
     logits[1, -1] = 2.0
     logits[2, -2:] = 0.25
-    found = compare(logits, None, states, CollapseRule(theta=0.5))
-    assert found.token_ids.tolist() == [0, vocabulary - 1, vocabulary - 2]
-    assert found.met.tolist() == [False, True, False]
+    result = compare(logits, None, states, CollapseRule(theta=0.5))
+    assert result.token_ids.tolist() == [0, vocabulary - 1, vocabulary - 2]
+    assert result.met.tolist() == [False, True, False]
 
 
 def test_what_does_not_fit_is_refused():
@@ -131,9 +131,9 @@ def test_strided_ids_and_slots_are_read_as_they_are():
     logits = torch.zeros(3, 9)
     chosen, slots = torch.tensor([[1, 2], [3, 4], [5, 6]])[:, 0], torch.tensor([[2, 9], [0, 9], [1, 9]])[:, 0]
     states = [CollapseState.empty(3, DEVICE) for _ in range(2)]
-    found = collapse(logits, chosen, states[1], slots, CollapseRule())
+    result = collapse(logits, chosen, states[1], slots, CollapseRule())
     collapse_reference(logits, chosen, states[0], slots, CollapseRule())
-    assert found.token_ids.tolist() == [1, 3, 5] and torch.equal(states[0].ids, states[1].ids)
+    assert result.token_ids.tolist() == [1, 3, 5] and torch.equal(states[0].ids, states[1].ids)
     state = CollapseState(states[0].ids.t().contiguous().t(), *list(vars(states[0]).values())[1:])
     with pytest.raises(ValueError, match="side by side"):
         collapse(logits, chosen, state, slots, CollapseRule())

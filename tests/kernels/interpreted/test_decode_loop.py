@@ -22,7 +22,7 @@ def pocket():
     return sigma0.load("pocket", device=DEVICE)
 
 
-# random models beside `pocket`: Nanbeige's heads of 12 numbers without norms behind attention and MLP, and each layout
+# random models beside `pocket`: Nanbeige's heads of 12 numbers without norms after attention and MLP, and each layout
 # of Raven, whose rows are strided views of [state; what every loop reads]; neither has a gate
 MODELS = {
     "ouro": lambda: tiny_model(5, total_ut_steps=5),
@@ -71,7 +71,7 @@ RULES = {
 DRAWN = {"do_sample": True, "temperature": 1.5}
 
 
-# every rule, and every model with several: a rule is decided behind the block, whatever its family
+# every rule, and every model with several: a rule is decided after the block, whatever its family
 @pytest.mark.parametrize(
     ("name", "rule", "settings"),
     [
@@ -104,9 +104,9 @@ def test_both_backends_tell_the_same(pocket, name, rule, settings):
     assert torch.equal(plain.loop_fates, kernels.loop_fates)
     for counted in ("loop_passes", "loop_rows", "head_rows"):
         assert getattr(plain, counted) == getattr(kernels, counted), counted
-    for told in ("loop_statistics", "readings", "deepest_readings"):
-        theirs, ours = getattr(plain, told), getattr(kernels, told)
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3, equal_nan=True, msg=told)
+    for output in ("loop_statistics", "readings", "deepest_readings"):
+        theirs, ours = getattr(plain, output), getattr(kernels, output)
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3, equal_nan=True, msg=output)
     assert int(plain.loop_statistics.isfinite().sum()) > 20
     if name == "pocket":
         assert torch.equal(kernels.deepest_readings[..., 0].isfinite(), kernels.exit_depths > 0)
@@ -125,7 +125,7 @@ def test_a_dropping_cache_is_continued_by_the_other_backend(pocket):
     model, tokenizer = pocket
     config = ExitConfig(mode="qexit", q=0.4, after_exit="drop")
     more = tokenizer(" Where is Mary?", return_tensors="pt", add_special_tokens=False)["input_ids"].to(DEVICE)
-    found = []
+    result = []
     for backends in (("torch", "torch"), ("triton", "torch"), ("triton", "triton")):
         ids, cache = tokenizer(STORIES[0], return_tensors="pt")["input_ids"].to(DEVICE), model.new_cache()
         for backend in backends:
@@ -135,18 +135,18 @@ def test_a_dropping_cache_is_continued_by_the_other_backend(pocket):
                 return_dict_in_generate=True,
             )  # fmt: skip
             ids = torch.cat([out.sequences, more], dim=1)
-        found.append(out.sequences)
+        result.append(out.sequences)
     model.backend = "auto"
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert torch.equal(result[0], result[1]) and torch.equal(result[0], result[2])
 
 
 def on_both(use, model=None):
     """What `use` returns with either backend."""
-    found, model = [], model or MODELS["ouro"]().to(DEVICE)
+    result, model = [], model or MODELS["ouro"]().to(DEVICE)
     for backend in ("torch", "triton"):
         model.backend = backend
-        found.append(use(model))
-    return found
+        result.append(use(model))
+    return result
 
 
 @pytest.mark.slow
@@ -156,13 +156,13 @@ def test_a_cache_that_dropped_is_decoded_on_under_another_rule():
     ids = torch.tensor([[5, 9, 2], [4, 3, 11]], device=DEVICE)
 
     def use(model):
-        cache, found = model.new_cache(), []
+        cache, result = model.new_cache(), []
         with torch.no_grad():
             model(ids, past_key_values=cache, exit_config=drop)
             for step in range(9):
                 token = torch.tensor([[7 + step], [20 + step]], device=DEVICE)
-                found.append(model(token, past_key_values=cache, exit_config=drop if step < 2 else finish).logits)
-        return torch.cat(found)
+                result.append(model(token, past_key_values=cache, exit_config=drop if step < 2 else finish).logits)
+        return torch.cat(result)
 
     plain, kernels = on_both(use)
     torch.testing.assert_close(kernels, plain, rtol=1e-4, atol=1e-4)
@@ -220,7 +220,7 @@ def test_a_broken_model_is_named_by_both(asked):
 @pytest.mark.parametrize("statistics", [True, False])
 @pytest.mark.parametrize("after_exit", ["finish", "verify", "drop"])
 def test_a_pass_waits_for_nothing_but_what_is_read(pocket, after_exit, statistics):
-    """With the debug mode on, whatever waits for the device raises, but for `to_host`, and a `Landing` that is read."""
+    """With the debug mode on, whatever waits for the device raises, but for `to_host` and an `AsyncCopy` being read."""
     model, tokenizer = pocket
     config = ExitConfig(q=0.6, after_exit=after_exit)
     batch = tokenizer(STORIES, padding=True, return_tensors="pt").to(DEVICE)

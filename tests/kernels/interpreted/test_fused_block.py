@@ -53,14 +53,14 @@ def test_a_pass_is_that_of_the_modules(dtype, family, fused):
     _, run = case(dtype, family)
     which = torch.arange(19)
     live = which % 4 != 2
-    found, written = run(which, triton(), live)
+    result, written = run(which, triton(), live)
     assert fused == [True]
     expected, kept = run(which, replace(TORCH, depth_attention=None), live)
     others, _ = run(which, triton(deterministic=False), live)
     assert fused == [True]
     # the interpreter cuts bfloat16 off where others round
     step = 1e-5 if dtype == torch.float32 else 0.06
-    for ours, theirs in ((found, expected), (found, others)):
+    for ours, theirs in ((result, expected), (result, others)):
         torch.testing.assert_close(ours[live], theirs[live], rtol=step, atol=step * float(expected.abs().max()))
     torch.testing.assert_close(written[..., :-1, :, :], kept[..., :-1, :, :], rtol=step, atol=step * 4)
 
@@ -83,13 +83,13 @@ def test_bits_of_a_pass_do_not_depend_on_company(dtype, family, fused):
     with torch.inference_mode():
         logits = model.read(together)
     for sequence in (0, 7, 39):
-        alone, own = run(torch.tensor([sequence]), triton())
+        alone, current = run(torch.tensor([sequence]), triton())
         row = SEQUENCES - 1 - sequence
         assert torch.equal(alone[0], together[row])
         with torch.inference_mode():
             assert torch.equal(model.read(alone)[0], logits[row])
         places = slice(sequence * PLACES, (sequence + 1) * PLACES)
-        assert torch.equal(own[..., places, :, :], written[..., places, :, :])
+        assert torch.equal(current[..., places, :, :], written[..., places, :, :])
     assert len(fused) == 4
 
 
@@ -145,9 +145,9 @@ def test_a_prompt_in_half_precision_is_normed_by_one_kernel(monkeypatch):
         monkeypatch.setattr("sigma0.models.ouro_block._ONE_KERNEL", {"cpu"})
         ran = []
         monkeypatch.setattr("sigma0.models.ouro_block.row_norm", lambda *given: ran.append(True) or row_norm(*given))
-        found = norm(states)
+        result = norm(states)
     # the interpreter cuts bfloat16 off where others round
-    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(result, expected, rtol=0.02, atol=0.02)
     assert ran == [True] and norm(states).requires_grad and ran == [True]
 
 

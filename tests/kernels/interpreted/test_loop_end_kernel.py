@@ -20,15 +20,15 @@ DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 
 def states(slots, width, dtype):
     """Two fresh states whose every other number is poison."""
-    found = []
+    result = []
     for _ in range(2):
         state = ExitState.empty(slots, width, dtype, DEVICE)
         for tensor in (state.differences, state.gram, state.gate):
             tensor.fill_(torch.nan)
         state.counts.fill_(9)
         state.counts[:, 0] = 0
-        found.append(state)
-    return found
+        result.append(state)
+    return result
 
 
 def compare(states_of_loops, rule, dtype, seed=0, strided=False):
@@ -46,12 +46,12 @@ def compare(states_of_loops, rule, dtype, seed=0, strided=False):
         hidden = row.to(dtype)
         if strided:
             hidden = torch.stack([hidden, hidden], dim=1).flatten(0, 1)[::2]
-        found = loop_end(hidden, previous, weights, ours, slots, rule)
+        result = loop_end(hidden, previous, weights, ours, slots, rule)
         expected = observe(hidden, previous, hidden.float() @ gate.float(), theirs, slots, rule)
-        assert torch.isfinite(found.statistics).all()
+        assert torch.isfinite(result.statistics).all()
         small = expected.statistics < 1e3
-        torch.testing.assert_close(found.statistics[small], expected.statistics[small], rtol=tolerance, atol=tolerance)
-        differing += int(((found.fates != expected.fates) | (found.decisions != expected.decisions)).sum())
+        torch.testing.assert_close(result.statistics[small], expected.statistics[small], rtol=tolerance, atol=tolerance)
+        differing += int(((result.fates != expected.fates) | (result.decisions != expected.decisions)).sum())
         # Both go on from the same states, so that one rounding is not told as many.
         previous = expected.hidden
         for name in ("differences", "gram", "gate", "counts"):
@@ -118,7 +118,7 @@ def mixed(rules, table=False):
     device = torch.get_default_device()
     alone = [RuleRows.of(rule, 1, device) for rule in rules]
     rows = {
-        field.name: torch.cat([getattr(each, field.name) for each in alone])
+        field.name: torch.cat([getattr(item, field.name) for item in alone])
         for field in fields(RuleRows)
         if isinstance(getattr(alone[0], field.name), torch.Tensor)
     }
@@ -126,7 +126,7 @@ def mixed(rules, table=False):
         names = [name for name in rows if name != "threshold"]
         columns = torch.stack([rows[name] for name in names], dim=1)
         rows |= {name: columns[:, place] for place, name in enumerate(names)}
-    modes = frozenset().union(*(each.modes for each in alone))
+    modes = frozenset().union(*(item.modes for item in alone))
     return RuleRows(modes=modes, watch=alone[0].watch, growth=0.1, spiral=alone[0].spiral, **rows)
 
 
@@ -151,15 +151,15 @@ def test_one_launch_decides_each_row_by_its_own_rule(seed, table):
     alone = [states(1, width, torch.float32)[0] for _ in RULES]
     previous, rules, seen = torch.full_like(path[0], torch.nan), mixed(RULES, table), set()
     for hidden in path:
-        found = loop_end(hidden, previous, weights, together, slots, rules)
+        result = loop_end(hidden, previous, weights, together, slots, rules)
         plain = observe(hidden, previous, hidden @ gate, reference, slots, rules)
-        assert torch.equal(found.decisions, plain.decisions) and torch.equal(found.fates, plain.fates)
+        assert torch.equal(result.decisions, plain.decisions) and torch.equal(result.fates, plain.fates)
         for row, rule in enumerate(RULES):
-            own = hidden[row : row + 1], previous[row : row + 1]
-            one = loop_end(*own, weights, alone[row], torch.tensor([0]), rule)
+            current = hidden[row : row + 1], previous[row : row + 1]
+            one = loop_end(*current, weights, alone[row], torch.tensor([0]), rule)
             for name in ("statistics", "fates", "decisions"):
-                assert torch.equal(getattr(one, name)[0], getattr(found, name)[row])
-            seen.add((rule.mode, int(found.decisions[row])))
+                assert torch.equal(getattr(one, name)[0], getattr(result, name)[row])
+            seen.add((rule.mode, int(result.decisions[row])))
         previous = hidden
     assert {(mode, 1) for mode in MODES if mode != "none"} <= seen and {("none", 2), ("qexit", 0)} <= seen
 
@@ -171,11 +171,11 @@ def test_rows_that_only_follow_the_gate_decide_each_by_its_own():
     weights = LoopEndWeights(None, 0.0, gate, torch.zeros(1))
     ours, theirs = states(4, 20, torch.float32)
     for hidden in path:
-        found = loop_end(hidden, hidden, weights, ours, slots, mixed(rules))
+        result = loop_end(hidden, hidden, weights, ours, slots, mixed(rules))
         plain = observe(hidden, hidden, hidden @ gate, theirs, slots, mixed(rules))
-        assert torch.equal(found.decisions, plain.decisions)
-        torch.testing.assert_close(found.statistics, plain.statistics)
-    assert found.decisions.tolist()[3] == 2 and ours.counts[:, 0].tolist() == [4] * 4
+        assert torch.equal(result.decisions, plain.decisions)
+        torch.testing.assert_close(result.statistics, plain.statistics)
+    assert result.decisions.tolist()[3] == 2 and ours.counts[:, 0].tolist() == [4] * 4
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -208,7 +208,7 @@ def test_as_near_to_float64_as_plain_torch(dtype, mode, loops, seed):
         ]
     )
     scale = expected.abs().clamp_min(1)
-    errors = [((found.statistics.double() - expected).abs() / scale).amax(0) for found in (kernel, plain)]
+    errors = [((result.statistics.double() - expected).abs() / scale).amax(0) for result in (kernel, plain)]
     # kept differences are rounded to the dtype, by eps / 2 at most: which of both that hurts more is chance
     assert bool((errors[0] <= 2 * errors[1] + max(5e-4, eps / 4)).all())
 

@@ -20,8 +20,8 @@ def results(function, arguments):
     return [*(output if isinstance(output, tuple) else (output,)), *arguments]
 
 
-def assert_same(found, expected):
-    for ours, theirs in zip(found, expected, strict=True):
+def assert_same(result, expected):
+    for ours, theirs in zip(result, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
@@ -45,7 +45,7 @@ def test_a_cuda_graph_replays_it(name):
     expected = [part.clone() if isinstance(part, torch.Tensor) else part for part in results(function, arguments)]
     graph, others = torch.cuda.CUDAGraph(), made(name)[1]
     with torch.cuda.graph(graph):
-        found = results(function, others)
+        result = results(function, others)
     graph.replay()
     torch.cuda.synchronize()
-    assert_same(found, expected)
+    assert_same(result, expected)

@@ -67,24 +67,24 @@ def defined_qkv(hidden, weight, heads, kv_heads, width, positions):
     angles = 1 / 10_000 ** (torch.arange(width // 2, dtype=torch.float64) * 2 / width)
     rows = []
     for row, position in zip(hidden.double(), positions.tolist(), strict=True):
-        each = (weight.double() @ row).view(-1, width).clone()
+        item = (weight.double() @ row).view(-1, width).clone()
         for head in range(heads + kv_heads):
-            turned = torch.complex(each[head, : width // 2], each[head, width // 2 :])
+            turned = torch.complex(item[head, : width // 2], item[head, width // 2 :])
             turned = turned * torch.polar(torch.ones_like(angles), position * angles)
-            each[head] = torch.cat([turned.real, turned.imag])
-        rows.append(each)
+            item[head] = torch.cat([turned.real, turned.imag])
+        rows.append(item)
     return torch.stack(rows).split([heads, kv_heads, kv_heads], dim=1)
 
 
-def within(found, plain, expected, roundings, slack=0.0):
+def within(result, plain, expected, roundings, slack=0.0):
     """At most twice the error of plain torch, and two steps of the dtype.
 
     Triton's interpreter cuts bfloat16 off instead of rounding it: a step each time, all in one direction.
     """
-    steps = roundings if found.dtype == torch.bfloat16 and DEVICE == "cpu" else 2
-    step = steps * torch.finfo(found.dtype).eps * max(1.0, float(expected.abs().max()))
+    steps = roundings if result.dtype == torch.bfloat16 and DEVICE == "cpu" else 2
+    step = steps * torch.finfo(result.dtype).eps * max(1.0, float(expected.abs().max()))
     allowed = 2 * float((plain.double() - expected).abs().max()) + step + slack
-    assert float((found.double() - expected).abs().max()) <= allowed
+    assert float((result.double() - expected).abs().max()) <= allowed
 
 
 @few
@@ -102,10 +102,10 @@ def test_query_key_and_value(seed, dtype, rows, width, heads_of, head_width):
     hidden = hidden * math.sqrt(width)
     positions, flat = places(seed, rows)
     cos, sin = tables(head_width, dtype)
-    found, plain = planes(kv_heads, head_width, dtype), planes(kv_heads, head_width, dtype)
+    result, plain = planes(kv_heads, head_width, dtype), planes(kv_heads, head_width, dtype)
     shared = (hidden, weight, cos, sin, positions)
     with drawn_tiling(seed, dtype):
-        query = row_qkv(*shared, *found, flat)
+        query = row_qkv(*shared, *result, flat)
     plain_query = row_qkv_reference(*shared, *plain, flat)
     expected = defined_qkv(hidden, weight, heads, kv_heads, head_width, positions)
     # the tables themselves are rounded
@@ -114,9 +114,9 @@ def test_query_key_and_value(seed, dtype, rows, width, heads_of, head_width):
     live = flat >= 0
     untouched = torch.ones(LOOPS * PLACES, dtype=torch.bool)
     untouched[flat[live]] = False
-    for ours, theirs, each in zip(found, plain, expected[1:], strict=True):
+    for ours, theirs, item in zip(result, plain, expected[1:], strict=True):
         ours, theirs = ours.flatten(0, 1), theirs.flatten(0, 1)
-        within(ours[flat[live]], theirs[flat[live]], each[live], 4, slack)
+        within(ours[flat[live]], theirs[flat[live]], item[live], 4, slack)
         assert ours[untouched].isnan().all() and theirs[untouched].isnan().all()
 
 
@@ -133,8 +133,8 @@ def test_gates(seed, dtype, rows, width, inner):
     hidden = hidden * math.sqrt(width)
     gates, ups = (hidden.double() @ gate_up.double().T).chunk(2, dim=1)
     with drawn_tiling(seed, dtype):
-        found = row_gated(hidden, gate_up)
-    within(found, row_gated_reference(hidden, gate_up), gates / (1 + (-gates).exp()) * ups, 4)
+        result = row_gated(hidden, gate_up)
+    within(result, row_gated_reference(hidden, gate_up), gates / (1 + (-gates).exp()) * ups, 4)
 
 
 @few
@@ -176,22 +176,22 @@ def test_product_and_norm(seed, dtype, rows, width, outputs, added):
     st.booleans(),
 )
 def test_parts_and_residual(seed, dtype, rows, width, splits, normed, goes_on):
-    residual, behind, ahead = randoms(seed, dtype, (rows, width), (width,), (width,))
+    residual, after, ahead = randoms(seed, dtype, (rows, width), (width,), (width,))
     (parts,) = randoms(seed + 1, torch.float32, (splits, rows, width))
-    behind, ahead = behind if normed else None, ahead if goes_on else None
+    after, ahead = after if normed else None, ahead if goes_on else None
     added = parts.double().sum(0)
-    if behind is not None:
-        added = torch.stack([defined_norm(row, behind.double()) for row in added])
+    if after is not None:
+        added = torch.stack([defined_norm(row, after.double()) for row in added])
     summed = residual.double() + added
-    arguments = (parts, behind, torch.cat([residual, residual], dim=1)[:, :width], ahead, (EPSILON, EPSILON))
-    found, plain = row_residual(*arguments), row_residual_reference(*arguments)
-    within(found[0], plain[0], summed, 4)
+    arguments = (parts, after, torch.cat([residual, residual], dim=1)[:, :width], ahead, (EPSILON, EPSILON))
+    result, plain = row_residual(*arguments), row_residual_reference(*arguments)
+    within(result[0], plain[0], summed, 4)
     if ahead is None:
-        assert found[1] is found[0]
+        assert result[1] is result[0]
     else:
         # of the same residual: a norm feels how it was rounded
-        expected = torch.stack([defined_norm(row, ahead.double()) for row in found[0].double()])
-        within(found[1], row_norm_reference(found[0], ahead, EPSILON), expected, 4)
+        expected = torch.stack([defined_norm(row, ahead.double()) for row in result[0].double()])
+        within(result[1], row_norm_reference(result[0], ahead, EPSILON), expected, 4)
 
 
 @contextmanager
@@ -298,9 +298,9 @@ def test_no_rows_are_no_fault():
 
 
 def test_what_does_not_fit_is_refused():
-    found = {name: arguments for name, (_, arguments) in calls().items()}
-    qkv, linear, norm, gated = (found[name] for name in ("row_qkv", "row_linear", "row_norm", "row_gated"))
-    residual = found["row_residual"]
+    result = {name: arguments for name, (_, arguments) in calls().items()}
+    qkv, linear, norm, gated = (result[name] for name in ("row_qkv", "row_linear", "row_norm", "row_gated"))
+    residual = result["row_residual"]
     for function, arguments, place, bad, message in (
         (row_qkv, qkv, 0, qkv[0].double(), "one dtype"),
         (row_qkv, qkv, 1, qkv[1][:-1], "no heads of 8"),

@@ -40,7 +40,7 @@ def test_the_kernels_tell_what_torch_tells(whole, monkeypatch):
     tokenizer = sigma0.load("pocket")[1]
     model = settled_model(3, vocab_size=len(tokenizer), total_ut_steps=4).to(DEVICE)
     model.generation_config.eos_token_id = None
-    told, surprises = [], []
+    output, surprises = [], []
     for backend in ("torch", "triton"):
         model.backend = backend
         engine = Engine(model, tokenizer, "tiny", EngineLimits(page_size=16), watch=True)
@@ -51,13 +51,13 @@ def test_the_kernels_tell_what_torch_tells(whole, monkeypatch):
         ends = {}
         while engine.has_work:
             ends |= {key: event for key, event in engine.step() if isinstance(event, RequestOutput)}
-        told.append(
+        output.append(
             {
                 key: [(token.id, token.depth, token.reason, token.fate, token.deepest_agrees) for token in end.tokens]
                 for key, end in ends.items()
             }
         )
         surprises.append([token.deepest_surprise for key in sorted(ends) for token in ends[key].tokens])
-    assert told[0] == told[1] and len(told[0]) == len(CONFIGS)
+    assert output[0] == output[1] and len(output[0]) == len(CONFIGS)
     assert bounds
     np.testing.assert_allclose(*surprises, rtol=1e-3, atol=1e-4)

@@ -15,7 +15,7 @@ from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Batch
 from sigma0.decode.sampling import Sampler
 from sigma0.decode.sampling_params import SamplingSettings
-from sigma0.decode.step import EMITTED, ENDS, FRESH, whole_step
+from sigma0.decode.step import EMITTED, ENDS, FED, whole_step
 from sigma0.kernels import exit_state, step_rows
 from tests.decode import test_native_runner as native
 from tests.decode.test_conformance import written
@@ -84,24 +84,31 @@ def drawn(seed, sequences, depth, verify):
     place = Placement(size, total, blocks.to(DEVICE) if paged else None)
     model, batches = moved(Model(seed)), []
     kept = torch.tensor(generator.random((2, depth, total, 1, 2))).float()
-    for own in both:
+    for current in both:
         if seed % 3 == 0:
-            own.hidden[seed % own.count] = torch.nan
-        stage = moved(own).table[:-1, lanes.STAGE]
-        own.watch().counts[:-1, 0] = torch.where(stage < depth, stage, 0)
+            current.hidden[seed % current.count] = torch.nan
+        stage = moved(current).table[:-1, lanes.STAGE]
+        current.watch().counts[:-1, 0] = torch.where(stage < depth, stage, 0)
         planes = LayerPlanes(torch.zeros(1, 1, 2), depth, (total - 1) // size, size)
         planes.flat_keys, planes.flat_values = kept.clone()
         batches.append(
-            Batch(model, own, moved(wanted), program, [moved(planes)], place, native.LONGEST, model.operations)
+            Batch(model, current, moved(wanted), program, [moved(planes)], place, native.LONGEST, model.operations)
         )
     return generator, batches
 
 
 def told(batch, lines):
     """All that a step leaves, in the rows that say something, but for nobody's."""
-    own, planes = batch.lanes, batch.layers[0]
-    says = (lines[:-1, EMITTED] | lines[:-1, FRESH]) > 0
-    known = [own.table, own.hidden, own.gate, own.paths, own.exit_state.counts, own.exit_state.gate]
+    current, planes = batch.lanes, batch.layers[0]
+    says = (lines[:-1, EMITTED] | lines[:-1, FED]) > 0
+    known = [
+        current.table,
+        current.hidden,
+        current.gate,
+        current.paths,
+        current.exit_state.counts,
+        current.exit_state.gate,
+    ]
     kept = [part[:, :-1] for part in (planes.flat_keys, planes.flat_values)]
     return says, [lines[:-1][says], lines[-1], *(part[:-1] for part in known), *kept]
 
@@ -115,12 +122,12 @@ def test_steps_are_those_in_torch(seeds, monkeypatch):
     for seed in seeds:
         with torch.device("cpu"):
             generator, batches = drawn(seed, 1 + seed % 4, 1 + seed % 5, seed % 3 > 0)
-        own = batches[0].lanes
-        sampler = Sampler(SamplingSettings(own.sequences, own.device), torch.zeros(0))
+        current = batches[0].lanes
+        sampler = Sampler(SamplingSettings(current.sequences, current.device), torch.zeros(0))
         suspends = bool(generator.random() < 0.5)
         for _ in range(3):
-            live = int((own.table[:-1, lanes.STAGE] < own.idle).sum()) + own.sequences
-            count, found = min(live, own.count), []
+            live = int((current.table[:-1, lanes.STAGE] < current.idle).sum()) + current.sequences
+            count, obtained = min(live, current.count), []
             for batch in batches:
                 assert kernel_step.knows(batch, sampler.takes_best)
                 with monkeypatch.context() as patch:
@@ -128,11 +135,11 @@ def test_steps_are_those_in_torch(seeds, monkeypatch):
                         patch.setattr(kernel_step, "knows", lambda *_: False)
                     lines, logits = whole_step(batch, count, sampler, suspends=suspends)
                 says, parts = told(batch, lines)
-                found.append([*parts, logits[says[: len(logits)]]])
-            for part, (theirs, ours) in enumerate(zip(*found, strict=True)):
+                obtained.append([*parts, logits[says[: len(logits)]]])
+            for part, (theirs, ours) in enumerate(zip(*obtained, strict=True)):
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True, msg=f"{seed} {part}")
-            lines = found[0][0]
-            ended, fell = ended + int(lines[:, ENDS].sum()), fell + int((lines[:, step.STANDS] == 0).sum())
+            lines = obtained[0][0]
+            ended, fell = ended + int(lines[:, ENDS].sum()), fell + int((lines[:, step.ACCEPTED] == 0).sum())
             broken += int((lines[:, step.TOKEN] == BROKEN).sum())
     assert ended and fell and broken
 
@@ -161,8 +168,8 @@ def test_the_kernels_of_a_step_are_those_compiled_ahead(monkeypatch):
 def test_columns_are_those_of_the_decoder():
     for module in (lanes, settings, step, exit_state):
         for name in filter(str.isupper, dir(module)):
-            own = getattr(step_rows, f"_{name.lstrip('_')}", None)
-            assert own is None or own.value == getattr(module, name), name
+            current = getattr(step_rows, f"_{name.lstrip('_')}", None)
+            assert current is None or current.value == getattr(module, name), name
     assert step_rows._BROKEN.value == BROKEN
     assert (lanes.SURVIVAL, lanes.CUMULATIVE) == (0, 1)
 

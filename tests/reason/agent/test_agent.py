@@ -92,23 +92,23 @@ def applied(patch, source, tmp_path, command):
 def test_a_bug_is_fixed_in_a_few_steps(source, trail):
     before = contents(source)
     model = scripted(READ, FIX, RUN, FINISH)
-    found = solve(source, trail, model)
-    assert found.solved and found.steps == 4 and found.tier_reached == 0 and found.failed is None
-    assert found.usage.calls == 5
-    assert found.report.ok and len(found.report.passed) == 3
-    assert "+    return max(low, min(value, high))" in found.patch
+    obtained = solve(source, trail, model)
+    assert obtained.solved and obtained.steps == 4 and obtained.tier_reached == 0 and obtained.failed is None
+    assert obtained.usage.calls == 5
+    assert obtained.report.ok and len(obtained.report.passed) == 3
+    assert "+    return max(low, min(value, high))" in obtained.patch
     assert contents(source) == before
     assert [line.purpose for line in trail.lines if isinstance(line, Call)] == ["plan 1"] + [
         f"step {number}" for number in range(1, 5)
     ]
     assert [line.purpose for line in trail.lines if isinstance(line, Run)] == ["tests 1", "tests 2"]
-    assert json.loads(json.dumps(found.to_dict()))["solved"] is True
+    assert json.loads(json.dumps(obtained.to_dict()))["solved"] is True
 
 
 def test_tier_1_forces_a_new_plan_and_another_strategy(source, trail):
     model = ScriptedChat(Stubborn(trail, "replan", [READ], [FIX, FINISH]))
-    found = solve(source, trail, model)
-    assert found.solved and found.tier_reached == 1 and found.steps == 17
+    obtained = solve(source, trail, model)
+    assert obtained.solved and obtained.tier_reached == 1 and obtained.steps == 17
     assert measures(trail)[0] == ("replan", 1)
     first, second = model.calls[15], model.calls[17]
     assert "(trace)" in first["messages"][1]["content"]
@@ -122,8 +122,8 @@ def test_tier_1_forces_a_new_plan_and_another_strategy(source, trail):
 def test_tier_2_warns_narrows_the_tools_and_raises_the_model(source, trail):
     cheap = ScriptedChat(Stubborn(trail, "never", [READ], []), name="cheap")
     strong = ScriptedChat([said(LIST), said(READ), said(FIX), said(FINISH)], name="strong")
-    found = solve(source, trail, cheap, strong)
-    assert found.solved and found.tier_reached == 2 and found.steps == 34
+    obtained = solve(source, trail, cheap, strong)
+    assert obtained.solved and obtained.tier_reached == 2 and obtained.steps == 34
     assert measures(trail) == [("replan", 1), ("warn", 2), ("lower", 1)]
     assert len(strong.calls) == 4
     assert "LAST WARNING" in strong.calls[0]["messages"][-1]["content"]
@@ -133,8 +133,8 @@ def test_tier_2_warns_narrows_the_tools_and_raises_the_model(source, trail):
 
 def test_replies_are_held_to_the_actions_that_are_allowed_where_that_is_set(source, trail):
     model = ScriptedChat(Stubborn(trail, "warn", [READ], [FIX, FINISH]))
-    found = solve(source, trail, model, held=True)
-    assert found.solved and found.tier_reached == 2
+    obtained = solve(source, trail, model, held=True)
+    assert obtained.solved and obtained.tier_reached == 2
     # with one model effort is raised in place of the model
     assert (model.calls[31]["effort"], model.calls[32]["effort"]) == ("medium", "high")
     plan, *steps = [call["grammar"] for call in model.calls if call["messages"]]
@@ -147,16 +147,16 @@ def test_replies_are_held_to_the_actions_that_are_allowed_where_that_is_set(sour
 def test_after_the_last_warning_edits_may_be_taken_back_and_progress_gives_the_tools_back(source, trail):
     start_over = {"action": "start_over"}
     model = ScriptedChat(Stubborn(trail, "warn", [USELESS], [start_over, FIX, FINISH]))
-    found = solve(source, trail, model)
-    assert found.solved and found.tier_reached == 2 and "The bug is elsewhere." not in found.patch
+    obtained = solve(source, trail, model)
+    assert obtained.solved and obtained.tier_reached == 2 and "The bug is elsewhere." not in obtained.patch
     warned = [line.what for line in trail.decisions][[line.what for line in trail.decisions].index("warn") :]
     assert "start_over" in warned and "refused" not in warned
     (question,) = (asked for asked in model.calls if asked["messages"][-1]["content"].startswith("All edits are taken"))
     assert "edit, run_tests, start_over and finish are allowed" in question["messages"][-1]["content"]
     trail = Trail()
     model = ScriptedChat(Stubborn(trail, "warn", [READ], [HALF_FIX, RUN, LIST, FIX, FINISH]))
-    found = solve(source, trail, model)
-    assert found.solved and found.tier_reached == 2
+    obtained = solve(source, trail, model)
+    assert obtained.solved and obtained.tier_reached == 2
     assert measures(trail) == [("replan", 1), ("warn", 2), ("lower", 1), ("lower", 0)]
     after_list = model.calls[-2]["messages"][-1]["content"]
     assert "README.md" in after_list and "LAST WARNING" not in after_list
@@ -176,20 +176,20 @@ def test_tier_3_resets_the_workspace_and_a_pristine_copy_takes_the_patch(source,
     # breaks another file, and then makes one useless edit for ever
     model = ScriptedChat(Stubborn(trail, "reset", [BREAK, *[USELESS] * 100], [READ, FIX, FINISH]))
     runner = PlainRunner()
-    found = solve(source, trail, model, runner=runner)
+    obtained = solve(source, trail, model, runner=runner)
     (before, after) = at_reset[0]
     assert before != after == contents(source)
-    assert found.solved and found.tier_reached == 3
+    assert obtained.solved and obtained.tier_reached == 3
     assert [what for what, _ in measures(trail)] == ["replan", "warn", "reset"]
     strategies = [line.state["name"] for line in trail.decisions if line.what == "strategy"]
     assert len(strategies) == len(set(strategies)) == 3
     (lost,) = (line.state["lost_patch"] for line in trail.decisions if line.what == "reset")
     assert "notes.txt" in lost and "scale.py" in lost
-    assert "notes.txt" not in found.patch and "scale.py" not in found.patch
+    assert "notes.txt" not in obtained.patch and "scale.py" not in obtained.patch
     assert [len(asked["messages"]) for asked in model.calls[-3:]] == [2, 4, 6]
     for command in (["git", "apply", "-"], ["patch", "-p1"]):
         if shutil.which(command[0]) is not None:
-            pristine = applied(found.patch, source, tmp_path, command)
+            pristine = applied(obtained.patch, source, tmp_path, command)
             assert contents(pristine)["numbers_kit/ranges.py"] == FIXED.encode()
             assert PlainRunner().run_command(AgentSettings().full_command, pristine).ok
 
@@ -197,14 +197,14 @@ def test_tier_3_resets_the_workspace_and_a_pristine_copy_takes_the_patch(source,
 def test_after_a_reset_the_next_model_goes_on_and_what_is_never_solved_says_why(source, trail):
     cheap = ScriptedChat(Stubborn(trail, "never", [READ], []), name="cheap")
     middle = ScriptedChat(Stubborn(trail, "reset", [RUN], [FIX, FINISH]), name="middle")
-    found = solve(source, trail, cheap, middle, ScriptedChat([], name="dear"))
-    assert found.solved and found.tier_reached == 3 and found.steps == 47
+    obtained = solve(source, trail, cheap, middle, ScriptedChat([], name="dear"))
+    assert obtained.solved and obtained.tier_reached == 3 and obtained.steps == 47
     trail = Trail()
-    found = solve(source, trail, ScriptedChat(Stubborn(trail, "never", [USELESS, RUN], [])))
-    assert not found.solved and found.failed is None
-    assert found.steps == 60 and found.tier_reached == 3
-    assert "60 steps" in found.why
-    assert "+The bug is elsewhere." in found.patch
+    obtained = solve(source, trail, ScriptedChat(Stubborn(trail, "never", [USELESS, RUN], [])))
+    assert not obtained.solved and obtained.failed is None
+    assert obtained.steps == 60 and obtained.tier_reached == 3
+    assert "60 steps" in obtained.why
+    assert "+The bug is elsewhere." in obtained.patch
     assert trail.decisions[-1].what == "unsolved"
 
 
@@ -212,22 +212,22 @@ def test_after_a_reset_the_next_model_goes_on_and_what_is_never_solved_says_why(
 def test_endless_repetition_ends(source, trail, actions):
     model = ScriptedChat(Stubborn(trail, "never", actions, []))
     runner = ReadingRunner()
-    found = solve(source, trail, model, runner=runner, escalation={"max_steps": 50})
-    assert (found.solved, found.steps, found.patch) == (False, 50, "")
+    obtained = solve(source, trail, model, runner=runner, escalation={"max_steps": 50})
+    assert (obtained.solved, obtained.steps, obtained.patch) == (False, 50, "")
     assert runner.runs <= 51
     assert "this very result" in model.calls[10]["messages"][-1]["content"]
 
 
 def test_only_tests_that_pass_after_the_last_edit_count(source, trail):
     spoil = {**FIX, "old": FIX["new"], "new": FIX["old"]}
-    found = solve(source, trail, scripted(FIX, RUN, spoil, FINISH), escalation={"max_steps": 4})
-    assert not found.solved and not found.report.ok
+    obtained = solve(source, trail, scripted(FIX, RUN, spoil, FINISH), escalation={"max_steps": 4})
+    assert not obtained.solved and not obtained.report.ok
     # a last edit is tested by the loop itself
     assert solve(source, Trail(), scripted(READ, FIX), escalation={"max_steps": 2}).solved
     (source / "numbers_kit/ranges.py").write_text(FIXED)
     model = scripted()
-    found = solve(source, trail, model)
-    assert not found.solved and "before any edit" in found.why and not model.calls
+    obtained = solve(source, trail, model)
+    assert not obtained.solved and "before any edit" in obtained.why and not model.calls
 
 
 @pytest.mark.parametrize(
@@ -243,26 +243,26 @@ def test_only_tests_that_pass_after_the_last_edit_count(source, trail):
 )
 def test_a_bad_reply_takes_a_step_and_is_told_what_is_wrong(source, trail, reply, fault):
     model = scripted(reply, FIX, FINISH)
-    found = solve(source, trail, model)
-    assert found.solved and found.steps == 3
+    obtained = solve(source, trail, model)
+    assert obtained.solved and obtained.steps == 3
     assert fault in model.calls[2]["messages"][-1]["content"]
     assert "refused" in decided(trail) or reply == said(FINISH)
 
 
 def test_limits_and_models_that_fail_end_a_run_with_the_patch_so_far(source, trail):
-    found = solve(source, trail, scripted(USELESS, RUN), limits=Limits(calls=3))
-    assert not found.solved and found.failed is None
-    assert found.steps == 2 and "limit of 3 calls" in found.why
-    assert "notes.txt" in found.patch
+    obtained = solve(source, trail, scripted(USELESS, RUN), limits=Limits(calls=3))
+    assert not obtained.solved and obtained.failed is None
+    assert obtained.steps == 2 and "limit of 3 calls" in obtained.why
+    assert "notes.txt" in obtained.patch
     # what was cut off counts once it is tested
     assert solve(source, Trail(), scripted(FIX), limits=Limits(calls=2)).solved
-    found = solve(source, Trail(), scripted(FIX), limits=Limits(calls=1))
-    assert (found.solved, found.steps, found.patch) == (False, 0, "")
+    obtained = solve(source, Trail(), scripted(FIX), limits=Limits(calls=1))
+    assert (obtained.solved, obtained.steps, obtained.patch) == (False, 0, "")
     trail = Trail()
-    found = solve(source, trail, scripted(USELESS))
-    assert not found.solved and found.steps == 1
-    assert "no reply" in found.failed and "no answer" in found.why
-    assert "notes.txt" in found.patch
+    obtained = solve(source, trail, scripted(USELESS))
+    assert not obtained.solved and obtained.steps == 1
+    assert "no reply" in obtained.failed and "no answer" in obtained.why
+    assert "notes.txt" in obtained.patch
     assert any(isinstance(line, Call) and line.failed for line in trail.lines)
 
 
@@ -275,11 +275,11 @@ def test_without_a_sandbox_nothing_is_run_and_the_patch_is_kept(source, trail, r
             return super().run_command(*arguments, **named)
 
     runner = Unavailable()
-    found = solve(source, trail, scripted(FIX, RUN), runner=runner)
-    assert not found.solved and runner.runs == run - 1
-    assert found.failed == "bubblewrap is missing" and "bubblewrap is missing" in found.why
-    assert bool(found.patch) == (run == 2)
-    assert found.usage.calls == (3 if run == 2 else 0)
+    obtained = solve(source, trail, scripted(FIX, RUN), runner=runner)
+    assert not obtained.solved and runner.runs == run - 1
+    assert obtained.failed == "bubblewrap is missing" and "bubblewrap is missing" in obtained.why
+    assert bool(obtained.patch) == (run == 2)
+    assert obtained.usage.calls == (3 if run == 2 else 0)
 
 
 def test_an_edit_that_could_not_be_tested_is_not_solved_by_the_run_before_it(source, trail):
@@ -289,9 +289,9 @@ def test_an_edit_that_could_not_be_tested_is_not_solved_by_the_run_before_it(sou
                 raise SandboxUnavailable("bubblewrap is gone")
             return super().run_command(*arguments, **named)
 
-    found = solve(source, trail, scripted(FIX, RUN, USELESS, FINISH), runner=Unavailable())
-    assert not found.solved and found.report.ok
-    assert found.failed == "bubblewrap is gone"
+    obtained = solve(source, trail, scripted(FIX, RUN, USELESS, FINISH), runner=Unavailable())
+    assert not obtained.solved and obtained.report.ok
+    assert obtained.failed == "bubblewrap is gone"
 
 
 def reports_in_turn(*outputs):
@@ -311,16 +311,16 @@ def reports_in_turn(*outputs):
 def test_a_solution_that_makes_tests_vanish_is_none(source, trail, after):
     runner = reports_in_turn(result(pytest_output({"test_a": True, "test_b": False}), 1), after)
     model = scripted(FIX, FINISH, RUN)
-    found = solve(source, trail, model, runner=runner, escalation={"max_steps": 3})
-    assert not found.solved
+    obtained = solve(source, trail, model, runner=runner, escalation={"max_steps": 3})
+    assert not obtained.solved
     assert "MISSING tests/test_numbers.py::test_b" in model.calls[3]["messages"][-1]["content"]
 
 
 def test_another_tool_counts_by_its_exit_code_and_is_stuck_where_it_fails_alike(source, trail):
     runner = reports_in_turn(*[result(f"1 of 7 failed in {n}.3 s", 1) for n in range(99)])
     model = ScriptedChat(Stubborn(trail, "never", [HALF_FIX, {"action": "start_over"}], []))
-    found = solve(source, trail, model, runner=runner, test_command=["make", "test"])
-    assert found.tier_reached == 3 and not found.solved
+    obtained = solve(source, trail, model, runner=runner, test_command=["make", "test"])
+    assert obtained.tier_reached == 3 and not obtained.solved
     runner = reports_in_turn(result("1 of 7 failed in 0.3 s", 1), result("7 of 7 in 0.2 s", 0))
     assert solve(source, Trail(), scripted(FIX, FINISH), runner=runner, test_command=["make", "test"]).solved
     # of pytest an exit code alone says nothing: code may have ended the process
@@ -348,13 +348,13 @@ def test_questions_stay_within_their_limit(source, trail, shown):
 
 
 def test_a_repeated_run_asks_the_same_questions(source):
-    told = []
+    output = []
     for _ in range(2):
         trail = Trail()
         solve(source, trail, ScriptedChat(Stubborn(trail, "reset", [BREAK, USELESS, RUN], [FIX, FINISH])))
-        told.append(trail.lines)
-    assert told[0] == told[1]
-    purposes = [line.purpose for line in told[0] if isinstance(line, Call)]
+        output.append(trail.lines)
+    assert output[0] == output[1]
+    purposes = [line.purpose for line in output[0] if isinstance(line, Call)]
     assert len(set(purposes)) == len(purposes)
 
 
@@ -368,15 +368,15 @@ def test_whatever_is_done_it_ends_and_what_is_solved_passes(actions, tier1, ever
     folder = tmp_path_factory.mktemp("any")
     source, trail = planted(folder / "source"), Trail()
     escalation = ThreeTierEscalation(tier1, tier1 + 2, tier1 + 4, every, max_steps=30, patience=1)
-    found = solve(source, trail, ScriptedChat(Stubborn(trail, "never", actions, [])), escalation=escalation)
-    assert found.steps <= 30
+    obtained = solve(source, trail, ScriptedChat(Stubborn(trail, "never", actions, [])), escalation=escalation)
+    assert obtained.steps <= 30
     tiers = [0, *(tier for _, tier in measures(trail))]
     for (what, tier), last in zip(measures(trail), tiers, strict=False):
         assert tier == (last % 3) + 1 if what != "lower" else tier == last % 3 - 1
-    if found.patch:
-        source = applied(found.patch, source, folder, ["git", "apply", "-"])
-    assert found.solved == ReadingRunner().run_command([], source).ok
-    assert found.solved == (decided(trail)[-1] == "solved")
+    if obtained.patch:
+        source = applied(obtained.patch, source, folder, ["git", "apply", "-"])
+    assert obtained.solved == ReadingRunner().run_command([], source).ok
+    assert obtained.solved == (decided(trail)[-1] == "solved")
 
 
 @pytest.mark.parametrize(

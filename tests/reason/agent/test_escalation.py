@@ -23,7 +23,7 @@ BEFORE = report("a", "bcd")
 
 def checked(*reports, before=BEFORE):
     tracker = ProgressTracker.of_slate(before)
-    return tracker, [tracker.check(each) for each in reports]
+    return tracker, [tracker.check(item) for item in reports]
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ REPORTS = st.lists(st.sets(st.sampled_from("abcde")), max_size=30).map(
 def test_there_is_progress_no_more_often_than_there_are_tests(runs):
     tracker = ProgressTracker.of_slate(report("", "abcde"))
     best = [len(tracker.passed)]
-    for each in runs:
-        if tracker.observe(each):
+    for item in runs:
+        if tracker.observe(item):
             best.append(len(tracker.passed))
     assert best == sorted(set(best))
 
@@ -128,12 +128,12 @@ def test_repeated_actions_errors_and_ping_pong_are_counted():
 def test_a_tracker_that_was_stored_goes_on_as_if_it_had_not_been(runs, place):
     straight = stored = ProgressTracker.of_slate(report("", "abcde"))
     straight = ProgressTracker.from_dict(straight.to_dict())
-    for number, each in enumerate(runs):
+    for number, item in enumerate(runs):
         if number == place:
             stored = ProgressTracker.from_dict(json.loads(json.dumps(stored.to_dict())))
-        said = [tracker.act(str(number % 2), each.signature, refused=True) for tracker in (straight, stored)]
+        said = [tracker.act(str(number % 2), item.signature, refused=True) for tracker in (straight, stored)]
         assert said[0] == said[1]
-        assert straight.check(each) == stored.check(each)
+        assert straight.check(item) == stored.check(item)
     assert straight == stored
 
 
@@ -156,13 +156,13 @@ TABLE = [
 @pytest.mark.parametrize("events, measures, tier", [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 def test_the_tiers_as_a_table(events, measures, tier):
     escalator = Escalator(ThreeTierEscalation(max_steps=100))
-    found = []
+    result = []
     for event in events:
         if event == UP:
-            found.append("lower" if escalator.progress() else None)
+            result.append("lower" if escalator.progress() else None)
         else:
-            found.append(escalator.check(event[0], 3 if event[1] == STUCK else 2))
-    assert (found, escalator.tier) == (measures, tier)
+            result.append(escalator.check(event[0], 3 if event[1] == STUCK else 2))
+    assert (result, escalator.tier) == (measures, tier)
 
 
 CONFIGS = st.builds(

@@ -65,9 +65,9 @@ def test_equal_outcomes_have_one_signature_without_times_addresses_and_folders()
     reports = [read_report(result(f"took {n} s\n{out}", 1)) for n, out in enumerate((first, second))]
     other = read_report(result(pytest_output({"test_a": False, "test_b": True}), 1))
     assert reports[0].signature == reports[1].signature != other.signature
-    told = "{folder}/a.c:{line}: fault at {address}, took {time} s"
-    one = told.format(folder="/tmp/x1", line=3, address="0x7ffe", time=0.12)
-    two = told.format(folder="/tmp/other/y", line=3, address="0x8000", time=7)
+    reported = "{folder}/a.c:{line}: fault at {address}, took {time} s"
+    one = reported.format(folder="/tmp/x1", line=3, address="0x7ffe", time=0.12)
+    two = reported.format(folder="/tmp/other/y", line=3, address="0x8000", time=7)
     first, second = read_report(result(one, 2)), read_report(result(two, 2))
     assert not first.named and first.signature == second.signature
     assert read_report(result(one, 1)).signature != first.signature

@@ -94,7 +94,7 @@ def test_links_special_files_and_names_no_patch_can_carry_are_left_out_and_told(
     with Workspace(source) as workspace:
         assert sorted(contents(workspace.folder)) == sorted(FILES)
         assert len(workspace.left_out) == 6
-        assert any("pipe" in told and "no ordinary file" in told for told in workspace.left_out)
+        assert any("pipe" in output and "no ordinary file" in output for output in workspace.left_out)
 
 
 @pytest.mark.parametrize("limits", [{"entries": 4}, {"total_bytes": 100}])
@@ -213,8 +213,8 @@ def test_a_patch_applies_and_gives_the_other_state(tool, before, after, tmp_path
         (folder / path).write_bytes(file.data)
     patch = patch_between(before, after)
     assert bool(patch) == (before != after)
-    found = applied(patch, folder, tool) if patch else contents(folder)
-    assert found == {path: file.data for path, file in after.items()}
+    result = applied(patch, folder, tool) if patch else contents(folder)
+    assert result == {path: file.data for path, file in after.items()}
 
 
 @pytest.mark.parametrize("tool", TOOLS)

@@ -80,7 +80,7 @@ def fenced(code):
 class Script:
     """Plays a model: what it says to each kind of question, in order, the last one again and again.
 
-    Keys are "plan", "restructure", "guess", and, with a lemma's id behind it, "prove", "object", "judge" and "code".
+    Keys are "plan", "restructure", "guess", and, with a lemma's id after it, "prove", "object", "judge" and "code".
     """
 
     SIGNS = (

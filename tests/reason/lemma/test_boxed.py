@@ -15,17 +15,17 @@ nested = st.recursive(
 @given(nested, st.text(max_size=20).filter(lambda text: "boxed" not in text), nested)
 def test_the_last_box_is_read_whatever_braces_it_holds(first, between, last):
     text = f"\\boxed{{{first}}} {between} \\boxed{{{last}}} so it is }}"
-    found = boxed(text)
+    result = boxed(text)
     if last.strip():
-        assert found == last.strip()
+        assert result == last.strip()
     else:
-        assert found is None or not last.strip()
+        assert result is None or not last.strip()
 
 
 @given(st.text(alphabet="\\boxed{} 1", max_size=60))
 def test_any_text_can_be_read(text):
-    found = boxed(text)
-    assert found is None or (found in text and found == found.strip() != "")
+    result = boxed(text)
+    assert result is None or (result in text and result == result.strip() != "")
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,16 @@ def search(code, lemma=PAIRS, proof=""):
 
 
 def test_the_executed_value_is_the_value_whatever_is_printed_or_claimed():
-    found, trail = search(ENUMERATES + RULE)
-    assert (found.value, found.objection, dict(found.overruled)) == ("2", None, {})
+    obtained, trail = search(ENUMERATES + RULE)
+    assert (obtained.value, obtained.objection, dict(obtained.overruled)) == ("2", None, {})
     assert isinstance(trail.lines[0], Run)
-    found, _ = search(
+    obtained, _ = search(
         "print('result 9')\nprint(9)\n" + ENUMERATES + RULE + "def print(*_): pass\ndef str(_): return '9'\n"
     )
-    assert found.value == "2"
+    assert obtained.value == "2"
     lemma = Lemma("L1", "The number of pairs of four cards with an even sum is 3.")
-    found, _ = search(ENUMERATES + RULE, lemma)
-    assert found.value == "2" and dict(found.overruled) == {"statement": "3"}
+    obtained, _ = search(ENUMERATES + RULE, lemma)
+    assert obtained.value == "2" and dict(obtained.overruled) == {"statement": "3"}
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_the_executed_value_is_the_value_whatever_is_printed_or_claimed():
     ],
 )
 def test_an_estimate_is_taken_out_and_overruled(estimate):
-    found, trail = search(ENUMERATES + RULE + estimate, proof="So it is \\boxed{3}.")
-    assert found.value == "2" and found.overruled["proof"] == "3"
-    assert found.overruled.get("code", "3") == "3"
+    obtained, trail = search(ENUMERATES + RULE + estimate, proof="So it is \\boxed{3}.")
+    assert obtained.value == "2" and obtained.overruled["proof"] == "3"
+    assert obtained.overruled.get("code", "3") == "3"
     kept = [ast.unparse(node) for node in ast.walk(ast.parse(trail.lines[0].code)) if isinstance(node, ast.Assert)]
     assert not any("3" in test or "expected" in test for test in kept)
     assert trail.lines[0].result["assertions_run"] == 1 + ("all(found)" in estimate)
@@ -60,12 +60,12 @@ def test_an_assertion_on_a_small_case_or_a_formula_is_no_estimate():
         "    return sum(1 for a in range(1, n + 1) for b in range(a + 1, n + 1) if (a + b) % 2 == 0)\n"
         "assert count(3) == 1\nresult = count(4)\nassert result == 2 * comb(2, 2)\n"
     )
-    found, trail = search(code)
-    assert found.value == "2" and trail.lines[0].result["assertions_held"] == 2
+    obtained, trail = search(code)
+    assert obtained.value == "2" and trail.lines[0].result["assertions_held"] == 2
 
 
 @pytest.mark.parametrize(
-    "code, told",
+    "code, output",
     [
         (ENUMERATES, "holds no assertion"),
         (ENUMERATES + "assert 1 == 1", "no assertion mentions anything computed"),
@@ -89,13 +89,13 @@ def test_an_assertion_on_a_small_case_or_a_formula_is_no_estimate():
         ("found = [n for n in range(7)]\nresult = len(found)\nassert max(found) == 6", "none of the numbers"),
     ],
 )
-def test_code_that_does_not_enumerate_or_asserts_nothing_is_refused(code, told):
-    with pytest.raises(GateRefused, match=told):
+def test_code_that_does_not_enumerate_or_asserts_nothing_is_refused(code, output):
+    with pytest.raises(GateRefused, match=output):
         search(code)
 
 
 @pytest.mark.parametrize(
-    "tail, told",
+    "tail, output",
     [
         ("assert sum(found[0]) % 2 == 1", "1 of 2 assertions did not hold"),
         ("result = result / 2", "exit code 1"),
@@ -103,9 +103,9 @@ def test_code_that_does_not_enumerate_or_asserts_nothing_is_refused(code, told):
         ("raise SystemExit(0)", "`result` could not be read"),
     ],
 )
-def test_a_run_that_goes_wrong_gives_no_value(tail, told):
-    found, _ = search(ENUMERATES + RULE + tail)
-    assert found.value is None and told in found.objection
+def test_a_run_that_goes_wrong_gives_no_value(tail, output):
+    obtained, _ = search(ENUMERATES + RULE + tail)
+    assert obtained.value is None and output in obtained.objection
 
 
 @pytest.mark.parametrize(
@@ -171,5 +171,5 @@ def test_a_number_is_itself_with_commas_and_signs_around_it(number):
     ids=["combinations", "a filter", "loops", "a recursion", "a function", "a class", "branches"],
 )
 def test_many_ways_to_enumerate_count(code):
-    found, _ = search(code + "\nassert sum(range(4)) == 6\n")
-    assert found.value == "2"
+    obtained, _ = search(code + "\nassert sum(range(4)) == 6\n")
+    assert obtained.value == "2"

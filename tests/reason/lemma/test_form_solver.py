@@ -44,8 +44,8 @@ def solve(plans, looks=LOOKS, actions=(), limits=None, settings=None, problem=PR
         if text.endswith("Next?"):
             return json.dumps(next(actions, ANSWER))
         question = text.removeprefix(STORY).strip()
-        found = looks[question]
-        return found if isinstance(found, str) else next(found)
+        obtained = looks[question]
+        return obtained if isinstance(obtained, str) else next(obtained)
 
     trail = Trail()
     chat = ScriptedChat(reply)
@@ -114,7 +114,7 @@ def test_the_answer_is_the_last_of_a_plan_and_follows_from_something():
     look = {"verify": "What is told of the hat?", "statement": "The hat is with Mary."}
     first = json.dumps({"FINAL": {"statement": "The hat is in the park.", "depends": "L1"}, "L1": look})
     result, asked = solve([first, plan(HAT, MARY)])
-    assert result.verified and len([each for each in asked if each.endswith("Plan.")]) == 2
+    assert result.verified and len([item for item in asked if item.endswith("Plan.")]) == 2
     result, _ = solve([plan()] * 4)
     assert not result.verified and "nothing was looked up" in result.why
     first = json.dumps({"FINAL": {"statement": "The hat is in the park."}, **json.loads(plan(HAT, MARY))})
@@ -128,7 +128,7 @@ TOLD, TOM, LEA = "Lea is as old as Tom.", "Tom is 5 years old.", "Lea is 5 years
 
 
 def add(total, alone, tom=TOM):
-    """A plan of a look-up, a sum and the answer; what stands of it behind the look-up, which always does."""
+    """A plan of a look-up, a sum and the answer; what stands of it after the look-up, which always does."""
     look, ends = {"verify": "What is told of Lea?", "statement": TOLD}, {"statement": LEA, "depends": "L2"}
     text = json.dumps({"L1": look, "L2": {"verify": total, "statement": tom, "depends": "L1"}, "FINAL": ends})
     rest = json.dumps({"FINAL": {"statement": LEA}})

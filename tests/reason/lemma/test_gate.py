@@ -135,7 +135,7 @@ def test_vacuous_assertions_go_and_numbers_of_code_are_those_it_uses():
 
 
 @pytest.mark.parametrize(
-    "code, told",
+    "code, output",
     [
         ("assert (", "no Python, line 1"),
         ("x = '\0'", "code"),
@@ -149,11 +149,11 @@ def test_vacuous_assertions_go_and_numbers_of_code_are_those_it_uses():
         ("\n".join(f"a{n} = a{n + 1}" for n in range(1300)) + "\na1300 = f()", "too many steps"),
     ],
 )
-def test_code_that_cannot_be_looked_at_is_refused(code, told):
-    if told is None:
+def test_code_that_cannot_be_looked_at_is_refused(code, output):
+    if output is None:
         assert Program(code).assertions == []
     else:
-        with pytest.raises(GateRefused, match=told) as error:
+        with pytest.raises(GateRefused, match=output) as error:
             Program(code)
         assert len(str(error.value)) < 300
 
@@ -169,7 +169,7 @@ def test_any_code_is_looked_at_or_refused(code):
 
 
 @pytest.mark.parametrize(
-    "text, found",
+    "text, result",
     [
         ("1,000 and 1000", {1000}),
         ("the set 1, 2,3", {1, 2, 3}),
@@ -180,12 +180,12 @@ def test_any_code_is_looked_at_or_refused(code):
         ("9" * 400, set()),
     ],
 )
-def test_numbers_of_a_text(text, found):
-    assert numbers_in(text) == found
+def test_numbers_of_a_text(text, result):
+    assert numbers_in(text) == result
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, output",
     [
         ("assert 1 + 1 == 2", "holds no code block"),
         ("```python\nx = 1\n```\nor\n```python\nx = 2\n```", "holds 2 code blocks"),
@@ -193,10 +193,10 @@ def test_numbers_of_a_text(text, found):
         ("```c\nint x;\n```", "is in 'c'"),
     ],
 )
-def test_code_comes_out_of_its_fence_and_an_answer_without_one_block_of_python_is_refused(text, told):
+def test_code_comes_out_of_its_fence_and_an_answer_without_one_block_of_python_is_refused(text, output):
     for language in ("python", "py", "Python", "", "python3"):
         assert fenced_code(f"So:\n```{language}\nx = 1\n\ny = 2\n```\nDone.") == "x = 1\n\ny = 2\n"
-    with pytest.raises(GateRefused, match=told):
+    with pytest.raises(GateRefused, match=output):
         fenced_code(text)
 
 

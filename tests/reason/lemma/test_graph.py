@@ -12,7 +12,7 @@ from sigma0.reason.lemma.graph import MAX_STATEMENT, shortened
 
 def graph_of(**depends):
     """A graph out of id=ids that it builds on."""
-    return LemmaGraph(tuple(Lemma(each, f"about {each}", dependencies=tuple(on)) for each, on in depends.items()))
+    return LemmaGraph(tuple(Lemma(item, f"about {item}", dependencies=tuple(on)) for item, on in depends.items()))
 
 
 @st.composite
@@ -20,11 +20,11 @@ def graphs(draw):
     """Any valid graph, its lemmas in any order."""
     count = draw(st.integers(0, 9))
     ids = [f"L{number}" for number in range(count)]
-    edges = {each: draw(st.sets(st.sampled_from(ids[:place]))) if place else set() for place, each in enumerate(ids)}
+    edges = {item: draw(st.sets(st.sampled_from(ids[:place]))) if place else set() for place, item in enumerate(ids)}
     needed = set().union(*edges.values()) if edges else set()
     edges[FINAL] = set(ids) - needed | (draw(st.sets(st.sampled_from(ids))) if ids else set())
     order = draw(st.permutations([*ids, FINAL]))
-    return graph_of(**{each: sorted(edges[each]) for each in order})
+    return graph_of(**{item: sorted(edges[item]) for item in order})
 
 
 @given(graphs())
@@ -35,7 +35,7 @@ def test_layers_partition_the_lemmas_and_hold_none_that_build_on_each_other(grap
     assert {lemma.id for lemma in order} == {lemma.id for lemma in graph.lemmas} and order[-1].id == FINAL
     for number, layer in enumerate(layers):
         ids = {lemma.id for lemma in layer}
-        earlier = {lemma.id for each in layers[:number] for lemma in each}
+        earlier = {lemma.id for item in layers[:number] for lemma in item}
         for lemma in layer:
             assert not graph.needed_by(lemma.id) & ids
             assert set(lemma.dependencies) <= earlier
@@ -45,10 +45,10 @@ def test_layers_partition_the_lemmas_and_hold_none_that_build_on_each_other(grap
 def test_a_cycle_is_always_found_and_named(graph, data):
     lemma = data.draw(st.sampled_from(graph.lemmas))
     below = data.draw(st.sampled_from(sorted(graph.needed_by(lemma.id) | {lemma.id})))
-    depends = {each.id: set(each.dependencies) for each in graph.lemmas}
+    depends = {item.id: set(item.dependencies) for item in graph.lemmas}
     depends[below].add(lemma.id)
     with pytest.raises(ValueError, match="go in a circle") as error:
-        graph_of(**{each: sorted(on) for each, on in depends.items()})
+        graph_of(**{item: sorted(on) for item, on in depends.items()})
     circle = str(error.value).removeprefix("the lemmas go in a circle: ").split(" builds on ")
     assert circle[0] == circle[-1] and len(circle) >= 2
     assert all(later in depends[earlier] for earlier, later in pairwise(circle))
@@ -86,7 +86,7 @@ def test_too_many_lemmas_equal_ids_and_unknown_keys_are_refused():
 
 
 @pytest.mark.parametrize(
-    "depends, told",
+    "depends, output",
     [
         ({"L1": ()}, "no lemma FINAL"),
         ({}, "no lemma FINAL"),
@@ -95,8 +95,8 @@ def test_too_many_lemmas_equal_ids_and_unknown_keys_are_refused():
         ({"FINAL": ("FINAL",)}, "FINAL builds on FINAL"),
     ],
 )
-def test_what_is_no_graph_is_refused_with_a_message(depends, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_is_no_graph_is_refused_with_a_message(depends, output):
+    with pytest.raises(ValueError, match=output):
         graph_of(**depends)
 
 

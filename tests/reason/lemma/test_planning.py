@@ -49,7 +49,7 @@ def test_case_blank_lines_fences_bullets_and_bold_type_do_not_matter(changed):
 
 
 @pytest.mark.parametrize(
-    "changed, told",
+    "changed, output",
     [
         ("", "no line of the form 'LEMMA L1'"),
         (PLAN.replace("TYPE: computational\n", ""), "lemma L1 lacks TYPE"),
@@ -71,8 +71,8 @@ def test_case_blank_lines_fences_bullets_and_bold_type_do_not_matter(changed):
         ("1. Read.\nThe final answer is 2.", "no line of the form"),
     ],
 )
-def test_what_is_no_plan_is_refused_with_a_message(changed, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_is_no_plan_is_refused_with_a_message(changed, output):
+    with pytest.raises(ValueError, match=output):
         parse_lemmas(changed)
 
 
@@ -97,10 +97,10 @@ def test_a_plan_may_be_written_as_models_write_it(part):
 @given(st.text(max_size=300) | st.lists(st.sampled_from([*PLAN.splitlines(), "```", "", "x", "LEMMA"])).map("\n".join))
 def test_any_text_is_parsed_or_refused_with_a_short_message(text):
     try:
-        told = str(len(parse_lemmas(text)))
+        output = str(len(parse_lemmas(text)))
     except ValueError as error:
-        told = str(error)
-    assert 0 < len(told) < 400 and told != "0"
+        output = str(error)
+    assert 0 < len(output) < 400 and output != "0"
 
 
 def build(replies):
@@ -117,7 +117,7 @@ def test_a_valid_plan_is_taken_at_once_or_after_it_is_put_right():
 
 
 @pytest.mark.parametrize(
-    "bad, told",
+    "bad, output",
     [
         (plan(("L1", "FINAL", "a"), ("FINAL", "L1", "b")), "go in a circle: "),
         (plan(*((f"L{n}", "", "a") for n in range(10)), ("FINAL", "L0", "b")), "plan of 11 lemmas is too long"),
@@ -125,12 +125,12 @@ def test_a_valid_plan_is_taken_at_once_or_after_it_is_put_right():
         ("It is 2.", "no line of the form"),
     ],
 )
-def test_a_bad_plan_is_refused_with_its_error_and_then_fallen_back_from(bad, told):
+def test_a_bad_plan_is_refused_with_its_error_and_then_fallen_back_from(bad, output):
     graph, trail, model = build([bad, bad])
     assert [(lemma.id, lemma.statement) for lemma in graph.lemmas] == [(FINAL, "What is 1 + 1?")]
     assert whats(trail) == ["plan refused", "plan refused", "fallback"]
-    assert told in trail.decisions[0].why
-    assert told in model.calls[1]["messages"][-1]["content"]
+    assert output in trail.decisions[0].why
+    assert output in model.calls[1]["messages"][-1]["content"]
     assert model.calls[1]["messages"][-2] == {"role": "assistant", "content": bad}
 
 
@@ -144,7 +144,7 @@ ENTRIES = [
     {"id": "L2", "statement": "The square of 4 is 16", "depends_on": None},
     {"id": "FINAL", "statement": "The answer is 25", "depends_on": ["L1", "L2"]},
 ]
-BY_ID = {each["id"]: {key: value for key, value in each.items() if key != "id"} for each in ENTRIES}
+BY_ID = {item["id"]: {key: value for key, value in item.items() if key != "id"} for item in ENTRIES}
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ def test_new_lemmas_go_under_the_failed_one_and_no_graph_grows_over_its_limit():
     assert graph["L1"].status == "verified"
     assert [lemma.id for lemma in graph.order()] == ["L1", "M1", "M2", "L2", "FINAL"]
     ids = [f"L{n}" for n in range(8)]
-    full = LemmaGraph((*(Lemma(each, "a") for each in ids), Lemma("FINAL", "b", dependencies=tuple(ids))))
+    full = LemmaGraph((*(Lemma(item, "a") for item in ids), Lemma("FINAL", "b", dependencies=tuple(ids))))
     with pytest.raises(ValueError, match="plan of 11 lemmas"):
         with_new_lemmas(full, "L1", plan(("M1", "", "a"), ("M2", "", "b")))
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, output",
     [
         (plan(*((f"M{n}", "", "a") for n in range(4))), "4 new lemmas: at most 3"),
         (plan(("L1", "", "Again.")), "already holds L1"),
@@ -50,6 +50,6 @@ def test_new_lemmas_go_under_the_failed_one_and_no_graph_grows_over_its_limit():
         ("No lemmas.", "no line of the form"),
     ],
 )
-def test_new_lemmas_that_fit_into_no_graph_are_refused(text, told):
-    with pytest.raises(ValueError, match=told):
+def test_new_lemmas_that_fit_into_no_graph_are_refused(text, output):
+    with pytest.raises(ValueError, match=output):
         with_new_lemmas(GRAPH, "L2", text)

@@ -10,7 +10,7 @@ def result(ok=True, stderr="", exit_code=0, timed_out=False, run=2, held=2, cut=
 
 
 @pytest.mark.parametrize(
-    "found, told",
+    "obtained, output",
     [
         (result(run=0, held=0), "no assertion was reached"),
         (result(held=1), "1 of 2 assertions did not hold, though the code went on"),
@@ -26,5 +26,5 @@ def result(ok=True, stderr="", exit_code=0, timed_out=False, run=2, held=2, cut=
         (result(cut="output"), "the limit of output"),
     ],
 )
-def test_every_run_but_one_whose_assertions_held_has_an_objection(found, told):
-    assert told in objection_to(found, LemmaSettings()) and objection_to(result(), LemmaSettings()) is None
+def test_every_run_but_one_whose_assertions_held_has_an_objection(obtained, output):
+    assert output in objection_to(obtained, LemmaSettings()) and objection_to(result(), LemmaSettings()) is None

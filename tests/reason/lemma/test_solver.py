@@ -62,7 +62,7 @@ def test_a_flawed_lemma_runs_no_code_and_what_is_no_label_counts_as_flawed():
     solution, trail, script = solve(PROBLEM, said)
     assert solution.verified
     assert script.counts["code L1"] == 1
-    (repair,) = [each for each in trail.decisions if each.what == "repair"]
+    (repair,) = [item for item in trail.decisions if item.what == "repair"]
     assert "the check found it flawed: 9 is prime" in repair.why
     solution, _, _ = solve(PROBLEM, {**GOOD, "judge L1": "It is SOUND, I think"}, repairs=0, restructures=0)
     assert not solution.verified
@@ -88,7 +88,7 @@ def test_a_restructuring_that_is_no_valid_graph_is_told_why_and_then_given_up():
     said = {**GOOD, "code L1": FAILS, "restructure": plan(("M1", "FINAL", "The answer is 30."))}
     solution, trail, script = solve(PROBLEM, said, repairs=0)
     assert not solution.verified
-    refused = [each for each in trail.decisions if each.what == "plan refused"]
+    refused = [item for item in trail.decisions if item.what == "plan refused"]
     assert len(refused) == 2 and "circle" in refused[0].why
     assert "go in a circle" in script.texts("restructure")[1]
     assert "no valid new lemmas came" in solution.why
@@ -151,7 +151,7 @@ def test_a_counting_problem_whose_text_claims_a_wrong_number_ends_with_the_enume
     }
     solution, trail, _ = solve(COUNTING, said)
     assert (solution.answer, solution.verified) == ("6", True)
-    (overruled,) = [each for each in trail.decisions if each.what == "overruled"]
+    (overruled,) = [item for item in trail.decisions if item.what == "overruled"]
     assert overruled.state == {"lemma": "FINAL", "value": "6", "claimed": {"proof": "9", "code": "9"}}
 
 
@@ -170,7 +170,7 @@ def test_what_depends_on_a_counting_lemma_sees_the_enumerated_value():
     assert solution.answer == "12"
     assert "a program counted 6; any other number for it is wrong" in script.texts("prove FINAL")[0]
     assert "\\boxed{9}" not in script.texts("prove FINAL")[0]
-    overruled = next(each for each in trail.decisions if each.what == "overruled")
+    overruled = next(item for item in trail.decisions if item.what == "overruled")
     assert overruled.state["claimed"] == {"statement": "9", "proof": "9", "code": "9"}
 
 
@@ -306,8 +306,8 @@ def test_parallel_equals_serial(changes):
     parallel, parallel_trail, _ = solve(PROBLEM, said, workers=4)
     assert parallel == serial
     assert told(parallel_trail) == told(serial_trail)
-    assert [each for each in parallel_trail.decisions if each.what not in ("overruled", "plan refused")] == [
-        each for each in serial_trail.decisions if each.what not in ("overruled", "plan refused")
+    assert [item for item in parallel_trail.decisions if item.what not in ("overruled", "plan refused")] == [
+        item for item in serial_trail.decisions if item.what not in ("overruled", "plan refused")
     ]
 
 
@@ -321,7 +321,7 @@ def test_a_proof_whose_verdict_says_so_is_asked_of_the_larger_model(door):
     solution, trail, _ = solve(PROBLEM, {**GOOD, "prove L1": unsure("eight?", door)}, above=above)
     assert solution.verified and solution.graph["L1"].proof == "3 * 3 = 9, surely"
     assert [key for key, _ in above.calls] == ["prove L1"]
-    (risen,) = [each for each in trail.decisions if each.what == "escalate"]
+    (risen,) = [item for item in trail.decisions if item.what == "escalate"]
     assert risen.state == {"lemma": "L1", "door": door, "model": "larger"}
     # without a larger model it is examined as it is
     solution, trail, _ = solve(PROBLEM, {**GOOD, "prove L1": unsure(GOOD["prove L1"])})
@@ -348,7 +348,7 @@ def test_where_a_model_fails_the_larger_one_is_asked_or_the_run_ends():
     larger = ScriptedChat(Script(GOOD), name="larger")
     solution = ALGSolver(ScriptedChat([PLAN]), SubprocessRunner(), above=larger, desk=Desk(trail)).solve(PROBLEM)
     assert solution.answer == "30"
-    assert any(each.what == "escalate" and "gave no answer" in each.why for each in trail.decisions)
+    assert any(item.what == "escalate" and "gave no answer" in item.why for item in trail.decisions)
 
 
 def test_earlier_graphs_are_gone_on_with_where_they_build_on_verified_lemmas():

@@ -56,6 +56,6 @@ def test_the_readme_s_question_is_answered_right(tmp_path, monkeypatch):
     line = next(line for line in readme.splitlines() if line.startswith('sigma0 solve "Mary went'))
     result = CliRunner().invoke(app, shlex.split(line)[1:])
     assert result.exit_code == 0 and result.stdout.startswith("The hat is in the park.\n"), result.stdout
-    asked = [each for each in read_lines(tmp_path / "trail.jsonl") if isinstance(each, Call)]
+    asked = [item for item in read_lines(tmp_path / "trail.jsonl") if isinstance(item, Call)]
     assert asked[0].answer["text"].strip() == "The hat is in the park."
     assert CliRunner().invoke(app, ["trail", "trail.jsonl"]).exit_code == 0

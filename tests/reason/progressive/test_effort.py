@@ -21,36 +21,36 @@ def run(config, passes):
 def until_finished(config, passes):
     """What happens if a loop stops where the manager says so; after `passes` everything fails."""
     manager = ProgressiveReasoningManager(config)
-    told = []
+    output = []
     for passed in [*passes, *[False] * 100]:
         if manager.get_status()["finished"]:
             break
-        told.append(manager.update_after_verification(passed))
-    return manager, told
+        output.append(manager.update_after_verification(passed))
+    return manager, output
 
 
 def test_an_update_tells_these_keys_and_the_default_rises_by_schedule_and_gate():
-    _, told = run("FAST_TEST", [True])
+    _, output = run("FAST_TEST", [True])
     level = {"verification_level": "low", "level_upgraded": False}
-    assert told == [{"iteration": 0, "passed": True, "consecutive_passes": 1, "success": False, **level}]
-    manager, told = run("HYBRID_DEFAULT", [True] * 18)
-    levels = ["low", *(each["verification_level"] for each in told)]
+    assert output == [{"iteration": 0, "passed": True, "consecutive_passes": 1, "success": False, **level}]
+    manager, output = run("HYBRID_DEFAULT", [True] * 18)
+    levels = ["low", *(item["verification_level"] for item in output)]
     assert levels == ["low"] * 6 + ["medium"] * 7 + ["high"] * 6
-    assert [each["iteration"] for each in told if each["level_upgraded"]] == [5, 12]
-    assert [each["success"] for each in told] == [False] * 17 + [True]
+    assert [item["iteration"] for item in output if item["level_upgraded"]] == [5, 12]
+    assert [item["success"] for item in output] == [False] * 17 + [True]
     assert manager.get_status()["finished"] and manager.get_status()["limit"] is None
 
 
 def test_a_shut_gate_holds_the_level_whatever_the_schedule_says():
     assert run("HYBRID_DEFAULT", [True] * 5)[0].get_status()["waits_for"] == ["iteration 5"]
-    manager, told = run("HYBRID_DEFAULT", [True, False] * 7)
-    assert {each["verification_level"] for each in told} == {"low"}
+    manager, output = run("HYBRID_DEFAULT", [True, False] * 7)
+    assert {item["verification_level"] for item in output} == {"low"}
     assert manager.get_status()["waits_for"] == ["2 more passes in a row"]
     assert manager.update_after_verification(True)["verification_level"] == "low"
     assert manager.update_after_verification(True)["verification_level"] == "medium"
     # three verifications at the level, and then only
-    told = [manager.update_after_verification(True) for _ in range(3)]
-    assert [each["verification_level"] for each in told] == ["medium", "medium", "high"]
+    output = [manager.update_after_verification(True) for _ in range(3)]
+    assert [item["verification_level"] for item in output] == ["medium", "medium", "high"]
 
 
 @pytest.mark.parametrize(
@@ -83,21 +83,21 @@ def test_two_tracks_rise_each_by_its_own_schedule_and_a_level_is_left_out_by_pol
     stages = [Stage("low", 1, until=2), Stage("medium", 1, until=4), Stage("high", 1)]
     late = [False] * 6 + [True]
     for skip, expected in ((False, "medium"), (True, "high")):
-        manager, told = run(ProgressiveConfig("late", tuple(stages), skip=skip), late)
-        assert told[-1]["verification_level"] == expected
-        assert [each["to_level"] for each in manager.get_status()["transitions"]] == [expected]
+        manager, output = run(ProgressiveConfig("late", tuple(stages), skip=skip), late)
+        assert output[-1]["verification_level"] == expected
+        assert [item["to_level"] for item in manager.get_status()["transitions"]] == [expected]
 
 
 def test_a_stage_that_takes_too_long_ends_the_run_and_recent_history_is_bounded():
-    manager, told = until_finished("D", [True, False] * 5)
-    assert manager.get_status()["limit"] == "stage_iterations" and len(told) == 10
+    manager, output = until_finished("D", [True, False] * 5)
+    assert manager.get_status()["limit"] == "stage_iterations" and len(output) == 10
     # two stages of one level: the streak starts again, and no level is said to rise
-    manager, told = run("D", [True] * 13)
-    assert [each["consecutive_passes"] for each in told] == [1, 0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 4, 5]
-    assert [each["iteration"] for each in told if each["level_upgraded"]] == [1, 4] and told[-1]["success"]
-    manager, told = run("A", [False] * 200)
+    manager, output = run("D", [True] * 13)
+    assert [item["consecutive_passes"] for item in output] == [1, 0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 4, 5]
+    assert [item["iteration"] for item in output if item["level_upgraded"]] == [1, 4] and output[-1]["success"]
+    manager, output = run("A", [False] * 200)
     status = manager.get_status()
-    assert status["recent"] == told[-20:] and len(status["transitions"]) == 2
+    assert status["recent"] == output[-20:] and len(status["transitions"]) == 2
     assert status["limit"] == "max_iterations" and named_config("a").max_iterations == 30
 
 
@@ -108,27 +108,29 @@ def test_levels_move_only_through_gates(name, passes):
     manager = ProgressiveReasoningManager(config)
     stage = streak = at_stage = 0
     for index, passed in enumerate(passes):
-        told = manager.update_after_verification(passed)
+        output = manager.update_after_verification(passed)
         streak, at_stage = (streak + 1 if passed else 0), at_stage + 1
         here = config.stages[stage]
         last = stage + 1 == len(config.stages)
         open_gates = streak >= here.passes and at_stage >= here.at_least and (last or index + 1 >= here.until)
         if open_gates and not last:
             stage, streak, at_stage = stage + 1, 0, 0
-        assert told["verification_level"] == config.stages[stage].level == manager.get_reasoning_effort("verification")
-        assert told["consecutive_passes"] == streak
-        assert told["level_upgraded"] == (config.stages[stage].level != here.level)
-        assert told["success"] == (last and open_gates) == manager.get_status()["success"]
+        assert (
+            output["verification_level"] == config.stages[stage].level == manager.get_reasoning_effort("verification")
+        )
+        assert output["consecutive_passes"] == streak
+        assert output["level_upgraded"] == (config.stages[stage].level != here.level)
+        assert output["success"] == (last and open_gates) == manager.get_status()["success"]
 
 
 @given(st.sampled_from(NAMES), HISTORIES)
 def test_limits_always_end_a_run(name, passes):
-    manager, told = until_finished(name, passes)
+    manager, output = until_finished(name, passes)
     status = manager.get_status()
-    assert status["finished"] and len(told) <= PRESETS[name].max_iterations
+    assert status["finished"] and len(output) <= PRESETS[name].max_iterations
     assert status["success"] != (status["limit"] is not None)
     # and the manager itself refuses nothing
-    assert manager.update_after_verification(True)["iteration"] == len(told)
+    assert manager.update_after_verification(True)["iteration"] == len(output)
 
 
 @given(st.sampled_from(NAMES), HISTORIES, HISTORIES, st.one_of(st.none(), st.integers(1, 4)), st.booleans())
@@ -148,10 +150,10 @@ def test_a_level_falls_only_where_the_policy_lets_it(passes):
     manager, level = ProgressiveReasoningManager(config), 0
     failures = 0
     for passed in passes:
-        found = LEVELS.index(manager.update_after_verification(passed)["verification_level"])
+        result = LEVELS.index(manager.update_after_verification(passed)["verification_level"])
         failures = 0 if passed else failures + 1
-        assert found >= level or (level - found == 1 and failures and failures % 2 == 0)
-        level = found
+        assert result >= level or (level - result == 1 and failures and failures % 2 == 0)
+        level = result
 
 
 def test_a_bad_state_and_an_unknown_task_are_refused_by_name():

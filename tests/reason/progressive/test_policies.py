@@ -32,10 +32,10 @@ def test_the_hybrid_presets_are_as_documented(name, judged_at, passes, stay, ite
 
 
 def test_a_config_is_taken_from_a_file_and_from_the_environment(tmp_path, monkeypatch):
-    own = ProgressiveConfig("own", (Stage("medium", 2),), max_iterations=4)
+    current = ProgressiveConfig("own", (Stage("medium", 2),), max_iterations=4)
     file = tmp_path / "own.json"
-    file.write_text(json.dumps(own.to_dict()))
-    assert named_config(str(file)) == own
+    file.write_text(json.dumps(current.to_dict()))
+    assert named_config(str(file)) == current
     monkeypatch.setenv("SIGMA0_PROGRESSIVE_CONFIG", "fast_test")
     assert chosen_config() == PRESETS["FAST_TEST"] == ProgressiveReasoningManager().config
     monkeypatch.setenv("SIGMA0_PROGRESSIVE_CONFIG", "")

@@ -55,17 +55,17 @@ def loop(chat, memory=None, config="FAST_TEST", limits=None, seed=3, **settings)
 
 def test_a_solution_that_stands_is_verified_at_every_level():
     chat = ScriptedChat(Fake())
-    found = loop(chat)
-    report = found.run()
+    result = loop(chat)
+    report = result.run()
     assert report.solved and report.why == "3 verifications in a row passed at effort high"
     efforts = [asked["effort"] for asked in chat.calls if is_verification(asked["messages"])]
     assert efforts == ["low"] * 3 + ["medium"] * 2 + ["high"] * 3
     assert chat.calls[0]["effort"] == "low" and PROBLEM in chat.calls[0]["messages"][0]["content"]
-    decided = [line.what for line in found.desk.trail.decisions]
+    decided = [line.what for line in result.desk.trail.decisions]
     assert decided == ["pass", "pass", "upgrade", "pass", "upgrade", "pass", "pass", "pass"]
-    assert isinstance(found.desk.trail.lines[-1], Outcome) and found.desk.trail.lines[-1].solved
+    assert isinstance(result.desk.trail.lines[-1], Outcome) and result.desk.trail.lines[-1].solved
     assert report.usage.calls == len(chat.calls) == 1 + 2 * 8
-    assert [each["to_level"] for each in report.status["transitions"]] == ["medium", "high"]
+    assert [item["to_level"] for item in report.status["transitions"]] == ["medium", "high"]
 
 
 def test_each_verification_has_a_seed_of_its_own_and_a_run_is_repeatable():
@@ -100,7 +100,7 @@ def test_a_text_that_only_holds_a_label_passes_nothing(label):
     chat = ScriptedChat(said)
     report = loop(chat).run()
     assert not report.solved and report.status["limit"] == "max_errors"
-    assert all(not each["passed"] for each in report.status["recent"])
+    assert all(not item["passed"] for item in report.status["recent"])
     # each label is asked for twice, and without a report there is nothing to correct by
     assert report.usage.calls == 1 + 3 * report.status["iteration"]
     for good in ("PASS", "pass", " Pass.\n"):
@@ -111,10 +111,10 @@ def test_a_verification_that_is_cut_off_passes_nothing():
     def said(messages, **_):
         return Completion("There is no", finish_reason="length") if is_verification(messages) else "PASS"
 
-    found = loop(ScriptedChat(said))
-    report = found.run()
+    result = loop(ScriptedChat(said))
+    report = result.run()
     assert not report.solved and (report.status["iteration"], report.status["limit"]) == (8, "max_errors")
-    assert all("cut off" in decision.why for decision in found.desk.trail.decisions)
+    assert all("cut off" in decision.why for decision in result.desk.trail.decisions)
     # nothing is corrected by a report that is not whole: the one solution is all that was written
     assert report.usage.calls == 1 + 8
 
@@ -123,11 +123,11 @@ def test_a_verification_that_is_cut_off_passes_nothing():
     "limits, why", [(Limits(calls=4), "limit of 4 calls"), (Limits(tokens=9), "limit of 9 tokens")]
 )
 def test_the_desks_limits_end_a_run_with_what_there_is(limits, why):
-    found = loop(ScriptedChat(Fake(lambda seed, effort: False)), limits=limits)
-    report = found.run()
+    result = loop(ScriptedChat(Fake(lambda seed, effort: False)), limits=limits)
+    report = result.run()
     assert why in report.why and not report.solved and report.solution.startswith("solution")
     if limits.calls:
-        assert report.usage.calls == limits.calls == sum(isinstance(line, Call) for line in found.desk.trail.lines)
+        assert report.usage.calls == limits.calls == sum(isinstance(line, Call) for line in result.desk.trail.lines)
 
 
 def interrupted(tmp_path, passes, crash, config="FAST_TEST"):
@@ -150,14 +150,14 @@ def interrupted(tmp_path, passes, crash, config="FAST_TEST"):
 
 @pytest.mark.parametrize("crash", range(1, 40))
 def test_resuming_equals_an_uninterrupted_run(tmp_path, crash):
-    """On the same level, behind a transition, in the middle of an iteration: wherever it crashed."""
+    """On the same level, after a transition, in the middle of an iteration: wherever it crashed."""
 
     def passes(seed, effort):
         return seed % 5 > 0
 
     report, expected, decisions, whole = interrupted(tmp_path, passes, crash)
     assert (report.solution, report.status, report.why) == (expected.solution, expected.status, expected.why)
-    # what was decided behind the crash was decided alike
+    # what was decided after the crash was decided alike
     assert decisions == whole.desk.trail.decisions[len(whole.desk.trail.decisions) - len(decisions) :]
 
 
@@ -190,9 +190,9 @@ def test_resuming_goes_on_within_a_level_with_its_streak(tmp_path):
 def test_memory_from_before_progressive_states_loads_and_two_models_may_share_the_work(tmp_path):
     memory = tmp_path / "old.json"
     memory.write_text(json.dumps({"problem": PROBLEM, "solution": "eight"}))
-    found = loop(ScriptedChat(Fake()), memory, seed=0)
-    found.resume()
-    report = found.run()
+    result = loop(ScriptedChat(Fake()), memory, seed=0)
+    result.resume()
+    report = result.run()
     assert report.solved and report.solution == "eight" and report.status["iteration"] == 8
     assert read_memory(memory).progressive is not None
     solver, verifier = ScriptedChat(["eight"], "small"), ScriptedChat(Fake(), "large")
@@ -247,10 +247,10 @@ def test_the_trail_is_written_as_it_comes(tmp_path):
     path = tmp_path / "trail.jsonl"
     seen = []
     desk = Desk(Trail(path, seen.append), seed=3)
-    found = VerifyLoop(
+    result = VerifyLoop(
         Critique(PROBLEM), desk, ScriptedChat(Fake()), manager=ProgressiveReasoningManager("FAST_TEST"), problem=PROBLEM
     )
-    found.run()
+    result.run()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == len(seen) == len(desk.trail.lines) and lines[-1]["kind"] == "outcome"
     with pytest.raises(ValueError, match="heading"):

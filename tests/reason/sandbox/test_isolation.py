@@ -35,14 +35,14 @@ def test_a_folder_behind_a_link_is_there_under_both_names(monkeypatch, tmp_path)
     real = str(tmp_path / "real")
     assert interpreter_folders() == [str(tmp_path / "link"), real]
     options = root(1000, [])
-    assert [options[i + 1] for i, each in enumerate(options) if each == "--ro-bind"][-2:] == [real, real]
+    assert [options[i + 1] for i, item in enumerate(options) if item == "--ro-bind"][-2:] == [real, real]
 
 
 def test_what_is_bound_is_to_be_read_and_nothing_is_taken_from_outside(monkeypatch):
     options = root(1000, [(7, "/run/x")])
     assert "--bind" not in options and options[-2:] == ["--chdir", "/tmp"]
-    assert [options[i + 1] for i, each in enumerate(options) if each == "--remount-ro"] == ["/dev", "/"]
-    devices = {options[i + 1] for i, each in enumerate(options) if each == "--dev-bind"}
+    assert [options[i + 1] for i, item in enumerate(options) if item == "--remount-ro"] == ["/dev", "/"]
+    devices = {options[i + 1] for i, item in enumerate(options) if item == "--dev-bind"}
     assert devices == {f"/dev/{name}" for name in isolation._DEVICES}
     assert {spare_user() for _ in range(200)}.isdisjoint({0, 65534})
     assert len({spare_user() for _ in range(20)}) > 1

@@ -20,9 +20,9 @@ def test_files_folders_and_links_are_packed_and_nothing_else(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
-        found = names_of(pack(tmp_path, 10**6))
-    assert set(found) == {".", "./a.txt", "./folder", "./folder/b", "./link"}
-    assert found["./link"].issym() and found["./link"].linkname == "/etc/shadow"
+        result = names_of(pack(tmp_path, 10**6))
+    assert set(result) == {".", "./a.txt", "./folder", "./folder/b", "./link"}
+    assert result["./link"].issym() and result["./link"].linkname == "/etc/shadow"
 
 
 def test_all_that_is_packed_can_be_written_to(tmp_path):
@@ -30,9 +30,9 @@ def test_all_that_is_packed_can_be_written_to(tmp_path):
     (tmp_path / "folder" / "b").write_bytes(b"b")
     (tmp_path / "folder" / "b").chmod(0o400)
     (tmp_path / "folder").chmod(0o500)
-    found = names_of(pack(tmp_path, 10**6))
+    result = names_of(pack(tmp_path, 10**6))
     (tmp_path / "folder").chmod(0o700)
-    assert found["./folder"].mode & 0o700 == 0o700 and found["./folder/b"].mode & 0o600 == 0o600
+    assert result["./folder"].mode & 0o700 == 0o700 and result["./folder/b"].mode & 0o600 == 0o600
 
 
 def test_folders_that_are_none_or_too_large_are_refused_even_of_empty_files(tmp_path):

@@ -63,17 +63,17 @@ def ways_with(change):
 
 @needs_bubblewrap
 @pytest.mark.parametrize(
-    "change, told",
+    "change, output",
     [
-        (lambda options: tuple(each for each in options if each != "--unshare-net"), "reached a port outside"),
+        (lambda options: tuple(item for item in options if item != "--unshare-net"), "reached a port outside"),
         (lambda options: (*options, "--no-such-option"), "no-such-option"),
     ],
 )
-def test_a_way_that_contains_too_little_fails_the_probe_and_nothing_runs(monkeypatch, change, told):
+def test_a_way_that_contains_too_little_fails_the_probe_and_nothing_runs(monkeypatch, change, output):
     monkeypatch.setattr(execution, "filter_program", lambda: ALLOW_ALL)
     monkeypatch.setattr(sandbox, "ways", ways_with(change))
     box = Sandbox()
-    assert told in box.unavailable
+    assert output in box.unavailable
     with pytest.raises(SandboxUnavailable):
         box.run("print(1)")
 
@@ -218,9 +218,9 @@ def test_failures_are_told_as_python_tells_them(box, tmp_path, code):
     plain = subprocess.run([sys.executable, "-I", str(path)], capture_output=True, text=True)
     result = box.run(code)
     assert result.exit_code == plain.returncode
-    told = [line for line in plain.stderr.replace(str(path), "/tmp/main.py").splitlines() if "repeated" not in line]
+    output = [line for line in plain.stderr.replace(str(path), "/tmp/main.py").splitlines() if "repeated" not in line]
     ours = [line for line in result.stderr.splitlines() if "repeated" not in line]
-    assert [line for line in ours if " 0x" not in line] == [line for line in told if " 0x" not in line]
+    assert [line for line in ours if " 0x" not in line] == [line for line in output if " 0x" not in line]
 
 
 @needs_bubblewrap
@@ -234,10 +234,10 @@ def test_what_is_no_program_ends_with_code_1(box, code):
 def test_a_program_is_the_main_module_and_sees_only_its_own_names(box):
     code = '"""Doc."""\nfrom __future__ import annotations\nimport sys\nprint(sorted(globals()))\n'
     code += "print(__name__, __doc__, __file__, sys.argv, sys.modules['__main__'].__dict__ is globals())"
-    names, told = box.run(code).stdout.splitlines()
+    names, output = box.run(code).stdout.splitlines()
     assert {"__name__", "__doc__", "annotations", "sys"} <= set(eval(names))
     assert not {"main", "counted", "json", "plan"} & set(eval(names))
-    assert told == "__main__ Doc. /tmp/main.py ['/tmp/main.py'] True"
+    assert output == "__main__ Doc. /tmp/main.py ['/tmp/main.py'] True"
 
 
 @needs_bubblewrap
@@ -317,22 +317,22 @@ os.sched_getaffinity(0)
 @needs_bubblewrap
 def test_a_group_takes_the_sandbox_and_ends_with_it_where_there_is_one(box, monkeypatch):
     assert box.unavailable is None
-    told = []
+    output = []
 
     class Group:
         was_killed = False
 
         def take(self, processes):
-            told.append([Path(f"/proc/{process}/stat").read_text().split()[1] for process in processes])
+            output.append([Path(f"/proc/{process}/stat").read_text().split()[1] for process in processes])
 
         def remove(self):
-            told.append("removed")
+            output.append("removed")
 
-    monkeypatch.setattr(execution, "make_group", lambda *limits: told.append(limits) or Group())
+    monkeypatch.setattr(execution, "make_group", lambda *limits: output.append(limits) or Group())
     assert box.run("print(1)", memory_mb=64).ok
-    assert told[0] == (64 * 2**20, execution.MOST_PROCESSES) and told[2:] == ["removed"]
+    assert output[0] == (64 * 2**20, execution.MOST_PROCESSES) and output[2:] == ["removed"]
     # bubblewrap's own first process; the launcher may not have been started by then
-    assert told[1][0] == "(bwrap)" and len(told[1]) <= 2
+    assert output[1][0] == "(bwrap)" and len(output[1]) <= 2
     monkeypatch.setattr(Group, "was_killed", True)
     assert box.run("print(1)").cut == "memory"
 
@@ -385,9 +385,9 @@ def test_a_command_works_on_a_copy(box, repository):
 
 @needs_bubblewrap
 def test_python_is_this_interpreter(box, tmp_path):
-    told = "import sys, numpy\nprint(sys.version_info[:3] == " + str(tuple(sys.version_info[:3])) + ", sys.prefix)"
-    assert box.run_command(["python", "-c", told], tmp_path).stdout == f"True {sys.prefix}\n"
-    by_name = box.run_command(["sh", "-c", f'python -c "{told}"'], tmp_path)
+    output = "import sys, numpy\nprint(sys.version_info[:3] == " + str(tuple(sys.version_info[:3])) + ", sys.prefix)"
+    assert box.run_command(["python", "-c", output], tmp_path).stdout == f"True {sys.prefix}\n"
+    by_name = box.run_command(["sh", "-c", f'python -c "{output}"'], tmp_path)
     assert sys.prefix == sys.base_prefix or by_name.stdout == f"True {sys.prefix}\n"
 
 

@@ -20,8 +20,8 @@ def test_files_outside_cannot_be_read_and_the_home_folder_holds_at_most_the_inte
     with tempfile.NamedTemporaryFile(dir="/tmp") as file:
         os.chmod(file.name, 0o644)
         paths = ["/etc/shadow", "/etc/passwd", "/etc/hostname", file.name, __file__, str(Path.home() / ".bashrc")]
-        found = attempts(box, f"print(json.dumps([attempt(open, path) for path in {paths}]))")
-    assert "done" not in found
+        obtained = attempts(box, f"print(json.dumps([attempt(open, path) for path in {paths}]))")
+    assert "done" not in obtained
     home = str(Path.home())
     code = f"import json, os\nprint(json.dumps(os.listdir({home!r}) if os.path.isdir({home!r}) else []))"
     hidden = {path.name for path in Path.home().iterdir()} - {".pyenv", ".local", ".venv", "venv", "miniconda3"}
@@ -265,8 +265,8 @@ found = status(open("/proc/self/status").read())
 assert status(subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout) == found
 print(json.dumps([namespaces + mounts + users + others, found]))
 """
-    found, status = attempts(box, code)
-    assert "done" not in found
+    obtained, status = attempts(box, code)
+    assert "done" not in obtained
     sets = {name: int(value, 16) for name, value in status.items() if name.startswith("Cap")}
     assert sets == dict.fromkeys(("CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"), 0)
     assert (status["NoNewPrivs:"], status["Seccomp:"], status.get("THP_enabled:", "0")) == ("1", "2", "0")
@@ -320,18 +320,18 @@ def eventually(true, within_s=30.0):
 
 
 def test_with_a_filter_that_lets_all_through_nothing_runs(box):
-    told = box.told("print('ran')", filtered=False)
-    assert "result" not in told
+    output = box.told("print('ran')", filtered=False)
+    assert "result" not in output
     for reached in ("made a socket", "had memory that no process shows"):
-        assert reached in told["unavailable"]
-    assert box.who != "root" or "made a user namespace" in told["unavailable"]
+        assert reached in output["unavailable"]
+    assert box.who != "root" or "made a user namespace" in output["unavailable"]
 
 
 def test_root_can_also_start_bubblewrap_as_another_user(folder):
     if WHY_NOT is not None or os.geteuid() != 0 or interpreter_of_nobody() is None:
         pytest.skip(WHY_NOT or "needs root, and an interpreter that any user may start")
-    told = Sandboxed(folder, "root", interpreter_of_nobody()).told("import os\nprint(os.getresuid())", first_way=1)
-    if told["unavailable"] is not None:
-        pytest.skip(told["unavailable"])
-    assert told["result"]["ok"] and not told["left"]
-    assert not {"0", str(os.getuid())} & set(told["result"]["stdout"].strip("()\n").split(", "))
+    output = Sandboxed(folder, "root", interpreter_of_nobody()).told("import os\nprint(os.getresuid())", first_way=1)
+    if output["unavailable"] is not None:
+        pytest.skip(output["unavailable"])
+    assert output["result"]["ok"] and not output["left"]
+    assert not {"0", str(os.getuid())} & set(output["result"]["stdout"].strip("()\n").split(", "))

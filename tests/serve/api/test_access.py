@@ -36,8 +36,8 @@ def keys(tmp_path):
 
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o640])
 def test_one_key_a_line(keys, mode):
-    found = read_keys(keys(b"first\n\n# of the other team\n  second  \r\nth#rd", mode))
-    assert [key.get_secret_value() for key in found] == ["first", "second", "th#rd"]
+    result = read_keys(keys(b"first\n\n# of the other team\n  second  \r\nth#rd", mode))
+    assert [key.get_secret_value() for key in result] == ["first", "second", "th#rd"]
 
 
 @pytest.mark.parametrize(
@@ -88,20 +88,20 @@ def test_every_key_opens_the_server(pocket, keys, option):
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, reported",
     [
         (["--api-key-file", "{keys}"], "chmod 600"),
         slow(["--api-key-file", "{keys}", "--ray"], "chmod 600"),
         (["--allowed-host", "http://models.example"], "--allowed-host: 'http://models.example' is no host"),
     ],
 )
-def test_the_command_refuses_them_before_it_loads_a_model(keys, arguments, told):
+def test_the_command_refuses_them_before_it_loads_a_model(keys, arguments, reported):
     if "--ray" in arguments:
         pytest.importorskip("ray")
     path = keys(b"hidden\n", 0o644)
-    found = CliRunner().invoke(app, ["serve", "pocket", *(each.format(keys=path) for each in arguments)])
-    assert found.exit_code == 2 and told in " ".join(found.output.split())
-    assert "hidden" not in found.output and "loading" not in found.output
+    result = CliRunner().invoke(app, ["serve", "pocket", *(item.format(keys=path) for item in arguments)])
+    assert result.exit_code == 2 and reported in " ".join(result.output.split())
+    assert "hidden" not in result.output and "loading" not in result.output
 
 
 def test_a_key_that_is_none_is_not_shown():
@@ -157,8 +157,8 @@ def test_an_allowed_name_reaches_all(pocket):
     for allowed, statuses in ((("models.example",), [200, 200, 421]), (("*",), [200, 200, 200])):
         with served(pocket, ServerSettings(allowed_hosts=allowed)) as server:
             hosts = (server.url.replace("http://127.0.0.1", "localhost"), "models.example", "evil.example")
-            found = [httpx.get(f"{server.url}/v1/models", headers={"Host": host}).status_code for host in hosts]
-        assert found == statuses
+            result = [httpx.get(f"{server.url}/v1/models", headers={"Host": host}).status_code for host in hosts]
+        assert result == statuses
 
 
 @pytest.mark.parametrize("hosts", [[], [b"localhost", b"localhost"], [b"localhost", b"evil.example"]])

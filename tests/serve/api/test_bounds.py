@@ -16,7 +16,7 @@ FAR = 10**9
 
 
 def fast(vocabulary, *, normalizer=None, splitter=None, template=None, **model):
-    backend = Tokenizer(models.BPE(vocab={each: place for place, each in enumerate(vocabulary)}, merges=[], **model))
+    backend = Tokenizer(models.BPE(vocab={item: place for place, item in enumerate(vocabulary)}, merges=[], **model))
     if normalizer is not None:
         backend.normalizer = normalizer
     if splitter is not None:

@@ -31,12 +31,12 @@ def lines(text):
 
 
 def chunks(server, **body):
-    told = lines(post(server, stream=True, **body).text)
-    assert told.pop() == "[DONE]"
-    found = [json.loads(line) for line in told]
-    for chunk in found:
+    output = lines(post(server, stream=True, **body).text)
+    assert output.pop() == "[DONE]"
+    result = [json.loads(line) for line in output]
+    for chunk in result:
         ChatCompletionChunk.model_validate(chunk, strict=True)
-    return found
+    return result
 
 
 def test_a_response_is_what_openai_says_it_is(pocket):
@@ -44,16 +44,16 @@ def test_a_response_is_what_openai_says_it_is(pocket):
     # a server of its own, which has not read this prompt before
     with served(pocket) as server:
         raw = post(server).json()
-    found = ChatCompletion.model_validate(raw, strict=True)
-    assert found.choices[0].message.content == alone.text.strip() == SAID
-    assert found.choices[0].finish_reason == "stop" and found.object == "chat.completion"
+    result = ChatCompletion.model_validate(raw, strict=True)
+    assert result.choices[0].message.content == alone.text.strip() == SAID
+    assert result.choices[0].finish_reason == "stop" and result.object == "chat.completion"
     prompt, new = alone.prompt_tokens, len(alone.tokens)
     counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-    assert found.usage == CompletionUsage(**counts, prompt_tokens_details=None)
-    told = raw["sigma0"]
-    assert told["exit"] == pocket[0].resolve_exit_config(None).to_dict()
-    assert (told["total_loops"], told["reasoning_effort"]) == (6, None)
-    (choice,) = told["choices"]
+    assert result.usage == CompletionUsage(**counts, prompt_tokens_details=None)
+    output = raw["sigma0"]
+    assert output["exit"] == pocket[0].resolve_exit_config(None).to_dict()
+    assert (output["total_loops"], output["reasoning_effort"]) == (6, None)
+    (choice,) = output["choices"]
     assert choice["depths"] == [token.depth for token in alone.tokens]
     assert choice["reasons"] == [token.reason for token in alone.tokens]
     assert choice["rungs"] == ["pocket"] * new and choice["depth_saved"] == pytest.approx(alone.depth_saved)
@@ -66,20 +66,20 @@ def test_a_response_is_what_openai_says_it_is(pocket):
 
 def test_a_stream_tells_the_role_each_token_and_the_end(plain):
     whole = post(plain).json()
-    found = chunks(plain, stream_options={"include_usage": True})
-    first, *tokens, last, used = found
+    result = chunks(plain, stream_options={"include_usage": True})
+    first, *tokens, last, used = result
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert last["choices"][0]["delta"] == {} and last["choices"][0]["finish_reason"] == "stop"
-    assert all(each["choices"][0]["finish_reason"] is None for each in [first, *tokens])
+    assert all(item["choices"][0]["finish_reason"] is None for item in [first, *tokens])
     assert used["choices"] == [] and used["usage"] == whole["usage"]
-    assert all(each["usage"] is None for each in found[:-1]) and all("sigma0" in each for each in found)
+    assert all(item["usage"] is None for item in result[:-1]) and all("sigma0" in item for item in result)
     assert "usage" not in chunks(plain)[-1]
-    text = "".join(each["choices"][0]["delta"]["content"] for each in tokens)
+    text = "".join(item["choices"][0]["delta"]["content"] for item in tokens)
     assert text == whole["choices"][0]["message"]["content"]
     # a token has an event of its own where the client reads, also one without text, so that its depth is seen
     expected = whole["sigma0"]["choices"][0]
-    shown = [each["sigma0"]["choices"][0] for each in tokens]
-    assert [[token["depth"] for token in each["tokens"]] for each in shown] == [[each] for each in expected["depths"]]
+    shown = [item["sigma0"]["choices"][0] for item in tokens]
+    assert [[token["depth"] for token in item["tokens"]] for item in shown] == [[item] for item in expected["depths"]]
     assert shown[-1]["tokens"][0]["text"] == "" and shown[-1]["full_passes"] == 6 * len(tokens)
     assert shown[-1]["passes"] == sum(expected["depths"])
     assert set(shown[0]["tokens"][0]) == {
@@ -91,7 +91,7 @@ def test_a_stream_tells_the_role_each_token_and_the_end(plain):
     for name in ("deepest_surprises", "deepest_entropies", "deepest_margins"):
         assert len(expected[name]) == count and min(expected[name]) >= 0
     assert len(expected["deepest_agrees"]) == count and set(expected["deepest_agrees"]) <= {True, False}
-    assert len({each["id"] for each in found}) == 1
+    assert len({item["id"] for item in result}) == 1
 
 
 def test_full_depth_says_what_the_models_rule_would_have_said(plain):
@@ -100,7 +100,7 @@ def test_full_depth_says_what_the_models_rule_would_have_said(plain):
     # no rule was asked, and the door goes by confidence
     assert whole["door"] == "converge" and whole["verdict"]["converged"] is None
     assert set(whole["would_have_met"]) <= {True, False} and True in whole["would_have_met"]
-    shown = [each["sigma0"]["choices"][0]["tokens"] for each in chunks(plain, **asked)[1:-1]]
+    shown = [item["sigma0"]["choices"][0]["tokens"] for item in chunks(plain, **asked)[1:-1]]
     assert [token["would_have_met"] for tokens in shown for token in tokens] == whole["would_have_met"]
     (ruled,) = post(plain).json()["sigma0"]["choices"]
     assert set(ruled["would_have_met"]) == {None}
@@ -112,50 +112,50 @@ def test_openais_client_reads_both(plain):
     assert whole.choices[0].message.content == SAID
     assert whole.sigma0["choices"][0]["door"] == "converge"
     stream = plain.client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
-    found = list(stream)
-    assert "".join(each.choices[0].delta.content or "" for each in found if each.choices) == SAID
-    assert found[-1].usage.completion_tokens == 7
+    result = list(stream)
+    assert "".join(item.choices[0].delta.content or "" for item in result if item.choices) == SAID
+    assert result[-1].usage.completion_tokens == 7
 
     async def ask():
         async with openai.AsyncOpenAI(base_url=f"{plain.url}/v1", api_key="none", max_retries=0) as client:
             whole, stream = await asyncio.gather(
                 client.chat.completions.create(**asked), client.chat.completions.create(**asked, stream=True)
             )
-            return whole, [each async for each in stream]
+            return whole, [item async for item in stream]
 
     other, pieces = asyncio.run(ask())
-    assert other.choices[0].message.content == "".join(each.choices[0].delta.content or "" for each in pieces) == SAID
+    assert other.choices[0].message.content == "".join(item.choices[0].delta.content or "" for item in pieces) == SAID
 
 
 def test_n_choices_have_seeds_of_their_own(plain):
     asked = {"messages": LOST, "max_tokens": 8, "temperature": 1.5}
     both = post(plain, **asked, n=3, seed=5).json()
-    texts = [each["message"]["content"] for each in both["choices"]]
-    assert [each["index"] for each in both["choices"]] == [0, 1, 2] and len(set(texts)) == 3
+    texts = [item["message"]["content"] for item in both["choices"]]
+    assert [item["index"] for item in both["choices"]] == [0, 1, 2] and len(set(texts)) == 3
     alone = [post(plain, **asked, seed=5 + index).json()["choices"][0]["message"]["content"] for index in range(3)]
     assert texts == alone
     assert both["usage"]["prompt_tokens"] == post(plain, **asked).json()["usage"]["prompt_tokens"]
-    assert [each["index"] for each in both["sigma0"]["choices"]] == [0, 1, 2]
+    assert [item["index"] for item in both["sigma0"]["choices"]] == [0, 1, 2]
     streamed = ["", "", ""]
     for chunk in chunks(plain, **asked, n=3, seed=5):
         streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["delta"].get("content", "")
     assert streamed == texts
     sampled = [job.request.sampling for job in plain.service.tickets[-3:]]
-    assert [(each.seed, each.temperature) for each in sampled] == [(5, 1.5), (6, 1.5), (7, 1.5)]
+    assert [(item.seed, item.temperature) for item in sampled] == [(5, 1.5), (6, 1.5), (7, 1.5)]
 
 
 def test_logprobs(plain):
     raw = post(plain, logprobs=True, top_logprobs=3).json()
     ChatCompletion.model_validate(raw, strict=True)
-    told = raw["choices"][0]["logprobs"]["content"]
-    assert "".join(each["token"] for each in told) == SAID + "<|im_end|>"
-    assert bytes(byte for each in told for byte in each["bytes"]).decode() == SAID + "<|im_end|>"
-    for each in told:
-        top = each["top_logprobs"]
-        assert len(top) == 3 and top[0]["token"] == each["token"] and top[0]["logprob"] == each["logprob"] <= 0
+    output = raw["choices"][0]["logprobs"]["content"]
+    assert "".join(item["token"] for item in output) == SAID + "<|im_end|>"
+    assert bytes(byte for item in output for byte in item["bytes"]).decode() == SAID + "<|im_end|>"
+    for item in output:
+        top = item["top_logprobs"]
+        assert len(top) == 3 and top[0]["token"] == item["token"] and top[0]["logprob"] == item["logprob"] <= 0
         assert [other["logprob"] for other in top] == sorted((other["logprob"] for other in top), reverse=True)
     streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks(plain, logprobs=True, top_logprobs=3)]
-    assert [each["content"][0] for each in streamed if each] == told
+    assert [item["content"][0] for item in streamed if item] == output
     assert post(plain, logprobs=True).json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
     assert post(plain).json()["choices"][0]["logprobs"] is None
 
@@ -172,9 +172,9 @@ def test_logprobs(plain):
 def test_stop_strings_and_limits_end_the_text(plain, body, said, reason):
     (whole,) = post(plain, **body).json()["choices"]
     assert (whole["message"]["content"], whole["finish_reason"]) == (said, reason)
-    found = chunks(plain, **body)
-    assert "".join(each["choices"][0]["delta"].get("content", "") for each in found) == said
-    assert found[-1]["choices"][0]["finish_reason"] == reason
+    result = chunks(plain, **body)
+    assert "".join(item["choices"][0]["delta"].get("content", "") for item in result) == said
+    assert result[-1]["choices"][0]["finish_reason"] == reason
 
 
 def test_what_is_asked_for_reaches_the_service(plain, pocket):
@@ -193,8 +193,8 @@ def test_what_is_asked_for_reaches_the_service(plain, pocket):
 @pytest.mark.parametrize("effort, share", [("minimal", 0.5), ("low", 0.75), ("medium", 1.0), ("high", 1.0)])
 def test_effort_sets_the_exit(plain, pocket, effort, share):
     theta = pytest.approx(share * pocket[0].resolve_exit_config(None).theta, abs=1e-6)
-    told = post(plain, reasoning_effort=effort).json()["sigma0"]
-    assert (told["exit"]["mode"], told["exit"]["theta"], told["reasoning_effort"]) == ("margin", theta, effort)
+    output = post(plain, reasoning_effort=effort).json()["sigma0"]
+    assert (output["exit"]["mode"], output["exit"]["theta"], output["reasoning_effort"]) == ("margin", theta, effort)
     used = plain.service.tickets[-1].request.exit_config
     assert (used.mode, used.theta) == ("margin", theta)
     if effort == "high":
@@ -206,9 +206,9 @@ def test_effort_sets_the_exit(plain, pocket, effort, share):
 
 def test_a_setting_wins_over_effort(plain):
     asked = {"mode": "fixed", "depth": 2}
-    told = post(plain, reasoning_effort="high", sigma0={"exit": asked}).json()["sigma0"]
-    assert told["exit"] == ExitConfig(**asked).to_dict() and told["reasoning_effort"] is None
-    assert set(told["choices"][0]["depths"]) == {2}
+    output = post(plain, reasoning_effort="high", sigma0={"exit": asked}).json()["sigma0"]
+    assert output["exit"] == ExitConfig(**asked).to_dict() and output["reasoning_effort"] is None
+    assert set(output["choices"][0]["depths"]) == {2}
 
 
 def test_roles_and_parts(plain):

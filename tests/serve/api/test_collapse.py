@@ -53,20 +53,20 @@ def test_the_engine_writes_what_the_library_writes(pocket, how, after_exit):
         alone = sigma0.generate(
             model, tokenizer, text, max_new_tokens=80, exit_config=config, on_collapse=how, do_sample=False
         )
-        found = done[key]
-        assert found.text == alone.text and [each.id for each in found.tokens] == [each.id for each in alone.tokens]
-        assert found.collapsed == (alone.stop_reason == "collapse")
-        assert found.finish_reason == ("length" if alone.stop_reason == "length" else "stop")
-        assert found.verdict.reason == alone.verdict.reason and found.door == alone.door
+        result = done[key]
+        assert result.text == alone.text and [item.id for item in result.tokens] == [item.id for item in alone.tokens]
+        assert result.collapsed == (alone.stop_reason == "collapse")
+        assert result.finish_reason == ("length" if alone.stop_reason == "length" else "stop")
+        assert result.verdict.reason == alone.verdict.reason and result.door == alone.door
     if how == "stop" and after_exit != "drop":
-        assert any(each.collapsed for each in done.values()) and not done[keys[1]].collapsed
+        assert any(item.collapsed for item in done.values()) and not done[keys[1]].collapsed
 
 
 def test_a_text_that_runs_in_circles_ends_with_a_standard_reason(plain):
     raw = post(plain).json()
-    (choice,), (told,) = raw["choices"], raw["sigma0"]["choices"]
+    (choice,), (output,) = raw["choices"], raw["sigma0"]["choices"]
     assert choice["finish_reason"] == "stop" and raw["usage"]["completion_tokens"] < 64
-    assert told["collapsed"] is True and told["verdict"]["reason"] == "collapse" and told["door"] == "escalate"
+    assert output["collapsed"] is True and output["verdict"]["reason"] == "collapse" and output["door"] == "escalate"
     *_, last, done = lines(post(plain, stream=True).text)
     last = json.loads(last)
     assert done == "[DONE]" and last["choices"][0]["finish_reason"] == "stop"

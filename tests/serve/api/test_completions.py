@@ -20,24 +20,24 @@ def post(server, **body):
 
 def test_a_response_is_what_openai_says_it_is(plain, pocket):
     raw = post(plain).json()
-    found = Completion.model_validate(raw, strict=True)
-    assert found.choices[0].text == SAID and found.choices[0].finish_reason == "stop"
-    assert found.usage.completion_tokens == 7 and found.usage.prompt_tokens == len(pocket[1](STORY)["input_ids"])
+    result = Completion.model_validate(raw, strict=True)
+    assert result.choices[0].text == SAID and result.choices[0].finish_reason == "stop"
+    assert result.usage.completion_tokens == 7 and result.usage.prompt_tokens == len(pocket[1](STORY)["input_ids"])
     assert raw["object"] == "text_completion" and raw["sigma0"]["choices"][0]["door"] == "converge"
     assert plain.client.completions.create(model="pocket", prompt=STORY).choices[0].text == SAID
 
 
 def test_a_stream(plain):
-    told = lines(post(plain, stream=True, stream_options={"include_usage": True}).text)
-    assert told.pop() == "[DONE]"
-    found = [json.loads(line) for line in told]
-    assert found[-1]["choices"] == [] and found[-1]["usage"]["completion_tokens"] == 7
-    assert "".join(each["choices"][0]["text"] for each in found[:-1]) == SAID
-    assert [len(each["sigma0"]["choices"][0]["tokens"]) for each in found[:-1]] == [1] * 7 + [0]
-    for each in found[:-1]:
-        assert set(each["choices"][0]) == {"index", "text", "logprobs", "finish_reason"}
+    output = lines(post(plain, stream=True, stream_options={"include_usage": True}).text)
+    assert output.pop() == "[DONE]"
+    result = [json.loads(line) for line in output]
+    assert result[-1]["choices"] == [] and result[-1]["usage"]["completion_tokens"] == 7
+    assert "".join(item["choices"][0]["text"] for item in result[:-1]) == SAID
+    assert [len(item["sigma0"]["choices"][0]["tokens"]) for item in result[:-1]] == [1] * 7 + [0]
+    for item in result[:-1]:
+        assert set(item["choices"][0]) == {"index", "text", "logprobs", "finish_reason"}
     stream = plain.client.completions.create(model="pocket", prompt=STORY, stream=True)
-    assert "".join(each.choices[0].text for each in stream) == SAID
+    assert "".join(item.choices[0].text for item in stream) == SAID
 
 
 def test_sixteen_tokens_where_no_number_is_given(plain):
@@ -51,43 +51,43 @@ def test_texts_and_ids_alone_and_in_lists(plain, pocket):
         (choice,) = post(plain, prompt=prompt).json()["choices"]
         assert choice["text"] == SAID
     several = post(plain, prompt=[STORY, "Once upon"], n=2, max_tokens=7).json()
-    assert [each["index"] for each in several["choices"]] == [0, 1, 2, 3]
+    assert [item["index"] for item in several["choices"]] == [0, 1, 2, 3]
     other = sigma0.generate(*pocket, "Once upon", max_new_tokens=7)
-    assert [each["text"] for each in several["choices"]] == [SAID, SAID, other.text, other.text]
+    assert [item["text"] for item in several["choices"]] == [SAID, SAID, other.text, other.text]
     assert several["usage"]["prompt_tokens"] == len(ids) + other.prompt_tokens
     assert several["usage"]["completion_tokens"] == 28
 
 
 def test_logprobs(plain):
-    told = post(plain, logprobs=2, stop=" bedroom").json()["choices"][0]
-    assert told["text"] == " Sara is in the"
-    logprobs = told["logprobs"]
+    output = post(plain, logprobs=2, stop=" bedroom").json()["choices"][0]
+    assert output["text"] == " Sara is in the"
+    logprobs = output["logprobs"]
     assert logprobs["tokens"] == [" Sara", " is", " in", " the", " bedroom"]
     assert logprobs["text_offset"] == [0, 5, 8, 11, 15]
-    assert [list(each)[-1] for each in logprobs["top_logprobs"]] == logprobs["tokens"]
-    assert [max(each.values()) for each in logprobs["top_logprobs"]] == logprobs["token_logprobs"]
-    assert all(len(each) == 2 for each in logprobs["top_logprobs"])
+    assert [list(item)[-1] for item in logprobs["top_logprobs"]] == logprobs["tokens"]
+    assert [max(item.values()) for item in logprobs["top_logprobs"]] == logprobs["token_logprobs"]
+    assert all(len(item) == 2 for item in logprobs["top_logprobs"])
     assert post(plain, logprobs=0).json()["choices"][0]["logprobs"]["top_logprobs"] is None
     streamed = [json.loads(line) for line in lines(post(plain, logprobs=2, stop=" bedroom", stream=True).text)[:-1]]
-    pieces = [each["choices"][0]["logprobs"] for each in streamed if each["choices"][0]["logprobs"]]
-    assert [each["text_offset"][0] for each in pieces] == logprobs["text_offset"]
+    pieces = [item["choices"][0]["logprobs"] for item in streamed if item["choices"][0]["logprobs"]]
+    assert [item["text_offset"][0] for item in pieces] == logprobs["text_offset"]
 
 
 def test_the_prompt_is_sent_back(plain, pocket):
     model, tokenizer = pocket
-    told = post(plain, prompt=STORY, echo=True, max_tokens=3).json()
-    assert told["choices"][0]["text"].startswith(STORY) and told["choices"][0]["logprobs"] is None
+    output = post(plain, prompt=STORY, echo=True, max_tokens=3).json()
+    assert output["choices"][0]["text"].startswith(STORY) and output["choices"][0]["logprobs"] is None
     ids = tokenizer(STORY)["input_ids"]
     logits = model(torch.tensor([ids]), exit_config={"mode": "full"}).logits[0, :-1].log_softmax(-1)
     for prompt in (STORY, ids, [ids, ids[:1]]):
-        told = post(plain, prompt=prompt, echo=True, max_tokens=0, logprobs=3).json()
-        choice = told["choices"][0]
-        assert (choice["text"], choice["finish_reason"], told["usage"]["completion_tokens"]) == (STORY, "length", 0)
+        output = post(plain, prompt=prompt, echo=True, max_tokens=0, logprobs=3).json()
+        choice = output["choices"][0]
+        assert (choice["text"], choice["finish_reason"], output["usage"]["completion_tokens"]) == (STORY, "length", 0)
         first, *rest = choice["logprobs"]["token_logprobs"]
         expected = logits.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
         assert first is None and rest == pytest.approx(expected, abs=1e-4)
         assert choice["logprobs"]["top_logprobs"][0] is None
-        best = [max(each.values()) for each in choice["logprobs"]["top_logprobs"][1:]]
+        best = [max(item.values()) for item in choice["logprobs"]["top_logprobs"][1:]]
         assert best == pytest.approx(logits.max(-1).values.tolist(), abs=1e-4)
         assert "".join(choice["logprobs"]["tokens"]) == STORY
         pieces, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
@@ -107,7 +107,7 @@ def test_lm_evals_client_scores_as_the_model_does(plain, pocket, tmp_path):
     model, tokenizer = pocket
     tokenizer.save_pretrained(tmp_path)
     texts = [(STORY, " kitchen."), (STORY, " Mary is in the kitchen."), ("The hat is with Tom.", " Where is the hat?")]
-    requests = [Instance("loglikelihood", {}, each, index) for index, each in enumerate(texts)]
+    requests = [Instance("loglikelihood", {}, item, index) for index, item in enumerate(texts)]
     for tokenized in (True, False):
         client = clients.LocalCompletionsAPI(
             base_url=f"{plain.url}/v1/completions",
@@ -146,5 +146,5 @@ def test_a_temperature_next_to_nothing_takes_the_likeliest(plain, after):
     """Logits that it would divide up to infinity leave nothing to draw from."""
     exit_setting = {"q": 0.5, "after_exit": after}
     asked = {"model": "pocket", "prompt": STORY, "max_tokens": 6, "extra_body": {"sigma0": {"exit": exit_setting}}}
-    texts = {plain.client.completions.create(**asked, temperature=each).choices[0].text for each in (0, 1e-40, 1e-7)}
+    texts = {plain.client.completions.create(**asked, temperature=item).choices[0].text for item in (0, 1e-40, 1e-7)}
     assert len(texts) == 1

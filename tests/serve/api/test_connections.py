@@ -34,10 +34,10 @@ LONG = {"model": "pocket", "prompt": "Mary went", "max_tokens": 1900, "temperatu
 @contextmanager
 def timed(pocket, **settings):
     """A server with the time limits of the command, in a thread; its port, and itself."""
-    service, told = SpiedService(*pocket), ServerSettings(**settings)
+    service, output = SpiedService(*pocket), ServerSettings(**settings)
     waits = {"timeout_graceful_shutdown": 2, "timeout_keep_alive": 1}
     config = uvicorn.Config(
-        create_app(service, told), http=protocol_of(told, ExhaustionLog()), log_level="error", **waits
+        create_app(service, output), http=protocol_of(output, ExhaustionLog()), log_level="error", **waits
     )
     server = uvicorn.Server(config)
     with closing(service), running(server) as port:
@@ -193,8 +193,8 @@ def test_what_is_not_done_in_time_is_cut_off_and_told_so(tmp_path):
             lines = answer.iter_lines()
             next(lines)
             process.terminate()
-            told = [line for line in lines if line]
-        assert told[-2] == "event: error" and '"shutting_down"' in told[-1]
+            output = [line for line in lines if line]
+        assert output[-2] == "event: error" and '"shutting_down"' in output[-1]
         assert process.wait(60) == 1
         assert printed() == "1 request(s) cut off after 0.2 s: see --drain-timeout"
 

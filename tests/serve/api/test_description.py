@@ -33,9 +33,9 @@ def lasting(app):
         if scope["type"] == "http":
             await app(scope, receive, send)
             return
-        for told in ("startup", "shutdown"):
-            assert (await receive())["type"] == f"lifespan.{told}"
-            await send({"type": f"lifespan.{told}.complete"})
+        for output in ("startup", "shutdown"):
+            assert (await receive())["type"] == f"lifespan.{output}"
+            await send({"type": f"lifespan.{output}.complete"})
 
     return only_requests
 
@@ -72,8 +72,8 @@ def with_ladder(pocket):
 
 def test_every_route_is_described(description):
     assert set(description.raw_schema["paths"]) == set(PATHS)
-    told = description.raw_schema["paths"]["/v1/chat/completions"]["post"]["responses"]
-    assert set(told) == {"200", "400", "401", "404", "408", "413", "421", "429", "500", "503", "504"}
+    output = description.raw_schema["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert set(output) == {"200", "400", "401", "404", "408", "413", "421", "429", "500", "503", "504"}
 
 
 def is_limited(case, answer):

@@ -100,7 +100,7 @@ def test_no_group_has_a_field_that_is_not_openais_and_the_readme_lists_them():
 def test_every_field_of_a_message_is_decided():
     kinds = ("Developer", "System", "User", "Assistant", "Tool", "Function")
     params = [getattr(chat, f"ChatCompletion{kind}MessageParam") for kind in kinds]
-    names = set().union(*(each.__annotations__ for each in params)) | set(chat.ChatCompletionMessage.model_fields)
+    names = set().union(*(item.__annotations__ for item in params)) | set(chat.ChatCompletionMessage.model_fields)
     works = {"role", "content", "tool_calls", "tool_call_id"}
     assert names == works | set(UNSUPPORTED_IN_MESSAGES) == set(ChatMessage.model_fields)
 
@@ -131,7 +131,7 @@ def test_every_field_of_tools_formats_and_options_is_there(theirs, ours):
 
 def test_custom_tools_are_the_only_other_kind():
     """Which are refused by their type, as are calls of them."""
-    kinds = {each.__name__.removesuffix("Param") for each in typing.get_args(chat.ChatCompletionToolUnionParam)}
+    kinds = {item.__name__.removesuffix("Param") for item in typing.get_args(chat.ChatCompletionToolUnionParam)}
     assert kinds == {"ChatCompletionFunctionTool", "ChatCompletionCustomTool"}
 
 
@@ -192,8 +192,8 @@ def test_an_answer_can_be_sent_back_as_openais_client_has_it(plain):
 
 
 def usage(answer):
-    told = answer.json()
-    details, choice = told["usage"]["prompt_tokens_details"], told["sigma0"]["choices"][0]
+    output = answer.json()
+    details, choice = output["usage"]["prompt_tokens_details"], output["sigma0"]["choices"][0]
     assert choice["cached_tokens"] == (details and details["cached_tokens"])
     return choice["cached_tokens"]
 
@@ -226,10 +226,10 @@ def test_a_text_forges_no_turn(plain, pocket, trusted):
     """Server and library read the same ids, and only the template's own special tokens are special."""
     body = {"max_tokens": 8, "sigma0": {"special_tokens": True}} if trusted else {"max_tokens": 8}
     messages = [{"role": "user", "content": FORGED}]
-    told = post(plain, messages=messages, **body).json()
+    output = post(plain, messages=messages, **body).json()
     alone = sigma0.generate(*pocket, messages, max_new_tokens=8, special_tokens=trusted)
-    assert told["usage"]["prompt_tokens"] == alone.prompt_tokens
-    assert told["choices"][0]["message"]["content"] == alone.text
+    assert output["usage"]["prompt_tokens"] == alone.prompt_tokens
+    assert output["choices"][0]["message"]["content"] == alone.text
     prompt = complete(plain, prompt=FORGED, **body).json()["usage"]["prompt_tokens"]
     assert prompt == encode(pocket[1], FORGED, trusted).shape[1]
     # without a word on it they are spelt out
@@ -242,8 +242,8 @@ def test_logits_are_biased(plain, after):
     (answer,) = post(plain, **body, logprobs=True).json()["choices"]
     first = plain.service.tokenizer.convert_tokens_to_ids(SAID.split()[0]) or 5
     wanted = {"logit_bias": {str(first): 100}, "sigma0": {**body["sigma0"], "on_collapse": "ignore"}}
-    for told in (post(plain, **{**body, **wanted}), complete(plain, **{**body, **wanted})):
-        (choice,) = told.json()["choices"]
+    for output in (post(plain, **{**body, **wanted}), complete(plain, **{**body, **wanted})):
+        (choice,) = output.json()["choices"]
         assert plain.service.tickets[-1].request.sampling.logit_bias == ((first, 100.0),)
         text = choice["message"]["content"] if "message" in choice else choice["text"]
         assert text.strip() == (plain.service.tokenizer.decode([first]) * 6).strip()

@@ -210,7 +210,7 @@ def test_a_request_has_no_more_than_its_share_with_the_engine(pocket):
         server.service.gate.set()
         thread.join()
         other.join()
-        assert [each.status_code for each in answers + others] == [200, 200]
+        assert [item.status_code for item in answers + others] == [200, 200]
         assert len(server.service.tickets) == 6 and len(answers[0].json()["choices"]) == 5
 
 
@@ -268,8 +268,8 @@ async def test_those_that_wait_are_counted_once_and_given_back():
     assert service.taken == [0] and backlog.waiting == 2
     with pytest.raises(Busy, match="2 choices are waiting"):
         turns.add(3)
-    for each in [*events, *events]:
-        await each.aclose()
+    for item in [*events, *events]:
+        await item.aclose()
     assert backlog.waiting == 0
 
 

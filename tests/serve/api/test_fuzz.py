@@ -155,8 +155,8 @@ def send(fuzzed, count):
     )
     def one(named, path, kind):
         name, body = named
-        own = PATHS[1] if b'"prompt"' in body or name.startswith("completion") else PATHS[0]
-        status, answer = fuzzed.ask(path or own, body, kind)
+        current = PATHS[1] if b'"prompt"' in body or name.startswith("completion") else PATHS[0]
+        status, answer = fuzzed.ask(path or current, body, kind)
         seen[status] = seen.get(status, 0) + 1
         check(status, answer)
 
@@ -183,7 +183,7 @@ def test_whatever_is_sent(fuzzed, count):
     # of both enough that neither is tested by name alone
     assert seen[200] > count / 20 and seen[400] > count / 20, seen
     after = fuzzed.ask(PATHS[0], body)[1]
-    assert [json.loads(each)["choices"] for each in (before, after)] == [json.loads(after)["choices"]] * 2
+    assert [json.loads(item)["choices"] for item in (before, after)] == [json.loads(after)["choices"]] * 2
     status = fuzzed.service.status()
     assert fuzzed.service.is_up and fuzzed.app.state.handler.open == 0
     assert status.running == status.waiting == status.blocks_used == 0

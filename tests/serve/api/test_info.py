@@ -32,14 +32,14 @@ def test_models(plain):
 
 
 def test_the_model_as_a_looped_one(plain, pocket):
-    own = pocket[0].resolve_exit_config(None)
+    current = pocket[0].resolve_exit_config(None)
     confidence = ("answers", "auroc", "calibration_error")
     efforts = ("minimal", "low", "medium", "high")
     assert httpx.get(f"{plain.url}/v1/sigma0").json() == {
         "model": "pocket",
         "total_loops": 6,
-        "exit": own.to_dict(),
-        "efforts": {effort: exit_for(effort, own, 6).to_dict() for effort in efforts},
+        "exit": current.to_dict(),
+        "efforts": {effort: exit_for(effort, current, 6).to_dict() for effort in efforts},
         "ladder": None,
         "context": 2048,
         "knows": about().knows,
@@ -68,17 +68,17 @@ def test_health_and_the_page(plain):
 
 def test_metrics(pocket):
     with served(pocket) as server:
-        found = post(server).json()
+        result = post(server).json()
         post(server, stream=True)
         post(server, temperature=9)
         post(server, n=9)
-        (told,) = found["sigma0"]["choices"]
+        (output,) = result["sigma0"]["choices"]
         _, values = scraped(server)
-    depth = sum(told["depths"]) / len(told["depths"])
+    depth = sum(output["depths"]) / len(output["depths"])
     assert values["sigma0_tokens_total",] == 14
     # prompts take passes too, of which the last are those of the answer
     passes, rows = values["sigma0_passes_total",], values["sigma0_rows_total",]
-    assert 2 * told["passes"] < passes <= 2 * (told["passes"] + 6) < rows
+    assert 2 * output["passes"] < passes <= 2 * (output["passes"] + 6) < rows
     assert values["sigma0_mean_depth",] == depth and abs(values["sigma0_depth_saved",] - (1 - depth / 6)) < 1e-9
     assert values["sigma0_queue",] == values["sigma0_running",] == values["sigma0_hand_ups_total",] == 0
     assert values["sigma0_pages",] > 100 and values["sigma0_preemptions_total",] == 0

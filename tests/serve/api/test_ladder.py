@@ -19,32 +19,32 @@ def test_tokens_go_up_as_they_come(climbing):
     before = len(climbing.service.tickets)
     raw = post(climbing, sigma0={"ladder": True, "trail": True}).json()
     assert ChatCompletion.model_validate(raw, strict=True).choices[0].message.content == SAID
-    (told,) = raw["sigma0"]["choices"]
-    assert set(told["rungs"]) == {"above"} and told["door"] in ("converge", "abort") and told["top_rung"]
-    assert [cost["name"] for cost in told["costs"]] == ["pocket", "above"] and len(told["trail_id"]) == 16
-    assert told["trail"][0]["kind"] == "heading" and told["trail"][0]["unit"] == "token"
-    assert raw["usage"]["completion_tokens"] == len(told["depths"]) == 7
-    found = chunks(climbing, sigma0={"ladder": "token"})
-    assert "".join(each["choices"][0]["delta"].get("content", "") for each in found) == SAID
-    up = [each["sigma0"]["choices"][0]["tokens"][0]["handed_up"] for each in found[1:-1]]
+    (output,) = raw["sigma0"]["choices"]
+    assert set(output["rungs"]) == {"above"} and output["door"] in ("converge", "abort") and output["top_rung"]
+    assert [cost["name"] for cost in output["costs"]] == ["pocket", "above"] and len(output["trail_id"]) == 16
+    assert output["trail"][0]["kind"] == "heading" and output["trail"][0]["unit"] == "token"
+    assert raw["usage"]["completion_tokens"] == len(output["depths"]) == 7
+    result = chunks(climbing, sigma0={"ladder": "token"})
+    assert "".join(item["choices"][0]["delta"].get("content", "") for item in result) == SAID
+    up = [item["sigma0"]["choices"][0]["tokens"][0]["handed_up"] for item in result[1:-1]]
     assert len(up) == 7 and all(up)
-    last = found[-1]["sigma0"]["choices"][0]
-    assert "trail" not in last and last["costs"] == same_but_seconds(told["costs"], last["costs"])
+    last = result[-1]["sigma0"]["choices"][0]
+    assert "trail" not in last and last["costs"] == same_but_seconds(output["costs"], last["costs"])
     # nothing of this was asked of the engine
     assert len(climbing.service.tickets) == before
 
 
-def same_but_seconds(wanted, found):
+def same_but_seconds(wanted, result):
     """The same costs, but for the time they took."""
-    return [{**each, "seconds": other["seconds"]} for each, other in zip(wanted, found, strict=True)]
+    return [{**item, "seconds": other["seconds"]} for item, other in zip(wanted, result, strict=True)]
 
 
 @pytest.mark.parametrize("unit", ["draft", "answer"])
 def test_drafts_and_answers_come_in_one_piece(climbing, unit):
     raw = post(climbing, sigma0={"ladder": unit}).json()
     assert raw["choices"][0]["message"]["content"].strip() == SAID
-    (told,) = raw["sigma0"]["choices"]
-    assert told["depths"] == [] and [cost["name"] for cost in told["costs"]] == ["pocket", "above"]
+    (output,) = raw["sigma0"]["choices"]
+    assert output["depths"] == [] and [cost["name"] for cost in output["costs"]] == ["pocket", "above"]
     assert raw["usage"]["completion_tokens"] == 6
     _, piece, last = chunks(climbing, sigma0={"ladder": unit})
     assert piece["choices"][0]["delta"]["content"].strip() == SAID
@@ -54,7 +54,7 @@ def test_drafts_and_answers_come_in_one_piece(climbing, unit):
 def test_drawn_tokens_have_the_seed_of_their_choice(climbing):
     asked = {"messages": LOST, "temperature": 1.5, "max_tokens": 6, "sigma0": {"ladder": "token"}}
     both = post(climbing, n=2, seed=3, **asked).json()
-    texts = [each["message"]["content"] for each in both["choices"]]
+    texts = [item["message"]["content"] for item in both["choices"]]
     alone = [post(climbing, seed=seed, **asked).json()["choices"][0]["message"]["content"] for seed in (3, 4)]
     assert texts == alone and texts[0] != texts[1]
 
@@ -63,17 +63,17 @@ def test_a_stop_string_is_not_in_the_text(climbing):
     for unit in ("token", "answer"):
         said = post(climbing, stop="bedroom", sigma0={"ladder": unit}).json()["choices"][0]
         assert said["message"]["content"].strip() == "Sara is in the" and said["finish_reason"] == "stop"
-    found = chunks(climbing, stop="the bedroom", sigma0={"ladder": "token"})
-    assert "".join(each["choices"][0]["delta"].get("content", "") for each in found) == "Sara is in "
+    result = chunks(climbing, stop="the bedroom", sigma0={"ladder": "token"})
+    assert "".join(item["choices"][0]["delta"].get("content", "") for item in result) == "Sara is in "
 
 
 def test_the_budget_is_the_tighter_of_both(pocket):
     ladder = FidelityLadder(two_rungs(pocket), policy=Always(), budget=Budget(large_tokens=3))
     with served(pocket, ladder=ladder) as server:
         for asked, wrote in ((None, 3), ({"large_tokens": 2}, 2), ({"large_tokens": 9}, 3), ({"calls": 0}, 3)):
-            (told,) = post(server, sigma0={"ladder": "token", "budget": asked}).json()["sigma0"]["choices"]
-            assert told["rungs"].count("above") == wrote and told["door"] == "abort"
-            assert "large_tokens" in told["door_text"]
+            (output,) = post(server, sigma0={"ladder": "token", "budget": asked}).json()["sigma0"]["choices"]
+            assert output["rungs"].count("above") == wrote and output["door"] == "abort"
+            assert "large_tokens" in output["door_text"]
         text = httpx.get(f"{server.url}/metrics").text
     assert "sigma0_aborts_total 4.0" in text and "sigma0_hand_ups_total 11.0" in text
 
@@ -118,7 +118,7 @@ def test_each_rung_takes_its_own_thresholds_and_its_own_effort(pocket, unit, sto
 
 
 @pytest.mark.parametrize(
-    "body, param, told",
+    "body, param, output",
     [
         ({"logprobs": True}, "sigma0.ladder", "logprobs"),
         ({"presence_penalty": 1}, "sigma0.ladder", "presence_penalty"),
@@ -134,9 +134,9 @@ def test_each_rung_takes_its_own_thresholds_and_its_own_effort(pocket, unit, sto
         ({"prompt": [5, 6]}, "prompt", "texts, not ids"),
     ],
 )
-def test_what_a_ladder_cannot(climbing, body, param, told):
+def test_what_a_ladder_cannot(climbing, body, param, output):
     error = error_of(send(climbing, {"sigma0": {"ladder": "token"}, **body}), 400)
-    assert error["param"] == param and told in error["message"]
+    assert error["param"] == param and output in error["message"]
 
 
 def test_a_completion_goes_up(climbing):
@@ -147,8 +147,8 @@ def test_a_completion_goes_up(climbing):
 def test_a_rung_elsewhere_makes_answers_the_unit(pocket):
     far = Rung.endpoint("http://127.0.0.1:9/v1", "far", timeout=1.0, attempts=1)
     with served(pocket, ladder=FidelityLadder([Rung.local(*pocket, "pocket"), far], policy=Never())) as server:
-        told = post(server, sigma0={"ladder": True, "trail": True}).json()["sigma0"]["choices"][0]
-        assert told["trail"][0]["unit"] == "answer"
+        output = post(server, sigma0={"ladder": True, "trail": True}).json()["sigma0"]["choices"][0]
+        assert output["trail"][0]["unit"] == "answer"
         refused = post(server, sigma0={"ladder": "token"})
         assert refused.status_code == 400 and "is an endpoint" in refused.json()["error"]["message"]
         assert httpx.get(f"{server.url}/v1/sigma0").json()["ladder"] == ["pocket", "far"]
@@ -170,10 +170,10 @@ def test_routing_hands_up_what_the_verdict_does_not_let_pass(climbing, monkeypat
         routed["door"] in ("converge", "abort") and routed["top_rung"] and len(climbing.service.tickets) == before + 2
     )
     pieces = chunks(climbing, messages=LOST)
-    told = [token["depth"] for each in pieces for token in each["sigma0"]["choices"][0]["tokens"]]
-    assert told == pieces[-1]["sigma0"]["choices"][0]["depths"] and len(told) > 1
+    output = [token["depth"] for item in pieces for token in item["sigma0"]["choices"][0]["tokens"]]
+    assert output == pieces[-1]["sigma0"]["choices"][0]["depths"] and len(output) > 1
     pieces = chunks(climbing)
-    assert [len(each["sigma0"]["choices"][0]["tokens"]) for each in pieces] == [0, *[1] * 7, 0]
+    assert [len(item["sigma0"]["choices"][0]["tokens"]) for item in pieces] == [0, *[1] * 7, 0]
     unrouted = post(climbing, messages=LOST, logprobs=True).json()
     assert "costs" not in unrouted["sigma0"]["choices"][0] and unrouted["choices"][0]["logprobs"]["content"]
     ids = {"model": "pocket", "prompt": [5, 6], "max_tokens": 4}
@@ -190,8 +190,8 @@ def test_what_the_lowest_rung_cannot_hold(pocket, monkeypatch, caplog):
             assert refused.status_code == 400 and "context of 20" in refused.json()["error"]["message"]
         monkeypatch.setenv("SIGMA0_ROUTING", "1")
         # nobody asked for the ladder: the engine's answer stands
-        told = post(server, messages=LOST).json()["sigma0"]["choices"][0]
-        assert told["door"] == "escalate" and set(told["rungs"]) == {"pocket"} and "refused" in caplog.text
+        output = post(server, messages=LOST).json()["sigma0"]["choices"][0]
+        assert output["door"] == "escalate" and set(output["rungs"]) == {"pocket"} and "refused" in caplog.text
 
 
 def test_who_leaves_ends_a_run_of_tokens(pocket):
@@ -209,8 +209,8 @@ def test_who_leaves_ends_a_run_of_tokens(pocket):
     with served(pocket, ladder=ladder) as server:
         body = {"model": "pocket", "messages": LOST, "max_tokens": 1500, "stream": True, "sigma0": {"ladder": "token"}}
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:
-            told = (line for line in answer.iter_lines() if '"tokens": [{' in line)
-            assert json.loads(next(told).removeprefix("data: "))["sigma0"]["choices"][0]["passes"] > 0
+            output = (line for line in answer.iter_lines() if '"tokens": [{' in line)
+            assert json.loads(next(output).removeprefix("data: "))["sigma0"]["choices"][0]["passes"] > 0
         until(lambda: server.app.state.handler.open == 0)
         # the thread is free for the next request
         short = {**body, "messages": ASKED, "max_tokens": 1, "stream": False, "sigma0": {"ladder": "answer"}}
@@ -266,16 +266,16 @@ def test_a_routed_answer_that_the_budget_keeps_is_told_with_its_depths(pocket, m
     monkeypatch.setenv("SIGMA0_ROUTING", "1")
     with served(pocket, ladder=FidelityLadder(rungs, Budget(large_tokens=3))) as server:
         raw = post(server, messages=LOST, max_tokens=9).json()
-        told = raw["sigma0"]["choices"][0]
-        assert told["door"] == "abort" and set(told["rungs"]) == {"pocket"} and len(told["depths"]) == 9
-        assert told["not_tried"] == ["above: large_tokens"] and not told["top_rung"]
+        output = raw["sigma0"]["choices"][0]
+        assert output["door"] == "abort" and set(output["rungs"]) == {"pocket"} and len(output["depths"]) == 9
+        assert output["not_tried"] == ["above: large_tokens"] and not output["top_rung"]
         told_metrics = httpx.get(f"{server.url}/metrics").text
         assert "sigma0_aborts_total 1.0" in told_metrics and "sigma0_top_rung_total 0.0" in told_metrics
-        assert told["costs"][0]["tokens"] == 9 and told["costs"][1]["passes"] == 0
+        assert output["costs"][0]["tokens"] == 9 and output["costs"][1]["passes"] == 0
         pieces = chunks(server, messages=LOST, max_tokens=9)
-        text = "".join(each["choices"][0]["delta"].get("content", "") for each in pieces)
+        text = "".join(item["choices"][0]["delta"].get("content", "") for item in pieces)
         assert text == raw["choices"][0]["message"]["content"]
-        assert pieces[-1]["sigma0"]["choices"][0]["depths"] == told["depths"]
+        assert pieces[-1]["sigma0"]["choices"][0]["depths"] == output["depths"]
 
 
 def test_a_whole_answer_of_tokens_goes_up_where_its_verdict_does_not_pass(pocket, monkeypatch):
@@ -300,5 +300,5 @@ def test_a_door_is_explained_by_the_thresholds_that_it_was_decided_by(pocket):
         for unit, word in (("token", "converge: confidence 0."), ("answer", "abort: its confidence is 0.")):
             # a limit makes a ladder of its own
             for budget in (None, {"large_tokens": 90}):
-                told = post(server, sigma0={"ladder": unit, "budget": budget}).json()["sigma0"]["choices"][0]
-                assert told["door_text"].startswith(word) and told["door"] == word.split(":")[0]
+                output = post(server, sigma0={"ladder": unit, "budget": budget}).json()["sigma0"]["choices"][0]
+                assert output["door_text"].startswith(word) and output["door"] == word.split(":")[0]

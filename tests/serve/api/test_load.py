@@ -65,7 +65,7 @@ def test_a_full_queue_asks_to_come_back(held):
     held.service.gate.set()
     first.join()
     second.join()
-    assert [each.status_code for each in answers + others] == [200, 200]
+    assert [item.status_code for item in answers + others] == [200, 200]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_who_leaves_a_whole_answer_frees_the_service(held):
     connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
     until(lambda: len(held.service.tickets) == 2)
     connection.close()
-    until(lambda: [each.cancelled for each in held.service.tickets] == [True, True])
+    until(lambda: [item.cancelled for item in held.service.tickets] == [True, True])
     until(lambda: held.app.state.handler.open == 0)
     held.service.gate.set()
     assert post(held).json()["choices"][0]["message"]["content"] == SAID
@@ -140,9 +140,9 @@ def test_time_that_is_over(pocket):
         server.service.gate.clear()
         answer = post(server)
         assert answer.status_code == 504 and answer.json()["error"]["code"] == "timeout"
-        told = post(server, stream=True)
-        assert told.status_code == 200 and json.loads(lines(told.text)[-1])["error"]["code"] == "timeout"
-        until(lambda: [each.cancelled for each in server.service.tickets] == [True, True])
+        output = post(server, stream=True)
+        assert output.status_code == 200 and json.loads(lines(output.text)[-1])["error"]["code"] == "timeout"
+        until(lambda: [item.cancelled for item in server.service.tickets] == [True, True])
 
 
 def test_an_end_in_peace(held):

@@ -42,7 +42,7 @@ def logged(pocket, path, **settings):
 def test_a_line_says_what_the_response_said(pocket, tmp_path):
     with logged(pocket, tmp_path / "log.jsonl") as server:
         answer = post(server, n=2, seed=1, temperature=1.0, reasoning_effort="low")
-        told = chunks(server, max_tokens=3)[-1]["sigma0"]["choices"][0]
+        output = chunks(server, max_tokens=3)[-1]["sigma0"]["choices"][0]
         post(server, guided_choice=["garden", "bedroom"])
     text = (tmp_path / "log.jsonl").read_text()
     assert not any(word in text for word in ("Mary", "kitchen", "Where"))
@@ -61,7 +61,7 @@ def test_a_line_says_what_the_response_said(pocket, tmp_path):
         assert (costs.passes, costs.rows, costs.passes_saved) == (said["passes"], said["rows"], said["passes_saved"])
         assert 0 < costs.first_token_seconds <= costs.seconds and costs.large_model_tokens == 0
         assert line.route.kind == "engine" and line.route.rungs == {"pocket": line.new_tokens}
-    assert streamed.stream and list(streamed.depths) == told["depths"] and streamed.finish_reason == "length"
+    assert streamed.stream and list(streamed.depths) == output["depths"] and streamed.finish_reason == "length"
     assert chosen.costs.tokens_forced == chosen.reasons.count("forced") > 0
 
 
@@ -87,10 +87,10 @@ def test_no_door_of_a_ladder_loses_its_line(pocket, tmp_path):
     for policy, door in ((Never(), "escalate"), (Always(), "abort")):
         file = tmp_path / f"{door}.jsonl"
         with logged(pocket, file, ladder=FidelityLadder(two_rungs(pocket), policy=policy, doors=strict)) as server:
-            told = post(server, messages=LOST, sigma0={"ladder": "answer"}).json()["sigma0"]["choices"][0]
+            output = post(server, messages=LOST, sigma0={"ladder": "answer"}).json()["sigma0"]["choices"][0]
         (line,) = read_telemetry(file)
-        assert told["door"] == line.door == door
-        assert told["top_rung"] is line.route.top_rung is (door == "abort") and told["not_tried"] == []
+        assert output["door"] == line.door == door
+        assert output["top_rung"] is line.route.top_rung is (door == "abort") and output["not_tried"] == []
 
 
 def test_a_client_that_leaves_leaves_a_line(pocket, tmp_path):
@@ -117,10 +117,10 @@ def test_a_failure_and_time_that_is_over_leave_a_line_without_what_was_said(pock
         else:
             server.service.gate.clear()
         # the second one was never begun
-        for tokens, told in ((20, status), (-1, 400)):
+        for tokens, output in ((20, status), (-1, 400)):
             body = {**asked, "max_tokens": tokens}
-            found = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
-            assert found.status_code == told
+            result = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
+            assert result.status_code == output
         server.service.gate.set()
     (line,) = read_telemetry(tmp_path / "log.jsonl")
     assert (line.outcome, line.error, line.new_tokens) == ("failed", error, 0)
@@ -134,13 +134,13 @@ STRANGE = [{"role": "user", "content": "Who is the president?"}]
 
 def judged(server, **body):
     """The verdicts and doors of an answer's choices."""
-    told = post(server, **body).json()["sigma0"]["choices"]
-    return [(ReasonVerdict.model_validate(choice["verdict"]), choice["door"]) for choice in told]
+    output = post(server, **body).json()["sigma0"]["choices"]
+    return [(ReasonVerdict.model_validate(choice["verdict"]), choice["door"]) for choice in output]
 
 
 def check_histogram(values, confidences):
     for bound in metrics.CONFIDENCES:
-        assert values["sigma0_confidence_bucket", str(bound)] == sum(each <= bound for each in confidences)
+        assert values["sigma0_confidence_bucket", str(bound)] == sum(item <= bound for item in confidences)
     assert values["sigma0_confidence_count",] == len(confidences)
     assert values["sigma0_confidence_sum",] == pytest.approx(sum(confidences))
 
@@ -159,9 +159,9 @@ def test_drift_is_that_of_the_verdicts(pocket, monkeypatch):
                 seen.append((verdict, door))
             assert ((GAUGES[0],) in scraped(server)[1]) == (len(seen) >= 5)
         (end,) = [chunk for chunk in chunks(server) if "verdict" in chunk["sigma0"]["choices"][0]]
-        told = end["sigma0"]["choices"][0]
-        drift.add(ReasonVerdict.model_validate(told["verdict"]))
-        seen.append((ReasonVerdict.model_validate(told["verdict"]), told["door"]))
+        output = end["sigma0"]["choices"][0]
+        drift.add(ReasonVerdict.model_validate(output["verdict"]))
+        seen.append((ReasonVerdict.model_validate(output["verdict"]), output["door"]))
         post(server, temperature=9)
         _, values = scraped(server)
     assert values[GAUGES[0],] == pytest.approx(drift.psi) and values[GAUGES[0],] > 0.25
@@ -202,18 +202,18 @@ def test_without_verdicts_nothing_is_counted(pocket, monkeypatch):
 def test_answers_that_a_ladder_replaces_count_as_the_models_own(pocket, monkeypatch):
     monkeypatch.setenv("SIGMA0_ROUTING", "1")
     pair = calibrated(pocket, [ASKED])
-    own = []
+    current = []
     with served(pair) as server:
-        own += [verdict for messages in (ASKED, STRANGE) for verdict, _ in judged(server, messages=messages)]
+        current += [verdict for messages in (ASKED, STRANGE) for verdict, _ in judged(server, messages=messages)]
     rungs = two_rungs(pair, pocket[0])
     for ladder in (FidelityLadder(rungs), FidelityLadder(rungs[1:])):
         with served(pair, ladder=ladder) as server:
-            found = [door for messages in (ASKED, STRANGE) for _, door in judged(server, messages=messages)]
+            result = [door for messages in (ASKED, STRANGE) for _, door in judged(server, messages=messages)]
             _, values = scraped(server)
-        assert found[0] == "converge" and found[1] != "escalate"
-        assert values["sigma0_doors_total", "converge"] == found.count("converge")
+        assert result[0] == "converge" and result[1] != "escalate"
+        assert values["sigma0_doors_total", "converge"] == result.count("converge")
         assert values[GAUGES[1],] == 0.5
-        check_histogram(values, [verdict.confidence for verdict in own])
+        check_histogram(values, [verdict.confidence for verdict in current])
 
 
 def test_texts_of_a_ladder_have_doors_and_no_confidence_of_the_model(pocket):
@@ -239,8 +239,8 @@ def test_what_runs_and_what_waits(pocket):
         until(lambda: service.status().tokens == 3)
         second, others = begin(server, messages=LOST, max_tokens=5)
         until(lambda: service.status().waiting)
-        told = slots(server)
-        running, waiting = told.json()
+        output = slots(server)
+        running, waiting = output.json()
         prompts = [len(ticket.request.prompt_ids) for ticket in service.tickets]
         assert running["id"] != waiting["id"] and running["id"].endswith("-0") and len(running["id"]) == 10
         assert running.pop("seconds") > waiting.pop("seconds") > 0 and 1 <= running["depth"] <= 6
@@ -250,7 +250,7 @@ def test_what_runs_and_what_waits(pocket):
         known = {"state": "waiting", "lane": None, "pages": 0, "depth": None, "prompt_tokens": prompts[1]}
         assert waiting == waiting | known | {"new_tokens": 0}
         # no word of what was asked or written
-        assert not any(word in told.text for word in ("Sara", "bedroom", "park", "Once"))
+        assert not any(word in output.text for word in ("Sara", "bedroom", "park", "Once"))
         service.held.tokens.release(1000)
         first.join()
         second.join()
@@ -265,10 +265,10 @@ def test_a_prompt_that_is_being_read(pocket):
         server.service.gate.clear()
         thread, answers = begin(server, n=2)
         until(lambda: server.service.status().running == 2)
-        told = [(each["state"], each["lane"], each["id"][-2:]) for each in slots(server).json()]
+        output = [(item["state"], item["lane"], item["id"][-2:]) for item in slots(server).json()]
         server.service.gate.set()
         thread.join()
-        assert told == [("prefill", 0, "-0"), ("prefill", 1, "-1")] and answers[0].status_code == 200
+        assert output == [("prefill", 0, "-0"), ("prefill", 1, "-1")] and answers[0].status_code == 200
 
 
 def test_an_engine_that_does_not_answer_or_is_gone(pocket, monkeypatch):

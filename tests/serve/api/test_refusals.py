@@ -20,10 +20,10 @@ DIGITS = "7" * 5000
 
 def error_of(answer, status):
     assert answer.status_code == status, answer.text
-    told = answer.json()
-    assert set(told) == {"error"} and set(told["error"]) == {"message", "type", "param", "code"}
+    output = answer.json()
+    assert set(output) == {"error"} and set(output["error"]) == {"message", "type", "param", "code"}
     assert STORY not in answer.text
-    return told["error"]
+    return output["error"]
 
 
 def send(server, body):
@@ -144,7 +144,7 @@ CALLED = {
 
 
 @pytest.mark.parametrize(
-    "body, told",
+    "body, output",
     [
         (b'{"model": "pocket", "max_tokens": ' + DIGITS.encode() + b', "messages": []}', "a whole number of over 4300"),
         ({"messages": [*ASKED, CALLED, {"role": "tool", "tool_call_id": "a", "content": "x"}]}, "of over 4300 digits"),
@@ -164,8 +164,8 @@ CALLED = {
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_a_limit_is_told(plain, body, told):
-    assert told in error_of(send(plain, body), 400)["message"]
+def test_a_limit_is_told(plain, body, output):
+    assert output in error_of(send(plain, body), 400)["message"]
 
 
 def test_openais_client_raises_its_own_errors(plain):
@@ -230,9 +230,9 @@ def test_a_failure_fails_one_request_alone(plain, caplog):
     assert answer.headers["x-request-id"] in caplog.text and "RequestFailed, by RuntimeError" in caplog.text
     assert STORY not in caplog.text
     plain.service.held.fails = RuntimeError("broke")
-    told = post(plain, stream=True)
-    assert told.status_code == 200 and "event: error\n" in told.text and "[DONE]" not in told.text
-    assert json.loads(lines(told.text)[-1])["error"]["type"] == "server_error"
+    output = post(plain, stream=True)
+    assert output.status_code == 200 and "event: error\n" in output.text and "[DONE]" not in output.text
+    assert json.loads(lines(output.text)[-1])["error"]["type"] == "server_error"
     plain.service.held.fails = RuntimeError("broke")
     with pytest.raises(openai.APIError, match="the request failed"):
         list(plain.client.chat.completions.create(model="pocket", messages=ASKED, stream=True))
@@ -291,9 +291,9 @@ def test_a_body_that_is_wrong_a_thousand_times_is_told_of_once(body):
     """Each complaint takes a kilobyte: one for each member of a list would fill the memory."""
     kind = CompletionRequest if "prompt" in body else ChatRequest
     rest = {"prompt": "a"} if kind is CompletionRequest else {"messages": ASKED}
-    with pytest.raises(ValidationError) as found:
+    with pytest.raises(ValidationError) as result:
         kind.model_validate({"model": "pocket", **rest, **body})
-    assert found.value.error_count() < 10
+    assert result.value.error_count() < 10
 
 
 def test_limits_of_a_prompt(pocket):
@@ -302,13 +302,13 @@ def test_limits_of_a_prompt(pocket):
         assert (
             send(server, {"prompt": [5] * 5, "max_tokens": None, **exits(q=0.6)}).json()["usage"]["total_tokens"] == 9
         )
-        for body, told in (
+        for body, output in (
             ({"prompt": [5], "max_tokens": 5}, "at most 4"),
             ({"prompt": [5], "n": 3}, "at most 2 choices, got 3"),
             ({"prompt": [[5], [6], [7]]}, "at most 2 at once, got 3"),
             ({"prompt": [5] * 6}, "limit of 5"),
         ):
-            assert told in error_of(send(server, body), 400)["message"]
+            assert output in error_of(send(server, body), 400)["message"]
 
 
 @pytest.mark.parametrize(

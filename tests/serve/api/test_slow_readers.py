@@ -127,9 +127,9 @@ def rest(connection):
     while piece := connection.recv(2**16):
         data += piece
     events = data.partition(b"\r\n\r\n")[2].decode().replace("\r\n", "\n").split("\n\n")
-    told = [event.partition("data: ")[2] for event in events if "data: " in event]
-    assert told.pop() == "[DONE]"
-    return [json.loads(event) for event in told]
+    output = [event.partition("data: ")[2] for event in events if "data: " in event]
+    assert output.pop() == "[DONE]"
+    return [json.loads(event) for event in output]
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -141,23 +141,23 @@ def test_who_does_not_read_gets_many_tokens_in_one_event(pocket, loop, alternati
         connection = ask(address, **logprobs)
         # the answer is there, and nothing of it was read
         assert service.over.wait(60)
-        found = rest(connection)
-    ends = [event for event in found if event["choices"][0]["finish_reason"] is not None]
-    pieces = [event for event in found if event["choices"][0]["delta"].get("content")]
+        result = rest(connection)
+    ends = [event for event in result if event["choices"][0]["finish_reason"] is not None]
+    pieces = [event for event in result if event["choices"][0]["delta"].get("content")]
     text = "".join(event["choices"][0]["delta"]["content"] for event in pieces)
     shown = [event["sigma0"]["choices"][0] for event in pieces]
     assert text == "".join(f" {number}" for number in range(LENGTH))
-    assert [token["id"] for each in shown for token in each["tokens"]] == list(range(LENGTH))
-    assert ends == found[-1:] and len(pieces) < LENGTH / 4 and max(len(each["tokens"]) for each in shown) > 5
+    assert [token["id"] for item in shown for token in item["tokens"]] == list(range(LENGTH))
+    assert ends == result[-1:] and len(pieces) < LENGTH / 4 and max(len(item["tokens"]) for item in shown) > 5
     # what is counted goes on from event to event
-    done = [sum(len(each["tokens"]) for each in shown[: place + 1]) for place in range(len(shown))]
-    assert [each["full_passes"] for each in shown] == [6 * count for count in done]
+    done = [sum(len(item["tokens"]) for item in shown[: place + 1]) for place in range(len(shown))]
+    assert [item["full_passes"] for item in shown] == [6 * count for count in done]
     for event in pieces:
-        (choice,), (own,) = event["choices"], event["sigma0"]["choices"]
-        joined = "".join(token["text"] for token in own["tokens"])
+        (choice,), (current,) = event["choices"], event["sigma0"]["choices"]
+        joined = "".join(token["text"] for token in current["tokens"])
         assert choice["delta"]["content"] == joined
         content = None if alternatives is None else [len(one["top_logprobs"]) for one in choice["logprobs"]["content"]]
-        assert content == (None if alternatives is None else [alternatives] * len(own["tokens"]))
+        assert content == (None if alternatives is None else [alternatives] * len(current["tokens"]))
     # the lists of the end are one event; before it no more than one event was written ahead of what the client took
     sizes = [len(json.dumps(event, ensure_ascii=False)) for event in pieces]
     assert max(sizes) <= buffer
@@ -166,7 +166,7 @@ def test_who_does_not_read_gets_many_tokens_in_one_event(pocket, loop, alternati
 
 
 def test_an_answer_that_was_whole_when_time_ran_out_is_sent_whole():
-    """Its last events wait for a slow reader, and behind them what says that time is over."""
+    """Its last events wait for a slow reader, and after them what says that time is over."""
     tokens = written(None)[:6]
     end = RequestOutput("", tokens, "length", 3, 0, 6, 6, 6, savings([[1]], 1, 6, 6), None, None, None)
     source = SimpleNamespace(feed=lambda put: setattr(source, "put", put) or True)
@@ -182,17 +182,17 @@ def test_an_answer_that_was_whole_when_time_ran_out_is_sent_whole():
         running.add(source)
         stream = answering.EventStream(SimpleNamespace(stream_buffer=2**14), running, builder, "some id")
         source.put(tokens[0])
-        told = b""
+        output = b""
         async for piece in stream.body_iterator:
-            told += piece
+            output += piece
             if piece == b" 0":
                 for event in (*tokens[1:], end):
                     source.put(event)
                 running._queue.put((0, TimeoutError()))
-        return told
+        return output
 
-    told = asyncio.run(read())
-    assert told.startswith(b" 0 1 2 3 4 5 end ") and b"[DONE]" in told
+    output = asyncio.run(read())
+    assert output.startswith(b" 0 1 2 3 4 5 end ") and b"[DONE]" in output
 
 
 def test_who_leaves_without_reading_frees_all(pocket):

@@ -142,7 +142,7 @@ def test_completions_and_logprobs(plain):
     choice = httpx.post(f"{plain.url}/v1/completions", json=body, timeout=30).json()["choices"][0]
     assert choice["text"] in ("park", "barn")
     # of what may not follow there is no probability
-    assert all(value > -1e4 for each in choice["logprobs"]["top_logprobs"] for value in each.values())
+    assert all(value > -1e4 for item in choice["logprobs"]["top_logprobs"] for value in item.values())
 
 
 @pytest.mark.parametrize(

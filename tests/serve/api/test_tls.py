@@ -74,8 +74,8 @@ def files(tmp_path_factory):
 @contextmanager
 def secure(pocket, **settings):
     """The server of the command, in a thread; its port."""
-    told, service = ServerSettings(**settings), SpiedService(*pocket)
-    server = Server(create_app(service, told), service, told)
+    reported, service = ServerSettings(**settings), SpiedService(*pocket)
+    server = Server(create_app(service, reported), service, reported)
     with closing(service), running(server) as port:
         until(lambda: server.started)
         yield port
@@ -152,5 +152,5 @@ def test_the_command_refuses_them_before_it_loads_a_model(files, ray, why):
     if ray:
         pytest.importorskip("ray")
     name, more = ("server.pem", ["--ray"]) if ray else ("nowhere.pem", [])
-    told = CliRunner().invoke(app, ["serve", "pocket", *more, "--tls-cert", str(files["folder"] / name)])
-    assert told.exit_code == 2 and why in " ".join(told.output.split())
+    reported = CliRunner().invoke(app, ["serve", "pocket", *more, "--tls-cert", str(files["folder"] / name)])
+    assert reported.exit_code == 2 and why in " ".join(reported.output.split())

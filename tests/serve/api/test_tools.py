@@ -148,9 +148,9 @@ def test_streams_say_the_same(tooled, temperature):
         came = chunks(tooled, tools=TOOLS, tool_choice="required", max_tokens=150, **body)
         built = {}
         for chunk in came:
-            (own,) = chunk["choices"]
-            assert not own["delta"].get("content")
-            for part in own["delta"].get("tool_calls", ()):
+            (current,) = chunk["choices"]
+            assert not current["delta"].get("content")
+            for part in current["delta"].get("tool_calls", ()):
                 call = built.setdefault(part["index"], {"name": "", "arguments": "", "pieces": 0})
                 assert ("id" in part) == (call["pieces"] == 0) == ("name" in part["function"])
                 call["name"] += part["function"].get("name", "")
@@ -317,7 +317,7 @@ def test_auto_calls_where_the_model_writes_the_tag(single_tag, after, stream):
     assert (choice.finish_reason, call.function.name, choice.message.content) == ("tool_calls", "look", None)
     if stream:
         came = [chunk["choices"][0] for chunk in chunks(single_tag, **body)]
-        parts = [part for own in came for part in own["delta"].get("tool_calls", ())]
+        parts = [part for current in came for part in current["delta"].get("tool_calls", ())]
         assert "".join(part["function"]["arguments"] for part in parts) == call.function.arguments
         assert came[-1]["finish_reason"] == "tool_calls"
 

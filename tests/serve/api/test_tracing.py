@@ -52,20 +52,20 @@ def test_a_request_is_one_span(traced, stream):
     (span,) = traced.spans()
     (ticket,) = traced.service.tickets
     assert span.name == "chat pocket" and span.kind == SpanKind.SERVER and span.status.status_code == StatusCode.UNSET
-    told = dict(span.attributes)
+    output = dict(span.attributes)
     end, first, queue, prefill, decode = (
-        told.pop(f"gen_ai.latency.{name}")
+        output.pop(f"gen_ai.latency.{name}")
         for name in (
             "e2e", "time_to_first_token", "time_in_queue", "time_in_model_prefill", "time_in_model_decode",
         )
     )  # fmt: skip
     assert end >= first > 0 and queue >= 0 and prefill > 0 and decode > 0
-    assert 1 <= told.pop("sigma0.mean_depth") <= 6
-    assert told.pop("sigma0.passes") > 0 and told.pop("sigma0.rows") > 0
-    assert told.pop("gen_ai.usage.output_tokens") > 1
+    assert 1 <= output.pop("sigma0.mean_depth") <= 6
+    assert output.pop("sigma0.passes") > 0 and output.pop("sigma0.rows") > 0
+    assert output.pop("gen_ai.usage.output_tokens") > 1
     asked = {"model": "pocket", "max_tokens": 20, "temperature": 0.5, "top_p": 1.0, "top_k": 0.0, "seed": 4}
     asked |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "choice.count": 1, "stream": stream}
-    assert told == {f"gen_ai.request.{name}": value for name, value in asked.items()} | {
+    assert output == {f"gen_ai.request.{name}": value for name, value in asked.items()} | {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "sigma0",
         "gen_ai.response.model": "pocket",
@@ -86,12 +86,12 @@ def test_a_completion_of_several_choices_is_one_span(traced):
     body = {"model": "pocket", "prompt": ["Mary went", "John went to"], "n": 2, "max_tokens": 3}
     assert httpx.post(f"{traced.url}/v1/completions", json=body, timeout=60).status_code == 200
     (span,) = traced.spans()
-    told = span.attributes
+    output = span.attributes
     lengths = {ticket.request.prompt_ids: len(ticket.request.prompt_ids) for ticket in traced.service.tickets}
-    assert span.name == "text_completion pocket" and told["gen_ai.request.choice.count"] == 4
-    assert told["gen_ai.usage.input_tokens"] == sum(lengths.values())
-    assert told["gen_ai.usage.output_tokens"] == 12
-    assert told["gen_ai.response.finish_reasons"] == ("length",) * 4
+    assert span.name == "text_completion pocket" and output["gen_ai.request.choice.count"] == 4
+    assert output["gen_ai.usage.input_tokens"] == sum(lengths.values())
+    assert output["gen_ai.usage.output_tokens"] == 12
+    assert output["gen_ai.response.finish_reasons"] == ("length",) * 4
 
 
 def test_the_client_names_the_trace(traced):
@@ -101,7 +101,7 @@ def test_the_client_names_the_trace(traced):
         assert httpx.post(url, json=body, headers=headers, timeout=60).status_code == 200
     named, *others = traced.spans()
     assert f"{named.context.trace_id:032x}" == TRACE and f"{named.parent.span_id:016x}" == PARENT.split("-")[2]
-    assert [each.parent for each in others] == [None, None] and len(others) == 2
+    assert [item.parent for item in others] == [None, None] and len(others) == 2
 
 
 @pytest.mark.cpu(3)
@@ -154,7 +154,7 @@ def test_spans_go_to_a_collector_by_http(pocket):
     sent = ExportTraceServiceRequest.FromString(body).resource_spans[0]
     assert path == "/v1/traces"
     assert [span.name for span in sent.scope_spans[0].spans] == ["chat pocket"]
-    assert {each.key: each.value.string_value for each in sent.resource.attributes}["service.name"] == "sigma0"
+    assert {item.key: item.value.string_value for item in sent.resource.attributes}["service.name"] == "sigma0"
 
 
 @pytest.mark.parametrize(

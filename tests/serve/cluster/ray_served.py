@@ -55,8 +55,8 @@ class HeldReplica(EngineReplica):
     def report(self, front):
         self._reports += 1
         limits = self._engine_held.limits
-        told = super().report(front)
-        return type(told)(told.engine, limits.max_running, limits.max_running + limits.max_waiting, told.status)
+        output = super().report(front)
+        return type(output)(output.engine, limits.max_running, limits.max_running + limits.max_waiting, output.status)
 
     def make_anew(self, limit=None):
         """Another engine, which has read nothing yet; with a limit one that runs one job and lets so many wait."""
@@ -105,8 +105,8 @@ class Replicas:
 
     def pids(self):
         """Of those that live."""
-        found = self.handle.broadcast("pid").results(timeout_s=60, return_exceptions=True)
-        return {each for each in found if isinstance(each, int)}
+        result = self.handle.broadcast("pid").results(timeout_s=60, return_exceptions=True)
+        return {item for item in result if isinstance(item, int)}
 
 
 class OneEngine(Fleet):

@@ -69,7 +69,7 @@ SPYING = {
     "test_refusals_what_nobody_foresaw",
     "test_fields_logits_are_biased",
 }
-# One of each kind of request; the others are the service's own, whichever engines are behind it.
+# One of each kind of request; the others are the service's own, whichever engines are after it.
 IN_CI = {
     "test_chat_a_stream_tells_the_role_each_token_and_the_end",
     "test_chat_openais_client_reads_both",
@@ -95,17 +95,17 @@ def _suite():
                 yield f"{short}_{name.removeprefix('test_')}", test
 
 
-def _order(found):
+def _order(obtained):
     """Those that make engines anew come last: what the others compare, engines have read by then."""
-    name, test = found
+    name, test = obtained
     return name in SPYING, "plain" not in inspect.signature(test).parameters
 
 
 def _marked(name, test):
     """A test of its own, whose marks the suite's does not get."""
-    own = FunctionType(test.__code__, test.__globals__, test.__name__, test.__defaults__, test.__closure__)
-    vars(own).update(vars(test))
-    return own if name in IN_CI else pytest.mark.exhaustive(own)
+    current = FunctionType(test.__code__, test.__globals__, test.__name__, test.__defaults__, test.__closure__)
+    vars(current).update(vars(test))
+    return current if name in IN_CI else pytest.mark.exhaustive(current)
 
 
 FOUND = dict(sorted(_suite(), key=_order))
@@ -115,8 +115,8 @@ globals().update({name: _marked(name, test) for name, test in FOUND.items() if n
 @pytest.fixture(scope="module")
 def replicas():
     # a folder of few letters: names of sockets may not be long
-    with tempfile.TemporaryDirectory(prefix="s0", dir="/tmp") as folder, cluster(folder) as found:
-        yield found
+    with tempfile.TemporaryDirectory(prefix="s0", dir="/tmp") as folder, cluster(folder) as obtained:
+        yield obtained
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -166,7 +166,9 @@ def description(replicas, pocket):
 
 def by_replica(server, name):
     return {
-        labels[0]: value for (found, *labels), value in scraped(server)[1].items() if found == f"sigma0_replica_{name}"
+        labels[0]: value
+        for (obtained, *labels), value in scraped(server)[1].items()
+        if obtained == f"sigma0_replica_{name}"
     }
 
 
@@ -176,12 +178,12 @@ def test_nothing_is_left_out_that_is_not_there():
 
 def test_it_listens_on_the_loopback_interface_alone(replicas, proxied):
     processes = psutil.Process().children(recursive=True)
-    assert sum("EngineReplica" in each.name() or "ServeRepl" in each.name() for each in processes) >= 2
+    assert sum("EngineReplica" in item.name() or "ServeRepl" in item.name() for item in processes) >= 2
     heard = [
-        found.laddr.ip
+        obtained.laddr.ip
         for process in processes
-        for found in process.net_connections("inet")
-        if found.status == psutil.CONN_LISTEN
+        for obtained in process.net_connections("inet")
+        if obtained.status == psutil.CONN_LISTEN
     ]
     assert len(heard) > 5 and {address.removeprefix("::ffff:") for address in heard} == {"127.0.0.1"}
 
@@ -193,10 +195,10 @@ def test_a_chat_comes_back_to_the_replica_that_read_it(proxied, replicas):
     chats = {name: [{"role": "user", "content": said.format(name)}] for name in names}
 
     def turn(name):
-        told = post(proxied, messages=chats[name], cache_salt=name).json()
-        said = told["choices"][0]["message"]["content"]
+        output = post(proxied, messages=chats[name], cache_salt=name).json()
+        said = output["choices"][0]["message"]["content"]
         chats[name] += [{"role": "assistant", "content": said}, {"role": "user", "content": f"Where is {name} now?"}]
-        return told["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return output["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     with ThreadPoolExecutor(len(names)) as pool:
         first = list(pool.map(turn, names))
@@ -214,11 +216,11 @@ def test_figures_are_told_of_each_replica_and_together(proxied, replicas):
     post(proxied)
     post(proxied, messages=LOST, max_tokens=9)
     until(lambda: sum(by_replica(proxied, "tokens_total").values()) == 7 + 9)
-    _, found = scraped(proxied)
-    each = by_replica(proxied, "pages")
-    assert len(each) == 2 and found["sigma0_pages",] == sum(each.values()) > 200
-    assert by_replica(proxied, "rows_total").keys() == each.keys()
-    assert found["sigma0_requests_total", "chat", "200"] >= 2 and 0 < found["sigma0_mean_depth",] < 6
+    _, obtained = scraped(proxied)
+    item = by_replica(proxied, "pages")
+    assert len(item) == 2 and obtained["sigma0_pages",] == sum(item.values()) > 200
+    assert by_replica(proxied, "rows_total").keys() == item.keys()
+    assert obtained["sigma0_requests_total", "chat", "200"] >= 2 and 0 < obtained["sigma0_mean_depth",] < 6
 
 
 def test_who_leaves_a_stream_ends_its_job_in_the_replica(proxied, replicas):
@@ -226,8 +228,8 @@ def test_who_leaves_a_stream_ends_its_job_in_the_replica(proxied, replicas):
     replicas.slow_down(0.02)
     body = {"model": "pocket", "messages": LOST, "max_tokens": 1000, "stream": True}
     with httpx.stream("POST", f"{proxied.url}/v1/chat/completions", json=body, timeout=30) as answer:
-        told = (line for line in answer.iter_lines() if '"tokens": [{' in line)
-        next(told)
+        output = (line for line in answer.iter_lines() if '"tokens": [{' in line)
+        next(output)
         assert sum(status.running for status in replicas.stands()) == 1
     until(lambda: sum(status.running + status.waiting for status in replicas.stands()) == 0)
     assert sum(status.tokens for status in replicas.stands()) < 500
@@ -245,8 +247,8 @@ def test_a_failure_in_a_replica_fails_one_request_alone(proxied, replicas, tmp_p
     error = error_of(answer, 500)
     assert error["type"] == "server_error" and answer.headers["x-request-id"] in error["message"]
     replicas.fail_next("broke")
-    told = post(proxied, stream=True)
-    assert told.status_code == 200 and json.loads(lines(told.text)[-1])["error"]["type"] == "server_error"
+    output = post(proxied, stream=True)
+    assert output.status_code == 200 and json.loads(lines(output.text)[-1])["error"]["type"] == "server_error"
     replicas.make_anew()
     assert post(proxied).status_code == 200
 
@@ -265,12 +267,12 @@ def test_full_engines_ask_to_come_back(replicas, proxied):
         with ThreadPoolExecutor(12) as pool:
             hear_of(replicas)
             asked = [pool.submit(post, proxied, stream=bool(place % 2)) for place in range(12)]
-            until(lambda: sum(each.done() for each in asked) == 8)
-            refused = [each.result() for each in asked if each.done()]
-            assert all(each.status_code == 429 and each.headers["retry-after"] == "1" for each in refused)
+            until(lambda: sum(item.done() for item in asked) == 8)
+            refused = [item.result() for item in asked if item.done()]
+            assert all(item.status_code == 429 and item.headers["retry-after"] == "1" for item in refused)
             until(lambda: {status.running + status.waiting for status in replicas.stands()} == {2})
             replicas.go_on()
-            assert sorted(each.result().status_code for each in asked) == [200] * 4 + [429] * 8
+            assert sorted(item.result().status_code for item in asked) == [200] * 4 + [429] * 8
     finally:
         replicas.go_on()
         replicas.make_anew()
@@ -284,28 +286,28 @@ def test_a_replica_that_is_killed_under_load(proxied, replicas):
     chats = [[{"role": "user", "content": f"Once upon {place}"}] for place in range(24)]
     asked = [{"messages": chat, "max_tokens": 12, "sigma0": {"exit": {"mode": "full"}}} for chat in chats]
     # one after the other, so that each replica has read half of them
-    wanted = [said(post(proxied, **each)) for each in asked]
+    wanted = [said(post(proxied, **item)) for item in asked]
     before = dict(replicas.who_stands())
     replicas.slow_down(0.03)
     with ThreadPoolExecutor(24) as pool:
-        answers = [pool.submit(post, proxied, stream=bool(place % 4), **each) for place, each in enumerate(asked)]
+        answers = [pool.submit(post, proxied, stream=bool(place % 4), **item) for place, item in enumerate(asked)]
         until(lambda: all(now.tokens > before[pid].tokens + 40 for pid, now in replicas.who_stands()))
         victim, status = replicas.who_stands()[0]
         os.kill(victim, signal.SIGKILL)
-        found = [answer.result() for answer in answers]
-    assert [said(each) for each in found[::4]] == wanted[::4]
+        obtained = [answer.result() for answer in answers]
+    assert [said(item) for item in obtained[::4]] == wanted[::4]
     broken = 0
-    for place, answer in enumerate(found):
+    for place, answer in enumerate(obtained):
         if place % 4:
-            told, end = streamed(answer)
+            output, end = streamed(answer)
             if end == "[DONE]":
-                assert told == wanted[place]
+                assert output == wanted[place]
             else:
                 broken += 1
                 assert json.loads(end)["error"]["type"] == "server_error"
-                assert wanted[place].startswith(told) and len(told) < len(wanted[place])
+                assert wanted[place].startswith(output) and len(output) < len(wanted[place])
     assert 0 < broken <= status.running + status.waiting < 24, "none at the other replica broke"
-    assert [said(post(proxied, **each)) for each in asked[:4]] == wanted[:4]
+    assert [said(post(proxied, **item)) for item in asked[:4]] == wanted[:4]
     # a new process loads all that an engine needs
     until(lambda: len(replicas.pids() - {victim}) == 2, tries=40_000)
     until(lambda: len(by_replica(proxied, "pages")) == 2)
@@ -319,8 +321,8 @@ def said(answer):
 
 def streamed(answer):
     """What a stream told of its text, and how it ended."""
-    *told, end = lines(answer.text)
-    values = [json.loads(line) for line in told]
+    *output, end = lines(answer.text)
+    values = [json.loads(line) for line in output]
     return "".join(value["choices"][0]["delta"].get("content", "") for value in values), end
 
 
@@ -333,15 +335,15 @@ def test_the_requests_of_all_engines_are_listed(replicas, proxied):
         with ThreadPoolExecutor(2) as pool:
             asked = [pool.submit(post, proxied, max_tokens=4) for _ in range(2)]
             until(lambda: len(listed()) == 2)
-            told = listed()
+            output = listed()
             replicas.go_on()
-            answers = [each.result() for each in asked]
+            answers = [item.result() for item in asked]
     finally:
         replicas.go_on()
     names = {report.engine for report in replicas.report("test")}
     # a chat returns to the engine that read it
-    assert {each["engine"] for each in told} <= names and len(names) == 2
-    assert {each["state"] for each in told} == {"prefill"}
+    assert {item["engine"] for item in output} <= names and len(names) == 2
+    assert {item["state"] for item in output} == {"prefill"}
     ids = {answer.headers["x-request-id"][:8] for answer in answers}
-    assert {each["id"].rpartition("-")[0] for each in told} == ids
+    assert {item["id"].rpartition("-")[0] for item in output} == ids
     until(lambda: listed() == [])

@@ -89,18 +89,18 @@ class Cluster:
         """Everything that a job tells: the texts of its tokens, a point for its end, and its failure."""
 
         async def read():
-            found = ""
+            obtained = ""
             try:
                 async for event in self.events(job):
-                    found += "." if event is DONE else event.text
+                    obtained += "." if event is DONE else event.text
             except Exception as error:
-                found += f"{type(error).__name__}: {error}"
-            return found
+                obtained += f"{type(error).__name__}: {error}"
+            return obtained
 
-        found = asyncio.run(asyncio.wait_for(read(), 20))
+        obtained = asyncio.run(asyncio.wait_for(read(), 20))
         assert self.fleet.open == 0, "nothing is left behind"
-        assert "somebody" not in found
-        return found
+        assert "somebody" not in obtained
+        return obtained
 
 
 FULL, ALL = Refused("a", "full"), (A, B, C, DONE)
@@ -163,7 +163,7 @@ async def test_closing_cancels_the_replica_and_an_end_does_not():
     await unread.aclose()
     assert [event async for event in ended] == [DONE]
     await ended.aclose()
-    assert [each.cancelled for each in cluster.streams] == [True, False] and cluster.fleet.open == 0
+    assert [item.cancelled for item in cluster.streams] == [True, False] and cluster.fleet.open == 0
 
 
 async def test_a_reader_that_is_cancelled_is_cancelled():
@@ -196,7 +196,7 @@ async def test_a_job_ends_with_its_front(pocket, monkeypatch):
     replica = EngineReplica(RaySettings(device="cpu", kv_memory="64MiB"))
     job = EngineRequest(tuple(pocket[1]("Once upon")["input_ids"]), 500, ExitConfig(mode="full"))
     here, gone = replica.run(job, "here"), replica.run(job, "gone")
-    told = [await anext(each) for each in (here, gone, here, gone)]
+    told = [await anext(item) for item in (here, gone, here, gone)]
     now[0] = 50.0
     report = replica.report("here")
     now[0] = 100.0
@@ -204,9 +204,9 @@ async def test_a_job_ends_with_its_front(pocket, monkeypatch):
     told.append(await anext(here))
     await here.aclose()
     replica.__del__()
-    found = told, rest, report
-    told, rest, report = found
-    assert told[:2] == [Accepted("r1")] * 2 and all(isinstance(each, TokenOutput) for each in told[2:])
+    obtained = told, rest, report
+    told, rest, report = obtained
+    assert told[:2] == [Accepted("r1")] * 2 and all(isinstance(item, TokenOutput) for item in told[2:])
     assert rest == [], "not even its end"
     assert (report.engine, report.max_running, report.capacity) == ("r1", 16, 80)
 
@@ -257,7 +257,7 @@ def test_a_front_knows_the_context_without_weights(front, pocket):
     page = 2 * pocket[0].num_block_layers * 6 * pocket[0].config.num_key_value_heads * 16 * 4
     head_dim = pocket[0].config.hidden_size // pocket[0].config.num_attention_heads
     assert front._service.context == 2**20 // (page * head_dim) * 16 < 2048
-    assert all(each.is_meta for each in front._service.model.parameters())
+    assert all(item.is_meta for item in front._service.model.parameters())
     with pytest.raises(ValueError, match="hold no block"):
         RayService(Deaf(), front._service.model, pocket[1], RaySettings(kv_memory=10))
 
@@ -278,9 +278,9 @@ def test_the_router_takes_the_replica_that_is_named_and_then_any():
         pending = SimpleNamespace(
             metadata=SimpleNamespace(session_id=name), routing_context=SimpleNamespace(should_backoff=False)
         )
-        found = asyncio.run(router.choose_replicas(replicas, pending))
+        obtained = asyncio.run(router.choose_replicas(replicas, pending))
         assert pending.routing_context.should_backoff
-        return [[each.replica_id.unique_id for each in rank] for rank in found]
+        return [[item.replica_id.unique_id for item in rank] for rank in obtained]
 
     assert chosen("b") == [["b"], ["a", "c"]]
     assert chosen("gone") == [["a", "b", "c"]] == chosen("")

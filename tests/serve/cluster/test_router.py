@@ -26,9 +26,9 @@ def fleet(*names, **limits):
 @given(st.lists(IDS, max_size=12), IDS)
 def test_the_longest_earlier_prompt_that_a_prompt_begins_with_is_found(earlier, ids):
     table = SessionTable()
-    for place, each in enumerate(earlier):
-        table.note(each, f"e{place}")
-    fitting = [(len(each), place) for place, each in enumerate(earlier) if ids[: len(each)] == each]
+    for place, item in enumerate(earlier):
+        table.note(item, f"e{place}")
+    fitting = [(len(item), place) for place, item in enumerate(earlier) if ids[: len(item)] == item]
     assert table.find(ids) == (f"e{max(fitting)[1]}" if fitting else None)
 
 
@@ -37,9 +37,9 @@ def test_the_prompts_not_seen_for_longest_are_forgotten(prompts, limit):
     table, kept = SessionTable(limit), []
     for prompt in prompts:
         table.note(prompt, "e")
-        kept = [*(each for each in kept if each != prompt), prompt][-limit:]
+        kept = [*(item for item in kept if item != prompt), prompt][-limit:]
     for prompt in prompts:
-        assert (table.find(prompt) is not None) == any(prompt[: len(each)] == each for each in kept)
+        assert (table.find(prompt) is not None) == any(prompt[: len(item)] == item for item in kept)
 
 
 def test_a_chat_comes_back_to_where_its_own_salt_was_read():

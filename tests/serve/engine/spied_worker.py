@@ -1,4 +1,4 @@
-"""The real engine behind a window: requests that were submitted, a gate that holds it, and a failure on demand."""
+"""The real engine after a window: requests that were submitted, a gate that holds it, and a failure on demand."""
 
 import threading
 from time import sleep

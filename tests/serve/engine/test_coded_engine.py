@@ -37,10 +37,10 @@ COMPUTED_BYTES = 2 * 2 * 4 * 2 * 8 * 4
 
 @pytest.fixture(scope="module")
 def model(pocket):
-    found = settled_model(3, vocab_size=len(pocket[1]), total_ut_steps=4)
-    found.generation_config.eos_token_id = None
-    found.generation_config.kv_config = FEW_BITS
-    return found
+    result = settled_model(3, vocab_size=len(pocket[1]), total_ut_steps=4)
+    result.generation_config.eos_token_id = None
+    result.generation_config.kv_config = FEW_BITS
+    return result
 
 
 def kv_bytes(slots, blocks, page):
@@ -55,7 +55,7 @@ job = partial(any_job, on_collapse="ignore")
 @settings(max_examples=12, deadline=None)
 @given(st.lists(jobs(), min_size=2, max_size=5), st.integers(0, 2**16), st.sampled_from([4, 16]), st.booleans())
 def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
-    asked = [replace(each, max_new_tokens=each.max_new_tokens * 4) for each in asked]
+    asked = [replace(item, max_new_tokens=item.max_new_tokens * 4) for item in asked]
     check_company(model, pocket[1], asked, seed, page, crowded, kv_bytes)
 
 
@@ -111,9 +111,9 @@ def test_numbers_that_are_none_end_their_request_alone(model, pocket):
     with poisoned(model, 61):
         broken = engine.submit(odd)
         kept = engine.submit(other)
-        found = drain(engine)
-    assert isinstance(found[broken][-1], RequestFailed) and isinstance(found[kept][-1], RequestOutput)
-    assert outcome(found[kept]) == outcome(alone(model, pocket[1], other))
+        result = drain(engine)
+    assert isinstance(result[broken][-1], RequestFailed) and isinstance(result[kept][-1], RequestOutput)
+    assert outcome(result[kept]) == outcome(alone(model, pocket[1], other))
     assert outcome(ask(engine, odd)) == outcome(alone(model, pocket[1], odd)), "nothing of the broken one is found"
 
 

@@ -11,7 +11,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.decode.kv_store import BlockShape
 from sigma0.decode.sampling_params import SamplingParams
-from sigma0.decode.transfer import Landing
+from sigma0.decode.transfer import AsyncCopy
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest
 from tests.decode.captures import called_by
@@ -25,9 +25,9 @@ def requests_of(prompts, configs, new):
     return [EngineRequest(tuple(prompt), new, config, on_collapse="ignore") for prompt, config in pairs]
 
 
-def check_alone(model, requests, found):
+def check_alone(model, requests, result):
     """Holds what becomes of requests to what `generate` writes of each by itself."""
-    for number, (asked, done) in enumerate(zip(requests, found, strict=True)):
+    for number, (asked, done) in enumerate(zip(requests, result, strict=True)):
         out = written(model, [list(asked.prompt_ids)], asked.exit_config, asked.max_new_tokens)
         with named(number, asked.exit_config):
             assert [token.id for token in done.tokens] == out.sequences[0, len(asked.prompt_ids) :].tolist()
@@ -41,17 +41,17 @@ def served(model, tokenizer, requests, blocks, seed=0, watch=True, runner="auto"
     model.runner = runner
     engine = Engine(model, tokenizer, "tiny", limits, watch=watch)
     model.runner = "auto"
-    rng, waiting, keys, found = random.Random(seed), list(requests), [], {}
+    rng, waiting, keys, result = random.Random(seed), list(requests), [], {}
     while waiting or engine.has_work:
         while waiting and (rng.random() < 0.4 or not engine.has_work):
             keys.append(engine.submit(waiting.pop(0)))
-        found |= dict(engine.step())
-    return [found[key] for key in keys], engine
+        result |= dict(engine.step())
+    return [result[key] for key in keys], engine
 
 
 @cache
 def mixed(family):
-    """A model, ids that end texts, and prompts behind rules of every kind with what is written behind them."""
+    """A model, ids that end texts, and prompts after rules of every kind with what is written after them."""
     model, rows = None, []
     for after in AFTER:
         for seed in range(2 if family == "ouro" else 1):
@@ -82,11 +82,11 @@ def test_requests_are_their_references(pocket, monkeypatch, way, family, blocks)
     monkeypatch.setattr(model.generation_config, "eos_token_id", ends)
     requests = [request for row in rows for request in requests_of([row.prompt], [row.config], row.case.new)]
     with called_by(way, model) as (asked, _):
-        found, engine = served(model, pocket[1], requests, blocks, runner=asked["runner"])
+        result, engine = served(model, pocket[1], requests, blocks, runner=asked["runner"])
         assert engine.runner.captured == (way == "captured")
     preempted = engine.status().preemptions
     assert engine.status().blocks_used == 0 and (preempted == 0 if blocks > 100 else preempted or family != "ouro")
-    for number, (row, out) in enumerate(zip(rows, found, strict=True)):
+    for number, (row, out) in enumerate(zip(rows, result, strict=True)):
         with named(number, row.config, row.prompt, out):
             assert [(token.id, token.depth) for token in out.tokens] == [(step.token, step.depth) for step in row.steps]
             assert out.passes == row.passes and row.rows in (None, out.rows)
@@ -109,13 +109,15 @@ def test_a_request_draws_as_generate_does_alone(pocket, monkeypatch, way, blocks
         out = written(model, [row.prompt], row.config, 9, do_sample=True, **draws)
         expected.append(list(zip(out.sequences[0, -9:].tolist(), out.exit_depths[0].tolist(), strict=True)))
     with called_by(way, model) as (asked, _):
-        found, _ = served(model, pocket[1], requests, blocks, runner=asked["runner"])
-    assert [[(token.id, token.depth) for token in out.tokens] for out in found] == expected
+        result, _ = served(model, pocket[1], requests, blocks, runner=asked["runner"])
+    assert [[(token.id, token.depth) for token in out.tokens] for out in result] == expected
 
 
 def test_a_pass_is_waited_for_once(pocket, monkeypatch):
-    model, made, opens = mixed("ouro")[0], [], Landing.__init__
-    monkeypatch.setattr(Landing, "__init__", lambda landing, tensor: (made.append(landing), opens(landing, tensor))[1])
+    model, made, opens = mixed("ouro")[0], [], AsyncCopy.__init__
+    monkeypatch.setattr(
+        AsyncCopy, "__init__", lambda landing, tensor: (made.append(landing), opens(landing, tensor))[1]
+    )
     with called_by("captured", model) as (asked, _):
         monkeypatch.setattr(model, "runner", asked["runner"])
         engine = Engine(model, pocket[1], "tiny", EngineLimits(kv_bytes=2**22), watch=False)
@@ -137,19 +139,19 @@ def test_another_engine_takes_the_programs_of_the_first_and_an_engine_that_was_r
     texts, known = [], []
     with called_by("compile", model):
         for _ in range(2):
-            found, engine = served(model, pocket[1], requests, 200, runner="compile")
-            texts.append([[token.id for token in out.tokens] for out in found])
+            result, engine = served(model, pocket[1], requests, 200, runner="compile")
+            texts.append([[token.id for token in out.tokens] for out in result])
             known.append(len(model._compiled_programs.programs))
         for request in requests:
             engine.submit(request)
         engine.step()
         engine.reset()
         assert not engine.has_work and engine.status().blocks_used == 0
-        keys, found = [engine.submit(request) for request in requests], {}
+        keys, result = [engine.submit(request) for request in requests], {}
         while engine.has_work:
-            found |= dict(engine.step())
+            result |= dict(engine.step())
     assert known[0] == known[1] > 0
-    assert texts[0] == texts[1] == [[token.id for token in found[key].tokens] for key in keys]
+    assert texts[0] == texts[1] == [[token.id for token in result[key].tokens] for key in keys]
 
 
 @pytest.fixture(params=SHAPES)
@@ -174,9 +176,9 @@ def test_recomputed_codas_are_read_in_order(with_coda, pocket):
         ExitConfig(mode="argmax-stability", stable=1),
     ]
     requests = requests_of(prompts_of(4, 24, 6), rules * 6, 12)
-    found, engine = served(with_coda, pocket[1], requests, 9, watch=False)
+    result, engine = served(with_coda, pocket[1], requests, 9, watch=False)
     assert engine.status().preemptions > 6
-    check_alone(with_coda, requests, found)
+    check_alone(with_coda, requests, result)
 
 
 @pytest.mark.grid(fast=0, slow=1)
@@ -187,9 +189,9 @@ def test_blocks_found_again_are_those_of_full_depth(with_coda, pocket):
     longer = [*written(with_coda, [prompt], early, 12).sequences[0].tolist(), 7, 8]
     rules = [early] * 3 + [ExitConfig(mode="margin", theta=0.1, after_exit="verify"), ExitConfig(mode="full")]
     requests = requests_of([prompt] * 2 + [longer] * 3, rules, 12)
-    found, _ = served(with_coda, pocket[1], requests, 200, watch=False, together=1)
-    assert sum(done.cached_tokens for done in found) > 16
-    check_alone(with_coda, requests, found)
+    result, _ = served(with_coda, pocket[1], requests, 200, watch=False, together=1)
+    assert sum(done.cached_tokens for done in result) > 16
+    check_alone(with_coda, requests, result)
 
 
 @pytest.mark.slow

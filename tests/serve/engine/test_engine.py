@@ -44,24 +44,24 @@ POSITION_BYTES = 2 * 2 * 4 * 2 * 8 * 4  # bytes of K/V of one position of the mo
 
 @pytest.fixture(scope="module")
 def model(pocket):
-    found = settled_model(3, vocab_size=len(pocket[1]), total_ut_steps=4)
-    found.generation_config.eos_token_id = None
-    return found
+    result = settled_model(3, vocab_size=len(pocket[1]), total_ut_steps=4)
+    result.generation_config.eos_token_id = None
+    return result
 
 
-def step(engine, found):
+def step(engine, result):
     """One pass, whose events are added to those that were found, by request."""
     for key, event in engine.step():
-        found.setdefault(key, []).append(event)
+        result.setdefault(key, []).append(event)
 
 
-def drain(engine, found=None):
+def drain(engine, result=None):
     """All events, by request."""
-    found = {} if found is None else found
+    result = {} if result is None else result
     for _ in range(5000):
         if not engine.has_work:
-            return found
-        step(engine, found)
+            return result
+        step(engine, result)
     raise AssertionError(f"the engine does not end: {engine.status()}")
 
 
@@ -80,7 +80,7 @@ def outcome(events):
     done = events[-1]
     assert isinstance(done, RequestOutput)
     tokens = [
-        (token.id, token.depth, token.reason, token.text, token.rung, [each.id for each in token.alternatives])
+        (token.id, token.depth, token.reason, token.text, token.rung, [item.id for item in token.alternatives])
         for token in done.tokens
     ]
     fates = [(token.fate, token.deepest_agrees) for token in done.tokens]
@@ -143,7 +143,7 @@ def check_company(model, tokenizer, asked, seed, page, crowded, bytes_of):
     columns = max(len(job.prompt_ids) + job.max_new_tokens for job in asked) + (page if crowded else 400)
     limits = EngineLimits(4, 16, int(rng.integers(3, 40)), page, bytes_of(4, -(-columns // page) + 1, page))
     engine = Engine(model, tokenizer, "tiny", limits, watch=True)
-    queue, keys, found, cancelled = list(enumerate(asked)), {}, {}, set()
+    queue, keys, result, cancelled = list(enumerate(asked)), {}, {}, set()
     for _ in range(3000):
         if queue and rng.random() < 0.4:
             number, job = queue.pop(0)
@@ -151,11 +151,11 @@ def check_company(model, tokenizer, asked, seed, page, crowded, bytes_of):
         if keys and rng.random() < 0.02:
             key = int(rng.choice(list(keys)))
             engine.cancel(key)
-            if key not in found or not isinstance(found[key][-1], RequestOutput):
+            if key not in result or not isinstance(result[key][-1], RequestOutput):
                 cancelled.add(key)
         for key, event in engine.step():
             assert key not in cancelled
-            found.setdefault(key, []).append(event)
+            result.setdefault(key, []).append(event)
         if not queue and not engine.has_work:
             break
     assert not engine.has_work and engine.pool.used == 0
@@ -164,7 +164,7 @@ def check_company(model, tokenizer, asked, seed, page, crowded, bytes_of):
             continue
         job = asked[number]
         expected = alone(model, tokenizer, job)
-        if outcome(found[key]) != outcome(expected):
+        if outcome(result[key]) != outcome(expected):
             ids = [*job.prompt_ids, *(token.id for token in expected[-1].tokens)]
             assert is_near(model, ids, job.exit_config), f"{job} differs in company"
 
@@ -199,7 +199,7 @@ def test_alone_is_what_generate_says(pocket, config, number):
         [getattr(token, name) for name in fields] for token in expected.tokens
     ]
     for name in ("proximity", "margin", "entropy", "deepest_surprise", "deepest_entropy", "deepest_margin"):
-        mine, theirs = ([getattr(token, name) for token in each.tokens] for each in (done, expected))
+        mine, theirs = ([getattr(token, name) for token in item.tokens] for item in (done, expected))
         assert mine == pytest.approx(theirs, abs=1e-4)
     assert done.text == expected.text
     assert (done.passes, done.rows) == (expected.loop_passes, expected.loop_rows)
@@ -213,8 +213,8 @@ def test_long_answers_are_read_at_their_deepest_loops_as_generate_reads_them(mod
     """Over more tokens than are kept of a request, among others that are cancelled, or fail, before they are read."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(4, 16, 64, 4, 4 * KV), watch=True)
     asked = [job(6, 90, seed, exit_config=config, sampling=SAMPLINGS[0], on_collapse="ignore") for seed in range(3)]
-    keys = [engine.submit(each) for each in asked]
-    found, others = {}, []
+    keys = [engine.submit(item) for item in asked]
+    result, others = {}, []
     with poisoned(model, 60):
         for turn in range(60):
             if turn % 7 == 0:
@@ -222,17 +222,17 @@ def test_long_answers_are_read_at_their_deepest_loops_as_generate_reads_them(mod
                 others.append(engine.submit(EngineRequest(ids, 8, config)))
             if turn % 7 == 4:
                 engine.cancel(others[-1])
-            step(engine, found)
-        drain(engine, found)
-    for key, each in zip(keys, asked, strict=True):
-        ids = torch.tensor([each.prompt_ids])
+            step(engine, result)
+        drain(engine, result)
+    for key, item in zip(keys, asked, strict=True):
+        ids = torch.tensor([item.prompt_ids])
         out = model.generate(
             ids, max_new_tokens=90, do_sample=False, exit_config=config, output_statistics=True,
             return_dict_in_generate=True,
         )  # fmt: skip
-        assert [token.id for token in found[key][-1].tokens] == out.sequences[0, 6:].tolist()
-        np.testing.assert_allclose(deepest(found[key]), out.deepest_readings[0, :, :3], rtol=1e-3, atol=1e-4)
-        agrees = [float(token.deepest_agrees) for token in found[key][-1].tokens]
+        assert [token.id for token in result[key][-1].tokens] == out.sequences[0, 6:].tolist()
+        np.testing.assert_allclose(deepest(result[key]), out.deepest_readings[0, :, :3], rtol=1e-3, atol=1e-4)
+        agrees = [float(token.deepest_agrees) for token in result[key][-1].tokens]
         assert agrees == out.deepest_readings[0, :, 3].tolist()
 
 
@@ -242,16 +242,16 @@ def test_rules_that_keep_more_of_a_token_come_and_go(model, pocket, config):
     """Beside `qexit` and `margin`, a request whose rule needs differences begins and ends, again and again."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(8, 16, 64, 4, KV), watch=True)
     asked = [job(6, 40, seed, exit_config=config, sampling=SAMPLINGS[seed % 2]) for seed in range(4)]
-    keys, found, turn = [engine.submit(each) for each in asked], {}, 0
-    while any(key not in found or not isinstance(found[key][-1], RequestOutput) for key in keys):
+    keys, result, turn = [engine.submit(item) for item in asked], {}, 0
+    while any(key not in result or not isinstance(result[key][-1], RequestOutput) for key in keys):
         if turn % 9 == 0:
             engine.submit(job(2, 1 + turn % 2, turn, exit_config=CONFIGS[9 + turn % 2]))
         turn += 1
-        step(engine, found)
-    for key, each in zip(keys, asked, strict=True):
-        expected = alone(model, pocket[1], each)
-        assert outcome(found[key]) == outcome(expected)
-        np.testing.assert_allclose(deepest(found[key]), deepest(expected), rtol=1e-4, atol=1e-5)
+        step(engine, result)
+    for key, item in zip(keys, asked, strict=True):
+        expected = alone(model, pocket[1], item)
+        assert outcome(result[key]) == outcome(expected)
+        np.testing.assert_allclose(deepest(result[key]), deepest(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_a_prompt_begun_alike_is_found(model, pocket):
@@ -267,14 +267,14 @@ def test_a_salt_outlasts_preemption(model, pocket):
     """What a salted request wrote before and after is found by its salt alone."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(3, 8, 8, 4, POSITION_BYTES * 4 * 14), watch=True)
     asked = [job(10, 30, seed, exit_config=FULL, cache_salt="a") for seed in range(3)]
-    for each in asked:
-        engine.submit(each)
+    for item in asked:
+        engine.submit(item)
     drain(engine)
     assert engine.status().preemptions > 0
     cached = {"a": 0, None: 0}
-    for each in asked:
+    for item in asked:
         for salt in cached:
-            cached[salt] += ask(engine, replace(each, max_new_tokens=1, cache_salt=salt))[-1].cached_tokens
+            cached[salt] += ask(engine, replace(item, max_new_tokens=1, cache_salt=salt))[-1].cached_tokens
     assert cached["a"] > 0 and cached[None] == 0
 
 
@@ -291,15 +291,15 @@ def test_what_was_dropped_is_never_found(model, pocket):
 def check_preempted(model, tokenizer, asked, kv_bytes):
     """Three requests that are preempted again and again."""
     engine = Engine(model, tokenizer, "tiny", EngineLimits(3, 8, 8, 4, kv_bytes), watch=True)
-    keys = [engine.submit(each) for each in asked]
-    found = drain(engine)
+    keys = [engine.submit(item) for item in asked]
+    result = drain(engine)
     assert engine.status().preemptions > 0
-    assert sum(found[key][-1].preemptions for key in keys) == engine.status().preemptions
-    for key, each in zip(keys, asked, strict=True):
-        expected = alone(model, tokenizer, each)
-        assert outcome(found[key]) == outcome(expected)
-        np.testing.assert_allclose(deepest(found[key]), deepest(expected), rtol=1e-4, atol=1e-5)
-        assert found[key][-1].cached_tokens == 0, "its own blocks, found again, are no prompt's"
+    assert sum(result[key][-1].preemptions for key in keys) == engine.status().preemptions
+    for key, item in zip(keys, asked, strict=True):
+        expected = alone(model, tokenizer, item)
+        assert outcome(result[key]) == outcome(expected)
+        np.testing.assert_allclose(deepest(result[key]), deepest(expected), rtol=1e-4, atol=1e-5)
+        assert result[key][-1].cached_tokens == 0, "its own blocks, found again, are no prompt's"
 
 
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], CONFIGS[2]], ids=str)
@@ -386,8 +386,8 @@ def test_log_probabilities_are_the_models(model, pocket):
     for place, token in enumerate(done.tokens, start=len(asked.prompt_ids) - 1):
         assert token.logprob == pytest.approx(float(expected[place, token.id]), abs=1e-4)
         best = expected[place].topk(3)
-        assert [each.id for each in token.alternatives] == best.indices.tolist()
-        assert [each.logprob for each in token.alternatives] == pytest.approx(best.values.tolist(), abs=1e-4)
+        assert [item.id for item in token.alternatives] == best.indices.tolist()
+        assert [item.logprob for item in token.alternatives] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
 OWN = (
@@ -405,20 +405,20 @@ STORIES = (
 
 
 @pytest.mark.grid(fast=2, slow=4)
-@pytest.mark.parametrize("own", OWN, ids=str)
-def test_what_the_models_rule_would_have_said_is_the_librarys(pocket, monkeypatch, own):
-    monkeypatch.setattr(pocket[0].generation_config, "exit_config", own)
+@pytest.mark.parametrize("current", OWN, ids=str)
+def test_what_the_models_rule_would_have_said_is_the_librarys(pocket, monkeypatch, current):
+    monkeypatch.setattr(pocket[0].generation_config, "exit_config", current)
     seen = set()
     for mode in ({"mode": "full"}, {"mode": "fixed", "depth": 3}):
         for after_exit in ("finish", "verify"):
             config = ExitConfig(**mode, after_exit=after_exit)
             engine = Engine(*pocket, "pocket", EngineLimits(kv_bytes=KV), watch=True)
             ids = [tuple(pocket[1](story)["input_ids"]) for story in STORIES]
-            keys = [engine.submit(EngineRequest(each, 12, config)) for each in ids]
-            found = drain(engine)
+            keys = [engine.submit(EngineRequest(item, 12, config)) for item in ids]
+            result = drain(engine)
             for key, story in zip(keys, STORIES, strict=True):
                 expected = sigma0.generate(*pocket, story, exit_config=config, max_new_tokens=12)
-                told = [token.would_have_met for token in found[key][-1].tokens]
-                assert told == [token.would_have_met for token in expected.tokens]
-                seen |= set(told)
+                output = [token.would_have_met for token in result[key][-1].tokens]
+                assert output == [token.would_have_met for token in expected.tokens]
+                seen |= set(output)
     assert seen >= {True, None}

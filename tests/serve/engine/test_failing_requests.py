@@ -1,4 +1,4 @@
-"""What breaks inside of one request fails that one alone, and what breaks in a step leaves nothing behind."""
+"""What breaks inside of one request fails that one alone, and what breaks in a step leaves nothing after."""
 
 # ruff: noqa: F401, F811  (fixtures are imported by name)
 
@@ -29,10 +29,10 @@ def test_numbers_that_are_none_fail_one_request_alone(model, pocket):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(2, 4, 64, 4, POSITION_BYTES * 4 * 10), watch=True)
     with poisoned(model, 60):
         good, bad = engine.submit(job(9, 8)), engine.submit(EngineRequest((5, 60, 7, 8, 9), 8, ExitConfig(q=0.5)))
-        found = drain(engine)
+        result = drain(engine)
         afterwards = ask(engine, job(9, 8))
-    assert isinstance(found[bad][-1], RequestFailed) and len(found[bad]) == 1
-    assert outcome(found[good]) == outcome(alone(model, pocket[1], job(9, 8))) == outcome(afterwards)
+    assert isinstance(result[bad][-1], RequestFailed) and len(result[bad]) == 1
+    assert outcome(result[good]) == outcome(alone(model, pocket[1], job(9, 8))) == outcome(afterwards)
 
 
 def test_numbers_that_are_none_are_not_seen_by_shorter_texts(model, pocket):
@@ -41,10 +41,10 @@ def test_numbers_that_are_none_are_not_seen_by_shorter_texts(model, pocket):
     with poisoned(model, 60):
         bad = engine.submit(EngineRequest((5, 60, 7, 8, 9), 8, FULL))
         long, short = engine.submit(job(9, 12)), engine.submit(job(2, 12, 2))
-        found = drain(engine)
-    assert isinstance(found[bad][-1], RequestFailed)
-    assert outcome(found[long]) == outcome(alone(model, pocket[1], job(9, 12)))
-    assert outcome(found[short]) == outcome(alone(model, pocket[1], job(2, 12, 2)))
+        result = drain(engine)
+    assert isinstance(result[bad][-1], RequestFailed)
+    assert outcome(result[long]) == outcome(alone(model, pocket[1], job(9, 12)))
+    assert outcome(result[short]) == outcome(alone(model, pocket[1], job(2, 12, 2)))
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
@@ -56,8 +56,8 @@ def test_numbers_that_are_none_stay_with_a_request_that_is_cancelled(model, pock
             engine.step()
         engine.cancel(bad)
         asked = job(1, 7, 4)
-        found = ask(engine, asked)
-    assert outcome(found) == outcome(alone(model, pocket[1], asked))
+        result = ask(engine, asked)
+    assert outcome(result) == outcome(alone(model, pocket[1], asked))
 
 
 def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
@@ -66,12 +66,12 @@ def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
     good = EngineRequest((*shared, 7, 8, 9), 16, FULL)
     with poisoned(model, 60):
         key = engine.submit(good)
-        found = [event for _ in range(8) for _, event in engine.step()]
+        result = [event for _ in range(8) for _, event in engine.step()]
         bad = engine.submit(EngineRequest((*shared, 60), 4, FULL))
         rest = drain(engine)
     assert isinstance(rest[bad][-1], RequestFailed)
     expected = outcome(alone(model, pocket[1], good))
-    assert outcome([*found, *rest[key]]) == outcome(ask(engine, good)) == expected
+    assert outcome([*result, *rest[key]]) == outcome(ask(engine, good)) == expected
 
 
 def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypatch):
@@ -82,9 +82,9 @@ def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypa
         raise RuntimeError("a processor broke")
 
     monkeypatch.setattr(Tighten, "__call__", broken)
-    found = drain(engine)
-    assert isinstance(found[bad][-1], RequestFailed) and "RuntimeError" in str(found[bad][-1])
-    assert isinstance(found[good][-1], RequestOutput) and engine.pool.used == 0
+    result = drain(engine)
+    assert isinstance(result[bad][-1], RequestFailed) and "RuntimeError" in str(result[bad][-1])
+    assert isinstance(result[good][-1], RequestOutput) and engine.pool.used == 0
 
 
 @pytest.mark.grid(fast=5, slow=4)
@@ -93,10 +93,10 @@ def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypa
 def test_what_a_broken_step_leaves_is_dropped(model, pocket, monkeypatch, steps, breaks):
     """Also where the scheduler has admitted a request that the batch never got."""
     asked = [job(5 + seed, 9, seed, exit_config=CONFIGS[seed]) for seed in range(6)]
-    expected = [outcome(alone(model, pocket[1], each)) for each in asked]
+    expected = [outcome(alone(model, pocket[1], item)) for item in asked]
     engine = Engine(model, pocket[1], "tiny", EngineLimits(2, 16, 64, 4, POSITION_BYTES * 4 * 40))
-    for each in asked:
-        engine.submit(each)
+    for item in asked:
+        engine.submit(item)
     for _ in range(steps):
         engine.step()
     whole = getattr(engine._batch, breaks)
@@ -113,6 +113,6 @@ def test_what_a_broken_step_leaves_is_dropped(model, pocket, monkeypatch, steps,
             drain(engine)
     engine.reset()
     assert not engine.has_work and engine.status().running == engine.status().blocks_used == engine.pool.cached == 0
-    keys = [engine.submit(each) for each in asked]
+    keys = [engine.submit(item) for item in asked]
     events = drain(engine)
     assert [outcome(events[key]) for key in keys] == expected and engine.status().blocks_used == 0

@@ -99,15 +99,15 @@ def test_what_is_known_of_the_model_is_what_the_model_says(service, pocket):
     assert service.model.config.to_dict() == model.config.to_dict()
     # a model that was saved before holds these with every field: what they resolve to is compared below
     compared = {"exit_config": None, "confidence_model": None, "door_policy": None}
-    told, own = (each.generation_config.to_dict() | compared for each in (service.model, model))
-    assert told == own
+    output, current = (item.generation_config.to_dict() | compared for item in (service.model, model))
+    assert output == current
     assert service.model.confidence_model == model.confidence_model is not None
     assert service.model.door_policy == model.door_policy
     assert service.model.resolve_exit_config(None) == model.resolve_exit_config(None)
     text = "Where is Mary?<|im_end|>"
     assert service.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
     chat = [{"role": "user", "content": text}]
-    texts = [each.apply_chat_template(chat, tokenize=False) for each in (service.tokenizer, tokenizer)]
+    texts = [item.apply_chat_template(chat, tokenize=False) for item in (service.tokenizer, tokenizer)]
     assert texts[0] == texts[1]
     assert not hasattr(service.model, "parameters")
 
@@ -132,8 +132,8 @@ async def test_draining_finishes_what_was_taken_and_ends_the_process(service, po
     await asyncio.wait_for(service.drain(), 60)
     with pytest.raises(Busy, match="shut down"):
         service.submit(job(pocket))
-    found = await asyncio.gather(*asked)
-    assert all(isinstance(events[-1], RequestOutput) for events in found)
+    result = await asyncio.gather(*asked)
+    assert all(isinstance(events[-1], RequestOutput) for events in result)
     assert not service.is_up and service._process.end(60) == 0
 
 
@@ -180,8 +180,8 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_the_same_words(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="could not be loaded") as expected:
         load(str(tmp_path))
-    told = CliRunner().invoke(app, ["serve", str(tmp_path), "--port", "0"])
-    assert told.exit_code == 2 and " ".join(told.stderr.split()).endswith(f"error: {expected.value}")
+    output = CliRunner().invoke(app, ["serve", str(tmp_path), "--port", "0"])
+    assert output.exit_code == 2 and " ".join(output.stderr.split()).endswith(f"error: {expected.value}")
 
 
 def test_a_process_that_ends_while_it_loads_is_told_so():

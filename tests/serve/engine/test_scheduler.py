@@ -37,7 +37,7 @@ def scheduled(queue, *entries):
 
 
 def feed(queue, *sequences, token_id=7):
-    """A pass has fed an id behind all that has entered of each."""
+    """A pass has fed an id after all that has entered of each."""
     for sequence in sequences:
         queue.feed(sequence, sequence.entered, token_id)
 
@@ -88,8 +88,8 @@ def test_it_needs_no_torch():
     code = "import sys; import sigma0.serve.engine.scheduler; print('torch' in sys.modules)"
     # the package itself imports torch; the module must not by itself
     stub = "import sys, types; p = types.ModuleType('sigma0'); p.__path__ = ['sigma0']; sys.modules['sigma0'] = p; "
-    found = subprocess.run([sys.executable, "-c", stub + code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+    result = subprocess.run([sys.executable, "-c", stub + code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
 
 
 def test_a_step_names_what_the_engine_has_to_do():
@@ -242,12 +242,12 @@ def test_what_does_not_fit_gives_back_what_it_found():
 
 def test_new_blocks_follow_the_last_that_was_found():
     queue = scheduler(blocks=10, size=2, running=1)
-    found, last_hash = [0, 5], b""
-    for place, block in enumerate(found):
+    result, last_hash = [0, 5], b""
+    for place, block in enumerate(result):
         assert queue.pool.allocate_run(1, block) == [block]
         last_hash = block_hash(last_hash, [2 * place, 2 * place + 1])
         queue.pool.register(block, last_hash)
-    queue.pool.free(found)
+    queue.pool.free(result)
     (sequence,) = started(queue, entry(0, 7))
     assert sequence.blocks == [0, 5, 6, 7] and sequence.registered == 2 and sequence.last_hash == last_hash
     assert sequence.entered == sequence.cached == 4

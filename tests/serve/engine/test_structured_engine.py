@@ -82,9 +82,9 @@ def written(events):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_company_changes_nothing(byte, seed):
     wanted = jobs(seed, 16)
-    found, engine = together(byte, wanted)
+    result, engine = together(byte, wanted)
     assert engine.status().preemptions == 0
-    for job, events in zip(wanted, found, strict=True):
+    for job, events in zip(wanted, result, strict=True):
         assert outcome(events) == outcome(alone(*byte, job))
 
 
@@ -92,9 +92,9 @@ def test_company_changes_nothing(byte, seed):
 @pytest.mark.parametrize("seed", [3, 4])
 def test_preemption_changes_nothing(byte, seed):
     wanted = jobs(seed, 12)
-    found, engine = together(byte, wanted, POSITION_BYTES * 8 * 16)
+    result, engine = together(byte, wanted, POSITION_BYTES * 8 * 16)
     assert engine.status().preemptions > 0
-    for job, events in zip(wanted, found, strict=True):
+    for job, events in zip(wanted, result, strict=True):
         expected, preempted = outcome(alone(*byte, job)), outcome(events)
         # the first four: what is recomputed is counted in the passes
         assert preempted[:4] == expected[:4]
@@ -105,10 +105,10 @@ def test_preemption_changes_nothing(byte, seed):
 def test_captured_steps_write_the_same(byte, watch):
     wanted = [job for job in jobs(5, 16) if job.exit_config.after_exit != "drop"]
     with called_by("captured", byte[0]) as (asked, captures):
-        found, engine = together(byte, wanted, watch=watch, **asked)
+        result, engine = together(byte, wanted, watch=watch, **asked)
     assert engine.runner.name == "cudagraph" and captures
     expected, _ = together(byte, wanted, watch=watch)
-    assert [written(events) for events in found] == [written(events) for events in expected]
+    assert [written(events) for events in result] == [written(events) for events in expected]
 
 
 def test_requests_without_a_grammar_cost_nothing_more(byte):
@@ -145,16 +145,16 @@ def test_a_grammar_that_breaks_fails_its_request_alone(byte, monkeypatch, kind, 
         return whole(*arguments)
 
     monkeypatch.setattr(kind, name, broken)
-    found, engine = together(byte, wanted, POSITION_BYTES * 8 * 16)
-    failed = [number for number, events in enumerate(found) if isinstance(events[-1], RequestFailed)]
-    assert len(failed) == 1 and found[failed[0]][-1].cause == "RuntimeError"
+    result, engine = together(byte, wanted, POSITION_BYTES * 8 * 16)
+    failed = [number for number, events in enumerate(result) if isinstance(events[-1], RequestFailed)]
+    assert len(failed) == 1 and result[failed[0]][-1].cause == "RuntimeError"
     others = [number for number in range(len(wanted)) if number not in failed]
-    assert [outcome(found[number])[:4] for number in others] == [expected[number] for number in others]
+    assert [outcome(result[number])[:4] for number in others] == [expected[number] for number in others]
     assert engine.status().blocks_used == 0
 
 
 def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(byte):
-    """Requests that were cancelled would hold up those behind them, and count nowhere."""
+    """Requests that were cancelled would hold up those after them, and count nowhere."""
     begun, go, compiled = threading.Semaphore(0), threading.Event(), []
 
     class Slow(Engine):
@@ -197,5 +197,5 @@ def test_a_panic_while_a_grammar_is_compiled_is_told(byte, monkeypatch):
     inbox.put(Tell.DRAIN)
     while not loop.is_over:
         loop.turn()
-    ((key, event),) = [each for report in reports for each in report.events]
+    ((key, event),) = [item for report in reports for item in report.events]
     assert key == 7 and isinstance(event, RequestFailed)

@@ -1,4 +1,4 @@
-"""The engine behind an event loop: many at once, cancelled, refused, drained, broken."""
+"""The engine after an event loop: many at once, cancelled, refused, drained, broken."""
 
 import asyncio
 import threading
@@ -105,8 +105,8 @@ async def test_a_pass_that_breaks_ends_what_was_under_way_and_nothing_else(servi
         patched.setattr(service._engine._batch, "run", broken)
         with pytest.raises(RequestFailed, match="RuntimeError in the engine"):
             await collect(events)
-    found = await collect_one(service, job(pocket))
-    assert isinstance(found[-1], RequestOutput)
+    result = await collect_one(service, job(pocket))
+    assert isinstance(result[-1], RequestOutput)
 
 
 @pytest.mark.parametrize("breaks", ["submit", "compile"])
@@ -118,8 +118,8 @@ async def test_a_job_that_breaks_as_it_begins_fails_alone(service, pocket, monke
         patched.setattr(service._engine, breaks, broken)
         with pytest.raises(RequestFailed, match="RuntimeError as this request began"):
             await collect_one(service, yes_or_no(pocket))
-    found = await asyncio.wait_for(collect_one(service, yes_or_no(pocket)), 20)
-    assert found[-1].text in ("yes", "no")
+    result = await asyncio.wait_for(collect_one(service, yes_or_no(pocket)), 20)
+    assert result[-1].text in ("yes", "no")
 
 
 async def test_jobs_that_are_just_being_taken_in_count_as_waiting(pocket, monkeypatch):
@@ -141,8 +141,8 @@ async def test_jobs_that_are_just_being_taken_in_count_as_waiting(pocket, monkey
                 service.submit(job(pocket))
         finally:
             go_on.set()
-        found = await asyncio.gather(*(collect(events) for events in taken))
-        assert all(isinstance(events[-1], RequestOutput) for events in found)
+        result = await asyncio.gather(*(collect(events) for events in taken))
+        assert all(isinstance(events[-1], RequestOutput) for events in result)
     finally:
         service.close()
 
@@ -180,8 +180,8 @@ async def test_others_go_on_while_a_grammar_is_compiled(service, pocket, compili
     # it counts as waiting meanwhile
     assert service.status().waiting == 1 and isinstance(other[-1], RequestOutput)
     go_on.set()
-    found = await collect(waiting)
-    assert found[-1].text in ("yes", "no")
+    result = await collect(waiting)
+    assert result[-1].text in ("yes", "no")
 
 
 async def test_a_request_is_cancelled_while_its_grammar_is_compiled(service, pocket, compiling):
@@ -191,8 +191,8 @@ async def test_a_request_is_cancelled_while_its_grammar_is_compiled(service, poc
     await waiting.aclose()
     go_on.set()
     await collect_one(service, yes_or_no(pocket))
-    found = service.status()
-    status = found
+    result = service.status()
+    status = result
     assert (status.running, status.waiting, status.blocks_used) == (0, 0, 0)
 
 

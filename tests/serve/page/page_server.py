@@ -39,23 +39,23 @@ def token(text: str, depth: int, **fields: Any) -> dict[str, Any]:
     return {"id": 1, "text": text, "depth": depth, "rung": "pocket", "handed_up": None} | known | fields
 
 
-def chunk(told: dict[str, Any], content: str = "", finish: str | None = None) -> dict[str, Any]:
+def chunk(output: dict[str, Any], content: str = "", finish: str | None = None) -> dict[str, Any]:
     """A chunk of a stream with one choice."""
     choice = {"index": 0, "delta": {"content": content} if content else {}, "finish_reason": finish}
-    sigma = {"exit": EXIT, "total_loops": 4, "reasoning_effort": None, "choices": [{"index": 0} | told]}
+    sigma = {"exit": EXIT, "total_loops": 4, "reasoning_effort": None, "choices": [{"index": 0} | output]}
     return {"object": "chat.completion.chunk", "model": "pocket", "choices": [choice], "sigma0": sigma}
 
 
 def answer(tokens: list[dict[str, Any]], door: str = "converge", why: str = "all is well.") -> list[dict[str, Any]]:
     """The chunks of a whole answer: one for each token, the end, and the usage."""
     chunks = []
-    for count, each in enumerate(tokens, 1):
+    for count, item in enumerate(tokens, 1):
         passes = {"passes": sum(token["depth"] for token in tokens[:count]), "full_passes": 4 * count}
-        chunks.append(chunk({"tokens": [each]} | passes, each["text"]))
+        chunks.append(chunk({"tokens": [item]} | passes, item["text"]))
     end = {
         "tokens": [],
-        "depths": [each["depth"] for each in tokens],
-        "fates": [each["fate"] for each in tokens],
+        "depths": [item["depth"] for item in tokens],
+        "fates": [item["fate"] for item in tokens],
         "deepest_surprises": [0.25] * len(tokens),
         "deepest_agrees": [True] * len(tokens),
     }
@@ -121,9 +121,9 @@ class Handler(BaseHTTPRequestHandler):
         self._head(200, "text/event-stream")
         chunks = self.server.answers.pop(0)
         try:
-            for each in chunks:
+            for item in chunks:
                 assert self.server.released.acquire(timeout=WAIT_SECONDS)
-                self._event(json.dumps(each, ensure_ascii=False))
+                self._event(json.dumps(item, ensure_ascii=False))
             self._event("[DONE]")
         except OSError:
             self.server.hung_up.set()

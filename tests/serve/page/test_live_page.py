@@ -44,13 +44,13 @@ def test_tokens_come_one_by_one_and_a_verdict_at_the_end(opened, live, scheme):
     live.service.held.tokens = threading.Semaphore(0)
     try:
         ask(page, QUESTION)
-        told = []
+        output = []
         for count in (1, 2, 3):
             live.service.held.tokens.release()
             expect(tokens).to_have_count(count)
             expect(page.locator("#compute-text")).to_contain_text(f"of {6 * count} passes")
-            told.append(compute.get_attribute("aria-valuetext"))
-        assert len(set(told)) == 3, "the meter moves with every token"
+            output.append(compute.get_attribute("aria-valuetext"))
+        assert len(set(output)) == 3, "the meter moves with every token"
         expect(page.locator("#verdict")).to_be_hidden()
     finally:
         waiting, live.service.held.tokens = live.service.held.tokens, None
@@ -64,7 +64,7 @@ def test_tokens_come_one_by_one_and_a_verdict_at_the_end(opened, live, scheme):
     assert "".join(tokens.all_text_contents()) == said.replace(" ", "")
     assert said.strip() in page.locator("#conversation").inner_text()
     choice = answer.model_extra["sigma0"]["choices"][0]
-    depths = [int(each.get_attribute("data-depth")) for each in tokens.all()]
+    depths = [int(item.get_attribute("data-depth")) for item in tokens.all()]
     assert depths == choice["depths"][: len(depths)]
     assert choice["door_text"].startswith("converge: confidence 0.")
     expect(page.locator("#verdict-text")).to_contain_text("Confidence 0.")
@@ -85,10 +85,14 @@ def test_hand_ups_are_counted_and_marked(opened):
 
 
 @pytest.mark.grid(fast=0, slow=1)
-@pytest.mark.parametrize("own", [True, False])
-def test_a_question_that_is_not_of_the_calibration_ends_under_no_open_door(opened, live, pocket, own):
+@pytest.mark.parametrize("current", [True, False])
+def test_a_question_that_is_not_of_the_calibration_ends_under_no_open_door(opened, live, pocket, current):
     """By the shipped calibration, and by one that knows nothing but one question."""
-    with nullcontext(live) if own else served(calibrated(pocket, [[{"role": "user", "content": QUESTION}]])) as server:
+    with (
+        nullcontext(live)
+        if current
+        else served(calibrated(pocket, [[{"role": "user", "content": QUESTION}]])) as server
+    ):
         page = opened("light", server)
         for question, word in ((QUESTION, "Confident"), ("Who is the president?", "Escalate")):
             page.get_by_role("button", name="New chat").click()

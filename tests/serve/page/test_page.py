@@ -65,15 +65,15 @@ def test_tokens_come_one_by_one_and_the_figures_with_them(opened, server):
     server.answers.append(chunks)
     ask(page)
     compute, line = page.locator("#compute"), page.locator("#margins polyline")
-    told = []
+    output = []
     for count in range(1, len(STORY) + 1):
         server.release()
         expect(page.locator("#compute-text")).to_contain_text(f"of {4 * count} passes")
         expect(tokens(page)).to_have_count(count)
         assert len(line.get_attribute("points").split()) == count
-        told.append(compute.get_attribute("aria-valuetext"))
+        output.append(compute.get_attribute("aria-valuetext"))
         expect(page.locator("#finished-answers p")).to_have_count(0)
-    assert told == [
+    assert output == [
         "1 of 4 passes, 75 % saved",
         "5 of 8 passes, 38 % saved",
         "7 of 12 passes, 42 % saved",
@@ -96,9 +96,9 @@ def test_depths_differ_in_colour_weight_and_words(opened, server):
     page = opened()
     finish(page, server)
     first, second, third, fourth = (tokens(page).nth(index) for index in range(4))
-    assert len({background(each) for each in (first, second, third)}) == 3
+    assert len({background(item) for item in (first, second, third)}) == 3
     assert background(first) == background(fourth)
-    weights = [each.evaluate("it => parseFloat(getComputedStyle(it).borderBottomWidth)") for each in (first, second)]
+    weights = [item.evaluate("it => parseFloat(getComputedStyle(it).borderBottomWidth)") for item in (first, second)]
     assert weights[0] < weights[1]
     assert "depth 4 of 4" in second.get_attribute("title")
     assert "depth 4 of 4" in second.get_attribute("aria-label")
@@ -125,7 +125,7 @@ def test_doors_are_told_by_icon_and_word_and_none_as_being_right(opened, server,
     foot = page.locator("#conversation .foot")
     assert ("Confident; may still be wrong" in foot.inner_text()) == (door == "converge")
     everything = page.locator("body").inner_text()
-    assert not re.search("[✓✔☑✅]|correct|Converged|Settled", everything), everything
+    assert not re.search("[✓✔☑✅]|correct|Converged|StepResult", everything), everything
     assert ("Confident" in everything) == ("◆" in everything) == (door == "converge")
     icon, text = page.locator("#verdict .door-icon"), page.locator("#verdict-text")
     colours = [it.evaluate("it => getComputedStyle(it).color") for it in (icon, foot, text)]
@@ -138,7 +138,7 @@ CALIBRATION = {"answers": 2000, "auroc": 0.93, "calibration_error": 0.01}
 
 @pytest.mark.grid(fast=0, slow=1)
 @pytest.mark.parametrize(
-    "calibration, verdict, end, told",
+    "calibration, verdict, end, output",
     [
         (None, {}, {}, "0.95, a score that was not calibrated"),
         (CALIBRATION, {}, {}, "0.95, calibrated on 2,000 answers"),
@@ -149,7 +149,7 @@ CALIBRATION = {"answers": 2000, "auroc": 0.93, "calibration_error": 0.01}
         (CALIBRATION, {}, {"costs": [{"name": "pocket"}]}, "0.95"),
     ],
 )
-def test_the_confidence_is_told_with_what_it_is(opened, server, calibration, verdict, end, told):
+def test_the_confidence_is_told_with_what_it_is(opened, server, calibration, verdict, end, output):
     page = opened(confidence=calibration)
     chunks = answer(STORY)
     last = chunks[-2]["sigma0"]["choices"][0]
@@ -157,7 +157,7 @@ def test_the_confidence_is_told_with_what_it_is(opened, server, calibration, ver
     expect(page.locator("#verdict-details")).to_be_hidden()
     finish(page, server, chunks)
     expect(page.locator("#verdict-details dt")).to_have_text("Confidence")
-    expect(page.locator("#verdict-details dd")).to_have_text(told)
+    expect(page.locator("#verdict-details dd")).to_have_text(output)
     page.get_by_role("button", name="New chat").click()
     expect(page.locator("#verdict-details")).to_be_hidden()
 
@@ -181,7 +181,7 @@ def test_examples_are_shown_and_asked_by_a_click(opened, server):
     buttons.first.click()
     server.release(len(chunks))
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
-    assert [each["content"] for each in server.asked[-1]["messages"]] == [examples[0]]
+    assert [item["content"] for item in server.asked[-1]["messages"]] == [examples[0]]
     expect(page.locator("#examples")).to_be_hidden()
     page.get_by_role("button", name="New chat").click()
     expect(buttons).to_have_count(3)
@@ -239,7 +239,7 @@ def test_turns_are_sent_again_and_a_new_chat_forgets_them(opened, server):
     page = opened()
     finish(page, server)
     finish(page, server, question="And Ben?")
-    assert [each["role"] for each in server.asked[1]["messages"]] == ["user", "assistant", "user"]
+    assert [item["role"] for item in server.asked[1]["messages"]] == ["user", "assistant", "user"]
     assert server.asked[1]["messages"][1]["content"] == "Yes, Anna sleeps.\n"
     assert server.asked[1]["stream"] is True and server.asked[1]["stream_options"] == {"include_usage": True}
     page.get_by_role("button", name="New chat").click()
@@ -386,8 +386,8 @@ def test_text_stands_out_from_its_ground(opened, server, scheme):
     page = opened(total_loops=8)
     page.emulate_media(color_scheme=scheme)
     chunks = answer([token(f" word{depth}", depth) for depth in range(9)])
-    for each in chunks:
-        each["sigma0"]["total_loops"] = 8
+    for item in chunks:
+        item["sigma0"]["total_loops"] = 8
     finish(page, server, chunks)
     expect(page.locator("#conversation .token.shade-7")).to_have_count(1)
     tokens(page).first.click()
@@ -427,7 +427,7 @@ def test_nothing_moves_where_that_is_not_wanted(opened, server, motion, moves):
 def test_events_may_be_cut_anywhere(opened):
     page = opened()
     text = ': hello\r\nevent: x\r\ndata: {"a":\r\ndata: 1}\r\n\r\ndata:two\n\ndata: three\r\rdata: [DONE]'
-    found = page.evaluate(
+    result = page.evaluate(
         """async text => {
           const { EventParser } = await import("/page/stream.js");
           const read = size => {
@@ -439,7 +439,7 @@ def test_events_may_be_cut_anywhere(opened):
         }""",
         text,
     )
-    assert found == [['{"a":\n1}', "two", "three", "[DONE]"]] * 5
+    assert result == [['{"a":\n1}', "two", "three", "[DONE]"]] * 5
 
 
 def test_every_control_has_a_name(opened):

@@ -73,6 +73,6 @@ def random_prompts(vocabulary, count=16, seed=0):
     first = torch.randint(3, vocabulary, (64,), generator=generator).tolist()
     prompts = []
     for number in range(count):
-        own = torch.randint(3, vocabulary, (3 + number,), generator=generator).tolist()
-        prompts.append(first + own if number % 2 else own)
+        current = torch.randint(3, vocabulary, (3 + number,), generator=generator).tolist()
+        prompts.append(first + current if number % 2 else current)
     return prompts

@@ -14,8 +14,8 @@ FOLDER = Path(__file__).parents[3] / "serve" / "vllm"
 
 
 def test_the_entry_point_is_the_plugin():
-    (found,) = entry_points(group="vllm.general_plugins", name="sigma0")
-    module, _, name = found.value.partition(":")
+    (result,) = entry_points(group="vllm.general_plugins", name="sigma0")
+    module, _, name = result.value.partition(":")
     assert callable(getattr(importlib.import_module(module), name))
 
 
@@ -32,5 +32,5 @@ def test_importing_the_plugin_is_light():
     code = (
         "import sys, sigma0.serve.vllm.plugin as p; print(sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == "[]"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"

@@ -66,7 +66,7 @@ def test_a_real_client_gets_full_depth_from_a_server_with_drafts(exported):
             sigma0.generate(model, tokenizer, message, exit_config=sigma0.ExitConfig(mode="full"), max_new_tokens=32)
             for message in messages
         ]
-        texts = [each.text for each in expected]
+        texts = [item.text for item in expected]
         with ThreadPoolExecutor(16) as pool:
             assert list(pool.map(streamed, messages)) == texts
         assert [ask(message).choices[0].message.content for message in messages[:4]] == texts[:4]
@@ -89,10 +89,10 @@ def test_another_model_writes_the_same_with_and_without_the_plugin(tmp_path):
         from os import environ
 
         command = [sys.executable, str(script), str(tmp_path / "llama")]
-        told = subprocess.run(
+        output = subprocess.run(
             command, env={**environ, **SETTINGS, **environment}, capture_output=True, text=True, check=True
         ).stdout
-        (result,) = (line.removeprefix("RESULT ") for line in told.splitlines() if line.startswith("RESULT "))
+        (result,) = (line.removeprefix("RESULT ") for line in output.splitlines() if line.startswith("RESULT "))
         return json.loads(result)
 
     known, with_it = run({})

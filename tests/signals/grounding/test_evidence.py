@@ -23,7 +23,7 @@ def has_number(text, context, tolerance=0.0):
 
 
 @pytest.mark.parametrize(
-    "text, context, found",
+    "text, context, result",
     [
         ("12.5 cats", "He saw 12.54 cats.", True),
         ("12.5 cats", "He saw 12.46 cats.", True),
@@ -42,8 +42,8 @@ def has_number(text, context, tolerance=0.0):
         ("4.0 kg", "It has 4,051 grams.", False),
     ],
 )
-def test_numbers_are_found_within_their_rounding(text, context, found):
-    assert has_number(text, context, 0.05) is found
+def test_numbers_are_found_within_their_rounding(text, context, result):
+    assert has_number(text, context, 0.05) is result
 
 
 def test_numbers_and_years_are_found_in_near_passages_or_alone():
@@ -98,15 +98,15 @@ def test_links_are_the_same_but_for_scheme_and_host():
 
 def test_dates_are_found_in_the_parts_that_are_given():
     evidence = index("Bob left on May 5, 2024.")
-    found = [Date(*date, "") for date in ((2024, 5, 5), (None, 5, 5), (2024, 5, None), (None, 5, None))]
+    result = [Date(*date, "") for date in ((2024, 5, 5), (None, 5, 5), (2024, 5, None), (None, 5, None))]
     other = [Date(*date, "") for date in ((2024, 5, 6), (2025, 5, 5), (None, 6, None))]
-    assert [evidence.has_date(date, everywhere(evidence)) for date in (*found, *other)] == [True] * 4 + [False] * 3
-    assert not any(evidence.has_date(date, ~everywhere(evidence)) for date in found)
+    assert [evidence.has_date(date, everywhere(evidence)) for date in (*result, *other)] == [True] * 4 + [False] * 3
+    assert not any(evidence.has_date(date, ~everywhere(evidence)) for date in result)
 
 
 def test_identifiers_stand_apart():
-    found = (("a.b", "a.b"), ("a.b", "a.bc and xa.b and a.b"), ("a.b", "(a.b)"), ("a_b", "an a_b"))
-    for code, text in (*found, ("v1.2.3", "at 1.2.3"), ("1.2.3", "at v1.2.3 now")):
+    result = (("a.b", "a.b"), ("a.b", "a.bc and xa.b and a.b"), ("a.b", "(a.b)"), ("a_b", "an a_b"))
+    for code, text in (*result, ("v1.2.3", "at 1.2.3"), ("1.2.3", "at v1.2.3 now")):
         assert index(text).has_code(code), text
     missed = (("a.b", "xa.b"), ("a.b", "a.bc"), ("a.b", "there is none"), ("a_b", "an a_bc"))
     for code, text in (*missed, ("1.2.3", "at 1.2.3.4"), ("1.2.3", "at 1.2.3x")):
@@ -120,7 +120,7 @@ def test_quotations_are_the_same_but_for_case_and_punctuation():
 
 
 def test_names_are_found_in_a_row_or_by_their_initials():
-    for context, found, missed in (
+    for context, result, missed in (
         ("The Nice Air Space Agency flew.", ("NASA", "Air Space", "Agency's"), ("Air Agency", "Nic Air")),
         ("The Nice Air Space Agency United Kingdom flew.", ("NASAUK",), ()),
         ("The Nice Air Space Agency United Kingdom Xray flew.", (), ("NASAUKX",)),
@@ -128,7 +128,7 @@ def test_names_are_found_in_a_row_or_by_their_initials():
         ("The Nice Air flew.", ("NA",), ("Nic Air",)),
     ):
         evidence = index(context)
-        assert all(evidence.naming(name).any() for name in found), context
+        assert all(evidence.naming(name).any() for name in result), context
         assert not any(evidence.naming(name).any() for name in missed), context
     assert tokens_of("Jean-Paul O'Neill's 5 cats'") == ("jean", "paul", "o'neill", "5", "cats")
     assert initials("National Aeronautics and Space Administration") == "NASA"

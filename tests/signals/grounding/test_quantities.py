@@ -49,8 +49,8 @@ WORDS = {
 def test_units_are_those_of_others():
     known = {
         spelling: (name, factor)
-        for name, each in EXPECTED.items()
-        for spellings, factor in each.items()
+        for name, item in EXPECTED.items()
+        for spellings, factor in item.items()
         for spelling in spellings.split(", ")
     }
     assert set(known) == set(_UNITS)

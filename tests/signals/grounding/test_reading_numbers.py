@@ -42,10 +42,10 @@ def read(text):
 
 
 def cases(table, mark=":"):
-    """Each text of a table with what is expected of it, behind the mark."""
+    """Each text of a table with what is expected of it, after the mark."""
     for case in table.strip().replace("\n", "; ").split("; "):
         text, expected = case.rsplit(mark, 1)
-        yield text, [each for each in expected.strip().split(", ") if each]
+        yield text, [item for item in expected.strip().split(", ") if item]
 
 
 @pytest.mark.parametrize("table", [ROWS_OF_WORDS, RANGES, COMPOUNDS], ids=["words", "ranges", "compounds"])

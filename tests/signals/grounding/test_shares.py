@@ -78,8 +78,8 @@ def test_about_is_within_a_twentieth(number, within):
 
 
 def test_shares_and_what_lacks_an_anchor():
-    found = check("Bob saw 5 cows. Bob saw 6 cows. Bob saw 7 cows. Lovely!", "Bob saw 5 cows.")
-    assert found.score == pytest.approx(1 / 3) and [claim.text for claim in found.unanchored] == [
+    result = check("Bob saw 5 cows. Bob saw 6 cows. Bob saw 7 cows. Lovely!", "Bob saw 5 cows.")
+    assert result.score == pytest.approx(1 / 3) and [claim.text for claim in result.unanchored] == [
         "Bob saw 6 cows.", "Bob saw 7 cows.",
     ]  # fmt: skip
-    assert found.to_dict()["score"] == found.score and found.to_dict()["claims"][0]["kind"] == "number"
+    assert result.to_dict()["score"] == result.score and result.to_dict()["claims"][0]["kind"] == "number"
