@@ -1,7 +1,7 @@
 """Log-probabilities of given texts, every token read at the loop where its exit rule stops, and texts written so.
 
 A text is read like a prompt: all loops run for all its positions, so that every later token sees what full depth would
-have left after, and each position's distribution is the one at its own exit. That is what decoding with
+have left behind, and each position's distribution is the one at its own exit. That is what decoding with
 `after_exit="finish"` would have seen of the same tokens. Under `verify`, whose text is full depth's, full depth is
 read. Under `drop`, where decoding sees less of earlier tokens, this is the probability before anything was dropped.
 """

@@ -33,7 +33,7 @@ def main(plan: dict[str, Any]) -> None:
         os.dup2(nothing, stream)
     outcome, detail = _run(plan["completed"], plan["test"], plan["entry_point"])
     write(line, f"\n{plan['nonce']}{dumps([outcome, detail])}\n".encode())
-    # at once: no thread or exit handler that the completion left after writes after it
+    # at once: no thread or exit handler that the completion left behind writes after it
     leave(0)
 
 

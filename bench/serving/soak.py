@@ -1,7 +1,7 @@
 """`python -m sigma0.bench soak`: a long load of all kinds, and a server that must not mind clients that leave.
 
 Every request has a known answer: the first whole one that its question got under its settings. Each request that nobody
-left must be answered once, with that; what is left after is counted on the server.
+left must be answered once, with that; what is left behind is counted on the server.
 """
 
 import asyncio

@@ -86,7 +86,7 @@ def processes_of(init: int) -> Iterator[int]:
                 with open(f"/proc/{process}/task/{thread}/children") as file:
                     waiting += map(int, file.read().split())
             except (FileNotFoundError, ProcessLookupError):
-                # it ended meanwhile: what it left after belongs to another thread now, or to the first process
+                # it ended meanwhile: what it left behind belongs to another thread now, or to the first process
                 continue
 
 
