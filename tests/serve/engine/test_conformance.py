@@ -70,7 +70,7 @@ def cell(way, family):
     return fast_if((way, family) in (("eager", "ouro"), ("eager", "raven-pre")), way, family)
 
 
-@pytest.mark.cpu(4)
+@pytest.mark.cpu(6)
 @needs_compiler
 @pytest.mark.parametrize(
     ("way", "family"),
