@@ -109,7 +109,8 @@ def pytest_runtest_teardown(item):
     took = _cpu_seconds() - began - sum(earlier[pid] for pid in earlier.keys() - _children().keys())
     item.user_properties.append(("cpu_seconds", round(took, 2)))
     current = item.get_closest_marker("cpu")
-    allowed = current.args[0] if current else item.config.option.cpu_limit
+    limit = item.config.option.cpu_limit
+    allowed = current.args[0] if current and limit else limit
     # whichever comes first imports what others need too
     imports = 0.003 * (len(sys.modules) - imported)
     if 0 < allowed < took - imports and not any(map(item.get_closest_marker, ("slow", "exhaustive", "gpu", "vllm"))):

@@ -28,6 +28,10 @@ def test_slow(busy):
 def test_own_limit(busy):
     pass
 
+@pytest.mark.cpu(0.01)
+def test_small_limit(busy):
+    pass
+
 def test_waiting():
     time.sleep(0.12)
 
@@ -47,9 +51,9 @@ def _folder(pytester, monkeypatch):
 
 def test_what_takes_too_much_cpu_fails_unless_it_is_marked(pytester):
     result = pytester.runpytest_inprocess("--cpu-limit", "0.08", "-k", "not numbered")
-    result.assert_outcomes(passed=5, errors=2, deselected=6)
+    result.assert_outcomes(passed=6, errors=3, deselected=6)
     result.stdout.fnmatch_lines(["took 0.* s of CPU, *mark it slow*", "ERROR *itself*", "ERROR *child*"])
-    pytester.runpytest_inprocess("--cpu-limit", "0", "-k", "itself").assert_outcomes(passed=1, deselected=10)
+    pytester.runpytest_inprocess("--cpu-limit", "0", "-k", "itself or small").assert_outcomes(passed=2, deselected=10)
 
 
 def test_cases_of_a_grid_are_divided_in_their_order(pytester):

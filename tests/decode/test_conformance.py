@@ -285,7 +285,7 @@ def cell(way, family, after, batch):
     return fast_if(family == "ouro" or (batch == BATCH and family == turn), *values)
 
 
-@pytest.mark.cpu(4)
+@pytest.mark.cpu(8)
 @needs_compiler
 @pytest.mark.parametrize(
     ("way", "family", "after", "batch"),
@@ -305,7 +305,7 @@ def test_many_cases_are_their_references(way, family, after):
         check_case(way, family, after, 1 + seed % BATCH, seed)
 
 
-@pytest.mark.cpu(4)
+@pytest.mark.cpu(8)
 @needs_compiler
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("way", [fast_if(way != "compile", way) for way in WAYS])
@@ -345,7 +345,7 @@ def test_a_later_turn_is_its_reference(way, after):
                     assert again.exit_depths[number].tolist() == [step.depth for step in steps]
 
 
-@pytest.mark.cpu(4)
+@pytest.mark.cpu(8)
 @needs_compiler
 @pytest.mark.parametrize("family", ["ouro", exhaustive("raven-pre")])
 @pytest.mark.parametrize("after", AFTER)
