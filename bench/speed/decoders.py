@@ -1,6 +1,7 @@
 """Ways to decode one and the same prompt: what they share, and ours with each setting."""
 
 import time
+from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ class Decoded:
         return new - 1 if self.timed is None else self.timed / batch
 
 
-class Decoder:
+class Decoder(ABC):
     """A way to decode; reads the prompt once and continues it as often as it is asked.
 
     Args:
@@ -72,13 +73,13 @@ class Decoder:
         self.is_read = True
         return now(self.ids) - start
 
+    @abstractmethod
     def read(self) -> None:
         """What `prompt` times."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self) -> Decoded:
         """New tokens after the prompt, timed from the first on."""
-        raise NotImplementedError
 
     def whole_depth(self, seconds: float, tokens: Tensor, spare: int = 0, runner: str = "eager") -> Decoded:
         """A run of every loop of every token.
