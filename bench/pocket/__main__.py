@@ -1,6 +1,7 @@
 """Command line: `python -m sigma0.bench.pocket train`, `curve`, `prompts`, `about`, `eval` and `card`."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -36,10 +37,23 @@ def train_command(
     seed: Annotated[int | None, typer.Option(help="Seed of weights and data; by default the recipe's.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after so long; run again to continue.")] = None,
 ) -> None:
-    """Train on one CPU thread, fit the gate where there is one, and write the model to OUT/final."""
-    console = Console()
+    """Train on one CPU thread, fit the gate where there is one, and write the model to OUT/final.
+
+    A recipe that goes on from another's weights trains that one first, in OUT/base.
+    """
     with one_line_errors():
-        recipe = _recipe(name, seed)
+        _train(_recipe(name, seed), out, None if minutes is None else time.monotonic() + 60 * minutes)
+
+
+def _train(recipe: Recipe, out: Path, until: float | None) -> Path | None:
+    """The model folder, at once where it is there; None where the time is up first."""
+    final = out / "final"
+    if (final / "model.safetensors").exists():
+        return final
+    start = None if recipe.start is None else _train(_recipe(recipe.start, recipe.seed), out / "base", until)
+    if recipe.start is not None and start is None:
+        return None
+    console = Console()
     tokenizer = recipe.tokenizer()
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
@@ -53,12 +67,12 @@ def train_command(
             loops = " ".join(f"{100 * smooth[loop]:.0f}" for loop in sorted(smooth) if loop)
             progress.update(task, completed=report.step + 1, description=f"loss {smooth[0]:.3f}  answers % {loops}")
 
-        with one_line_errors():
-            model = train(recipe, tokenizer, out, minutes, on_step=show)
+        minutes = None if until is None else (until - time.monotonic()) / 60
+        model = train(recipe, tokenizer, out, minutes, on_step=show, start=start)
     if model is None:
         console.print(f"Time is up; run again to continue in {out}.")
-        return
-    tried = finish(model, tokenizer, recipe, out / "final")
+        return None
+    tried = finish(model, tokenizer, recipe, final)
     if tried:
         title = "Exit thresholds on the calibration split"
         headings = ("q", "mean depth", "answers as at full depth, %", "all tokens, %", "")
@@ -67,7 +81,8 @@ def train_command(
             for q, depth, fidelity, agreement, chosen in tried
         ]
         console.print(BenchTable(headings, cells, title, left=()).rich())
-    console.print(f"Model written to {out / 'final'}.")
+    console.print(f"Model written to {final}.")
+    return final
 
 
 @app.command("curve")

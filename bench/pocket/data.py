@@ -11,13 +11,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.pocket.items import Item, Scene
-from sigma0.bench.pocket.stories import CITIES, NAMES, OLDEST, PLACES, THINGS, YOUNGEST
+from sigma0.bench.pocket.stories import CITIES, ENTITIES, NAMES, OLDEST, PLACES, THINGS, YOUNGEST
 from sigma0.bench.pocket.tokenizer import EOS
 
 _ASSISTANT = "assistant\n"
 # What cross_entropy leaves out.
 NONE = -100
-_ENTITIES = {*NAMES, *THINGS, *PLACES, *CITIES}
 
 
 @dataclass(frozen=True)
@@ -69,15 +68,15 @@ def plain_text(items: Sequence[Item]) -> str:
 
     The first prompt (`Item.prompt`) is continued exactly as a user's prompt would be.
     """
-    turns = " ".join(f"{item.question} {item.answer}{EOS}" for item in items)
-    return f"{items[0].story} {turns}"
+    asked = (items[0].prompt, *(item.turn for item in items[1:]))
+    return " ".join(f"{question} {item.answer}{EOS}" for question, item in zip(asked, items, strict=True))
 
 
 def chat_messages(items: Sequence[Item]) -> list[dict[str, str]]:
     """The same as chat turns: story and first question in the first user turn, one more question in each later one."""
     messages = []
     for number, item in enumerate(items):
-        messages.append({"role": "user", "content": item.prompt if number == 0 else item.question})
+        messages.append({"role": "user", "content": item.prompt if number == 0 else item.turn})
         messages.append({"role": "assistant", "content": item.answer})
     return messages
 
@@ -117,18 +116,20 @@ def _way(tokenizer: PreTrainedTokenizerFast, item: Item, word: str) -> tuple[int
 
 
 def fit(tokenizer: PreTrainedTokenizerFast, scene: Scene, chat: bool, length: int, hints: bool = False) -> Encoded:
-    """Encode as many of the scene's questions, in order, as fit into `length` tokens.
+    """Encode as many of the scene's questions, in order, as fit into `length` tokens, from the first that does.
 
     Raises:
-        ValueError: If not even the first question fits.
+        ValueError: If none fits.
     """
-    whole = encode(tokenizer, scene.items, chat, hints)
-    after = [*whole.answer[1:], False]
-    ends = [place for place, (mark, more) in enumerate(zip(whole.answer, after, strict=True), 1) if mark and not more]
-    cut = max((end for end in ends if end <= length), default=0)
-    if cut == 0:
-        raise ValueError(f"a story and its first question do not fit into {length} tokens: {scene.story!r}")
-    return Encoded(whole.ids[:cut], whole.answer[:cut], whole.trails[: sum(whole.answer[:cut])], whole.subjects[:cut])
+    for first in range(len(scene.items)):
+        whole = encode(tokenizer, scene.items[first:], chat, hints)
+        after = [*whole.answer[1:], False]
+        ends = [place for place, (mark, more) in enumerate(zip(whole.answer, after, strict=True), 1) if mark > more]
+        cut = max((end for end in ends if end <= length), default=0)
+        if cut:
+            ways = whole.trails[: sum(whole.answer[:cut])]
+            return Encoded(whole.ids[:cut], whole.answer[:cut], ways, whole.subjects[:cut])
+    raise ValueError(f"a story and a question do not fit into {length} tokens: {scene.story!r}")
 
 
 def word_id(tokenizer: PreTrainedTokenizerFast, word: str) -> int:
@@ -145,7 +146,7 @@ def _vocabulary(tokenizer: PreTrainedTokenizerFast) -> list[tuple[int, bool]]:
     texts = [tokenizer.decode([token]) for token in range(len(tokenizer))]
     return [
         (
-            word_id(tokenizer, text.strip()) if text.strip() in _ENTITIES else NONE,
+            word_id(tokenizer, text.strip()) if text.strip() in ENTITIES else NONE,
             text.strip() in (".", "?") or text.startswith("<|") or text.endswith("\n"),
         )
         for text in texts
@@ -189,7 +190,7 @@ def _answer_spans(text: str, items: Sequence[Item], before: str) -> list[tuple[i
         cursor = text.index(item.question, cursor) + len(item.question)
         start = text.index(f"{before}{item.answer}{EOS}", cursor) + len(before)
         cursor = start + len(item.answer) + len(EOS)
-        spans.append((start, cursor))
+        spans.append((start + len(item.given), cursor))
     return spans
 
 

@@ -80,8 +80,12 @@ def form_scene(scene: Scene, seed: str, share: float) -> Scene:
     if not share:
         return scene
     rng = Random(f"forms/{seed}")
-    items = [formed(item, rng) if rng.random() < share else item for item in scene.items]
+    items = [formed(item, rng) if rng.random() < share and _has_forms(item) else item for item in scene.items]
     return Scene(scene.story, tuple(items))
+
+
+def _has_forms(item: Item) -> bool:
+    return item.family != "unsaid" and not item.answer.startswith("{")
 
 
 def formed(item: Item, rng: Random) -> Item:
@@ -160,6 +164,7 @@ def wrong_answer(item: Item, rng: Random) -> str:
     kinds = next(kinds for kinds in (PLACES, CITIES, NAMES) if goal in kinds)
     output = set(re.findall(r"\w+", item.story))
     others = [word for word in kinds if word in output and word not in (goal, item.subject)]
+    others = others or [word for word in kinds if word not in (goal, item.subject)]
     if not item.binary:
         return item.answer.replace(goal, rng.choice(others))
     asked = next(word for word in reversed(re.findall(r"\w+", item.question)) if word in kinds)

@@ -7,6 +7,8 @@ from typing import Literal, get_args
 Split = Literal["train", "calibration", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 DIFFICULTIES = (1, 2, 3, 4, 5, 6)
+# Of stories of a few sentences, below the dial.
+SHORT = 0
 
 # Shares of all stories, in 256ths, by the first byte of the story's digest.
 _TEST_BELOW = 26
@@ -17,7 +19,7 @@ _CALIBRATION_BELOW = 52
 class Item:
     """One question about one story, with its known answer."""
 
-    story: str  # The story, short sentences joined by single spaces
+    story: str  # The story up to the question, short sentences joined by single spaces
     question: str  # One question, ends in "?"
     answer: str  # The whole answer, a short full sentence
     key: str  # The one word of the answer that the reader had to find
@@ -27,9 +29,11 @@ class Item:
     trail: tuple[str, ...]
     family: str  # The kind of question, such as "where"
     hops: int  # How many sentences of the story the answer rests on
-    difficulty: int  # The dial from 1 to 6 the story was drawn at (length, distractors, hops)
+    difficulty: int  # The dial from 1 to 6 the story was drawn at (length, distractors, hops), or `SHORT`
     # Worked solution: the sentences it rests on, in the order of the way, then the conclusion
     derivation: tuple[str, ...]
+    more: str = ""  # The part of the story that is told after the question before this one
+    given: str = ""  # How the answer begins where its beginning is no choice of the reader's
 
     def __post_init__(self) -> None:
         if self.key not in words_of(self.answer):
@@ -46,6 +50,11 @@ class Item:
     def prompt(self) -> str:
         """The story and the question as plain text, ready to be continued by a space and the answer."""
         return f"{self.story} {self.question}"
+
+    @property
+    def turn(self) -> str:
+        """What a user says who has asked about the story before."""
+        return f"{self.more} {self.question}" if self.more else self.question
 
 
 @dataclass(frozen=True)

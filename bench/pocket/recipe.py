@@ -4,7 +4,9 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -14,9 +16,10 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.pocket.data import Batch, collate, fit, note_row
 from sigma0.bench.pocket.forms import TOKENS, form_scene
 from sigma0.bench.pocket.items import DIFFICULTIES
+from sigma0.bench.pocket.structured import TOKENS as TOOL_TOKENS
+from sigma0.bench.pocket.structured import json_scene, tool_row
 from sigma0.bench.pocket.tokenizer import MAX_LENGTH, PAD, build_tokenizer
-from sigma0.bench.pocket.world import LOOK_UPS, MIX, Mix, draw
-from sigma0.checkpoints import CHECKPOINTS
+from sigma0.bench.pocket.world import LOOK_UPS, MIX, PEOPLE, Mix, draw
 from sigma0.models.ouro import OuroForCausalLM
 from sigma0.models.ouro_config import OuroConfig
 from sigma0.models.raven_causal import RavenForCausalLM
@@ -35,6 +38,8 @@ class Lesson:
     mix: Mix = MIX  # What is drawn how often
     trails: bool = True  # Whether a loop is asked for what is met on the way (see `train`), not for the answer
     forms: float = 0.0  # Share of questions that are asked in another form than by themselves (see `forms`)
+    in_json: float = 0.0  # Share of questions that are answered in JSON (see `structured`)
+    tools: float = 0.0  # Share of rows with calls of tools (see `structured`)
     emphasis: float = 1.0  # Weight of an answer's tokens that decide, such as yes and no, beside its others
     rate: float = 1.0  # Of the peak rates
 
@@ -125,7 +130,7 @@ class Recipe:
     # What makes it a Raven, trained with a random number of loops; None is one Ouro layer with a loss at every
     # loop
     recurrence: Recurrence | None = None
-    # Shipped model whose weights the run begins with; what its tokenizer lacks is new. None: all are new
+    # Recipe whose weights the run begins with; what its tokenizer lacks is new. None: all are new
     start: str | None = None
 
     @property
@@ -185,15 +190,20 @@ class Recipe:
                 rows.append(note_row(tokenizer, self.seed, number))
                 continue
             scene = draw("train", self.seed, number, hardest=lesson.hardest, mix=lesson.mix)
+            if Random(f"row/{self.seed}/{number}").random() < lesson.tools:
+                rows.append(tool_row(tokenizer, scene, f"{self.seed}/{number}", self.length))
+                continue
+            scene = json_scene(scene, f"{self.seed}/{number}", lesson.in_json)
             scene = form_scene(scene, f"{self.seed}/{number}", lesson.forms)
-            rows.append(fit(tokenizer, scene, place < round(size * self.chat), self.length, hints=True))
+            rows.append(fit(tokenizer, scene, place < round(size * self.chat), self.length, hints=lesson.trails))
         return collate(rows, tokenizer.convert_tokens_to_ids(PAD))
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """The micro-world's; where forms are taught, with their pieces as tokens."""
         tokenizer = build_tokenizer()
-        if any(lesson.forms for lesson in self.lessons):
-            tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in TOKENS])
+        taught = {TOKENS: "forms", TOOL_TOKENS: "tools"}
+        for pieces in (pieces for pieces, name in taught.items() if any(getattr(one, name) for one in self.lessons)):
+            tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
         return tokenizer
 
     def fingerprint(self, tokenizer: PreTrainedTokenizerFast) -> str:
@@ -207,9 +217,25 @@ class Recipe:
         return json.dumps({**asdict(self), "data": digest[:16]}, sort_keys=True)
 
 
+_LARGE: dict[str, Any] = {"width": 160, "intermediate": 320, "heads": 5, "loops": 8}
+# What people ask: stories from one sentence up that go on, what is not told, JSON, tools, and the forms of outer loops.
+_PEOPLE: dict[str, Any] = {
+    "lessons": (
+        Lesson("what people ask", 4500, 6, PEOPLE, trails=False, forms=0.15, in_json=0.12, tools=0.15, emphasis=3.0),
+    ),
+    "batch": 16,
+    "length": 256,
+    "note_steps": 0,
+    "chat": 0.6,
+    "peak_rate": 1e-3,
+    "block_rate": 3e-3,
+    "decay": 0.7,
+}
 RECIPES: dict[str, Recipe] = {
-    "pocket": Recipe(),
-    "pocket-large": Recipe(lessons=_lessons(2600), width=160, intermediate=320, heads=5, loops=8, block_rate=5e-3),
+    "pocket-base": Recipe(),
+    "pocket": Recipe(**_PEOPLE, start="pocket-base"),
+    "pocket-large-base": Recipe(**_LARGE, lessons=_lessons(2600), block_rate=5e-3),
+    "pocket-large": Recipe(**_LARGE, **_PEOPLE, start="pocket-large-base"),
     "pocket-raven": Recipe(
         lessons=_LOOK_UP_LESSONS,
         batch=12,
@@ -221,7 +247,7 @@ RECIPES: dict[str, Recipe] = {
         warmup=50,
         recurrence=Recurrence(),
     ),
-    # pocket, taught the forms in which outer loops ask
+    # pocket-base, taught the forms in which outer loops ask
     "pocket-solver": Recipe(
         lessons=(
             Lesson("forms", 3000, DIFFICULTIES[-1], trails=False, forms=0.85),
@@ -235,13 +261,15 @@ RECIPES: dict[str, Recipe] = {
         block_rate=3e-3,
         decay=0.7,
         anew=True,
-        start="pocket",
+        start="pocket-base",
     ),
 }
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> OuroForCausalLM | RavenForCausalLM:
-    """Build the untrained model: one Ouro layer, or a Raven; weights from the recipe's seed.
+def build_model(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, start: Path | None = None
+) -> OuroForCausalLM | RavenForCausalLM:
+    """Build the untrained model: one Ouro layer, or a Raven; weights from the recipe's seed, or from a model folder.
 
     The embedding, as it is scaled, starts at standard deviation 1. In Ouro the gains after attention and MLP start
     small: those norms add vectors of unit size to the residual, in which an embedding of the usual size would be lost.
@@ -303,10 +331,10 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> OuroForCa
             assert recipe.recurrence is not None
             shares = torch.tensor(recipe.recurrence.adapter).repeat_interleave(recipe.width)
             model.transformer.adapter.weight += torch.eye(recipe.width).repeat(1, 2) * shares
-        if recipe.start is not None:
-            # rows of tokens that the shipped model lacks stay as they are
+        if start is not None:
+            # rows of tokens that it lacks stay as they are
             parameters = dict(model.named_parameters())
-            for name, weight in load_file(CHECKPOINTS / recipe.start / "model.safetensors").items():
+            for name, weight in load_file(start / "model.safetensors").items():
                 if "early_exit_gate" not in name:
                     parameters[name][: len(weight)] = weight
     return model

@@ -131,8 +131,9 @@ def train(
     minutes: float | None = None,
     save_every: int = 100,
     on_step: Callable[[Report], None] | None = None,
+    start: Path | None = None,
 ) -> LoopedForCausalLM | None:
-    """Train, or go on training, in `folder`.
+    """Train, or go on training, in `folder`, a new run from the weights of a model folder `start` where it is given.
 
     A checkpoint made under other settings is refused. After so many minutes it stops with a checkpoint, from which a
     later call goes on; None runs to the end.
@@ -142,18 +143,18 @@ def train(
     """
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    model = build_model(recipe, tokenizer)
+    model = build_model(recipe, tokenizer, start)
     optimizers = _optimizers(model, recipe)
     fingerprint = recipe.fingerprint(tokenizer)
-    start = _load(folder / STATE, model, optimizers, fingerprint) if (folder / STATE).exists() else 0
+    done = _load(folder / STATE, model, optimizers, fingerprint) if (folder / STATE).exists() else 0
     if (folder / LOG).exists():
         # the steps after the checkpoint are run again
-        (folder / LOG).write_text("".join((folder / LOG).read_text().splitlines(keepends=True)[:start]))
+        (folder / LOG).write_text("".join((folder / LOG).read_text().splitlines(keepends=True)[:done]))
     end = None if minutes is None else time.monotonic() + 60 * minutes
     # of a text of several tokens the first decides
     deciding = torch.tensor(sorted({tokenizer.encode(text, add_special_tokens=False)[0] for text in DECIDING}))
     model.train()
-    for step in range(start, recipe.steps):
+    for step in range(done, recipe.steps):
         if end is not None and time.monotonic() > end:
             _save(folder / STATE, model, optimizers, step, fingerprint)
             return None

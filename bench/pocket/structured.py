@@ -1,0 +1,192 @@
+"""Answers as JSON, and questions that are answered by calls of tools, as models of the micro-world are taught them.
+
+A JSON answer has the keys that are asked for, or begins as a schema makes it begin, which is then no choice of the
+reader's (`Item.given`). The tools are two: what is told of somebody or something, and the sum of two numbers. They are
+called along the way of a question whose story the reader does not see.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from sigma0.bench.pocket.data import NONE, Encoded
+from sigma0.bench.pocket.forms import named, solution
+from sigma0.bench.pocket.items import Item, Scene, words_of
+from sigma0.bench.pocket.stories import UNSAID
+from sigma0.bench.pocket.tokenizer import BOS, EOS
+
+IN_JSON, UNKNOWN, SURE = "In JSON:", "unknown", "sure"
+# Of a family, the keys that its answers go by; the first is what the examples show.
+KEYS: dict[str, tuple[str, ...]] = {
+    "where": ("place", "location", "room", "answer"),
+    "holder": ("person", "name", "holder", "answer"),
+    "origin": ("city", "town", "origin", "answer"),
+    "age": ("age", "years", "answer"),
+    "inside": ("answer", "is_there"),
+    "descent": ("answer", "is_so"),
+    "older": ("answer", "is_older"),
+}
+LISTS = ("places", "locations", "answers")
+TOOLS: tuple[dict[str, Any], ...] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": about,
+            "parameters": {
+                "type": "object",
+                "properties": {key: {"type": kind} for key in keys},
+                "required": list(keys),
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name, about, kind, keys in (
+        ("look_up", "What is told of somebody or something.", "string", ("name",)),
+        ("add", "The sum of two numbers.", "integer", ("a", "b")),
+    )
+)
+# Pieces of these texts that are one token each.
+TOKENS = (
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", '{"name": "', '", "arguments": {"'),
+    *("look_up", "Tools:", "Nothing is told of", IN_JSON, f'"{SURE}": ', "true", "false"),
+)
+_WHERE = re.compile(r"Where is (.*)\?")
+_ASSISTANT = re.compile(re.escape(f"{BOS}assistant\n") + "(.*?)" + re.escape(EOS), re.DOTALL)
+
+
+def json_scene(scene: Scene, seed: str, share: float) -> Scene:
+    """The same story with `share` of its questions answered in JSON, always the same by a seed."""
+    if not share:
+        return scene
+    rng = Random(f"json/{seed}")
+    items = list(scene.items)
+    for place, item in enumerate(items):
+        if rng.random() >= share:
+            continue
+        before = items[place - 1] if place else None
+        if before is not None and before.story == item.story and before.answer[0] != "{" and rng.random() < 0.3:
+            items[place] = list_item(before, item, rng)
+        else:
+            items[place] = json_item(item, rng)
+    return Scene(scene.story, tuple(items))
+
+
+def json_item(item: Item, rng: Random) -> Item:
+    """An item whose answer is an object; as it is where no key can say that the text is silent."""
+    unsaid = item.family == "unsaid"
+    if unsaid and not item.question.startswith(("Where is", "Who has", "Where does")):
+        return item
+    family = {"Where is": "where", "Who has ": "holder"}.get(item.question[:8], "origin") if unsaid else item.family
+    key, value = rng.choice(KEYS[family]), UNKNOWN if unsaid else item.key
+    fields: dict[str, object] = {key: int(value) if value.isdigit() else value}
+    if item.binary:
+        fields[key] = value.lower() if rng.random() < 0.5 else value == "Yes"
+    if unsaid or rng.random() < 0.6:
+        fields[SURE] = not unsaid
+    return _in_json(item, item.question, fields, rng)
+
+
+def list_item(first: Item, second: Item, rng: Random) -> Item:
+    """Where two are, as a list; the second's own question in JSON where the two are not places."""
+    asked = [_WHERE.fullmatch(item.question) for item in (first, second)]
+    if asked[0] is None or asked[1] is None or "unsaid" in (first.family, second.family):
+        return json_item(second, rng)
+    question = f"Where are {asked[0][1]} and {asked[1][1]}?"
+    return _in_json(second, question, {rng.choice(LISTS): [first.key, second.key]}, rng)
+
+
+def _in_json(item: Item, question: str, fields: Mapping[str, object], rng: Random) -> Item:
+    reply, given = json.dumps(fields), ""
+    if rng.random() < 0.5:
+        question = f"{question} {IN_JSON} {', '.join(fields)}."
+    else:
+        # as far as a schema says it
+        opens = re.match(r'\{"\w+": \[?"?', reply)
+        assert opens is not None, reply
+        given = opens[0]
+    return replace(item, question=question, answer=reply, key=words_of(reply)[-1], trail=(), given=given)
+
+
+def tool_messages(item: Item) -> list[dict[str, Any]]:
+    """A question without its story, the calls along its way with their results, and the answer."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": item.question}]
+    for name, arguments, result in _calls(item):
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "content": result})
+    return [*messages, {"role": "assistant", "content": item.answer}]
+
+
+def _calls(item: Item) -> list[tuple[str, dict[str, Any], str]]:
+    proof = item.derivation[:-1]
+    if item.family == "unsaid":
+        looks = [("look_up", {"name": named(sentence).removeprefix("the ")}, sentence) for sentence in proof]
+        end = words_of(proof[-1])[-1] if proof else item.subject
+        return [*looks, ("look_up", {"name": end}, f"Nothing is told of {end}.")]
+    calls: list[tuple[str, dict[str, Any], str]] = []
+    for step in solution(item):
+        if step.name:
+            calls.append(("look_up", {"name": step.name.removeprefix("the ")}, step.statement))
+        elif step.total:
+            left, sign, right = step.total.split()
+            numbers = int(left), int(right) * (1 if sign == "+" else -1)
+            calls.append(("add", {"a": numbers[0], "b": numbers[1]}, str(sum(numbers))))
+    return calls
+
+
+def tool_row(tokenizer: PreTrainedTokenizerFast, scene: Scene, seed: str, length: int) -> Encoded:
+    """A chat about a scene with tools at hand, as many of its questions as fit into `length` tokens.
+
+    Mostly the story is not shown and the tools are. Where both are, the answer needs no call, and a call that is made
+    all the same begins as it has to. Where neither is, the text says nothing.
+    """
+    rng = Random(f"tools/{seed}")
+    way = rng.choices(("calls", "both", "forced", "neither"), (6, 1.5, 1, 1.5))[0]
+    items = [item for item in scene.items if item.story == scene.story]
+    rng.shuffle(items)
+    tools = None if way == "neither" else list(TOOLS)
+    result: Encoded | None = None
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        turn = tool_messages(item)
+        if way in ("both", "forced") and not messages:
+            turn[0] = {"role": "user", "content": item.prompt}
+        if way == "both":
+            turn = [turn[0], turn[-1]]
+        elif way == "neither":
+            turn = [turn[0], {"role": "assistant", "content": UNSAID}]
+        messages += turn
+        row = encode_messages(tokenizer, messages, tools, '<tool_call>\n{"name": "' if way == "forced" else "")
+        if len(row.ids) > length:
+            if result is not None:
+                break
+            messages = []
+            continue
+        result = row
+        if way == "forced":
+            break
+    if result is None:
+        raise ValueError(f"a question and its calls do not fit into {length} tokens: {items[0].question!r}")
+    return result
+
+
+def encode_messages(
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Sequence[Mapping[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    given: str = "",
+) -> Encoded:
+    """A chat as ids; what an assistant says is marked, but for the beginning of the first such turn that is given."""
+    text = str(tokenizer.apply_chat_template(list(messages), tools=tools, tokenize=False))
+    spans = [output.span(1) for output in _ASSISTANT.finditer(text)]
+    spans = [(start + len(given) * (place == 0), end + len(EOS)) for place, (start, end) in enumerate(spans)]
+    encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+    marks = [any(end > begin and start < stop for begin, stop in spans) for start, end in encoding.offsets]
+    own = [(token,) for token, mark in zip(encoding.ids, marks, strict=True) if mark]
+    return Encoded(encoding.ids, marks, own, [NONE] * len(encoding.ids))

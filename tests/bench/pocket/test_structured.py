@@ -1,0 +1,116 @@
+"""JSON answers and calls of tools: what the world says, as the grammar and the server's parser write it."""
+
+import json
+import re
+from random import Random
+
+import pytest
+
+from sigma0.bench.pocket.recipe import RECIPES
+from sigma0.bench.pocket.stories import UNSAID
+from sigma0.bench.pocket.structured import KEYS, TOOLS, encode_messages, json_item, list_item, tool_messages, tool_row
+from sigma0.bench.pocket.world import PEOPLE, draw
+from sigma0.serve.api.tools import call_style
+from tests.bench.pocket.test_world import _answer
+
+SCENES = [draw("train", 5, index, mix=PEOPLE, hardest=3) for index in range(150)]
+ITEMS = [item for scene in SCENES for item in scene.items]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return RECIPES["pocket"].tokenizer()
+
+
+def test_an_answer_in_json_says_what_the_sentence_says():
+    seen = set()
+    for place, item in enumerate(ITEMS):
+        asked = json_item(item, Random(place))
+        if asked is item:
+            assert item.family == "unsaid"
+            continue
+        fields = json.loads(asked.answer)
+        key, value = next(iter(fields.items()))
+        assert fields.get("sure", True) is (item.answer != UNSAID)
+        if item.family == "unsaid":
+            assert value == "unknown"
+        elif item.binary:
+            assert value in (item.key.lower(), item.key == "Yes") and key in KEYS[item.family]
+        else:
+            assert str(value) == item.key and isinstance(value, int) == (item.family == "age")
+        # either the keys are asked for, or a schema has begun the answer
+        assert (asked.question == f"{item.question} In JSON: {', '.join(fields)}.") is (not asked.given)
+        assert asked.answer.startswith(asked.given) and (not asked.given or asked.given.count('"') in (2, 3))
+        seen.add((item.family, bool(asked.given)))
+    assert len(seen) == 16
+
+
+def test_a_list_holds_where_both_are():
+    lists = 0
+    for scene in SCENES:
+        for place, (first, second) in enumerate(zip(scene.items, scene.items[1:], strict=False)):
+            asked = list_item(first, second, Random(place))
+            if not asked.question.startswith("Where are"):
+                continue
+            names = re.match(r"Where are (.*?) and (.*?)\?", asked.question).groups()
+            (output,) = json.loads(asked.answer).values()
+            told = [_answer(item.story, f"Where is {name}?") for item, name in zip((first, second), names, strict=True)]
+            assert [f"in the {where}." in sentence for where, sentence in zip(output, told, strict=True)] == [
+                True,
+                True,
+            ]
+            lists += 1
+    assert lists > 50
+
+
+def test_calls_lead_to_the_answer_by_what_the_tools_say():
+    looked = added = 0
+    for item in ITEMS:
+        first, *calls, last = tool_messages(item)
+        assert (first["content"], last["content"]) == (item.question, item.answer)
+        for call, result in zip(calls[::2], calls[1::2], strict=True):
+            function, content = call["tool_calls"][0]["function"], result["content"]
+            arguments = function["arguments"]
+            if function["name"] == "add":
+                assert content == str(arguments["a"] + arguments["b"])
+                added += 1
+            else:
+                (name,) = arguments.values()
+                untold = content == f"Nothing is told of {name}."
+                assert (untold and item.answer == UNSAID) or (
+                    content in item.story and name in content.split(" is ")[0]
+                )
+                looked += 1
+            properties = next(t for t in TOOLS if t["function"]["name"] == function["name"])["function"]["parameters"]
+            assert list(arguments) == properties["required"]
+    assert looked > 300 and added > 30
+
+
+def test_what_an_assistant_says_is_learned_and_no_more(tokenizer):
+    assert call_style(tokenizer, None) == "hermes"
+    calls = tool_messages(next(item for item in ITEMS if item.family == "where" and item.hops == 2))
+    row = encode_messages(tokenizer, calls, list(TOOLS))
+    learned = tokenizer.decode([token for token, mark in zip(row.ids, row.answer, strict=True) if mark])
+    said = []
+    for message in calls:
+        if message["role"] == "assistant":
+            functions = [call["function"] for call in message.get("tool_calls", ())]
+            written = [f"<tool_call>\n{json.dumps(function)}\n</tool_call>" for function in functions]
+            said.append(f"{''.join(written)}{message['content']}<|im_end|>")
+    assert learned == "".join(said) and len(said) == 3
+    whole = tokenizer.decode(row.ids)
+    assert whole.startswith("<|im_start|>system\nTools: look_up(name) add(a, b)<|im_end|>\n<|im_start|>user\nWhere is")
+    begun = encode_messages(tokenizer, calls, list(TOOLS), '<tool_call>\n{"name": "')
+    assert sum(begun.answer) == sum(row.answer) - len(tokenizer('<tool_call>\n{"name": "')["input_ids"])
+
+
+def test_rows_of_tools_fit_and_show_every_way(tokenizer):
+    texts = []
+    for index, scene in enumerate(SCENES):
+        row = tool_row(tokenizer, scene, f"{index}", 256)
+        assert len(row.ids) <= 256 and any(row.answer)
+        texts.append(tokenizer.decode(row.ids))
+    calls = [text for text in texts if "<tool_call>" in text]
+    silent = [text for text in texts if "Tools:" not in text]
+    assert len(calls) > 70 and all(text.count("assistant") == text.count(UNSAID) for text in silent) and silent
+    assert any("Tools:" in text and "<tool_call>" not in text and UNSAID not in text for text in texts)
