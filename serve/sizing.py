@@ -18,11 +18,13 @@ token which exited at e < T does not write are filled with copies of plane e, si
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sigma0.models import FAMILIES
+
 if TYPE_CHECKING:
     from sigma0.config import KVConfig
 
-# Norms of a layer and gates of the families that loop over all layers, by `model_type`.
-_FAMILIES = {"ouro": (4, 1), "nanbeige": (2, 0)}
+# Norms of a layer and gates of families that loop over all layers and are not Llama's (2, 0), by `model_type`.
+_NORMS_AND_GATES = {"ouro": (4, 1)}
 # Tensors alive at once in a pass, counted in `OuroDecoderLayer`, its norms (in float32) and the head's statistics.
 _STATES = 4
 _NORM_FLOATS = 3
@@ -68,9 +70,9 @@ class ModelShape:
         """
         if config.model_type == "huginn_raven":
             return cls._of_raven(config)
-        if config.model_type not in _FAMILIES:
+        if config.model_type not in FAMILIES:
             raise ValueError(f"a {config.model_type!r} model has no loops: these formulas are for looped ones")
-        norms, gates = _FAMILIES[config.model_type]
+        norms, gates = _NORMS_AND_GATES.get(config.model_type, (2, 0))
         return cls(
             vocabulary=config.vocab_size,
             width=config.hidden_size,

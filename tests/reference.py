@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sigma0 import ExitConfig
 from sigma0.config import THRESHOLDS
-from sigma0.models import NanbeigeConfig, NanbeigeForCausalLM, OuroConfig, OuroForCausalLM
+from sigma0.models import NanbeigeForCausalLM, OuroConfig, OuroForCausalLM, family_class
 
 SharedBlock = OuroForCausalLM | NanbeigeForCausalLM
 
@@ -40,8 +40,8 @@ def tiny_model(seed: int, **overrides) -> OuroForCausalLM:
     return model
 
 
-def tiny_nanbeige(seed: int, **overrides) -> NanbeigeForCausalLM:
-    """As `tiny_model`, of a family without post-norms and gate, with heads that are no part of the width."""
+def tiny_nanbeige(seed: int, family: str = "nanbeige", **overrides) -> NanbeigeForCausalLM:
+    """As `tiny_model`, of a family with Llama's names and no gate, with heads that are no part of the width."""
     torch.manual_seed(seed)
     settings = {
         "vocab_size": 61,
@@ -56,7 +56,7 @@ def tiny_nanbeige(seed: int, **overrides) -> NanbeigeForCausalLM:
         "initializer_range": 0.2,
         "eos_token_id": None,
     } | overrides
-    model = NanbeigeForCausalLM(NanbeigeConfig(**settings)).eval()
+    model = family_class(family, "causal")(family_class(family, "config")(**settings)).eval()
     with torch.no_grad():
         model.model.embed_tokens.weight.normal_()
     model.generation_config.pad_token_id = 0

@@ -13,32 +13,29 @@ if TYPE_CHECKING:
     from sigma0.models.raven import RavenModel
     from sigma0.models.raven_causal import RavenForCausalLM
     from sigma0.models.raven_config import RavenConfig
-else:
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            "NanbeigeConfig": "sigma0.models.nanbeige_config",
-            "NanbeigeForCausalLM": "sigma0.models.nanbeige",
-            "NanbeigeModel": "sigma0.models.nanbeige",
-            "OuroConfig": "sigma0.models.ouro_config",
-            "OuroForCausalLM": "sigma0.models.ouro",
-            "OuroModel": "sigma0.models.ouro",
-            "RavenConfig": "sigma0.models.raven_config",
-            "RavenForCausalLM": "sigma0.models.raven_causal",
-            "RavenModel": "sigma0.models.raven",
-        },
-    )
 
+# The classes of each `model_type`, `MODULE.CLASS` in this folder; all else finds a family here.
 FAMILIES: dict[str, dict[str, str]] = {
-    "ouro": {"config": "OuroConfig", "base": "OuroModel", "causal": "OuroForCausalLM"},
-    "nanbeige": {"config": "NanbeigeConfig", "base": "NanbeigeModel", "causal": "NanbeigeForCausalLM"},
-    "huginn_raven": {"config": "RavenConfig", "base": "RavenModel", "causal": "RavenForCausalLM"},
+    "ouro": {"config": "ouro_config.OuroConfig", "base": "ouro.OuroModel", "causal": "ouro.OuroForCausalLM"},
+    "nanbeige": {
+        "config": "nanbeige_config.NanbeigeConfig",
+        "base": "nanbeige.NanbeigeModel",
+        "causal": "nanbeige.NanbeigeForCausalLM",
+    },
+    "huginn_raven": {
+        "config": "raven_config.RavenConfig",
+        "base": "raven.RavenModel",
+        "causal": "raven_causal.RavenForCausalLM",
+    },
 }
+if not TYPE_CHECKING:
+    _paths = [path.split(".") for paths in FAMILIES.values() for path in paths.values()]
+    __getattr__, __dir__ = lazy_names(__name__, {name: f"{__name__}.{module}" for module, name in _paths})
 
 
 def family_class(model_type: str, kind: Literal["config", "base", "causal"]) -> Any:
     """A class of a family, imported now: its config, its model, or its model with a head."""
-    return getattr(sys.modules[__name__], FAMILIES[model_type][kind])
+    return getattr(sys.modules[__name__], FAMILIES[model_type][kind].partition(".")[2])
 
 
 __all__ = [

@@ -17,6 +17,7 @@ from sigma0.models.stored import (
     check_dtypes,
     check_generation_config,
     check_index,
+    check_shapes,
     read_headers,
 )
 
@@ -40,6 +41,7 @@ class LoopedPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         Raises:
             ValueError: Naming the field.
         """
+        check_shapes(config, tensors)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:

@@ -6,8 +6,6 @@ and only the head reads it normed. No adaptive exit is published: the default is
 works.
 """
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 from sigma0.decode.attention import PassRows
@@ -16,7 +14,6 @@ from sigma0.models.looped import LoopedPreTrainedModel
 from sigma0.models.nanbeige_config import NanbeigeConfig
 from sigma0.models.ouro_block import OuroAttention, PreNormDecoderLayer
 from sigma0.models.shared_block import SharedBlockForCausalLM, SharedBlockModel
-from sigma0.models.stored import StoredTensor, check_shapes
 
 
 class NanbeigePreTrainedModel(LoopedPreTrainedModel):
@@ -25,11 +22,6 @@ class NanbeigePreTrainedModel(LoopedPreTrainedModel):
     config_class = NanbeigeConfig
     _no_split_modules = ["PreNormDecoderLayer"]  # noqa: RUF012
     _can_record_outputs = {"hidden_states": PreNormDecoderLayer, "attentions": OuroAttention}  # noqa: RUF012
-
-    @classmethod
-    def check_shapes(cls, config: NanbeigeConfig, tensors: Mapping[str, StoredTensor]) -> None:
-        """See `LoopedPreTrainedModel.check_shapes`."""
-        check_shapes(config, tensors)
 
 
 class NanbeigeModel(NanbeigePreTrainedModel, SharedBlockModel):
@@ -40,11 +32,6 @@ class NanbeigeModel(NanbeigePreTrainedModel, SharedBlockModel):
     def __init__(self, config: NanbeigeConfig) -> None:
         super().__init__(config)
         self.post_init()
-
-    @property
-    def num_loops(self) -> int:
-        """T, loops at full depth."""
-        return self.config.num_loops  # type: ignore[no-any-return]
 
     @property
     def norms_for_head(self) -> bool:

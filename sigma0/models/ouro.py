@@ -4,7 +4,6 @@ Parameter names are those of the published checkpoints. Layers have a norm befor
 model's last norm runs after every loop, and the next loop starts from its output.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.outputs import LoopedModelOutput
 from sigma0.models.row_linear import plain_weight
 from sigma0.models.shared_block import SharedBlockForCausalLM, SharedBlockModel
-from sigma0.models.stored import StoredTensor, check_shapes
 
 
 class OuroPreTrainedModel(LoopedPreTrainedModel):
@@ -29,11 +27,6 @@ class OuroPreTrainedModel(LoopedPreTrainedModel):
     config_class = OuroConfig
     _no_split_modules = ["OuroDecoderLayer"]  # noqa: RUF012
     _can_record_outputs = {"hidden_states": OuroDecoderLayer, "attentions": OuroAttention}  # noqa: RUF012
-
-    @classmethod
-    def check_shapes(cls, config: OuroConfig, tensors: Mapping[str, StoredTensor]) -> None:
-        """See `LoopedPreTrainedModel.check_shapes`."""
-        check_shapes(config, tensors)
 
 
 class OuroModel(OuroPreTrainedModel, SharedBlockModel):
@@ -45,11 +38,6 @@ class OuroModel(OuroPreTrainedModel, SharedBlockModel):
         super().__init__(config)
         self.early_exit_gate = nn.Linear(config.hidden_size, 1)
         self.post_init()
-
-    @property
-    def num_loops(self) -> int:
-        """T, loops at full depth."""
-        return self.config.total_ut_steps  # type: ignore[no-any-return]
 
     def gate_logits(self, hidden_states: Tensor) -> Tensor:
         """Logits `[...]` of the exit gate for normed states `[..., D]`."""

@@ -48,8 +48,8 @@ class SharedBlockModel(LoopedPreTrainedModel):
 
     @property
     def num_loops(self) -> int:
-        """T, loops at full depth."""
-        raise NotImplementedError
+        """T, loops at full depth, by the name that `recurrence` sets (`attribute_map` where the config has another)."""
+        return self.config.num_loops  # type: ignore[no-any-return]
 
     def end_loop(self, hidden_states: Tensor) -> Tensor:
         """What a loop leaves of the layers' output, `[..., D]`: its norm."""
