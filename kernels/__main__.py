@@ -21,13 +21,17 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     targets: Annotated[str, typer.Option(help="Some of these, comma-separated.")] = ",".join(TARGETS),
+    kernel: Annotated[str, typer.Option(help="One of those in kernels/variants.py; all of them by default.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as a JSON list instead.")] = False,
 ) -> None:
     """Compile every kernel for every target; exit code 1 on a spill, too much shared memory or narrow loads."""
     wanted = targets.split(",")
     if unknown := set(wanted) - set(TARGETS):
         raise typer.BadParameter(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
-    jobs = [(target, number) for target in wanted for number, _ in enumerate(variants())]
+    numbers = [number for number, variant in enumerate(variants()) if kernel in ("", variant.kernel)]
+    if not numbers:
+        raise typer.BadParameter(f"no such kernel: {kernel}; kernels/variants.py names them")
+    jobs = [(target, number) for target in wanted for number in numbers]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         rows = list(track(pool.map(compile_numbered, jobs), "compiling", len(jobs), console=Console(stderr=True)))
     if as_json:

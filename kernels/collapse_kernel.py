@@ -303,7 +303,7 @@ if wants_triton():
             )
             tl.store(statistics_row + _DROP, drop)
             tl.store(statistics_row + _PERIODICITY, periodicity)
-            tl.store(statistics_row + _LAG, lag.to(tl.float32))
+            tl.store(statistics_row + _LAG, lag)
             tl.store(statistics_row + _ECHO, echo)
             tl.store(statistics_row + _DISTINCT, distinct)
             tl.store(statistics_row + _PROXIMITY, 1.0 - repetition * (1.0 - certainty))

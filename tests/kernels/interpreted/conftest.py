@@ -30,6 +30,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def on_device(monkeypatch):
     """Makes every tensor of a test on the device under test, and poisons memory that nobody wrote."""
+    assert INTERPRETED or DEVICE != "cpu", "kernels run with TRITON_INTERPRET=1 or on a GPU"
     torch.set_default_device(DEVICE)
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, partial(_poisoned, getattr(torch, name)))
