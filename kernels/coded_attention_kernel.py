@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
 """Attention over coded planes in Triton: `coded_attention.py`, which decodes while it reads.
 
 Formula and reference are those of `coded_attention.py`. Keys are split along the context and joined as in

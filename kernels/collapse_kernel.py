@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
 """Proximity to collapse in one launch of a Triton kernel: the formulas of `collapse.py`, one program a row."""
 
 import torch

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
 """Gumbel noise without a state: each number is a hash of what it is for (`decode.sampling`), in integers.
 
 Torch and Triton compute the same bits; the logarithms that follow may differ in the last ones.

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
 """Statistics from the ten numbers of a token's Gram matrix: size and turning of its steps, spectrum, fate.
 
 With G_ij = <D_{t-i}, D_{t-j}> of the last K = 4 differences D_t = h_t - h_{t-1} of its loop states:

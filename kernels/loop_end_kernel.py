@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
 """The end of a loop behind its norm in one launch of a Triton kernel: the formulas of `loop_end.py`, one program a row.
 
 Mode and thresholds are read row by row, so that one launch serves any mixture of rules.

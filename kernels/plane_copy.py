@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
 """Copies the K/V of positions from one plane to others.
 
     copy_plane         planes[target, p] = planes[source, p]             for each position p of a layer

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
 """Gates and ups of the rows of a pass, which are normed: products and the gated numbers in one kernel.
 
 With W = [W_gate; W_up] packed:

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
 """The product of the rows of a pass with a weight: `y = x W^T`, of the same bits whatever rows come along.
 
 `row_parts` leaves it in parts, one for each split of a row, float32 `[S, R, N]` with y = sum_s y_s: for outputs that

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
 """What stands between two products of a pass: RMS norms and the residual, in Triton.
 
     row_norm        y = r + n(x),   n(x) = w round(x / sqrt(mean(x^2) + epsilon))

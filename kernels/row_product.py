@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
 """Products of the few rows of a decode pass with a weight, by tiles of 16 rows: what the `row_*` kernels share.
 
 A pass over R rows reads every weight once and is bound by that, so a program holds some outputs' rows of the weight, or

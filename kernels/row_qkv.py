@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
 """Query, key and value of the rows of a pass: product, rotary embedding and the write to the K/V plane.
 
 For a normed row x at position p, with W = [W_q; W_k; W_v] packed, and C and S the cosines and sines of p, of which the

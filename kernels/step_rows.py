@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
 """What stands around the layers of a step on a GPU, with the likeliest ids, in three launches of Triton kernels.
 
     begin_rows     which lanes are rows, by stage and then in their order: their places, settings and states

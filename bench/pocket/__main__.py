@@ -16,7 +16,7 @@ from sigma0.bench.core.options import HardHalf, LookUps, StorySeed, WorldSplit
 from sigma0.bench.core.output import BenchTable, tell_report
 from sigma0.bench.pocket.card import about, evaluation_table, forms_table, model_card
 from sigma0.bench.pocket.evaluate import evaluate, summarize
-from sigma0.bench.pocket.prompts import free_runs, json_line, micro_world
+from sigma0.bench.pocket.prompts import check_people, free_runs, json_line, micro_world, people
 from sigma0.bench.pocket.recipe import RECIPES, Recipe
 from sigma0.bench.pocket.train import LOG, Report, draw_curve, finish, read_log, train
 from sigma0.bench.pocket.world import LOOK_UPS, MIX
@@ -117,11 +117,36 @@ def prompts_command(
     look_ups: LookUps = False,
     hardest: Annotated[int, typer.Option(min=1, max=6, help="The highest difficulty drawn.")] = 6,
     forms: Annotated[float, typer.Option(min=0, max=1, help="Share asked in the forms of outer loops.")] = 0.0,
+    as_people: Annotated[bool, typer.Option("--people", help="As people ask: few sentences, later turns.")] = False,
 ) -> None:
     """Print questions with their answers as JSON lines, every other one as chat."""
     with one_line_errors():
-        for prompt in micro_world(n, split, seed, hard, LOOK_UPS if look_ups else MIX, hardest, forms=forms):
+        asked = micro_world(n, split, seed, hard, LOOK_UPS if look_ups else MIX, hardest, forms=forms)
+        for prompt in (one.prompt for one in people(n, split, seed)) if as_people else asked:
             typer.echo(json_line(prompt))
+
+
+@app.command("people")
+def people_command(
+    model: ModelArgument = "pocket",
+    n: Annotated[int, typer.Option(min=1, help="Chats, one question each.")] = 1000,
+    split: WorldSplit = "test",
+    seed: StorySeed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure answers and doors on held-out questions as people ask them, by kind."""
+    torch.set_num_threads(1)
+    with one_line_errors():
+        looped, tokenizer = load(model, device="cpu", dtype="float32")
+        with progress_bar("questions", n, as_json) as advance:
+            groups = check_people(looped, tokenizer, n, split, seed, advance)
+    if tell_report({"model": model, "split": split, "seed": seed, "n": n, "groups": groups}, None, as_json):
+        headings = ("questions", "n", "right, %", "door open, %", "of those right, %")
+        cells = [
+            (kind, str(int(row["n"])), *(f"{100 * row[name]:.1f}" for name in ("right", "open", "open_right")))
+            for kind, row in groups.items()
+        ]
+        Console().print(BenchTable(headings, cells, f"{model}, {split} split, seed {seed}").rich())
 
 
 @app.command("about")

@@ -188,5 +188,5 @@ def encode_messages(
     spans = [(start + len(given) * (place == 0), end + len(EOS)) for place, (start, end) in enumerate(spans)]
     encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
     marks = [any(end > begin and start < stop for begin, stop in spans) for start, end in encoding.offsets]
-    own = [(token,) for token, mark in zip(encoding.ids, marks, strict=True) if mark]
+    own: list[tuple[int, ...]] = [(token,) for token, mark in zip(encoding.ids, marks, strict=True) if mark]
     return Encoded(encoding.ids, marks, own, [NONE] * len(encoding.ids))

@@ -73,9 +73,8 @@ class Decoder(ABC):
         self.is_read = True
         return now(self.ids) - start
 
-    @abstractmethod
-    def read(self) -> None:
-        """What `prompt` times."""
+    def read(self) -> None:  # noqa: B027
+        """What `prompt` times; nothing where a way has a `prompt` of its own."""
 
     @abstractmethod
     def decode(self) -> Decoded:
