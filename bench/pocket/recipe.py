@@ -232,10 +232,10 @@ _PEOPLE: dict[str, Any] = {
     "decay": 0.7,
 }
 RECIPES: dict[str, Recipe] = {
-    "pocket-base": Recipe(),
-    "pocket": Recipe(**_PEOPLE, start="pocket-base"),
-    "pocket-large-base": Recipe(**_LARGE, lessons=_lessons(2600), block_rate=5e-3),
-    "pocket-large": Recipe(**_LARGE, **_PEOPLE, start="pocket-large-base"),
+    "pocket": Recipe(),
+    "pocket-people": Recipe(**_PEOPLE, start="pocket"),
+    "pocket-large": Recipe(**_LARGE, lessons=_lessons(2600), block_rate=5e-3),
+    "pocket-large-people": Recipe(**_LARGE, **_PEOPLE, start="pocket-large"),
     "pocket-raven": Recipe(
         lessons=_LOOK_UP_LESSONS,
         batch=12,
@@ -247,7 +247,7 @@ RECIPES: dict[str, Recipe] = {
         warmup=50,
         recurrence=Recurrence(),
     ),
-    # pocket-base, taught the forms in which outer loops ask
+    # pocket, taught the forms in which outer loops ask
     "pocket-solver": Recipe(
         lessons=(
             Lesson("forms", 3000, DIFFICULTIES[-1], trails=False, forms=0.85),
@@ -261,7 +261,7 @@ RECIPES: dict[str, Recipe] = {
         block_rate=3e-3,
         decay=0.7,
         anew=True,
-        start="pocket-base",
+        start="pocket",
     ),
 }
 

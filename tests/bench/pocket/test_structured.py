@@ -19,7 +19,7 @@ ITEMS = [item for scene in SCENES for item in scene.items]
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return RECIPES["pocket"].tokenizer()
+    return RECIPES["pocket-people"].tokenizer()
 
 
 def test_an_answer_in_json_says_what_the_sentence_says():

@@ -262,7 +262,7 @@ def test_shipped_recipes_teach_everything_in_the_end(name):
     recipe = RECIPES[name]
     last = recipe.lessons[-1]
     # a Raven is taught look-ups alone
-    mixes = {"pocket": PEOPLE, "pocket-large": PEOPLE, "pocket-raven": LOOK_UPS}
+    mixes = {"pocket-people": PEOPLE, "pocket-large-people": PEOPLE, "pocket-raven": LOOK_UPS}
     assert (last.hardest, last.mix) == (3 if recipe.recurrence else 6, mixes.get(name, MIX)) and not last.trails
     # one that goes on from another's weights needs no hints
     assert all(lesson.trails == (recipe.start is None) for lesson in recipe.lessons[:-1])
