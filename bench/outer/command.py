@@ -1,13 +1,16 @@
 """`outer`: outer loops beside votes that cost the same; `distill`: a program; `agent`: a repository with faults."""
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from itertools import islice
 from math import ceil
 from pathlib import Path
+from random import Random
 from typing import Annotated
 
 import torch
@@ -22,7 +25,7 @@ from sigma0.bench.core.rows import OuterRow
 from sigma0.bench.outer.measure import Asked, examples, hard_questions, questions, run, run_vote, to_row, where_from
 from sigma0.bench.outer.program import Trace, induce
 from sigma0.bench.outer.table import levels_table, table
-from sigma0.bench.outer.toy import FAULTS, write
+from sigma0.bench.outer.toy import FAULTS, planted, write
 from sigma0.bench.outer.ways import (
     MAX_TOKENS,
     Answered,
@@ -41,11 +44,12 @@ from sigma0.bench.pocket.items import Item
 from sigma0.checkpoints.about import read_about
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Threads
+from sigma0.config import Messages
 from sigma0.models.load import load_causal
 from sigma0.models.prompts import encode
 from sigma0.reason.agent.agent import AgentSettings, RepoAgent
 from sigma0.reason.agent.escalation import ThreeTierEscalation
-from sigma0.reason.chat import ChatModel, LocalChat
+from sigma0.reason.chat import ChatModel, LocalChat, ScriptedChat
 from sigma0.reason.desk import Desk
 from sigma0.reason.lemma.form_solver import FormSolver
 from sigma0.reason.lemma.settings import LemmaSettings
@@ -264,41 +268,68 @@ def agent(
     steps: Annotated[int, typer.Option(min=4, help="Steps on each fault at most; a tier every quarter.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each reply at most.")] = 128,
     seed: Annotated[int, typer.Option(help="Of the questions.")] = 0,
+    toys: Annotated[int, typer.Option(min=0, help="So many drawn repositories, with choices; 0: the five faults.")] = 0,
+    tiers: Annotated[int, typer.Option(min=0, max=3, help="Tiers that act.")] = 3,
+    chance: Annotated[bool, typer.Option(help="Choose by lot among the same actions, whatever the model.")] = False,
     threads: Threads = 1,
     out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Let the three-tier agent mend a small repository with one of several faults at a time."""
+    """Let the three-tier agent mend small repositories with one fault each."""
     torch.set_num_threads(threads)
     started = datetime.now(timezone.utc).isoformat()
     with one_line_errors():
         check_ledger(out)
+        if chance and not toys:
+            raise ValueError("--chance chooses among listed actions: give --toys")
         sandbox = Sandbox()
         if sandbox.unavailable is not None:
             raise ValueError(f"the agent runs tests in a sandbox alone, and there is none: {sandbox.unavailable}")
+        faults: list[Callable[[Path], None]] = [partial(write, fault=fault) for fault in FAULTS]
+        if toys:
+            faults = [planted(seed, index, held_out=True).write for index in range(toys)]
         # conditions of the row: the faults are the questions
         where = f"a repository of the micro-world's rules with one of {len(FAULTS)} faults"
+        where = f"{toys} repositories of toy functions with a held-out fault, seed {seed}" if toys else where
         asked, _ = open_asked(model, hard_questions(2, seed), where, None)
-        quarter = steps // 4
-        tiers = ThreeTierEscalation(
-            tier1=quarter, tier2=2 * quarter, tier3=3 * quarter, check_interval=max(1, quarter // 2), max_steps=steps
+        settings = AgentSettings(
+            escalation=_tiers(steps, tiers), max_tokens=max_tokens, context_chars=8_000, held=held, choices=toys > 0
         )
-        settings = AgentSettings(escalation=tiers, max_tokens=max_tokens, context_chars=8_000, held=held)
         results, taken, refused = [], 0, 0
-        with progress_bar("faults", len(FAULTS), as_json) as advance:
-            for place, fault in enumerate(FAULTS):
+        with progress_bar("faults", len(faults), as_json) as advance:
+            for place, plant in enumerate(faults):
                 desk = Desk(Trail(), seed=seed + place)
                 with tempfile.TemporaryDirectory() as folder:
-                    write(Path(folder), fault)
-                    result = RepoAgent([asked.chat], sandbox, desk, settings).solve(TASK, Path(folder))
+                    plant(Path(folder))
+                    chooser = ScriptedChat(_by_lot(Random(seed + place)), "chance") if chance else asked.chat
+                    result = RepoAgent([chooser], sandbox, desk, settings).solve(TASK, Path(folder))
                 taken += result.steps
                 refused += sum(decision.what == "refused" for decision in desk.trail.decisions)
                 results.append(Answered(result.patch, result.solved, right=result.solved, usage=desk.usage))
                 advance(place + 1)
-        changed = asked.conditions.model_copy(update={"n": len(FAULTS), "max_new_tokens": max_tokens})
-        way = f"agent, {'held to actions' if held else 'free'}, {steps} steps"
+        changed = asked.conditions.model_copy(update={"n": len(faults), "max_new_tokens": max_tokens})
+        chosen = ("chance" if chance else "choices") if toys else "held to actions" if held else "free"
+        acting = "" if tiers == 3 else f", {tiers} tiers"
+        way = f"agent, {chosen}, {steps} steps{acting}"
         row = to_row(way, replace(asked, conditions=changed), results, {}, seed, started)
         append_row(out, row)
     solved = sum(one.right for one in results)
-    line = f"{solved} of {len(FAULTS)} faults mended; {refused} of {taken} replies were no action that could be taken"
-    tell_rows([row], as_json, lambda: typer.echo(line), f"1 row in {out}")
+    interval = f"({row.right.low:.1%} to {row.right.high:.1%})"
+    line = f"{solved} of {len(faults)} faults mended {interval}; {refused} of {taken} replies were no action"
+    tell_rows([row], as_json, lambda: typer.echo(f"{line} that could be taken"), f"1 row in {out}")
+
+
+def _tiers(steps: int, acting: int) -> ThreeTierEscalation:
+    """A tier every quarter of the steps; those above `acting` after the last step, which is never."""
+    starts = [steps * (tier + 1) // 4 if tier < acting else steps + tier for tier in range(3)]
+    first, second, third = starts
+    return ThreeTierEscalation(first, second, third, check_interval=max(1, steps // 8), max_steps=steps)
+
+
+def _by_lot(rng: Random) -> Callable[..., str]:
+    """Replies with one of the texts that a grammar of choices lists."""
+
+    def reply(messages: Messages, grammar: str, **_: object) -> str:
+        return str(json.loads(rng.choice(re.findall(r'"(?:[^"\\]|\\.)*"', grammar))))
+
+    return reply

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.pocket.data import Batch, collate, fit, note_row
 from sigma0.bench.pocket.forms import TOKENS, form_scene
 from sigma0.bench.pocket.items import DIFFICULTIES
+from sigma0.bench.pocket.structured import CODE_TOKENS, json_scene, repair_row, tool_row
 from sigma0.bench.pocket.structured import TOKENS as TOOL_TOKENS
-from sigma0.bench.pocket.structured import json_scene, tool_row
 from sigma0.bench.pocket.tokenizer import MAX_LENGTH, PAD, build_tokenizer
 from sigma0.bench.pocket.world import LOOK_UPS, MIX, PEOPLE, Mix, draw
 from sigma0.models.ouro import OuroForCausalLM
@@ -40,6 +40,7 @@ class Lesson:
     forms: float = 0.0  # Share of questions that are asked in another form than by themselves (see `forms`)
     in_json: float = 0.0  # Share of questions that are answered in JSON (see `structured`)
     tools: float = 0.0  # Share of rows with calls of tools (see `structured`)
+    repairs: float = 0.0  # Share of rows of an agent's actions on toy repositories (see `structured`)
     emphasis: float = 1.0  # Weight of an answer's tokens that decide, such as yes and no, beside its others
     rate: float = 1.0  # Of the peak rates
 
@@ -190,8 +191,12 @@ class Recipe:
                 rows.append(note_row(tokenizer, self.seed, number))
                 continue
             scene = draw("train", self.seed, number, hardest=lesson.hardest, mix=lesson.mix)
-            if Random(f"row/{self.seed}/{number}").random() < lesson.tools:
+            kind = Random(f"row/{self.seed}/{number}").random()
+            if kind < lesson.tools:
                 rows.append(tool_row(tokenizer, scene, f"{self.seed}/{number}", self.length))
+                continue
+            if kind < lesson.tools + lesson.repairs:
+                rows.append(repair_row(tokenizer, self.seed, number, self.length))
                 continue
             scene = json_scene(scene, f"{self.seed}/{number}", lesson.in_json)
             scene = form_scene(scene, f"{self.seed}/{number}", lesson.forms)
@@ -201,7 +206,7 @@ class Recipe:
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """The micro-world's; where forms are taught, with their pieces as tokens."""
         tokenizer = build_tokenizer()
-        taught = {TOKENS: "forms", TOOL_TOKENS: "tools"}
+        taught = {TOKENS: "forms", TOOL_TOKENS: "tools", CODE_TOKENS: "repairs"}
         for pieces in (pieces for pieces, name in taught.items() if any(getattr(one, name) for one in self.lessons)):
             tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
         return tokenizer

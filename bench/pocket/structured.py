@@ -2,7 +2,7 @@
 
 A JSON answer has the keys that are asked for, or begins as a schema makes it begin, which is then no choice of the
 reader's (`Item.given`). The tools are two: what is told of somebody or something, and the sum of two numbers. They are
-called along the way of a question whose story the reader does not see.
+called along the way of a question whose story the reader does not see. And an agent's actions on toy repositories.
 """
 
 import json
@@ -14,11 +14,15 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from sigma0.bench.outer.toy import TOYS, planted
 from sigma0.bench.pocket.data import NONE, Encoded
 from sigma0.bench.pocket.forms import named, solution
 from sigma0.bench.pocket.items import Item, Scene, words_of
 from sigma0.bench.pocket.stories import UNSAID
 from sigma0.bench.pocket.tokenizer import BOS, EOS
+from sigma0.reason.agent.actions import AnyAction, Finish, ReadFile, RunTests, StartOver
+from sigma0.reason.agent.choices import ACT, edits_of, question, written
+from sigma0.reason.agent.reports import TestReport
 
 IN_JSON, UNKNOWN, SURE = "In JSON:", "unknown", "sure"
 # Of a family, the keys that its answers go by; the first is what the examples show.
@@ -55,6 +59,12 @@ TOOLS: tuple[dict[str, Any], ...] = tuple(
 TOKENS = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", '{"name": "', '", "arguments": {"'),
     *("look_up", "Tools:", "Nothing is told of", IN_JSON, f'"{SURE}": ', "true", "false"),
+)
+CODE_TOKENS = (
+    *("def ", "return ", "(a, b): ", "(a): ", "(items): ", ".py", "::test_", "Failing:", "Not tested.", "All pass."),
+    *("Files:", ACT, '{"action": "edit", "path": "', '", "old": "', '", "new": "', '{"action": "read", "path": "'),
+    *('{"action": "run_tests"}', '{"action": "start_over"}', '{"action": "finish"}', "[0]", "[-1]", "//", "=="),
+    *(*TOYS, *(toy.name for toys in TOYS.values() for toy in toys)),
 )
 _WHERE = re.compile(r"Where is (.*)\?")
 _ASSISTANT = re.compile(re.escape(f"{BOS}assistant\n") + "(.*?)" + re.escape(EOS), re.DOTALL)
@@ -174,6 +184,47 @@ def tool_row(tokenizer: PreTrainedTokenizerFast, scene: Scene, seed: str, length
     if result is None:
         raise ValueError(f"a question and its calls do not fit into {length} tokens: {items[0].question!r}")
     return result
+
+
+def repairs(seed: int, index: int) -> list[tuple[str, str]]:
+    """Moments of a repair of a toy repository, in their order: what an agent is shown, and the action that helps."""
+    rng = Random(f"repairs/{seed}/{index}")
+    toys = planted(seed, index, held_out=False)
+    mend, path = toys.mend, toys.mend.path
+    paths = sorted(name for name in toys.files if not name.startswith("test_"))
+    failing, passing = _report(f"test_{path}::test_{toys.toy.name}"), _report()
+    shown, mended = (path, toys.files[path]), (path, toys.mended)
+    read, tests = ReadFile(action="read", path=path), RunTests(action="run_tests")
+    other = rng.choice([name for name in paths if name != path])
+    worse = rng.choice([edit for edit in edits_of(*shown) if edit.old != mend.old])
+    named = re.search(r"def (\w+)", worse.old)
+    assert named is not None
+    twice = _report(f"test_{path}::test_{toys.toy.name}", f"test_{path}::test_{named[1]}")
+    moments: list[tuple[TestReport | None, tuple[str, str] | None, AnyAction]] = [
+        (failing, None, read),
+        (failing, (other, toys.files[other]), read),
+        (failing, shown, mend),
+        (twice, (path, shown[1].replace(worse.old, worse.new)), StartOver(action="start_over")),
+        (None, shown, tests),
+        (None, mended, tests),
+        (passing, mended, Finish(action="finish")),
+    ]
+    return [(question(report, paths, file), written(action)) for report, file, action in moments]
+
+
+def _report(*failing: str) -> TestReport:
+    return TestReport(frozenset(), frozenset(failing), frozenset(), not failing, "", "")
+
+
+def repair_row(tokenizer: PreTrainedTokenizerFast, seed: int, index: int, length: int) -> Encoded:
+    """One moment of a repair as a chat, or two; most often the one at which an edit is to be chosen."""
+    rng = Random(f"moments/{seed}/{index}")
+    moments = rng.choices(repairs(seed, index), (1, 1, 6, 1, 0.5, 0.5, 1), k=rng.choice((1, 2)))
+    messages: list[dict[str, Any]] = []
+    for asked, reply in moments:
+        messages += {"role": "user", "content": asked}, {"role": "assistant", "content": reply}
+    row = encode_messages(tokenizer, messages)
+    return row if len(row.ids) <= length else encode_messages(tokenizer, messages[:2])
 
 
 def encode_messages(

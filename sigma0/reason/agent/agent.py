@@ -13,7 +13,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from sigma0.config import Effort
+from sigma0.config import Effort, Messages
+from sigma0.reason.agent import choices
 from sigma0.reason.agent.actions import (
     ActionFault,
     AnyAction,
@@ -107,6 +108,10 @@ class _Work:
         self.plans = 0
         self.steps = 0
         self.failed: str | None = None
+        # of choices: the file last read, edits so far, and those that are not to be made again
+        self.shown: str | None = None
+        self.tried: set[EditFile] = set()
+        self.barred: frozenset[EditFile] = frozenset()
 
     def run(self) -> AgentResult:
         try:
@@ -162,8 +167,7 @@ class _Work:
         """Asks for an action and takes it; tells whether it finished the work."""
         assert self.context is not None
         warned = self._is_warned
-        question = self.context.step_question(step, self.settings.escalation.max_steps, warned)
-        grammar = (action_grammar(WARNED_TOOLS) if warned else action_grammar()) if self.settings.held else None
+        question, grammar = self._asked(step, warned)
         settings = ChatSettings(self._effort, self.settings.max_tokens, self.settings.temperature, grammar=grammar)
         answer = self.desk.ask(self._model, f"step {step}", question, settings)
         self.steps = step
@@ -188,15 +192,32 @@ class _Work:
         self.context.exchanges.append((cut(answer.text, most), cut(observation, most)))
         return finished
 
+    def _asked(self, step: int, warned: bool) -> tuple[Messages, str | None]:
+        """What the model is shown, and the grammar that holds its reply."""
+        assert self.context is not None
+        if self.settings.choices:
+            paths = sorted(path for path in self.workspace.files() if not self.workspace.is_protected(path))
+            shown = None if self.shown is None else (self.shown, self.workspace.text(self.shown))
+            report = self.report if self.tested == self.workspace.revision else None
+            text = choices.question(report, paths, shown)
+            allowed = choices.actions(paths, shown, self.barred, warned)
+            return [{"role": "user", "content": text}], choices.choice_grammar(allowed)
+        question = self.context.step_question(step, self.settings.escalation.max_steps, warned)
+        grammar = (action_grammar(WARNED_TOOLS) if warned else action_grammar()) if self.settings.held else None
+        return question, grammar
+
     def _act(self, action: AnyAction) -> str:
         """Takes an action, and tells what came of it."""
         match action:
             case ListFolder(path=path):
                 return self.workspace.list(path)
             case ReadFile(path=path, start=start, lines=lines):
-                return self.workspace.read(path, start, lines)
+                text = self.workspace.read(path, start, lines)
+                self.shown = path
+                return text
             case EditFile(path=path, old=old, new=new):
                 self.workspace.edit(path, old, new)
+                self.tried.add(action)
                 return f"{path} is changed."
             case StartOver():
                 self.workspace.reset()
@@ -277,6 +298,9 @@ class _Work:
         summary = cut(self.report.summary, self.settings.context_chars // 10)
         opening = f"The tests say:\n{summary}\n\nWhen you began, this stood there:\n\n{shown}"
         self.context = AgentContext(self.task, strategy, opening, self.settings.context_chars, notes)
+        if self.settings.choices:
+            self.barred, self.shown = frozenset(self.tried), None
+            return
         self.plans += 1
         plan = self.desk.ask(
             self._model,

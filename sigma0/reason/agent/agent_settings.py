@@ -39,6 +39,8 @@ class AgentSettings:
         workspace: How much is copied at most.
         held: Whether replies are held to one action by a grammar: of models in this process, and of servers that take
             one. What an action says is still the model's.
+        choices: Whether a reply is one of few actions that are listed (`sigma0.reason.agent.choices`), for models that
+            were taught them: nothing else is shown, no plan is asked for, and a new strategy bars the edits before it.
     """
 
     escalation: ThreeTierEscalation = field(default_factory=ThreeTierEscalation)
@@ -51,6 +53,7 @@ class AgentSettings:
     protected: tuple[str, ...] = PROTECTED
     workspace: WorkspaceLimits = field(default_factory=WorkspaceLimits)
     held: bool = False
+    choices: bool = False
 
     @property
     def is_pytest(self) -> bool:

@@ -1,6 +1,7 @@
 """The small repository passes its tests, fails them with each fault, and is what the agent's bench works on."""
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
-from sigma0.bench.outer.toy import FAULTS, write
+from sigma0.bench.outer.command import _by_lot
+from sigma0.bench.outer.toy import FAULTS, TOYS, is_held_out, planted, write
+from sigma0.reason.agent import choices
 
 
 def passes(folder):
@@ -33,3 +36,36 @@ def test_the_command_counts_what_was_mended(tmp_path):
     assert result.exit_code == 0 and f"0 of {len(FAULTS)} faults mended" in result.output, result.output
     row = json.loads(out.read_text())
     assert (row["n"], row["right"]["value"], row["way"]) == (len(FAULTS), 0, "agent, held to actions, 4 steps")
+
+
+def test_every_change_of_a_toy_is_seen_by_its_test_and_can_be_taken_back():
+    def result(toy, returns, given):
+        return repr(eval(f"(lambda {toy.takes}: {returns})({given})"))
+
+    lines = []
+    for toy in (toy for toys in TOYS.values() for toy in toys):
+        assert all(result(toy, toy.returns, given) == expected for given, expected in toy.calls)
+        for edit in choices.edits_of("a.py", toy.line):
+            returns = edit.new.partition("return ")[2]
+            assert any(result(toy, returns, given) != expected for given, expected in toy.calls), edit.new
+            assert toy.line in [back.new for back in choices.edits_of("a.py", edit.new)]
+            lines.append(edit.new)
+    assert 8 <= sum(map(is_held_out, lines)) <= len(lines) // 3 and len(lines) == 44
+
+
+def test_drawn_repositories_hold_one_fault_of_their_kind():
+    for held_out in (True, False):
+        for index in range(40):
+            toys = planted(0, index, held_out)
+            assert is_held_out(toys.mend.old) == held_out and toys.mend.new == toys.toy.line
+            assert toys.files[toys.mend.path].count(toys.mend.old) == 1 and toys.toy.line in toys.mended
+            assert toys == planted(0, index, held_out) != planted(0, index + 1, held_out)
+            tests = toys.files[f"test_{toys.mend.path}"]
+            assert f"test_{toys.toy.name}()" in tests and f"import {toys.toy.name}" in tests.replace(", ", "\nimport ")
+
+
+def test_chance_chooses_among_the_listed_actions():
+    listed = choices.actions(["a.py"], ("a.py", "def add(a, b): return a + b\n"))
+    reply = _by_lot(random.Random(0))
+    drawn = {reply(messages=[], grammar=choices.choice_grammar(listed)) for _ in range(200)}
+    assert drawn == {choices.written(action) for action in listed} and len(listed) == 7

@@ -2,14 +2,28 @@
 
 import json
 import re
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from sigma0.bench.pocket.recipe import RECIPES
+from sigma0.bench.outer.toy import is_held_out
+from sigma0.bench.pocket.recipe import RECIPES, Lesson
 from sigma0.bench.pocket.stories import UNSAID
-from sigma0.bench.pocket.structured import KEYS, TOOLS, encode_messages, json_item, list_item, tool_messages, tool_row
+from sigma0.bench.pocket.structured import (
+    KEYS,
+    TOOLS,
+    encode_messages,
+    json_item,
+    list_item,
+    repair_row,
+    repairs,
+    tool_messages,
+    tool_row,
+)
 from sigma0.bench.pocket.world import PEOPLE, draw
+from sigma0.reason.agent.actions import parse_action
+from sigma0.reason.agent.choices import edits_of
 from sigma0.serve.api.tools import call_style
 from tests.bench.pocket.test_world import _answer
 
@@ -114,3 +128,22 @@ def test_rows_of_tools_fit_and_show_every_way(tokenizer):
     silent = [text for text in texts if "Tools:" not in text]
     assert len(calls) > 70 and all(text.count("assistant") == text.count(UNSAID) for text in silent) and silent
     assert any("Tools:" in text and "<tool_call>" not in text and UNSAID not in text for text in texts)
+
+
+def test_moments_of_a_repair_are_those_that_the_agent_asks_about():
+    kinds = set()
+    for index in range(60):
+        for question, reply in repairs(0, index):
+            action = parse_action(reply)
+            status, _, rest = question.partition(". ")
+            text = {"Failing": "failing", "All pass": "passing", "Not tested": "untested"}[status.split(":")[0]]
+            kinds.add((text, "Files:" in rest, action.action))
+            if action.action == "edit":
+                assert f"{action.old}." in question and action in list(edits_of(action.path, f"{action.old}\n"))
+                assert not is_held_out(action.old)
+    assert kinds == {
+        ("failing", True, "read"), ("failing", False, "read"), ("failing", False, "edit"),
+        ("failing", False, "start_over"), ("untested", False, "run_tests"), ("passing", False, "finish"),
+    }  # fmt: skip
+    coder = replace(RECIPES["pocket"], lessons=(Lesson("repairs", 1, 1, repairs=1.0, trails=False),)).tokenizer()
+    assert max(len(repair_row(coder, 0, index, 256).ids) for index in range(60)) <= 256
