@@ -2,7 +2,6 @@
 
 import json
 
-import httpx
 import pytest
 
 import sigma0
@@ -12,6 +11,7 @@ from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
 from tests.marks import fast_if
 from tests.serve.api.test_chat import lines
+from tests.serve.api.test_completions import post as complete
 from tests.serve.conftest import served
 from tests.serve.engine.spied_worker import KV
 
@@ -21,8 +21,7 @@ CIRCLES, ORDINARY = "hello world", "Mary went to the park. The hat is with Mary.
 def post(server, prompt=CIRCLES, sigma0=None, **body):
     # under this setting the text runs in circles within its limit
     sigma0 = {"exit": {"mode": "qexit", "q": 0.6}, **(sigma0 or {})}
-    body = {"model": "pocket", "prompt": prompt, "max_tokens": 64, "sigma0": sigma0, **body}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+    return complete(server, prompt=prompt, max_tokens=64, sigma0=sigma0, **body)
 
 
 FAST = (("stop", "finish"), ("stop", "verify"))

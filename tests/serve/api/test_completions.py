@@ -13,9 +13,9 @@ from tests.serve.api.test_chat import STORY, lines
 SAID = " Sara is in the bedroom."
 
 
-def post(server, **body):
+def post(server, timeout=60, **body):
     body = {"model": "pocket", "prompt": STORY, "max_tokens": 20, **body}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=timeout)
 
 
 def test_a_response_is_what_openai_says_it_is(plain, pocket):

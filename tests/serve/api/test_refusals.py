@@ -1,6 +1,7 @@
 """What is refused, and how: always in OpenAI's shape."""
 
 import json
+from unittest import mock
 
 import httpx
 import openai
@@ -210,9 +211,7 @@ def test_what_is_not_there(plain):
 
 
 def test_an_answer_that_cannot_be_written_counts_once(pocket, monkeypatch):
-    def broken(*_):
-        raise RuntimeError("no text for an id")
-
+    broken = mock.Mock(side_effect=RuntimeError("no text for an id"))
     monkeypatch.setattr("sigma0.serve.api.responses.chat_logprobs", broken)
     with served(pocket) as server:
         assert error_of(post(server, logprobs=True), 500)["code"] == "internal_error"
@@ -240,9 +239,7 @@ def test_a_failure_fails_one_request_alone(plain, caplog):
 
 
 def test_what_nobody_foresaw(plain, monkeypatch, caplog):
-    def broken(*_):
-        raise KeyError(STORY)
-
+    broken = mock.Mock(side_effect=KeyError(STORY))
     monkeypatch.setattr("sigma0.serve.api.requests.encode", broken)
     answer = post(plain)
     assert error_of(answer, 500)["code"] == "internal_error"
@@ -320,7 +317,6 @@ def test_limits_of_a_prompt(pocket):
         ("request_timeout", float("inf")),
         ("nonsense", 1),
         ("api_key", ""),
-        ("api_key", "a b"),
     ],
 )
 def test_settings_are_checked(name, value):
