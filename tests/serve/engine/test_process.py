@@ -12,10 +12,8 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from sigma0 import ExitConfig
-from sigma0.cli import app
 from sigma0.decode.grammar.spec import JsonSchema, Regex, Tool, ToolCalls
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.models.load import load
@@ -29,6 +27,7 @@ from sigma0.serve.engine.wire import EngineSpec
 from sigma0.signals.verdict import door
 from tests.serve.conftest import serving
 from tests.serve.engine.test_worker import LIMITS, collect, collect_one, endless, job
+from tests.test_cli import run
 
 pytestmark = pytest.mark.slow
 
@@ -180,7 +179,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_the_same_words(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="could not be loaded") as expected:
         load(str(tmp_path))
-    output = CliRunner().invoke(app, ["serve", str(tmp_path), "--port", "0"])
+    output = run("serve", str(tmp_path), "--port", "0")
     assert output.exit_code == 2 and " ".join(output.stderr.split()).endswith(f"error: {expected.value}")
 
 

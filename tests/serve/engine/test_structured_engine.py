@@ -28,16 +28,13 @@ SPECS = (
     Choice(("first", "second")),
 )
 SAMPLINGS = (SamplingParams(), SamplingParams(temperature=1.0, seed=4), SamplingParams(repetition_penalty=1.3))
+# Bytes of K/V under which requests are preempted.
+FEW = POSITION_BYTES * 8 * 16
 
 
 @pytest.fixture(scope="module")
 def byte():
     return byte_model(3)
-
-
-@pytest.fixture(scope="module")
-def model(byte):
-    return byte[0]
 
 
 def jobs(seed, count):
@@ -79,25 +76,15 @@ def written(events):
 
 
 @pytest.mark.grid(fast=0, slow=1)
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_company_changes_nothing(byte, seed):
-    wanted = jobs(seed, 16)
-    result, engine = together(byte, wanted)
-    assert engine.status().preemptions == 0
+@pytest.mark.parametrize("seed, blocks", [*((seed, KV) for seed in (0, 1, 2)), (3, FEW), (4, FEW)])
+def test_neither_company_nor_preemption_changes_anything(byte, seed, blocks):
+    wanted = jobs(seed, 16 if blocks == KV else 12)
+    result, engine = together(byte, wanted, blocks)
+    assert (engine.status().preemptions > 0) == (blocks == FEW)
+    # what is recomputed is counted in the passes
+    same = slice(4) if blocks == FEW else slice(None)
     for job, events in zip(wanted, result, strict=True):
-        assert outcome(events) == outcome(alone(*byte, job))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", [3, 4])
-def test_preemption_changes_nothing(byte, seed):
-    wanted = jobs(seed, 12)
-    result, engine = together(byte, wanted, POSITION_BYTES * 8 * 16)
-    assert engine.status().preemptions > 0
-    for job, events in zip(wanted, result, strict=True):
-        expected, preempted = outcome(alone(*byte, job)), outcome(events)
-        # the first four: what is recomputed is counted in the passes
-        assert preempted[:4] == expected[:4]
+        assert outcome(events)[same] == outcome(alone(*byte, job))[same]
 
 
 @pytest.mark.exhaustive
@@ -145,7 +132,7 @@ def test_a_grammar_that_breaks_fails_its_request_alone(byte, monkeypatch, kind, 
         return whole(*arguments)
 
     monkeypatch.setattr(kind, name, broken)
-    result, engine = together(byte, wanted, POSITION_BYTES * 8 * 16)
+    result, engine = together(byte, wanted, FEW)
     failed = [number for number, events in enumerate(result) if isinstance(events[-1], RequestFailed)]
     assert len(failed) == 1 and result[failed[0]][-1].cause == "RuntimeError"
     others = [number for number in range(len(wanted)) if number not in failed]
