@@ -14,7 +14,7 @@ from sigma0.serve.api import handlers as answering
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import drain
 from sigma0.serve.api.requests import RequestParser
-from tests.serve.api.test_chat import ASKED, SAID, lines, post
+from tests.serve.api.test_chat import ASKED, SAID, leaving, lines, post
 from tests.serve.conftest import held_up, served
 
 ASKING = {"model": "pocket", "messages": ASKED, "max_tokens": 20}
@@ -90,7 +90,7 @@ def test_too_many_requests_at_once(pocket, monkeypatch, limit, where):
 @pytest.mark.parametrize("running", [True, False])
 def test_who_leaves_a_stream_frees_the_service(held, running):
     ahead = None if running else begin(held)
-    with httpx.stream("POST", f"{held.url}/v1/chat/completions", json={**ASKING, "stream": True}) as answer:
+    with leaving(held) as answer:
         assert "assistant" in next(answer.iter_lines())
         until(lambda: len(held.service.tickets) == (1 if running else 2))
     until(lambda: held.service.tickets[-1].cancelled)

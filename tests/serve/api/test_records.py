@@ -17,13 +17,12 @@ from sigma0.serve.api.access import ServerSettings
 from sigma0.signals.drift import DriftMonitor
 from sigma0.signals.verdict import DoorPolicy, ReasonVerdict
 from tests.calibrated import calibrated, uncalibrated
-from tests.serve.api.test_chat import ASKED, LOST, chunks, post
+from tests.serve.api.test_chat import ASKED, LOST, chunks, leaving, post
 from tests.serve.api.test_info import scraped
 from tests.serve.api.test_load import begin, until
 from tests.serve.conftest import held_up, served, two_rungs
 
 KEY = "a-key-of-nobody"
-FULL = {"mode": "full"}
 
 
 @contextmanager
@@ -95,11 +94,9 @@ def test_no_door_of_a_ladder_loses_its_line(pocket, tmp_path):
 
 def test_a_client_that_leaves_leaves_a_line(pocket, tmp_path):
     with logged(pocket, tmp_path / "log.jsonl") as server:
-        with httpx.Client() as client:
-            asked = {"model": "pocket", "messages": ASKED, "stream": True, "max_tokens": 200, "sigma0": {"exit": FULL}}
-            with client.stream("POST", f"{server.url}/v1/chat/completions", json=asked) as response:
-                next(line for line in response.iter_lines() if '"fate"' in line)
-                server.service.gate.clear()
+        with leaving(server, max_tokens=200, sigma0={"exit": {"mode": "full"}}) as response:
+            next(line for line in response.iter_lines() if '"fate"' in line)
+            server.service.gate.clear()
         until(lambda: server.app.state.handler.open == 0)
         server.service.gate.set()
     (line,) = read_telemetry(tmp_path / "log.jsonl")
@@ -111,16 +108,13 @@ def test_a_client_that_leaves_leaves_a_line(pocket, tmp_path):
 def test_a_failure_and_time_that_is_over_leave_a_line_without_what_was_said(pocket, tmp_path, error, status):
     settings = ServerSettings(request_timeout=0.2 if status == 504 else 60, api_key=SecretStr(KEY))
     with logged(pocket, tmp_path / "log.jsonl", settings=settings) as server:
-        headers, asked = {"Authorization": f"Bearer {KEY}"}, {"model": "pocket", "messages": ASKED}
         if status == 500:
             server.service.held.fails = RuntimeError("Mary is a secret")
         else:
             server.service.gate.clear()
         # the second one was never begun
         for tokens, output in ((20, status), (-1, 400)):
-            body = {**asked, "max_tokens": tokens}
-            result = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
-            assert result.status_code == output
+            assert post(server, {"Authorization": f"Bearer {KEY}"}, max_tokens=tokens).status_code == output
         server.service.gate.set()
     (line,) = read_telemetry(tmp_path / "log.jsonl")
     assert (line.outcome, line.error, line.new_tokens) == ("failed", error, 0)

@@ -40,13 +40,8 @@ def text_of(answer):
 @pytest.mark.parametrize("after", ["finish", "verify", "drop"])
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_a_schema_is_followed(plain, after, temperature):
-    answer = ask(
-        plain,
-        response_format=FORMAT,
-        temperature=temperature,
-        seed=2,
-        sigma0={"exit": {"mode": "qexit", "q": 0.5, "after_exit": after}},
-    )
+    exits = {"mode": "qexit", "q": 0.5, "after_exit": after}
+    answer = ask(plain, response_format=FORMAT, temperature=temperature, seed=2, sigma0={"exit": exits})
     jsonschema.validate(json.loads(text_of(answer)), SCHEMA)
     details = answer.json()["sigma0"]["choices"][0]
     assert answer.json()["usage"]["completion_tokens_details"] == {"tokens_forced": details["tokens_forced"]}
