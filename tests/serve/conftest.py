@@ -86,8 +86,6 @@ def two_rungs(pocket, above=None):
 
 
 class Served:
-    """A served pocket."""
-
     def __init__(self, service, url, app):
         self.service, self.url, self.app = service, url, app
         self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)

@@ -296,9 +296,8 @@ def test_a_body_that_is_wrong_a_thousand_times_is_told_of_once(body):
 def test_limits_of_a_prompt(pocket):
     with served(pocket, ServerSettings(max_prompt_tokens=5, max_new_tokens=4, max_n=2, max_prompts=2)) as server:
         assert "over this server's limit of 5" in error_of(post(server), 400)["message"]
-        assert (
-            send(server, {"prompt": [5] * 5, "max_tokens": None, **exits(q=0.6)}).json()["usage"]["total_tokens"] == 9
-        )
+        answer = send(server, {"prompt": [5] * 5, "max_tokens": None, **exits(q=0.6)})
+        assert answer.json()["usage"]["total_tokens"] == 9
         for body, output in (
             ({"prompt": [5], "max_tokens": 5}, "at most 4"),
             ({"prompt": [5], "n": 3}, "at most 2 choices, got 3"),

@@ -26,9 +26,8 @@ def service(pocket):
 
 
 def job(pocket, new=12, **settings):
-    return EngineRequest(
-        tuple(pocket[1](STORY)["input_ids"]), new, settings.pop("exit_config", ExitConfig(q=0.6)), **settings
-    )
+    ids = tuple(pocket[1](STORY)["input_ids"])
+    return EngineRequest(ids, new, **{"exit_config": ExitConfig(q=0.6), **settings})
 
 
 def yes_or_no(pocket, **settings):
