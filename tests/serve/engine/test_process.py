@@ -137,26 +137,22 @@ async def test_draining_finishes_what_was_taken_and_ends_the_process(service, po
 
 
 def test_an_engine_that_is_killed_fails_its_requests_and_is_missed(pocket, caplog):
-    service = ProcessService(SPEC, 1)
     body = {"model": "pocket", "prompt": list(endless(pocket).prompt_ids), "max_tokens": 1900, "temperature": 2}
-    try:
-        with serving(create_app(service, ServerSettings())) as url:
-            assert httpx.get(f"{url}/health").status_code == 200
-            with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
-                lines = (line for line in answer.iter_lines() if line)
-                next(lines)
-                # at once, since so few tokens take it half a second
-                os.kill(service.pid, signal.SIGKILL)
-                *_, event, data = lines
-            error = json.loads(data.removeprefix("data: "))["error"]
-            assert (event, error["code"]) == ("event: error", "unavailable")
-            assert "the engine's process was killed by SIGKILL" in error["message"]
-            assert httpx.get(f"{url}/health").status_code == 503
-            refused = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
-            assert refused.status_code == 503 and "SIGKILL" in refused.json()["error"]["message"]
-        assert "the engine's process was killed by SIGKILL: no more requests are taken" in caplog.text
-    finally:
-        service.close()
+    with closing(ProcessService(SPEC, 1)) as service, serving(create_app(service, ServerSettings())) as url:
+        assert httpx.get(f"{url}/health").status_code == 200
+        with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            next(lines)
+            # at once, since so few tokens take it half a second
+            os.kill(service.pid, signal.SIGKILL)
+            *_, event, data = lines
+        error = json.loads(data.removeprefix("data: "))["error"]
+        assert (event, error["code"]) == ("event: error", "unavailable")
+        assert "the engine's process was killed by SIGKILL" in error["message"]
+        assert httpx.get(f"{url}/health").status_code == 503
+        refused = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        assert refused.status_code == 503 and "SIGKILL" in refused.json()["error"]["message"]
+    assert "the engine's process was killed by SIGKILL: no more requests are taken" in caplog.text
 
 
 def test_the_process_ends_with_the_one_that_started_it():
