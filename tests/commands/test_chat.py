@@ -11,30 +11,28 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 from rich.text import Text
-from typer.testing import CliRunner
 
 from sigma0.checkpoints.about import About
-from sigma0.cli import app
 from sigma0.commands.chat_terminal import HOW_TO_QUIT, ChatLoop, terminal_lines
 from sigma0.commands.console import PALETTE
 from sigma0.commands.conversation import Conversation
 from sigma0.commands.options import SamplingOptions
 from tests.commands.test_conversation import FIRST, SECOND
+from tests.test_cli import run as command
 
 CTRL_C, CTRL_D, UP, ENTER = "\x03", "\x04", "\x1b[A", "\r"
 
 
 def run(text, *arguments):
-    return CliRunner().invoke(app, ["chat", *arguments], input=text)
+    return command("chat", *arguments, input=text)
 
 
 class Screen:
     """A conversation with somebody whose keys are typed beforehand."""
 
-    def __init__(self, pocket, kind=Conversation, history=None, about=None, **settings):
-        model, tokenizer = pocket
-        settings = SamplingOptions(**{"max_new_tokens": 32} | settings)
-        self.conversation = kind(model, tokenizer, model.resolve_exit_config(None), settings)
+    def __init__(self, pocket, kind=Conversation, history=None, about=None):
+        settings = SamplingOptions(max_new_tokens=32)
+        self.conversation = kind(*pocket, pocket[0].resolve_exit_config(None), settings)
         self.file = io.StringIO()
         self._about, self._history = about, history
 

@@ -1,5 +1,6 @@
 """A conversation and its slash commands, without a terminal."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -10,18 +11,6 @@ from sigma0.commands.options import SamplingOptions
 
 STORY = "Mary went to the park. The hat is with Mary. John went to the barn. Ida went to the attic."
 FIRST, SECOND = f"{STORY} Where is the hat?", "Where is Ida?"
-
-
-class Bare:
-    """A tokenizer without a chat template."""
-
-    chat_template = None
-
-    def __init__(self, tokenizer):
-        self._tokenizer = tokenizer
-
-    def __getattr__(self, name):
-        return getattr(self._tokenizer, name)
 
 
 @pytest.fixture
@@ -65,8 +54,9 @@ def test_an_answer_that_is_stopped_keeps_what_was_written(conversation):
 
 
 def test_without_a_chat_template_turns_are_one_plain_text(pocket):
-    model, tokenizer = pocket
-    talk = Conversation(model, Bare(tokenizer), model.resolve_exit_config(None), SamplingOptions(max_new_tokens=4))
+    model, tokenizer = pocket[0], copy.deepcopy(pocket[1])
+    tokenizer.chat_template = None
+    talk = Conversation(model, tokenizer, model.resolve_exit_config(None), SamplingOptions(max_new_tokens=4))
     assert not talk.has_template
     assert talk.prompt("Hello.") == "Hello.\n"
     turn = "".join(token.text for token in talk.ask("Hello."))
@@ -137,18 +127,16 @@ def test_stats_are_ratios_of_sums(conversation):
     assert f"context         {used} of 2048 tokens" in whole
 
 
-def test_a_conversation_over_the_context_says_how_to_go_on(pocket):
-    model, tokenizer = pocket
-    talk = Conversation(model, tokenizer, model.resolve_exit_config(None), SamplingOptions(max_new_tokens=32))
-    said(talk, FIRST)
+def test_a_conversation_over_the_context_says_how_to_go_on(conversation):
+    said(conversation, FIRST)
     with pytest.raises(ValueError, match=r"exceed the model's context of 2048: /reset begins a new conversation"):
-        next(talk.ask("park " * 2000))
-    assert len(talk.turns) == 1
-    talk.command("/reset")
-    assert talk.turns == []
+        next(conversation.ask("park " * 2000))
+    assert len(conversation.turns) == 1
+    conversation.command("/reset")
+    assert conversation.turns == []
     with pytest.raises(ValueError, match=r"this message take .* shorten it, or lower --max-new-tokens"):
-        next(talk.ask("park " * 2030))
-    assert said(talk, FIRST) == "The hat is in the park."
+        next(conversation.ask("park " * 2030))
+    assert said(conversation, FIRST) == "The hat is in the park."
 
 
 def test_help_lists_every_command_and_quit_ends(conversation):

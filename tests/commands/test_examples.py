@@ -1,43 +1,34 @@
 """`sigma0 generate` without a prompt, and with words that the model has never seen."""
 
-import io
 import re
 import shlex
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
 
 import sigma0
 from sigma0.checkpoints import resolve_model
 from sigma0.checkpoints.about import read_about
-from sigma0.cli import app
 from sigma0.commands import examples
 from sigma0.commands.console import verdict_lines
 from sigma0.signals.verdict import digits
 from tests.calibrated import calibrated, uncalibrated
+from tests.test_cli import STORY
+from tests.test_cli import run as command
 
-STORY = "Mary went to the kitchen. Where is Mary?"
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def run(*arguments, **kwargs):
-    return CliRunner().invoke(app, ["generate", *arguments], **kwargs)
+run = partial(command, "generate")
 
 
 @pytest.mark.parametrize("name", sigma0.shipped_models())
 def test_without_a_prompt_the_examples_are_shown_as_commands_that_run(name, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     examples.show_examples(name)
     printed = capsys.readouterr()
     assert printed.err == ""
     commands = [line for line in printed.out.splitlines() if line.startswith("sigma0 generate")]
     about = read_about(resolve_model(name))
     assert about.knows in printed.out and len(commands) == len(about.examples)
-    result = CliRunner().invoke(app, shlex.split(commands[0])[1:])
+    result = command(*shlex.split(commands[0])[1:])
     assert result.exit_code == 0 and result.stdout.strip().startswith(about.examples[0].answer)
     assert result.stderr == ""
 

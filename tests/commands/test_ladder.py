@@ -3,17 +3,12 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 import sigma0
-from sigma0.cli import app
+from tests.test_cli import run
 
 STORY = "Leo is 2 years older than Tom. Tom is 4 years old. How old is Leo?"
 LADDER = ["generate", "--ladder", "pocket,pocket-large"]
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, list(arguments))
 
 
 def test_tokens_and_their_trail(tmp_path):

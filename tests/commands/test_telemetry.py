@@ -5,13 +5,12 @@ import threading
 from datetime import datetime, timezone
 
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.cli import app
 from sigma0.commands import telemetry
 from sigma0.commands.telemetry import Costs, RequestLine, Route, TelemetryLog, read_telemetry
 from sigma0.config import ExitConfig
 from sigma0.signals.verdict import ReasonVerdict
+from tests.test_cli import run
 
 LINE = RequestLine(
     time=datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc),
@@ -71,7 +70,7 @@ def test_a_file_that_cannot_be_written_is_an_error_at_once(tmp_path, name):
     with pytest.raises(ValueError, match=r"--telemetry '.*' cannot be written: .*; name a file in a folder"):
         TelemetryLog(tmp_path / name)
     for command in (["generate", "Mary went"], ["serve", "pocket", "--port", "0"]):
-        result = CliRunner().invoke(app, [*command, "--telemetry", str(tmp_path / name)])
+        result = run(*command, "--telemetry", str(tmp_path / name))
         assert result.exit_code == 2 and "cannot be written" in result.stderr and result.stdout == ""
 
 
@@ -101,16 +100,16 @@ def test_a_line_that_cannot_be_made_is_one_warning(tmp_path, caplog):
 def test_the_command_line_leaves_a_line_without_the_prompt(tmp_path):
     path = tmp_path / "log.jsonl"
     arguments = ["generate", "Mary went to the park. Where is Mary?", "--telemetry", str(path)]
-    shown = CliRunner().invoke(app, arguments)
+    shown = run(*arguments)
     assert shown.exit_code == 0 and "Mary is in the park." in shown.stdout
-    assert CliRunner().invoke(app, [*arguments, "--json", "--exit", "qexit"]).exit_code == 0
+    assert run(*arguments, "--json", "--exit", "qexit").exit_code == 0
     first, second = read_telemetry(path)
     assert (first.kind, first.model, first.outcome, first.finish_reason) == ("generate", "pocket", "done", "eos")
     assert len(first.depths) == len(first.reasons) == len(first.proximity) == first.new_tokens > 0
     assert first.verdict is not None and first.door is not None and first.costs.passes > 0
     assert (first.exit.mode, second.exit.mode) == ("margin", "qexit")
     assert "Mary" not in path.read_text() and "park" not in path.read_text()
-    refused = CliRunner().invoke(app, [*arguments, "--ladder", "pocket,pocket-large"])
+    refused = run(*arguments, "--ladder", "pocket,pocket-large")
     assert refused.exit_code == 2 and "--telemetry goes with one model" in refused.stderr
 
 

@@ -4,7 +4,7 @@ import inspect
 import shutil
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -17,6 +17,7 @@ import uvicorn
 from sigma0.ladder import Always, FidelityLadder, Rung
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
+from sigma0.serve.api.connections import Server
 from tests.serve.engine.spied_worker import SpiedService
 from tests.serve.page.page_server import PageServer
 
@@ -57,14 +58,34 @@ def serving(app, **settings):
         yield f"http://127.0.0.1:{port}"
 
 
+@contextmanager
+def commanded(pocket, **settings):
+    """The server of the command, in a thread; its port, and itself."""
+    service, known = SpiedService(*pocket), ServerSettings(**settings)
+    server = Server(create_app(service, known), service, known)
+    with closing(service), running(server) as port:
+        yield port, server
+
+
+def held_up(function, which=lambda *asked: True):
+    """A function whose calls wait where `which` says so; an event that one has come, and one that lets it go on."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*asked):
+        if which(*asked):
+            begun.set()
+            assert go_on.wait(60)
+        return function(*asked)
+
+    return slow, begun, go_on
+
+
 def two_rungs(pocket, above=None):
     """A ladder's rungs: the model, and above it itself or another one of the same kind."""
     return [Rung.local(*pocket, "pocket"), Rung.local(above or pocket[0], pocket[1], "above")]
 
 
 class Served:
-    """A served pocket."""
-
     def __init__(self, service, url, app):
         self.service, self.url, self.app = service, url, app
         self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
@@ -72,13 +93,10 @@ class Served:
 
 @contextmanager
 def served(pocket, settings=None, ladder=None, **service_settings):
-    service = SpiedService(*pocket, **service_settings)
-    app = create_app(service, settings or ServerSettings(), ladder)
-    try:
+    with closing(SpiedService(*pocket, **service_settings)) as service:
+        app = create_app(service, settings or ServerSettings(), ladder)
         with serving(app) as url:
             yield Served(service, url, app)
-    finally:
-        service.close()
 
 
 @pytest.fixture(scope="session")

@@ -82,8 +82,6 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Point:
-    """What fails."""
-
     # methods; none: the operations of torch
     places: tuple[tuple[Any, str], ...]
     error: Callable[[], Exception]
@@ -133,8 +131,6 @@ POINTS = {
 
 @dataclass
 class Fault:
-    """The n-th call of a point fails, once."""
-
     point: str
     # n, from 1; 0: none fails, and all are counted, with the phase that each came from
     at: int = 0
@@ -147,7 +143,6 @@ class Fault:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has come."""
         return 0 < self.at <= self.calls
 
     def count(self) -> None:
@@ -165,7 +160,6 @@ class Fault:
 
     @contextmanager
     def installed(self):
-        """In place as long as the context lasts."""
         with ExitStack() as patches:
             for owner, name in POINTS[self.point].places:
                 patches.enter_context(patch.object(owner, name, self._counted(getattr(owner, name))))

@@ -9,7 +9,7 @@ import json
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -58,9 +58,6 @@ class Inline(Executor):
             future.set_exception(error)
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        pass
-
 
 class SteppedService(EngineClient):
     """An engine on the event loop of its callers: a turn of its loop, then some of theirs."""
@@ -75,10 +72,8 @@ class SteppedService(EngineClient):
         try:
             while not self._loop.is_over:
                 # a run after its fault needs no counting, which is dear here
-                if self._allocations is not None and not self._allocations.is_over:
-                    with Allocations(self._allocations):
-                        self._loop.turn(wait=False)
-                else:
+                fault = self._allocations
+                with nullcontext() if fault is None or fault.is_over else Allocations(fault):
                     self._loop.turn(wait=False)
                 for _ in range(3):
                     await asyncio.sleep(0)
@@ -91,8 +86,6 @@ class SteppedService(EngineClient):
 
 @dataclass(frozen=True)
 class Asked:
-    """A request of the mixed run."""
-
     path: str
     body: dict[str, Any]
     # the client leaves after so many writes, or, of a whole answer, turns of the event loop; None: it stays
@@ -101,8 +94,6 @@ class Asked:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client has seen."""
-
     # `answer`, `error` (refused or failed, in OpenAI's shape), `cut` (an error event in a stream), `broken` (the
     # connection ended), `left`
     kind: str

@@ -22,17 +22,10 @@ LONG = 86400.0
 
 
 class Branches:
-    """A child of this process for each call of a point: the run so far is shared, and that call fails in the child.
-
-    Args:
-        at_once: Children at the same time.
-
-    Attributes:
-        apart: Calls in threads, from which no child can go on.
-        is_child: Whether this process is a child.
-    """
+    """A child of this process for each call of a point: the run so far is shared, and that call fails in the child."""
 
     def __init__(self, at_once: int) -> None:
+        # calls in threads, from which no child can go on
         self.apart: list[int] = []
         self.is_child = False
         self._at_once, self._open, self._bad = at_once, 0, 0
@@ -95,14 +88,12 @@ def sweep(bench: Bench, point: str, clean: Report) -> int:
 
 
 def _is_bad(fault: Fault, report: Report, clean: Report) -> bool:
-    wrong = problems(fault, report, clean)
-    if wrong:
+    if wrong := problems(fault, report, clean):
         print(fault.point, fault.at, wrong, flush=True)
     return bool(wrong)
 
 
 def main(points: Sequence[str]) -> int:
-    """Fails every call of points; the number of runs with something wrong."""
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     bench = Bench()

@@ -52,18 +52,8 @@ def test_the_mixed_run_is_mixed_and_the_same_each_time(bench, counted):
 
 
 @pytest.mark.grid(fast=0, slow=1)
-@pytest.mark.parametrize("point", POINTS)
-def test_one_fault(bench, counted, point):
-    fail(bench, counted, point, FAST)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("point", POINTS)
-def test_many_faults(bench, counted, point):
-    fail(bench, counted, point, SLOW[point])
-
-
-def fail(bench, counted, point, most):
+@pytest.mark.parametrize("point, most", [*((point, FAST) for point in POINTS), *SLOW.items()])
+def test_a_fault_harms_its_own_request_alone(bench, counted, point, most):
     clean, faults = counted
     for at in spread(faults[point].phases, most):
         fault = Fault(point, at)

@@ -1,6 +1,7 @@
 """The parts by themselves: bytes of tokens, jobs of one request."""
 
 import asyncio
+from unittest import mock
 
 import pytest
 from tokenizers import Tokenizer
@@ -125,16 +126,10 @@ async def test_closing_goes_on_though_its_caller_is_cancelled():
 
 
 async def test_who_leaves_cancels_what_is_waited_for():
-    async def leaves():
-        return {"type": "http.disconnect"}
-
-    async def stays():
-        await asyncio.Event().wait()
-
-    assert await unless_gone(stays, asyncio.sleep(0, "done")) == "done"
+    assert await unless_gone(asyncio.Event().wait, asyncio.sleep(0, "done")) == "done"
     waiting = asyncio.ensure_future(asyncio.Event().wait())
     with pytest.raises(ClientGone):
-        await unless_gone(leaves, waiting)
+        await unless_gone(mock.AsyncMock(return_value={"type": "http.disconnect"}), waiting)
     await asyncio.sleep(0)
     assert waiting.cancelled()
 

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from typer.testing import CliRunner
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.cli import app
 from sigma0.config import KVConfig
 from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.sampling_params import SamplingParams
@@ -38,9 +36,11 @@ from sigma0.serve.sizing import (
     weight_bytes,
 )
 from tests.models.raven_reference import tiny_raven
+from tests.test_cli import run as command
 
 DTYPES = (torch.float32, torch.bfloat16)
 LAYOUTS = ("sandwich", "pre", "post")
+run = partial(command, "size")
 
 
 def small(**changes):
@@ -180,11 +180,6 @@ def test_a_depth_cache_takes_what_the_formula_says(config, way, prompt, new, bat
     assert cache.bytes_in_use == batch * (prompt + new - 1) * token_bytes(ModelShape.of(config), 4, planes)
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return sigma0.load("pocket", device="cpu")[1]
-
-
 @settings(max_examples=15, deadline=None)
 @given(configs(), st.integers(1, 20), st.integers(1, 60), st.integers(0, 40))
 def test_as_many_sequences_fit_as_an_engine_of_that_memory_runs(config, size, context, sequences):
@@ -280,7 +275,7 @@ MARGIN = ExitConfig(mode="margin", theta=1e-6)
         *((partial(_raven, layout, intermediate_size=2048), 4, 30) for layout in LAYOUTS),
     ],
 )
-def test_no_pass_takes_more_than_the_estimate(tokenizer, model, requests, prompt, monkeypatch):
+def test_no_pass_takes_more_than_the_estimate(pocket, model, requests, prompt, monkeypatch):
     is_ouro, model = model.func is _ouro, model()
     # as `sigma0.load` leaves it
     model.pack_weights()
@@ -289,13 +284,9 @@ def test_no_pass_takes_more_than_the_estimate(tokenizer, model, requests, prompt
     monkeypatch.setattr(type(model), "operations", property(lambda self: plain))
     model.generation_config.eos_token_id = None
     # every token exits at loop 1, so that as many rows as can be are in flight, whatever the weights
-    most = _most_of_a_pass(model, tokenizer, requests, prompt, ExitConfig(q=0.01) if is_ouro else MARGIN)
+    most = _most_of_a_pass(model, pocket[1], requests, prompt, ExitConfig(q=0.01) if is_ouro else MARGIN)
     estimate = pass_bytes(ModelShape.of(model.config), Serving(4, 16, requests, 64), prompt + NEW)
     assert most <= estimate <= (2 if is_ouro else 3) * most, f"{most} of {estimate}"
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, ["size", *arguments])
 
 
 def told(*arguments):

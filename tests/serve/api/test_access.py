@@ -3,13 +3,12 @@
 import asyncio
 import json
 import os
+from unittest import mock
 
 import httpx
 import pytest
 from pydantic import SecretStr, ValidationError
-from typer.testing import CliRunner
 
-from sigma0.cli import app
 from sigma0.serve.api.access import BODIES_AT_ONCE, BodyLimit, ServerSettings
 from sigma0.serve.api.errors import ApiError
 from sigma0.serve.api.hosts import HostCheck, check_hosts, hosts_of
@@ -19,6 +18,7 @@ from tests.marks import slow
 from tests.serve.api.test_chat import STORY
 from tests.serve.api.test_refusals import error_of
 from tests.serve.conftest import served
+from tests.test_cli import run
 
 
 @pytest.fixture
@@ -92,6 +92,8 @@ def test_every_key_opens_the_server(pocket, keys, option):
     [
         (["--api-key-file", "{keys}"], "chmod 600"),
         slow(["--api-key-file", "{keys}", "--ray"], "chmod 600"),
+        (["--tls-cert", "nowhere.pem"], "nowhere.pem: No such file"),
+        slow(["--tls-cert", "nowhere.pem", "--ray"], "go with one engine: Ray's proxy listens"),
         (["--allowed-host", "http://models.example"], "--allowed-host: 'http://models.example' is no host"),
     ],
 )
@@ -99,7 +101,7 @@ def test_the_command_refuses_them_before_it_loads_a_model(keys, arguments, repor
     if "--ray" in arguments:
         pytest.importorskip("ray")
     path = keys(b"hidden\n", 0o644)
-    result = CliRunner().invoke(app, ["serve", "pocket", *(item.format(keys=path) for item in arguments)])
+    result = run("serve", "pocket", *(item.format(keys=path) for item in arguments))
     assert result.exit_code == 2 and reported in " ".join(result.output.split())
     assert "hidden" not in result.output and "loading" not in result.output
 
@@ -163,14 +165,10 @@ def test_an_allowed_name_reaches_all(pocket):
 
 @pytest.mark.parametrize("hosts", [[], [b"localhost", b"localhost"], [b"localhost", b"evil.example"]])
 def test_there_is_one_host_and_no_other(hosts):
-    sent = []
-
-    async def send(message):
-        sent.append(message)
-
+    send = mock.AsyncMock()
     scope = {"type": "http", "headers": [(b"host", host) for host in hosts], "method": "GET", "path": "/"}
     asyncio.run(HostCheck(None, ("localhost",))(scope, None, send))
-    assert sent[0]["status"] == 421
+    assert send.call_args_list[0].args[0]["status"] == 421
 
 
 def test_the_size_of_a_body(pocket):
@@ -198,12 +196,7 @@ async def test_bodies_that_are_never_finished_do_not_pile_up():
         held.append(limit._held)
         await release.wait()
 
-    async def receive():
-        return part
-
-    async def whole():
-        return {**part, "more_body": False}
-
+    receive, whole = mock.AsyncMock(return_value=part), mock.AsyncMock(return_value={**part, "more_body": False})
     limit = BodyLimit(app, 10)
     scope = {"type": "http", "headers": [], "path": "/", "method": "POST"}
     tasks = [asyncio.create_task(limit(scope, receive, None)) for _ in range(BODIES_AT_ONCE)]

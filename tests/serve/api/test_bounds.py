@@ -86,26 +86,20 @@ def test_characters_count_where_bytes_are_a_way_out():
     assert bound.tokens_of("é" * 60, FAR) == 10 <= len(tokenizer("é" * 60)["input_ids"])
 
 
-def test_all_messages_count_together():
-    bound = TokenBound(byte_level(template=PLAIN))
-    said = [{"role": "user", "content": "x" * 30}, {"role": "assistant", "content": "  " + "y" * 20 + "\n"}]
-    assert bound.longest == 1
-    assert bound.tokens_of(said, FAR) == 50, "spaces at the ends may be stripped"
-
-
-def test_what_a_template_leaves_out_does_not_count():
-    bound = TokenBound(byte_level(template=FORGETFUL))
-    said = [{"role": "user", "content": "x" * 10**5}, {"role": "user", "content": "short"}]
-    assert bound.tokens_of(said, FAR) == 5
-
-
-def test_what_a_template_adds_counts_where_messages_are_many():
-    bound = TokenBound(byte_level(template=PLAIN))
-    said = [{"role": "user", "content": ""}] * (MANY_MESSAGES + 1)
-    assert bound.tokens_of(said, FAR) == len(said) * len("<user>")
-    assert bound.tokens_of(said[:MANY_MESSAGES], FAR) == 0
-
-
-def test_messages_that_a_template_refuses_are_somebody_elses_business():
-    bound = TokenBound(byte_level(template="{{ raise_exception('no') }}"))
-    assert bound.tokens_of([{"role": "user", "content": "x"}], FAR) == 0
+@pytest.mark.parametrize(
+    "template, said, tokens",
+    [
+        # spaces at the ends may be stripped
+        (PLAIN, ["x" * 30, "  " + "y" * 20 + "\n"], 50),
+        (FORGETFUL, ["x" * 10**5, "short"], 5),
+        # what a template adds counts where messages are many
+        (PLAIN, [""] * (MANY_MESSAGES + 1), (MANY_MESSAGES + 1) * len("<user>")),
+        (PLAIN, [""] * MANY_MESSAGES, 0),
+        # what it refuses is somebody else's business
+        ("{{ raise_exception('no') }}", ["x"], 0),
+    ],
+    ids=["all together", "left out", "many", "few", "refused"],
+)
+def test_messages_count_as_the_template_shows_them(template, said, tokens):
+    bound = TokenBound(byte_level(template=template))
+    assert bound.longest == 1 and bound.tokens_of([{"role": "user", "content": text} for text in said], FAR) == tokens

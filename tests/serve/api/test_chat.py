@@ -20,9 +20,15 @@ LOST = [{"role": "user", "content": "Once upon"}]
 SAID = "Sara is in the bedroom."
 
 
-def post(server, **body):
+def post(server, headers=None, **body):
     body = {"model": "pocket", "messages": ASKED, "max_tokens": 20, **body}
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=30)
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+
+def leaving(server, **body):
+    """A stream that its client leaves with the block."""
+    body = {"model": "pocket", "messages": ASKED, "max_tokens": 20, "stream": True, **body}
+    return httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60)
 
 
 def lines(text):

@@ -2,18 +2,19 @@
 
 import json
 
-import httpx
 import pytest
 
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.engine.engine import Engine
-from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestOutput
+from sigma0.serve.engine.messages import EngineLimits, EngineRequest
 from tests.marks import fast_if
 from tests.serve.api.test_chat import lines
+from tests.serve.api.test_completions import post as complete
 from tests.serve.conftest import served
 from tests.serve.engine.spied_worker import KV
+from tests.serve.engine.test_engine import drain
 
 CIRCLES, ORDINARY = "hello world", "Mary went to the park. The hat is with Mary. Where is the hat?"
 
@@ -21,8 +22,7 @@ CIRCLES, ORDINARY = "hello world", "Mary went to the park. The hat is with Mary.
 def post(server, prompt=CIRCLES, sigma0=None, **body):
     # under this setting the text runs in circles within its limit
     sigma0 = {"exit": {"mode": "qexit", "q": 0.6}, **(sigma0 or {})}
-    body = {"model": "pocket", "prompt": prompt, "max_tokens": 64, "sigma0": sigma0, **body}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+    return complete(server, prompt=prompt, max_tokens=64, sigma0=sigma0, **body)
 
 
 FAST = (("stop", "finish"), ("stop", "verify"))
@@ -42,24 +42,21 @@ def test_the_engine_writes_what_the_library_writes(pocket, how, after_exit):
     config = ExitConfig(q=0.3, after_exit=after_exit)
     engine = Engine(model, tokenizer, "pocket", EngineLimits(kv_bytes=KV))
     texts = ["The", ORDINARY, CIRCLES]
-    keys = [
-        engine.submit(EngineRequest(tuple(tokenizer(text)["input_ids"]), 80, config, on_collapse=how, context=(text,)))
-        for text in texts
-    ]
-    done = {}
-    while engine.has_work:
-        done |= {key: event for key, event in engine.step() if isinstance(event, RequestOutput)}
-    for key, text in zip(keys, texts, strict=True):
-        alone = sigma0.generate(
-            model, tokenizer, text, max_new_tokens=80, exit_config=config, on_collapse=how, do_sample=False
-        )
-        result = done[key]
+    keys = []
+    for text in texts:
+        ids = tuple(tokenizer(text)["input_ids"])
+        keys.append(engine.submit(EngineRequest(ids, 80, config, on_collapse=how, context=(text,))))
+    events = drain(engine)
+    done = [events[key][-1] for key in keys]
+    settings = {"max_new_tokens": 80, "exit_config": config, "on_collapse": how}
+    for result, text in zip(done, texts, strict=True):
+        alone = sigma0.generate(model, tokenizer, text, **settings, do_sample=False)
         assert result.text == alone.text and [item.id for item in result.tokens] == [item.id for item in alone.tokens]
         assert result.collapsed == (alone.stop_reason == "collapse")
         assert result.finish_reason == ("length" if alone.stop_reason == "length" else "stop")
         assert result.verdict.reason == alone.verdict.reason and result.door == alone.door
     if how == "stop" and after_exit != "drop":
-        assert any(item.collapsed for item in done.values()) and not done[keys[1]].collapsed
+        assert any(item.collapsed for item in done) and not done[1].collapsed
 
 
 def test_a_text_that_runs_in_circles_ends_with_a_standard_reason(plain):

@@ -13,9 +13,9 @@ from tests.serve.api.test_chat import STORY, lines
 SAID = " Sara is in the bedroom."
 
 
-def post(server, **body):
+def post(server, timeout=60, **body):
     body = {"model": "pocket", "prompt": STORY, "max_tokens": 20, **body}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=timeout)
 
 
 def test_a_response_is_what_openai_says_it_is(plain, pocket):
@@ -108,15 +108,9 @@ def test_lm_evals_client_scores_as_the_model_does(plain, pocket, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     texts = [(STORY, " kitchen."), (STORY, " Mary is in the kitchen."), ("The hat is with Tom.", " Where is the hat?")]
     requests = [Instance("loglikelihood", {}, item, index) for index, item in enumerate(texts)]
+    given = {"base_url": f"{plain.url}/v1/completions", "model": "pocket", "tokenizer": str(tmp_path), "batch_size": 1}
     for tokenized in (True, False):
-        client = clients.LocalCompletionsAPI(
-            base_url=f"{plain.url}/v1/completions",
-            model="pocket",
-            tokenizer=str(tmp_path),
-            tokenizer_backend="huggingface",
-            tokenized_requests=tokenized,
-            batch_size=1,
-        )
+        client = clients.LocalCompletionsAPI(**given, tokenizer_backend="huggingface", tokenized_requests=tokenized)
         for (context, rest), (score, greedy) in zip(texts, client.loglikelihood(requests), strict=True):
             ids = tokenizer(context + rest)["input_ids"]
             length = len(tokenizer(context)["input_ids"])
@@ -128,11 +122,7 @@ def test_lm_evals_client_scores_as_the_model_does(plain, pocket, tmp_path):
 
 @pytest.mark.parametrize("after", ["finish", "verify", "drop"])
 def test_an_end_may_be_a_token_like_others(plain, after):
-    body = {
-        "prompt": STORY,
-        "max_tokens": 30,
-        "sigma0": {"exit": {"q": 0.5, "after_exit": after}, "on_collapse": "ignore"},
-    }
+    body = {"max_tokens": 30, "sigma0": {"exit": {"q": 0.5, "after_exit": after}, "on_collapse": "ignore"}}
     short, long = post(plain, **body).json(), post(plain, **body, ignore_eos=True).json()
     assert short["choices"][0]["finish_reason"] == "stop" and short["usage"]["completion_tokens"] < 30
     assert long["choices"][0]["finish_reason"] == "length" and long["usage"]["completion_tokens"] == 30

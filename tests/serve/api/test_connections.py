@@ -10,39 +10,24 @@ import subprocess
 import sys
 import threading
 from contextlib import closing, contextmanager
+from unittest import mock
 
 import httpx
 import pytest
-import uvicorn
 
 from sigma0.ladder import FidelityLadder
 from sigma0.serve.api import connections
 from sigma0.serve.api.access import ServerSettings
-from sigma0.serve.api.app import create_app, stop_taking
-from sigma0.serve.api.connections import ExhaustionLog, Server, protocol_of
+from sigma0.serve.api.app import stop_taking
+from sigma0.serve.api.connections import Server
 from tests.serve.api.test_chat import post
 from tests.serve.api.test_load import until
-from tests.serve.conftest import running, served, two_rungs
-from tests.serve.engine.spied_worker import SpiedService
+from tests.serve.conftest import commanded, served, two_rungs
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 HALF = HEAD + b'Content-Length: 100\r\n\r\n{"mod'
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 LONG = {"model": "pocket", "prompt": "Mary went", "max_tokens": 1900, "temperature": 2, "n": 8, "stream": True}
-
-
-@contextmanager
-def timed(pocket, **settings):
-    """A server with the time limits of the command, in a thread; its port, and itself."""
-    service, output = SpiedService(*pocket), ServerSettings(**settings)
-    waits = {"timeout_graceful_shutdown": 2, "timeout_keep_alive": 1}
-    config = uvicorn.Config(
-        create_app(service, output), http=protocol_of(output, ExhaustionLog()), log_level="error", **waits
-    )
-    server = uvicorn.Server(config)
-    with closing(service), running(server) as port:
-        until(lambda: server.started)
-        yield port, server
 
 
 def sent(port, data):
@@ -62,7 +47,7 @@ def rest(opened):
 @pytest.mark.slow
 def test_who_sends_no_whole_request_is_left(pocket):
     """A recv that returns nothing is a connection that the server closed; nothing else would end it."""
-    with timed(pocket, header_timeout=0.2, body_timeout=0.2) as (port, _):
+    with commanded(pocket, header_timeout=0.2, body_timeout=0.2) as (port, _):
         for data in (b"", b"GET /health HT", HEALTH + b"X-Slow: "):
             with closing(sent(port, data)) as opened:
                 assert rest(opened) == b""
@@ -83,7 +68,7 @@ def test_headers_without_end_are_not_kept(pocket):
             opened.sendall(b"X-More: " + b"x" * 1000 + b"\r\n")
         rest(opened)
 
-    with timed(pocket) as (port, _), closing(sent(port, HEALTH)) as opened:
+    with commanded(pocket) as (port, _), closing(sent(port, HEALTH)) as opened:
         # a server that took them all would wait for more: it closes, also where what it says first can be read
         with contextlib.suppress(ConnectionError):
             send_on(opened)
@@ -92,9 +77,9 @@ def test_headers_without_end_are_not_kept(pocket):
 
 
 def test_a_server_that_is_to_end_waits_for_no_body(pocket):
-    with timed(pocket) as (port, server), closing(sent(port, HALF)) as opened:
+    with commanded(pocket) as (port, server), closing(sent(port, HALF)) as opened:
         until(lambda: server.server_state.tasks)
-        server.servers[0].get_loop().call_soon_threadsafe(stop_taking, server.config.app)
+        server.servers[0].get_loop().call_soon_threadsafe(stop_taking, server._app)
         answer = rest(opened)
         assert answer.startswith(b"HTTP/1.1 503 ") and b'"shutting_down"' in answer
         assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 503
@@ -102,7 +87,7 @@ def test_a_server_that_is_to_end_waits_for_no_body(pocket):
 
 def test_descriptors_that_run_out_are_said_now_and_then(pocket, monkeypatch, caplog):
     caplog.set_level(logging.ERROR)
-    with timed(pocket) as (port, _):
+    with commanded(pocket) as (port, _):
         with monkeypatch.context() as patched:
             patched.setattr(connections, "RESERVE", 2**40)
             for _ in range(3):
@@ -122,16 +107,12 @@ def test_the_end_of_a_server_ends_its_threads(pocket):
 
 
 def test_accept_that_fails_is_logged_once_and_not_a_thousand_times(caplog):
-    class Loop:
-        def default_exception_handler(self, context):
-            self.seen = context
-
-    server, loop = Server(None, None, ServerSettings()), Loop()
+    server, loop = Server(None, None, ServerSettings()), mock.Mock()
     for _ in range(1000):
         server._handle(loop, {"exception": OSError(errno.EMFILE, "Too many open files")})
-    assert caplog.text.count("out of file descriptors") == 1 and not hasattr(loop, "seen")
+    assert caplog.text.count("out of file descriptors") == 1 and not loop.mock_calls
     server._handle(loop, {"exception": ValueError("other")})
-    assert loop.seen
+    loop.default_exception_handler.assert_called_once()
 
 
 @contextmanager
@@ -201,12 +182,10 @@ def test_what_is_not_done_in_time_is_cut_off_and_told_so(tmp_path):
 
 def test_pipelined_requests_that_are_left_behind_are_one_line(pocket, caplog):
     pytest.importorskip("httptools", reason="without it uvicorn reads one request at a time, and leaves none behind")
-    service, settings = SpiedService(*pocket), ServerSettings()
     body = json.dumps({"model": "pocket", "prompt": "Mary went", "max_tokens": 4}).encode()
     asked = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    with running(Server(create_app(service, settings), service, settings)) as port:
-        with closing(socket.create_connection(("127.0.0.1", port))) as client:
-            client.sendall(asked * 3000)
+    with commanded(pocket) as (port, _):
+        with closing(sent(port, asked * 3000)) as client:
             client.recv(1)
         assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
         until(lambda: caplog.records)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import threading
+from unittest import mock
 
 import httpx
 import pytest
@@ -18,16 +19,13 @@ from sigma0.serve.api.requests import RequestParser
 from sigma0.serve.api.turns import Backlog, Turns
 from sigma0.serve.engine.messages import Busy, ShuttingDown
 from tests.serve.api.test_chat import post
+from tests.serve.api.test_completions import post as complete
 from tests.serve.api.test_load import begun, until
+from tests.serve.api.test_refusals import error_of
 from tests.serve.conftest import served
 
 WORD = "Mary went to the kitchen. "
 MEGABYTE = 2**20 - 200
-
-
-def complete(server, prompt, timeout=60, **body):
-    body = {"model": "pocket", "prompt": prompt, **body}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=timeout)
 
 
 @pytest.mark.parametrize(
@@ -44,40 +42,29 @@ def complete(server, prompt, timeout=60, **body):
     ids=["text", "many messages", "empty messages", "completion", "the second", "ids", "lists of ids"],
 )
 def test_what_never_fits_is_refused_by_its_length_alone(plain, monkeypatch, body):
-    tokenized = []
-    encode = planning.encode
-
-    def seen(tokenizer, prompt, *more):
-        tokenized.append(prompt)
-        return encode(tokenizer, prompt, *more)
-
-    monkeypatch.setattr(planning, "encode", seen)
-    answer = post(plain, **body) if "messages" in body else complete(plain, body["prompt"])
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
+    encode = mock.Mock(wraps=planning.encode)
+    monkeypatch.setattr(planning, "encode", encode)
+    error = error_of((post if "messages" in body else complete)(plain, **body), 400)
     assert error["code"] == "context_length_exceeded" and "limit of 2048" in error["message"]
-    assert tokenized in ([], ["short"])
+    assert [call.args[1] for call in encode.call_args_list] in ([], ["short"])
 
 
 def test_what_may_fit_is_tokenized(plain, monkeypatch):
     """As many of the longest tokens as fit are the longest text that may."""
-    tokenized = []
-    monkeypatch.setattr(
-        planning, "encode", lambda tokenizer, prompt, *more: tokenized.append(prompt) or [torch.ones(9)]
-    )
+    encode = mock.Mock(return_value=[torch.ones(9)])
+    monkeypatch.setattr(planning, "encode", encode)
     longest = len("<|endoftext|>")
     for size, is_tokenized in ((2048 * longest, True), (2048 * longest + 1, False)):
-        answer = complete(plain, "x" * size, max_tokens=1)
-        assert bool(tokenized) == is_tokenized, answer.text
-        tokenized.clear()
+        answer = complete(plain, prompt="x" * size, max_tokens=1)
+        assert encode.called == is_tokenized, answer.text
+        encode.reset_mock()
 
 
 def test_a_servers_own_limit_of_a_prompt_counts(pocket, monkeypatch):
     monkeypatch.setattr(planning, "encode", None)
     with served(pocket, ServerSettings(max_prompt_tokens=5)) as server:
-        answer = complete(server, "x" * 66)
-        assert answer.status_code == 400 and "limit of 5" in answer.json()["error"]["message"]
-        assert "over 65 fits" in answer.json()["error"]["message"]
+        message = error_of(complete(server, prompt="x" * 66), 400)["message"]
+        assert "limit of 5" in message and "over 65 fits" in message
 
 
 def test_large_ones_are_read_one_by_one_and_others_beside_them(pocket, monkeypatch):
@@ -98,9 +85,7 @@ def test_large_ones_are_read_one_by_one_and_others_beside_them(pocket, monkeypat
             assert post(server).status_code == 200 and len(entered) == 1
         finally:
             go_on.set()
-            for thread, _ in asked:
-                thread.join()
-        assert [answer.status_code for _, (answer,) in asked] == [200] * 3 and len(entered) == 3
+        assert [answer.result().status_code for answer in asked] == [200] * 3 and len(entered) == 3
 
 
 class Body:
@@ -138,12 +123,8 @@ def body(size):
 async def test_turns_of_large_bodies(monkeypatch):
     monkeypatch.setattr(large, "PAUSE", 0.0)
     monkeypatch.setattr(large, "REFUSAL", 0.0)
-    app, sent = Body(), []
+    app, send = Body(), mock.AsyncMock()
     bodies = LargeBodies(app, size=10, waiting=2)
-
-    async def send(message):
-        sent.append(message)
-
     tasks = [asyncio.create_task(bodies(scope(), body(10), send)) for _ in range(3)]
     tasks.append(asyncio.create_task(bodies(scope(), body(9), send)))
     await asyncio.sleep(0.01)
@@ -154,7 +135,8 @@ async def test_turns_of_large_bodies(monkeypatch):
     assert [error.status_code for error in app.refused] == [429]
     # with its length beforehand, no byte of it is read
     await bodies(scope((b"content-length", b"10")), None, send)
-    assert sent[0]["status"] == 429 and json.loads(sent[1]["body"])["error"]["code"] == "queue_full"
+    start, end = (call.args[0] for call in send.call_args_list)
+    assert start["status"] == 429 and json.loads(end["body"])["error"]["code"] == "queue_full"
     app.go_on.set()
     await asyncio.gather(*tasks)
     assert app.reading == 0
@@ -183,7 +165,7 @@ PROMPT = "Mary went to the kitchen."
 
 def few(server, prompt=PROMPT, **body):
     """A completion of few tokens."""
-    return complete(server, prompt, max_tokens=2, temperature=0, **body)
+    return complete(server, prompt=prompt, max_tokens=2, temperature=0, **body)
 
 
 @pytest.mark.slow
@@ -202,29 +184,26 @@ def test_what_the_limits_allow_is_answered_though_the_queue_is_shorter(pocket):
 def test_a_request_has_no_more_than_its_share_with_the_engine(pocket):
     with served(pocket, ServerSettings(max_at_once=2), limit=3) as server:
         server.service.gate.clear()
-        thread, answers = begun(server, few, prompt=[PROMPT] * 5)
+        five = begun(server, few, prompt=[PROMPT] * 5)
         until(lambda: len(server.service.tickets) == 2)
         # there is room for others, who need not wait for all five
-        other, others = begun(server, few)
+        other = begun(server, few)
         until(lambda: len(server.service.tickets) == 3)
         server.service.gate.set()
-        thread.join()
-        other.join()
-        assert [item.status_code for item in answers + others] == [200, 200]
-        assert len(server.service.tickets) == 6 and len(answers[0].json()["choices"]) == 5
+        assert five.result().status_code == other.result().status_code == 200
+        assert len(server.service.tickets) == 6 and len(five.result().json()["choices"]) == 5
 
 
 def test_too_much_that_waits_is_asked_to_come_back_and_leaves_nothing_behind(pocket):
     with served(pocket, ServerSettings(max_at_once=1, max_n=3, max_prompts=1), limit=1) as server:
         server.service.gate.clear()
-        thread, answers = begun(server, few, n=3)
+        answer = begun(server, few, n=3)
         until(lambda: server.service.status().running == 1)
         refused = few(server, n=3)
         assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
         until(lambda: server.service.tickets[-1].cancelled)
         server.service.gate.set()
-        thread.join()
-        assert answers[0].status_code == 200 and len(server.service.tickets) == 4
+        assert answer.result().status_code == 200 and len(server.service.tickets) == 4
         assert few(server, n=3).status_code == 200, "nothing waits any more"
 
 
@@ -238,34 +217,17 @@ def test_who_leaves_frees_what_waited(pocket):
         assert len(few(server, n=3).json()["choices"]) == 3 and len(server.service.tickets) == 4
 
 
-class Events:
-    def __init__(self):
-        self.closed = False
-
-    async def aclose(self):
-        self.closed = True
-
-
-class Service:
-    """Has room for so many jobs, or is being shut down."""
-
-    def __init__(self, room):
-        self.room, self.taken = room, []
-
-    def submit(self, job):
-        if isinstance(self.room, Exception):
-            raise self.room
-        if len(self.taken) >= self.room:
-            raise Busy("full")
-        self.taken.append(job)
-        return Events()
+def turns_of(backlog, *told):
+    """Of a service that takes the first of its jobs, and tells this of those after it."""
+    service = mock.Mock(submit=mock.Mock(side_effect=[mock.AsyncMock(), *told]))
+    return Turns(service, 2, backlog), service.submit
 
 
 async def test_those_that_wait_are_counted_once_and_given_back():
-    service, backlog = Service(1), Backlog(2)
-    turns = Turns(service, 2, backlog)
+    backlog = Backlog(2)
+    turns, submit = turns_of(backlog, Busy("full"))
     events = [turns.add(number) for number in range(3)]
-    assert service.taken == [0] and backlog.waiting == 2
+    assert submit.call_args_list == [mock.call(0), mock.call(1)] and backlog.waiting == 2
     with pytest.raises(Busy, match="2 choices are waiting"):
         turns.add(3)
     for item in [*events, *events]:
@@ -274,13 +236,10 @@ async def test_those_that_wait_are_counted_once_and_given_back():
 
 
 async def test_the_end_of_the_service_ends_those_that_wait():
-    service, backlog = Service(1), Backlog(2)
-    turns = Turns(service, 2, backlog)
+    backlog = Backlog(2)
+    turns, _ = turns_of(backlog, Busy("full"), Busy("full"), ShuttingDown("the end"))
     turns.add(0)
     waiting = turns.add(1)
-    pulled = asyncio.ensure_future(waiting.__anext__())
-    await asyncio.sleep(0)
-    service.room = ShuttingDown("the end")
     with pytest.raises(ShuttingDown):
-        await pulled
+        await anext(waiting)
     assert backlog.waiting == 0

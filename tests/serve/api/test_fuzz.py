@@ -5,6 +5,7 @@ of their values. `FAST` and `SLOW` bound the number of requests.
 """
 
 import json
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.serve.engine.spied_worker import SpiedService
 FAST, SLOW = 500, 10_000
 CORPUS = {path.name: path.read_bytes() for path in sorted(Path(__file__).with_name("corpus").iterdir())}
 PATHS = ("/v1/chat/completions", "/v1/completions")
+HOST = "http://localhost"
 # Refusals of a whole body, or of more than one field.
 WITHOUT_FIELD = {
     "invalid_json",
@@ -96,35 +98,27 @@ def changed_bytes(draw):
         act = draw(st.sampled_from(["replace", "insert", "drop", "twice", "cut"]))
         if act == "cut":
             del body[start:]
+        elif act == "insert":
+            body[start:start] = new
         else:
-            body[start : start if act == "insert" else stop] = {
-                "replace": new,
-                "insert": new,
-                "drop": b"",
-                "twice": bytes(body[start:stop]) * 2,
-            }[act]
+            body[start:stop] = {"replace": new, "drop": b"", "twice": bytes(body[start:stop]) * 2}[act]
     return name, bytes(body)
-
-
-class Fuzzed(TestClient):
-    """A server in this process."""
-
-    def __init__(self, pocket):
-        self.service = SpiedService(*pocket)
-        settings = ServerSettings(max_new_tokens=4, max_n=2, max_body_bytes=20_000)
-        ladder = FidelityLadder(two_rungs(pocket), policy=Always())
-        super().__init__(create_app(self.service, settings, ladder), "http://localhost")
-
-    def ask(self, path, body, kind="application/json"):
-        """Status and body of the answer."""
-        answer = self.post(path, content=body, headers={"content-type": kind})
-        return answer.status_code, answer.content
 
 
 @pytest.fixture(scope="module")
 def fuzzed(pocket):
-    with Fuzzed(pocket) as server, closing(server.service):
-        yield server
+    """A server in this process."""
+    settings = ServerSettings(max_new_tokens=4, max_n=2, max_body_bytes=20_000)
+    ladder = FidelityLadder(two_rungs(pocket), policy=Always())
+    with closing(SpiedService(*pocket)) as service, TestClient(create_app(service, settings, ladder), HOST) as client:
+        client.service = service
+        yield client
+
+
+def ask(fuzzed, path, body, kind="application/json"):
+    """Status and body of the answer."""
+    answer = fuzzed.post(path, content=body, headers={"content-type": kind})
+    return answer.status_code, answer.content
 
 
 def check(status, body):
@@ -145,7 +139,7 @@ def check(status, body):
 
 
 def send(fuzzed, count):
-    seen = {}
+    seen = Counter()
 
     @hypothesis.settings(max_examples=count, suppress_health_check=list(hypothesis.HealthCheck))
     @hypothesis.given(
@@ -156,8 +150,8 @@ def send(fuzzed, count):
     def one(named, path, kind):
         name, body = named
         current = PATHS[1] if b'"prompt"' in body or name.startswith("completion") else PATHS[0]
-        status, answer = fuzzed.ask(path or current, body, kind)
-        seen[status] = seen.get(status, 0) + 1
+        status, answer = ask(fuzzed, path or current, body, kind)
+        seen[status] += 1
         check(status, answer)
 
     one()
@@ -167,7 +161,7 @@ def send(fuzzed, count):
 def test_the_corpus_itself(fuzzed):
     for name, body in CORPUS.items():
         path = PATHS[0] if b'"messages"' in body else PATHS[1]
-        status, answer = fuzzed.ask(path, body)
+        status, answer = ask(fuzzed, path, body)
         check(status, answer)
         # the last of two values counts, and JSON may be UTF-16
         is_taken = name.endswith(".json") or name in ("raw-twice.bin", "raw-utf16.bin")
@@ -178,11 +172,11 @@ def test_the_corpus_itself(fuzzed):
 @pytest.mark.parametrize("count", [FAST, pytest.param(SLOW, marks=pytest.mark.exhaustive)])
 def test_whatever_is_sent(fuzzed, count):
     body = CORPUS["chat-plain.json"]
-    before = fuzzed.ask(PATHS[0], body)[1]
+    before = ask(fuzzed, PATHS[0], body)[1]
     seen = send(fuzzed, count)
     # of both enough that neither is tested by name alone
     assert seen[200] > count / 20 and seen[400] > count / 20, seen
-    after = fuzzed.ask(PATHS[0], body)[1]
+    after = ask(fuzzed, PATHS[0], body)[1]
     assert [json.loads(item)["choices"] for item in (before, after)] == [json.loads(after)["choices"]] * 2
     status = fuzzed.service.status()
     assert fuzzed.service.is_up and fuzzed.app.state.handler.open == 0

@@ -14,12 +14,10 @@ from tests.serve.conftest import served
 
 
 def scraped(server):
-    text = httpx.get(f"{server.url}/metrics").text
-    families = list(text_string_to_metric_families(text))
+    families = list(text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text))
     samples = [sample for family in families for sample in family.samples if not sample.name.endswith("_created")]
-    return {family.name for family in families}, {
-        (sample.name, *sample.labels.values()): sample.value for sample in samples
-    }
+    values = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+    return {family.name for family in families}, values
 
 
 def test_models(plain):

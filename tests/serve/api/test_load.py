@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -13,8 +14,8 @@ from sigma0.serve.api import handlers as answering
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import drain
 from sigma0.serve.api.requests import RequestParser
-from tests.serve.api.test_chat import ASKED, SAID, lines, post
-from tests.serve.conftest import served
+from tests.serve.api.test_chat import ASKED, SAID, leaving, lines, post
+from tests.serve.conftest import held_up, served
 
 ASKING = {"model": "pocket", "messages": ASKED, "max_tokens": 20}
 
@@ -38,34 +39,29 @@ def held(pocket):
 
 
 def begun(server, ask=post, **body):
-    """A request in a thread, and where its answer comes."""
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(ask(server, **body)))
-    thread.start()
-    return thread, answers
+    """The answer that is to come to a request in a thread."""
+    return ThreadPoolExecutor(1).submit(ask, server, **body)
 
 
 def begin(server, **body):
-    """The same, once it has come to the engine."""
+    """The same, once the request has come to the engine."""
     known = len(server.service.tickets)
-    thread, answers = begun(server, **body)
+    answer = begun(server, **body)
     until(lambda: len(server.service.tickets) > known)
-    return thread, answers
+    return answer
 
 
 def test_a_full_queue_asks_to_come_back(held):
-    first, answers = begin(held)
+    first = begin(held)
     until(lambda: held.service.status().running)
-    second, others = begin(held)
+    second = begin(held)
     refused = post(held)
     assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
     assert refused.json()["error"]["code"] == "queue_full"
     with pytest.raises(openai.RateLimitError):
         held.client.chat.completions.create(**ASKING)
     held.service.gate.set()
-    first.join()
-    second.join()
-    assert [item.status_code for item in answers + others] == [200, 200]
+    assert first.result().status_code == second.result().status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -73,41 +69,34 @@ def test_a_full_queue_asks_to_come_back(held):
 )
 def test_too_many_requests_at_once(pocket, monkeypatch, limit, where):
     """Those that only the tokenizer has seen so far count as those that the engine has."""
-    entered, go_on, parse = threading.Event(), threading.Event(), RequestParser.parse
-
-    def slow(parser, body):
-        entered.set()
-        go_on.wait(60)
-        return parse(parser, body)
-
+    slow, entered, go_on = held_up(RequestParser.parse)
     with served(pocket, ServerSettings(**{limit: 1})) as server:
         if where == "engine":
             server.service.gate.clear()
-            thread, answers = begin(server)
+            answer = begin(server)
         else:
             monkeypatch.setattr(RequestParser, "parse", slow)
-            thread, answers = begun(server)
+            answer = begun(server)
             assert entered.wait(60)
         try:
             refused = post(server)
         finally:
             go_on.set()
             server.service.gate.set()
-            thread.join()
         assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
-        assert answers[0].status_code == 200 and post(server).status_code == 200
+        assert answer.result().status_code == post(server).status_code == 200
 
 
 @pytest.mark.parametrize("running", [True, False])
 def test_who_leaves_a_stream_frees_the_service(held, running):
     ahead = None if running else begin(held)
-    with httpx.stream("POST", f"{held.url}/v1/chat/completions", json={**ASKING, "stream": True}) as answer:
+    with leaving(held) as answer:
         assert "assistant" in next(answer.iter_lines())
         until(lambda: len(held.service.tickets) == (1 if running else 2))
     until(lambda: held.service.tickets[-1].cancelled)
     held.service.gate.set()
     if ahead is not None:
-        ahead[0].join()
+        ahead.result()
     until(lambda: held.service.status().running == held.service.status().waiting == 0)
     assert post(held).status_code == 200
     assert "sigma0_cancelled_total 1.0" in httpx.get(f"{held.url}/metrics").text
@@ -126,15 +115,6 @@ def test_who_leaves_a_whole_answer_frees_the_service(held):
     assert post(held).json()["choices"][0]["message"]["content"] == SAID
 
 
-def test_openais_client_leaves_by_closing(held):
-    held.service.gate.set()
-    with held.client.chat.completions.create(**ASKING, stream=True) as stream:
-        next(iter(stream))
-        held.service.gate.clear()
-    until(lambda: held.service.tickets[0].cancelled or held.service.status().tokens)
-    until(lambda: held.app.state.handler.open == 0)
-
-
 def test_time_that_is_over(pocket):
     with served(pocket, ServerSettings(request_timeout=0.2)) as server:
         server.service.gate.clear()
@@ -146,17 +126,15 @@ def test_time_that_is_over(pocket):
 
 
 def test_an_end_in_peace(held):
-    thread, answers = begin(held, stream=True)
-    ending = threading.Thread(target=lambda: asyncio.run(drain(held.app)))
-    ending.start()
+    answer = begin(held, stream=True)
+    ending = ThreadPoolExecutor(1).submit(asyncio.run, drain(held.app))
     until(lambda: held.app.state.handler.draining)
     refused = post(held)
     assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
     assert httpx.get(f"{held.url}/health").status_code == 503
     held.service.gate.set()
-    ending.join()
-    thread.join()
-    assert lines(answers[0].text)[-1] == "[DONE]"
+    ending.result()
+    assert lines(answer.result().text)[-1] == "[DONE]"
 
 
 def asgi(app, send, **body):

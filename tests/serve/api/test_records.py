@@ -17,13 +17,12 @@ from sigma0.serve.api.access import ServerSettings
 from sigma0.signals.drift import DriftMonitor
 from sigma0.signals.verdict import DoorPolicy, ReasonVerdict
 from tests.calibrated import calibrated, uncalibrated
-from tests.serve.api.test_chat import ASKED, LOST, chunks, post
+from tests.serve.api.test_chat import ASKED, LOST, chunks, leaving, post
 from tests.serve.api.test_info import scraped
 from tests.serve.api.test_load import begin, until
-from tests.serve.conftest import served, two_rungs
+from tests.serve.conftest import held_up, served, two_rungs
 
 KEY = "a-key-of-nobody"
-FULL = {"mode": "full"}
 
 
 @contextmanager
@@ -95,11 +94,9 @@ def test_no_door_of_a_ladder_loses_its_line(pocket, tmp_path):
 
 def test_a_client_that_leaves_leaves_a_line(pocket, tmp_path):
     with logged(pocket, tmp_path / "log.jsonl") as server:
-        with httpx.Client() as client:
-            asked = {"model": "pocket", "messages": ASKED, "stream": True, "max_tokens": 200, "sigma0": {"exit": FULL}}
-            with client.stream("POST", f"{server.url}/v1/chat/completions", json=asked) as response:
-                next(line for line in response.iter_lines() if '"fate"' in line)
-                server.service.gate.clear()
+        with leaving(server, max_tokens=200, sigma0={"exit": {"mode": "full"}}) as response:
+            next(line for line in response.iter_lines() if '"fate"' in line)
+            server.service.gate.clear()
         until(lambda: server.app.state.handler.open == 0)
         server.service.gate.set()
     (line,) = read_telemetry(tmp_path / "log.jsonl")
@@ -111,16 +108,13 @@ def test_a_client_that_leaves_leaves_a_line(pocket, tmp_path):
 def test_a_failure_and_time_that_is_over_leave_a_line_without_what_was_said(pocket, tmp_path, error, status):
     settings = ServerSettings(request_timeout=0.2 if status == 504 else 60, api_key=SecretStr(KEY))
     with logged(pocket, tmp_path / "log.jsonl", settings=settings) as server:
-        headers, asked = {"Authorization": f"Bearer {KEY}"}, {"model": "pocket", "messages": ASKED}
         if status == 500:
             server.service.held.fails = RuntimeError("Mary is a secret")
         else:
             server.service.gate.clear()
         # the second one was never begun
         for tokens, output in ((20, status), (-1, 400)):
-            body = {**asked, "max_tokens": tokens}
-            result = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
-            assert result.status_code == output
+            assert post(server, {"Authorization": f"Bearer {KEY}"}, max_tokens=tokens).status_code == output
         server.service.gate.set()
     (line,) = read_telemetry(tmp_path / "log.jsonl")
     assert (line.outcome, line.error, line.new_tokens) == ("failed", error, 0)
@@ -235,9 +229,9 @@ def test_what_runs_and_what_waits(pocket):
         service = server.service
         service.held.tokens = threading.Semaphore(3)
         exit_setting = {"mode": "margin", "theta": 0.9, "after_exit": "drop"}
-        first, answers = begin(server, sigma0={"exit": exit_setting}, max_tokens=12)
+        first = begin(server, sigma0={"exit": exit_setting}, max_tokens=12)
         until(lambda: service.status().tokens == 3)
-        second, others = begin(server, messages=LOST, max_tokens=5)
+        second = begin(server, messages=LOST, max_tokens=5)
         until(lambda: service.status().waiting)
         output = slots(server)
         running, waiting = output.json()
@@ -252,37 +246,28 @@ def test_what_runs_and_what_waits(pocket):
         # no word of what was asked or written
         assert not any(word in output.text for word in ("Sara", "bedroom", "park", "Once"))
         service.held.tokens.release(1000)
-        first.join()
-        second.join()
-        assert [answer.status_code for answer in answers + others] == [200, 200]
+        assert first.result().status_code == second.result().status_code == 200
         # the list names requests as the header does, as far as it goes
-        assert answers[0].headers["x-request-id"].startswith(running["id"].partition("-")[0])
+        assert first.result().headers["x-request-id"].startswith(running["id"].partition("-")[0])
         assert slots(server).json() == []
 
 
 def test_a_prompt_that_is_being_read(pocket):
     with served(pocket) as server:
         server.service.gate.clear()
-        thread, answers = begin(server, n=2)
+        answer = begin(server, n=2)
         until(lambda: server.service.status().running == 2)
         output = [(item["state"], item["lane"], item["id"][-2:]) for item in slots(server).json()]
         server.service.gate.set()
-        thread.join()
-        assert output == [("prefill", 0, "-0"), ("prefill", 1, "-1")] and answers[0].status_code == 200
+        assert output == [("prefill", 0, "-0"), ("prefill", 1, "-1")] and answer.result().status_code == 200
 
 
 def test_an_engine_that_does_not_answer_or_is_gone(pocket, monkeypatch):
     monkeypatch.setattr("sigma0.serve.engine.client.LOOKING", 0.05)
     with served(pocket) as server:
-        entered, go_on = threading.Event(), threading.Event()
-
-        def stuck():
-            entered.set()
-            go_on.wait(60)
-            return []
-
+        stuck, entered, go_on = held_up(lambda: [])
         monkeypatch.setattr(server.service.held, "step", stuck)
-        thread, _ = begin(server)
+        answer = begin(server)
         try:
             assert entered.wait(60)
             late = slots(server)
@@ -290,11 +275,10 @@ def test_an_engine_that_does_not_answer_or_is_gone(pocket, monkeypatch):
         finally:
             monkeypatch.undo()
             go_on.set()
-            thread.join()
+            answer.result()
         assert slots(server).json() == []
         server.service.close()
-        gone = slots(server)
-        assert gone.status_code == 503
+        assert slots(server).status_code == 503
 
 
 async def test_many_who_ask_at_once_cost_the_engine_one_look(pocket, monkeypatch):
@@ -312,15 +296,14 @@ def test_times_of_a_request(pocket, monkeypatch):
     with served(pocket, limit=1) as server:
         service = server.service
         service.gate.clear()
-        first, _ = begin(server)
+        first = begin(server)
         until(lambda: service.status().running)
-        second, _ = begin(server)
+        second = begin(server)
         until(lambda: service.status().waiting)
         finish, ends = service.held._outputs.finish, []
         monkeypatch.setattr(service.held._outputs, "finish", lambda *given: ends.append(finish(*given)) or ends[-1])
         service.gate.set()
-        first.join()
-        second.join()
+        assert first.result().status_code == second.result().status_code == 200
     one, other = (end.times for end in ends)
     assert min(*one, *other) >= 0
     # the second one waited for all of the first one's passes

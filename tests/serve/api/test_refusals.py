@@ -1,6 +1,7 @@
 """What is refused, and how: always in OpenAI's shape."""
 
 import json
+from unittest import mock
 
 import httpx
 import openai
@@ -210,9 +211,7 @@ def test_what_is_not_there(plain):
 
 
 def test_an_answer_that_cannot_be_written_counts_once(pocket, monkeypatch):
-    def broken(*_):
-        raise RuntimeError("no text for an id")
-
+    broken = mock.Mock(side_effect=RuntimeError("no text for an id"))
     monkeypatch.setattr("sigma0.serve.api.responses.chat_logprobs", broken)
     with served(pocket) as server:
         assert error_of(post(server, logprobs=True), 500)["code"] == "internal_error"
@@ -240,9 +239,7 @@ def test_a_failure_fails_one_request_alone(plain, caplog):
 
 
 def test_what_nobody_foresaw(plain, monkeypatch, caplog):
-    def broken(*_):
-        raise KeyError(STORY)
-
+    broken = mock.Mock(side_effect=KeyError(STORY))
     monkeypatch.setattr("sigma0.serve.api.requests.encode", broken)
     answer = post(plain)
     assert error_of(answer, 500)["code"] == "internal_error"
@@ -299,9 +296,8 @@ def test_a_body_that_is_wrong_a_thousand_times_is_told_of_once(body):
 def test_limits_of_a_prompt(pocket):
     with served(pocket, ServerSettings(max_prompt_tokens=5, max_new_tokens=4, max_n=2, max_prompts=2)) as server:
         assert "over this server's limit of 5" in error_of(post(server), 400)["message"]
-        assert (
-            send(server, {"prompt": [5] * 5, "max_tokens": None, **exits(q=0.6)}).json()["usage"]["total_tokens"] == 9
-        )
+        answer = send(server, {"prompt": [5] * 5, "max_tokens": None, **exits(q=0.6)})
+        assert answer.json()["usage"]["total_tokens"] == 9
         for body, output in (
             ({"prompt": [5], "max_tokens": 5}, "at most 4"),
             ({"prompt": [5], "n": 3}, "at most 2 choices, got 3"),
@@ -320,7 +316,6 @@ def test_limits_of_a_prompt(pocket):
         ("request_timeout", float("inf")),
         ("nonsense", 1),
         ("api_key", ""),
-        ("api_key", "a b"),
     ],
 )
 def test_settings_are_checked(name, value):

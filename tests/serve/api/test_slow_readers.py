@@ -19,7 +19,8 @@ from sigma0.serve.api.events import RunningChoices
 from sigma0.serve.api.responses import encoded
 from sigma0.serve.engine.messages import RequestOutput, TokenOutput
 from sigma0.signals.savings import savings
-from tests.serve.api.test_chat import ASKED, post
+from tests.serve.api.test_chat import ASKED, lines, post
+from tests.serve.api.test_connections import rest
 from tests.serve.api.test_load import until
 from tests.serve.conftest import running, served
 from tests.serve.engine.spied_worker import SpiedService
@@ -41,41 +42,24 @@ def written(alternatives):
     )
 
 
-class Script:
-    """Events of a request that come faster than anybody reads."""
-
-    def __init__(self, request, over):
-        depths = [1 + number % 6 for number in range(LENGTH)]
-        tokens, text = written(request.logprobs), "".join(f" {number}" for number in range(LENGTH))
-        saved = savings([depths], sum(depths), 6 * LENGTH, 6)
-        end = RequestOutput(text, tokens, "length", 3, 0, 6, sum(depths), 6 * LENGTH, saved, None, None, None)
-        self._events, self._over = iter([*tokens, end]), over
-
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        # one a turn of the loop, as from an engine
-        await asyncio.sleep(0)
-        event = next(self._events)
-        # the last one is asked for once all others were taken
-        if isinstance(event, RequestOutput):
-            self._over.set()
-        return event
-
-    async def aclose(self):
-        pass
-
-
 class Scripted(SpiedService):
-    """A service that has written its answers before they are asked for."""
+    """A service that has written its answers before they are asked for, and tells them faster than anybody reads."""
 
     def __init__(self, *args):
         super().__init__(*args)
         self.over = threading.Event()
 
-    def submit(self, request):
-        return Script(request, self.over)
+    async def submit(self, request):
+        depths = [1 + number % 6 for number in range(LENGTH)]
+        tokens, text = written(request.logprobs), "".join(f" {number}" for number in range(LENGTH))
+        saved = savings([depths], sum(depths), 6 * LENGTH, 6)
+        for token in tokens:
+            # one a turn of the loop, as from an engine
+            await asyncio.sleep(0)
+            yield token
+        # the last one is asked for once all others were taken
+        self.over.set()
+        yield RequestOutput(text, tokens, "length", 3, 0, 6, sum(depths), 6 * LENGTH, saved, None, None, None)
 
 
 class Transports(AutoHTTPProtocol):
@@ -121,14 +105,10 @@ def ask(address, **body):
     return connection
 
 
-def rest(connection):
+def events_of(connection):
     """The events of a stream, read to its end."""
-    data = b""
-    while piece := connection.recv(2**16):
-        data += piece
-    events = data.partition(b"\r\n\r\n")[2].decode().replace("\r\n", "\n").split("\n\n")
-    output = [event.partition("data: ")[2] for event in events if "data: " in event]
-    assert output.pop() == "[DONE]"
+    *output, done = lines(rest(connection).partition(b"\r\n\r\n")[2].decode().replace("\r\n", "\n"))
+    assert done == "[DONE]"
     return [json.loads(event) for event in output]
 
 
@@ -141,7 +121,7 @@ def test_who_does_not_read_gets_many_tokens_in_one_event(pocket, loop, alternati
         connection = ask(address, **logprobs)
         # the answer is there, and nothing of it was read
         assert service.over.wait(60)
-        result = rest(connection)
+        result = events_of(connection)
     ends = [event for event in result if event["choices"][0]["finish_reason"] is not None]
     pieces = [event for event in result if event["choices"][0]["delta"].get("content")]
     text = "".join(event["choices"][0]["delta"]["content"] for event in pieces)

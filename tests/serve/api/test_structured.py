@@ -3,7 +3,6 @@
 import json
 import re
 
-import httpx
 import jsonschema
 import pydantic
 import pytest
@@ -12,7 +11,9 @@ from tests.byte_model import byte_model
 from tests.decode.grammar.test_bounds import chained
 from tests.decode.test_grammar import characters
 from tests.schemas import record
-from tests.serve.api.test_chat import ASKED, SAID
+from tests.serve.api.test_chat import ASKED, SAID, post
+from tests.serve.api.test_completions import post as complete
+from tests.serve.api.test_refusals import error_of
 from tests.serve.conftest import served
 
 SCHEMA = record({"where": {"enum": ["park", "barn", "garden"]}, "sure": {"type": "boolean"}})
@@ -27,8 +28,7 @@ class Place(pydantic.BaseModel):
 
 
 def ask(server, **body):
-    body = {"model": "pocket", "messages": ASKED, "max_tokens": 50, **body}
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=30)
+    return post(server, **{"max_tokens": 50, **body})
 
 
 def text_of(answer):
@@ -40,13 +40,8 @@ def text_of(answer):
 @pytest.mark.parametrize("after", ["finish", "verify", "drop"])
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_a_schema_is_followed(plain, after, temperature):
-    answer = ask(
-        plain,
-        response_format=FORMAT,
-        temperature=temperature,
-        seed=2,
-        sigma0={"exit": {"mode": "qexit", "q": 0.5, "after_exit": after}},
-    )
+    exits = {"mode": "qexit", "q": 0.5, "after_exit": after}
+    answer = ask(plain, response_format=FORMAT, temperature=temperature, seed=2, sigma0={"exit": exits})
     jsonschema.validate(json.loads(text_of(answer)), SCHEMA)
     details = answer.json()["sigma0"]["choices"][0]
     assert answer.json()["usage"]["completion_tokens_details"] == {"tokens_forced": details["tokens_forced"]}
@@ -105,14 +100,13 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_what_is_too_much_for_the_engine_is_400(plain, kind, caplog):
-    answer = ask(plain, **HOSTILE[kind])
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_grammar"), answer.text
+    assert error_of(ask(plain, **HOSTILE[kind]), 400)["code"] == "invalid_grammar"
     assert not caplog.records
     assert ask(plain, guided_regex="[a-z]+").status_code == 200
 
 
 def test_a_document_ends_within_its_limit_or_is_refused_with_its_length(plain):
-    refused = ask(plain, response_format=FORMAT, max_tokens=5).json()["error"]
+    refused = error_of(ask(plain, response_format=FORMAT, max_tokens=5), 400)
     assert refused["code"] == "max_tokens_too_small"
     least = int(re.search(r"takes (\d+) tokens, and 5 are allowed", refused["message"])[1])
     for limit in (least, least + 1, least + 9):
@@ -138,8 +132,7 @@ def test_what_runs_in_circles_is_cut(plain):
 
 
 def test_completions_and_logprobs(plain):
-    body = {"model": "pocket", "prompt": "Where is Mary?", "guided_choice": ["park", "barn"], "logprobs": 5}
-    choice = httpx.post(f"{plain.url}/v1/completions", json=body, timeout=30).json()["choices"][0]
+    choice = complete(plain, guided_choice=["park", "barn"], logprobs=5).json()["choices"][0]
     assert choice["text"] in ("park", "barn")
     # of what may not follow there is no probability
     assert all(value > -1e4 for item in choice["logprobs"]["top_logprobs"] for value in item.values())
@@ -158,9 +151,8 @@ def test_completions_and_logprobs(plain):
     ],
 )
 def test_what_cannot_be_followed_is_400(plain, fields, param, message):
-    answer = ask(plain, **fields)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_grammar", param)
+    error = error_of(ask(plain, **fields), 400)
+    assert (error["code"], error["param"]) == ("invalid_grammar", param)
     assert message in error["message"] and "\n" not in error["message"]
 
 
@@ -175,7 +167,6 @@ def test_a_vocabulary_that_cannot_spell_it_is_400():
     model, _ = byte_model(vocab_size=40, eos_token_id=0)
     model.generation_config.eos_token_id = 0
     with served((model, characters('abc0123456789:," '))) as server:
-        body = {"model": server.service.name, "prompt": [3, 4], "max_tokens": 9, "response_format": FORMAT}
-        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
-        assert answer.status_code == 400 and "none of its tokens holds" in answer.json()["error"]["message"]
-        assert "'{'" in answer.json()["error"]["message"]
+        answer = complete(server, model=server.service.name, prompt=[3, 4], response_format=FORMAT)
+        message = error_of(answer, 400)["message"]
+        assert "none of its tokens holds" in message and "'{'" in message

@@ -3,7 +3,7 @@
 import datetime
 import socket
 import ssl
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import httpx
 import pytest
@@ -13,18 +13,10 @@ pytest.importorskip("cryptography")
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from typer.testing import CliRunner
 
-from sigma0.cli import app
-from sigma0.serve.api.access import ServerSettings
-from sigma0.serve.api.app import create_app
-from sigma0.serve.api.connections import Server
 from sigma0.serve.api.tls import check_tls
-from tests.marks import slow
 from tests.serve.api.test_chat import ASKED, SAID
-from tests.serve.api.test_load import until
-from tests.serve.conftest import running
-from tests.serve.engine.spied_worker import SpiedService
+from tests.serve.conftest import commanded
 
 
 def named(name):
@@ -71,16 +63,6 @@ def files(tmp_path_factory):
     }
 
 
-@contextmanager
-def secure(pocket, **settings):
-    """The server of the command, in a thread; its port."""
-    reported, service = ServerSettings(**settings), SpiedService(*pocket)
-    server = Server(create_app(service, reported), service, reported)
-    with closing(service), running(server) as port:
-        until(lambda: server.started)
-        yield port
-
-
 def trusting(files, client=None):
     context = ssl.create_default_context(cafile=str(files["authority"][2]))
     if client is not None:
@@ -90,7 +72,7 @@ def trusting(files, client=None):
 
 def test_answers_come_over_tls_and_nothing_without(pocket, files):
     _, _, cert, key = files["server"]
-    with secure(pocket, tls_cert=cert, tls_key=key) as port:
+    with commanded(pocket, tls_cert=cert, tls_key=key) as (port, _):
         body = {"model": "pocket", "messages": ASKED, "max_tokens": 20}
         url = f"https://localhost:{port}/v1/chat/completions"
         with httpx.Client(verify=trusting(files), timeout=60) as client:
@@ -107,7 +89,7 @@ def test_clients_need_a_certificate_of_the_authority_and_one_file_may_hold_key_a
     _, _, cert, key = files["server"]
     both = files["folder"] / "both.pem"
     both.write_bytes(key.read_bytes() + cert.read_bytes())
-    with secure(pocket, tls_cert=both, tls_client_ca=files["authority"][2]) as port:
+    with commanded(pocket, tls_cert=both, tls_client_ca=files["authority"][2]) as (port, _):
         url = f"https://localhost:{port}/health"
         assert httpx.get(url, verify=trusting(files, files["client"]), timeout=60).status_code == 200
         for other in (None, files["strange"]):
@@ -118,7 +100,7 @@ def test_clients_need_a_certificate_of_the_authority_and_one_file_may_hold_key_a
 def test_half_a_handshake_does_not_keep_a_socket(pocket, files):
     _, _, cert, key = files["server"]
     with (
-        secure(pocket, tls_cert=cert, tls_key=key, header_timeout=0.2) as port,
+        commanded(pocket, tls_cert=cert, tls_key=key, header_timeout=0.2) as (port, _),
         closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as opened,
     ):
         opened.sendall(b"\x16\x03\x01")
@@ -144,13 +126,3 @@ def test_files_that_make_no_server_are_refused(files, cert, key, client_ca, why)
     paths = (None if name is None else files["folder"] / name for name in (cert, key, client_ca))
     with pytest.raises(ValueError, match=why):
         check_tls(*paths)
-
-
-@pytest.mark.parametrize("ray, why", [(False, "nowhere.pem: No such file"), slow(True, "go with one engine")])
-def test_the_command_refuses_them_before_it_loads_a_model(files, ray, why):
-    """Ray's proxy takes none at all."""
-    if ray:
-        pytest.importorskip("ray")
-    name, more = ("server.pem", ["--ray"]) if ray else ("nowhere.pem", [])
-    reported = CliRunner().invoke(app, ["serve", "pocket", *more, "--tls-cert", str(files["folder"] / name)])
-    assert reported.exit_code == 2 and why in " ".join(reported.output.split())

@@ -43,6 +43,7 @@ WRITTEN = {
     ),
 }
 STOPS = {"hermes": hermes("stop", {}), "nanbeige": nanbeige("stop")}
+pytestmark = pytest.mark.parametrize("style", list(WRITTEN))
 
 
 def read(style, *pieces, begins="text"):
@@ -60,7 +61,6 @@ def read(style, *pieces, begins="text"):
     return content, [(name, arguments) for name, arguments in calls], parser.is_whole
 
 
-@pytest.mark.parametrize("style", list(WRITTEN))
 def test_an_answer_is_read_the_same_wherever_it_is_cut(style):
     text = f"Now <tool, look: \n\n{WRITTEN[style]}\n{STOPS[style]}"
     content, ((name, arguments), stopped), is_whole = read(style, text)
@@ -74,7 +74,6 @@ def test_an_answer_is_read_the_same_wherever_it_is_cut(style):
         assert not read(style, text[:place])[2]
 
 
-@pytest.mark.parametrize("style", list(WRITTEN))
 def test_a_thought_may_hold_the_tags_of_a_call(style):
     thought = f"Hm {STOPS[style]} or <tool_call>\n<parameter=foo>?</thin</think>"
     text = f"{thought}\n\n{STOPS[style]}"
@@ -83,7 +82,6 @@ def test_a_thought_may_hold_the_tags_of_a_call(style):
         assert (content, calls, is_whole) == (thought, [("stop", "{}")], True)
 
 
-@pytest.mark.parametrize("style", list(WRITTEN))
 def test_a_call_that_is_cut_before_its_name_adds_nothing_to_a_message(style):
     cut = WRITTEN[style][:16]
     assert _message(ToolCalls(TOOLS, style), cut) == {"content": ""}
@@ -91,13 +89,11 @@ def test_a_call_that_is_cut_before_its_name_adds_nothing_to_a_message(style):
     assert _message(ToolCalls(TOOLS, style), "Well.\n") == {"content": "Well.\n"}
 
 
-@pytest.mark.parametrize("style", list(WRITTEN))
 def test_text_without_calls_is_all_there(style):
     for text in ("", "Hi.\n\n", "<tool_call", "a < b <tool_", " \n"):
         assert read(style, text) == read(style, *text) == (text, [], True)
 
 
-@pytest.mark.parametrize("style", list(WRITTEN))
 @pytest.mark.parametrize("begins", ["text", "call", "thought"])
 def test_the_grammar_takes_what_the_parser_reads(style, begins):
     vocabulary = vocabulary_of(byte_tokenizer(), 260, {END})

@@ -1,12 +1,9 @@
 """Spans of requests: what they say, what they do not say, and that nothing of them is imported unasked."""
 
-import http.server
-import subprocess
 import sys
 import threading
 from unittest import mock
 
-import httpx
 import pytest
 
 pytest.importorskip("opentelemetry.sdk")
@@ -16,14 +13,17 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from pydantic import ValidationError
+from starlette.responses import Response
 
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.collector import traces_url
 from sigma0.serve.api.tracing import Tracing
 from sigma0.serve.engine.messages import Busy
-from tests.serve.api.test_chat import ASKED, SAID, post
+from tests.serve.api.test_chat import SAID, leaving, post
+from tests.serve.api.test_completions import post as complete
 from tests.serve.api.test_load import until
-from tests.serve.conftest import served
+from tests.serve.conftest import served, serving
+from tests.test_start import loaded
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -53,12 +53,8 @@ def test_a_request_is_one_span(traced, stream):
     (ticket,) = traced.service.tickets
     assert span.name == "chat pocket" and span.kind == SpanKind.SERVER and span.status.status_code == StatusCode.UNSET
     output = dict(span.attributes)
-    end, first, queue, prefill, decode = (
-        output.pop(f"gen_ai.latency.{name}")
-        for name in (
-            "e2e", "time_to_first_token", "time_in_queue", "time_in_model_prefill", "time_in_model_decode",
-        )
-    )  # fmt: skip
+    times = ("e2e", "time_to_first_token", "time_in_queue", "time_in_model_prefill", "time_in_model_decode")
+    end, first, queue, prefill, decode = (output.pop(f"gen_ai.latency.{name}") for name in times)
     assert end >= first > 0 and queue >= 0 and prefill > 0 and decode > 0
     assert 1 <= output.pop("sigma0.mean_depth") <= 6
     assert output.pop("sigma0.passes") > 0 and output.pop("sigma0.rows") > 0
@@ -83,8 +79,7 @@ def test_a_request_is_one_span(traced, stream):
 
 
 def test_a_completion_of_several_choices_is_one_span(traced):
-    body = {"model": "pocket", "prompt": ["Mary went", "John went to"], "n": 2, "max_tokens": 3}
-    assert httpx.post(f"{traced.url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert complete(traced, prompt=["Mary went", "John went to"], n=2, max_tokens=3).status_code == 200
     (span,) = traced.spans()
     output = span.attributes
     lengths = {ticket.request.prompt_ids: len(ticket.request.prompt_ids) for ticket in traced.service.tickets}
@@ -95,10 +90,8 @@ def test_a_completion_of_several_choices_is_one_span(traced):
 
 
 def test_the_client_names_the_trace(traced):
-    body = {"model": "pocket", "messages": ASKED, "max_tokens": 2}
     for headers in ({"traceparent": PARENT}, {"traceparent": "nonsense"}, {}):
-        url = f"{traced.url}/v1/chat/completions"
-        assert httpx.post(url, json=body, headers=headers, timeout=60).status_code == 200
+        assert post(traced, headers, max_tokens=2).status_code == 200
     named, *others = traced.spans()
     assert f"{named.context.trace_id:032x}" == TRACE and f"{named.parent.span_id:016x}" == PARENT.split("-")[2]
     assert [item.parent for item in others] == [None, None] and len(others) == 2
@@ -109,9 +102,8 @@ def test_what_fails_who_finds_no_room_and_who_leaves(traced, monkeypatch):
     assert post(traced, temperature=-1).status_code == 400, "which was never begun"
     traced.service.held.fails = ValueError("Sara is secret")
     assert post(traced).status_code == 500
-    body = {"model": "pocket", "messages": ASKED, "max_tokens": 20, "stream": True}
     traced.service.held.tokens = threading.Semaphore(2)
-    with httpx.stream("POST", f"{traced.url}/v1/chat/completions", json=body, timeout=60) as answer:
+    with leaving(traced) as answer:
         lines = answer.iter_lines()
         until(lambda: traced.service.status().tokens >= 2)
         while '"depth"' not in next(lines):
@@ -134,23 +126,14 @@ def test_spans_go_to_a_collector_by_http(pocket):
 
     got = []
 
-    class Collector(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            got.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(200)
-            self.end_headers()
+    async def collector(scope, receive, send):
+        got.append((scope["path"], (await receive())["body"]))
+        await Response()(scope, receive, send)
 
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
-        threading.Thread(target=collector.serve_forever, daemon=True).start()
-        endpoint = f"http://127.0.0.1:{collector.server_port}"
-        with served(pocket, ServerSettings(otlp_endpoint=endpoint)) as server:
-            assert post(server).status_code == 200
-        # the server's end sends what waited
-        ((path, body),) = got
-        collector.shutdown()
+    with serving(collector, lifespan="off") as url, served(pocket, ServerSettings(otlp_endpoint=url)) as server:
+        assert post(server).status_code == 200
+    # the server's end sends what waited
+    ((path, body),) = got
     sent = ExportTraceServiceRequest.FromString(body).resource_spans[0]
     assert path == "/v1/traces"
     assert [span.name for span in sent.scope_spans[0].spans] == ["chat pocket"]
@@ -183,13 +166,5 @@ def test_without_the_extra_it_is_named(monkeypatch):
 @pytest.mark.exhaustive
 def test_nothing_of_it_is_imported_where_it_is_off():
     """FastAPI itself may ask whether OpenTelemetry is there; its SDK and exporters are what this server would use."""
-    program = (
-        "import sys\n"
-        "from sigma0.serve.api.app import create_app\n"
-        "from sigma0.serve.api.access import ServerSettings\n"
-        "ServerSettings()\n"
-        "loaded = [name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))]\n"
-        "sys.exit(str(loaded) if loaded else 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    modules = loaded("import sigma0.serve.api.app, sigma0.serve.api.access as access\naccess.ServerSettings()")
+    assert not [name for name in modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))]

@@ -81,17 +81,11 @@ class HeldReplica(EngineReplica):
     def fail_next(self, what):
         self._engine_held.fails = RuntimeError(what)
 
-    def pid(self):
-        return os.getpid()
-
     def reports(self):
         return self._reports
 
     def who_stands(self):
         return os.getpid(), self._service.status()
-
-    def stands(self):
-        return self._service.status()
 
 
 class Replicas:
@@ -105,8 +99,11 @@ class Replicas:
 
     def pids(self):
         """Of those that live."""
-        result = self.handle.broadcast("pid").results(timeout_s=60, return_exceptions=True)
-        return {item for item in result if isinstance(item, int)}
+        result = self.handle.broadcast("who_stands").results(timeout_s=60, return_exceptions=True)
+        return {item[0] for item in result if not isinstance(item, Exception)}
+
+    def stands(self):
+        return [status for _, status in self.who_stands()]
 
 
 class OneEngine(Fleet):

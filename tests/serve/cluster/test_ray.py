@@ -32,7 +32,7 @@ from tests.serve.api import (
     test_refusals,
 )
 from tests.serve.api import test_info as test_information
-from tests.serve.api.test_chat import ASKED, LOST, SAID, lines, post
+from tests.serve.api.test_chat import ASKED, LOST, SAID, leaving, lines, post
 from tests.serve.api.test_info import scraped
 from tests.serve.api.test_load import held, until  # noqa: F401
 from tests.serve.api.test_refusals import error_of
@@ -165,11 +165,8 @@ def description(replicas, pocket):
 
 
 def by_replica(server, name):
-    return {
-        labels[0]: value
-        for (obtained, *labels), value in scraped(server)[1].items()
-        if obtained == f"sigma0_replica_{name}"
-    }
+    figures = scraped(server)[1].items()
+    return {labels[0]: value for (known, *labels), value in figures if known == f"sigma0_replica_{name}"}
 
 
 def test_nothing_is_left_out_that_is_not_there():
@@ -179,12 +176,8 @@ def test_nothing_is_left_out_that_is_not_there():
 def test_it_listens_on_the_loopback_interface_alone(replicas, proxied):
     processes = psutil.Process().children(recursive=True)
     assert sum("EngineReplica" in item.name() or "ServeRepl" in item.name() for item in processes) >= 2
-    heard = [
-        obtained.laddr.ip
-        for process in processes
-        for obtained in process.net_connections("inet")
-        if obtained.status == psutil.CONN_LISTEN
-    ]
+    sockets = [item for process in processes for item in process.net_connections("inet")]
+    heard = [item.laddr.ip for item in sockets if item.status == psutil.CONN_LISTEN]
     assert len(heard) > 5 and {address.removeprefix("::ffff:") for address in heard} == {"127.0.0.1"}
 
 
@@ -226,14 +219,13 @@ def test_figures_are_told_of_each_replica_and_together(proxied, replicas):
 def test_who_leaves_a_stream_ends_its_job_in_the_replica(proxied, replicas):
     replicas.make_anew()
     replicas.slow_down(0.02)
-    body = {"model": "pocket", "messages": LOST, "max_tokens": 1000, "stream": True}
-    with httpx.stream("POST", f"{proxied.url}/v1/chat/completions", json=body, timeout=30) as answer:
+    with leaving(proxied, messages=LOST, max_tokens=1000) as answer:
         output = (line for line in answer.iter_lines() if '"tokens": [{' in line)
         next(output)
         assert sum(status.running for status in replicas.stands()) == 1
     until(lambda: sum(status.running + status.waiting for status in replicas.stands()) == 0)
     assert sum(status.tokens for status in replicas.stands()) < 500
-    more = {**body, "stream": False, "n": 2}
+    more = {"model": "pocket", "messages": LOST, "max_tokens": 1000, "n": 2}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{proxied.url}/v1/chat/completions", json=more, timeout=httpx.Timeout(5, read=0.5))
     until(lambda: sum(status.running + status.waiting for status in replicas.stands()) == 0)

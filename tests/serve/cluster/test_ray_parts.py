@@ -8,6 +8,7 @@ from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -20,9 +21,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
-from typer.testing import CliRunner
 
-from sigma0.cli import app
 from sigma0.config import ExitConfig
 from sigma0.serve.cluster import replica as ray_replica
 from sigma0.serve.cluster.app import build, scaling_of
@@ -35,6 +34,7 @@ from sigma0.serve.cluster.service import RayService, RemoteEvents
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.engine.messages import EngineRequest, RequestOutput, TokenOutput
 from sigma0.signals.savings import Savings
+from tests.test_cli import run
 
 pytestmark = pytest.mark.slow
 
@@ -179,12 +179,9 @@ async def test_a_reader_that_is_cancelled_is_cancelled():
 
 
 def test_a_job_that_cannot_be_sent_leaves_nothing_behind():
-    def broken(job, engine):
-        raise RayServeException("Serve is gone")
-
     cluster = Cluster()
     with pytest.raises(RayServeException):
-        RemoteEvents(JOB, cluster.fleet, broken)
+        RemoteEvents(JOB, cluster.fleet, mock.Mock(side_effect=RayServeException("Serve is gone")))
     assert cluster.fleet.open == 0
 
 
@@ -204,26 +201,19 @@ async def test_a_job_ends_with_its_front(pocket, monkeypatch):
     told.append(await anext(here))
     await here.aclose()
     replica.__del__()
-    obtained = told, rest, report
-    told, rest, report = obtained
     assert told[:2] == [Accepted("r1")] * 2 and all(isinstance(item, TokenOutput) for item in told[2:])
     assert rest == [], "not even its end"
     assert (report.engine, report.max_running, report.capacity) == ("r1", 16, 80)
 
 
 NAMED = SimpleNamespace(unique_id="r1")
-
-
-class Deaf:
-    """A handle of which no replica answers."""
-
-    def broadcast(self, *_):
-        raise RayServeException("no replica")
+# a handle of which no replica answers
+DEAF = SimpleNamespace(broadcast=mock.Mock(side_effect=RayServeException("no replica")))
 
 
 @pytest.fixture
 def front(pocket):
-    front = Front(Deaf(), RaySettings(api_key="sk-secret", kv_memory="1MiB", max_new_tokens=5))
+    front = Front(DEAF, RaySettings(api_key="sk-secret", kv_memory="1MiB", max_new_tokens=5))
     yield front
     front._service.close()
 
@@ -244,7 +234,7 @@ def test_a_front_without_replicas_says_so(front):
 
 
 def test_a_ladder_stands_in_the_front():
-    front = Front(Deaf(), RaySettings(ladder="pocket,pocket-large", device="cpu"))
+    front = Front(DEAF, RaySettings(ladder="pocket,pocket-large", device="cpu"))
     client = TestClient(front.__serve_build_asgi_app__(), base_url="http://localhost")
     with closing(front._service):
         assert client.get("/v1/sigma0").json()["ladder"] == ["pocket", "pocket-large"]
@@ -259,7 +249,7 @@ def test_a_front_knows_the_context_without_weights(front, pocket):
     assert front._service.context == 2**20 // (page * head_dim) * 16 < 2048
     assert all(item.is_meta for item in front._service.model.parameters())
     with pytest.raises(ValueError, match="hold no block"):
-        RayService(Deaf(), front._service.model, pocket[1], RaySettings(kv_memory=10))
+        RayService(DEAF, front._service.model, pocket[1], RaySettings(kv_memory=10))
 
 
 def test_a_request_has_the_name_that_serves_proxy_gave_it(front):
@@ -275,11 +265,10 @@ def test_the_router_takes_the_replica_that_is_named_and_then_any():
     router = NamedReplica.__new__(NamedReplica)
 
     def chosen(name):
-        pending = SimpleNamespace(
-            metadata=SimpleNamespace(session_id=name), routing_context=SimpleNamespace(should_backoff=False)
-        )
+        context = SimpleNamespace(should_backoff=False)
+        pending = SimpleNamespace(metadata=SimpleNamespace(session_id=name), routing_context=context)
         obtained = asyncio.run(router.choose_replicas(replicas, pending))
-        assert pending.routing_context.should_backoff
+        assert context.should_backoff
         return [[item.replica_id.unique_id for item in rank] for rank in obtained]
 
     assert chosen("b") == [["b"], ["a", "c"]]
@@ -339,10 +328,6 @@ def test_the_file_that_serve_run_takes():
     assert isinstance(build(RaySettings(**application.args)), Application)
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["serve", *arguments])
-
-
 @pytest.mark.parametrize(
     "arguments, told",
     [
@@ -358,13 +343,13 @@ def run(*arguments):
     ],
 )
 def test_options_that_do_not_fit_are_refused(arguments, told):
-    result = run("--port", "0", *arguments)
+    result = run("serve", "--port", "0", *arguments)
     assert result.exit_code == 2 and told in " ".join(result.stderr.split())
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    result = run("--ray", "--port", "0")
+    result = run("serve", "--ray", "--port", "0")
     assert result.exit_code == 2 and "pip install 'sigma0-lm[ray]'" in " ".join(result.stderr.split())
 
 

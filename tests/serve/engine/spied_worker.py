@@ -2,6 +2,7 @@
 
 import threading
 from time import sleep
+from unittest import mock
 
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.loop import EngineService
@@ -61,11 +62,7 @@ class HeldEngine(Engine):
         key = super().submit(request, grammar, key)
         failing, self.fails = self.fails, None
         if failing is not None:
-
-            def broken(text):
-                raise failing
-
-            self._states[key].detokenizer.add = broken
+            self._states[key].detokenizer.add = mock.Mock(side_effect=failing)
         return key
 
 

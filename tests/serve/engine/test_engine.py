@@ -184,20 +184,14 @@ def test_alone_is_what_generate_says(pocket, config, number):
     """The very depths, reasons, fates, passes, rows and verdict of `sigma0.generate`, greedy and drawn."""
     model, tokenizer = pocket
     story = "Mary went to the park. Leo took the book. The book is in the box. Tom went to the office. Where is Mary?"
-    job = EngineRequest(
-        tuple(tokenizer(story)["input_ids"]),
-        12,
-        config,
-        SamplingParams(temperature=1.0, seed=3) if number else SamplingParams(),
-        context=(story,),
-    )
-    done = alone(model, tokenizer, job)[-1]
+    ids = tuple(tokenizer(story)["input_ids"])
+    sampling = SamplingParams(temperature=1.0, seed=3) if number else SamplingParams()
+    done = alone(model, tokenizer, EngineRequest(ids, 12, config, sampling, context=(story,)))[-1]
     asked = {"do_sample": True, "seed": 3} if number else {}
     expected = sigma0.generate(model, tokenizer, story, exit_config=config, max_new_tokens=12, verdict=True, **asked)
     fields = ("id", "depth", "reason", "fate", "deepest_agrees", "would_have_met")
-    assert [[getattr(token, name) for name in fields] for token in done.tokens] == [
-        [getattr(token, name) for name in fields] for token in expected.tokens
-    ]
+    mine, theirs = ([[getattr(token, name) for name in fields] for token in item.tokens] for item in (done, expected))
+    assert mine == theirs
     for name in ("proximity", "margin", "entropy", "deepest_surprise", "deepest_entropy", "deepest_margin"):
         mine, theirs = ([getattr(token, name) for token in item.tokens] for item in (done, expected))
         assert mine == pytest.approx(theirs, abs=1e-4)
@@ -224,12 +218,9 @@ def test_long_answers_are_read_at_their_deepest_loops_as_generate_reads_them(mod
                 engine.cancel(others[-1])
             step(engine, result)
         drain(engine, result)
+    given = {"do_sample": False, "exit_config": config, "output_statistics": True, "return_dict_in_generate": True}
     for key, item in zip(keys, asked, strict=True):
-        ids = torch.tensor([item.prompt_ids])
-        out = model.generate(
-            ids, max_new_tokens=90, do_sample=False, exit_config=config, output_statistics=True,
-            return_dict_in_generate=True,
-        )  # fmt: skip
+        out = model.generate(torch.tensor([item.prompt_ids]), max_new_tokens=90, **given)
         assert [token.id for token in result[key][-1].tokens] == out.sequences[0, 6:].tolist()
         np.testing.assert_allclose(deepest(result[key]), out.deepest_readings[0, :, :3], rtol=1e-3, atol=1e-4)
         agrees = [float(token.deepest_agrees) for token in result[key][-1].tokens]
@@ -289,7 +280,6 @@ def test_what_was_dropped_is_never_found(model, pocket):
 
 
 def check_preempted(model, tokenizer, asked, kv_bytes):
-    """Three requests that are preempted again and again."""
     engine = Engine(model, tokenizer, "tiny", EngineLimits(3, 8, 8, 4, kv_bytes), watch=True)
     keys = [engine.submit(item) for item in asked]
     result = drain(engine)
@@ -358,17 +348,15 @@ def test_decoding_is_not_held_up_by_a_long_prompt(model, pocket):
 
 def test_what_cannot_run_is_refused(model, pocket):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 1, 8, 4, POSITION_BYTES * 4 * 4), watch=True)
-    with pytest.raises(ValueError, match="17 tokens exceed the 16 that this engine's K/V hold"):
-        engine.submit(job(10, 7))
-    with pytest.raises(ValueError, match="exceed the model's context of 256"):
-        engine.submit(job(10, 250))
-    with pytest.raises(ValueError, match="at least one prompt id"):
-        engine.submit(EngineRequest((), 4, ExitConfig()))
-    for odd in (10_000, -1):
-        with pytest.raises(ValueError, match="an id outside of the model's"):
-            engine.submit(EngineRequest((5, odd), 4, ExitConfig()))
-    with pytest.raises(ValueError, match="depth=9 exceeds the model's 4 loops"):
-        engine.submit(job(2, 2, exit_config=ExitConfig(mode="fixed", depth=9)))
+    for wrong, message in (
+        (job(10, 7), "17 tokens exceed the 16 that this engine's K/V hold"),
+        (job(10, 250), "exceed the model's context of 256"),
+        (EngineRequest((), 4, ExitConfig()), "at least one prompt id"),
+        *((EngineRequest((5, odd), 4, ExitConfig()), "an id outside of the model's") for odd in (10_000, -1)),
+        (job(2, 2, exit_config=ExitConfig(mode="fixed", depth=9)), "depth=9 exceeds the model's 4 loops"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine.submit(wrong)
     for _ in range(2):
         engine.submit(job(2, 2))
     with pytest.raises(Busy, match="2 requests are waiting already"):

@@ -2,6 +2,8 @@
 
 # ruff: noqa: F401, F811  (fixtures are imported by name)
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -77,11 +79,7 @@ def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
 def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypatch):
     engine = Engine(model, pocket[1], "tiny", watch=True)
     good, bad = engine.submit(job(5, 6)), engine.submit(job(5, 6, on_collapse="tighten"))
-
-    def broken(*args):
-        raise RuntimeError("a processor broke")
-
-    monkeypatch.setattr(Tighten, "__call__", broken)
+    monkeypatch.setattr(Tighten, "__call__", mock.Mock(side_effect=RuntimeError("a processor broke")))
     result = drain(engine)
     assert isinstance(result[bad][-1], RequestFailed) and "RuntimeError" in str(result[bad][-1])
     assert isinstance(result[good][-1], RequestOutput) and engine.pool.used == 0

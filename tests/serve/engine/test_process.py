@@ -12,10 +12,8 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from sigma0 import ExitConfig
-from sigma0.cli import app
 from sigma0.decode.grammar.spec import JsonSchema, Regex, Tool, ToolCalls
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.models.load import load
@@ -29,6 +27,7 @@ from sigma0.serve.engine.wire import EngineSpec
 from sigma0.signals.verdict import door
 from tests.serve.conftest import serving
 from tests.serve.engine.test_worker import LIMITS, collect, collect_one, endless, job
+from tests.test_cli import run
 
 pytestmark = pytest.mark.slow
 
@@ -138,26 +137,22 @@ async def test_draining_finishes_what_was_taken_and_ends_the_process(service, po
 
 
 def test_an_engine_that_is_killed_fails_its_requests_and_is_missed(pocket, caplog):
-    service = ProcessService(SPEC, 1)
     body = {"model": "pocket", "prompt": list(endless(pocket).prompt_ids), "max_tokens": 1900, "temperature": 2}
-    try:
-        with serving(create_app(service, ServerSettings())) as url:
-            assert httpx.get(f"{url}/health").status_code == 200
-            with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
-                lines = (line for line in answer.iter_lines() if line)
-                next(lines)
-                # at once, since so few tokens take it half a second
-                os.kill(service.pid, signal.SIGKILL)
-                *_, event, data = lines
-            error = json.loads(data.removeprefix("data: "))["error"]
-            assert (event, error["code"]) == ("event: error", "unavailable")
-            assert "the engine's process was killed by SIGKILL" in error["message"]
-            assert httpx.get(f"{url}/health").status_code == 503
-            refused = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
-            assert refused.status_code == 503 and "SIGKILL" in refused.json()["error"]["message"]
-        assert "the engine's process was killed by SIGKILL: no more requests are taken" in caplog.text
-    finally:
-        service.close()
+    with closing(ProcessService(SPEC, 1)) as service, serving(create_app(service, ServerSettings())) as url:
+        assert httpx.get(f"{url}/health").status_code == 200
+        with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            next(lines)
+            # at once, since so few tokens take it half a second
+            os.kill(service.pid, signal.SIGKILL)
+            *_, event, data = lines
+        error = json.loads(data.removeprefix("data: "))["error"]
+        assert (event, error["code"]) == ("event: error", "unavailable")
+        assert "the engine's process was killed by SIGKILL" in error["message"]
+        assert httpx.get(f"{url}/health").status_code == 503
+        refused = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        assert refused.status_code == 503 and "SIGKILL" in refused.json()["error"]["message"]
+    assert "the engine's process was killed by SIGKILL: no more requests are taken" in caplog.text
 
 
 def test_the_process_ends_with_the_one_that_started_it():
@@ -180,7 +175,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_the_same_words(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="could not be loaded") as expected:
         load(str(tmp_path))
-    output = CliRunner().invoke(app, ["serve", str(tmp_path), "--port", "0"])
+    output = run("serve", str(tmp_path), "--port", "0")
     assert output.exit_code == 2 and " ".join(output.stderr.split()).endswith(f"error: {expected.value}")
 
 

@@ -19,7 +19,8 @@ from tests.byte_model import byte_model
 from tests.decode.captures import called_by
 from tests.schemas import OBJECTS, REFERENCES
 from tests.serve.engine.spied_worker import KV
-from tests.serve.engine.test_engine import CONFIGS, POSITION_BYTES, alone, drain, outcome, step
+from tests.serve.engine.test_conformance import served
+from tests.serve.engine.test_engine import CONFIGS, alone, drain, outcome
 
 SPECS = (
     None,
@@ -28,16 +29,13 @@ SPECS = (
     Choice(("first", "second")),
 )
 SAMPLINGS = (SamplingParams(), SamplingParams(temperature=1.0, seed=4), SamplingParams(repetition_penalty=1.3))
+# Blocks of K/V: for all requests, and so few that some are preempted.
+MANY, FEW = 200, 32
 
 
 @pytest.fixture(scope="module")
 def byte():
     return byte_model(3)
-
-
-@pytest.fixture(scope="module")
-def model(byte):
-    return byte[0]
 
 
 def jobs(seed, count):
@@ -56,48 +54,21 @@ def jobs(seed, count):
     ]
 
 
-def together(byte, wanted, blocks=KV, runner="eager", watch=True):
-    """What became of requests that share an engine, half of which come later; and the engine."""
-    byte[0].runner = runner
-    try:
-        engine = Engine(*byte, "tiny", EngineLimits(max_running=4, kv_bytes=blocks, page_size=8), watch=watch)
-    finally:
-        byte[0].runner = "auto"
-    half = len(wanted) // 2
-    keys = [engine.submit(job) for job in wanted[:half]]
-    events = {}
-    for _ in range(7):
-        step(engine, events)
-    keys += [engine.submit(job) for job in wanted[half:]]
-    drain(engine, events)
-    return [events[key] for key in keys], engine
-
-
-def written(events):
+def written(done):
     """The answer of a request, without figures that other shapes round otherwise."""
-    return [(token.id, token.depth, token.reason, token.text, token.fate) for token in events[-1].tokens]
+    return [(token.id, token.depth, token.reason, token.text, token.fate) for token in done.tokens]
 
 
 @pytest.mark.grid(fast=0, slow=1)
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_company_changes_nothing(byte, seed):
-    wanted = jobs(seed, 16)
-    result, engine = together(byte, wanted)
-    assert engine.status().preemptions == 0
-    for job, events in zip(wanted, result, strict=True):
-        assert outcome(events) == outcome(alone(*byte, job))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", [3, 4])
-def test_preemption_changes_nothing(byte, seed):
-    wanted = jobs(seed, 12)
-    result, engine = together(byte, wanted, POSITION_BYTES * 8 * 16)
-    assert engine.status().preemptions > 0
-    for job, events in zip(wanted, result, strict=True):
-        expected, preempted = outcome(alone(*byte, job)), outcome(events)
-        # the first four: what is recomputed is counted in the passes
-        assert preempted[:4] == expected[:4]
+@pytest.mark.parametrize("seed, blocks", [*((seed, MANY) for seed in (0, 1, 2)), (3, FEW), (4, FEW)])
+def test_neither_company_nor_preemption_changes_anything(byte, seed, blocks):
+    wanted = jobs(seed, 16 if blocks == MANY else 12)
+    result, engine = served(*byte, wanted, blocks)
+    assert (engine.status().preemptions > 0) == (blocks == FEW)
+    # what is recomputed is counted in the passes
+    same = slice(4) if blocks == FEW else slice(None)
+    for job, done in zip(wanted, result, strict=True):
+        assert outcome([done])[same] == outcome(alone(*byte, job))[same]
 
 
 @pytest.mark.exhaustive
@@ -105,10 +76,10 @@ def test_preemption_changes_nothing(byte, seed):
 def test_captured_steps_write_the_same(byte, watch):
     wanted = [job for job in jobs(5, 16) if job.exit_config.after_exit != "drop"]
     with called_by("captured", byte[0]) as (asked, captures):
-        result, engine = together(byte, wanted, watch=watch, **asked)
+        result, engine = served(*byte, wanted, MANY, watch=watch, **asked)
     assert engine.runner.name == "cudagraph" and captures
-    expected, _ = together(byte, wanted, watch=watch)
-    assert [written(events) for events in result] == [written(events) for events in expected]
+    expected, _ = served(*byte, wanted, MANY, watch=watch, runner="eager")
+    assert list(map(written, result)) == list(map(written, expected))
 
 
 def test_requests_without_a_grammar_cost_nothing_more(byte):
@@ -145,11 +116,10 @@ def test_a_grammar_that_breaks_fails_its_request_alone(byte, monkeypatch, kind, 
         return whole(*arguments)
 
     monkeypatch.setattr(kind, name, broken)
-    result, engine = together(byte, wanted, POSITION_BYTES * 8 * 16)
-    failed = [number for number, events in enumerate(result) if isinstance(events[-1], RequestFailed)]
-    assert len(failed) == 1 and result[failed[0]][-1].cause == "RuntimeError"
-    others = [number for number in range(len(wanted)) if number not in failed]
-    assert [outcome(result[number])[:4] for number in others] == [expected[number] for number in others]
+    result, engine = served(*byte, wanted, FEW)
+    (failed,) = (number for number, done in enumerate(result) if isinstance(done, RequestFailed))
+    assert result.pop(failed).cause == "RuntimeError" and expected.pop(failed)
+    assert [outcome([done])[:4] for done in result] == expected
     assert engine.status().blocks_used == 0
 
 

@@ -1,8 +1,8 @@
 """The engine after an event loop: many at once, cancelled, refused, drained, broken."""
 
 import asyncio
-import threading
 from contextlib import closing
+from unittest import mock
 
 import pytest
 
@@ -11,6 +11,7 @@ from sigma0.decode.grammar.spec import Choice
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.loop import EngineService
 from sigma0.serve.engine.messages import Busy, EngineLimits, EngineRequest, RequestFailed, RequestOutput, Unavailable
+from tests.serve.conftest import held_up
 from tests.serve.engine.spied_worker import KV
 from tests.serve.engine.test_engine import ask
 
@@ -25,9 +26,8 @@ def service(pocket):
 
 
 def job(pocket, new=12, **settings):
-    return EngineRequest(
-        tuple(pocket[1](STORY)["input_ids"]), new, settings.pop("exit_config", ExitConfig(q=0.6)), **settings
-    )
+    ids = tuple(pocket[1](STORY)["input_ids"])
+    return EngineRequest(ids, new, **{"exit_config": ExitConfig(q=0.6), **settings})
 
 
 def yes_or_no(pocket, **settings):
@@ -65,18 +65,11 @@ def test_long_contexts_are_looked_through_elsewhere(service, pocket, monkeypatch
 
 
 async def test_a_request_is_cancelled_or_drained_while_it_is_judged(service, pocket, monkeypatch):
-    begun, go = threading.Event(), threading.Event()
-
-    def wait(self, text, context):
-        begun.set()
-        assert go.wait(60)
-        return 0.5
-
-    monkeypatch.setattr("sigma0.serve.engine.loop.GroundingProcess.score", wait)
+    slow, begun, go_on = held_up(lambda *_: 0.5)
+    monkeypatch.setattr("sigma0.serve.engine.loop.GroundingProcess.score", slow)
     request = job(pocket, context=(STORY, LONG))
     gone, kept = service.submit(request), service.submit(request)
-    while not begun.is_set():
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(begun.wait, 60)
     await gone.aclose()
     # others go on meanwhile
     *_, other = await collect_one(service, job(pocket))
@@ -84,7 +77,7 @@ async def test_a_request_is_cancelled_or_drained_while_it_is_judged(service, poc
     draining = asyncio.ensure_future(service.drain())
     await asyncio.sleep(0.05)
     assert not draining.done()
-    go.set()
+    go_on.set()
     *_, done = await collect(kept)
     await draining
     assert done.verdict.grounded == 0.5
@@ -96,13 +89,10 @@ def test_what_cannot_run_is_a_value_error(service, pocket):
 
 
 async def test_a_pass_that_breaks_ends_what_was_under_way_and_nothing_else(service, pocket, monkeypatch):
-    def broken():
-        raise RuntimeError("out of memory, say")
-
     events = service.submit(endless(pocket))
     await anext(events)
     with monkeypatch.context() as patched:
-        patched.setattr(service._engine._batch, "run", broken)
+        patched.setattr(service._engine._batch, "run", mock.Mock(side_effect=RuntimeError("out of memory, say")))
         with pytest.raises(RequestFailed, match="RuntimeError in the engine"):
             await collect(events)
     result = await collect_one(service, job(pocket))
@@ -111,11 +101,8 @@ async def test_a_pass_that_breaks_ends_what_was_under_way_and_nothing_else(servi
 
 @pytest.mark.parametrize("breaks", ["submit", "compile"])
 async def test_a_job_that_breaks_as_it_begins_fails_alone(service, pocket, monkeypatch, breaks):
-    def broken(*asked):
-        raise RuntimeError("no memory for its ids, say")
-
     with monkeypatch.context() as patched:
-        patched.setattr(service._engine, breaks, broken)
+        patched.setattr(service._engine, breaks, mock.Mock(side_effect=RuntimeError("no memory for its ids, say")))
         with pytest.raises(RequestFailed, match="RuntimeError as this request began"):
             await collect_one(service, yes_or_no(pocket))
     result = await asyncio.wait_for(collect_one(service, yes_or_no(pocket)), 20)
@@ -124,16 +111,10 @@ async def test_a_job_that_breaks_as_it_begins_fails_alone(service, pocket, monke
 
 async def test_jobs_that_are_just_being_taken_in_count_as_waiting(pocket, monkeypatch):
     """Else one too many is taken, and told only later that there is no room."""
-    service = EngineService(Engine(*pocket, "pocket", EngineLimits(1, 1, kv_bytes=KV), watch=True))
-    begun, go_on, submit = threading.Event(), threading.Event(), service._engine.submit
-
-    def slow(*asked):
-        begun.set()
-        go_on.wait(60)
-        return submit(*asked)
-
-    monkeypatch.setattr(service._engine, "submit", slow)
-    try:
+    engine = Engine(*pocket, "pocket", EngineLimits(1, 1, kv_bytes=KV), watch=True)
+    slow, begun, go_on = held_up(engine.submit)
+    monkeypatch.setattr(engine, "submit", slow)
+    with closing(EngineService(engine)) as service:
         taken = [service.submit(job(pocket)), service.submit(job(pocket))]
         await asyncio.to_thread(begun.wait, 60)
         try:
@@ -143,15 +124,10 @@ async def test_jobs_that_are_just_being_taken_in_count_as_waiting(pocket, monkey
             go_on.set()
         result = await asyncio.gather(*(collect(events) for events in taken))
         assert all(isinstance(events[-1], RequestOutput) for events in result)
-    finally:
-        service.close()
 
 
 def test_no_room_in_the_engine_is_told_as_such(service, pocket, monkeypatch):
-    def full(*asked):
-        raise Busy("9 requests are waiting already")
-
-    monkeypatch.setattr(service._engine, "submit", full)
+    monkeypatch.setattr(service._engine, "submit", mock.Mock(side_effect=Busy("9 requests are waiting already")))
     with pytest.raises(Busy, match="9 requests"):
         asyncio.run(collect_one(service, job(pocket)))
 
@@ -159,14 +135,7 @@ def test_no_room_in_the_engine_is_told_as_such(service, pocket, monkeypatch):
 @pytest.fixture
 def compiling(service, monkeypatch):
     """A service whose grammars are not compiled before `go_on`; `begun` says that one is to be."""
-    begun, go_on, compile_ = threading.Event(), threading.Event(), service._engine.compile
-
-    def slow(request):
-        if request.grammar is not None:
-            begun.set()
-            assert go_on.wait(60)
-        return compile_(request)
-
+    slow, begun, go_on = held_up(service._engine.compile, lambda request: request.grammar is not None)
     monkeypatch.setattr(service._engine, "compile", slow)
     yield begun, go_on
     go_on.set()
@@ -191,8 +160,7 @@ async def test_a_request_is_cancelled_while_its_grammar_is_compiled(service, poc
     await waiting.aclose()
     go_on.set()
     await collect_one(service, yes_or_no(pocket))
-    result = service.status()
-    status = result
+    status = service.status()
     assert (status.running, status.waiting, status.blocks_used) == (0, 0, 0)
 
 
@@ -212,10 +180,7 @@ async def test_draining_waits_for_a_grammar_and_closing_does_not(pocket, service
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_an_engine_that_cannot_be_emptied_ends_the_service(service, pocket, monkeypatch):
     """Else requests would be taken that nobody answers."""
-
-    def broken():
-        raise RuntimeError("the device is lost, say")
-
+    broken = mock.Mock(side_effect=RuntimeError("the device is lost, say"))
     events = service.submit(endless(pocket))
     await anext(events)
     monkeypatch.setattr(service._engine, "reset", broken)

@@ -86,11 +86,9 @@ class PageServer(ThreadingHTTPServer):
         # set when a client has left in the middle of an answer
         self.hung_up = threading.Event()
         self.released = threading.Semaphore(0)
+        # lets so many chunks go out
+        self.release = self.released.release
         self.url = f"http://127.0.0.1:{self.server_port}/"
-
-    def release(self, chunks: int = 1) -> None:
-        """Lets so many chunks go out."""
-        self.released.release(chunks)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -119,9 +117,8 @@ class Handler(BaseHTTPRequestHandler):
             self._json(*self.server.refusal)
             return
         self._head(200, "text/event-stream")
-        chunks = self.server.answers.pop(0)
         try:
-            for item in chunks:
+            for item in self.server.answers.pop(0):
                 assert self.server.released.acquire(timeout=WAIT_SECONDS)
                 self._event(json.dumps(item, ensure_ascii=False))
             self._event("[DONE]")

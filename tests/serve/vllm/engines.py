@@ -49,17 +49,9 @@ def write(llm, prompts, **sampling):
 
 def full_depth(model: OuroForCausalLM, prompts, max_new_tokens=24, exit_config=None):
     """What sigma0 writes after each prompt, at full depth where nothing else is said."""
-    written = []
-    for prompt in prompts:
-        output = model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            eos_token_id=None,
-            exit_config=exit_config or {"mode": "full"},
-        )
-        written.append(output[0, len(prompt) :].tolist())
-    return written
+    asked = {"max_new_tokens": max_new_tokens, "do_sample": False, "eos_token_id": None}
+    asked["exit_config"] = exit_config or {"mode": "full"}
+    return [model.generate(torch.tensor([prompt]), **asked)[0, len(prompt) :].tolist() for prompt in prompts]
 
 
 def counter(llm, name):

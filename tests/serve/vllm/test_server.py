@@ -1,6 +1,7 @@
 """`vllm serve` with the plugin and the real OpenAI client; and that the plugin changes nothing for other models."""
 
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,17 +13,13 @@ import sigma0
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.serving.servers import draft_arguments, draft_counts, vllm_server
 from sigma0.models.export import export
+from tests.schemas import record
 from tests.serve.vllm.engines import SETTINGS, needs_vllm
 
 pytestmark = needs_vllm
 openai = pytest.importorskip("openai")
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"place": {"enum": ["park", "barn", "garden"]}, "sure": {"type": "boolean"}},
-    "required": ["place", "sure"],
-    "additionalProperties": False,
-}
+SCHEMA = record({"place": {"enum": ["park", "barn", "garden"]}, "sure": {"type": "boolean"}})
 SERVE_A_LLAMA = """
 import json, sys
 if __name__ == "__main__":
@@ -86,11 +83,9 @@ def test_another_model_writes_the_same_with_and_without_the_plugin(tmp_path):
     script.write_text(SERVE_A_LLAMA)
 
     def run(environment):
-        from os import environ
-
         command = [sys.executable, str(script), str(tmp_path / "llama")]
         output = subprocess.run(
-            command, env={**environ, **SETTINGS, **environment}, capture_output=True, text=True, check=True
+            command, env={**os.environ, **SETTINGS, **environment}, capture_output=True, text=True, check=True
         ).stdout
         (result,) = (line.removeprefix("RESULT ") for line in output.splitlines() if line.startswith("RESULT "))
         return json.loads(result)
