@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from sigma0 import ExitConfig
 from sigma0.config import THRESHOLDS
@@ -38,6 +39,15 @@ def tiny_model(seed: int, **overrides) -> OuroForCausalLM:
             layer.post_attention_layernorm_2.weight.fill_(0.4)
     model.generation_config.pad_token_id = 0
     return model
+
+
+def tiny_llama(seed: int, vocab_size: int, **overrides) -> LlamaForCausalLM:
+    """A random model without loops."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
+    settings = {**sizes, **ids, "initializer_range": 0.3, **overrides}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **settings)).eval()
 
 
 def tiny_nanbeige(seed: int, family: str = "nanbeige", **overrides) -> NanbeigeForCausalLM:

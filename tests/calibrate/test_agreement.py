@@ -8,7 +8,6 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import sigma0
 from sigma0.calibrate.agreement import (
@@ -28,17 +27,16 @@ from sigma0.calibrate.kv import calibrate_kv
 from sigma0.calibrate.latency import calibrate_latency, coarse_grid, latency_runs
 from sigma0.calibrate.ltt import p_value, units_needed
 from sigma0.calibrate.teacher_forcing import GridReadings, read_forced, read_grids
-from sigma0.cli import app
 from sigma0.config import ExitConfig
 from sigma0.models.load import checkpoint_folder
+from tests.calibrate.conftest import random_prompts, run
 from tests.marks import fast_if
 from tests.reference import tiny_model
 
 
 @pytest.fixture(scope="module")
 def prompts():
-    generator = torch.Generator().manual_seed(0)
-    return [tuple(torch.randint(8, 61, (3 + k % 5,), generator=generator).tolist()) for k in range(60)]
+    return random_prompts(60, 3, 5)
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +53,21 @@ def alone(model, prompt, new, config):
     return model.generate(torch.tensor([prompt]), max_new_tokens=new, **settings)
 
 
+@torch.no_grad()
+def agreement_of(model, ids, prompt, config):
+    """The share of the ids after a prompt that are those of full depth where the rule exits; and the depths of all."""
+    output = model(torch.tensor([ids]), exit_config=config, output_loop_states=True)
+    new = slice(prompt - 1, -1)
+    agreed = (output.logits[0].argmax(-1) == output.loop_logits[-1, 0].argmax(-1))[new]
+    return agreed.float().mean().item(), output.exit_depths[0, new].tolist()
+
+
 def test_continuations_equal_those_of_one_prompt_alone(model, prompts):
     texts = continue_in_full(model, prompts, 6)
     for prompt, text in zip(prompts, texts, strict=True):
         expected = alone(model, prompt, 6, ExitConfig(mode="full")).sequences[0].tolist()
         assert list(text.ids) == expected and text.new == len(expected) - len(prompt)
     assert len({text.new for text in texts}) > 1, "no sequence ended early: the lengths were not tested"
-
-
-def _order():
-    order = list(range(60))
-    Random(0).shuffle(order)
-    return order
 
 
 @pytest.mark.grid(fast=0, slow=1)
@@ -80,34 +81,26 @@ def test_the_choice_follows_from_losses_taken_one_by_one(model, prompts, mode):
     for row in obtained.tested:
         assert row.passed == (row.p_value <= 0.1)
         assert row.p_value == pytest.approx(p_value(1 - row.agreement, 48, 0.4))
-    texts = continue_in_full(model, [prompts[k] for k in _order()[12:]], 6)
+    order = list(range(60))
+    Random(0).shuffle(order)
+    texts = continue_in_full(model, [prompts[k] for k in order[12:]], 6)
     for row in (obtained.tested[0], obtained.tested[len(kept) // 2], obtained.tested[-1]):
         config = next(entry for entry in GRIDS[mode] if row.threshold == entry.threshold)
         agreed, depths = [], []
         for text in texts:
-            with torch.no_grad():
-                output = model(torch.tensor([text.ids]), exit_config=config, output_loop_states=True)
-            full = output.loop_logits[-1, 0].argmax(-1)
-            new = slice(len(text.ids) - text.new - 1, -1)
-            agreed.append((output.logits[0].argmax(-1) == full)[new].float().mean().item())
-            depths += output.exit_depths[0, new].tolist()
+            share, depths_of_text = agreement_of(model, text.ids, len(text.ids) - text.new, config)
+            agreed.append(share)
+            depths += depths_of_text
         assert row.agreement == pytest.approx(np.mean(agreed)) and row.mean_depth == pytest.approx(np.mean(depths))
-    threshold = kept[-1].threshold
-    assert obtained.chosen is not None and obtained.chosen.threshold == threshold
+    assert obtained.chosen is not None and obtained.chosen.threshold == kept[-1].threshold
     # The check once more, with the forward's own exits and the stock loop's free runs.
-    order = _order()
     shares, passes, most, same = [], 0, 0, []
-    for number in order[:12]:
-        run = alone(model, prompts[number], 6, ExitConfig(mode="full"))
-        with torch.no_grad():
-            output = model(run.sequences, exit_config=obtained.chosen, output_loop_states=True)
-        full = output.loop_logits[-1, 0].argmax(-1)
-        agreed = (output.logits[0].argmax(-1) == full)[len(prompts[number]) - 1 : -1]
-        shares.append(agreed.float().mean().item())
-        early = alone(model, prompts[number], 6, obtained.chosen)
-        same.append(early.sequences.tolist() == run.sequences.tolist())
+    for prompt in (prompts[k] for k in order[:12]):
+        full, early = (alone(model, prompt, 6, config) for config in (ExitConfig(mode="full"), obtained.chosen))
+        shares.append(agreement_of(model, full.sequences[0].tolist(), len(prompt), obtained.chosen)[0])
+        same.append(early.sequences.tolist() == full.sequences.tolist())
         passes += early.loop_passes
-        most += 4 * (early.sequences.shape[1] - len(prompts[number]) - 1)
+        most += 4 * (early.sequences.shape[1] - len(prompt) - 1)
     assert obtained.check is not None and obtained.check.prompts == 12
     assert obtained.check.agreement.value == pytest.approx(np.mean(shares))
     assert obtained.check.same.value == pytest.approx(np.mean(same))
@@ -148,23 +141,10 @@ def test_all_rules_at_once_share_the_error_that_is_allowed(model, prompts):
     assert (alone.tested, alone.chosen, alone.check) == (margin.tested, margin.chosen, margin.check)
 
 
-@pytest.fixture(scope="module")
-def questions(tmp_path_factory):
-    from sigma0.bench.pocket.prompts import json_line, micro_world
-
-    path = tmp_path_factory.mktemp("prompts") / "questions.jsonl"
-    path.write_text("\n".join(json_line(prompt) for prompt in micro_world(60, "calibration", 5)))
-    return path
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, ["calibrate", *map(str, arguments)])
-
-
 @pytest.mark.slow
 def test_the_command_stores_what_the_next_load_uses(questions, tmp_path):
     folder = tmp_path / "calibrated"
-    asked = ("--agreement", "0.93", "--exit", "margin", "--prompts", questions, "--dtype", "float32")
+    asked = ("--agreement", "0.93", "--exit", "margin", "--prompts", questions(60), "--dtype", "float32")
     result = run("pocket", *asked, "--out", folder)
     assert result.exit_code == 0, result.output
     assert "promise" in result.stdout and "passes_saved" in result.stdout
@@ -173,32 +153,30 @@ def test_the_command_stores_what_the_next_load_uses(questions, tmp_path):
     assert stored.mode == "margin" and f"theta = {stored.theta:g}" in result.stdout
     assert model.generation_config.eos_token_id is not None
     # In a folder of one's own the file is rewritten in place, and the weights are left alone.
-    before = (folder / "model.safetensors").stat().st_mtime_ns
+    weights = folder / "model.safetensors"
+    before = weights.stat().st_mtime_ns
     again = run(folder, "--agreement", "0.7", *asked[2:], "--json")
     assert again.exit_code == 0, again.output
     chosen = json.loads(again.stdout)["chosen"]
     model, _ = sigma0.load(str(folder), device="cpu")
     assert model.resolve_exit_config(None).to_dict() == chosen
     assert chosen["theta"] < stored.theta
-    assert (folder / "model.safetensors").stat().st_mtime_ns == before
-    assert (folder / "model.safetensors").read_bytes() == (
-        checkpoint_folder("pocket") / "model.safetensors"
-    ).read_bytes()
+    assert weights.stat().st_mtime_ns == before
+    assert weights.read_bytes() == (checkpoint_folder("pocket") / weights.name).read_bytes()
 
 
 @pytest.mark.cpu(6)
 def test_the_command_names_bad_input_and_says_when_nothing_qualifies(questions, tmp_path):
     folder = tmp_path / "calibrated"
-    wrong = ("--prompts", questions, "--agreement", "0.9", "--exit", "converge", "--max-new-tokens", "8")
+    file = questions(60)
+    wrong = ("--prompts", file, "--agreement", "0.9", "--exit", "converge", "--max-new-tokens", "8")
     with pytest.MonkeyPatch.context() as patch:
         # One setting, which stops every token at its second loop.
         patch.setitem(GRIDS, "converge", (ExitConfig(mode="converge", eps=100.0),))
         result = run("pocket", *wrong, "--out", folder)
     assert result.exit_code == 1, result.output
-    assert (
-        "no threshold of converge keeps agreement >= 0.9" in result.stdout
-        and "prompts without one error" in result.stdout
-    )
+    for output in ("no threshold of converge keeps agreement >= 0.9", "prompts without one error"):
+        assert output in result.stdout
     assert list(folder.iterdir()) == []
     full = tmp_path / "full"
     full.mkdir()
@@ -211,7 +189,7 @@ def test_the_command_names_bad_input_and_says_when_nothing_qualifies(questions, 
         (("nowhere",), "no such model"),
         (("pocket", "--agreement", "1"), "agreement 1.0"),
     ):
-        result = run(arguments[0], "--prompts", questions, *arguments[1:])
+        result = run(arguments[0], "--prompts", file, *arguments[1:])
         assert result.exit_code == 2 and message in result.output, result.output
 
 

@@ -29,13 +29,14 @@ def drawn(n, seed=0, weights=((ENTROPY, 0.8), (SURPRISE, 0.6)), bias=-1.0):
     return evidence, chances, rng.random(n) < chances
 
 
-PROMPTS = [[1, 2, 3]] * 3000
+def fitted(evidence, right):
+    return fit_confidence(evidence, right, [[1, 2, 3]] * len(right))
 
 
 @pytest.mark.slow
 def test_the_fit_finds_the_law_of_the_data():
     evidence, _, right = drawn(3000)
-    model = fit_confidence(evidence, right, PROMPTS[:3000]).model
+    model = fitted(evidence, right).model
     assert set(model.features) == {"mean_entropy", "mean_deepest_surprise"}
     weights = dict(zip(model.features, model.weights, strict=True))
     assert weights["mean_entropy"] == pytest.approx(0.8, abs=0.15)
@@ -48,40 +49,40 @@ def test_the_fit_finds_the_law_of_the_data():
 @pytest.mark.slow
 def test_what_it_stores_is_what_was_seen():
     evidence, _, right = drawn(600)
-    fitted = fit_confidence(evidence, right, PROMPTS[:600])
-    model = fitted.model
+    result = fitted(evidence, right)
+    model = result.model
     columns = [FEATURES.index(name) for name in model.features]
     assert model.most == pytest.approx(evidence[:, columns].max(0))
     assert model.longest == evidence[:, FEATURES.index("length")].max()
     assert model.answers == 600 and model.pairs == tuple(sorted(pair_codes([1, 2, 3])))
     current = [model.confidence(row) for row in evidence]
     assert model.deciles == pytest.approx(np.quantile(current, np.arange(1, 10) / 10))
-    above = fitted.cross_fitted[right][:, None] > fitted.cross_fitted[~right][None]
+    above = result.cross_fitted[right][:, None] > result.cross_fitted[~right][None]
     assert model.auroc == pytest.approx(above.mean())
-    assert model.brier == pytest.approx(((fitted.cross_fitted - right) ** 2).mean())
+    assert model.brier == pytest.approx(((result.cross_fitted - right) ** 2).mean())
 
 
 def test_features_that_are_unknown_or_tell_nothing_are_left_out():
     evidence, _, right = drawn(1000)
     evidence[3, SURPRISE] = np.nan
-    fitted = fit_confidence(evidence, right, PROMPTS[:1000])
-    assert "mean_deepest_surprise" not in fitted.model.features
-    (figure,) = (item for item in fitted.figures if item.name == "mean_deepest_surprise")
+    result = fitted(evidence, right)
+    assert "mean_deepest_surprise" not in result.model.features
+    (figure,) = (item for item in result.figures if item.name == "mean_deepest_surprise")
     assert (figure.auroc, figure.gain, figure.chosen) == (None, None, False)
     evidence, _, _ = drawn(100)
     right = np.arange(100) % 2 == 0
-    assert fit_confidence(np.ones_like(evidence), right, PROMPTS[:100]) is None
+    assert fitted(np.ones_like(evidence), right) is None
     # a single feature, which falls with doubt: its weight would be below 0
     turned = np.ones_like(evidence)
     turned[:, ENTROPY] = np.where(right, 2.0, 0.1)
-    assert fit_confidence(turned, right, PROMPTS[:100]) is None
+    assert fitted(turned, right) is None
 
 
 @pytest.mark.slow
 def test_of_equal_features_one_is_tried():
     evidence, _, right = drawn(400)
     evidence[:, FEATURES.index("worst_entropy")] = evidence[:, FEATURES.index("most_entropy")]
-    figures = {figure.name: figure for figure in fit_confidence(evidence, right, PROMPTS[:400]).figures}
+    figures = {figure.name: figure for figure in fitted(evidence, right).figures}
     assert figures["most_entropy"].gain is not None and figures["worst_entropy"].gain is None
     assert figures["most_entropy"].auroc == figures["worst_entropy"].auroc
 
@@ -93,8 +94,7 @@ def test_a_sign_that_is_constant_in_a_fold_has_no_weight_there():
     rare = np.zeros(300)
     rare[7] = 1.0
     evidence[:, FEATURES.index("mean_diverge")] = rare
-    fitted = fit_confidence(evidence, right, PROMPTS[:300])
-    assert "mean_diverge" not in fitted.model.features
+    assert "mean_diverge" not in fitted(evidence, right).model.features
     logs = transformed(rare[:, None])
     # the others do not differ, and so say nothing of it
     assert cross_fitted(logs, right)[7] == pytest.approx(right.mean(), abs=0.05)
@@ -118,10 +118,6 @@ def world(weights, n=1200, seed=0, mixes=None):
     evidence = np.ones((n, len(FEATURES)))
     evidence[:, COLUMNS[: len(weights)]] = np.exp(logs if mixes is None else logs @ np.array(mixes, dtype=float).T)
     return evidence, right
-
-
-def fitted(evidence, right):
-    return fit_confidence(evidence, right, [[1, 2]] * len(right))
 
 
 def names(*places):

@@ -21,18 +21,12 @@ from sigma0.calibrate.doors import (
     risk_p_value,
 )
 from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, door
+from tests.signals.test_verdict import make as verdict
 
 
 def judged(confidence, right, vetoed=None):
     vetoed = np.zeros(len(confidence), dtype=bool) if vetoed is None else np.array(vetoed, dtype=bool)
     return Judged(np.array(confidence, dtype=float), vetoed, np.array(right, dtype=bool))
-
-
-def verdict(proximity=0.0, grounded=None, confidence=0.95):
-    return ReasonVerdict(
-        converged=True, depth=2.0, proximity=proximity, grounded=grounded, stable=None, reason="confident",
-        confidence=confidence,
-    )  # fmt: skip
 
 
 def power_by_hand(answers, threshold, risk, level, tested):

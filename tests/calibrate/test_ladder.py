@@ -6,14 +6,12 @@ from random import Random
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.pocket.prompts import json_line, micro_world
 from sigma0.calibrate.bootstrap import clustered_share
 from sigma0.calibrate.ladder import CONFIDENCES, _checked, _promised, _read, _Reading, calibrate_doubt
 from sigma0.calibrate.ltt import p_value, passing
-from sigma0.cli import app
 from sigma0.ladder import Doubt, FidelityLadder, Rung
+from tests.calibrate.conftest import run
 
 TEXTS = [f"Mary has {k} hats. Where is key {k}?" for k in range(60)]
 
@@ -72,21 +70,22 @@ def test_the_check_is_made_on_prompts_that_had_no_part(pair, tokenizer):
     assert obtained.below == _promised(fitted, 1 - 0.6, 0.8)
 
 
-def test_the_command(tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("\n".join(json_line(prompt) for prompt in micro_world(6, "calibration", 5)))
-    asked = ["calibrate", "pocket", "--ladder", "pocket-large", "--prompts", str(file), "--max-new-tokens", "12"]
-    result = CliRunner().invoke(app, [*asked, "--rate", "0.2", "--json"])
+def test_the_command(questions):
+    file = questions(6)
+    asked = ["pocket", "--ladder", "pocket-large", "--prompts", file, "--max-new-tokens", "12"]
+    result = run(*asked, "--rate", "0.2", "--json")
     assert result.exit_code == 0, result.output
     reported = json.loads(result.stdout)
     assert (reported["prompts"], reported["check"]["prompts"]) == (5, 1)
     assert reported["policy"] == {"kind": "doubt", "below": reported["below"]} and reported["asked"] == ["rate", 0.2]
-    result = CliRunner().invoke(app, [*asked, "--rate", "0.2"])
+    result = run(*asked, "--rate", "0.2")
     assert "--policy" in result.stdout and "goes up" in result.stdout and "1 prompts set apart" in result.stdout
-    result = CliRunner().invoke(app, asked)
-    assert result.exit_code == 2 and "6 prompts cannot promise" in " ".join(result.output.split())
-    result = CliRunner().invoke(app, ["calibrate", "pocket", "--rate", "0.2", "--prompts", str(file)])
-    assert result.exit_code == 2 and "--rate belongs to --ladder" in " ".join(result.output.split())
+    for arguments, output in (
+        (asked, "6 prompts cannot promise"),
+        (["pocket", "--rate", "0.2", "--prompts", file], "--rate belongs to --ladder"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2 and output in " ".join(result.output.split())
 
 
 def reading(confidences, same):
@@ -117,34 +116,25 @@ def test_the_least_confidence_that_keeps_the_agreement_is_promised():
     assert _promised([reading([0.5], [True])] * 60, 0.2, 0.9) == CONFIDENCES[-1]
 
 
-@pytest.fixture(scope="module")
-def rungs(looped, tokenizer):
-    return Rung.local(looped[0], tokenizer, "small"), Rung.local(looped[1], tokenizer, "large")
-
-
-def test_a_rate_takes_two_prompts_and_a_promise_more(rungs):
+def test_a_rate_takes_two_prompts_and_a_promise_more(pair):
     for asked in ({"rate": 0.0}, {"rate": 1.0}, {"agreement": 1.0}, {"agreement": 0.0}, {"confidence": 0.0}):
         with pytest.raises(ValueError, match=f"{next(iter(asked))} .* is not between 0 and 1"):
-            calibrate_doubt(*rungs, [(9, 8), (7, 6)], **asked)
+            calibrate_doubt(*pair, [(9, 8), (7, 6)], **asked)
     with pytest.raises(ValueError, match="are the same"):
-        calibrate_doubt(*rungs, [(9, 8), (7, 6), (9, 8)], rate=0.5)
+        calibrate_doubt(*pair, [(9, 8), (7, 6), (9, 8)], rate=0.5)
     with pytest.raises(ValueError, match="1 prompts cannot promise a rate: it takes 2"):
-        calibrate_doubt(*rungs, [(9, 8)], rate=0.5)
+        calibrate_doubt(*pair, [(9, 8)], rate=0.5)
     with pytest.raises(ValueError, match=r"2 prompts cannot promise agreement >= 0\.99 with confidence 0\.95"):
-        calibrate_doubt(*rungs, [(9, 8), (7, 6)])
+        calibrate_doubt(*pair, [(9, 8), (7, 6)])
     done = []
-    obtained = calibrate_doubt(*rungs, [(9, 8), (7, 6)], rate=0.5, max_new_tokens=2, on_prompt=done.append)
-    assert done == [1, 2] and (obtained.prompts, obtained.tokens, obtained.check.prompts, obtained.check.tokens) == (
-        1,
-        2,
-        1,
-        2,
-    )
+    obtained = calibrate_doubt(*pair, [(9, 8), (7, 6)], rate=0.5, max_new_tokens=2, on_prompt=done.append)
+    assert done == [1, 2] and (obtained.prompts, obtained.tokens) == (1, 2)
+    assert (obtained.check.prompts, obtained.check.tokens) == (1, 2)
     assert (obtained.asked, obtained.confidence, obtained.handed_up) == (("rate", 0.5), None, 0.5)
 
 
-def test_a_promise_tells_what_was_asked(rungs):
+def test_a_promise_tells_what_was_asked(pair):
     prompts = [(9, 8 + place) for place in range(5)]
-    obtained = calibrate_doubt(*rungs, prompts, agreement=0.3, confidence=0.5, max_new_tokens=2)
+    obtained = calibrate_doubt(*pair, prompts, agreement=0.3, confidence=0.5, max_new_tokens=2)
     assert (obtained.asked, obtained.confidence, obtained.prompts) == (("agreement", 0.3), 0.5, 4)
     assert obtained.agreement >= obtained.alone and 0 <= obtained.handed_up <= 1

@@ -6,11 +6,10 @@ from random import Random
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import sigma0
 from sigma0.calibrate.latency import calibrate_latency, coarse_grid, latency_runs
-from sigma0.cli import app
+from tests.calibrate.conftest import random_prompts, run
 from tests.marks import slow
 from tests.reference import settled_model, tiny_model
 
@@ -22,8 +21,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def prompts():
-    generator = torch.Generator().manual_seed(0)
-    return [tuple(torch.randint(8, 61, (2 + k % 3,), generator=generator).tolist()) for k in range(10)]
+    return random_prompts(10, 2, 3)
 
 
 @pytest.mark.grid(fast=0, slow=1)
@@ -40,52 +38,35 @@ def test_the_choice_has_the_fewest_passes(model, prompts, mode):
     assert obtained.chosen.after_exit == "verify" and len(set(values)) > 1
     order = list(range(10))
     Random(0).shuffle(order)
-    apart = [
-        model.generate(
-            torch.tensor([prompts[number]]), max_new_tokens=7, do_sample=False, exit_config=obtained.chosen,
-            return_dict_in_generate=True,
-        ).loop_passes
-        for number in order[:2]
-    ]  # fmt: skip
-    assert obtained.check.passes_per_token.value == pytest.approx(sum(apart) / (2 * 6)) != chosen.passes_per_token.value
-    passes = tails = stood = 0
-    for number in order[2:]:
-        run = model.generate(
-            torch.tensor([prompts[number]]),
-            max_new_tokens=7,
-            do_sample=False,
-            exit_config=obtained.chosen,
-            return_dict_in_generate=True,
-        )
-        passes, tails = passes + run.loop_passes, tails + run.tail_passes
-        stood += int(run.accepted[0, 1:].sum())
+    settings = {"do_sample": False, "exit_config": obtained.chosen, "return_dict_in_generate": True}
+    runs = [model.generate(torch.tensor([prompts[number]]), max_new_tokens=7, **settings) for number in order]
+    apart = sum(item.loop_passes for item in runs[:2])
+    assert obtained.check.passes_per_token.value == pytest.approx(apart / (2 * 6)) != chosen.passes_per_token.value
+    passes = sum(item.loop_passes for item in runs[2:])
     assert chosen.passes_per_token.value == pytest.approx(passes / (8 * 6))
-    assert chosen.tail_passes_per_token.value == pytest.approx(tails / (8 * 6))
+    assert chosen.tail_passes_per_token.value == pytest.approx(sum(item.tail_passes for item in runs[2:]) / (8 * 6))
+    stood = sum(int(item.accepted[0, 1:].sum()) for item in runs[2:])
     assert chosen.accepted.value == pytest.approx(stood / (8 * 6))
     assert chosen.passes_saved.value == pytest.approx(1 - passes / (8 * 6 * 5))
 
 
 def test_bad_values_are_named(model, prompts):
-    with pytest.raises(ValueError, match="'fixed' has no threshold"):
-        calibrate_latency(model, prompts, "fixed")
-    with pytest.raises(ValueError, match="4 prompts: at least 5"):
-        calibrate_latency(model, prompts[:4])
-    with pytest.raises(ValueError, match="1 new tokens"):
-        calibrate_latency(model, prompts, max_new_tokens=1)
     ending = tiny_model(seed=2, total_ut_steps=3)
     ending.generation_config.eos_token_id = list(range(61))
-    with pytest.raises(ValueError, match="ends with its first token"):
-        calibrate_latency(ending, prompts)
+    for asked, message in (
+        ({"mode": "fixed"}, "'fixed' has no threshold"),
+        ({"prompts": prompts[:4]}, "4 prompts: at least 5"),
+        ({"max_new_tokens": 1}, "1 new tokens"),
+        ({"model": ending}, "ends with its first token"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            calibrate_latency(**{"model": model, "prompts": prompts, **asked})
 
 
 @pytest.mark.slow
-def test_the_command_stores_a_verified_setting(tmp_path):
-    from sigma0.bench.pocket.prompts import json_line, micro_world
-
-    questions = tmp_path / "questions.jsonl"
-    questions.write_text("\n".join(json_line(prompt) for prompt in micro_world(6, "calibration", 5)))
-    asked = ["calibrate", "pocket", "--prompts", str(questions), "--objective", "latency", "--exit", "margin"]
-    result = CliRunner().invoke(app, [*asked, "--out", str(tmp_path / "fast")])
+def test_the_command_stores_a_verified_setting(questions, tmp_path):
+    asked = ["pocket", "--prompts", questions(6), "--objective", "latency", "--exit", "margin"]
+    result = run(*asked, "--out", tmp_path / "fast")
     assert result.exit_code == 0, result.output
     model, tokenizer = sigma0.load(str(tmp_path / "fast"), device="cpu", dtype="float32")
     stored = model.resolve_exit_config(None)
@@ -93,7 +74,7 @@ def test_the_command_stores_a_verified_setting(tmp_path):
     prompt = "Mary went to the park. Where is Mary?"
     full = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": "full"})
     assert sigma0.generate(model, tokenizer, prompt).text == full.text
-    again = CliRunner().invoke(app, [*asked, "--json"])
+    again = run(*asked, "--json")
     obtained = json.loads(again.stdout)
     assert obtained["chosen"] == replace(stored).to_dict() and "not stored" in again.stderr
-    assert CliRunner().invoke(app, [*asked[:5], "speed"]).exit_code == 2
+    assert run(*asked[:4], "speed").exit_code == 2

@@ -29,11 +29,8 @@ def test_p_value_is_its_definition(mean_loss, units, risk):
 
 
 def test_without_one_error_the_p_value_is_the_chance_of_luck_and_tests_stop_at_the_first_failure():
-    assert p_value(0.0, 299, 0.01) == pytest.approx(0.99**299)
-    assert units_needed(0.01, 0.95) == 299
-    assert p_value(0.0, 298, 0.01) > 0.05
-    # 0.0500 and a little: the level itself has no slack
-    assert p_value(0.0, 298, 0.01) < 0.0502
+    # 0.0500 and a little at 298: the level itself has no slack
+    assert units_needed(0.01, 0.95) == 299 and 0.05 < p_value(0.0, 298, 0.01) < 0.0502
     assert passing(np.zeros((298, 1)), 0.01, 0.95) == 0 and passing(np.zeros((299, 1)), 0.01, 0.95) == 1
     half = units_needed(0.01, 0.95, 0.5)
     assert 1500 < half < 2200

@@ -69,7 +69,6 @@ def test_a_prompt_without_tokens_or_against_the_template_is_named(pocket):
     strict.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(ValueError, match=r"prompt 2: the chat template refuses .*roles must alternate"):
         encode_prompts(model, strict, [Prompt("Hi"), Prompt([{"role": "user", "content": "Hi"}])], 4)
-    model, _ = pocket
     silent = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"x": 0, "?": 1}, "?")))
     silent.backend_tokenizer.pre_tokenizer = Whitespace()
     with pytest.raises(ValueError, match="prompt 1 has no tokens: '  '"):

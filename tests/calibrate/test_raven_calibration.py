@@ -5,22 +5,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import sigma0
 from sigma0.calibrate.agreement import calibrate, continue_in_full
 from sigma0.calibrate.report import print_result
 from sigma0.calibrate.teacher_forcing import ForcedText, read_forced
-from sigma0.cli import app
 from sigma0.config import ExitConfig
+from tests.calibrate.conftest import random_prompts, run
 from tests.marks import exhaustive, slow
 from tests.models.raven_reference import Reference, save_raven, tiny_raven
-
-
-@pytest.fixture(scope="module")
-def prompts():
-    generator = torch.Generator().manual_seed(0)
-    return [tuple(torch.randint(1, 53, (3 + k % 5,), generator=generator).tolist()) for k in range(60)]
 
 
 @pytest.mark.parametrize("layout", ["sandwich", slow("pre"), slow("post")])
@@ -39,7 +32,8 @@ def test_readings_take_earlier_tokens_at_the_last_loop(layout):
 
 
 @pytest.mark.parametrize("mode", ["margin", exhaustive("converge"), exhaustive("accel")])
-def test_a_threshold_is_found_and_checked(prompts, mode, capsys):
+def test_a_threshold_is_found_and_checked(mode, capsys):
+    prompts = random_prompts(60, 3, 5, 1, 53)
     model = tiny_raven("pre", 103, n_layers_in_coda=1)
     model.generation_config.eos_token_id = None
     result = calibrate(model, prompts, mode, agreement=0.6, confidence=0.9, max_new_tokens=6)
@@ -57,13 +51,12 @@ def test_a_threshold_is_found_and_checked(prompts, mode, capsys):
 def test_the_command_stores_what_it_found(tmp_path, pocket):
     folder = save_raven(tmp_path / "raven", pocket[1], "post", 105, n_layers_in_coda=1)
     lines = [json.dumps({"prompt": f"Where is {name} {number}?"}) for name in ("Mary", "John") for number in range(60)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(lines))
     arguments = ["--exit", "margin", "--agreement", "0.5", "--confidence", "0.6", "--max-new-tokens", "3"]
-    reported = CliRunner().invoke(
-        app, ["calibrate", str(folder), "--prompts", str(tmp_path / "prompts.jsonl"), "--device", "cpu", *arguments]
-    )
+    reported = run(folder, "--prompts", file, "--device", "cpu", *arguments)
     assert reported.exit_code == 0, reported.output
-    without = CliRunner().invoke(app, ["calibrate", str(folder), "--prompts", str(tmp_path / "prompts.jsonl")])
+    without = run(folder, "--prompts", file)
     assert without.exit_code == 2 and "reads a gate" in without.stderr
     assert "through a coda that sees earlier tokens at loop 4" in " ".join(reported.stdout.split())
     model, _ = sigma0.load(str(folder), device="cpu")

@@ -4,33 +4,30 @@ import json
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
 import sigma0
-from sigma0.bench.pocket.prompts import json_line, micro_world
+from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate import risk
 from sigma0.calibrate.prompts import Prompt, read_prompts
 from sigma0.calibrate.risk import answer_all, calibrate_doors
-from sigma0.cli import app
 from sigma0.config import ExitConfig, FateConfig
 from sigma0.signals.confidence import ConfidenceModel
 from sigma0.signals.verdict import DoorPolicy
+from tests.calibrate.conftest import run
+
+RISK = ("--objective", "risk", "--risk", "0.45")
 
 
 @pytest.fixture(scope="module")
-def labelled(tmp_path_factory):
-    file = tmp_path_factory.mktemp("labelled") / "prompts.jsonl"
-    file.write_text("\n".join(json_line(prompt) for prompt in micro_world(40, "calibration", 5)))
-    return file
+def labelled(questions):
+    return questions(40)
 
 
 @pytest.mark.slow
 def test_the_command_stores_what_the_model_then_uses(labelled, tmp_path):
-    asked = ["calibrate", "pocket", "--objective", "risk", "--risk", "0.45", "--prompts", str(labelled), "--json"]
     folder = tmp_path / "calibrated"
-    result = CliRunner().invoke(
-        app, [*asked, "--exit", "margin", "--threshold", "0.6", "--max-new-tokens", "20", "--out", str(folder)]
-    )
+    asked = ("pocket", *RISK, "--prompts", labelled, "--json", "--out", folder)
+    result = run(*asked, "--exit", "margin", "--threshold", "0.6", "--max-new-tokens", "20")
     assert result.exit_code == 0, result.output
     reported = json.loads(result.stdout)
     assert reported["prompts"] == [8, 24, 8] and reported["exit_config"]["theta"] == 0.6
@@ -51,14 +48,13 @@ def test_the_command_stores_what_the_model_then_uses(labelled, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_stores_a_certificate(labelled, tmp_path):
-    asked = ["calibrate", "pocket", "--prompts", str(labelled), "--door-rule", "certificate"]
-    settings = ["--objective", "risk", "--risk", "0.45", "--max-new-tokens", "20", "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, [*asked, *settings])
+    asked = ("pocket", "--prompts", labelled, "--door-rule", "certificate")
+    result = run(*asked, *RISK, "--max-new-tokens", "20", "--out", tmp_path / "out")
     assert result.exit_code == 0 and "chosen          converged and contracting, proximity under" in result.output
     policy = sigma0.load(str(tmp_path / "out"))[0].door_policy
     # none of these answers comes near the thresholds that there were
     assert (policy.rule, policy.tau_c) == ("certificate", 0.5)
-    result = CliRunner().invoke(app, asked)
+    result = run(*asked)
     assert result.exit_code == 2 and "--door-rule belongs to --objective risk" in result.output
 
 
@@ -76,15 +72,13 @@ def test_the_command_stores_a_certificate(labelled, tmp_path):
     ],
 )
 def test_bad_options_are_named(labelled, options, message):
-    asked = ["calibrate", "pocket", "--objective", "risk", "--prompts", str(labelled), *options]
-    result = CliRunner().invoke(app, asked)
+    result = run("pocket", "--objective", "risk", "--prompts", labelled, *options)
     assert result.exit_code == 2 and message in " ".join(result.output.split())
 
 
-def test_what_is_tested_has_no_part_in_the_order():
+def test_what_is_tested_has_no_part_in_the_order(pocket):
     """Labels of the test say what passes, not what is tested."""
-    model, tokenizer = sigma0.load("pocket", dtype="float32")
-    parts, _ = answer_all(model, tokenizer, list(micro_world(10, "calibration", 3)), ExitConfig(), 20)
+    parts, _ = answer_all(*pocket, list(micro_world(10, "calibration", 3)), ExitConfig(), 20)
     answers = [answer for part in parts for answer in part] * 3
     wrong = [replace(answer, right=False) for answer in answers]
     right = [replace(answer, right=True) for answer in answers]
@@ -121,11 +115,9 @@ def test_labels_of_a_reference(labelled, tmp_path, labels):
     bare = tmp_path / "bare.jsonl"
     bare.write_text("\n".join(json.dumps({"prompt": prompt, "answer": "nonsense"}) for prompt in prompts))
     more = ["--larger", "pocket-large"] if labels == "larger" else []
-    asked = ["calibrate", "pocket", "--objective", "risk", "--risk", "0.45", "--prompts", str(bare), "--json"]
     folder = tmp_path / "out"
-    result = CliRunner().invoke(
-        app, [*asked, "--labels", labels, *more, "--max-new-tokens", "12", "--out", str(folder)]
-    )
+    asked = ("pocket", *RISK, "--prompts", bare, "--json", "--out", folder)
+    result = run(*asked, "--labels", labels, *more, "--max-new-tokens", "12")
     assert result.exit_code == 0, result.output
     reported = json.loads(result.stdout)
     assert reported["labels"] == (labels if labels == "full-depth" else "pocket-large")

@@ -66,9 +66,7 @@ def test_every_figure_equals_float64_one_token_at_a_time(model, texts):
             expected = [float((chances[-1] * (chances[-1] / entry).log()).sum()) for entry in chances]
             assert result.kl[:, place] == pytest.approx(expected, abs=1e-5)
             assert result.oracle[place] == 1 + top.index(top[-1])
-            assert (
-                result.settled[place] == max([0, *(t for t, entry in enumerate(top, start=1) if entry != top[-1])]) + 1
-            )
+            assert result.settled[place] == 1 + max(t for t, entry in enumerate([None, *top]) if entry != top[-1])
             for name, config in CONFIGS.items():
                 states, gates = output.loop_states[:, 0, position], output.gate_logits[:, 0, position]
                 choice = decide(config, states, gates, logits[:, position], 4)
@@ -165,8 +163,8 @@ def rule(**config):
     return RULES.exit_rule(ExitConfig(**config))
 
 
-def margin_rules():
-    return [rule(mode="margin", theta=theta) for theta in (0.95, 0.75, 0.55, 0.35, 0.25, 0.15, 0.05)]
+THETAS = (0.95, 0.75, 0.55, 0.35, 0.25, 0.15, 0.05)
+MARGINS = [rule(mode="margin", theta=theta) for theta in THETAS]
 
 
 def first_loop(theta, ids):
@@ -194,11 +192,11 @@ def test_every_token_is_read_as_its_table_says(coda):
 
 @pytest.mark.parametrize("coda", [False, True])
 def test_a_grid_is_read_as_each_of_its_settings(coda):
-    grids = {"margin": margin_rules(), "one": margin_rules()[2:3], "fixed": [rule(mode="fixed", depth=3)] * 2}
+    grids = {"margin": MARGINS, "one": MARGINS[2:3], "fixed": [rule(mode="fixed", depth=3)] * 2}
     result = read_grids(Tabled(coda=coda), grids, TEXTS)
     assert result.text.tolist() == [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3]
     assert result.same.tolist() == (TOP[:, NEW] == TOP[-1, NEW]).tolist()
-    expected = [first_loop(theta, NEW).tolist() for theta in (0.95, 0.75, 0.55, 0.35, 0.25, 0.15, 0.05)]
+    expected = [first_loop(theta, NEW).tolist() for theta in THETAS]
     assert result.exits["margin"].tolist() == expected and result.exits["one"].tolist() == expected[2:3]
     assert result.exits["fixed"].tolist() == [[3] * 12] * 2
     wanted = [bool(TOP[depth - 1, token] == TOP[-1, token]) for depth, token in zip(expected[3], NEW, strict=True)]
@@ -207,7 +205,7 @@ def test_a_grid_is_read_as_each_of_its_settings(coda):
 
 def test_between_settings_that_agree_nothing_is_read():
     model = Tabled()
-    read_grids(model, {"margin": [rule(mode="margin", theta=0.95)] * 50}, TEXTS)
+    read_grids(model, {"margin": MARGINS[:1] * 50}, TEXTS)
     # the argmax of all loops, and the first and the last setting
     assert sum(model.rows) == 3 * LOOPS * len(NEW)
 
@@ -223,7 +221,7 @@ def test_logits_of_all_loops_are_held_of_as_many_tokens_as_fit(vocabulary, most)
 
 @pytest.mark.parametrize("vocabulary, most", [(2**25, 1), (2**24, 1), (2**23, 2), (2**21, 8), (2**20, 12)])
 def test_logits_of_one_loop_are_held_of_as_many_tokens_as_fit(vocabulary, most):
-    model, grids = Tabled(vocabulary), {"margin": margin_rules()}
+    model, grids = Tabled(vocabulary), {"margin": MARGINS}
     whole, parts = (read_grids(entry, grids, TEXTS) for entry in (Tabled(), model))
     assert whole.exits["margin"].tolist() == parts.exits["margin"].tolist()
     assert whole.same.tolist() == parts.same.tolist() and max(model.rows) == most

@@ -1,12 +1,10 @@
 """Small random models with one tokenizer: looped ones, and one that is not."""
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import sigma0
 from sigma0.ladder import Rung
-from tests.reference import tiny_model
+from tests.reference import tiny_llama, tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -29,12 +27,7 @@ def looped(tokenizer):
 @pytest.fixture(scope="session")
 def plain(tokenizer):
     """A model without loops."""
-    torch.manual_seed(6)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        initializer_range=0.3, eos_token_id=None, bos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    return tiny_llama(6, len(tokenizer))
 
 
 @pytest.fixture

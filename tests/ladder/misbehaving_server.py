@@ -16,6 +16,7 @@ USED = {
     "true-usage": (True, True),
     "float-usage": (11.0, 7.0),
     "small-usage": (1, 2),
+    "null-usage": (None, None),
     "thinks": (0, 0),
 }
 ANSWER = "Paris is the capital of France."
@@ -51,11 +52,11 @@ class Handler(BaseHTTPRequestHandler):
             for part in (b"HTTP/1.1 200 OK\r\n", *[b"X-Wait: 1\r\n"] * 300):
                 self.dribble(part)
         elif name == "redirects":
-            self.send(307, b"", location="/v1/chat/completions")
+            self.send(307, b"", Location="/v1/chat/completions")
         elif name.startswith("endless"):
             self.endless(name)
         elif name == "other-packing":
-            self.send(200, b"data: {}\n\n", "text/event-stream", "br")
+            self.send(200, b"data: {}\n\n", "text/event-stream", **{"Content-Encoding": "br"})
         else:
             self.stream(name, request)
 
@@ -63,52 +64,47 @@ class Handler(BaseHTTPRequestHandler):
         """All that a client takes, as fast as it takes it."""
         part = {"endless-event": b"data: 1\n", "endless-comments": b": still here\n\n"}.get(name, b"data: x") * 2**13
         packer = zlib.compressobj(wbits=31) if name == "endless-gzip" else None
-        self.send_response(500 if name == "endless-error" else 200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
         if packer is not None:
-            self.send_header("Content-Encoding", "gzip")
             part = bytes(2**24)
-        self.end_headers()
+        self.begin(name, 500 if name == "endless-error" else 200)
+        while True:
+            self.write(part if packer is None else packer.compress(part))
+
+    def write(self, part):
         try:
-            # until nobody reads on
-            while True:
-                self.wfile.write(part if packer is None else packer.compress(part))
+            self.wfile.write(part)
+            self.wfile.flush()
         except (BrokenPipeError, ConnectionResetError):
+            # nobody reads on
             sys.exit()
 
     def dribble(self, part):
         """Something now and then, so that no single read is late."""
         time.sleep(0.2)
-        try:
-            self.wfile.write(part)
-            self.wfile.flush()
-        except (BrokenPipeError, ConnectionResetError):
-            sys.exit()
+        self.write(part)
 
-    def send(self, status, body, kind="application/json", packing=None, location=None):
+    def send(self, status, body, kind="application/json", **headers):
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        if packing is not None:
-            self.send_header("Content-Encoding", packing)
-        if location is not None:
-            self.send_header("Location", location)
-        self.send_header("Content-Length", str(len(body)))
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
-    def stream(self, name, request):
-        self.send_response(200)
+    def begin(self, name, status=200):
+        """The headers of a stream."""
+        self.send_response(status)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
-        if name == "gzip":
+        if name.endswith("gzip"):
             self.send_header("Content-Encoding", "gzip")
         self.end_headers()
+
+    def stream(self, name, request):
+        self.begin(name)
         if name == "gzip":
             self.wfile = GzipFile(fileobj=self.wfile, mode="wb")
         if name == "thinks":
-            delta = {"content": None, "reasoning_content": "hm, " * 28}
-            self.event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+            self.chunk({"content": None, "reasoning_content": "hm, " * 28})
         if name == "deep":
             self.wfile.write(b"data: " + b"[" * 100_000 + b"\n\n")
             return
@@ -126,32 +122,26 @@ class Handler(BaseHTTPRequestHandler):
             if name == "dribbles":
                 time.sleep(0.4)
             spaced = word if name in ("unsure", "long") or place == 0 else f" {word}"
-            self.event({"choices": [{"index": 0, "delta": {"content": spaced}, "finish_reason": None}]})
+            self.chunk({"content": spaced})
         ends = {"length": "length", "filtered": "content_filter", "calls-tools": "tool_calls", "breaks": {"code": 7}}
-        finish = ends.get(name, "stop")
-        self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+        self.chunk({}, ends.get(name, "stop"))
         if name == "stays-open":
             time.sleep(60)
         if name == "infinite-usage":
             self.wfile.write(b'data: {"choices": [], "usage": {"prompt_tokens": 1e400, "completion_tokens": 2}}\n\n')
             return
-        used = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
-        if name == "null-usage":
-            used = {"prompt_tokens": None, "completion_tokens": None, "total_tokens": None}
-        if name in USED:
-            used = dict(zip(("prompt_tokens", "completion_tokens"), USED[name], strict=True))
-        self.event({"choices": [], "usage": used})
+        used = zip(("prompt_tokens", "completion_tokens"), USED.get(name, (11, 7)), strict=True)
+        self.event({"choices": [], "usage": dict(used)})
         self.wfile.write(b"data: [DONE]\n\n")
         if name == "gzip":
             self.wfile.close()
 
+    def chunk(self, delta, finish=None):
+        self.event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
     def event(self, value):
         base = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-        try:
-            self.wfile.write(b"data: " + json.dumps({**base, **value}).encode() + b"\n\n")
-            self.wfile.flush()
-        except (BrokenPipeError, ConnectionResetError):
-            sys.exit()
+        self.write(b"data: " + json.dumps({**base, **value}).encode() + b"\n\n")
 
     def log_message(self, *args):
         pass

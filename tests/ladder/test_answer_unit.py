@@ -11,11 +11,10 @@ from sigma0.ladder.rungs import declines_nothing
 from sigma0.ladder.texts import write_texts
 from sigma0.ladder.trail import Decision, Trail
 from sigma0.ladder.triggers import Always, Entropy, Never
-from sigma0.signals.verdict import DoorPolicy, ReasonVerdict
+from sigma0.signals.verdict import DoorPolicy
+from tests.signals.test_verdict import make
 
-VERDICT = ReasonVerdict(
-    converged=True, depth=2.0, proximity=0.1, grounded=None, stable="contract", reason="threshold_met", confidence=0.5
-)
+VERDICT = make(proximity=0.1, confidence=0.5)
 
 
 def attempt(text, entropy=0.5, stop="eos", **more):
@@ -135,12 +134,11 @@ def test_a_budget_keeps_a_text_where_it_is(said, outcome, why):
     assert climb(Rungs([said, B], Budget(large_tokens=4)), Always(), "q", 5).aborted
 
 
-@pytest.mark.parametrize("kind, rung, aborted", [("write 0", 0, True), ("write 1", 0, True), ("write 2", 1, True)])
-def test_time_is_asked_for_by_the_rung_that_is_to_write(kind, rung, aborted):
+@pytest.mark.parametrize("writing, kept", [(0, None), (1, A), (2, B)])
+def test_time_is_asked_for_by_the_rung_that_is_to_write(writing, kept):
     writer = Rungs([A, B, C], Budget(seconds=1000.0))
-    writer.purse.longest[kind] = 2000.0
-    result = climb(writer, Always(), "q", 5)
-    assert (result.rung, result.aborted) == (rung, aborted) and (result.attempt is None) == (kind == "write 0")
+    writer.purse.longest[f"write {writing}"] = 2000.0
+    assert climb(writer, Always(), "q", 5) == Climb(kept, max(0, writing - 1), True, False)
 
 
 def test_a_text_that_is_there_goes_on_from_its_rung():

@@ -23,20 +23,15 @@ from sigma0.ladder.budget import BudgetTracker, RungCost, total_bytes
 from tests.reference import tiny_model
 
 TEXTS = ["Mary has a hat.", "Where is the key that John took?"]
+ASKED = {"max_new_tokens": 9, "exit_config": ExitConfig(q=0.4)}
+MOST = {"loop_passes": 120, "large_tokens": 12, "catch_up_tokens": 60}
 SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.exhaustive
 @SLOW
 @given(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "loop_passes": st.integers(0, 120),
-            "large_tokens": st.integers(0, 12),
-            "catch_up_tokens": st.integers(0, 60),
-        },
-    ),
+    st.fixed_dictionaries({}, optional={name: st.integers(0, most) for name, most in MOST.items()}),
     st.sampled_from([0.2, 0.6, 1.0]),
     st.integers(0, 3),
     st.integers(1, 2),
@@ -45,19 +40,17 @@ SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthChe
 @example({"large_tokens": 3}, 0.6, 2, 2)
 @example({"catch_up_tokens": 40}, 0.6, 0, 2)
 @example({"loop_passes": 60}, 0.6, 1, 2)
-def test_no_limit_is_ever_exceeded(looped, tokenizer, limits, rate, stay, batch):
-    rungs = [Rung.local(model, tokenizer, name) for model, name in zip(looped, ("small", "large"), strict=True)]
-    ladder = FidelityLadder(rungs, Budget(**limits), Random(rate, 1), Hysteresis(stay=stay))
-    result = ladder.generate_batch(TEXTS[:batch], max_new_tokens=9, exit_config=ExitConfig(q=0.4))
+def test_no_limit_is_ever_exceeded(rungs, limits, rate, stay, batch):
+    result, free = (
+        FidelityLadder(rungs, budget, Random(rate, 1), Hysteresis(stay=stay)).generate_batch(TEXTS[:batch], **ASKED)
+        for budget in (Budget(**limits), None)
+    )
     spent = result[0].spent
     for name, limit in limits.items():
         assert getattr(spent, name) <= limit
     small, large = result[0].costs
     assert spent.loop_passes == small.passes + small.prompt_passes + large.passes + large.prompt_passes
     assert spent.large_tokens == large.tokens == sum(token.rung == "large" for item in result for token in item.tokens)
-    free = FidelityLadder(rungs, None, Random(rate, 1), Hysteresis(stay=stay)).generate_batch(
-        TEXTS[:batch], max_new_tokens=9, exit_config=ExitConfig(q=0.4)
-    )
     for item, unlimited in zip(result, free, strict=True):
         refused = [token for token in item.tokens if token.low_confidence]
         assert bool(refused or len(item.tokens) < 9) == item.low_confidence == bool(item.not_tried)
@@ -87,7 +80,7 @@ def test_no_limit_is_exceeded_by_two_rungs_at_once(looped, tokenizer, below, sta
     budget = Budget(loop_passes=passes, catch_up_tokens=catch_up)
     ladder = FidelityLadder(rungs, budget, Margin(below=below), Hysteresis(stay=stay))
     texts = [*TEXTS, "12 and 7"][:batch]
-    spent = ladder.generate_batch(texts, max_new_tokens=9, exit_config=ExitConfig(q=0.4))[0].spent
+    spent = ladder.generate_batch(texts, **ASKED)[0].spent
     assert spent.loop_passes <= passes and spent.catch_up_tokens <= catch_up
 
 

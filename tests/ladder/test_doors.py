@@ -31,21 +31,13 @@ from sigma0.signals.verdict import DoorPolicy, door
 from tests.calibrated import calibrated
 
 POLICIES = st.one_of(
-    st.none(),
-    st.sampled_from((Never(), Always(), Saturation(), ShutDoor(DoorPolicy(spiral_share=0.0)))),
+    st.sampled_from((None, Never(), Always(), Saturation(), ShutDoor(DoorPolicy(spiral_share=0.0)))),
     st.floats(0.0, 6.0).map(Entropy),
     st.floats(0.0, 1.0).map(Margin),
     st.builds(Random, st.floats(0.0, 1.0), st.integers(0, 99)),
 )
-BUDGETS = st.one_of(
-    st.just(Budget()),
-    st.builds(
-        Budget,
-        loop_passes=st.one_of(st.none(), st.integers(0, 120)),
-        large_tokens=st.one_of(st.none(), st.integers(0, 12)),
-        catch_up_tokens=st.one_of(st.none(), st.integers(0, 40)),
-    ),
-)
+LIMITS = {"loop_passes": 120, "large_tokens": 12, "catch_up_tokens": 40}
+BUDGETS = st.builds(Budget, **{name: st.none() | st.integers(0, most) for name, most in LIMITS.items()})
 DOORS = st.builds(
     DoorPolicy,
     tau_c=st.sampled_from((0.0, 0.5, 1.0)),
@@ -54,11 +46,21 @@ DOORS = st.builds(
     saturated_share=st.sampled_from((0.0, 0.5, 1.0)),
 )
 PROMPT = "Mary went to the park. Where is Mary?"
+GROUNDED = DoorPolicy(require_grounding=True)
+# nothing in the texts of random models can be checked, so that no single token is to blame
+CALM = DoorPolicy(require_grounding=True, tau_c=1.0)
+
+
+@pytest.fixture
+def no_doubt(rungs, monkeypatch):
+    """No token is too unsure, as those of random models are."""
+    monkeypatch.setattr(sigma0.ladder.ladder, "TOKEN_CONFIDENCE", 0.0)
+    return [replace(rung, exit_config=sigma0.ExitConfig(mode="margin", theta=1e-6)) for rung in rungs]
 
 
 @pytest.fixture(scope="module")
 def all_rungs(looped, plain, tokenizer):
-    """LoopOutput ones, one that declines, one whose context no prompt fits into, and one without loops."""
+    """Looped ones, one that declines, one whose context no prompt fits into, and one without loops."""
     short = copy.deepcopy(looped[1])
     short.config.max_position_embeddings = 4
     return (
@@ -104,10 +106,9 @@ def test_a_finished_text_ends_at_escalate_by_a_policy_of_the_callers_own_alone(
 
 @pytest.mark.parametrize("policy", [None, Never(), Entropy(0.5)])
 def test_an_answer_that_is_taken_over_goes_up_by_its_door(rungs, tokenizer, policy):
-    doors = DoorPolicy(require_grounding=True)
-    written = sigma0.generate(rungs[0].model, tokenizer, PROMPT, max_new_tokens=4, policy=doors)
+    written = sigma0.generate(rungs[0].model, tokenizer, PROMPT, max_new_tokens=4, policy=GROUNDED)
     assert written.door == "escalate"
-    result = FidelityLadder(rungs, policy=policy, doors=doors).take_over(PROMPT, written, max_new_tokens=4)
+    result = FidelityLadder(rungs, policy=policy, doors=GROUNDED).take_over(PROMPT, written, max_new_tokens=4)
     assert (result.door, result.top_rung, result.rung) == ("abort", True, "large") and replay(result.trail) == []
     assert {token.rung for token in result.tokens} == {"large"} and result.costs[0].passes == 0
 
@@ -135,43 +136,29 @@ def test_a_certificate_decides_what_goes_up(pocket, stored):
 
 
 def test_a_text_that_the_callers_policy_or_a_short_budget_keeps_stays_where_it_is(rungs, no_doubt):
-    doors = DoorPolicy(require_grounding=True)
-    ladder = FidelityLadder(rungs, policy=Never(), doors=doors)
+    ladder = FidelityLadder(rungs, policy=Never(), doors=GROUNDED)
     for unit in ("token", "draft", "answer"):
         result = ladder.generate(PROMPT, unit, max_new_tokens=4)
         assert (result.door, result.top_rung, result.rung) == ("escalate", False, "small")
-    doors = DoorPolicy(require_grounding=True, tau_c=1.0)
-    calm = [replace(rung, exit_config=sigma0.ExitConfig(mode="margin", theta=1e-6)) for rung in rungs]
-    result = FidelityLadder(calm, Budget(large_tokens=4), doors=doors).generate(PROMPT, max_new_tokens=5)
+    result = FidelityLadder(no_doubt, Budget(large_tokens=4), doors=CALM).generate(PROMPT, max_new_tokens=5)
     assert (result.door, result.top_rung, result.rung) == ("abort", False, "small")
     assert result.not_tried == ("large: large_tokens",)
     assert replay(result.trail) == []
 
 
-def test_a_highest_rung_that_fails_leaves_none_to_be_asked(looped, tokenizer):
-    short = copy.deepcopy(looped[1])
-    short.config.max_position_embeddings = 4
-    rungs = [Rung.local(looped[0], tokenizer, "small"), Rung.local(short, tokenizer, "short")]
-    ladder = FidelityLadder(rungs, doors=DoorPolicy(require_grounding=True))
-    result = ladder.generate(PROMPT, "answer", max_new_tokens=4)
+def test_a_highest_rung_that_fails_leaves_none_to_be_asked(all_rungs):
+    small, _, _, short, _ = all_rungs
+    result = FidelityLadder([small, short], doors=GROUNDED).generate(PROMPT, "answer", max_new_tokens=4)
     assert (result.door, result.top_rung, result.rung) == ("abort", True, "small")
     assert result.trail.decisions[-1].outcome == "error"
 
 
-@pytest.fixture
-def no_doubt(monkeypatch):
-    """No token is too unsure, as those of random models are."""
-    monkeypatch.setattr(sigma0.ladder.ladder, "TOKEN_CONFIDENCE", 0.0)
-
-
-def test_a_text_of_tokens_goes_up_whole_where_its_verdict_does_not_pass(rungs, tokenizer, tmp_path, no_doubt):
-    # nothing in these texts can be checked, so that no single token is to blame
-    doors = DoorPolicy(require_grounding=True, tau_c=1.0)
-    calm = [replace(rung, exit_config=sigma0.ExitConfig(mode="margin", theta=1e-6)) for rung in rungs]
-    ladder = FidelityLadder(calm, doors=doors)
+def test_a_text_of_tokens_goes_up_whole_where_its_verdict_does_not_pass(tmp_path, no_doubt):
+    ladder = FidelityLadder(no_doubt, doors=CALM)
     result = ladder.generate(PROMPT, max_new_tokens=5)
+    above = no_doubt[1]
     alone = sigma0.generate(
-        rungs[1].model, tokenizer, PROMPT, max_new_tokens=5, exit_config=calm[1].exit_config, policy=doors
+        above.model, above.tokenizer, PROMPT, max_new_tokens=5, exit_config=above.exit_config, policy=CALM
     )
     assert (result.door, result.rung, result.text) == ("abort", "large", alone.text)
     assert result.top_rung and not result.not_tried and result.to_dict()["top_rung"]

@@ -32,6 +32,7 @@ pytest.importorskip("openai")
 SERVER = Path(__file__).with_name("misbehaving_server.py")
 KEY = "sk-very-secret"
 ANSWER = "Paris is the capital of France."
+STORY = "Mary went to the park. The hat is with Mary. Where is the hat?"
 QUESTION = [{"role": "user", "content": "Mary went to the park. Where is Mary?"}]
 
 # a server of its own, and the client, which the first of them waits for
@@ -60,12 +61,16 @@ def ladder(pocket, url, names, policy=None, budget=None, **settings):
     return FidelityLadder([Rung.local(*pocket, "pocket"), *ends], policy=policy or Always(), budget=budget)
 
 
+def answer(pocket, url, names, *arguments, new=20, **settings):
+    return ladder(pocket, url, names, *arguments, **settings).generate(QUESTION, unit="answer", max_new_tokens=new)
+
+
 def outcomes(generation):
     return [(decision.rung, decision.outcome) for decision in generation.trail.decisions]
 
 
 def test_an_answer_goes_up_and_comes_back_and_with_never_the_small_one_answers_alone(pocket, url):
-    result = ladder(pocket, url, ["good"]).generate(QUESTION, unit="answer", max_new_tokens=20)
+    result = answer(pocket, url, ["good"])
     assert result.drafts == (), "a whole answer is written in no drafts"
     assert result.text == ANSWER and result.rung == "good" and result.door == "abort" and result.top_rung
     assert outcomes(result) == [(0, "hand_up"), (1, "top_rung")] and replay(result.trail) == []
@@ -73,7 +78,7 @@ def test_an_answer_goes_up_and_comes_back_and_with_never_the_small_one_answers_a
     asked = requests_to(url, "good")[-1]
     assert asked["messages"] == QUESTION and asked["max_tokens"] == 20
     before = len(requests_to(url, "good"))
-    result = ladder(pocket, url, ["good"], Never()).generate(QUESTION, unit="answer", max_new_tokens=20)
+    result = answer(pocket, url, ["good"], Never())
     alone = sigma0.generate(*pocket, QUESTION, max_new_tokens=20)
     assert result.text == alone.text and result.verdict == alone.verdict and result.rung == "pocket"
     assert len(requests_to(url, "good")) == before
@@ -110,12 +115,12 @@ def test_an_answer_goes_up_and_comes_back_and_with_never_the_small_one_answers_a
 def test_a_broken_endpoint_costs_one_rung_and_never_the_answer(pocket, url, name, output, caplog):
     caplog.set_level(logging.DEBUG)
     alone = sigma0.generate(*pocket, QUESTION, max_new_tokens=12).text
-    broken = ladder(pocket, url, [name]).generate(QUESTION, unit="answer", max_new_tokens=12)
+    broken = answer(pocket, url, [name], new=12)
     assert broken.text == alone and broken.rung == "pocket" and broken.door in ("converge", "escalate")
     assert outcomes(broken) == [(0, "hand_up"), (1, "error")]
     assert broken.trail.decisions[-1].why == output
     assert broken.costs[1].calls == (1 if name == "refuses" else 2)
-    mended = ladder(pocket, url, [name, "good"]).generate(QUESTION, unit="answer", max_new_tokens=12)
+    mended = answer(pocket, url, [name, "good"], new=12)
     assert mended.text == ANSWER and mended.rung == "good"
     assert outcomes(mended) == [(0, "hand_up"), (1, "error"), (2, "top_rung")]
     assert replay(mended.trail) == []
@@ -137,12 +142,11 @@ def test_a_rung_may_decline(pocket, url):
 @pytest.mark.parametrize("name", ["redirects", "endless-line", "endless-gzip"])
 def test_neither_requests_nor_bytes_go_beyond_what_was_allowed(pocket, url, name):
     """What two attempts take: requests that the server saw, or bytes of memory at the peak."""
-    above = ladder(pocket, url, [name], budget=Budget(calls=2), attempts=9)
     # whatever is loaded once is loaded before
-    ladder(pocket, url, ["good"]).generate(QUESTION, unit="answer", max_new_tokens=8)
+    answer(pocket, url, ["good"], new=8)
     before = len(requests_to(url, name))
     tracemalloc.start()
-    result = above.generate(QUESTION, unit="answer", max_new_tokens=8)
+    result = answer(pocket, url, [name], new=8, budget=Budget(calls=2), attempts=9)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert result.spent.calls == len(requests_to(url, name)) - before == 2
@@ -161,16 +165,14 @@ def test_neither_requests_nor_bytes_go_beyond_what_was_allowed(pocket, url, name
 )
 def test_usage_is_charged_by_what_the_texts_show_if_that_is_more(pocket, url, name, written, read):
     """The answer has six words, the question eight; what is no whole number is charged at the most that was allowed."""
-    result = ladder(pocket, url, [name]).generate(QUESTION, unit="answer", max_new_tokens=20)
+    result = answer(pocket, url, [name])
     asked = result.trail.decisions[0].asked
     assert result.text == ANSWER
     assert (result.spent.large_tokens, result.spent.catch_up_tokens) == (written, read or asked.catch_up_tokens)
 
 
 def test_time_ends_a_request_that_is_under_way(pocket, url):
-    result = ladder(pocket, url, ["hangs"], budget=Budget(seconds=4.0), timeout=30.0, attempts=5).generate(
-        QUESTION, unit="answer", max_new_tokens=8
-    )
+    result = answer(pocket, url, ["hangs"], new=8, budget=Budget(seconds=4.0), timeout=30.0, attempts=5)
     assert result.rung == "pocket" and result.text
     # its own time would have been asked for again, four times
     assert result.costs[1].calls == 1
@@ -191,42 +193,41 @@ def test_drafts(pocket, url):
     assert chat.text == sigma0.generate(*pocket, QUESTION, max_new_tokens=12).text and len(chat.drafts) > 1
 
 
+def both(pocket):
+    return [Rung.local(*pocket, "pocket"), Rung.local(*sigma0.load("pocket-large", dtype="float32"), "pocket-large")]
+
+
 def test_a_warm_start_gives_the_draft_along(pocket, url):
     settings = {"unit": "answer", "max_new_tokens": 12}
     ladder(pocket, url, ["echo"]).generate(QUESTION, warm_start=True, **settings)
     draft = sigma0.generate(*pocket, QUESTION, max_new_tokens=12).text
     said = requests_to(url, "echo")[-1]["messages"]
     assert said[0] == QUESTION[0] and draft in said[1]["content"] and "may be wrong" in said[1]["content"]
-    large = sigma0.load("pocket-large", dtype="float32")
-    rungs = [Rung.local(*pocket, "pocket"), Rung.local(*large, "pocket-large")]
-    story = "Mary went to the park. The hat is with Mary. Where is the hat?"
-    warm = FidelityLadder(rungs, policy=Always()).generate(story, warm_start=True, **settings)
-    cold = FidelityLadder(rungs, policy=Always()).generate(story, **settings)
+    rungs = both(pocket)
+    warm = FidelityLadder(rungs, policy=Always()).generate(STORY, warm_start=True, **settings)
+    cold = FidelityLadder(rungs, policy=Always()).generate(STORY, **settings)
     assert warm.rung == cold.rung == "pocket-large" and warm.text.strip() == cold.text.strip() != ""
     assert warm.costs[1].tokens < cold.costs[1].tokens
 
 
 def test_the_door_decides_by_default(pocket, url):
-    settings = {"unit": "answer", "max_new_tokens": 20}
     by_door = FidelityLadder([Rung.local(*pocket, "pocket"), Rung.endpoint(url, "good", KEY)])
     for place in ("park", "garden", "office", "kitchen"):
         question = [{"role": "user", "content": f"Mary went to the {place}. Tom has the hat. Where is Mary?"}]
         alone = sigma0.generate(*pocket, question, max_new_tokens=20)
-        result = by_door.generate(question, **settings)
+        result = by_door.generate(question, unit="answer", max_new_tokens=20)
         assert (result.rung == "good") == (alone.door != "converge")
         assert (result.door == "converge") == (alone.door == "converge")
-    loose = ladder(pocket, url, ["good"], Ungrounded(below=1.0, unknown=True)).generate(QUESTION, **settings)
-    assert loose.rung == "good"
+    assert answer(pocket, url, ["good"], Ungrounded(below=1.0, unknown=True)).rung == "good"
     assert ladder(pocket, url, ["good"], ShutDoor()).policy_for("token") == ShutDoor()
 
 
 def test_the_switch_hands_answers_up(pocket, url, monkeypatch):
     above = FidelityLadder([Rung.local(*pocket, "pocket"), Rung.endpoint(url, "good", KEY)])
-    sure = [{"role": "user", "content": "Mary went to the park. Where is Mary?"}]
     unsure = [{"role": "user", "content": "Who is the president?"}]
     for switch in ("0", "1"):
         monkeypatch.setenv("SIGMA0_LADDER", switch)
-        for question, shut in ((sure, False), (unsure, True)):
+        for question, shut in ((QUESTION, False), (unsure, True)):
             alone = sigma0.generate(*pocket, question, max_new_tokens=20)
             assert (alone.door != "converge") == shut, "choose another question"
             result = sigma0.generate(*pocket, question, max_new_tokens=20, ladder=above)
@@ -243,17 +244,16 @@ def test_the_switch_hands_answers_up(pocket, url, monkeypatch):
     assert result.above.costs[0].tokens == 0 and replay(result.above.trail) == []
 
 
-def test_a_warm_start_keeps_to_the_budget_and_the_limit():
-    small, large = (sigma0.load(name, dtype="float32") for name in ("pocket", "pocket-large"))
-    rungs = [Rung.local(*small, "pocket"), Rung.local(*large, "pocket-large")]
-    story = "Mary went to the park. The hat is with Mary. Where is the hat?"
-    read = len(small[1](story)["input_ids"])
-    settings = {"unit": "answer", "max_new_tokens": 8, "warm_start": True}
-    result = FidelityLadder(rungs, Budget(catch_up_tokens=read), Always()).generate(story, **settings)
+def test_a_warm_start_keeps_to_the_budget_and_the_limit(pocket):
+    rungs, tokenizer = both(pocket), pocket[1]
+    read = len(tokenizer(STORY)["input_ids"])
+    settings = {"unit": "answer", "warm_start": True}
+    ladder = FidelityLadder(rungs, Budget(catch_up_tokens=read), Always())
+    result = ladder.generate(STORY, max_new_tokens=8, **settings)
     assert result.spent.catch_up_tokens <= read and result.door == "abort" and result.rung == "pocket"
     for new in (2, 3, 5):
-        warm = FidelityLadder(rungs, policy=Always()).generate(story, **{**settings, "max_new_tokens": new})
-        assert len(small[1](warm.text, add_special_tokens=False)["input_ids"]) <= new
+        warm = FidelityLadder(rungs, policy=Always()).generate(STORY, max_new_tokens=new, **settings)
+        assert len(tokenizer(warm.text, add_special_tokens=False)["input_ids"]) <= new
 
 
 def test_an_upper_rung_that_cannot_read_the_prompt_costs_itself(pocket, url):
@@ -267,7 +267,7 @@ def test_an_upper_rung_that_cannot_read_the_prompt_costs_itself(pocket, url):
 
 @pytest.mark.parametrize("name", ["comments", "slow-headers", "stalls"])
 def test_time_is_kept_whatever_a_server_dribbles(pocket, url, name):
-    result = ladder(pocket, url, [name], attempts=1).generate(QUESTION, unit="answer", max_new_tokens=12)
+    result = answer(pocket, url, [name], new=12, attempts=1)
     # the server would go on for a minute, and then end in another way
     assert result.trail.decisions[-1].why == "timeout" and result.rung == "pocket"
 
@@ -277,21 +277,20 @@ def test_time_is_kept_whatever_a_server_dribbles(pocket, url, name):
 )
 def test_a_whole_answer_is_taken_whatever_is_wrong_around_it(pocket, url, name, charged):
     """Usage that is none is charged at the most that was allowed; what is packed unasked is read."""
-    result = ladder(pocket, url, [name]).generate(QUESTION, unit="answer", max_new_tokens=20)
+    result = answer(pocket, url, [name])
     assert result.text == ANSWER and result.spent.large_tokens == charged
 
 
 def test_what_the_budget_forbids_is_not_asked(pocket, url):
     before = len(requests_to(url, "good"))
-    result = ladder(pocket, url, ["good"], budget=Budget(calls=0)).generate(QUESTION, unit="answer", max_new_tokens=20)
+    result = answer(pocket, url, ["good"], budget=Budget(calls=0))
     assert len(requests_to(url, "good")) == before
     assert result.door == "abort" and result.low_confidence and result.not_tried == ("good: calls",)
     assert result.text == sigma0.generate(*pocket, QUESTION, max_new_tokens=20).text and replay(result.trail) == []
 
 
 def test_an_endpoint_that_is_cut_at_its_limit_says_so_and_halves_of_characters_are_replaced(pocket, url):
-    result = ladder(pocket, url, ["length"]).generate(QUESTION, unit="answer", max_new_tokens=20)
-    assert result.stop_reason == "length"
+    assert answer(pocket, url, ["length"]).stop_reason == "length"
     drafts = ladder(pocket, url, ["length"]).generate("Hi.", unit="draft", max_new_tokens=12, draft_tokens=4)
     assert len(drafts.drafts) == 3
     assert _whole("a\ud83d\ude00b\ud800") == "a\U0001f600b\ufffd" and _whole("plain \u2028") == "plain \u2028"

@@ -116,8 +116,8 @@ def test_a_warm_start_keeps_what_fits(looped, plain, tokenizer):
     assert (warm.prompt, warm.kept, warm.new) == (f"{PROMPT}in the", "in the", 1)
     cold = writer.given(1, PROMPT, kept, draft)
     assert (cold.prompt, cold.kept, cold.new) == (PROMPT, "", kept)
-    for prompt, rung in ((PROMPT, 2), ([{"role": "user", "content": PROMPT}], 2)):
-        asked = writer.given(rung, prompt, NEW, draft)
+    for prompt in (PROMPT, [{"role": "user", "content": PROMPT}]):
+        asked = writer.given(2, prompt, NEW, draft)
         assert [message["role"] for message in asked.prompt] == ["user", "user"]
         assert asked.prompt[0]["content"] == PROMPT and "in the park" in asked.prompt[1]["content"]
         assert (asked.kept, asked.new) == ("", NEW)

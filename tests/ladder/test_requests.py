@@ -2,6 +2,7 @@
 
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -102,9 +103,10 @@ class Client:
         self.is_closed = True
 
 
-def attempted(client, budget=None, **settings):
-    asker = Scripted([], budget, **settings)
-    limits = []
+def attempted(client, left=None, **settings):
+    asker, limits = Scripted([], **settings), []
+    if left is not None:
+        asker.purse = SimpleNamespace(seconds_left=left)
     asker._open = lambda limit, _: limits.append(limit) or client
     return Asker._attempt(asker, MESSAGES, 10, {"temperature": 0.5}), limits
 
@@ -121,11 +123,7 @@ def test_a_request_asks_for_a_stream_with_its_usage():
 
 @pytest.mark.parametrize("left, limit", [(5.0, 5.0), (50.0, 30.0), (-1.0, 0.001)])
 def test_a_request_has_the_time_that_is_left(left, limit):
-    asker, limits = Scripted([], timeout=30.0), []
-    asker.purse = SimpleNamespace(seconds_left=left)
-    asker._open = lambda limit, _: limits.append(limit) or Client(chunk("hi", "stop"))
-    Asker._attempt(asker, MESSAGES, 10, {})
-    assert limits == [limit]
+    assert attempted(Client(chunk("hi", "stop")), left, timeout=30.0)[1] == [limit]
 
 
 def failure(kind, status=None):
@@ -172,12 +170,9 @@ def test_a_request_is_given_up_when_its_time_is_over(finish, outcome):
 
 
 def test_a_client_has_the_address_and_no_attempts_of_its_own_and_may_not_come_to_be():
-    def fails(error):
-        raise error
-
     for error in (OSError(), RuntimeError(), ValueError()):
         asker = Scripted([])
-        asker._open = lambda limit, most, error=error: fails(error)
+        asker._open = Mock(side_effect=error)
         assert Asker._attempt(asker, MESSAGES, 10, {}).outcome == "no client"
     client = Asker._open(Scripted([]), 7.0, 10)
     assert (str(client.base_url), client.api_key, client.max_retries) == ("http://host/v1/", "none", 0)

@@ -20,20 +20,16 @@ def test_the_door_of_a_whole_text():
         assert door in get_args(Door)
 
 
-@pytest.mark.parametrize("tokens", [0, -1, 2.5, "3", None])
-def test_a_number_of_tokens_is_at_least_one(tokens):
-    with pytest.raises(ValueError, match="max_new_tokens"):
-        check_settings(tokens, (), ())
+def test_a_number_of_tokens_is_at_least_one_texts_are_given_in_lists_and_a_trail_can_hold_a_policy():
+    for settings, message in (
+        *(((tokens, (), ()), "max_new_tokens") for tokens in (0, -1, 2.5, "3", None)),
+        ((1, "end", ()), "stop takes a list of strings, got the string 'end'"),
+        ((1, (), "source"), "sources takes a list"),
+        ((1, ("end", ""), ()), "must not be empty"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_settings(*settings)
     check_settings(1, ("end",), ("source",))
-
-
-def test_texts_are_given_in_lists_and_a_policy_is_one_that_a_trail_can_hold():
-    with pytest.raises(ValueError, match="stop takes a list of strings, got the string 'end'"):
-        check_settings(1, "end", ())
-    with pytest.raises(ValueError, match="sources takes a list"):
-        check_settings(1, (), "source")
-    with pytest.raises(ValueError, match="must not be empty"):
-        check_settings(1, ("end", ""), ())
     check_policy(AnyOf((Always(), Never())))
     with pytest.raises(ValueError, match="policy is a SimpleNamespace"):
         check_policy(SimpleNamespace(fires=lambda signs: None))

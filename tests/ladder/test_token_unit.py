@@ -43,6 +43,11 @@ def last_logits(model, ids, config):
         return model(torch.tensor([ids]), **extra).logits[0, -1]
 
 
+def margin_of(logits):
+    best = logits.softmax(-1).topk(2).values
+    return float(best[0] - best[1])
+
+
 def from_scratch(models, tokenizer, text, sequence, new, policy, config, hysteresis=None):
     """The slow reference: every model reads the whole text anew for every token."""
     ids, written, parking = tokenizer(text)["input_ids"], [], Parking(hysteresis or Hysteresis())
@@ -51,9 +56,7 @@ def from_scratch(models, tokenizer, text, sequence, new, policy, config, hystere
         climbed = False
         while True:
             logits = last_logits(models[rung], ids, config)
-            best = logits.softmax(-1).topk(2).values
-            entropy = float(torch.special.entr(logits.softmax(-1)).sum())
-            margin = float(best[0] - best[1])
+            entropy, margin = float(torch.special.entr(logits.softmax(-1)).sum()), margin_of(logits)
             signs = Signs(sequence, position, of_token(None, 0, None, 0.0), entropy, margin)
             if rung + 1 == len(models) or policy.fires(signs) is None:
                 break
@@ -64,8 +67,24 @@ def from_scratch(models, tokenizer, text, sequence, new, policy, config, hystere
     return written
 
 
-def told(generation, names):
-    return [(token.id, names.index(token.rung)) for token in generation.tokens]
+def ladder_of(models, tokenizer, policy, hysteresis=None):
+    """Its rungs are called by their numbers."""
+    rungs = [Rung.local(model, tokenizer, str(place)) for place, model in enumerate(models)]
+    return FidelityLadder(rungs, policy=policy, hysteresis=hysteresis or Hysteresis())
+
+
+def told(generation):
+    return [(token.id, int(token.rung)) for token in generation.tokens]
+
+
+def check_from_scratch(models, tokenizer, texts, new, policy, config, hysteresis=None):
+    """A ladder writes what its models write from scratch; returns what it wrote."""
+    ladder = ladder_of(models, tokenizer, policy, hysteresis)
+    result = ladder.generate_batch(texts, max_new_tokens=new, exit_config=config)
+    for sequence, (text, generation) in enumerate(zip(texts, result, strict=True)):
+        assert told(generation) == from_scratch(models, tokenizer, text, sequence, new, policy, config, hysteresis)
+    assert replay(result[0].trail) == []
+    return result
 
 
 @pytest.mark.exhaustive
@@ -77,38 +96,21 @@ def told(generation, names):
     st.integers(0, 2),
 )
 def test_random_hand_ups_equal_both_models_from_scratch(looped, tokenizer, texts, rate, seed, stay):
-    policy, hysteresis = Random(rate, seed), Hysteresis(stay=stay)
-    rungs = [Rung.local(model, tokenizer, name) for model, name in zip(looped, ("small", "large"), strict=True)]
-    ladder = FidelityLadder(rungs, policy=policy, hysteresis=hysteresis)
-    result = ladder.generate_batch(texts, max_new_tokens=9, exit_config=QEXIT)
-    for sequence, (text, generation) in enumerate(zip(texts, result, strict=True)):
-        expected = from_scratch(looped, tokenizer, text, sequence, 9, policy, QEXIT, hysteresis)
-        assert told(generation, ["small", "large"]) == expected
-    assert replay(result[0].trail) == []
+    check_from_scratch(looped, tokenizer, texts, 9, Random(rate, seed), QEXIT, Hysteresis(stay=stay))
 
 
 @pytest.mark.parametrize("order", ["looped below", "looped above"])
 @pytest.mark.parametrize("policy", [Random(0.4, 3), Margin(0.05), Entropy(5.0)])
 def test_models_without_loops_are_rungs_too(looped, plain, tokenizer, order, policy):
     models = [looped[0], plain] if order == "looped below" else [plain, looped[0]]
-    ladder = FidelityLadder(
-        [Rung.local(model, tokenizer, str(place)) for place, model in enumerate(models)], policy=policy
-    )
-    result = ladder.generate_batch(TEXTS, max_new_tokens=8, exit_config=QEXIT)
-    for sequence, (text, generation) in enumerate(zip(TEXTS, result, strict=True)):
-        assert told(generation, ["0", "1"]) == from_scratch(models, tokenizer, text, sequence, 8, policy, QEXIT)
+    check_from_scratch(models, tokenizer, TEXTS, 8, policy, QEXIT)
 
 
 def test_three_rungs(looped, plain, tokenizer):
-    models, policy = [plain, *looped], Random(0.5, 8)
-    ladder = FidelityLadder(
-        [Rung.local(model, tokenizer, str(place)) for place, model in enumerate(models)], policy=policy
-    )
-    result = ladder.generate(TEXTS[1], max_new_tokens=12, exit_config=QEXIT)
-    expected = from_scratch(models, tokenizer, TEXTS[1], 0, 12, policy, QEXIT)
+    (result,) = check_from_scratch([plain, *looped], tokenizer, TEXTS[1:2], 12, Random(0.5, 8), QEXIT)
     # one draw a token decides at every rung alike
-    assert told(result, ["0", "1", "2"]) == expected and {rung for _, rung in expected} == {0, 2}
-    assert result.spent.large_tokens == sum(rung > 0 for _, rung in expected)
+    rungs = [rung for _, rung in told(result)]
+    assert set(rungs) == {0, 2} and result.spent.large_tokens == rungs.count(2)
 
 
 @pytest.mark.parametrize("policy, who", [(Always(), 1), (Never(), 0)])
@@ -153,19 +155,15 @@ def test_a_stream_is_the_whole_text(rungs):
     assert generation.text == ladder.generate(TEXTS[3], max_new_tokens=7).text
 
 
-def test_ends_and_stops(tokenizer, looped, rungs):
+def test_ends_and_stops(rungs):
     ladder = FidelityLadder(rungs, policy=Random(0.4, 1))
     whole = ladder.generate_batch(TEXTS, max_new_tokens=10)
     assert {generation.stop_reason for generation in whole} == {"length"}
     end = whole[2].tokens[3].id
-    models = [rung.model for rung in rungs]
-    for model in models:
-        model.generation_config.eos_token_id = end
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for rung in rungs:
+            patch.setattr(rung.model.generation_config, "eos_token_id", end)
         cut = ladder.generate_batch(TEXTS, max_new_tokens=10)
-    finally:
-        for model in models:
-            model.generation_config.eos_token_id = None
     for long, short in zip(whole, cut, strict=True):
         ids = [token.id for token in long.tokens]
         length = ids.index(end) + 1 if end in ids else 10
@@ -179,11 +177,11 @@ def test_ends_and_stops(tokenizer, looped, rungs):
 @pytest.mark.parametrize("kind", ["looped", "plain"])
 def test_bounded_memory_changes_no_token(looped, plain, tokenizer, kind):
     large = looped[1] if kind == "looped" else plain
-    policy = Random(0.5, 2)
 
     def run(limit):
         rungs = [Rung.local(looped[0], tokenizer, "small"), Rung.local(large, tokenizer, "large", kv_limit=limit)]
-        return FidelityLadder(rungs, policy=policy).generate(TEXTS[1], max_new_tokens=16, exit_config=QEXIT)
+        ladder = FidelityLadder(rungs, policy=Random(0.5, 2))
+        return ladder.generate(TEXTS[1], max_new_tokens=16, exit_config=QEXIT)
 
     free, bounded = run(None), run(1)
     assert [(token.id, token.rung) for token in bounded.tokens] == [(token.id, token.rung) for token in free.tokens]
@@ -198,12 +196,8 @@ def test_saturation_and_doors(rungs):
     )
     saturated = [token.handed_up == "saturated" for token in result.tokens]
     assert any(saturated) and [token.rung == "large" for token in result.tokens] == saturated
-    assert (
-        result.door in ("abort", "converge")
-        and result.top_rung
-        and not result.low_confidence
-        and result.not_tried == ()
-    )
+    assert result.door in ("abort", "converge") and result.top_rung
+    assert not result.low_confidence and result.not_tried == ()
 
 
 def test_costs_are_what_both_models_did(rungs, looped):
@@ -229,33 +223,26 @@ def test_costs_are_what_both_models_did(rungs, looped):
 
 
 def test_a_plain_model_reads_its_prompt_once_and_then_token_by_token(plain, tokenizer):
-    result = FidelityLadder([Rung.local(plain, tokenizer, "plain")], policy=Never()).generate(
-        TEXTS[1], max_new_tokens=9
-    )
+    result = ladder_of([plain], tokenizer, Never()).generate(TEXTS[1], max_new_tokens=9)
     (cost,), prompt = result.costs, tokenizer(TEXTS[1])["input_ids"]
     assert (cost.prompt_passes, cost.passes, cost.tokens, cost.read) == (1, 8, 9, len(prompt))
     assert (cost.rows, cost.catch_ups) == (len(prompt) + 8, 0)
 
 
 def test_what_does_not_fit_is_refused(rungs, looped, tokenizer):
-    ladder = FidelityLadder(rungs)
-    for asked, message in (
-        ({"exit_config": ExitConfig(after_exit="verify")}, "takes tokens back"),
-        ({"max_new_tokens": 10**6}, "exceed the model's context"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ladder.generate(TEXTS[0], **asked)
-    with pytest.raises(ValueError, match="no such unit"):
-        ladder.generate(TEXTS[0], unit="word")
-    with pytest.raises(TypeError, match="beams"):
-        ladder.generate(TEXTS[0], beams=3)
-    with pytest.raises(ValueError, match="at least one rung"):
-        FidelityLadder([])
-    with pytest.raises(ValueError, match="a name of its own"):
-        FidelityLadder([rungs[0], rungs[0]])
-    with pytest.raises(ValueError, match="is an endpoint"):
-        FidelityLadder([rungs[0], Rung.endpoint("http://127.0.0.1:1/v1", "m")]).generate(TEXTS[0])
     other = copy.deepcopy(tokenizer)
     other.eos_token = next(word for word in sorted(tokenizer.get_vocab()) if word.isalpha())
-    with pytest.raises(ValueError, match="unit='draft' or unit='answer'"):
-        FidelityLadder([rungs[0], Rung.local(looped[1], other, "other")]).generate(TEXTS[0])
+    for above, asked, message in (
+        (rungs[1:], {"exit_config": ExitConfig(after_exit="verify")}, "takes tokens back"),
+        (rungs[1:], {"max_new_tokens": 10**6}, "exceed the model's context"),
+        (rungs[1:], {"unit": "word"}, "no such unit"),
+        (rungs[:1], {}, "a name of its own"),
+        ([Rung.endpoint("http://127.0.0.1:1/v1", "m")], {}, "is an endpoint"),
+        ([Rung.local(looped[1], other, "other")], {}, "unit='draft' or unit='answer'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FidelityLadder([rungs[0], *above]).generate(TEXTS[0], **asked)
+    with pytest.raises(TypeError, match="beams"):
+        FidelityLadder(rungs).generate(TEXTS[0], beams=3)
+    with pytest.raises(ValueError, match="at least one rung"):
+        FidelityLadder([])

@@ -6,19 +6,12 @@ import pytest
 
 from sigma0.ladder.budget import Budget, Spending
 from sigma0.ladder.trail import Decision, Heading, Spent, Trail, open_trail, read_trail, reason_up, replay
-from sigma0.ladder.triggers import Always, Entropy, Hysteresis, Never, Signs
-from sigma0.signals.verdict import DoorPolicy, ReasonVerdict
+from sigma0.ladder.triggers import Always, Entropy, Hysteresis, Never
+from sigma0.signals.verdict import DoorPolicy
+from tests.ladder.test_triggers import signs
 
-VERDICT = ReasonVerdict(
-    converged=True, depth=2.0, proximity=0.1, grounded=None, stable="contract", reason="threshold_met", confidence=0.95
-)
-
-
-def signs(entropy=0.1, margin=0.9, **verdict):
-    return Signs(0, 0, VERDICT.model_copy(update=verdict), entropy, margin).to_dict()
-
-
-SURE, UNSURE = signs(), signs(0.9)
+SURE, UNSURE, DOUBTED = signs().to_dict(), signs(0.9).to_dict(), signs(confidence=0.89).to_dict()
+UNKNOWN = signs(None).to_dict()
 RUNGS = ({"name": "small"}, {"name": "middle"}, {"name": "large"})
 
 
@@ -74,7 +67,7 @@ def test_a_trail_is_written_and_read_line_by_line(tmp_path):
 
 
 def test_a_token_whose_logits_are_no_numbers_goes_up():
-    nothing = Signs(0, 0, VERDICT, None, None)
+    nothing = signs(None, None)
     assert reason_up(Never(), nothing, "token") == "no numbers"
     assert reason_up(Never(), nothing, "answer") is reason_up(Never(), nothing, "draft") is None
     assert reason_up(Always(), replace(nothing, entropy=0.0), "token") == "always"
@@ -94,7 +87,7 @@ GOOD = {
     "just enough": [
         Spent(0, "write", Spending(loop_passes=5), 1.0), decided(0, UNSURE, "hand_up", asked=Spending(loop_passes=5)),
     ],
-    "whole": [decided(0, signs(confidence=0.89), "hand_up", whole=True), decided(1, SURE, "accept", whole=True)],
+    "whole": [decided(0, DOUBTED, "hand_up", whole=True), decided(1, SURE, "accept", whole=True)],
 }  # fmt: skip
 FALSE = {
     "not accepted": ([decided(0, UNSURE, "accept")], ["line 2: hand_up in place of accept"]),
@@ -106,7 +99,7 @@ FALSE = {
                    ["line 2: abort in place of hand_up"]),
     "began above": ([decided(0, SURE, "accept"), decided(1, SURE, "accept", 1)],
                     ["line 3: began at rung 1 in place of 0"]),
-    "the door": ([decided(0, signs(confidence=0.89), "accept", whole=True)], ["line 2: hand_up in place of accept"]),
+    "the door": ([decided(0, DOUBTED, "accept", whole=True)], ["line 2: hand_up in place of accept"]),
     "another sequence": ([decided(0, UNSURE, "hand_up"), decided(1, SURE, "accept", sequence=1)],
                          ["line 3: began at rung 1 in place of 0"]),
 }  # fmt: skip
@@ -116,7 +109,7 @@ FALSE = {
 def test_decisions_come_out_again(name):
     assert replay(trail(*GOOD[name], budget=Budget(loop_passes=10, seconds=0.0))) == []
     # thresholds of the door are those of the heading
-    line = decided(0, signs(confidence=0.89), "accept", whole=True)
+    line = decided(0, DOUBTED, "accept", whole=True)
     assert replay(trail(line, doors=DoorPolicy(min_confidence=0.8))) == []
 
 
@@ -150,11 +143,10 @@ def test_stays_that_the_budget_refuses_or_keeps_and_unsure_tokens_come_out_again
     assert tokens(*up, replace(refused, lacking=None), decided(0, SURE, "accept", 1)) == [
         "line 4: stay in place of abort"
     ]
-    up = [decided(0, UNSURE, "hand_up"), decided(1, SURE, "accept")]
     kept = decided(1, UNSURE, "abort", 1, lacking="seconds")
     assert tokens(*up, kept, decided(0, SURE, "accept", 2)) == []
     assert tokens(*up, kept, decided(1, SURE, "stay", 2), stay=2) == []
-    up = [decided(0, UNSURE, "hand_up"), decided(1, signs(margin=0.4), "accept")]
+    up = [decided(0, UNSURE, "hand_up"), decided(1, signs(margin=0.4).to_dict(), "accept")]
     assert tokens(*up, decided(1, SURE, "stay", 1), decided(0, SURE, "accept", 2), leave=0.5) == []
-    assert tokens(decided(0, signs(None), "hand_up"), decided(1, SURE, "accept")) == []
-    assert replay(trail(decided(0, signs(None), "accept"))) == []
+    assert tokens(decided(0, UNKNOWN, "hand_up"), decided(1, SURE, "accept")) == []
+    assert replay(trail(decided(0, UNKNOWN, "accept"))) == []

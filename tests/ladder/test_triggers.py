@@ -28,20 +28,16 @@ from sigma0.ladder.triggers import (
     trigger_from_dict,
     trigger_to_dict,
 )
-from sigma0.signals.verdict import DoorPolicy, ReasonVerdict
-
-VERDICT = ReasonVerdict(
-    converged=True, depth=2.0, proximity=0.1, grounded=0.9, stable="contract", reason="threshold_met", confidence=0.95
-)
+from sigma0.signals.verdict import DoorPolicy
+from tests.ranges import check_range
+from tests.signals.test_verdict import make
 
 
 def signs(entropy=0.1, margin=0.9, sequence=0, position=0, **verdict):
-    return Signs(sequence, position, VERDICT.model_copy(update=verdict), entropy, margin)
+    return Signs(sequence, position, make(**{"proximity": 0.1, "grounded": 0.9, **verdict}), entropy, margin)
 
 
 SURE = signs()
-
-
 DOUBTED = "its confidence is 0.50, under 0.90; its proximity to collapse is 0.70, not under 0.50"
 BOTH = AllOf((Always(), Entropy(0.5)))
 
@@ -142,11 +138,7 @@ def test_signs_in_json_and_back():
     ],
 )
 def test_thresholds_lie_in_their_range(kind, field, good, bad):
-    for value in good:
-        assert getattr(kind(**{field: value}), field) == value
-    for value in bad:
-        with pytest.raises(ValidationError, match=field):
-            kind(**{field: value})
+    check_range(kind, field, good, bad, ValidationError)
 
 
 def test_a_larger_model_stays_as_long_as_it_was_told_or_is_unsure():
@@ -160,14 +152,9 @@ def test_a_larger_model_stays_as_long_as_it_was_told_or_is_unsure():
     assert starts == [1, 1, 0] and parking.start(0) == 0
     assert parking.start(1) == 0, "of another sequence nothing is known"
     # a hand-up from there begins anew
-    parking.wrote(0, 2, True, 0.1)
-    parking.wrote(0, 2, False, 0.1)
-    parking.wrote(0, 2, True, 0.1)
-    assert parking.start(0) == 2
-    parking.wrote(0, 2, False, 0.1)
-    assert parking.start(0) == 2
-    parking.wrote(0, 2, False, 0.1)
-    assert parking.start(0) == 0
+    for climbed, start in ((True, 2), (False, 2), (True, 2), (False, 2), (False, 0)):
+        parking.wrote(0, 2, climbed, 0.1)
+        assert parking.start(0) == start
     parking = Parking(Hysteresis())
     parking.wrote(0, 1, True, 0.0)
     assert parking.start(0) == 0

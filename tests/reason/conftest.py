@@ -3,10 +3,37 @@ import shutil
 
 import pytest
 
+from sigma0.bench.pocket.tokenizer import build_tokenizer
+from sigma0.decode.grammar.spec import parse_spec
+from sigma0.decode.grammar.vocabulary import Vocabulary
 from tests.reason.sandbox.sandboxes import WHY_NOT, Sandboxed, folder_of_the_sandbox, interpreter_of_nobody
 
 USERS = ("root", "ordinary")
 WHO = USERS[os.geteuid() != 0]
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where a run leaves its lines."""
+    return tmp_path / "run.jsonl"
+
+
+@pytest.fixture(scope="session")
+def allows():
+    """Whether a grammar allows a whole text of pocket's tokens."""
+    pytest.importorskip("llguidance")
+    tokenizer = build_tokenizer()
+    vocabulary = Vocabulary(tokenizer, len(tokenizer), {tokenizer.eos_token_id})
+
+    def whole(grammar, text):
+        matcher = vocabulary.compile(parse_spec(grammar=grammar)).matcher()
+        for token_id in (*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id):
+            if not matcher.mask()[token_id >> 5] >> (token_id & 31) & 1:
+                return False
+            matcher.take(token_id)
+        return True
+
+    return whole
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 import copy
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import sigma0
 from sigma0.config import exit_for
@@ -20,6 +18,7 @@ from sigma0.reason.chat import (
     label_ways,
 )
 from sigma0.reason.messages import ChatSettings
+from tests.reference import tiny_llama
 from tests.serve.conftest import served
 
 STORY = "Mary went to the park. The hat is with Mary. Where is the hat?"
@@ -35,12 +34,7 @@ def local(pocket):
 @pytest.fixture(scope="module")
 def plain(pocket):
     """A random model without loops."""
-    torch.manual_seed(6)
-    config = LlamaConfig(
-        vocab_size=len(pocket[1]), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        initializer_range=0.3, eos_token_id=2, bos_token_id=1, pad_token_id=0, max_position_embeddings=256,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    return tiny_llama(6, len(pocket[1]), eos_token_id=2, bos_token_id=1, max_position_embeddings=256)
 
 
 def rungs(pocket):

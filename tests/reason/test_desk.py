@@ -69,8 +69,7 @@ def test_labels_are_whole_answers_held_to_or_asked_for_twice():
     assert as_label("**Yes**.", ("YES", "NO")) == as_label("`yes.`", ("YES", "NO")) == "YES"
 
 
-def test_a_trail_is_read_back_as_it_was(tmp_path):
-    path = tmp_path / "trail.jsonl"
+def test_a_trail_is_read_back_as_it_was(path):
     trail = Trail(path)
     trail.add(Heading("lemma", "2 + 2?\n", ("pocket",), {"a": 1}, {"sigma0-lm": "0"}))
     trail.add(Call("prove", "pocket", "low", 3, Completion("é").to_dict()))

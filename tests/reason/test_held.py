@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.ladder import Budget, FidelityLadder, Rung
 from sigma0.reason.chat import LadderChat, LocalChat
 from sigma0.reason.held import GrammarProcessor
 from sigma0.reason.messages import ChatSettings
+from tests.reference import tiny_llama
 
 GRAMMAR = 'start: "The hat is in the " PLACE "."\nPLACE: "park" | "barn"'
 USER = [{"role": "user", "content": "Mary went to the park. Where is Mary?"}]
@@ -18,12 +18,8 @@ USER = [{"role": "user", "content": "Mary went to the park. Where is Mary?"}]
 def plain():
     pytest.importorskip("llguidance")
     tokenizer = build_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval(), tokenizer
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    return tiny_llama(0, len(tokenizer), intermediate_size=32, num_hidden_layers=1, **ids), tokenizer
 
 
 @pytest.mark.slow

@@ -20,8 +20,7 @@ def desk(path, resume=False, heading=HEADING):
     return made
 
 
-def test_what_was_answered_is_given_again_in_order_and_the_rest_is_asked(tmp_path):
-    path = tmp_path / "memory.jsonl"
+def test_what_was_answered_is_given_again_in_order_and_the_rest_is_asked(path):
     first = desk(path)
     replies = [Completion("a", Usage(1, 2, 3)), Completion("b"), Completion("c", notes={"costs": [1]})]
     for purpose, chat in zip(("one", "two", "two"), [ScriptedChat([reply]) for reply in replies], strict=True):
@@ -44,31 +43,27 @@ def test_what_was_answered_is_given_again_in_order_and_the_rest_is_asked(tmp_pat
         ("0.25 of them", "0.75 of them", True),
     ],
 )
-def test_a_question_of_another_text_is_asked_though_its_purpose_was_answered(tmp_path, before, after, is_asked):
-    path = tmp_path / "memory.jsonl"
+def test_a_question_of_another_text_is_asked_though_its_purpose_was_answered(path, before, after, is_asked):
     desk(path).ask(ScriptedChat(["old"]), "one", [{"role": "user", "content": before}])
     given = desk(path, resume=True).ask(ScriptedChat(["new"]), "one", [{"role": "user", "content": after}])
     assert given.text == ("new" if is_asked else "old")
 
 
-def test_questions_that_failed_or_had_other_settings_are_asked_again(tmp_path):
-    path = tmp_path / "memory.jsonl"
+def test_questions_that_failed_or_had_other_settings_are_asked_again(path):
     desk(path).ask(ScriptedChat(["long"]), "one", USER)
     short = ChatSettings(max_tokens=4)
     assert desk(path, resume=True).ask(ScriptedChat(["short"]), "one", USER, short).text == "short"
     assert desk(path, resume=True).ask(ScriptedChat([]), "one", USER).text == "long"
-    path = tmp_path / "memory.jsonl"
     with pytest.raises(ChatFailed):
         desk(path).ask(ScriptedChat([]), "one", USER)
     assert desk(path, resume=True).ask(ScriptedChat(["now"]), "one", USER).text == "now"
 
 
-def test_labels_are_given_again(tmp_path):
+def test_labels_are_given_again(path):
     class Chooser(ScriptedChat):
         def choose(self, messages, labels, *, effort="low", seed=None):
             return labels[1], Completion(f"*{labels[1]}*")
 
-    path = tmp_path / "memory.jsonl"
     assert desk(path).choose(Chooser([]), "label", USER, ("no", "yes")) == "yes"
 
     class Never(Chooser):
@@ -89,16 +84,14 @@ def test_labels_are_given_again(tmp_path):
         ({"strategy": "agent"}, "strategy"),
     ],
 )
-def test_a_file_of_another_run_is_refused(tmp_path, changed, named):
-    path = tmp_path / "memory.jsonl"
+def test_a_file_of_another_run_is_refused(path, changed, named):
     desk(path)
     with pytest.raises(ValueError, match=f"of another run: {named}"):
         desk(path, resume=True, heading=replace(HEADING, **changed))
     desk(path, resume=True, heading=replace(HEADING, versions={"torch": "3"}))
 
 
-def test_files_that_are_no_memory_are_refused_and_left_as_they_are(tmp_path):
-    path = tmp_path / "notes.txt"
+def test_files_that_are_no_memory_are_refused_and_left_as_they_are(path):
     with pytest.raises(ValueError, match="no such file"):
         desk(path, resume=True)
     path.write_text("my notes")

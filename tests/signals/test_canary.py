@@ -5,26 +5,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from sigma0.decode.ops import TORCH, operations
 from sigma0.decode.repetition import TextStats
 from sigma0.signals.canary import Actions, Adaptation, CanaryProcessor, CollapseCanary, Tighten, tighten
 from tests.kernels import definitions
+from tests.ranges import check_range
+from tests.reference import tiny_llama
 
 # No text of this model has it.
 UNUSED = 1
-NAMES = ("entropy", "margin", "entropy_drop", "periodicity", "distinct", "echo")
+NAMES = ("entropy", "margin", "entropy_drop", "periodicity", "echo", "distinct")
 
 
 @pytest.fixture(scope="module")
 def llama():
-    torch.manual_seed(1)  # the second of the two texts below runs in circles, the first does not
-    config = LlamaConfig(
-        vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        initializer_range=0.3, eos_token_id=None, bos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    # with this seed the second of the two texts below runs in circles, and the first does not
+    return tiny_llama(1, 40, intermediate_size=32, num_hidden_layers=1)
 
 
 @pytest.mark.exhaustive
@@ -40,9 +38,7 @@ def test_readings_are_the_definitions_for_each_sequence(vocabulary, tokens, batc
         for row in range(batch):
             stats, _, ids[row] = definitions.collapse(logits[row], ids[row], int(chosen[row]), entropies[row])
             entropies[row].append(stats[0])
-    entropy, margin, drop, periodicity, _, echo, distinct = stats
-    expected = dict(zip(NAMES, (entropy, margin, drop, periodicity, distinct, echo), strict=True))
-    for name, value in expected.items():
+    for name, value in zip(NAMES, (*stats[:4], *stats[5:]), strict=True):
         assert float(getattr(reading, name)[-1]) == pytest.approx(value, rel=1e-3, abs=1e-3), name
     assert reading.proximity.shape == (batch,) and bool(((reading.proximity >= 0) & (reading.proximity <= 1)).all())
 
@@ -52,22 +48,24 @@ def test_readings_are_the_definitions_for_each_sequence(vocabulary, tokens, batc
 def test_loops_are_noticed(period):
     """Whatever the logits say: here they are flat."""
     canary, flat = CollapseCanary(), torch.zeros(1, 300)
-    spans = {"exact": 0.8, "changed": 0.6}
     rng = np.random.default_rng(period)
-    for kind, bar in spans.items():
-        if kind == "changed" and period < 8:
-            continue
+    # a span that comes again as it was, and one of which a token changes each time
+    for changes, bar in ((False, 0.8), (True, 0.6))[: 1 + (period >= 8)]:
         canary.reset()
-        span = rng.permutation(300)[:period]
+        span, changed = rng.permutation(300)[:period], None
         for number in range(3 * period + 80):
-            if kind == "changed" and number % period == 0:
+            if changes and number % period == 0:
                 changed = int(rng.integers(period))
-            token = int(span[number % period])
-            if kind == "changed" and number % period == changed:
-                token = int(rng.integers(300))
+            token = int(rng.integers(300) if number % period == changed else span[number % period])
             reading = canary.observe(flat, torch.tensor([token]))
             if number + 1 >= max(3 * period, 40):
-                assert float(reading.proximity) > bar, (kind, number)
+                assert float(reading.proximity) > bar, (changes, number)
+
+
+def watched(batch=1, ends=None, **settings):
+    """A canary and its processor."""
+    canary = CollapseCanary(batch, eos_token_id=ends)
+    return canary, canary.processor(**settings)
 
 
 def generate(llama, watch=None, criterion=None, new=70, prompts=((3, 9, 4), (7, 7, 2)), **kwargs):
@@ -79,29 +77,32 @@ def generate(llama, watch=None, criterion=None, new=70, prompts=((3, 9, 4), (7, 
     )  # fmt: skip
 
 
+def by_hand(plain, length):
+    """What a canary reads that is shown the tokens of a text one by one."""
+    canary = CollapseCanary(2)
+    for number in range(length):
+        yield canary.observe(plain.logits[number], plain.sequences[:, 3 + number])
+
+
 def test_it_watches_any_model_and_changes_nothing(llama):
     canary = CollapseCanary(2)
-    plain, watched = generate(llama), generate(llama, canary.processor())
-    assert torch.equal(plain.sequences, watched.sequences)
+    plain, seen = generate(llama), generate(llama, canary.processor())
+    assert torch.equal(plain.sequences, seen.sequences)
     assert canary.tokens.tolist() == [69, 69]  # the last token is chosen after the last call
-    by_hand = CollapseCanary(2)
-    for number in range(69):
-        reading = by_hand.observe(plain.logits[number], plain.sequences[:, 3 + number])
+    *_, reading = by_hand(plain, 69)
     torch.testing.assert_close(canary.last.proximity, reading.proximity)
     torch.testing.assert_close(canary.last.entropy_drop, reading.entropy_drop)
 
 
 def test_a_criterion_ends_the_sequence_that_loops_and_no_other(llama):
     plain = generate(llama, eos_token_id=UNUSED)
-    by_hand, first = CollapseCanary(2), {}
-    for number in range(70):
-        reading = by_hand.observe(plain.logits[number], plain.sequences[:, 3 + number])
+    first = {}
+    for number, reading in enumerate(by_hand(plain, 70), start=1):
         for row in range(2):
             if float(reading.proximity[row]) >= 0.5:
-                first.setdefault(row, number + 1)
+                first.setdefault(row, number)
     assert list(first) == [1], "choose another seed"
-    canary = CollapseCanary(2)
-    watch = canary.processor()
+    canary, watch = watched(2)
     out = generate(llama, watch, canary.criterion(watch, 0.5), eos_token_id=UNUSED)
     assert UNUSED not in out.sequences
     for row in range(2):
@@ -127,8 +128,7 @@ def test_adapting_breaks_a_loop_within_its_bounds(llama):
 
 
 def test_near_the_limit_the_end_is_pushed(llama):
-    canary = CollapseCanary(2, eos_token_id=UNUSED)
-    watch = canary.processor(adapt=True, limit=40, bounds=Adaptation(begin=0.99, end_bias=100.0))
+    canary, watch = watched(2, UNUSED, adapt=True, limit=40, bounds=Adaptation(begin=0.99, end_bias=100.0))
     plain = generate(llama, new=40)
     assert UNUSED not in plain.sequences
     out = generate(llama, watch, new=40, eos_token_id=UNUSED)
@@ -159,15 +159,12 @@ def test_an_ended_sequence_is_not_read_in_its_pads(llama):
     generate(llama, canary.processor(), eos_token_id=end)
     length = said[0].index(end) + 1
     assert length < 69 and canary.tokens.tolist() == [length, 69]
-    alone = CollapseCanary(2)
-    for number in range(length):
-        reading = alone.observe(plain.logits[number], plain.sequences[:, 3 + number])
+    *_, reading = by_hand(plain, length)
     assert float(canary.last.proximity[0]) == float(reading.proximity[0])
 
 
 def test_reordered_beams_are_followed(llama):
-    canary = CollapseCanary(4)
-    watch = canary.processor()
+    canary, watch = watched(4)
     ids = torch.tensor([[3, 9, 4], [7, 7, 2]])
     out = llama.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, num_beams=2,
@@ -223,11 +220,7 @@ def test_scores_are_tightened_by_the_text_so_far_and_its_last_ids():
     ],
 )
 def test_bounds_lie_in_their_range(name, good, bad):
-    for value in good:
-        assert getattr(Adaptation(**{name: value}), name) == value
-    for value in bad:
-        with pytest.raises(ValueError, match=name):
-            Adaptation(**{name: value})
+    check_range(Adaptation, name, good, bad)
 
 
 def test_the_strength_rises_from_its_begin_to_one_and_entropy_alone_stays_under_a_half():
@@ -284,8 +277,7 @@ def test_nothing_is_adapted_if_nothing_else_is_said_and_the_bounds_are_mild():
     assert Actions() == Actions(softened=0, strongest=0.0, ends_pushed=0)
     assert tighten(0.1, Adaptation(eps_factor=0.25, least_eps=0.03)) == 0.03
     assert (tighten(0.1), tighten(1e-4)) == (0.05, 1e-4), "what is smaller already stays"
-    canary = CollapseCanary()
-    watch = canary.processor()
+    canary, watch = watched()
     assert canary.batch_size == 1 and canary.last is None and watch.bounds is None and watch.limit is None
     assert canary.criterion(watch).tau == 0.5 and canary.criterion(watch, 1.0).tau == 1.0
     assert canary.processor(adapt=True).bounds == Adaptation()
@@ -319,8 +311,7 @@ def test_running_out_begins_at_nine_tenths_and_needs_less_than_one_end():
 
 
 def test_a_token_is_observed_once_with_the_scores_that_it_was_sampled_from():
-    canary = CollapseCanary()
-    watch = canary.processor()
+    canary, watch = watched()
     ids, scores = torch.tensor([[5, 6, 7, 8]]), torch.zeros(1, 9)
     sure = scores.clone()
     sure[0, 7] = 20.0
@@ -343,8 +334,7 @@ def test_a_token_is_observed_once_with_the_scores_that_it_was_sampled_from():
     ],
 )
 def test_what_does_not_go_on_begins_anew(later):
-    canary = CollapseCanary()
-    watch = canary.processor()
+    canary, watch = watched()
     steps(watch, [[7]], prompt=(5, 6))
     assert canary.tokens.tolist() == [1]
     watch.catch_up(torch.tensor(later))
@@ -352,8 +342,7 @@ def test_what_does_not_go_on_begins_anew(later):
 
 
 def test_beams_take_their_readings_ends_and_scores_along():
-    canary = CollapseCanary(3, eos_token_id=300)
-    watch = canary.processor()
+    canary, watch = watched(3, 300)
     ids, _ = steps(watch, [looping(40), calm(40), [*calm(39, 50), 300]])
     assert watch.over.tolist() == [False, False, True]
     before, chance = canary.last.proximity.clone(), canary.run_out(100).end_chance
@@ -371,16 +360,14 @@ def test_beams_take_their_readings_ends_and_scores_along():
 
 
 def test_texts_are_compared_by_their_last_128_ids_and_equal_ones_keep_their_places():
-    canary = CollapseCanary()
-    watch = canary.processor()
+    canary, watch = watched()
     ids, _ = steps(watch, [calm(140)])
     for place, goes_on in ((-129, True), (-128, False)):
         other = ids.clone()
         other[0, place] = 350
         watch.catch_up(other)
         assert bool(canary.tokens[0]) is goes_on
-    canary = CollapseCanary(2)
-    watch = canary.processor()
+    _, watch = watched(2)
     ids, _ = steps(watch, [calm(3), calm(3)])
     watch.end(torch.tensor([False, True]))
     watch.catch_up(ids)
@@ -389,8 +376,8 @@ def test_texts_are_compared_by_their_last_128_ids_and_equal_ones_keep_their_plac
 
 @pytest.mark.parametrize("count", [60, 128, 140])
 def test_scores_are_softened_by_the_new_ids_alone_and_128_of_them(count):
-    canary, bounds = CollapseCanary(2), Adaptation()
-    watch = canary.processor(adapt=True)
+    canary, watch = watched(2, adapt=True)
+    bounds = Adaptation()
     scores = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(0))
     text = [200 + place for place in range(12)] + looping(count - 12)
     ids, result = steps(watch, [text, calm(count)], scores=scores)
@@ -400,17 +387,13 @@ def test_scores_are_softened_by_the_new_ids_alone_and_128_of_them(count):
     torch.testing.assert_close(result[-1][:1], bounds.soften(recent, scores[:1], strength))
     assert torch.equal(result[-1][1], scores[1]), "a calm text is left alone"
     assert canary.actions[1] == Actions() and canary.actions[0].softened > 0
-    assert (
-        canary.actions[0].strongest == pytest.approx(max(strength, canary.actions[0].strongest), abs=1e-6)
-        and canary.actions[0].strongest >= strength - 1e-6
-    )
+    assert canary.actions[0].strongest >= strength - 1e-6
 
 
 @pytest.mark.parametrize("tokens, bias", [(17, 0.0), (18, 0.5), (19, 3.0), (20, 5.0), (21, 5.0)])
 def test_the_push_to_an_end_grows_over_the_last_tenth(tokens, bias):
     """By a tenth of the bound at nine tenths of the limit, by all of it at the limit."""
-    canary = CollapseCanary(eos_token_id=[300, 301])
-    watch = canary.processor(adapt=True, limit=20)
+    canary, watch = watched(1, [300, 301], adapt=True, limit=20)
     scores = torch.zeros(1, VOCABULARY)
     scores[0, 300:302] = -30.0
     _, result = steps(watch, [calm(tokens)], scores=scores)
@@ -421,14 +404,13 @@ def test_the_push_to_an_end_grows_over_the_last_tenth(tokens, bias):
 
 def test_without_a_limit_or_an_end_nothing_is_pushed():
     for ends, limit in ((300, None), (None, 10)):
-        canary = CollapseCanary(eos_token_id=ends)
-        _, result = steps(canary.processor(adapt=True, limit=limit), [calm(12)])
+        canary, watch = watched(1, ends, adapt=True, limit=limit)
+        _, result = steps(watch, [calm(12)])
         assert not result[-1].any() and canary.actions == [Actions()]
 
 
 def test_a_criterion_fires_at_its_threshold_and_once_and_ends_nothing_unseen():
-    canary = CollapseCanary(2)
-    watch = canary.processor()
+    canary, watch = watched(2)
     ids, _ = steps(watch, [looping(40), calm(40)])
     criterion = canary.criterion(watch, float(canary.last.proximity[0]))
     assert criterion(ids, None).tolist() == [True, False] and watch.over.tolist() == [True, False]
@@ -455,8 +437,7 @@ def test_tightening_reaches_as_far_back_as_the_longest_period():
 
 
 def test_an_ended_sequence_is_neither_softened_nor_pushed():
-    canary = CollapseCanary(2, eos_token_id=300)
-    watch = canary.processor(adapt=True, limit=60)
+    canary, watch = watched(2, 300, adapt=True, limit=60)
     scores = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(0))
     ids, _ = steps(watch, [looping(60), looping(60)], scores=scores)
     before = canary.actions[0]

@@ -12,6 +12,7 @@ from sigma0.signals.confidence import ConfidenceModel, new_share, pair_codes
 from sigma0.signals.evidence import FEATURES
 from sigma0.signals.tokens import Token
 from sigma0.signals.verdict import DoorPolicy, aggregate, door, explain, of_token
+from tests.ranges import check_range
 
 FITTED = {
     "features": ("mean_entropy", "mean_deepest_surprise"),
@@ -183,8 +184,4 @@ def test_numbers_and_names_of_a_strangers_file_are_bounded():
     ],
 )
 def test_fields_lie_in_their_range(name, good, bad):
-    for value in good:
-        assert getattr(ConfidenceModel(**{**FITTED, name: value}), name) == value
-    for value in bad:
-        with pytest.raises(ValueError, match=name):
-            ConfidenceModel(**{**FITTED, name: value})
+    check_range(ConfidenceModel, name, good, bad, **FITTED)

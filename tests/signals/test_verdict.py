@@ -27,12 +27,14 @@ from sigma0.signals.verdict import (
     patience_for,
     with_confidence,
 )
+from tests.ranges import check_range
 
 REASONS = [
     None, "threshold_met", "fixed_point", "accel_fixed_point", "confident", "fixed", "max_depth", "collapse",
     "divergence", "ungrounded", "out_of_calibration",
 ]  # fmt: skip
 FATES = [None, "contract", "spiral", "diverge"]
+SHARES = {"min_confidence": 0.9, "tau_c": 0.5, "tau_g": 0.5, "spiral_share": 0.25, "saturated_share": 0.1}
 POLICIES = [
     DoorPolicy(),
     DoorPolicy(require_grounding=True),
@@ -110,10 +112,9 @@ def test_aggregation():
     assert aggregate(tokens(*[good] * 9, ("threshold_met", "diverge"))).stable == "diverge"
     assert aggregate(tokens(*[good] * 3, ("threshold_met", "spiral"))).stable == "contract"
     assert aggregate(tokens(*[good] * 2, ("threshold_met", "spiral"))).stable == "spiral"
-    assert (
-        aggregate(tokens(*[good] * 2, *[("threshold_met", None)] * 9, ("threshold_met", "spiral"))).stable == "spiral"
-    )
-    assert aggregate(tokens(*[("threshold_met", None)] * 4)).stable is None
+    unknown = ("threshold_met", None)
+    assert aggregate(tokens(*[good] * 2, *[unknown] * 9, ("threshold_met", "spiral"))).stable == "spiral"
+    assert aggregate(tokens(*[unknown] * 4)).stable is None
     assert aggregate(tokens(*[good] * 9, ("max_depth", "contract"))).reason == "threshold_met"
     assert aggregate(tokens(*[good] * 8, ("max_depth", "contract"))).reason == "max_depth"
     assert aggregate(tokens(*[good] * 20, ("divergence", "diverge"))).reason == "divergence"
@@ -152,30 +153,18 @@ def test_a_stored_policy_can_be_printed_and_saved(tmp_path):
     assert json.loads((tmp_path / "generation_config.json").read_text())["door_policy"]["tau_c"] == 0.3
 
 
-@pytest.mark.parametrize("name", ["min_confidence", "tau_c", "tau_g", "spiral_share", "saturated_share"])
-def test_shares_of_a_policy_lie_between_nothing_and_all(name):
-    for value in (0.0, 1.0):
-        assert getattr(DoorPolicy(**{name: value}), name) == value
-    for value in (-0.01, 1.01, math.nan, math.inf):
-        with pytest.raises(ValueError, match=name):
-            DoorPolicy(**{name: value})
-
-
 @pytest.mark.parametrize(
-    "name, good, bad",
+    "kind, name, good, bad",
     [
-        ("depth", (0.0, 9.5), (-0.01, math.inf)),
-        ("proximity", (0.0, 1.0), (-0.01, 1.01)),
-        ("grounded", (0.0, 1.0, None), (-0.01, 1.01)),
-        ("confidence", (0.0, 1.0, None), (-0.01, 1.01)),
+        *((DoorPolicy, name, (0.0, 1.0), (-0.01, 1.01, math.nan, math.inf)) for name in SHARES),
+        (make, "depth", (0.0, 9.5), (-0.01, math.inf)),
+        (make, "proximity", (0.0, 1.0), (-0.01, 1.01)),
+        (make, "grounded", (0.0, 1.0, None), (-0.01, 1.01)),
+        (make, "confidence", (0.0, 1.0, None), (-0.01, 1.01)),
     ],
 )
-def test_facts_of_a_verdict_lie_in_their_range(name, good, bad):
-    for value in good:
-        assert getattr(make(**{name: value}), name) == value
-    for value in bad:
-        with pytest.raises(ValidationError, match=name):
-            make(**{name: value})
+def test_shares_of_a_policy_and_facts_of_a_verdict_lie_in_their_range(kind, name, good, bad):
+    check_range(kind, name, good, bad, ValueError if kind is DoorPolicy else ValidationError)
 
 
 def test_models_of_few_loops_are_asked_of_fewer():
@@ -203,8 +192,7 @@ def part(reason="confident", proximity=0.0, grounded=None, stable=None, confiden
 
 
 def test_the_policy_if_nothing_else_is_said():
-    shares = {"min_confidence": 0.9, "tau_c": 0.5, "tau_g": 0.5, "spiral_share": 0.25, "saturated_share": 0.1}
-    assert DoorPolicy() == DoorPolicy(**shares, require_grounding=False, patience=2, rule="confidence")
+    assert DoorPolicy() == DoorPolicy(**SHARES, require_grounding=False, patience=2, rule="confidence")
 
 
 def test_a_share_under_1_is_not_written_as_1():

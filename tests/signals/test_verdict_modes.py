@@ -24,6 +24,7 @@ RULES = {
     "accel": ExitConfig(mode="accel", eps=0.581, patience=1, accel_scale="steps"),
 }
 MET = {"qexit": "threshold_met", "margin": "confident", "converge": "fixed_point", "accel": "accel_fixed_point"}
+MODES = ("qexit", "margin", "converge", "accel", "accel-steps")
 UNASKED = (ExitConfig(mode="full"), ExitConfig(mode="full", after_exit="verify"), ExitConfig(mode="fixed", depth=3))
 MODELS = (settled_model(seed=1, total_ut_steps=4, num_hidden_layers=1), tiny_model(seed=3, total_ut_steps=5))
 
@@ -32,6 +33,13 @@ def write(model, ids, config, new=1, **kwargs):
     return model.generate(
         ids, max_new_tokens=new, do_sample=False, exit_config=config, return_dict_in_generate=True, **kwargs
     )
+
+
+def rule_at(mode, threshold, min_loops, patience=1):
+    thresholds = dict.fromkeys(("q", "theta", "eps"), threshold)
+    scale = "steps" if mode == "accel-steps" else "states"
+    mode = mode.removesuffix("-steps")
+    return setting(mode, **thresholds, patience=patience, min_loops=min_loops, accel_scale=scale)
 
 
 @pytest.fixture(scope="module")
@@ -81,18 +89,14 @@ def test_what_asks_no_rule_opens_the_door_by_confidence_and_says_what_the_rule_w
 @pytest.mark.exhaustive
 @given(
     st.sampled_from(MODELS),
-    st.sampled_from(("qexit", "margin", "converge", "accel", "accel-steps")),
+    st.sampled_from(MODES),
     st.floats(0.05, 0.95),
     st.integers(1, 6),
     st.integers(1, 2),
     st.integers(0, 2**16),
 )
 def test_the_first_token_is_judged_as_finish_judges_it(model, mode, threshold, min_loops, patience, seed):
-    steps = mode == "accel-steps"
-    config = setting(
-        "accel" if steps else mode, q=threshold, theta=threshold, eps=threshold, patience=patience,
-        min_loops=min_loops, accel_scale="steps" if steps else "states",
-    )  # fmt: skip
+    config = rule_at(mode, threshold, min_loops, patience)
     ids = torch.randint(8, 61, (3, 5), generator=torch.Generator().manual_seed(seed))
     finish = write(model, ids, config)
     verify = write(model, ids, replace(config, after_exit="verify"))
@@ -144,16 +148,13 @@ def test_a_divergence_of_the_first_token_leaves_it_saturated(monkeypatch):
 
 
 @pytest.mark.grid(fast=1, slow=2)
-@pytest.mark.parametrize("mode", ["qexit", "margin", "converge", "accel", "accel-steps"])
+@pytest.mark.parametrize("mode", MODES)
 def test_what_a_rule_would_have_said_is_what_it_says(mode):
     """Under full depth, of the very first token, which has the same states after every setting."""
-    steps, seen = mode == "accel-steps", set()
+    seen = set()
     for model in MODELS:
         for threshold in (0.1, 0.4, 0.8):
-            config = setting(
-                "accel" if steps else mode, q=threshold, theta=threshold, eps=threshold, patience=1,
-                min_loops=1 + int(threshold > 0.5), accel_scale="steps" if steps else "states",
-            )  # fmt: skip
+            config = rule_at(mode, threshold, 1 + int(threshold > 0.5))
             rule = model.exit_rule(config)
             for start in range(9, 15):
                 ids = torch.tensor([[start, 10, 11]])
@@ -180,7 +181,6 @@ def test_where_no_rule_is_asked_or_there_is_none_another_one_is_watched_or_none(
     assert stored.needs_logits
     assert (stored.would_have_been_met(one, 0.1), stored.would_have_been_met(one, 1.0)) == (None, True)
     assert exit_reason("full", True) == "fixed"
-    model = pocket[0]
     monkeypatch.setattr(model.generation_config, "exit_config", {"mode": "fixed", "depth": 4})
     assert model.counterfactual_rule(ExitConfig(mode="full")) is None
     out = sigma0.generate(*pocket, "Mary went to the park. Where is Mary?", max_new_tokens=3)

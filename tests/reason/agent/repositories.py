@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 from sigma0.reason.sandbox.sandbox import RunResult
 
 BUGGY = "def clamp(value, low, high):\n    return max(low, max(value, high))\n"
@@ -58,6 +60,22 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files if path.suffix != ".pyc"}
 
 
+TOOLS = {
+    "git": ["git", "apply", "--whitespace=nowarn", "-"],
+    "patch": ["patch", "-p1", "--quiet", "--force", "--no-backup-if-mismatch"],
+}
+
+
+def applied(patch: str, folder: Path, tool: str) -> dict[str, bytes]:
+    """All files of a folder that takes a patch."""
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is missing")
+    # no repository above the folder may have a say in what git applies
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    subprocess.run(TOOLS[tool], input=patch.encode(), cwd=folder, check=True, env=environment, capture_output=True)
+    return contents(folder)
+
+
 def said(action) -> str:
     return json.dumps(action)
 
@@ -95,19 +113,16 @@ class ReadingRunner:
 
     def run_command(self, command, folder, timeout_s=60.0, memory_mb=1024):
         self.runs += 1
-        files = contents(folder)
+        ranges, scale = ((folder / "numbers_kit" / name).read_text() for name in ("ranges.py", "scale.py"))
         good = {
-            "test_a_value_inside_stays": b"min(value" in files["numbers_kit/ranges.py"],
-            "test_a_value_above_is_lowered": b"min(value" in files["numbers_kit/ranges.py"]
-            or b"return high" in files["numbers_kit/ranges.py"],
-            "test_double": b"2 *" in files["numbers_kit/scale.py"],
+            "test_a_value_inside_stays": "min(value" in ranges,
+            "test_a_value_above_is_lowered": "min(value" in ranges or "return high" in ranges,
+            "test_double": "2 *" in scale,
         }
         return result(pytest_output(good), int(not all(good.values())))
 
 
 def pytest_output(outcomes, where="tests/test_numbers.py"):
     """The end of pytest's output, by whether each test passed."""
-    lines = [
-        f"{'PASSED' if good else 'FAILED'} {where}::{name}{'' if good else ' - no'}" for name, good in outcomes.items()
-    ]
+    lines = [f"PASSED {where}::{name}" if good else f"FAILED {where}::{name} - no" for name, good in outcomes.items()]
     return "\n".join(["= FAILURES =", "numbers_kit/ranges.py:2: in clamp", "= short test summary info =", *lines, ""])

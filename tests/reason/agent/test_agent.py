@@ -2,7 +2,8 @@
 
 import json
 import shutil
-import subprocess
+from itertools import chain, repeat
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,8 +24,10 @@ from tests.reason.agent.repositories import (
     FIXED,
     HALF_FIX,
     RUN,
+    TOOLS,
     PlainRunner,
     ReadingRunner,
+    applied,
     contents,
     planted,
     pytest_output,
@@ -82,13 +85,6 @@ def scripted(*actions, plans=("1. Look.",)):
     return ScriptedChat([*plans, *(action if isinstance(action, str) else said(action) for action in actions)])
 
 
-def applied(patch, source, tmp_path, command):
-    pristine = tmp_path / command[0]
-    shutil.copytree(source, pristine)
-    subprocess.run(command, input=patch.encode(), cwd=pristine, check=True, capture_output=True)
-    return pristine
-
-
 def test_a_bug_is_fixed_in_a_few_steps(source, trail):
     before = contents(source)
     model = scripted(READ, FIX, RUN, FINISH)
@@ -98,9 +94,8 @@ def test_a_bug_is_fixed_in_a_few_steps(source, trail):
     assert obtained.report.ok and len(obtained.report.passed) == 3
     assert "+    return max(low, min(value, high))" in obtained.patch
     assert contents(source) == before
-    assert [line.purpose for line in trail.lines if isinstance(line, Call)] == ["plan 1"] + [
-        f"step {number}" for number in range(1, 5)
-    ]
+    calls = [line.purpose for line in trail.lines if isinstance(line, Call)]
+    assert calls == ["plan 1", *(f"step {number}" for number in range(1, 5))]
     assert [line.purpose for line in trail.lines if isinstance(line, Run)] == ["tests 1", "tests 2"]
     assert json.loads(json.dumps(obtained.to_dict()))["solved"] is True
 
@@ -149,7 +144,7 @@ def test_after_the_last_warning_edits_may_be_taken_back_and_progress_gives_the_t
     model = ScriptedChat(Stubborn(trail, "warn", [USELESS], [start_over, FIX, FINISH]))
     obtained = solve(source, trail, model)
     assert obtained.solved and obtained.tier_reached == 2 and "The bug is elsewhere." not in obtained.patch
-    warned = [line.what for line in trail.decisions][[line.what for line in trail.decisions].index("warn") :]
+    warned = decided(trail)[decided(trail).index("warn") :]
     assert "start_over" in warned and "refused" not in warned
     (question,) = (asked for asked in model.calls if asked["messages"][-1]["content"].startswith("All edits are taken"))
     assert "edit, run_tests, start_over and finish are allowed" in question["messages"][-1]["content"]
@@ -187,11 +182,10 @@ def test_tier_3_resets_the_workspace_and_a_pristine_copy_takes_the_patch(source,
     assert "notes.txt" in lost and "scale.py" in lost
     assert "notes.txt" not in obtained.patch and "scale.py" not in obtained.patch
     assert [len(asked["messages"]) for asked in model.calls[-3:]] == [2, 4, 6]
-    for command in (["git", "apply", "-"], ["patch", "-p1"]):
-        if shutil.which(command[0]) is not None:
-            pristine = applied(obtained.patch, source, tmp_path, command)
-            assert contents(pristine)["numbers_kit/ranges.py"] == FIXED.encode()
-            assert PlainRunner().run_command(AgentSettings().full_command, pristine).ok
+    for tool in filter(shutil.which, TOOLS):
+        pristine = shutil.copytree(source, tmp_path / tool)
+        assert applied(obtained.patch, pristine, tool)["numbers_kit/ranges.py"] == FIXED.encode()
+        assert PlainRunner().run_command(AgentSettings().full_command, pristine).ok
 
 
 def test_after_a_reset_the_next_model_goes_on_and_what_is_never_solved_says_why(source, trail):
@@ -266,15 +260,22 @@ def test_limits_and_models_that_fail_end_a_run_with_the_patch_so_far(source, tra
     assert any(isinstance(line, Call) and line.failed for line in trail.lines)
 
 
+class Unavailable(ReadingRunner):
+    """Its sandbox is gone at one of its runs."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run = run
+
+    def run_command(self, *arguments, **named):
+        if self.runs + 1 == self.run:
+            raise SandboxUnavailable("bubblewrap is missing")
+        return super().run_command(*arguments, **named)
+
+
 @pytest.mark.parametrize("run", [1, 2])
 def test_without_a_sandbox_nothing_is_run_and_the_patch_is_kept(source, trail, run):
-    class Unavailable(ReadingRunner):
-        def run_command(self, *arguments, **named):
-            if self.runs + 1 == run:
-                raise SandboxUnavailable("bubblewrap is missing")
-            return super().run_command(*arguments, **named)
-
-    runner = Unavailable()
+    runner = Unavailable(run)
     obtained = solve(source, trail, scripted(FIX, RUN), runner=runner)
     assert not obtained.solved and runner.runs == run - 1
     assert obtained.failed == "bubblewrap is missing" and "bubblewrap is missing" in obtained.why
@@ -283,24 +284,14 @@ def test_without_a_sandbox_nothing_is_run_and_the_patch_is_kept(source, trail, r
 
 
 def test_an_edit_that_could_not_be_tested_is_not_solved_by_the_run_before_it(source, trail):
-    class Unavailable(ReadingRunner):
-        def run_command(self, *arguments, **named):
-            if self.runs == 2:
-                raise SandboxUnavailable("bubblewrap is gone")
-            return super().run_command(*arguments, **named)
-
-    obtained = solve(source, trail, scripted(FIX, RUN, USELESS, FINISH), runner=Unavailable())
+    obtained = solve(source, trail, scripted(FIX, RUN, USELESS, FINISH), runner=Unavailable(3))
     assert not obtained.solved and obtained.report.ok
-    assert obtained.failed == "bubblewrap is gone"
+    assert obtained.failed == "bubblewrap is missing"
 
 
 def reports_in_turn(*outputs):
-    class Scripted(ReadingRunner):
-        def run_command(self, *arguments, **named):
-            self.runs += 1
-            return outputs[min(self.runs, len(outputs)) - 1]
-
-    return Scripted()
+    """A runner that says these, the last one again and again."""
+    return Mock(run_command=Mock(side_effect=chain(outputs, repeat(outputs[-1]))))
 
 
 @pytest.mark.parametrize(
@@ -374,7 +365,7 @@ def test_whatever_is_done_it_ends_and_what_is_solved_passes(actions, tier1, ever
     for (what, tier), last in zip(measures(trail), tiers, strict=False):
         assert tier == (last % 3) + 1 if what != "lower" else tier == last % 3 - 1
     if obtained.patch:
-        source = applied(obtained.patch, source, folder, ["git", "apply", "-"])
+        applied(obtained.patch, source, "git")
     assert obtained.solved == ReadingRunner().run_command([], source).ok
     assert obtained.solved == (decided(trail)[-1] == "solved")
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from sigma0.reason.agent.patches import patch_between
 from sigma0.reason.agent.trees import StoredFile, read_tree
 from sigma0.reason.agent.workspace import Workspace, WorkspaceFault, WorkspaceLimits
-from tests.reason.agent.repositories import BUGGY, FILES, FIX, contents, planted
+from tests.reason.agent.repositories import BUGGY, FILES, FIX, TOOLS, applied, contents, planted
 
 NAMES = st.sampled_from(
     ["a.py", "b c.txt", "folder/d.py", "folder/é ü.md", "x b/y b", "deep/er/e", "a b/a b", "--x", "dev"]
@@ -19,20 +18,7 @@ NAMES = st.sampled_from(
 TEXTS = st.text(st.sampled_from("ab é\t\n\n\r\u2028\x0c-+@ "), max_size=24)
 BLOBS = TEXTS.map(str.encode)
 TREES = st.dictionaries(NAMES, st.builds(StoredFile, BLOBS, st.just(False)), max_size=4)
-TOOLS = {
-    "git": ["git", "apply", "--whitespace=nowarn", "-"],
-    "patch": ["patch", "-p1", "--quiet", "--force", "--no-backup-if-mismatch"],
-}
 APART = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def applied(patch, folder, tool):
-    if shutil.which(TOOLS[tool][0]) is None:
-        pytest.skip(f"{tool} is missing")
-    # no repository above the folder may have a say in what git applies
-    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
-    subprocess.run(TOOLS[tool], input=patch.encode(), cwd=folder, check=True, env=environment, capture_output=True)
-    return contents(folder)
 
 
 @pytest.fixture

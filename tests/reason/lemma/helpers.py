@@ -1,6 +1,5 @@
 """A runner without isolation for code that the tests themselves wrote, and a model that plays a script."""
 
-import ast
 import json
 import re
 import subprocess
@@ -14,23 +13,19 @@ from threading import Lock
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.desk import Desk
 from sigma0.reason.lemma import ALGSolver
-from sigma0.reason.sandbox.sandbox import RunResult, SandboxUnavailable
+from sigma0.reason.sandbox.inside import SOURCE
+from sigma0.reason.sandbox.sandbox import RunResult
 from sigma0.reason.trail import Trail
 
 DRIVER = """
-import atexit, json, sys
-counts = [0, 0]
-atexit.register(lambda: open(sys.argv[2], "w").write(json.dumps(counts)))
-exec(compile(open(sys.argv[1]).read(), "code", "exec"), {"__name__": "__main__", "_counts_": counts})
+import ast, atexit, builtins, json, sys
+counts, (source, program, counted) = [0, 0], sys.argv[1:]
+inside = {"__name__": "inside", "__file__": source}
+exec(open(source).read(), inside)
+setattr(builtins, inside["_COUNTS"], counts)
+atexit.register(lambda: open(counted, "w").write(json.dumps(counts)))
+exec(compile(inside["counted"](ast.parse(open(program).read())), "code", "exec"), {"__name__": "__main__"})
 """
-
-
-class CountAssertions(ast.NodeTransformer):
-    def visit_Assert(self, node):
-        if isinstance(node.test, ast.Constant):
-            return node
-        before, after = ast.parse("_counts_[0] += 1\n_counts_[1] += 1").body
-        return [before, node, after]
 
 
 class SubprocessRunner:
@@ -44,8 +39,8 @@ class SubprocessRunner:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             program, counts = Path(folder, "program.py"), Path(folder, "counts.json")
-            program.write_text(ast.unparse(ast.fix_missing_locations(CountAssertions().visit(ast.parse(code)))))
-            command = [sys.executable, "-I", "-S", "-c", DRIVER, str(program), str(counts)]
+            program.write_text(code)
+            command = [sys.executable, "-I", "-S", "-c", DRIVER, SOURCE, str(program), str(counts)]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=folder)
             except subprocess.TimeoutExpired:
@@ -55,13 +50,6 @@ class SubprocessRunner:
         return RunResult(
             done.returncode == 0, done.stdout, done.stderr, done.returncode, False, run, seconds, assertions_held=held
         )
-
-
-class NoRunner:
-    """A sandbox that found no isolation."""
-
-    def run(self, code, timeout_s=10.0, memory_mb=512):
-        raise SandboxUnavailable("no isolation passed the start-up probe")
 
 
 def plan(*blocks):
@@ -117,7 +105,7 @@ class Script:
         return [text for asked, text in self.calls if asked == key]
 
 
-def solve(problem, said, runner=None, above=None, limits=None, **settings):
+def solve(problem, said, runner=None, above=None, limits=None, graph=None, **settings):
     """Solution, trail, script."""
     script = Script(said)
     trail = Trail()
@@ -128,7 +116,7 @@ def solve(problem, said, runner=None, above=None, limits=None, **settings):
         settings=settings,
         desk=Desk(trail, limits, seed=7),
     )
-    return solver.solve(problem), trail, script
+    return solver.solve(problem, graph), trail, script
 
 
 def whats(trail):

@@ -45,18 +45,11 @@ if x == 5:
 
 
 @given(literal_tests)
-def test_no_assertion_about_literals_alone_says_something(test):
+def test_a_test_of_literals_says_something_as_soon_as_a_computation_must_hold(test):
     assert Program(f"{LITERALS}\nassert {test}").meaningful == []
-
-
-@given(literal_tests)
-def test_no_computation_that_cannot_matter_makes_a_test_say_something(test):
+    # computations that cannot matter
     code = f"{LITERALS}\nassert ({test}) or f()\nassert f() or ({test})\nassert True or f()"
     assert Program(code).meaningful == []
-
-
-@given(literal_tests)
-def test_a_test_says_something_as_soon_as_a_computation_must_hold(test):
     assert len(Program(f"{LITERALS}\nassert ({test}) and sum([1, 2]) == 3").meaningful) == 1
 
 

@@ -1,6 +1,7 @@
 import json
 import re
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -8,8 +9,9 @@ from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.desk import Desk, Limits
 from sigma0.reason.lemma import ALGSolver, Lemma, LemmaGraph
 from sigma0.reason.messages import ChatFailed, Completion
+from sigma0.reason.sandbox.sandbox import SandboxUnavailable
 from sigma0.reason.trail import Call, Run, Trail
-from tests.reason.lemma.helpers import NoRunner, Script, SubprocessRunner, fenced, plan, solve, whats
+from tests.reason.lemma.helpers import Script, SubprocessRunner, fenced, plan, solve, whats
 
 PROBLEM = "What is the sum of the squares of 3 and 4, plus 5?"
 PLAN = plan(
@@ -27,6 +29,11 @@ GOOD = {
     "code FINAL": fenced("total = sum(n * n for n in (3, 4)) + 5\nassert total == 30"),
 }
 FAILS = fenced("assert 3 * 3 == 10")
+ADDING = {
+    "restructure": plan(("M1", "", "The sum 3 + 3 + 3 is 9.")),
+    "prove M1": "by adding",
+    "code M1": fenced("assert sum([3] * 3) == 9"),
+}
 
 
 def test_everything_is_verified_at_once_or_repaired_and_told_what_failed():
@@ -70,13 +77,7 @@ def test_a_flawed_lemma_runs_no_code_and_what_is_no_label_counts_as_flawed():
 
 
 def test_a_lemma_that_keeps_failing_is_restructured():
-    said = {
-        **GOOD,
-        "code L1": [FAILS, FAILS, GOOD["code L1"]],
-        "restructure": plan(("M1", "", "The sum 3 + 3 + 3 is 9.")),
-        "prove M1": "by adding",
-        "code M1": fenced("assert sum([3] * 3) == 9"),
-    }
+    said = {**GOOD, **ADDING, "code L1": [FAILS, FAILS, GOOD["code L1"]]}
     solution, trail, script = solve(PROBLEM, said, repairs=1)
     assert solution.answer == "30"
     assert whats(trail) == ["planned", "repair", "verified", "restructure", "verified", "verified", "verified"]
@@ -95,22 +96,11 @@ def test_a_restructuring_that_is_no_valid_graph_is_told_why_and_then_given_up():
 
 
 def test_it_gives_up_honestly_with_a_guess_marked_as_such():
-    said = {
-        **GOOD,
-        "code L1": FAILS,
-        "restructure": plan(("M1", "", "The sum 3 + 3 + 3 is 9.")),
-        "prove M1": "by adding",
-        "code M1": fenced("assert sum([3] * 3) == 9"),
-        "guess": "Perhaps \\boxed{29}.",
-    }
+    said = {**GOOD, **ADDING, "code L1": FAILS, "guess": "Perhaps \\boxed{29}."}
     solution, trail, script = solve(PROBLEM, said, repairs=1)
     assert (solution.answer, solution.verified, solution.best_guess) == (None, False, "29")
-    assert {lemma.id: lemma.status for lemma in solution.graph.lemmas} == {
-        "M1": "verified",
-        "L1": "failed",
-        "L2": "verified",
-        "FINAL": "pending",
-    }
+    statuses = {"M1": "verified", "L1": "failed", "L2": "verified", "FINAL": "pending"}
+    assert {lemma.id: lemma.status for lemma in solution.graph.lemmas} == statuses
     assert "it builds on L1" in solution.graph["FINAL"].why
     assert script.counts["prove L1"] == 4 and script.counts["prove FINAL"] == 0
     assert whats(trail)[-2:] == ["failed", "gave up"]
@@ -268,7 +258,8 @@ def test_vacuous_assertions_are_taken_out_and_without_a_sandbox_nothing_is_verif
     run = next(line for line in trail.lines if isinstance(line, Run) and line.purpose.startswith("check L1"))
     assert run.result["assertions_run"] == 1 and run.result["stdout"] == "seen\n"
     assert run.code.count("assert ") == 1 and run.code in runner.ran
-    solution, trail, script = solve(PROBLEM, {**GOOD, "guess": "\\boxed{30}"}, runner=NoRunner())
+    runner = Mock(run=Mock(side_effect=SandboxUnavailable("no isolation passed the start-up probe")))
+    solution, trail, script = solve(PROBLEM, {**GOOD, "guess": "\\boxed{30}"}, runner=runner)
     assert (solution.answer, solution.verified, solution.best_guess) == (None, False, "30")
     assert solution.graph["L1"].status == "unverified" and solution.graph["FINAL"].status == "pending"
     assert "no isolation passed" in solution.why and "no isolation passed" in solution.graph["L1"].why
@@ -311,26 +302,23 @@ def test_parallel_equals_serial(changes):
     ]
 
 
-def unsure(text, door="escalate"):
-    return Completion(text, door=door)
-
-
 @pytest.mark.parametrize("door", ["escalate", "abort"])
 def test_a_proof_whose_verdict_says_so_is_asked_of_the_larger_model(door):
     above = Script({"prove L1": "3 * 3 = 9, surely"})
-    solution, trail, _ = solve(PROBLEM, {**GOOD, "prove L1": unsure("eight?", door)}, above=above)
+    solution, trail, _ = solve(PROBLEM, {**GOOD, "prove L1": Completion("eight?", door=door)}, above=above)
     assert solution.verified and solution.graph["L1"].proof == "3 * 3 = 9, surely"
     assert [key for key, _ in above.calls] == ["prove L1"]
     (risen,) = [item for item in trail.decisions if item.what == "escalate"]
     assert risen.state == {"lemma": "L1", "door": door, "model": "larger"}
     # without a larger model it is examined as it is
-    solution, trail, _ = solve(PROBLEM, {**GOOD, "prove L1": unsure(GOOD["prove L1"])})
+    solution, trail, _ = solve(PROBLEM, {**GOOD, "prove L1": Completion(GOOD["prove L1"], door="escalate")})
     assert solution.verified and "escalate" not in whats(trail)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_escalations_are_limited_in_the_order_of_the_plan(workers):
-    said = {**GOOD, **{key: unsure(GOOD[key]) for key in ("prove L1", "prove L2", "prove FINAL")}}
+    proofs = {key: reply for key, reply in GOOD.items() if key.startswith("prove")}
+    said = {**GOOD, **{key: Completion(reply, door="escalate") for key, reply in proofs.items()}}
     above = Script({"prove L1": "nine", "prove L2": "sixteen", "prove FINAL": "\\boxed{30}"})
     solution, trail, _ = solve(PROBLEM, said, above=above, escalations=1, workers=workers)
     assert solution.verified
@@ -352,11 +340,10 @@ def test_where_a_model_fails_the_larger_one_is_asked_or_the_run_ends():
 
 
 def test_earlier_graphs_are_gone_on_with_where_they_build_on_verified_lemmas():
-    said = {**GOOD, "code FINAL": FAILS}
-    first, _, _ = solve(PROBLEM, said, repairs=0, restructures=0)
-    script = Script({key: reply for key, reply in GOOD.items() if key.endswith("FINAL")})
-    solver = ALGSolver(ScriptedChat(script), SubprocessRunner(), desk=Desk(Trail()))
-    second = solver.solve(PROBLEM, LemmaGraph.from_dict(json.loads(json.dumps(first.graph.to_dict()))))
+    first, _, _ = solve(PROBLEM, {**GOOD, "code FINAL": FAILS}, repairs=0, restructures=0)
+    graph = LemmaGraph.from_dict(json.loads(json.dumps(first.graph.to_dict())))
+    said = {key: reply for key, reply in GOOD.items() if key.endswith("FINAL")}
+    second, _, script = solve(PROBLEM, said, graph=graph)
     assert second.answer == "30"
     assert {key.split()[1] for key, _ in script.calls} == {"FINAL"}
     graph = LemmaGraph(
@@ -366,14 +353,12 @@ def test_earlier_graphs_are_gone_on_with_where_they_build_on_verified_lemmas():
             Lemma("FINAL", "The answer is 30.", dependencies=("L2",)),
         )
     )
-    script = Script(GOOD)
-    solution = ALGSolver(ScriptedChat(script), SubprocessRunner(), desk=Desk(Trail())).solve(PROBLEM, graph)
+    solution, _, script = solve(PROBLEM, GOOD, graph=graph)
     assert solution.verified and script.counts["prove L2"] == 1
     assert replace(solution.graph["L1"], proof="", why="").status == "verified"
 
 
 @pytest.mark.parametrize("problem", ["", "  ", "x" * 9000])
 def test_a_problem_that_is_empty_or_too_long_is_refused(problem):
-    solver = ALGSolver(ScriptedChat([]), SubprocessRunner(), desk=Desk(Trail()))
     with pytest.raises(ValueError, match="1 to 8000 characters"):
-        solver.solve(problem)
+        solve(problem, {})

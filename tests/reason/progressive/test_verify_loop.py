@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -47,10 +48,10 @@ class Fake:
         return Completion(f"solution {seed % 1000}", Usage(1, 10, 5))
 
 
-def loop(chat, memory=None, config="FAST_TEST", limits=None, seed=3, **settings):
-    desk = Desk(Trail(), limits, seed)
+def loop(chat, memory=None, config="FAST_TEST", limits=None, seed=3, verifier=None, trail=None):
+    desk = Desk(trail or Trail(), limits, seed)
     manager = ProgressiveReasoningManager(config)
-    return VerifyLoop(Critique(PROBLEM), desk, chat, manager=manager, memory=memory, problem=PROBLEM, **settings)
+    return VerifyLoop(Critique(PROBLEM), desk, chat, verifier, manager=manager, memory=memory, problem=PROBLEM)
 
 
 def test_a_solution_that_stands_is_verified_at_every_level():
@@ -135,10 +136,8 @@ def interrupted(tmp_path, passes, crash, config="FAST_TEST"):
     whole = loop(ScriptedChat(Fake(passes)), config=config)
     expected = whole.run()
     memory = tmp_path / f"memory-{crash}.json"
-    first = loop(ScriptedChat(Fake(passes, crash)), memory, config)
     try:
-        report = first.run()
-        return report, expected, [], whole
+        return loop(ScriptedChat(Fake(passes, crash)), memory, config).run(), expected, [], whole
     except ChatFailed:
         pass
     # a crash ahead of the first solution leaves nothing to resume
@@ -196,26 +195,23 @@ def test_memory_from_before_progressive_states_loads_and_two_models_may_share_th
     assert report.solved and report.solution == "eight" and report.status["iteration"] == 8
     assert read_memory(memory).progressive is not None
     solver, verifier = ScriptedChat(["eight"], "small"), ScriptedChat(Fake(), "large")
-    desk = Desk(Trail())
-    manager = ProgressiveReasoningManager("FAST_TEST")
-    assert VerifyLoop(Critique(PROBLEM), desk, solver, verifier, manager=manager).run().solution == "eight"
+    assert loop(solver, verifier=verifier).run().solution == "eight"
     assert len(solver.calls) == 1 and len(verifier.calls) == 16
 
 
 def test_memory_that_does_not_fit_is_refused(tmp_path):
     memory = tmp_path / "memory.json"
-    cases = [
+    for content, named in (
         ({"problem": "another", "solution": "x"}, "another problem"),
-        ({"problem": PROBLEM, "seed": 9}, "seed 9"),
-        ({"problem": PROBLEM, "pickle": 1}, "pickle"),
-        ({"problem": PROBLEM, "usage": {"gold": 1}}, "gold"),
-        ({"problem": PROBLEM, "usage": {"calls": float("inf")}}, "usage.calls"),
-        ({"problem": PROBLEM, "usage": {"calls": -4}}, "usage.calls"),
-        ({"problem": PROBLEM, "progressive": {"config": 5, "state": {}}}, "progressive config"),
-        ({"problem": PROBLEM, "progressive": {"level": "low"}}, "config and state"),
-    ]
-    for content, named in cases:
-        memory.write_text(json.dumps({"seed": 3, **content}))
+        ({"seed": 9}, "seed 9"),
+        ({"pickle": 1}, "pickle"),
+        ({"usage": {"gold": 1}}, "gold"),
+        ({"usage": {"calls": float("inf")}}, "usage.calls"),
+        ({"usage": {"calls": -4}}, "usage.calls"),
+        ({"progressive": {"config": 5, "state": {}}}, "progressive config"),
+        ({"progressive": {"level": "low"}}, "config and state"),
+    ):
+        memory.write_text(json.dumps({"problem": PROBLEM, "seed": 3, **content}))
         with pytest.raises(ValueError, match=named):
             loop(ScriptedChat([]), memory).resume()
     memory.write_text("{")
@@ -233,9 +229,7 @@ def test_the_memory_is_replaced_whole(tmp_path, monkeypatch):
     with pytest.raises(ChatFailed):
         loop(ScriptedChat(Fake(crash=4)), memory).run()
     before = memory.read_bytes()
-    monkeypatch.setattr(
-        "sigma0.reason.progressive.memory.os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full"))
-    )
+    monkeypatch.setattr("sigma0.reason.progressive.memory.os.fsync", Mock(side_effect=OSError("disk full")))
     again = loop(ScriptedChat(Fake()), memory)
     again.resume()
     with pytest.raises(OSError, match="disk full"):
@@ -243,15 +237,11 @@ def test_the_memory_is_replaced_whole(tmp_path, monkeypatch):
     assert memory.read_bytes() == before
 
 
-def test_the_trail_is_written_as_it_comes(tmp_path):
-    path = tmp_path / "trail.jsonl"
+def test_the_trail_is_written_as_it_comes(path):
     seen = []
-    desk = Desk(Trail(path, seen.append), seed=3)
-    result = VerifyLoop(
-        Critique(PROBLEM), desk, ScriptedChat(Fake()), manager=ProgressiveReasoningManager("FAST_TEST"), problem=PROBLEM
-    )
-    result.run()
+    trail = Trail(path, seen.append)
+    loop(ScriptedChat(Fake()), trail=trail).run()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(lines) == len(seen) == len(desk.trail.lines) and lines[-1]["kind"] == "outcome"
+    assert len(lines) == len(seen) == len(trail.lines) and lines[-1]["kind"] == "outcome"
     with pytest.raises(ValueError, match="heading"):
         read_lines(path)

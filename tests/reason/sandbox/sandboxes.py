@@ -45,9 +45,6 @@ if box.unavailable is None:
 print(json.dumps(told))
 """
 
-MODULES = ("accounting", "cgroups", "execution", "inside", "isolation", "packing", "probe", "sandbox", "seccomp")
-MODULES += ("watching",)
-
 
 def folder_of_the_sandbox():
     """The files that the sandbox is made of, where any user can read them, without what the package imports."""
@@ -57,8 +54,8 @@ def folder_of_the_sandbox():
     for path in (package.parents[1] / "__init__.py", package.parent / "__init__.py", package / "__init__.py"):
         path.touch()
     here = Path(sys.modules["sigma0.reason.sandbox.sandbox"].__file__).parent
-    for name in MODULES:
-        shutil.copy(here / f"{name}.py", package)
+    for path in here.glob("[!_]*.py"):
+        shutil.copy(path, package)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755)
     return folder
@@ -111,9 +108,13 @@ class Sandboxed:
         return RunResult(**told["result"])
 
 
-# what each of some attempts comes to: "done", or the name of its error
+# what each of some attempts comes to: "done", or the name of its error; and calls that Python has no name for
 TRY = """
-import json, os
+import ctypes, json, os
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
 def attempt(action, *arguments):
     try:
         action(*arguments)

@@ -4,7 +4,8 @@ import resource
 import socket
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from select import epoll
 
 import pytest
@@ -33,18 +34,16 @@ def test_a_pipe_counts_once_whoever_holds_it():
     assert descriptor_bytes()[1] == before
 
 
-def test_a_socket_counts_as_what_its_buffers_may_hold(tmp_path):
+def test_a_socket_counts_as_what_its_buffers_may_hold():
     _, before = descriptor_bytes()
     one, other = socket.socketpair()
     counted = descriptor_bytes()[1] - before
     with one, other:
         one.setblocking(False)
-        try:
-            sent = 0
+        sent = 0
+        with suppress(BlockingIOError):
             while True:
                 sent += one.send(b"x" * 2**16)
-        except BlockingIOError:
-            pass
     assert 0 < 2 * sent <= counted
 
 
@@ -92,22 +91,9 @@ def test_what_a_process_takes_is_seen(code, least):
 
 
 def test_processes_are_seen_through_the_threads_that_started_them():
-    children = []
-
-    def start():
-        children.append(waiting_process(""))
-        wait.wait()
-
-    wait = threading.Event()
-    thread = threading.Thread(target=start)
-    thread.start()
-    while not children:
-        pass
-    assert children[0].pid in set(processes_of(os.getpid()))
-    wait.set()
-    thread.join()
-    with children[0]:
-        pass
+    # the thread of a pool lives until the pool is left
+    with ThreadPoolExecutor(1) as pool, pool.submit(waiting_process, "").result() as child:
+        assert child.pid in set(processes_of(os.getpid()))
 
 
 def test_processes_that_end_and_threads_that_follow_each_other_too_fast_are_told(monkeypatch):

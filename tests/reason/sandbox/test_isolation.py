@@ -7,31 +7,37 @@ from sigma0.reason.sandbox import isolation
 from sigma0.reason.sandbox.isolation import SandboxUnavailable, environment, interpreter_folders, root, spare_user
 
 
-def test_an_interpreter_whose_folder_holds_the_home_folder_is_refused(monkeypatch, tmp_path):
+@pytest.fixture
+def home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for prefix in (tmp_path, tmp_path / "home", Path("/")):
+    return tmp_path / "home"
+
+
+def prefixes(monkeypatch, own, base=None):
+    """Says that this interpreter lies there, or in an environment of another."""
+    for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
+        monkeypatch.setattr(sys, name, str(base or own if "base" in name else own))
+
+
+def test_an_interpreter_whose_folder_holds_the_home_folder_is_refused(monkeypatch, home):
+    for prefix in (home.parent, home, Path("/")):
         monkeypatch.setattr(sys, "prefix", str(prefix))
         with pytest.raises(SandboxUnavailable, match="holds Python and the home folder"):
             interpreter_folders()
 
 
-def test_folders_of_an_interpreter_are_named_once_and_the_systems_own_needs_none(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
-        path = "a" if "base" in name else "a/venv"
-        monkeypatch.setattr(sys, name, str(tmp_path / path))
-    assert interpreter_folders() == [str(tmp_path / "a")]
-    for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
-        monkeypatch.setattr(sys, name, "/usr")
+def test_folders_of_an_interpreter_are_named_once_and_the_systems_own_needs_none(monkeypatch, home):
+    folder = home.parent / "a"
+    prefixes(monkeypatch, folder / "venv", folder)
+    assert interpreter_folders() == [str(folder)]
+    prefixes(monkeypatch, "/usr")
     assert interpreter_folders() == []
 
 
-def test_a_folder_behind_a_link_is_there_under_both_names(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+def test_a_folder_behind_a_link_is_there_under_both_names(monkeypatch, tmp_path, home):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
-        monkeypatch.setattr(sys, name, str(tmp_path / "link"))
+    prefixes(monkeypatch, tmp_path / "link")
     real = str(tmp_path / "real")
     assert interpreter_folders() == [str(tmp_path / "link"), real]
     options = root(1000, [])

@@ -44,13 +44,6 @@ def test_within_half_a_step(claimed, other, same):
     assert same_number(claimed, other, 0.0) is same
 
 
-@pytest.mark.parametrize("other, same", [(96.0, True), (95.0, False), (105.0, True), (106.0, False)])
-def test_about_allows_a_share_of_what_is_known(other, same):
-    """Of 105 a twentieth is 5.25, of 95 4.75."""
-    assert same_number(Number(100.0, about=True), Number(other), 0.05) is same
-    assert not same_number(Number(100.0), Number(other), 0.05)
-
-
 @pytest.mark.parametrize("unit", ["%", "$", "EUR", "GBP", "JPY"])
 def test_a_bare_number_has_no_sign_of_money_or_shares_unless_it_stands_alone(unit):
     marked = replace(BARE, unit=unit)

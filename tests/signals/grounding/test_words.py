@@ -19,14 +19,8 @@ def test_stems(word, root):
 
 
 def test_possessives_stop_words_and_capitals_of_many_alphabets():
-    for word, bare in (
-        ("Bob's", "Bob"),
-        ("Bob\u2019s", "Bob"),
-        ("dogs'", "dogs"),
-        ("dogs\u2019", "dogs"),
-        ("Bobs", "Bobs"),
-    ):
-        assert without_possessive(word) == bare
+    for bare, words in (("Bob", ("Bob's", "Bob\u2019s")), ("dogs", ("dogs'", "dogs\u2019")), ("Bobs", ("Bobs",))):
+        assert [without_possessive(word) for word in words] == [bare] * len(words)
     assert is_stop("The") and is_stop("it\u2019s") and not is_stop("cat")
     assert words_of("I saw a-b 5 cats, x2 O'Neill") == ["saw", "a-b", "cats", "O'Neill"]
     assert set("AZÄÉΩ\u041c\u1e9e") <= set(CAPITAL) and not set("azäé5\u2160") & set(CAPITAL)
