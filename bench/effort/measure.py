@@ -71,12 +71,7 @@ class Ended:
 
 
 class Dice:
-    """Solves, verifies and corrects by chance, see `Rates`.
-
-    Args:
-        rates: The odds.
-        seed: Of the dice.
-    """
+    """Solves, verifies and corrects by chance, see `Rates`."""
 
     def __init__(self, rates: Rates, seed: int) -> None:
         self.rates = rates
@@ -130,11 +125,8 @@ def simulate(config: ProgressiveConfig, rates: Rates, seed: int) -> Ended:
 class WhereIs:
     """One question after a place.
 
-    Args:
-        item: The question, of the family `where`.
-
     Raises:
-        ValueError: For another family.
+        ValueError: For a question of another family than `where`.
     """
 
     def __init__(self, item: Item) -> None:

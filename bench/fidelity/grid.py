@@ -59,15 +59,10 @@ def plan(
     grid: Mapping[str, Sequence[float]],
     calibrated: ExitThresholds | None = None,
 ) -> list[Setting]:
-    """All settings to measure, full depth first.
+    """All settings to measure, full depth first, which is always among them.
 
-    Args:
-        modes: Some of `MODES`; full depth is always among them.
-        after: What becomes of the deeper loops. Where that changes nothing (`full`, `fixed`, the baselines), a mode
-            is measured once.
-        total_loops: T.
-        grid: Thresholds to use in place of those in `GRID`.
-        calibrated: Those of the model, each measured in its place beside the grid of its rule.
+    Where what becomes of the deeper loops changes nothing (`full`, `fixed`, the baselines), a mode is measured once. A
+    grid replaces thresholds of `GRID`; those that the model was calibrated to stand in their places beside it.
 
     Raises:
         ValueError: For an unknown mode, an empty list or a threshold out of range.

@@ -73,10 +73,8 @@ def check_effort(effort: str) -> Effort:
 def open_model(name: str, arguments: Mapping[str, Any]) -> Opened:
     """Loads a model as a harness's arguments say.
 
-    Args:
-        name: Shipped name, folder, or hub id.
-        arguments: `device`, `dtype` and `backend` as `sigma0.load` takes them, `effort`, and the exit setting: `exit`
-            for its mode, the rest by their names in `ExitConfig`. None counts as not given.
+    They are `device`, `dtype` and `backend` as `sigma0.load` takes them, `effort`, and the exit setting: `exit` for its
+    mode, the rest by their names in `ExitConfig`. None counts as not given.
 
     Raises:
         ValueError: For an unknown argument or a bad value.

@@ -1,7 +1,6 @@
 """`python -m sigma0.bench kernels`: time the kernels, print and store."""
 
 import json
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +10,12 @@ from rich.console import Console
 
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import ReportFile
-from sigma0.bench.core.output import BenchTable, tell_report
+from sigma0.bench.core.output import BenchTable, measuring, step_bar, tell_report
 from sigma0.bench.kernels.measure import SHAPE, WAYS, measure, pass_seconds
 from sigma0.bench.kernels.tune import products_of, write_table
 from sigma0.bench.kernels.tune import tune as tuned
 from sigma0.bench.speed.shapes import SHAPES
-from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.console import progress_bar
 from sigma0.commands.options import AsJson, StatedDtype, Threads
 from sigma0.kernels.row_product import TABLE
 from sigma0.models.load import resolve_device
@@ -39,8 +38,7 @@ def kernels(
     as_json: AsJson = False,
 ) -> None:
     """Microseconds and bandwidth of every kernel in Ouro-1.4B's shape, beside eager torch and torch.compile."""
-    torch.set_num_threads(threads)
-    with one_line_errors():
+    with measuring(threads):
         place = torch.device(resolve_device(device))
         if tune:
             _tune(shape, place, getattr(torch, dtype), seconds, out or TABLE, as_json)
@@ -54,10 +52,8 @@ def kernels(
         kind = getattr(torch, dtype)
         counts, columns = _numbers(rows), _numbers(contexts)
         passes = {count: pass_seconds(place, kind, count) for count in counts} if whole_pass else {}
-        total = len(counts) * (8 + len(columns))
-        with progress_bar("cases", total, hidden=as_json) as advance:
-            done = count(1)
-            copy, timings = measure(place, kind, counts, columns, names, passes, lambda: advance(next(done)))
+        with step_bar("cases", len(counts) * (8 + len(columns)), hidden=as_json) as advance:
+            copy, timings = measure(place, kind, counts, columns, names, passes, advance)
     report = {
         "shape": SHAPE,
         "device": device_name(place),

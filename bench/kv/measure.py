@@ -6,7 +6,6 @@ preempt one.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.bench.core.conditions import Conditions, Figure
+from sigma0.bench.core.conditions import Conditions, Figure, utc_now
 from sigma0.bench.core.rows import KVRow
 from sigma0.bench.speed.decoders import FULL, Ours, PromptedCache, median_figure
 from sigma0.calibrate.agreement import continue_alone, continue_in_full
@@ -92,17 +91,7 @@ def compare(
     free: int,
     on_text: Callable[[], None],
 ) -> KVRow:
-    """The row of a codec, without times.
-
-    Args:
-        model: The looped model.
-        computed: What it says without the codec.
-        kv: The codec.
-        conditions: What the row says of the run.
-        context: Ids of each prompt; 0 where each has its own length.
-        free: Prompts that are continued freely too.
-        on_text: Told of each text that was read.
-    """
+    """The row of a codec, without times: over what a model says without it, and over some prompts continued freely."""
     same, kl, moved, sizes = [], [], [], [text.new for text, _, _ in computed]
     for text, reference, depths in computed:
         result, current = _read(model, text, kv)
@@ -121,7 +110,7 @@ def compare(
     return KVRow.model_validate(
         {
             **conditions.model_dump(),
-            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "time": utc_now("seconds"),
             "codec": kv.codec,
             "bits": codec.bits,
             "group": kv.group,

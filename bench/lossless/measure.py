@@ -21,15 +21,9 @@ def measure_lossless(
     new_tokens: int,
     on_run: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
-    """Runs every rule under `verify` on every prompt.
+    """Runs every rule under `verify` on every prompt; `on_run` is told of `(len(configs) + 1) * len(prompts)` runs.
 
-    Args:
-        model: A looped model.
-        name: What it was loaded as.
-        prompts: Ids of the prompts.
-        configs: Exit rules; `redraft` is taken from them, `after_exit` is not.
-        new_tokens: New tokens of each prompt, at least 2; an end of text does not end it.
-        on_run: Told how many runs are done, of `(len(configs) + 1) * len(prompts)`.
+    `redraft` is taken from the rules, `after_exit` is not, and an end of text does not end it.
 
     Returns:
         The conditions, and `costs`, one for each rule over the tokens after each first, estimates with intervals: the

@@ -120,10 +120,7 @@ class Recipe:
     def run(self, quick: bool, inputs: Mapping[str, Path], scratch: Path) -> Any:
         """Runs it in a process of its own and gives its report, plain JSON values, or the text of a trail.
 
-        Args:
-            quick: Its quick part alone.
-            inputs: Where the files are that it reads.
-            scratch: An empty folder for what it writes on the way.
+        `inputs` says where the files are that it reads; what it writes on the way lies in the empty folder `scratch`.
 
         Raises:
             Failed: Naming the command and the end of what it printed.

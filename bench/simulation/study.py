@@ -11,11 +11,10 @@ from their prefixes, it would part more of them.
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any, Literal
 
-from sigma0.bench.core.conditions import git_commit
+from sigma0.bench.core.conditions import git_commit, utc_now
 from sigma0.bench.core.rows import SIMULATION_SIZES, SimulationRow, Tail, row_key
 from sigma0.bench.simulation.cluster import ROUTINGS, TOGETHER, Cluster, Router
 from sigma0.bench.simulation.inputs import Inputs, PassClock, percentiles, tail_of
@@ -86,7 +85,7 @@ class Fleets:
 
     def __init__(self, inputs: Inputs, digest: str) -> None:
         self.inputs, self.digest = inputs, digest
-        self.began = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.began = utc_now("seconds")
         versions = {"python": platform.python_version(), **{item: version(item) for item in _LIBRARIES}}
         # of the inputs, with the code and the libraries that simulate
         self.conditions = inputs.conditions.model_copy(update={"commit": git_commit(), "versions": versions})

@@ -5,9 +5,8 @@ from statistics import fmean
 
 from rich.console import Console
 
-from sigma0.bench.core.ledger import AnyRow
-from sigma0.bench.core.output import BenchTable
-from sigma0.bench.core.rows import SimulationRow, Tail
+from sigma0.bench.core.output import BenchTable, with_interval
+from sigma0.bench.core.rows import AnyRow, SimulationRow, Tail
 from sigma0.bench.simulation.cluster import TOGETHER
 from sigma0.bench.simulation.inputs import Check, tail_of
 from sigma0.calibrate.bootstrap import Estimate, ratio
@@ -104,7 +103,7 @@ def _ratio(mine: Sequence[Tail], others: Sequence[Tail]) -> str:
     if not mine or not others:
         return "-"
     result = over_runs([one / other for one, other in zip(p95(mine), p95(others), strict=True)])
-    return f"{result.value:.2f}" + (" ({:.2f} to {:.2f})".format(*result.interval) if len(mine) > 1 else "")
+    return with_interval(result, 2, 1, "") if len(mine) > 1 else f"{result.value:.2f}"
 
 
 def latest_simulation(rows: Sequence[AnyRow]) -> list[SimulationRow]:
@@ -163,7 +162,7 @@ def tables(rows: Sequence[SimulationRow]) -> list[BenchTable]:
     """All rows, and what keeping depths apart changes where that was simulated."""
     apart = BenchTable(APART_HEADINGS, apart_cells(rows), "SIMULATED: depths apart over depths together", LEFT)
     title = "SIMULATED, not measured; p50 / p95 / p99"
-    return [BenchTable(list(COLUMNS), [cells(row) for row in rows], title, LEFT), *([apart] if apart.rows else [])]
+    return [BenchTable.of(COLUMNS, rows, title, LEFT), *([apart] if apart.rows else [])]
 
 
 def whole(rows: Sequence[SimulationRow]) -> str:

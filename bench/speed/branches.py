@@ -93,17 +93,10 @@ def most_nodes(total_loops: int) -> int:
 
 
 class Branches(Decoder):
-    """Greedy decoding of one sequence by that rule.
-
-    Args:
-        model: The looped model.
-        ids: The prompt, `[1, S]`.
-        new_tokens: New tokens.
-        config: When a token proposes: `full`, `fixed`, `qexit` or `margin`.
-        second: Whether second branches open; without them this is `verify` without redrafts.
+    """Greedy decoding of one sequence `[1, S]` by that rule; without second branches this is `verify` without redrafts.
 
     Raises:
-        ValueError: For several sequences, or another rule.
+        ValueError: For several sequences, or another rule than `RULES`.
     """
 
     def __init__(self, model: Any, ids: Tensor, new_tokens: int, config: ExitConfig, second: bool) -> None:

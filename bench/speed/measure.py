@@ -3,7 +3,6 @@
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from statistics import median
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sigma0.bench.core.bandwidth import copy_bandwidth
-from sigma0.bench.core.conditions import Conditions
+from sigma0.bench.core.conditions import Conditions, utc_now
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.core.rows import Course, SpeedRow
 from sigma0.bench.fidelity.grid import threshold
@@ -98,17 +97,8 @@ def measure(
     on_step: Callable[[], object] = lambda: None,
     peer: Published | None = None,
 ) -> list[SpeedRow]:
-    """Times every way.
-
-    Args:
-        model: A looped model.
-        ids: The prompts, `[B, S]`, S at least 2, no pads.
-        plan: What is timed.
-        conditions: What the rows say of the run.
-        on_step: Told of each of `plan.steps`.
-        peer: The published code, where its way is among the plan's.
-    """
-    started = datetime.now(timezone.utc).isoformat()
+    """Times every way on prompts `[B, S]` without pads; `on_step` is told of each of `plan.steps`."""
+    started = utc_now()
     decoders = _decoders(model, ids, plan, peer)
     prompt_seconds = _read_prompts(decoders, plan, on_step)
     runs, peaks = _decode(decoders, plan, ids, on_step)

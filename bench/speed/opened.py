@@ -42,16 +42,9 @@ def open_model(
 def prompt_ids(
     looped: Any, tokenizer: Any, model: str, batch: int, context: int, new_tokens: int, split: str = "test"
 ) -> tuple[Tensor, str]:
-    """Prompts `[B, S]` and where they come from.
+    """Prompts `[B, S]` of `context` ids each, with room for new tokens, and where they come from.
 
-    Args:
-        looped: The model.
-        tokenizer: Its tokenizer; None for random weights.
-        model: What it was loaded as.
-        batch: B.
-        context: S.
-        new_tokens: New tokens that there must be room for.
-        split: Of the questions; random ids of another split than "test" have another seed.
+    Random weights have no tokenizer; their ids of another split than "test" have another seed.
 
     Raises:
         ValueError: If there is none.

@@ -29,11 +29,7 @@ from sigma0.models.cache_name import given_cache, named_cache
 
 
 class StockLoopedModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """A looped model as transformers' users write one.
-
-    Args:
-        looped: The model whose modules are used.
-    """
+    """A looped model as transformers' users write one, of the modules of ours."""
 
     config_class = OuroConfig
     _supports_sdpa = True
@@ -111,13 +107,7 @@ class Stock(Decoder):
 
     `generate(cache_implementation="static")` reads the prompt with the plain forward and calls the compiled one for
     every token after the first. On accelerators it compiles by itself; elsewhere only where the compile settings say
-    so. The first run compiles.
-
-    Args:
-        model: The looped model.
-        ids: The prompt, `[B, S]`.
-        new_tokens: New tokens.
-        backend: Of `torch.compile`, for a static cache; None for one that grows, without it.
+    so. The first run compiles. Without a `backend` of `torch.compile` the cache grows.
     """
 
     def __init__(self, model: Any, ids: Tensor, new_tokens: int, backend: str | None = None) -> None:
@@ -161,12 +151,6 @@ class Stock(Decoder):
 class Published(Decoder):
     """Published code at full depth, as its own `generate` calls it; the process waits between requests.
 
-    Args:
-        process: Of `published_process.py`.
-        model: The looped model whose weights it holds, for counts.
-        ids: The prompts, `[B, S]`.
-        new_tokens: New tokens of each.
-
     Attributes:
         versions: Of the libraries of that Python.
     """
@@ -207,14 +191,9 @@ class Published(Decoder):
 
 @contextmanager
 def published(model: Any, ids: Tensor, new_tokens: int, python: str, code: Path) -> Iterator[Published]:
-    """Published code that holds a model's weights, in a process that ends with this context.
+    """Published code that holds a model's weights, in a process of that `python` that ends with this context.
 
-    Args:
-        model: A looped model with weights of floats.
-        ids: The prompts, `[B, S]`.
-        new_tokens: New tokens of each.
-        python: Interpreter that has the libraries of the code.
-        code: Folder with the code and a `config.json` whose `auto_map` names its classes. It is run.
+    The folder `code` has the code, which is run, and a `config.json` whose `auto_map` names its classes.
 
     Raises:
         ValueError: If the weights are quantised, the folder has no such file, or the code does not run.

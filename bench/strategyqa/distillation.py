@@ -8,8 +8,9 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
+from pydantic import Field, TypeAdapter, field_validator
 
+from sigma0.bench.core.conditions import Strict
 from sigma0.bench.strategyqa.items import Item, read_json
 from sigma0.bench.strategyqa.level import Prediction
 from sigma0.bench.strategyqa.workflow import Function, Template, WorkflowTrace, check_parts, function_of, is_pattern
@@ -23,10 +24,8 @@ _CALL = r"Calling \w+\(.*\)\.\.\.\n\.\.\.\w+ returned .*\n"
 _FORM = re.compile(rf'>>> strategy_qa\(".*"\)\n(?:{_CALL})+Final answer: (?:Yes|No)\n')
 
 
-class Demonstration(BaseModel):
+class Demonstration(Strict, strict=True):
     """A trace of an item that is shown to a model, in the form of `prompted.DEMONSTRATION`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     qid: str
     text: str
@@ -64,8 +63,7 @@ def distil_demonstrations(rows: Rows, most: int = MOST) -> list[Demonstration]:
 def distil_template(rows: Rows) -> Template:
     """The most common pattern of right and audited traces; of equally common ones the shortest.
 
-    Args:
-        rows: As of `distil_demonstrations`; of a level that only plans its steps (L5) the plans are taken.
+    Of a level that only plans its steps (L5) the plans are taken.
 
     Raises:
         ValueError: If there is none, or a right prediction has no trace that can be read.

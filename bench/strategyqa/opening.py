@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
 import typer
-from pydantic import BaseModel, ConfigDict
 
-from sigma0.bench.core.conditions import settings_sha256, weights_sha256
+from sigma0.bench.core.conditions import Strict, settings_sha256, weights_sha256
 from sigma0.bench.core.options import AnswerTokens
 from sigma0.bench.strategyqa.adaptive import Route
 from sigma0.bench.strategyqa.asking import MAX_TOKENS, AnswerCache, AskSettings
@@ -95,10 +94,8 @@ class Opened:
         return sha256(repr([asked.identity, asked.settings, self.items, self.train, contents]).encode()).hexdigest()
 
 
-class Opening(BaseModel):
+class Opening(Strict):
     """How a run is opened: what the command line says, by which workers open it again; each field is an option."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     data: Annotated[
         str, typer.Option(help="Folder of train.json and dev.json, a dataset's hub id, or world: the micro-world.")

@@ -22,10 +22,6 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
     twice the lower tail of that binomial distribution, at most 1. Whole numbers are summed, so that nothing is rounded
     before the last division. No item that differs gives 1.
 
-    Args:
-        first: Whether the first level is right, by item; a miss is wrong.
-        second: The same of the second, in the same order.
-
     Raises:
         ValueError: If they are not of the same items: of different lengths, or empty.
     """

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
+from pydantic import ConfigDict, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass as checked
 
+from sigma0.bench.core.conditions import Strict
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.items import Item, read_json
 from sigma0.bench.strategyqa.level import FORM, Prediction, Question, has_words, numbered, read, start
@@ -22,10 +23,8 @@ from sigma0.errors import needs_extra
 TOP_K = 3
 
 
-class Paragraph(BaseModel):
+class Paragraph(Strict, strict=True):
     """A paragraph of an article, in the form of the published file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     title: str
     section: str | None = None
@@ -315,10 +314,7 @@ def read_fact(text: str, step: str) -> tuple[str | None, str | None]:
 
 
 def fill(part: str, results: Sequence[Value]) -> tuple[str, tuple[int, ...]]:
-    """Puts answers in for `#1`, `#2`, ...
-
-    Returns:
-        The text, and the places of the answers in it, from 0.
+    """Puts answers in for `#1`, `#2`, ...; the text, and the places of the answers in it, from 0.
 
     Raises:
         ValueError: For a number that no answer has.
