@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sigma0.calibrate.bootstrap import Estimate
+from sigma0.calibrate.bootstrap import Estimate, ratio
 from sigma0.checkpoints import shipped_models
 from sigma0.errors import one_line
 from sigma0.models.hf_generate import DepthGenerationMixin
@@ -67,12 +67,15 @@ class Figure(Strict):
         return self
 
 
-def weights_sha256(name: str) -> str:
-    """Digest of a checkpoint's weights, as `Conditions.model_sha256` says.
+def mean_of(values: Sequence[float]) -> Estimate:
+    """A mean and its interval by Student's t; of one value that value."""
+    result = ratio(values, [1.0] * len(values))
+    assert result is not None
+    return result
 
-    Raises:
-        ValueError: If no safetensors file is there.
-    """
+
+def weights_sha256(name: str) -> str:
+    """Digest of a checkpoint's weights, as `Conditions.model_sha256` says."""
     files = sorted(checkpoint_folder(name).glob("*.safetensors"))
     if not files:
         raise ValueError(f"{name!r} has no *.safetensors file")
@@ -227,11 +230,7 @@ def library_versions() -> dict[str, str]:
 def git_commit() -> str | None:
     """The commit of the code that runs, with "+" and a digest after it where sources differ from it.
 
-    Returns:
-        None outside a repository, or where these sources are not part of it.
-
-    Raises:
-        ValueError: If git refuses to tell.
+    None outside a repository, or where these sources are not part of it; a ValueError where git refuses to tell.
     """
     if shutil.which("git") is None:
         return None
@@ -313,11 +312,7 @@ class Provenance(Strict):
     def here(
         cls, command: str, models: Sequence[str], inputs: Mapping[str, Path] = {}, threads: int = 1
     ) -> "Provenance":
-        """That of a command that has just ended on the CPU of this machine, with the models, files and folders it read.
-
-        Raises:
-            ValueError: Outside a repository: a report of unknown code is none.
-        """
+        """That of a command that has ended on the CPU of this machine, with the models, files and folders it read."""
         commit = git_commit()
         if commit is None:
             raise ValueError("the commit of these sources is unknown: write reports in a clone of the repository")

@@ -26,11 +26,7 @@ def row_schema() -> dict[str, Any]:
 
 
 def parse_row(line: str | bytes) -> AnyRow:
-    """One line of a ledger.
-
-    Raises:
-        ValidationError: If it is no row.
-    """
+    """One line of a ledger."""
     return _ROW.validate_json(line)
 
 
@@ -61,10 +57,7 @@ def append_rows(path: Path, rows: Iterable[AnyRow]) -> None:
 
 
 def append_row(path: Path, row: AnyRow) -> bool:
-    """Adds a row, whole, unless its run holds one of the same key.
-
-    Returns:
-        Whether it was added: another process may have measured the same meanwhile.
+    """Adds a row, whole, and says whether it did: not if its run holds one of the same key, perhaps of another process.
 
     Raises:
         ValueError: If the ledger holds a line that is no row.
@@ -84,10 +77,6 @@ def repair(path: Path) -> bytes:
 
 
 def check_ledger(path: Path) -> None:
-    """To be called before time is spent on what is to be appended: cuts off a half-written last line, reads the rest.
-
-    Raises:
-        ValueError: As `read_rows`.
-    """
+    """Cuts off a half-written last line and reads the rest, before time is spent on what is to be appended."""
     repair(path)
     read_rows(path)

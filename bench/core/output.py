@@ -79,6 +79,12 @@ class BenchTable:
         """A line for each of some objects, out of what makes the cell of each column."""
         return cls(tuple(columns), [[cell(row) for cell in columns.values()] for row in rows], title, left)
 
+    @classmethod
+    def under(cls, headings: str, lines: Iterable[Sequence[str]], left: int = 1) -> "BenchTable":
+        """Lines under headings that are separated by bars, as in Markdown; so many columns stand left."""
+        names = headings.split(" | ")
+        return cls(names, list(lines), left=names[:left])
+
     def is_left(self, heading: str) -> bool:
         """Whether a column is aligned left."""
         return heading in (self.headings[:1] if self.left is None else self.left)

@@ -73,11 +73,7 @@ class ReplayRule(ExitRule):
 
 @contextmanager
 def replaying(model: Any, trace: Trace) -> Iterator[None]:
-    """Lets a model's tokens go the way of a trace, whatever exit rule it is called with.
-
-    Raises:
-        ValueError: If the trace is for another number of loops.
-    """
+    """Lets a model's tokens go the way of a trace, whatever exit rule it is called with."""
     if trace.total_loops != model.num_loops:
         raise ValueError(f"the trace is for {trace.total_loops} loops, the model has {model.num_loops}")
     model.exit_rule = partial(ReplayRule, trace)

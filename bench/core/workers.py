@@ -107,11 +107,7 @@ class Pool:
     ) -> list[Any]:
         """Does all items, each by itself, but for those whose results were kept; `advance` is told how many are done.
 
-        Returns:
-            The results, in the order of the items, as JSON gives them back.
-
-        Raises:
-            WorkerLost: If a worker dies over the same item twice.
+        The results come as JSON gives them back. A worker that dies over the same item twice is a `WorkerLost`.
         """
         keys = [key_of(function, item) for item in items]
         known = {} if kept is None else kept.results
@@ -195,11 +191,7 @@ def keeping_pool(path: Path, what: str, workers: int, cpus: int, gpus: int) -> I
 
 
 def check_room(machines: Sequence[Mapping[str, float]], cpus: int, gpus: int) -> None:
-    """Refuses what Ray would wait for without end.
-
-    Raises:
-        ValueError: If no machine of a cluster has as many CPUs and GPUs as a worker takes.
-    """
+    """Refuses what Ray would wait for without end: CPUs and GPUs of a worker that no machine of a cluster has."""
     if not any(has.get("CPU", 0) >= cpus and has.get("GPU", 0) >= gpus for has in machines):
         raise ValueError(
             f"a worker takes {cpus} CPUs and {gpus} GPUs, and no machine of the cluster has them: "

@@ -123,11 +123,7 @@ def simulate(config: ProgressiveConfig, rates: Rates, seed: int) -> Ended:
 
 
 class WhereIs:
-    """One question after a place.
-
-    Raises:
-        ValueError: For a question of another family than `where`.
-    """
+    """One question after a place."""
 
     def __init__(self, item: Item) -> None:
         if item.family != "where":

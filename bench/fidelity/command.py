@@ -20,7 +20,16 @@ from sigma0.bench.fidelity.runs import do_item
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.commands.console import progress_bar
-from sigma0.commands.options import KV, Device, ModelArgument, Quantization, Recurrence, StatedDtype, Stride
+from sigma0.commands.options import (
+    KV,
+    Device,
+    ModelArgument,
+    Quantization,
+    Recurrence,
+    StatedDtype,
+    Stride,
+    check_known,
+)
 from sigma0.config import AfterExit, ExitConfig
 from sigma0.errors import one_line
 from sigma0.models.load import load
@@ -114,7 +123,6 @@ def _spread(
 
 
 def _prompts(source: str, n: int) -> tuple[list[Prompt], str]:
-    """The prompts, and where they come from."""
     if source == TASK:
         return list(micro_world(n)), f"{TASK}, test split, seed 0"
     result = list(islice(read_prompts(Path(source)), n))
@@ -126,8 +134,7 @@ def _prompts(source: str, n: int) -> tuple[list[Prompt], str]:
 def _after(text: str) -> list[AfterExit]:
     known = get_args(AfterExit)
     for name in text.split(","):
-        if name not in known:
-            raise ValueError(f"no such setting of after_exit: {name!r}; there are {', '.join(known)}")
+        check_known("setting of after_exit", name, known)
         # Told here, before anything is measured, if it cannot be had.
         ExitConfig(after_exit=cast(AfterExit, name))
     return [cast(AfterExit, name) for name in dict.fromkeys(text.split(","))]

@@ -189,10 +189,15 @@ class Bench:
             ours.append((len(mine[0].ids), median(run.seconds for run in mine)))
         speeds = np.array(ours)  # [N, tokens and seconds]
         others = np.array(theirs)
-        speed = float(speeds[:, 0].sum() / speeds[:, 1].sum())
+
+        def rate(timed: NDArray[np.float64]) -> float:
+            tokens, seconds = timed.sum(0)
+            return float(tokens / seconds)
+
         if setting.mode == "full":
-            return speed, None
-        return speed, Figure.of(bootstrap(lambda drawn: _speed_ratio(speeds[drawn], others[drawn]), len(ours)))
+            return rate(speeds), None
+        ratio_of = bootstrap(lambda drawn: rate(speeds[drawn]) / rate(others[drawn]), len(ours))
+        return rate(speeds), Figure.of(ratio_of)
 
 
 def open_bench(
@@ -210,12 +215,6 @@ def open_bench(
     texts = [ForcedText((*prompt, *run.ids), len(run.ids)) for prompt, run in zip(prompts, full, strict=True)]
     readings = doing.read(texts, {item.key: replace(item.config, after_exit="finish") for item in settings})
     return Bench(model, tokenizer, conditions, prompts, answers, texts, readings, full, doing)
-
-
-def _speed_ratio(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> float:
-    """Tokens a second over tokens a second, from `[N, tokens and seconds]`."""
-    mine, full = ours.sum(0), theirs.sum(0)
-    return float((mine[0] / mine[1]) / (full[0] / full[1]))
 
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -160,7 +160,6 @@ def _readings(output: Any) -> LoopReadings:
 
 @lru_cache(maxsize=1)
 def _model(loaded: str) -> Any:
-    """The model of a worker, loaded once."""
     output = json.loads(loaded)
     torch.set_num_threads(output["threads"])
     return load(output["name"], **output["options"])[0]

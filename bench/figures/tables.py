@@ -67,6 +67,7 @@ def blocks(results: Results) -> dict[str, dict[str, str]]:
     front = fidelity_runs(results)["pocket-large"]
     inputs, _ = read_inputs(results.root / "bench" / "results" / "simulation-inputs.json")
     mark = stale_mark({front[0].model: front[0].model_sha256})
+    ended = [[text["kind"], f"{text['ended']}", f"{text['texts']}"] for text in results.json("collapse")["texts"]]
     return {
         "README.md": {"headline": marked(headline_table(results), mark)},
         "weights.md": cards,
@@ -77,7 +78,7 @@ def blocks(results: Results) -> dict[str, dict[str, str]]:
         "serve/README.md": {"never": never_table(never_rows(results.rows))},
         "serve/vllm/README.md": {"drafts": vllm_table([row for row in results.rows if isinstance(row, VllmRow)])},
         "sigma0/signals/README.md": {
-            "collapse": marked(collapse_table(results.json("collapse")["texts"]), results.stale("collapse")),
+            "collapse": marked(_table("text | ended | of", ended), results.stale("collapse")),
             "grounding": grounding_table(results.json("grounding")["detections"]),
         },
     }
@@ -125,8 +126,7 @@ def headline_table(results: Results) -> str:
 
 
 def _table(headings: str, lines: Sequence[Sequence[str]], left: int = 1) -> str:
-    names = headings.split(" | ")
-    return BenchTable(names, lines, left=names[:left]).markdown()
+    return BenchTable.under(headings, lines, left).markdown()
 
 
 def pass_table(results: Results) -> str:
@@ -170,11 +170,6 @@ def vllm_table(rows: Sequence[VllmRow]) -> str:
         if row.time == last and row.way != "vllm"
     ]
     return _table("way | clients | tokens/s over vLLM's, least to greatest", lines)
-
-
-def collapse_table(texts: Sequence[Mapping[str, Any]]) -> str:
-    """Which texts the default of `on_collapse` ended."""
-    return _table("text | ended | of", [[t["kind"], f"{t['ended']}", f"{t['texts']}"] for t in texts])
 
 
 def grounding_table(detections: Sequence[Mapping[str, Any]]) -> str:

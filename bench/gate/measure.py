@@ -141,9 +141,6 @@ def compare_rules(
         For each rule of `GRIDS` its settings, the share of all teacher-forced tokens with full depth's argmax at the
         exit (`agreement`) and of answer tokens alone, the mean exit `depth` of these, and `free` runs beside full
         depth; None where none of its thresholds reaches the target, an agreement on answer tokens.
-
-    Raises:
-        ValueError: On the calibration split, or a target outside (0, 1].
     """
     _check_measured_split(split)
     if not 0 < target <= 1:

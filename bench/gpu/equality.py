@@ -155,11 +155,7 @@ def _with_pdl(switch: str, model: Any, ids: Tensor, config: ExitConfig, new_toke
 
 
 def equality(device: str, shapes: Sequence[str], passes: int, out: Path) -> None:
-    """Writes what `compare` finds as JSON.
-
-    Raises:
-        AssertionError: Naming the pairs whose bits differ and must not.
-    """
+    """Writes what `compare` finds as JSON; an AssertionError names the pairs whose bits differ and must not."""
     result = compare(device, shapes, passes)
     out.write_text(json.dumps(result, indent=1) + "\n")
     differ = [

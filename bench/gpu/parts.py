@@ -122,11 +122,7 @@ def parts(sizes: dict[str, Any], out: Path) -> list[Part]:
 
 
 def named(every: Sequence[Part], names: str) -> list[Part]:
-    """Parts by their names, parted by commas; "" for all.
-
-    Raises:
-        ValueError: For a name that no part has.
-    """
+    """Parts by their names, parted by commas; "" for all."""
     if not names:
         return list(every)
     by_name = {part.name: part for part in every}

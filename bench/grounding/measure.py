@@ -25,11 +25,7 @@ class Case:
 
 
 def read_facts(path: Path) -> list[tuple[str, ...]]:
-    """The facts of each question of a StrategyQA file.
-
-    Raises:
-        ValueError: If the file is none.
-    """
+    """The facts of each question of a StrategyQA file."""
     items = json.loads(path.read_text())
     if not isinstance(items, list) or not all(isinstance(item, dict) and "facts" in item for item in items):
         raise ValueError(f"{path} is no list of items with facts")

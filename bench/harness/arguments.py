@@ -51,20 +51,12 @@ class Opened:
         return self.loaded.tokenizer
 
     def exit_at(self, effort: str | None = None) -> ExitConfig:
-        """The exit setting in force; no effort takes the model's own.
-
-        Raises:
-            ValueError: For an effort that a looped model does not have.
-        """
+        """The exit setting in force; no effort takes the model's own."""
         return exit_for(self.effort if effort is None else check_effort(effort), self.exit_config, self.model.num_loops)
 
 
 def check_effort(effort: str) -> Effort:
-    """The effort, once it is sure that it is one.
-
-    Raises:
-        ValueError: Naming those there are.
-    """
+    """The effort, once it is sure that it is one."""
     if effort not in get_args(Effort):
         raise ValueError(f"a looped model knows the efforts {', '.join(get_args(Effort))}, got {effort!r}")
     return cast(Effort, effort)

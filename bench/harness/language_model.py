@@ -198,11 +198,7 @@ class Sigma0LM(LM):  # type: ignore[misc]
 
 
 def write_settings(asked: Mapping[str, Any], model: Sigma0LM) -> WriteSettings:
-    """A task's generation settings.
-
-    Raises:
-        ValueError: For anything else.
-    """
+    """A task's generation settings."""
     unknown = sorted(set(asked) - {"until", "do_sample", *LENGTHS, *SAMPLING})
     if unknown:
         raise ValueError(f"sigma0 writes without {', '.join(unknown)}: take it out of the task's generation_kwargs")

@@ -215,11 +215,7 @@ class SampleFile:
         return None if result is None else result.sample
 
     def all_of(self, run: Run, problems: list[Problem]) -> list[list[Sample]]:
-        """The samples of a run, for each of its problems.
-
-        Raises:
-            ValueError: If some are missing.
-        """
+        """The samples of a run, for each of its problems."""
         result = [[self.find(run, problem, number) for number in range(run.samples)] for problem in problems]
         whole = [[sample for sample in row if sample is not None] for row in result]
         there, needed = sum(map(len, whole)), run.conditions.n * run.samples

@@ -1,6 +1,8 @@
 """`python -m sigma0.bench kernels`: time the kernels, print and store."""
 
 import json
+from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,15 +91,11 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _print(report: dict[str, Any]) -> None:
     copy = report["copy_gigabytes_per_second"]
     title = f"{report['shape']}, {report['dtype']}, {report['device']}; a copy moves {copy:.0f} GB/s"
-    headings = ("kernel", "size", "way", "us", "GB/s", "of a copy", "of a pass")
-    cells = [
-        (
-            *(timing[name] for name in headings[:3]),
-            f"{timing['microseconds']:.1f}",
-            f"{timing['gigabytes_per_second']:.0f}",
-            f"{timing['of_a_copy']:.0%}",
-            "" if timing["of_a_pass"] is None else f"{timing['of_a_pass']:.1%}",
-        )
-        for timing in report["timings"]
-    ]
-    Console().print(BenchTable(headings, cells, title, left=headings[:3]).rich())
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        **{name: itemgetter(name) for name in ("kernel", "size", "way")},
+        "us": lambda timing: f"{timing['microseconds']:.1f}",
+        "GB/s": lambda timing: f"{timing['gigabytes_per_second']:.0f}",
+        "of a copy": lambda timing: f"{timing['of_a_copy']:.0%}",
+        "of a pass": lambda timing: "" if timing["of_a_pass"] is None else f"{timing['of_a_pass']:.1%}",
+    }
+    Console().print(BenchTable.of(columns, report["timings"], title, tuple(columns)[:3]).rich())

@@ -96,9 +96,6 @@ def search(
     """Times tilings, the first ones first, until the time is up as `now` tells it, at least the first of them.
 
     `time_of` gives microseconds, None where one cannot run or is wrong; `prepare` is told of those that are timed next.
-
-    Raises:
-        ValueError: If none of them runs.
     """
     timed: dict[Tiling, float] = {}
     for place in range(0, len(result), _CHUNK):

@@ -88,11 +88,6 @@ def kv(
 
 
 def _contexts(text: str, most: int) -> list[int]:
-    """The contexts of an option.
-
-    Raises:
-        ValueError: For one that is no number, or more than the model's positions.
-    """
     result = []
     for part in dict.fromkeys(text.split(",")):
         if not part.strip().isdigit() or not 0 <= int(part) <= most:

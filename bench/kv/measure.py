@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sigma0.bench.core.conditions import Conditions, Figure, utc_now
 from sigma0.bench.core.rows import KVRow
-from sigma0.bench.speed.decoders import FULL, Ours, PromptedCache, median_figure
+from sigma0.bench.speed.decoders import FULL, Ours, PromptedCache, median_figure, turns
 from sigma0.calibrate.agreement import continue_alone, continue_in_full
 from sigma0.calibrate.bootstrap import clustered_share, ratio
 from sigma0.calibrate.kv import coded_share
@@ -34,11 +34,7 @@ COMPUTED, NEW_TOKENS, COMPARED = 4, 16, 4
 
 
 def at_context(prompts: Sequence[tuple[int, ...]], context: int, n: int) -> list[tuple[int, ...]]:
-    """`n` prompts of `context` ids, each the last ids of some prompts in a row; 0 leaves every prompt as it is.
-
-    Raises:
-        ValueError: If there are too few.
-    """
+    """`n` prompts of `context` ids, each the last ids of some prompts in a row; 0 leaves every prompt as it is."""
     if not context:
         return list(prompts[:n])
     rows = [tuple(chain(*prompts[row::n]))[-context:] for row in range(n)]
@@ -136,13 +132,11 @@ def times(
     config = model.resolve_exit_config(None)
     ways = [FULL_KV, *codecs]
     seconds = np.zeros((len(ways), rounds + 1))
-    for number in range(rounds + 1):
-        for place in range(len(ways)):
-            way = (place + number) % len(ways)
-            with stored_in(model, ways[way]):
-                seconds[way, number] = Ours(PromptedCache(model, ids, new_tokens), config, None).decode().seconds
-            on_round()
-    plain, *others = seconds[:, 1:]  # the first round warms up
+    for number, way in turns(range(len(ways)), rounds):
+        with stored_in(model, ways[way]):
+            seconds[way, number] = Ours(PromptedCache(model, ids, new_tokens), config, None).decode().seconds
+        on_round()
+    plain, *others = seconds[:, 1:]
     return [
         {
             "timed_context": ids.shape[1],

@@ -17,7 +17,7 @@ from sigma0.bench.ladder.measure import answer_settings, at_cost, measure, token
 from sigma0.bench.ladder.tables import draw_ladder, setting_name, shown
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
-from sigma0.commands.options import Threads
+from sigma0.commands.options import Threads, check_known
 from sigma0.ladder import Rung
 from sigma0.models.load import load, load_causal
 
@@ -55,8 +55,7 @@ def ladder(
 ) -> None:
     """Accuracy against cost of handing up, beside both models alone, chance, and entropy alone."""
     with measuring(threads):
-        if unit not in UNITS:
-            raise ValueError(f"no such unit: {unit!r}; there are {', '.join(UNITS)}")
+        check_known("unit", unit, UNITS)
         config = parsed_exit(exit_config)
         below = load(small, dtype="float32")
         lower = Rung.local(*below, Path(small).name, config)
@@ -105,7 +104,6 @@ def _prompts(source: str, n: int, seed: int, hard: bool) -> dict[str, tuple[list
 
 
 def _print(rows: Sequence[LadderRow]) -> None:
-    """The rows as a table, and of each curve the setting that was chosen, beside the other curves at its cost."""
     console = Console()
     reported = [row for row in rows if row.part == "report"]
     console.print(BenchTable.of(COLUMNS, reported, "cost and time: of the larger model's alone").rich())

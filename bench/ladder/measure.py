@@ -88,9 +88,6 @@ def measure(
     question that goes to one of the models by lot is what a router has to beat that runs one; it stands in the mean
     over all lots. Without known answers that one is right which the large model alone gives. All rows have what is
     `shared`; `on_answer` is called after each of `len(prompts) * (1 + len(settings))` answers.
-
-    Raises:
-        ValueError: If some prompts have answers and some have none.
     """
     if len({prompt.answer is None for prompt in prompts}) > 1:
         raise ValueError("some prompts have an answer and some have none: give it to all of them, or to none")

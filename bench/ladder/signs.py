@@ -77,11 +77,7 @@ def read_signs(
 def score(
     signs: Floats, differs: npt.NDArray[np.bool_], prompt_of: npt.NDArray[np.int64], resamples: int = 400
 ) -> dict[str, Sign]:
-    """The figures of each sign and of all of them together.
-
-    Raises:
-        ValueError: If all tokens agree, or none does.
-    """
+    """The figures of each sign and of all of them together."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
     from sklearn.model_selection import GroupKFold, cross_val_predict

@@ -31,9 +31,6 @@ def measure_lossless(
         to its exit; the `rows`, and those that the head read, over full depth's; the share of the tokens `accepted`,
         which were proposed and stood, or were read at loop T in the first place. Beside them the share of the texts
         that are `identical` to full depth's, and the passes `simulated` from argmax traces.
-
-    Raises:
-        ValueError: For fewer than 2 new tokens.
     """
     if new_tokens < 2:
         raise ValueError(f"{new_tokens} new tokens: at least 2, since the first comes with the prompt")

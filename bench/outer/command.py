@@ -105,11 +105,7 @@ def outer(
 
 
 def choose(names: str) -> dict[str, Way]:
-    """Some of the loops, by names separated by semicolons, since some hold commas; all for none.
-
-    Raises:
-        ValueError: For a name that there is not.
-    """
+    """Some of the loops, by names separated by semicolons, since some hold commas; all for none."""
     known = loops()
     wanted = [name.strip() for name in names.split(";") if name.strip()] or list(known)
     unknown = [name for name in wanted if name not in known]

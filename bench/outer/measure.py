@@ -6,7 +6,7 @@ from functools import reduce
 from itertools import count, islice
 from random import Random
 
-from sigma0.bench.core.conditions import Conditions, Figure
+from sigma0.bench.core.conditions import Conditions, Figure, mean_of
 from sigma0.bench.core.rows import LevelRates, OuterRow
 from sigma0.bench.outer.ways import Answered, Check, Learned, Way, vote
 from sigma0.bench.pocket.evaluate import HARD
@@ -14,7 +14,7 @@ from sigma0.bench.pocket.forms import in_form
 from sigma0.bench.pocket.items import Item
 from sigma0.bench.pocket.world import draw
 from sigma0.bench.strategyqa.statistics import mcnemar
-from sigma0.calibrate.bootstrap import clustered_share, ratio, share
+from sigma0.calibrate.bootstrap import clustered_share, share
 from sigma0.checkpoints.about import Form
 from sigma0.reason.desk import Desk
 from sigma0.reason.forms import FORMS
@@ -105,7 +105,7 @@ def to_row(
         right=_share(one.right for one in results),
         accepted_wrong=_share(one.accepted and not one.right for one in results),
         accepted=_share(one.accepted for one in results),
-        passes=Figure.known(ratio([asked.passes(one) for one in results], [1.0] * n)),
+        passes=Figure.known(mean_of([asked.passes(one) for one in results])),
         cost=asked.cost(results),
         calls=sum(one.calls for one in used) / n,
         prompt_tokens=sum(one.prompt_tokens for one in used) / n,
@@ -141,7 +141,7 @@ def level_rates(checks: Sequence[Sequence[Check]]) -> dict[Level, LevelRates]:
 def difference(first: Sequence[Answered], second: Sequence[Answered]) -> Figure:
     """Share that the first has right less that of the second; by Student's t over their paired differences."""
     paired = [float(one.right) - float(other.right) for one, other in zip(first, second, strict=True)]
-    return Figure.known(ratio(paired, [1.0] * len(paired)))
+    return Figure.known(mean_of(paired))
 
 
 def _share(flags: Iterable[bool]) -> Figure:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sigma0.bench.core.conditions import Conditions, Figure, utc_now
 from sigma0.bench.core.rows import QuantizationRow
 from sigma0.bench.fidelity.grid import threshold
-from sigma0.bench.speed.decoders import Ours, PromptedCache, median_figure
+from sigma0.bench.speed.decoders import Ours, PromptedCache, median_figure, turns
 from sigma0.calibrate.bootstrap import clustered_share, ratio
 from sigma0.calibrate.teacher_forcing import check_finite, divergence
 from sigma0.config import ExitConfig
@@ -29,14 +29,12 @@ def time_models(
     """Seconds of each round by model, the tokens after the first, whatever they say; the models take turns."""
     decoders = {name: Ours(PromptedCache(model, ids, new_tokens), config, None) for name, model in models.items()}
     result: dict[str | None, list[float]] = {name: [] for name in models}
-    names = list(models)
-    for number in range(rounds + 1):
-        turn = number % len(names)
-        for name in (*names[turn:], *names[:turn]):
-            decoded = decoders[name].decode()
-            if number:  # the first round warms up, and compiles
-                result[name].append(decoded.seconds)
-            advance()
+    for number, name in turns(list(models), rounds):
+        decoded = decoders[name].decode()
+        # the first round compiles too
+        if number:
+            result[name].append(decoded.seconds)
+        advance()
     return result
 
 
@@ -85,7 +83,6 @@ def fidelity(
 
 
 def _mean_depth(written: Written) -> Figure | None:
-    """Over the tokens after each first."""
     depths = np.array([sum(item[1:]) for _, item in written])
     return Figure.of(ratio(depths, np.array([len(item) - 1 for _, item in written])))
 

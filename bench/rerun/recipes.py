@@ -101,11 +101,7 @@ class Recipe:
         return ".jsonl" if self.file == "--trail" else ".json"
 
     def given(self, inputs: Mapping[str, Path]) -> dict[str, Path]:
-        """Those of the files that it reads.
-
-        Raises:
-            ValueError: Naming one that is not given.
-        """
+        """Those of the files that it reads."""
         missing = [name for name in self.inputs if name not in inputs]
         if missing:
             raise ValueError(f"{self.name} reads {missing[0]}: give it as --input {missing[0]}=FILE")
@@ -175,11 +171,7 @@ def recipes() -> dict[str, Recipe]:
 
 
 def chosen(names: Sequence[str]) -> list[Recipe]:
-    """Recipes by name; all for no names.
-
-    Raises:
-        ValueError: For a name of none.
-    """
+    """Recipes by name; all for no names."""
     known = recipes()
     unknown = [name for name in names if name not in known]
     if unknown:

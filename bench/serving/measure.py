@@ -193,11 +193,7 @@ def in_turn(
 
 
 def our_configs(current: ExitConfig, wanted: Sequence[str] = WAYS) -> dict[str, ExitConfig]:
-    """Full depth, its rule never met, and the three things that become of deeper loops.
-
-    Raises:
-        ValueError: For an unknown way, or where full depth, which the others are measured by, is not the first.
-    """
+    """Full depth, its rule never met, and the three things that become of deeper loops."""
     unknown = sorted(set(wanted) - set(WAYS))
     if unknown or wanted[0] != "full":
         raise ValueError(f"ways {','.join(wanted)!r} must begin with full and be some of {', '.join(WAYS)}")
@@ -284,15 +280,10 @@ def _figures(runs: Sequence[Load], base: Sequence[Load]) -> dict[str, Any]:
         "requests": len(last.answers),
         "rounds": len(runs),
         "failed": sum(run.failed for run in runs),
-        "tokens_per_second": spread(speeds),
-        "speed_ratio": spread([speed / other for speed, other in zip(speeds, others, strict=True)]),
+        "tokens_per_second": Figure.spread(speeds),
+        "speed_ratio": Figure.spread([speed / other for speed, other in zip(speeds, others, strict=True)]),
         "first_token_ms": last.first_token,
     }
-
-
-def spread(values: Sequence[float]) -> Figure:
-    """Median, least and greatest of the rounds."""
-    return Figure(value=median(values), low=min(values), high=max(values))
 
 
 def _rate(runs: Sequence[Load], name: str) -> float | None:

@@ -146,11 +146,7 @@ class Inputs(Strict):
 
 
 def read_inputs(path: Path) -> tuple[Inputs, str]:
-    """A file of inputs, and its sha256.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """A file of inputs, and its sha256."""
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}: python -m sigma0.bench passes --out {path} writes one")
     content = path.read_bytes()

@@ -20,6 +20,7 @@ from sigma0.bench.simulation.cluster import ROUTINGS, TOGETHER, Cluster, Router
 from sigma0.bench.simulation.inputs import Inputs, PassClock, percentiles, tail_of
 from sigma0.bench.simulation.replica import Replica, Request
 from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
+from sigma0.commands.options import check_known
 
 _LIBRARIES = ("sigma0-lm", "numpy")
 # Answers of a replica that is never idle, from which its most is counted, and those before them.
@@ -28,11 +29,7 @@ SATURATED, BEFORE = 4000, 400
 
 @dataclass(frozen=True)
 class Setting:
-    """What is simulated: a row's fields of the same names, but `group`, which is the most that a group may have.
-
-    Raises:
-        ValueError: For what is too small, does not divide, or cannot be simulated.
-    """
+    """What is simulated: a row's fields of the same names, but `group`, which is the most that a group may have."""
 
     routing: str
     replicas: int
@@ -55,8 +52,7 @@ class Setting:
             )
         if self.requests % self.runs:
             raise ValueError(f"{self.requests} requests do not divide into {self.runs} runs: choose a multiple")
-        if self.routing not in ROUTINGS:
-            raise ValueError(f"no such routing: {self.routing!r}; there are {', '.join(ROUTINGS)}")
+        check_known("routing", self.routing, ROUTINGS)
         share = self.traffic.short_share
         if self.routing in TOGETHER and (self.members < 2 or not 0 < share < 1):
             raise ValueError(
@@ -134,11 +130,7 @@ class Fleets:
 
 
 def simulate(fleets: Fleets, setting: Setting) -> SimulationRow:
-    """Simulates some runs of a group of a fleet.
-
-    Raises:
-        ValueError: If a run answers too few requests to tell anything.
-    """
+    """Simulates some runs of a group of a fleet."""
     share, members, clock = setting.requests // setting.runs, setting.members, fleets.clock
     asked, beyond = clock.asked, clock.beyond
     courses = [fleets.group(setting, number).run(setting.warm * members, share) for number in range(setting.runs)]
@@ -191,13 +183,11 @@ def _latency(request: Request) -> float:
 
 
 def _drift(requests: Sequence[Request]) -> float:
-    """Mean latency of the later half over that of the earlier."""
     middle = len(requests) // 2
     return mean(map(_latency, requests[middle:])) / mean(map(_latency, requests[:middle]))
 
 
 def _tails(runs: Sequence[Sequence[Request]], seconds: Callable[[Request], float]) -> tuple[Tail, ...]:
-    """Percentiles of a time in each run."""
     return tuple(tail_of(percentiles([seconds(request) for request in run])) for run in runs)
 
 

@@ -62,20 +62,12 @@ class RecordedCourse(Strict):
 
     @classmethod
     def read(cls, path: Path) -> "RecordedCourse":
-        """From a file that the command `course` has written.
-
-        Raises:
-            ValueError: If it is none.
-        """
+        """From a file that the command `course` has written."""
         return _parsed(path, cls.model_validate_json, "recorded course")
 
 
 def stated(path: Path) -> Trace:
-    """A course from a JSON file with `total_loops`, `exits` and `settled`.
-
-    Raises:
-        ValueError: If it holds none.
-    """
+    """A course from a JSON file with `total_loops`, `exits` and `settled`."""
     return _parsed(path, _TRACE.validate_json, "course")
 
 
@@ -90,9 +82,6 @@ def chosen_course(course: str, by_default: bool, config: ExitConfig | None) -> t
     """The course that `--course` asks for, and where it comes from; None to follow the exit rule.
 
     Where none is named, the stated course is replayed if that is so by default.
-
-    Raises:
-        ValueError: For a rule beside a course that is there already, or a file that holds none.
     """
     if course == "rule" or not (course or by_default):
         return None, ""
@@ -108,11 +97,7 @@ def chosen_course(course: str, by_default: bool, config: ExitConfig | None) -> t
 
 
 def record_course(name: str, config: ExitConfig | None = None) -> RecordedCourse:
-    """Records the course of a shipped model's tokens, by its own rule or another, along its answers to questions.
-
-    Raises:
-        ValueError: If the extra `bench` is not installed.
-    """
+    """Records the course of a shipped model's tokens, by its own rule or another, along its answers to questions."""
     with needs_extra("bench"):
         from sigma0.bench.lossless import drafts
 

@@ -2,9 +2,10 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.config import ExitConfig
 from sigma0.decode.kv_store import BlockShape
 
+T = TypeVar("T")
 FULL = ExitConfig(mode="full")
 # Ways whose tokens stop early.
 ADAPTIVE = ("finish", "drop", "verify")
@@ -155,6 +157,16 @@ class Ours(Decoder):
             runner=chosen.name,
             captured=chosen.captured,
         )
+
+
+def turns(ways: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
+    """Every way in each round, beside its number; round 0 warms up.
+
+    Another way begins each round, so that none always follows the same neighbour's caches.
+    """
+    for number in range(rounds + 1):
+        for place in range(len(ways)):
+            yield number, ways[(place + number) % len(ways)]
 
 
 def now(like: Tensor) -> float:

@@ -96,7 +96,6 @@ class Engined(Decoder):
                 self._engine.cancel(key)
 
     def _run_until(self, tokens: dict[int, list[int]], length: int) -> None:
-        """Passes until every request has so many tokens."""
         while min(map(len, tokens.values())) < length:
             self._step(tokens)
 

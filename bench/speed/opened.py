@@ -27,11 +27,7 @@ def open_model(
     recurrence: int | None = None,
     stride: int | None = None,
 ) -> tuple[Any, Any]:
-    """A model and its tokenizer; random weights of a shape have none.
-
-    Raises:
-        ValueError: For a recurrence or a stride of a shape, which has four loops.
-    """
+    """A model and its tokenizer; random weights of a shape have none."""
     if shape:
         if recurrence is not None or stride is not None:
             raise ValueError("--recurrence and --stride go with a model, not with --shape: leave them out")
@@ -45,9 +41,6 @@ def prompt_ids(
     """Prompts `[B, S]` of `context` ids each, with room for new tokens, and where they come from.
 
     Random weights have no tokenizer; their ids of another split than "test" have another seed.
-
-    Raises:
-        ValueError: If there is none.
     """
     limit = looped.config.max_position_embeddings
     if context + new_tokens > limit:

@@ -42,7 +42,11 @@ class StockLoopedModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
                 f"the way huggingface is written for Ouro, not for {looped.config.model_type} models: leave it out of "
                 "--ways"
             )
-        super().__init__(config_of_planes(looped.config))
+        # a cache needs a layer for each layer and loop
+        config = deepcopy(looped.config)
+        config.num_hidden_layers *= config.total_ut_steps
+        config.layer_types = ["full_attention"] * config.num_hidden_layers
+        super().__init__(config)
         self.inner = looped.model
         self.lm_head = looped.lm_head
         self.generation_config.eos_token_id = None
@@ -92,14 +96,6 @@ class StockLoopedModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
                 )
             hidden_states = self.inner.norm(hidden_states)
         return hidden_states
-
-
-def config_of_planes(config: OuroConfig) -> OuroConfig:
-    """A copy whose layers are those that a cache needs: one for each layer and loop."""
-    config = deepcopy(config)
-    config.num_hidden_layers *= config.total_ut_steps
-    config.layer_types = ["full_attention"] * config.num_hidden_layers
-    return config
 
 
 class Stock(Decoder):

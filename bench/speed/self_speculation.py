@@ -35,11 +35,7 @@ class Drafting:
 
     @classmethod
     def parse(cls, text: str) -> "Drafting":
-        """Of "depth,length".
-
-        Raises:
-            ValueError: If it is not two numbers of at least 1.
-        """
+        """Of "depth,length"."""
         numbers = text.split(",")
         if len(numbers) != 2 or not all(number.strip().isdigit() and int(number) > 0 for number in numbers):
             raise ValueError(f"{text!r} is no depth and length of drafts, such as 2,4")
@@ -67,9 +63,6 @@ class SelfSpeculation(Decoder):
 
     Attributes:
         drafting: May be set to shorter drafts between runs that are not compiled.
-
-    Raises:
-        ValueError: For several sequences, a depth that is not below T, or a course without settled loops.
     """
 
     def __init__(

@@ -139,11 +139,7 @@ def _spread(
 
 
 def chosen(experiments: Sequence[str]) -> tuple[str, ...]:
-    """The levels that are named; all means each of them once.
-
-    Raises:
-        ValueError: For one that there is not, or one that is named twice.
-    """
+    """The levels that are named; all means each of them once."""
     if list(experiments) == ["all"]:
         return tuple(ONCE)
     unknown = [name for name in experiments if name not in EXPERIMENTS]

@@ -78,11 +78,7 @@ def distil_template(rows: Rows) -> Template:
 
 
 def audited(trace: Mapping[str, Any]) -> WorkflowTrace | None:
-    """The workflow of a prediction's trace; None where a step failed, or a conclusion does not rest on answers.
-
-    Raises:
-        ValueError: For a trace of a level without steps whose answers it kept.
-    """
+    """The workflow of a prediction's trace; None where a step failed, or a conclusion does not rest on answers."""
     result = trace.get("workflow")
     if not isinstance(result, WorkflowTrace):
         raise ValueError(
@@ -101,20 +97,12 @@ def save(result: Sequence[Demonstration] | Template, path: Path) -> None:
 
 
 def load_demonstrations(path: Path) -> list[Demonstration]:
-    """The demonstrations of a file, of which there is at least one.
-
-    Raises:
-        ValueError: If it cannot be read, is empty, or holds unknown keys or other texts.
-    """
+    """The demonstrations of a file, of which there is at least one."""
     return read_json(path, _DEMONSTRATIONS, "list of demonstrations")
 
 
 def load_template(path: Path) -> Template:
-    """The template of a file.
-
-    Raises:
-        ValueError: If it cannot be read, or holds unknown keys or another pattern than a workflow has.
-    """
+    """The template of a file."""
     return read_json(path, _TEMPLATE, "template")
 
 

@@ -56,11 +56,7 @@ def load_items(data: str, split: Split) -> list[Item]:
 
 
 def load_both(data: str) -> tuple[list[Item], list[Item]]:
-    """The items of train and dev, whose ids are 2,290 different ones.
-
-    Raises:
-        ValueError: As `load_items`, or where the two share an item.
-    """
+    """The items of train and dev, whose ids are 2,290 different ones."""
     train, dev = load_items(data, "train"), load_items(data, "dev")
     shared = {item.qid for item in train} & {item.qid for item in dev}
     if shared:
@@ -90,11 +86,7 @@ def _world(split: WorldSplit, seed: int) -> Iterator[Item]:
 
 
 def read_json(path: Path, adapter: TypeAdapter[T], what: str) -> T:
-    """What a file of JSON holds.
-
-    Raises:
-        ValueError: If it cannot be read, or is none of what it should be.
-    """
+    """What a file of JSON holds."""
     try:
         return adapter.validate_json(read_text(path))
     except ValidationError as error:

@@ -17,7 +17,7 @@ from sigma0.bench.strategyqa.items import Item, Split, load_both, load_items, wo
 from sigma0.bench.strategyqa.level import Level, LevelRun, run_level
 from sigma0.bench.strategyqa.registry import Makings
 from sigma0.checkpoints import shipped_models
-from sigma0.commands.options import Device, Dtype, ServedModel, Threads
+from sigma0.commands.options import Device, Dtype, ServedModel, Threads, check_known
 from sigma0.commands.solve_models import as_ladder, open_chats
 from sigma0.config import SHARES
 from sigma0.reason.chat import ChatModel, EndpointChat, LadderChat, LocalChat
@@ -131,10 +131,8 @@ class Opening(Strict):
             ValueError: For a split, a route or an effort that there is not, data that cannot be read, a model that
                 cannot be had or cannot sample, or a bad cache.
         """
-        if self.route not in get_args(Route):
-            raise ValueError(f"no such route: {self.route!r}; there are {', '.join(get_args(Route))}")
-        if self.effort not in SHARES:
-            raise ValueError(f"no such effort: {self.effort!r}; there are {', '.join(SHARES)}")
+        check_known("route", self.route, get_args(Route))
+        check_known("effort", self.effort, SHARES)
         items, train, where = read_items(self.data, self.split, self.n, self.seed)
         makings = Makings(train, self.paragraphs, self.demonstrations, self.template, cast(Route, self.route))
         settings = AskSettings(self.effort, self.max_new_tokens, self.temperature, self.seed)
@@ -157,17 +155,12 @@ class Opening(Strict):
 
 
 def read_items(data: str, split: str, n: int | None, seed: int) -> tuple[list[Item], list[Item], str]:
-    """The items to be scored, those that levels may be seeded from, and where they are from.
-
-    Raises:
-        ValueError: For a split that there is not, or data that cannot be read.
-    """
+    """The items to be scored, those that levels may be seeded from, and where they are from."""
     if data == WORLD:
         wanted = WORLD_SCORED if n is None else n
         seeds = world_items(WORLD_SEEDS, "train", seed)
         return world_items(wanted, "test", seed), seeds, f"micro-world, test, seed {seed}"
-    if split not in get_args(Split):
-        raise ValueError(f"no such split: {split!r}; there are {', '.join(get_args(Split))}")
+    check_known("split", split, get_args(Split))
     train, dev = load_both(data) if split == "dev" else (load_items(data, "train"), [])
     # levels are never seeded from what is scored
     items, seeds = (dev, train) if split == "dev" else (train, [])

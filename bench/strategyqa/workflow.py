@@ -37,11 +37,7 @@ _PARAGRAPHS = TypeAdapter(dict[str, Paragraph])
 
 
 class ParagraphIndex:
-    """TF-IDF over paragraphs, in memory.
-
-    Raises:
-        ValueError: If they hold no words, or scikit-learn is missing.
-    """
+    """TF-IDF over paragraphs, in memory."""
 
     def __init__(self, paragraphs: dict[str, Paragraph]) -> None:
         with needs_extra("bench"):
@@ -66,11 +62,7 @@ class ParagraphIndex:
 
 
 def load_paragraphs(path: Path) -> dict[str, Paragraph]:
-    """The paragraphs of the published file, by id.
-
-    Raises:
-        ValueError: If it cannot be read, or is not in that form.
-    """
+    """The paragraphs of the published file, by id."""
     return read_json(path, _PARAGRAPHS, "paragraph file")
 
 
@@ -126,11 +118,7 @@ class WorkflowTrace:
         return tuple(step.function for step in self.steps if step.function != "retrieve")
 
     def to_icl_demo(self) -> str:
-        """The trace as a doctest, to be shown to a model; retrieval is left out, as whoever completes it has no index.
-
-        Raises:
-            ValueError: If it has no answer.
-        """
+        """The trace as a doctest, to be shown to a model; without retrieval, as whoever completes it has no index."""
         if self.answer is None:
             raise ValueError(f"the trace of {self.qid!r} has no answer to show: only whole traces demonstrate anything")
         calls = "".join(_call(step) for step in self.steps if step.function != "retrieve")
@@ -314,11 +302,7 @@ def read_fact(text: str, step: str) -> tuple[str | None, str | None]:
 
 
 def fill(part: str, results: Sequence[Value]) -> tuple[str, tuple[int, ...]]:
-    """Puts answers in for `#1`, `#2`, ...; the text, and the places of the answers in it, from 0.
-
-    Raises:
-        ValueError: For a number that no answer has.
-    """
+    """Puts answers in for `#1`, `#2`, ...; the text, and the places of the answers in it, from 0."""
     numbers = sorted({int(obtained) for obtained in _REFERENCE.findall(part)})
     for number in numbers:
         if not 1 <= number <= len(results):

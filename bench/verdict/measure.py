@@ -231,11 +231,7 @@ def _shift_rows(asker: Asker, answers: Answers, n: int, seed: int) -> tuple[Shif
 
 
 def read_strange(file: Path = STRANGE) -> list[StrangePrompt]:
-    """Reads strange prompts.
-
-    Raises:
-        ValueError: For a malformed line, naming it.
-    """
+    """Reads strange prompts."""
     return read_lines(file, StrangePrompt.model_validate_json, "strange prompt")
 
 

@@ -27,9 +27,7 @@ def report_tables(reports: Reports) -> list[str]:
 
 
 def _table(headings: str, lines: Iterable[Sequence[str]], left: int = 2) -> str:
-    """Lines under headings that are separated by bars, as in Markdown; so many columns stand left."""
-    names = headings.split(" | ")
-    return BenchTable(names, list(lines), left=names[:left]).markdown()
+    return BenchTable.under(headings, lines, left).markdown()
 
 
 def door_table(reports: Reports) -> str:
