@@ -139,8 +139,8 @@ def _interrupts() -> Iterator[list[int]]:
 def terminal_lines(history: Path | None, out: Console) -> ReadLine:
     """Lines that are edited in the terminal; with the extra `chat`, Tab completes slash commands.
 
-    A file keeps the lines between conversations, which takes the extra; without one this process does. What is printed at
-    Ctrl-C at an empty prompt goes to `out`.
+    A file keeps the lines between conversations, which takes the extra; without one this process does. What is printed
+    at Ctrl-C at an empty prompt goes to `out`.
     """
     if find_spec("prompt_toolkit") is None:
         if history is not None:
