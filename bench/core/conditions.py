@@ -222,9 +222,9 @@ def utc_now(timespec: str = "auto") -> str:
     return datetime.now(timezone.utc).isoformat(timespec=timespec)
 
 
-def library_versions() -> dict[str, str]:
+def library_versions(names: Sequence[str] = _LIBRARIES) -> dict[str, str]:
     """Versions of Python and of the libraries that compute."""
-    return {"python": platform.python_version(), **{item: version(item) for item in _LIBRARIES}}
+    return {"python": platform.python_version(), **{item: version(item) for item in names}}
 
 
 def git_commit() -> str | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from sigma0.bench.core.conditions import Figure
@@ -105,6 +106,10 @@ class BenchTable:
         for cells in self.rows:
             table.add_row(*cells)
         return table
+
+    def show(self, no_wrap: Collection[str] = (), compact: bool = False, width: int = 0) -> None:
+        """Prints the table as `rich` makes it, as if the terminal had so many columns at least."""
+        Console(width=max(Console().width, width)).print(self.rich(no_wrap, compact))
 
 
 def tell_rows(rows: Sequence[AnyRow], as_json: bool, table: Callable[[], None], closing: str) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
 
 import sigma0
 from sigma0.bench.core.options import ReportFile, Stories, StorySeed, WorldModel
@@ -43,4 +42,4 @@ def depths(
             axes.set_xlabel("mean loop of the exit")
     if tell_report(report, out, as_json):
         cells = [(word, f"{len(entry)}", f"{np.mean(entry):.2f}", f"{max(entry)}") for word, entry in by_depth[:20]]
-        Console().print(BenchTable(("word", "count", "mean loop", "deepest"), cells, f"{model}, {n} questions").rich())
+        BenchTable(("word", "count", "mean loop", "deepest"), cells, f"{model}, {n} questions").show()

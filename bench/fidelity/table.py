@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from sigma0.bench.core.output import BenchTable, percent, with_interval
 from sigma0.bench.core.rows import FidelityRow, QuantizationRow
 
@@ -65,8 +63,7 @@ def print_rows(rows: Sequence[FidelityRow]) -> None:
     first = rows[0]
     title = f"{first.model}, {first.n} prompts ({first.prompts}), {first.dtype}"
     lines = [[cells[column] for column in COLUMNS] for cells in (_cells(row, rows) for row in rows)]
-    table = BenchTable(COLUMNS, lines, title, left=COLUMNS[:2])
-    Console(width=max(Console().width, 180)).print(table.rich(no_wrap=("rule",)))
+    BenchTable(COLUMNS, lines, title, left=COLUMNS[:2]).show(no_wrap=("rule",), width=180)
 
 
 def markdown(

@@ -1,6 +1,7 @@
 """`python -m sigma0.bench gate`: what the exit gate knows."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -89,9 +90,5 @@ def _print(report: Figures) -> None:
     show(title, headings, cells, "same: answers equal to full depth's; passes, rows: passes_saved, rows_saved")
 
 
-def _percent(share: Figures) -> str:
-    return estimate_text(share, 1, 100, "{} [{}, {}]")
-
-
-def _estimate(estimate: Figures) -> str:
-    return estimate_text(estimate, 2, form="{} [{}, {}]")
+_estimate = partial(estimate_text, digits=2, form="{} [{}, {}]")
+_percent = partial(estimate_text, digits=1, scale=100, form="{} [{}, {}]")

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import ReportFile
@@ -98,4 +97,4 @@ def _print(report: dict[str, Any]) -> None:
         "of a copy": lambda timing: f"{timing['of_a_copy']:.0%}",
         "of a pass": lambda timing: "" if timing["of_a_pass"] is None else f"{timing['of_a_pass']:.1%}",
     }
-    Console().print(BenchTable.of(columns, report["timings"], title, tuple(columns)[:3]).rich())
+    BenchTable.of(columns, report["timings"], title, tuple(columns)[:3]).show()

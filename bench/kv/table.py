@@ -56,8 +56,7 @@ def whole(runs: Sequence[Sequence[KVRow]]) -> str:
 
 def print_rows(rows: Sequence[KVRow]) -> None:
     """The rows of a run in the terminal."""
-    table = BenchTable.of(COLUMNS, rows, conditions_text(rows[0]), LEFT)
-    Console(width=max(Console().width, 200)).print(table.rich(no_wrap=COLUMNS, compact=True))
+    BenchTable.of(COLUMNS, rows, conditions_text(rows[0]), LEFT).show(no_wrap=COLUMNS, compact=True, width=200)
     Console().print(
         "own: prompts of their own length; in few bits: of what new tokens are read over; agreement, KL: at full "
         "depth; faster: time as computed over that in few bits"

@@ -13,7 +13,6 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 import typer
-from rich.console import Console
 
 from sigma0.bench.core.options import ReportFile, StorySeed
 from sigma0.bench.core.output import BenchTable, measuring, tell_report, with_interval
@@ -117,7 +116,7 @@ def routes(
         report = measure_routes((Path(small).name, Path(large).name), doubts, right[0], right[1])
     if tell_report(asdict(report), out, as_json):
         alone = f"{report.small_right:.1%} right, {report.large_right:.1%} of the larger alone"
-        Console().print(BenchTable(HEADINGS, route_cells(report), f"{report.questions} questions: {alone}").rich())
+        BenchTable(HEADINGS, route_cells(report), f"{report.questions} questions: {alone}").show()
 
 
 HEADINGS = ("answers that go up", *(f"right by {name}" for name in SCORES), "confidence over entropy, points, 95 %")

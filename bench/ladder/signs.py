@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import typer
-from rich.console import Console
 
 from sigma0.bench.core.options import HardHalf, ReportFile, Stories, StorySeed
 from sigma0.bench.core.output import BenchTable, measuring, tell_report, with_interval
@@ -128,7 +127,7 @@ def signs(
         report = SignsReport(*names, n, len(differs), float(differs.mean()), score(read, differs, prompt_of))
     if tell_report({"hard_half_only": hard, **asdict(report)}, out, as_json):
         title = f"{report.differences:.1%} of {report.tokens} tokens differ from {report.large}'s"
-        Console().print(BenchTable(("sign", "AUROC, 95 %", "over entropy, 95 %"), sign_cells(report), title).rich())
+        BenchTable(("sign", "AUROC, 95 %", "over entropy, 95 %"), sign_cells(report), title).show()
 
 
 def sign_cells(report: SignsReport) -> list[tuple[str, str, str]]:

@@ -4,7 +4,6 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from sigma0.bench.core.options import LookUps
 from sigma0.bench.core.output import BenchTable, measuring, tell_report
@@ -68,4 +67,4 @@ def lossless(
                 f"{100 * cost['identical']:.0f} %",
             )
         )
-    Console().print(BenchTable(columns, cells, title).rich(no_wrap=columns, compact=True))
+    BenchTable(columns, cells, title).show(no_wrap=columns, compact=True)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from sigma0.bench.core.conditions import Digests, Figure, describe, utc_now
 from sigma0.bench.core.ledger import append_rows
@@ -56,8 +55,8 @@ def overhead(
         ended = utc_now()
         result = [_row(bench, ended, case, current, operations[case]) for case, current in samples.items()]
         append_rows(out, result)
-    table = BenchTable.of(COLUMNS, result, left=_LEFT).rich(compact=True)
-    tell_rows(result, as_json, lambda: Console().print(table), f"{len(result)} rows in {out}")
+    table = BenchTable.of(COLUMNS, result, left=_LEFT)
+    tell_rows(result, as_json, lambda: table.show(compact=True), f"{len(result)} rows in {out}")
 
 
 def _row(bench: Bench, time: str, case: Case, current: list[Sample], operations: float) -> OverheadRow:

@@ -56,8 +56,7 @@ def whole(rows: Sequence[QuantizationRow]) -> str:
 
 def print_rows(rows: Sequence[QuantizationRow]) -> None:
     """The rows of a run in the terminal."""
-    table = BenchTable.of(COLUMNS, rows, conditions_text(rows[0]), LEFT)
-    Console(width=max(Console().width, 180)).print(table.rich(no_wrap=COLUMNS, compact=True))
+    BenchTable.of(COLUMNS, rows, conditions_text(rows[0]), LEFT).show(no_wrap=COLUMNS, compact=True, width=180)
     Console().print("second figures: with floats; faster: their time over that of quantised weights")
 
 

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from sigma0.bench.core.ledger import append_rows, check_ledger
 from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile, Rounds
@@ -76,8 +75,8 @@ def serve(
         rows = measure.serve_rows(result, configs, conditions, ran)
         append_rows(out, rows)
     title = "median of the rounds; latencies of the last, ms"
-    table = BenchTable.of(SERVE_COLUMNS, rows, title, ("load", "way")).rich()
-    tell_rows(rows, as_json, lambda: Console().print(table), f"{len(rows)} rows in {out}")
+    table = BenchTable.of(SERVE_COLUMNS, rows, title, ("load", "way"))
+    tell_rows(rows, as_json, table.show, f"{len(rows)} rows in {out}")
 
 
 def vllm(
@@ -118,8 +117,8 @@ def vllm(
         rows = measure.vllm_rows(result, conditions, measure.vllm_version(python), drafts, draft_loops)
         append_rows(out, rows)
     title = "medians of the rounds; latencies of the last, ms"
-    table = BenchTable.of(VLLM_COLUMNS, rows, title, ("clients", "way")).rich()
-    tell_rows(rows, as_json, lambda: Console().print(table), f"{len(rows)} rows in {out}")
+    table = BenchTable.of(VLLM_COLUMNS, rows, title, ("clients", "way"))
+    tell_rows(rows, as_json, table.show, f"{len(rows)} rows in {out}")
 
 
 def _tail(times: Percentiles) -> str:

@@ -8,13 +8,11 @@ group alone: where they know loads, a router of more replicas would have more to
 from their prefixes, it would part more of them.
 """
 
-import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from typing import Any, Literal
 
-from sigma0.bench.core.conditions import git_commit, utc_now
+from sigma0.bench.core.conditions import git_commit, library_versions, utc_now
 from sigma0.bench.core.rows import SIMULATION_SIZES, SimulationRow, Tail, row_key
 from sigma0.bench.simulation.cluster import ROUTINGS, TOGETHER, Cluster, Router
 from sigma0.bench.simulation.inputs import Inputs, PassClock, percentiles, tail_of
@@ -22,7 +20,6 @@ from sigma0.bench.simulation.replica import Replica, Request
 from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
 from sigma0.commands.options import check_known
 
-_LIBRARIES = ("sigma0-lm", "numpy")
 # Answers of a replica that is never idle, from which its most is counted, and those before them.
 SATURATED, BEFORE = 4000, 400
 
@@ -82,7 +79,7 @@ class Fleets:
     def __init__(self, inputs: Inputs, digest: str) -> None:
         self.inputs, self.digest = inputs, digest
         self.began = utc_now("seconds")
-        versions = {"python": platform.python_version(), **{item: version(item) for item in _LIBRARIES}}
+        versions = library_versions(("sigma0-lm", "numpy"))
         # of the inputs, with the code and the libraries that simulate
         self.conditions = inputs.conditions.model_copy(update={"commit": git_commit(), "versions": versions})
         self.clock = PassClock(inputs.pass_times)

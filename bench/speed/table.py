@@ -87,11 +87,11 @@ def _told(rows: Sequence[SpeedRow]) -> SpeedRow:
 
 def print_speed(rows: Sequence[SpeedRow]) -> None:
     """The rows of a run in the terminal."""
-    Console().print(BenchTable.of(COLUMNS, rows, _conditions(rows)).rich(no_wrap=COLUMNS, compact=True))
+    BenchTable.of(COLUMNS, rows, _conditions(rows)).show(no_wrap=COLUMNS, compact=True)
     Console().print(f"{rest_text(rows)}\nfaster: time at full depth over this way's; passes, rows: for each token")
     bytes_read = roofline_table(rows, terminal=True)
     if bytes_read is not None:
-        Console().print(bytes_read.rich(no_wrap=bytes_read.headings, compact=True))
+        bytes_read.show(no_wrap=bytes_read.headings, compact=True)
         Console().print(f"{bandwidth_text(rows)} ideal: ms of a token's bytes at that speed; rest/pass: us")
 
 
