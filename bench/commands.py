@@ -50,7 +50,11 @@ gate | gate.command:gate | Exit depth beside difficulty and the oracles, and sat
 
 
 _LINES = [line.split(" | ", maxsplit=2) for line in _BENCHES.strip().splitlines()]
-COMMANDS = {name: Target(*f"sigma0.bench.{defined}".split(":"), output) for name, defined, output in _LINES}
+COMMANDS = {
+    name: Target(f"sigma0.bench.{module}", function, output)
+    for name, defined, output in _LINES
+    for module, function in [defined.split(":")]
+}
 
 
 def with_record(command: Any) -> Any:

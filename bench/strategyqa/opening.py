@@ -19,7 +19,7 @@ from sigma0.bench.strategyqa.registry import Makings
 from sigma0.checkpoints import shipped_models
 from sigma0.commands.options import Device, Dtype, ServedModel, Threads, check_known
 from sigma0.commands.solve_models import as_ladder, open_chats
-from sigma0.config import SHARES
+from sigma0.config import SHARES, Effort
 from sigma0.reason.chat import ChatModel, EndpointChat, LadderChat, LocalChat
 
 WORLD = "world"
@@ -94,7 +94,7 @@ class Opened:
         return sha256(repr([asked.identity, asked.settings, self.items, self.train, contents]).encode()).hexdigest()
 
 
-class Opening(Strict):
+class Opening(Strict, allow_inf_nan=True):
     """How a run is opened: what the command line says, by which workers open it again; each field is an option."""
 
     data: Annotated[
@@ -135,7 +135,7 @@ class Opening(Strict):
         check_known("effort", self.effort, SHARES)
         items, train, where = read_items(self.data, self.split, self.n, self.seed)
         makings = Makings(train, self.paragraphs, self.demonstrations, self.template, cast(Route, self.route))
-        settings = AskSettings(self.effort, self.max_new_tokens, self.temperature, self.seed)
+        settings = AskSettings(cast(Effort, self.effort), self.max_new_tokens, self.temperature, self.seed)
         asked = open_model(self.model, self.ladder, self.base_url, self.device, self.dtype, self.concurrency)
         if settings.temperature > 0 and not asked.samples:
             raise ValueError(f"{asked.chat.name} hands up whole answers, which are greedy: temperature must be 0")
