@@ -122,7 +122,7 @@ def parts(sizes: dict[str, Any], out: Path) -> list[Part]:
 
 
 def named(every: Sequence[Part], names: str) -> list[Part]:
-    """Parts by their names, parted by commas; "" for all."""
+    """Parts by their names, comma-separated; "" for all."""
     if not names:
         return list(every)
     by_name = {part.name: part for part in every}

@@ -32,7 +32,7 @@ def open_ladder(
 ) -> FidelityLadder:
     """A ladder from the command line.
 
-    Rungs are parted by commas, the lowest first: names of models, those `known` with their tokenizers being loaded
+    Rungs are comma-separated, the lowest first: names of models, those `known` with their tokenizers being loaded
     already, or `model@http://host/v1` for an endpoint, whose key is in the variable OPENAI_API_KEY. The budget is as
     `Budget.parse` takes it, the policy a trigger as JSON; None: the unit's default.
 

@@ -15,7 +15,7 @@ def open_chats(model: str, ladder: str | None, base_url: str | None, device: str
     """Chat models, the cheapest first.
 
     They are a model by its shipped name, folder or hub id; a server's, by its name there and the address of the server,
-    which speaks OpenAI's protocol and has its key in the variable OPENAI_API_KEY; or rungs that are parted by commas,
+    which speaks OpenAI's protocol and has its key in the variable OPENAI_API_KEY; or comma-separated rungs,
     each a model, or `name@http://host/v1`.
     """
     if ladder is not None and base_url is not None:
