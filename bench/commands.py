@@ -49,13 +49,12 @@ gate | gate.command:gate | Exit depth beside difficulty and the oracles, and sat
 """
 
 
-def _target(defined: str, output: str) -> Target:
-    module, function = defined.split(":")
-    return Target(f"sigma0.bench.{module}", function, output)
-
-
 _LINES = [line.split(" | ", maxsplit=2) for line in _BENCHES.strip().splitlines()]
-COMMANDS = {name: _target(defined, output) for name, defined, output in _LINES}
+COMMANDS = {
+    name: Target(f"sigma0.bench.{module}", function, output)
+    for name, defined, output in _LINES
+    for module, function in [defined.split(":")]
+}
 
 
 def with_record(command: Any) -> Any:

@@ -93,7 +93,6 @@ def _reported(ledger: Path, folder: Path) -> dict[str, str]:
 
 
 def _draw_results(folder: Path) -> None:
-    """The pictures of the repository's own reports."""
     from sigma0.bench.figures.results import Results
     from sigma0.bench.kv.picture import draw_kv
     from sigma0.bench.kv.table import latest_kv

@@ -21,6 +21,7 @@ from sigma0.commands.options import (
     LoadOptions,
     ModelArgument,
     TriggerJson,
+    check_known,
     grouped,
     option,
 )
@@ -79,11 +80,7 @@ class ServeOptions:
     address: str | None = option(None, "With --ray, a cluster that is there (auto, HOST:PORT); else one is started.")
 
     def refuse(self, loaded: LoadOptions) -> None:
-        """Refuses options that do not go together.
-
-        Raises:
-            ValueError: Naming them.
-        """
+        """Refuses options that do not go together."""
         if self.ladder is None and (self.budget or self.policy is not None):
             raise ValueError("--budget and --policy need --ladder")
         if not self.ray:
@@ -103,11 +100,7 @@ class ServeOptions:
             raise ValueError("--drain-timeout does not go with --ray, where what was begun has --request-timeout")
 
     def settings(self) -> dict[str, Any]:
-        """The options that were given, as fields of the settings of a server, an engine and a cluster.
-
-        Raises:
-            ValueError: For a host, an amount of memory or a name that there is not.
-        """
+        """The options that were given, as fields of the settings of a server, an engine and a cluster."""
         from pydantic import SecretStr
 
         from sigma0.config import parse_on_collapse
@@ -174,8 +167,7 @@ def serve(loaded: LoadOptions, asked: ServeOptions, model: ModelArgument = "pock
         waiting.close()
         console = Console(stderr=True, highlight=False)
         console.print(f"loading {model}")
-        if loaded.backend not in ("auto", "torch", "triton"):
-            raise ValueError(f"no such backend: {loaded.backend!r}; there are auto, torch, triton")
+        check_known("backend", loaded.backend, ("auto", "torch", "triton"))
         kv = None if loaded.kv is None else KVConfig.parse(loaded.kv)
         spec = EngineSpec(model, limits, **{**asdict(loaded), "kv": kv})
         climbing = None
@@ -240,11 +232,7 @@ def run(
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A bound socket, so that a bad address is refused before anything is loaded.
-
-    Raises:
-        ValueError: Where the address cannot be bound.
-    """
+    """A bound socket, so that a bad address is refused before anything is loaded."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -258,15 +246,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def parse_bytes(text: str, option: str = "--kv-memory") -> int:
-    """A number of bytes, written as 512MiB or 8GB.
-
-    Args:
-        text: The amount.
-        option: Name of the option, for the message.
-
-    Raises:
-        ValueError: For anything else.
-    """
+    """A number of bytes, written as 512MiB or 8GB; of an option, for the message."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:

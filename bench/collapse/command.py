@@ -1,6 +1,5 @@
 """`python -m sigma0.bench collapse`: false stops, loops ended, and the cost of looking."""
 
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +10,9 @@ from transformers import AutoTokenizer
 
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import CodeFiles, ListFiles, ReportFile
-from sigma0.bench.core.output import BenchTable, tell_report
-from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.bench.core.output import BenchTable, measuring, step_bar, tell_report
 from sigma0.commands.options import AsJson, Threads
 from sigma0.decode.repetition import CollapseStop
-from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 SPANS = 3
@@ -35,8 +32,7 @@ def collapse(
     as_json: AsJson = False,
 ) -> None:
     """What `--on-collapse stop` ends on ordinary texts and on loops, and what it and the verdict cost a token."""
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
+    with measuring(threads):
         files = {"prose": tuple(prose), "code": tuple(code), "lists": tuple(lists)}
         if any(files.values()) and not (texts and prose):
             raise ValueError("files need --texts, a folder with a tokenizer, and one --prose, of which loops are made")
@@ -56,14 +52,13 @@ def _study(
     prompts = list(micro_world(n, "test", 0))
     result: dict[str, Any] = {}
     series: list[study.Series] = []
-    with progress_bar("answers and rounds", len(models) * (n + rounds + 1)) as advance:
-        done = count(1)
+    with step_bar("answers and rounds", len(models) * (n + rounds + 1)) as advance:
         for name in models:
             looped, tokenizer = load(name, device="cpu", dtype="float32")
             if not series:
                 series += study.stories(tokenizer, n, 0)
-            cut = study.answers_cut(looped, tokenizer, prompts, 64, lambda: advance(next(done)))
-            costs = study.costs(looped, tokenizer, prompts, new_tokens, rounds, lambda: advance(next(done)))
+            cut = study.answers_cut(looped, tokenizer, prompts, 64, advance)
+            costs = study.costs(looped, tokenizer, prompts, new_tokens, rounds, advance)
             result[Path(name).name] = {"answers": n, "cut": cut, "costs": costs}
     if folder:
         read = by_kind(files, AutoTokenizer.from_pretrained(folder))

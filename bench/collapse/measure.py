@@ -114,14 +114,7 @@ def costs(
     """CPU time a token, every way in turn on the same prompt, in an order that changes from round to round.
 
     A text goes on past its end, so that all are of one length; the prompts are ordinary ones, on which nothing is cut.
-
-    Args:
-        model: A looped model.
-        tokenizer: Its fast tokenizer.
-        prompts: Asked in turn.
-        new_tokens: Of each text.
-        rounds: Of all ways.
-        on_round: Called after each.
+    `on_round` is called after each round of all ways.
 
     Returns:
         For each way the median `ms` of a token, and its `ratio` over `off` of the same round: the median of the rounds.

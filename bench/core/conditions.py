@@ -10,13 +10,14 @@ from functools import cache, lru_cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sigma0.calibrate.bootstrap import Estimate
+from sigma0.calibrate.bootstrap import Estimate, ratio
 from sigma0.checkpoints import shipped_models
 from sigma0.errors import one_line
 from sigma0.models.hf_generate import DepthGenerationMixin
@@ -47,6 +48,18 @@ class Figure(Strict):
             return None
         return cls(value=estimate.value, low=estimate.interval[0], high=estimate.interval[1])
 
+    @classmethod
+    def known(cls, estimate: Estimate | None) -> "Figure":
+        """The figure of an estimate that there must be."""
+        figure = cls.of(estimate)
+        assert figure is not None
+        return figure
+
+    @classmethod
+    def spread(cls, values: Sequence[float]) -> "Figure":
+        """Median, least and greatest of some rounds."""
+        return cls(value=median(values), low=min(values), high=max(values))
+
     @model_validator(mode="after")
     def _in_order(self) -> "Figure":
         if not self.low <= self.high:
@@ -54,12 +67,15 @@ class Figure(Strict):
         return self
 
 
-def weights_sha256(name: str) -> str:
-    """Digest of a checkpoint's weights, as `Conditions.model_sha256` says.
+def mean_of(values: Sequence[float]) -> Estimate:
+    """A mean and its interval by Student's t; of one value that value."""
+    result = ratio(values, [1.0] * len(values))
+    assert result is not None
+    return result
 
-    Raises:
-        ValueError: If no safetensors file is there.
-    """
+
+def weights_sha256(name: str) -> str:
+    """Digest of a checkpoint's weights, as `Conditions.model_sha256` says."""
     files = sorted(checkpoint_folder(name).glob("*.safetensors"))
     if not files:
         raise ValueError(f"{name!r} has no *.safetensors file")
@@ -78,11 +94,7 @@ def shipped_weights(name: str) -> str | None:
 
 
 def stale_mark(models: Mapping[str, str]) -> str:
-    """What stands in a table after the names of models: nothing, or which of them ship with other weights now.
-
-    Args:
-        models: The names, each with the digest of the weights that were measured.
-    """
+    """What stands in a table after the names of models, each with the digest that was measured: which are stale."""
     stale = [name for name, digest in models.items() if shipped_weights(name) not in (None, digest)]
     return f" (**stale: other weights of {' and '.join(stale)} ship now**)" if stale else ""
 
@@ -146,6 +158,12 @@ class Conditions(Strict):
         return f"{self.model}{stale_mark({self.model: self.model_sha256})}"
 
     @property
+    def code(self) -> str:
+        """Libraries and commit, in words."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"{versions}, commit {short_commit(self.commit)}"
+
+    @property
     def unnamed(self) -> set[str]:
         """Fields that the name of a run leaves out, since they say what held before there was a choice."""
         since = {"quantization": self.quantization is None, "stride": self.stride == 1, "kv": self.kv is None}
@@ -173,18 +191,7 @@ def describe(
     batch_size: int = 1,
     digests: Digests | None = None,
 ) -> Conditions:
-    """The conditions of a run.
-
-    Args:
-        model: The loaded model.
-        name: What it was loaded as.
-        prompts: Where the prompts come from.
-        ids: Their ids.
-        answers: Their known answers.
-        max_new_tokens: New tokens of each prompt at most.
-        batch_size: Prompts in a batch.
-        digests: Of weights that no checkpoint holds.
-    """
+    """The conditions of a run over prompts with known answers; `digests` are of weights that no checkpoint holds."""
     known = [(tuple(row), answer) for row, answer in zip(ids, answers, strict=True)]
     files = digests or Digests.of(name)
     return Conditions(
@@ -210,19 +217,20 @@ def describe(
     )
 
 
-def library_versions() -> dict[str, str]:
+def utc_now(timespec: str = "auto") -> str:
+    """The time in ISO 8601, UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec=timespec)
+
+
+def library_versions(names: Sequence[str] = _LIBRARIES) -> dict[str, str]:
     """Versions of Python and of the libraries that compute."""
-    return {"python": platform.python_version(), **{item: version(item) for item in _LIBRARIES}}
+    return {"python": platform.python_version(), **{item: version(item) for item in names}}
 
 
 def git_commit() -> str | None:
     """The commit of the code that runs, with "+" and a digest after it where sources differ from it.
 
-    Returns:
-        None outside a repository, or where these sources are not part of it.
-
-    Raises:
-        ValueError: If git refuses to tell.
+    None outside a repository, or where these sources are not part of it; a ValueError where git refuses to tell.
     """
     if shutil.which("git") is None:
         return None
@@ -264,7 +272,6 @@ def device_name(device: torch.device) -> str:
 
 
 def _processor() -> str:
-    """Name of the processor, as far as the system tells it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -305,17 +312,7 @@ class Provenance(Strict):
     def here(
         cls, command: str, models: Sequence[str], inputs: Mapping[str, Path] = {}, threads: int = 1
     ) -> "Provenance":
-        """That of a command that has just ended on the CPU of this machine.
-
-        Args:
-            command: As one types it.
-            models: Names that it loaded.
-            inputs: Files that it read, and folders of models, by their names.
-            threads: CPU threads.
-
-        Raises:
-            ValueError: Outside a repository: a report of unknown code is none.
-        """
+        """That of a command that has ended on the CPU of this machine, with the models, files and folders it read."""
         commit = git_commit()
         if commit is None:
             raise ValueError("the commit of these sources is unknown: write reports in a clone of the repository")

@@ -5,45 +5,19 @@ half-written is cut off by the next one. Anything else that is not a row is refu
 silently mixed.
 """
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter
 
 from sigma0.bench.core.lines import alone, append, cut, parsed
-from sigma0.bench.core.rows import (
-    DepthRow,
-    FidelityRow,
-    HumanEvalRow,
-    KVRow,
-    LadderRow,
-    OuterRow,
-    OverheadRow,
-    QuantizationRow,
-    ServeRow,
-    SimulationRow,
-    SpeedRow,
-    StrategyQARow,
-    VllmRow,
-)
+from sigma0.bench.core.rows import AnyRow, Measured
 
-AnyRow = (
-    FidelityRow
-    | DepthRow
-    | SpeedRow
-    | LadderRow
-    | ServeRow
-    | HumanEvalRow
-    | StrategyQARow
-    | SimulationRow
-    | OverheadRow
-    | OuterRow
-    | QuantizationRow
-    | KVRow
-    | VllmRow
-)
 Row = Annotated[AnyRow, Field(discriminator="benchmark")]
 _ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)
+R = TypeVar("R", bound=Measured)
+Key = TypeVar("Key")
 
 
 def row_schema() -> dict[str, Any]:
@@ -52,11 +26,7 @@ def row_schema() -> dict[str, Any]:
 
 
 def parse_row(line: str | bytes) -> AnyRow:
-    """One line of a ledger.
-
-    Raises:
-        ValidationError: If it is no row.
-    """
+    """One line of a ledger."""
     return _ROW.validate_json(line)
 
 
@@ -71,11 +41,23 @@ def read_rows(path: Path) -> list[AnyRow]:
     return parsed(path, parse_row, "row of this schema")
 
 
-def append_row(path: Path, row: AnyRow) -> bool:
-    """Adds a row, whole, unless its run holds one of the same key.
+def runs_of(rows: Iterable[object], kind: type[R], key: Callable[[R], Key]) -> dict[Key, list[R]]:
+    """The rows of one kind, in their order, by what those of a run share."""
+    runs: dict[Key, list[R]] = {}
+    for row in rows:
+        if isinstance(row, kind):
+            runs.setdefault(key(row), []).append(row)
+    return runs
 
-    Returns:
-        Whether it was added: another process may have measured the same meanwhile.
+
+def append_rows(path: Path, rows: Iterable[AnyRow]) -> None:
+    """Adds rows, each as `append_row` does."""
+    for row in rows:
+        append_row(path, row)
+
+
+def append_row(path: Path, row: AnyRow) -> bool:
+    """Adds a row, whole, and says whether it did: not if its run holds one of the same key, perhaps of another process.
 
     Raises:
         ValueError: If the ledger holds a line that is no row.
@@ -95,10 +77,6 @@ def repair(path: Path) -> bytes:
 
 
 def check_ledger(path: Path) -> None:
-    """To be called before time is spent on what is to be appended: cuts off a half-written last line, reads the rest.
-
-    Raises:
-        ValueError: As `read_rows`.
-    """
+    """Cuts off a half-written last line and reads the rest, before time is spent on what is to be appended."""
     repair(path)
     read_rows(path)

@@ -51,15 +51,10 @@ def append(path: Path, line: bytes) -> None:
 
 
 def parsed(path: Path, parse: Callable[[bytes], Parsed], what: str) -> list[Parsed]:
-    """Every whole line of a file; none where the file is missing.
-
-    Args:
-        path: Of the file.
-        parse: Makes an object of a line.
-        what: A line is called in errors.
+    """Every whole line of a file, as `parse` makes it; none where the file is missing.
 
     Raises:
-        ValueError: For a line that is refused, named by its number.
+        ValueError: For a line that is refused, named by its number: it is no `what`.
     """
     result = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], start=1):

@@ -1,9 +1,12 @@
 """The options that benchmarks share beside those of the product's commands, each defined once."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from sigma0.config import ExitConfig
 
 LEDGER = Path("bench/results/leaderboard.jsonl")
 # Where rows go that are not asked to be recorded there.
@@ -27,6 +30,12 @@ LookUps = Annotated[bool, typer.Option("--look-ups", help="Only questions of pla
 HardHalf = Annotated[bool, typer.Option("--hard", help="Only questions of the hard half.")]
 CodeFiles = Annotated[list[Path], typer.Option(help="Likewise: text files, or HumanEval's problems as .jsonl.gz.")]
 ListFiles = Annotated[list[Path], typer.Option(help="Likewise: text files.")]
+
+
+def parsed_exit(text: str) -> ExitConfig | None:
+    """The rule of such an option; None: the checkpoint's own."""
+    return ExitConfig.parse(json.loads(text)) if text else None
+
 
 ExitJson = Annotated[str, typer.Option(help="Exit rule as JSON; by default the checkpoint's own.")]
 AnswerTokens = Annotated[int, typer.Option(min=1, help="New tokens of each answer at most.")]

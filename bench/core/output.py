@@ -1,21 +1,62 @@
 """What a benchmark prints and draws: rows that are in the ledger or one report, tables, pictures."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
-from sigma0.bench.core.ledger import AnyRow
+from sigma0.bench.core.conditions import Figure
+from sigma0.bench.core.rows import AnyRow
+from sigma0.calibrate.bootstrap import Estimate
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Picture
+
+T = TypeVar("T")
+
+
+@contextmanager
+def measuring(threads: int | None = None, extra: str = "bench") -> Iterator[None]:
+    """Runs a benchmark on so many CPU threads; bad input, and a library that is not there, end it with one line."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with one_line_errors(), needs_extra(extra):
+        yield
+
+
+@contextmanager
+def step_bar(what: str, total: int, hidden: bool = False) -> Iterator[Callable[[], None]]:
+    """A progress bar that counts by itself: it yields what is called after each step."""
+    with progress_bar(what, total, hidden) as advance:
+        done = count(1)
+        yield lambda: advance(next(done))
+
+
+def percent(figure: Figure | Estimate | None, digits: int = 1) -> str:
+    """A share without its interval, - where there is none."""
+    return "-" if figure is None else f"{100 * figure.value:.{digits}f} %"
+
+
+def with_interval(
+    figure: Figure | Estimate | None, digits: int = 1, times: float = 100, unit: str = " %", sign: str = ""
+) -> str:
+    """A figure and its interval, by default a share in per cent; the sign is `+` for a difference."""
+    if figure is None:
+        return "-"
+    ends = (figure.low, figure.high) if isinstance(figure, Figure) else figure.interval
+    value, low, high = (f"{times * item:{sign}.{digits}f}" for item in (figure.value, *ends))
+    return f"{value}{unit} ({low} to {high})"
 
 
 @dataclass(frozen=True)
@@ -28,6 +69,23 @@ class BenchTable:
     # Headings of the columns that are aligned left; None: the first one. The others, numbers, stand right
     left: Collection[str] | None = None
 
+    @classmethod
+    def of(
+        cls,
+        columns: Mapping[str, Callable[[T], str]],
+        rows: Iterable[T],
+        title: str | None = None,
+        left: Collection[str] | None = None,
+    ) -> "BenchTable":
+        """A line for each of some objects, out of what makes the cell of each column."""
+        return cls(tuple(columns), [[cell(row) for cell in columns.values()] for row in rows], title, left)
+
+    @classmethod
+    def under(cls, headings: str, lines: Iterable[Sequence[str]], left: int = 1) -> "BenchTable":
+        """Lines under headings that are separated by bars, as in Markdown; so many columns stand left."""
+        names = headings.split(" | ")
+        return cls(names, list(lines), left=names[:left])
+
     def is_left(self, heading: str) -> bool:
         """Whether a column is aligned left."""
         return heading in (self.headings[:1] if self.left is None else self.left)
@@ -39,12 +97,7 @@ class BenchTable:
         return "\n".join([head, f"|{rule}|", *lines])
 
     def rich(self, no_wrap: Collection[str] = (), compact: bool = False) -> Table:
-        """The table for a terminal.
-
-        Args:
-            no_wrap: Headings of the columns whose cells are not broken over lines.
-            compact: Without a frame, for many columns.
-        """
+        """The table for a terminal; columns `no_wrap` are not broken over lines, and compact is without a frame."""
         table = Table(title=self.title, title_justify="left")
         if compact:
             table.box, table.padding = SIMPLE_HEAD, (0, 1, 0, 0)
@@ -54,16 +107,13 @@ class BenchTable:
             table.add_row(*cells)
         return table
 
+    def show(self, no_wrap: Collection[str] = (), compact: bool = False, width: int = 0) -> None:
+        """Prints the table as `rich` makes it, as if the terminal had so many columns at least."""
+        Console(width=max(Console().width, width)).print(self.rich(no_wrap, compact))
+
 
 def tell_rows(rows: Sequence[AnyRow], as_json: bool, table: Callable[[], None], closing: str) -> None:
-    """JSON lines, or a table and a line under it.
-
-    Args:
-        rows: What was measured.
-        as_json: Print the rows as JSON lines instead of a table.
-        table: Prints the table.
-        closing: The line under it: where the rows are.
-    """
+    """Prints rows as JSON lines, or their table and under it where they are."""
     if as_json:
         for row in rows:
             typer.echo(row.model_dump_json())
@@ -73,16 +123,7 @@ def tell_rows(rows: Sequence[AnyRow], as_json: bool, table: Callable[[], None], 
 
 
 def tell_report(report: Mapping[str, Any], out: Path | None, as_json: bool) -> bool:
-    """Writes a report to a file, and prints it where JSON is asked for.
-
-    Args:
-        report: Plain JSON values.
-        out: The file; None for none.
-        as_json: Whether it is printed.
-
-    Returns:
-        Whether tables are still to be printed in its place.
-    """
+    """Writes a report of plain JSON to a file, and prints it if asked to; whether tables are still to be printed."""
     text = json.dumps(report, indent=1)
     if out is not None:
         out.write_text(text + "\n")
@@ -92,15 +133,8 @@ def tell_report(report: Mapping[str, Any], out: Path | None, as_json: bool) -> b
 
 
 @contextmanager
-def drawing(paths: Sequence[Path], size: tuple[float, float], font: int = 10, dpi: int = 110) -> "Iterator[Figure]":
-    """A figure to draw on, which is written at the end: the same bytes for the same values.
-
-    Args:
-        paths: Files, .png or .svg.
-        size: Width and height in inches.
-        font: Size of the text in points.
-        dpi: Dots an inch.
-    """
+def drawing(paths: Sequence[Path], size: tuple[float, float], font: int = 10, dpi: int = 110) -> "Iterator[Picture]":
+    """A figure to draw on, which is written at the end as .png or .svg: the same bytes for the same values."""
     with needs_extra("bench"):
         import matplotlib
         from matplotlib.figure import Figure

@@ -58,12 +58,7 @@ class Trace:
 
 
 class ReplayRule(ExitRule):
-    """Stops each token at the loop that a trace says.
-
-    Args:
-        trace: For this model's number of loops.
-        config: What becomes of the tokens after their exits; its rule is not used.
-    """
+    """Stops each token at the loop that a trace for this model says; of the config its rule is not used."""
 
     def __init__(self, trace: Trace, config: ExitConfig) -> None:
         gate = ExitConfig(mode="qexit", after_exit=config.after_exit, redraft=config.redraft)
@@ -78,11 +73,7 @@ class ReplayRule(ExitRule):
 
 @contextmanager
 def replaying(model: Any, trace: Trace) -> Iterator[None]:
-    """Lets a model's tokens go the way of a trace, whatever exit rule it is called with.
-
-    Raises:
-        ValueError: If the trace is for another number of loops.
-    """
+    """Lets a model's tokens go the way of a trace, whatever exit rule it is called with."""
     if trace.total_loops != model.num_loops:
         raise ValueError(f"the trace is for {trace.total_loops} loops, the model has {model.num_loops}")
     model.exit_rule = partial(ReplayRule, trace)

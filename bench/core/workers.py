@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import typer
 from filelock import FileLock, Timeout
 from pydantic import JsonValue
 
@@ -46,9 +47,6 @@ class KeptResults:
     """Results by item, in a file that a run which broke off goes on with.
 
     Use it as a context: one run at a time has the file. A last line that a killed run left half-written is cut off.
-
-    Args:
-        path: Of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,19 +105,9 @@ class Pool:
         kept: KeptResults | None = None,
         advance: Callable[[int], None] = lambda done: None,
     ) -> list[Any]:
-        """Does all items, each by itself.
+        """Does all items, each by itself, but for those whose results were kept; `advance` is told how many are done.
 
-        Args:
-            function: Of a module that workers can import; takes an item, returns its result.
-            items: Plain JSON values.
-            kept: Results that were kept before, and where new ones are kept.
-            advance: Told how many items are done.
-
-        Returns:
-            The results, in the order of the items, as JSON gives them back.
-
-        Raises:
-            WorkerLost: If a worker dies over the same item twice.
+        The results come as JSON gives them back. A worker that dies over the same item twice is a `WorkerLost`.
         """
         keys = [key_of(function, item) for item in items]
         known = {} if kept is None else kept.results
@@ -168,15 +156,10 @@ class Pool:
 
 @contextmanager
 def worker_pool(workers: int, cpus: int = 1, gpus: int = 0) -> Iterator[Pool]:
-    """Worker processes for as long as the context lasts.
-
-    Args:
-        workers: At least one.
-        cpus: Processors that each takes.
-        gpus: GPUs that each takes.
+    """Worker processes that take some CPUs and GPUs each, for as long as the context lasts.
 
     Raises:
-        ValueError: For fewer workers, where Ray is not installed, or where no machine has what a worker takes.
+        ValueError: For fewer than one, where Ray is not installed, or where no machine has what a worker takes.
     """
     if workers < 1:
         raise ValueError(f"at least one worker, got {workers}")
@@ -197,17 +180,18 @@ def worker_pool(workers: int, cpus: int = 1, gpus: int = 0) -> Iterator[Pool]:
         yield Pool(workers, cpus, gpus)
 
 
+@contextmanager
+def keeping_pool(path: Path, what: str, workers: int, cpus: int, gpus: int) -> Iterator[tuple[Pool, KeptResults]]:
+    """Worker processes, and a file in which their results are kept until all are there; tells what was redone."""
+    with KeptResults(path) as kept, worker_pool(workers, cpus, gpus) as pool:
+        yield pool, kept
+        kept.forget()
+    if pool.redone:
+        typer.echo(f"{pool.redone} {what} were done again, since the worker that had them died", err=True)
+
+
 def check_room(machines: Sequence[Mapping[str, float]], cpus: int, gpus: int) -> None:
-    """Refuses what Ray would wait for without end.
-
-    Args:
-        machines: What each of the cluster has.
-        cpus: That a worker takes.
-        gpus: That a worker takes.
-
-    Raises:
-        ValueError: If no machine has as much.
-    """
+    """Refuses what Ray would wait for without end: CPUs and GPUs of a worker that no machine of a cluster has."""
     if not any(has.get("CPU", 0) >= cpus and has.get("GPU", 0) >= gpus for has in machines):
         raise ValueError(
             f"a worker takes {cpus} CPUs and {gpus} GPUs, and no machine of the cluster has them: "

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict
-from datetime import datetime, timezone
 from typing import Annotated, Any
 
 import torch
@@ -10,14 +9,14 @@ import typer
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from sigma0.bench.core.conditions import device_name, git_commit, weights_sha256
+from sigma0.bench.core.conditions import device_name, git_commit, utc_now, weights_sha256
 from sigma0.bench.core.options import ReportFile
-from sigma0.bench.core.output import tell_report
-from sigma0.bench.effort.measure import Ended, Rates, check, questions, simulate
+from sigma0.bench.core.output import measuring, step_bar, tell_report
+from sigma0.bench.effort.measure import Rates, check, questions, simulate
 from sigma0.bench.effort.report import POLICIES, EffortReport, PolicySummary, summarise
 from sigma0.bench.effort.table import table
 from sigma0.calibrate.bootstrap import share
-from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.console import progress_bar
 from sigma0.commands.options import AsJson, Threads
 from sigma0.models.load import load
 from sigma0.reason.chat import LocalChat
@@ -40,8 +39,7 @@ def effort(
     as_json: AsJson = False,
 ) -> None:
     """Success, false accepts and cost of five policies of verification effort, beside flat high effort."""
-    torch.set_num_threads(threads)
-    with one_line_errors():
+    with measuring(threads):
         if real:
             report = _measured(n or 40, seed, solver, verifier, temperature, as_json)
         else:
@@ -66,17 +64,16 @@ def _simulated(n: int, seed: int, rates: Rates, hidden: bool) -> EffortReport:
 
 
 def _measured(n: int, seed: int, solver: str, verifier: str, temperature: float, hidden: bool) -> EffortReport:
-    started = datetime.now(timezone.utc).isoformat()
+    started = utc_now()
     chats = {name: LocalChat(*load(name, dtype="float32"), name) for name in dict.fromkeys((solver, verifier))}
     items = list(questions(n, seed))
     summaries: list[PolicySummary] = []
-    runs: list[Ended] = []
-    with progress_bar("runs", n * len(POLICIES), hidden) as advance:
+    with step_bar("runs", n * len(POLICIES), hidden) as advance:
         for config in POLICIES:
             runs = []
             for place, item in enumerate(items):
                 runs.append(check(config, item, chats[solver], chats[verifier], temperature, place))
-                advance(n * len(summaries) + place + 1)
+                advance()
             summaries.append(summarise(config.policy, runs))
     settings = {
         "solver": solver,

@@ -71,12 +71,7 @@ class Ended:
 
 
 class Dice:
-    """Solves, verifies and corrects by chance, see `Rates`.
-
-    Args:
-        rates: The odds.
-        seed: Of the dice.
-    """
+    """Solves, verifies and corrects by chance, see `Rates`."""
 
     def __init__(self, rates: Rates, seed: int) -> None:
         self.rates = rates
@@ -128,14 +123,7 @@ def simulate(config: ProgressiveConfig, rates: Rates, seed: int) -> Ended:
 
 
 class WhereIs:
-    """One question after a place.
-
-    Args:
-        item: The question, of the family `where`.
-
-    Raises:
-        ValueError: For another family.
-    """
+    """One question after a place."""
 
     def __init__(self, item: Item) -> None:
         if item.family != "where":

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sigma0.bench.core.conditions import mean_of
 from sigma0.bench.effort.measure import Ended
-from sigma0.calibrate.bootstrap import Estimate, ratio, share
+from sigma0.calibrate.bootstrap import Estimate, share
 from sigma0.reason.progressive.policies import (
     DUAL_TRACK,
     HYBRID_DEFAULT,
@@ -58,12 +59,6 @@ def summarise(policy: str, runs: Sequence[Ended]) -> PolicySummary:
         accepted_wrong=share(len(accepted) - right, n),
         wrong_of_accepted=share(len(accepted) - right, len(accepted)) if accepted else None,
         right=share(sum(run.right for run in runs), n),
-        verifications=_mean([run.verifications for run in runs]),
-        cost=_mean([run.cost for run in runs]),
+        verifications=mean_of([run.verifications for run in runs]),
+        cost=mean_of([run.cost for run in runs]),
     )
-
-
-def _mean(values: Sequence[float]) -> Estimate:
-    result = ratio(values, [1.0] * len(values))
-    assert result is not None
-    return result

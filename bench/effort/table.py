@@ -1,8 +1,7 @@
 """The policies in a table, for the terminal and for Markdown."""
 
-from sigma0.bench.core.output import BenchTable
+from sigma0.bench.core.output import BenchTable, with_interval
 from sigma0.bench.effort.report import EffortReport
-from sigma0.calibrate.bootstrap import Estimate
 
 HEADINGS = ("policy", "right, accepted", "wrong, accepted", "wrong of accepted", "right in the end", "verifications")
 
@@ -12,13 +11,12 @@ def table(report: EffortReport) -> BenchTable:
     cells = [
         (
             item.policy,
-            *("-" if share is None else _told(share, 100, " %") for share in
-              (item.accepted_right, item.accepted_wrong, item.wrong_of_accepted, item.right)),
-            _told(item.verifications),
-            _told(item.cost),
+            *map(with_interval, (item.accepted_right, item.accepted_wrong, item.wrong_of_accepted, item.right)),
+            with_interval(item.verifications, times=1, unit=""),
+            with_interval(item.cost, times=1, unit=""),
         )
         for item in report.policies
-    ]  # fmt: skip
+    ]
     return BenchTable((*HEADINGS, report.unit), cells, title(report))
 
 
@@ -27,8 +25,3 @@ def title(report: EffortReport) -> str:
     if report.kind == "simulation":
         return "SIMULATED with stated odds, not measured"
     return f"measured: {report.settings['solver']} verified by {report.settings['verifier']}"
-
-
-def _told(result: Estimate, times: int = 1, unit: str = "") -> str:
-    low, high = result.interval
-    return f"{times * result.value:.1f}{unit} ({times * low:.1f} to {times * high:.1f})"

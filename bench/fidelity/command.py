@@ -6,24 +6,32 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
-import torch
 import typer
 from pydantic import TypeAdapter, ValidationError
 
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import append_row, read_rows, repair
 from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile, WorkerCount
-from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.output import measuring, tell_rows
 from sigma0.bench.core.rows import FidelityRow
-from sigma0.bench.core.workers import KeptResults, worker_pool
+from sigma0.bench.core.workers import keeping_pool
 from sigma0.bench.fidelity.grid import MODES, plan
 from sigma0.bench.fidelity.runs import do_item
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
-from sigma0.commands.console import one_line_errors, progress_bar
-from sigma0.commands.options import KV, Device, ModelArgument, Quantization, Recurrence, StatedDtype, Stride
+from sigma0.commands.console import progress_bar
+from sigma0.commands.options import (
+    KV,
+    Device,
+    ModelArgument,
+    Quantization,
+    Recurrence,
+    StatedDtype,
+    Stride,
+    check_known,
+)
 from sigma0.config import AfterExit, ExitConfig
-from sigma0.errors import needs_extra, one_line
+from sigma0.errors import one_line
 from sigma0.models.load import load
 
 TASK = "pocket"
@@ -60,8 +68,7 @@ def fidelity(
     setting, and the rows are those of one worker but for their times, which are taken in this process. With --kv full
     depth reads K/V in few bits too; what those cost is told by `kv`.
     """
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
+    with measuring(threads):
         from sigma0.bench.fidelity.measure import open_bench
         from sigma0.bench.fidelity.table import print_rows
 
@@ -111,15 +118,11 @@ def _spread(
         return
     gpus = int(loaded["options"]["device"] == "cuda")
     path = out.with_name(f".{out.stem}-{run}.work.jsonl")
-    with KeptResults(path) as kept, worker_pool(workers, loaded["threads"], gpus) as pool:
+    with keeping_pool(path, "items", workers, loaded["threads"], gpus) as (pool, kept):
         yield lambda items: pool.spread(do_item, [{**item, "loaded": loaded} for item in items], kept)
-        kept.forget()
-        if pool.redone:
-            typer.echo(f"{pool.redone} items were done again, since the worker that had them died", err=True)
 
 
 def _prompts(source: str, n: int) -> tuple[list[Prompt], str]:
-    """The prompts, and where they come from."""
     if source == TASK:
         return list(micro_world(n)), f"{TASK}, test split, seed 0"
     result = list(islice(read_prompts(Path(source)), n))
@@ -131,8 +134,7 @@ def _prompts(source: str, n: int) -> tuple[list[Prompt], str]:
 def _after(text: str) -> list[AfterExit]:
     known = get_args(AfterExit)
     for name in text.split(","):
-        if name not in known:
-            raise ValueError(f"no such setting of after_exit: {name!r}; there are {', '.join(known)}")
+        check_known("setting of after_exit", name, known)
         # Told here, before anything is measured, if it cannot be had.
         ExitConfig(after_exit=cast(AfterExit, name))
     return [cast(AfterExit, name) for name in dict.fromkeys(text.split(","))]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sigma0.bench.core.rows import Promise, row_key
+from sigma0.commands.options import check_known
 from sigma0.config import AfterExit, ExitConfig
 from sigma0.models.exit_thresholds import ExitThresholds
 
@@ -59,22 +60,16 @@ def plan(
     grid: Mapping[str, Sequence[float]],
     calibrated: ExitThresholds | None = None,
 ) -> list[Setting]:
-    """All settings to measure, full depth first.
+    """All settings to measure, full depth first, which is always among them.
 
-    Args:
-        modes: Some of `MODES`; full depth is always among them.
-        after: What becomes of the deeper loops. Where that changes nothing (`full`, `fixed`, the baselines), a mode
-            is measured once.
-        total_loops: T.
-        grid: Thresholds to use in place of those in `GRID`.
-        calibrated: Those of the model, each measured in its place beside the grid of its rule.
+    Where what becomes of the deeper loops changes nothing (`full`, `fixed`, the baselines), a mode is measured once. A
+    grid replaces thresholds of `GRID`; those that the model was calibrated to stand in their places beside it.
 
     Raises:
         ValueError: For an unknown mode, an empty list or a threshold out of range.
     """
     for name in (*modes, *grid):
-        if name not in MODES:
-            raise ValueError(f"no such mode: {name!r}; there are {', '.join(MODES)}")
+        check_known("mode", name, MODES)
     for name, values in grid.items():
         if name not in GRID:
             raise ValueError(f"mode {name!r} has no grid; {', '.join(GRID)} have")
@@ -104,7 +99,6 @@ def plan(
 
 
 def _calibrated(mode: str, thresholds: ExitThresholds) -> Setting | None:
-    """A rule at its calibrated threshold; None where the model has none."""
     name = mode.replace("-", "_")
     record = getattr(thresholds, name)
     return None if record is None else Setting(mode, thresholds.configs()[name], Promise.of(record))

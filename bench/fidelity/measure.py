@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from random import Random
 from statistics import median
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.core.conditions import Conditions, Figure
+from sigma0.bench.core.conditions import Conditions, Figure, utc_now
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.core.rows import DepthRow, DepthSample, FidelityRow
 from sigma0.bench.fidelity.grid import Setting, threshold
@@ -55,7 +54,7 @@ class Bench:
         return FidelityRow.model_validate(
             {
                 **self.conditions.model_dump(),
-                "time": _now(),
+                "time": utc_now("seconds"),
                 "mode": setting.mode,
                 "after_exit": setting.config.after_exit,
                 "settings": setting.parameters,
@@ -82,7 +81,7 @@ class Bench:
             samples.append(DepthSample(prompt=self.tokenizer.decode(list(prompt)), tokens=tuple(tokens)))
         return DepthRow(
             **self.conditions.model_dump(),
-            time=_now(),
+            time=utc_now("seconds"),
             mode=config.mode,
             after_exit=config.after_exit,
             settings=threshold(config),
@@ -184,18 +183,21 @@ class Bench:
             for turn in range(ROUNDS):
                 # Whoever comes first may find the caches cold: they take turns.
                 for is_full in (True, False) if turn % 2 == 0 else (False, True):
-                    (full if is_full else mine).append(self._timed(_FULL_SETTING if is_full else setting, number))
+                    job = self._job(_FULL_SETTING if is_full else setting, number)
+                    (full if is_full else mine).append(run_job(self.model, job))
             theirs.append((len(full[0].ids), median(run.seconds for run in full)))
             ours.append((len(mine[0].ids), median(run.seconds for run in mine)))
         speeds = np.array(ours)  # [N, tokens and seconds]
         others = np.array(theirs)
-        speed = float(speeds[:, 0].sum() / speeds[:, 1].sum())
-        if setting.mode == "full":
-            return speed, None
-        return speed, Figure.of(bootstrap(lambda drawn: _speed_ratio(speeds[drawn], others[drawn]), len(ours)))
 
-    def _timed(self, setting: Setting, number: int) -> FreeRun:
-        return run_job(self.model, self._job(setting, number))
+        def rate(timed: NDArray[np.float64]) -> float:
+            tokens, seconds = timed.sum(0)
+            return float(tokens / seconds)
+
+        if setting.mode == "full":
+            return rate(speeds), None
+        ratio_of = bootstrap(lambda drawn: rate(speeds[drawn]) / rate(others[drawn]), len(ours))
+        return rate(speeds), Figure.of(ratio_of)
 
 
 def open_bench(
@@ -207,28 +209,12 @@ def open_bench(
     settings: Sequence[Setting],
     spread: Callable[[list[Any]], list[Any]] | None = None,
 ) -> Bench:
-    """Continues the prompts at full depth, and reads the texts at every loop, once for the rules of all settings.
-
-    Args:
-        model: The looped model.
-        tokenizer: Its tokenizer.
-        conditions: What the rows say of the run.
-        prompts: Ids of the prompts.
-        answers: The known answer of each, or None.
-        settings: All that are to be measured.
-        spread: As `Work` has it.
-    """
+    """Continues the prompts at full depth, and reads the texts at every loop, once for the rules of all settings."""
     doing = Work(model, spread)
     full = doing.free([FreeJob(prompt, FULL, conditions.max_new_tokens) for prompt in prompts])
     texts = [ForcedText((*prompt, *run.ids), len(run.ids)) for prompt, run in zip(prompts, full, strict=True)]
     readings = doing.read(texts, {item.key: replace(item.config, after_exit="finish") for item in settings})
     return Bench(model, tokenizer, conditions, prompts, answers, texts, readings, full, doing)
-
-
-def _speed_ratio(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> float:
-    """Tokens a second over tokens a second, from `[N, tokens and seconds]`."""
-    mine, full = ours.sum(0), theirs.sum(0)
-    return float((mine[0] / mine[1]) / (full[0] / full[1]))
 
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:
@@ -237,7 +223,3 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
         if left != right:
             return place
     return min(len(first), len(second))
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

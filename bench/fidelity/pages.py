@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-from sigma0.bench.core.conditions import short_commit
-from sigma0.bench.core.ledger import AnyRow
-from sigma0.bench.core.rows import FidelityRow
+from sigma0.bench.core.rows import AnyRow, FidelityRow
 from sigma0.bench.fidelity.grid import GRID
 from sigma0.bench.fidelity.table import SHORT_COLUMNS, calibrated, markdown
 
@@ -25,11 +23,9 @@ def latest_runs(rows: Sequence[AnyRow]) -> dict[str, list[AnyRow]]:
 
 def conditions_text(row: FidelityRow) -> str:
     """What the rows of a run were measured with, in a sentence or two."""
-    versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
     return (
         f"{row.named}: {row.n} prompts ({row.prompts}), at most {row.max_new_tokens} new tokens, batch "
-        f"{row.batch_size}, {row.dtype}, {row.device}, {row.threads} thread(s), {versions}, "
-        f"commit {short_commit(row.commit)}."
+        f"{row.batch_size}, {row.dtype}, {row.device}, {row.threads} thread(s), {row.code}."
     )
 
 

@@ -41,12 +41,7 @@ _DARK = 1.5
 
 
 def draw_trade_off(rows: Sequence[FidelityRow], paths: Sequence[Path]) -> None:
-    """Draws two measures of fidelity, one above the other, against the three savings.
-
-    Args:
-        rows: All rows of one run.
-        paths: Files to write, .png or .svg.
-    """
+    """Draws two measures of fidelity of one run, one above the other, against the three savings."""
     with drawing(paths, (12, 8)) as picture:
         axes = picture.subplots(2, 3, sharey="row", sharex="col")
         for line, (fidelity, title) in zip(axes, FIDELITIES.items(), strict=True):

@@ -92,12 +92,7 @@ def run_job(model: Any, job: FreeJob) -> FreeRun:
 
 
 class Work:
-    """Whoever does it.
-
-    Args:
-        model: A looped model in this process.
-        spread: Has items of plain JSON values done by workers, each by `do_item`; None does them here.
-    """
+    """Whoever does it: a looped model in this process, or workers, each by `do_item`, to whom items are spread."""
 
     def __init__(self, model: Any, spread: Callable[[list[Any]], list[Any]] | None = None) -> None:
         self._spread = spread or (lambda items: [_done(model, item) for item in items])
@@ -165,7 +160,6 @@ def _readings(output: Any) -> LoopReadings:
 
 @lru_cache(maxsize=1)
 def _model(loaded: str) -> Any:
-    """The model of a worker, loaded once."""
     output = json.loads(loaded)
     torch.set_num_threads(output["threads"])
     return load(output["name"], **output["options"])[0]

@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
-
-from sigma0.bench.core.conditions import Figure
-from sigma0.bench.core.output import BenchTable
-from sigma0.bench.core.rows import FidelityRow
+from sigma0.bench.core.output import BenchTable, percent, with_interval
+from sigma0.bench.core.rows import FidelityRow, QuantizationRow
 
 # Columns that are shares, and the figures in them.
 _SHARES = {
@@ -37,43 +34,28 @@ def oracle_share(row: FidelityRow, rows: Sequence[FidelityRow]) -> float | None:
 
 def _cells(row: FidelityRow, of: Sequence[FidelityRow], with_intervals: Sequence[str] = ()) -> dict[str, str]:
     """One row as text, by column; some columns show intervals."""
-    speed = row.speed_ratio
+    share = oracle_share(row, of)
     cells = {
         "rule": label(row),
         "after": row.after_exit,
         "promised": "-" if row.promise is None else f"{100 * row.promise.agreement:g} %",
         "KL": f"{row.kl.value:.4f}",
         "depth": "-" if row.mean_depth is None else f"{row.mean_depth.value:.2f}",
-        "of oracle": share_text(oracle_share(row, of)),
+        "of oracle": "-" if share is None else f"{100 * share:.1f} %",
         "head rows": "-" if row.new_tokens <= row.n else f"{row.head_rows / (row.new_tokens - row.n):.2f}",
-        "speed": "-" if speed is None else f"{speed.value:.2f}",
+        "speed": with_interval(row.speed_ratio, 2, 1, ""),
     }
-    if speed is not None and "speed" in with_intervals:
-        cells["speed"] += f" ({speed.low:.2f} to {speed.high:.2f})"
+    if "speed" not in with_intervals:
+        cells["speed"] = cells["speed"].partition(" ")[0]
     for column, name in _SHARES.items():
         cells[column] = (with_interval if column in with_intervals else percent)(getattr(row, name))
     return cells
 
 
-def label(row: FidelityRow) -> str:
+def label(row: FidelityRow | QuantizationRow) -> str:
     """A mode and its parameters."""
     settings = ", ".join(f"{name} {value}" for name, value in row.settings.items())
     return f"{row.mode} ({settings})" if settings else row.mode
-
-
-def percent(figure: Figure | None) -> str:
-    """A share without its interval."""
-    return share_text(None if figure is None else figure.value)
-
-
-def share_text(value: float | None) -> str:
-    """A share in per cent, - where there is none."""
-    return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def with_interval(figure: Figure | None) -> str:
-    """A share and its interval."""
-    return "-" if figure is None else f"{100 * figure.value:.1f} % ({100 * figure.low:.1f} to {100 * figure.high:.1f})"
 
 
 def print_rows(rows: Sequence[FidelityRow]) -> None:
@@ -81,20 +63,15 @@ def print_rows(rows: Sequence[FidelityRow]) -> None:
     first = rows[0]
     title = f"{first.model}, {first.n} prompts ({first.prompts}), {first.dtype}"
     lines = [[cells[column] for column in COLUMNS] for cells in (_cells(row, rows) for row in rows)]
-    table = BenchTable(COLUMNS, lines, title, left=COLUMNS[:2])
-    Console(width=max(Console().width, 180)).print(table.rich(no_wrap=("rule",)))
+    BenchTable(COLUMNS, lines, title, left=COLUMNS[:2]).show(no_wrap=("rule",), width=180)
 
 
 def markdown(
     rows: Sequence[FidelityRow], of: Sequence[FidelityRow], intervals: bool = False, columns: Sequence[str] = COLUMNS
 ) -> str:
-    """Rows as a Markdown table.
+    """Rows of a run, `of` all of its rows, as a Markdown table of some of `COLUMNS`.
 
-    Args:
-        rows: What to show.
-        of: All rows of the run, the oracle's among them.
-        intervals: Whether all shares carry theirs; that of the new tokens always does.
-        columns: Some of `COLUMNS`, in their order.
+    All shares carry intervals, or that of the new tokens alone.
     """
     shown = COLUMNS if intervals else ("new tokens",)
     lines = [[cells[column] for column in columns] for cells in (_cells(row, of, shown) for row in rows)]

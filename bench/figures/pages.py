@@ -71,11 +71,15 @@ def _values(results: Results) -> dict[str, dict[str, Any]]:
     load, kernels = latest_load(rows, "finish"), read("kernels-compiled")
     proximity, lossless = read("proximity"), read("lossless-pocket-large")
     evaluations, studies = ({name: read(kind.format(name)) for name in SHIPPED} for kind in ("{}-eval", "stability-{}"))
+    stored = [
+        f"## {run[0].model}, {run[0].dtype}, {run[0].context or 'own'} ids\n\n{kv.whole([run]).rstrip()}"
+        for run in kv.latest_kv(rows)
+    ]
     areas = [(name, f"{value:.4f}") for name, value in proximity["roc_area"].items()]
     return {
         "speed": {"parts": _parts(speed_parts(rows))},
         "quantization": {"parts": _parts(map(quantization.whole, quantization.latest_quantization(rows)))},
-        "kv": {"parts": _parts(_kv(results))},
+        "kv": {"parts": _parts(stored)},
         "humaneval": {"parts": humaneval.markdown(humaneval.latest_humaneval(rows))},
         "strategyqa": {"parts": _parts(map(strategyqa.whole, strategyqa.latest_levels(rows)))},
         "answers": {
@@ -158,13 +162,6 @@ def _ladder(results: Results) -> dict[str, Any]:
         "right": [100 * share for share in (routes.small_right, routes.large_right, routes.either_right)],
         "route_table": BenchTable(HEADINGS, route_cells(routes)).markdown(),
     }
-
-
-def _kv(results: Results) -> list[str]:
-    parts: list[str] = []
-    for run in kv.latest_kv(results.rows):
-        parts += [f"## {run[0].model}, {run[0].dtype}, {run[0].context or 'own'} ids", kv.whole([run]).rstrip()]
-    return parts
 
 
 def _effort(results: Results) -> list[str]:

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from sigma0.bench.core.conditions import Provenance, read_report, short_commit, stale_mark
-from sigma0.bench.core.ledger import AnyRow, read_rows
+from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.core.rows import AnyRow
 from sigma0.bench.verdict.measure import VerdictReport
 from sigma0.bench.verdict.promise import PromiseReport
 from sigma0.calibrate.confidence import FeatureFigure

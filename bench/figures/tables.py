@@ -5,15 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sigma0.bench.core.conditions import stale_mark
-from sigma0.bench.core.output import BenchTable
+from sigma0.bench.core.output import BenchTable, percent, with_interval
 from sigma0.bench.core.rows import FidelityRow, LadderRow, ServeRow, VllmRow
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.fidelity.pages import latest_runs
 from sigma0.bench.fidelity.table import label as rule_label
-from sigma0.bench.fidelity.table import percent, with_interval
 from sigma0.bench.figures.results import Results
 from sigma0.bench.ladder.tables import ladder_runs
-from sigma0.bench.pocket.card import forms_table, model_card
+from sigma0.bench.pocket.card import estimate_text, forms_table, model_card
 from sigma0.bench.serving.table import never_rows
 from sigma0.bench.simulation.inputs import read_inputs
 from sigma0.bench.simulation.table import checks_table
@@ -68,6 +67,7 @@ def blocks(results: Results) -> dict[str, dict[str, str]]:
     front = fidelity_runs(results)["pocket-large"]
     inputs, _ = read_inputs(results.root / "bench" / "results" / "simulation-inputs.json")
     mark = stale_mark({front[0].model: front[0].model_sha256})
+    ended = [[text["kind"], f"{text['ended']}", f"{text['texts']}"] for text in results.json("collapse")["texts"]]
     return {
         "README.md": {"headline": marked(headline_table(results), mark)},
         "weights.md": cards,
@@ -78,7 +78,7 @@ def blocks(results: Results) -> dict[str, dict[str, str]]:
         "serve/README.md": {"never": never_table(never_rows(results.rows))},
         "serve/vllm/README.md": {"drafts": vllm_table([row for row in results.rows if isinstance(row, VllmRow)])},
         "sigma0/signals/README.md": {
-            "collapse": marked(collapse_table(results.json("collapse")["texts"]), results.stale("collapse")),
+            "collapse": marked(_table("text | ended | of", ended), results.stale("collapse")),
             "grounding": grounding_table(results.json("grounding")["detections"]),
         },
     }
@@ -126,12 +126,7 @@ def headline_table(results: Results) -> str:
 
 
 def _table(headings: str, lines: Sequence[Sequence[str]], left: int = 1) -> str:
-    names = headings.split(" | ")
-    return BenchTable(names, lines, left=names[:left]).markdown()
-
-
-def _ratio(row: ServeRow | VllmRow) -> str:
-    return f"{row.speed_ratio.value:.2f} ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})"
+    return BenchTable.under(headings, lines, left).markdown()
 
 
 def pass_table(results: Results) -> str:
@@ -161,20 +156,20 @@ def areas_table(areas: Mapping[str, float]) -> str:
 def never_table(rows: Sequence[ServeRow]) -> str:
     """What an exit rule that is never met costs."""
     return _table(
-        "clients | of full depth's speed | rounds", [[f"{row.amount:g}", _ratio(row), f"{row.rounds}"] for row in rows]
+        "clients | of full depth's speed | rounds",
+        [[f"{row.amount:g}", with_interval(row.speed_ratio, 2, 1, ""), f"{row.rounds}"] for row in rows],
     )
 
 
 def vllm_table(rows: Sequence[VllmRow]) -> str:
     """Tokens a second over vLLM's own, of the last run."""
     last = max(row.time for row in rows)
-    lines = [[row.way, f"{row.clients}", _ratio(row)] for row in rows if row.time == last and row.way != "vllm"]
+    lines = [
+        [row.way, f"{row.clients}", with_interval(row.speed_ratio, 2, 1, "")]
+        for row in rows
+        if row.time == last and row.way != "vllm"
+    ]
     return _table("way | clients | tokens/s over vLLM's, least to greatest", lines)
-
-
-def collapse_table(texts: Sequence[Mapping[str, Any]]) -> str:
-    """Which texts the default of `on_collapse` ended."""
-    return _table("text | ended | of", [[t["kind"], f"{t['ended']}", f"{t['texts']}"] for t in texts])
 
 
 def grounding_table(detections: Sequence[Mapping[str, Any]]) -> str:
@@ -230,8 +225,7 @@ def calibrated_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
                 if key in ("q", "theta", "eps", "patience") and value is not None
             )
             check = rule["check"]
-            low, high = check["agreement"]["interval"]
-            kept = f"{_percent(check['agreement']['value'])} ({100 * low:.1f} to {100 * high:.1f})"
+            kept = estimate_text(check["agreement"], 1, 100, "{} % ({} to {})")
             shares = [_percent(check[key]["value"]) for key in ("same", "passes_saved")]
             promised = f"{100 * rule['agreement']:g} %"
             lines.append([name, f"{rule['mode']} ({settings})", promised, kept, *shares])
@@ -347,22 +341,17 @@ def _passes_table(reports: Sequence[Mapping[str, Any]]) -> str:
     for cost in (cost for report in reports for cost in report["costs"] if cost["exit_config"]["redraft"]):
         config = ExitConfig.parse(cost["exit_config"])
         settings = ", ".join(f"{name} = {value}" for name, value in threshold(config).items())
-        low, high = cost["passes"]["interval"]
-        output = f"{100 * cost['passes']['value']:.1f} ({100 * low:.1f} to {100 * high:.1f})"
-        rules.setdefault(f"{config.mode}, {settings}", []).append(output)
+        rules.setdefault(f"{config.mode}, {settings}", []).append(estimate_text(cost["passes"], 1, 100))
     headings = " | ".join(("rule", *(f"T = {report['total_loops']}" for report in reports)))
     return _table(headings, [[rule, *cells] for rule, cells in rules.items()])
 
 
 def _radius_table(study: Mapping[str, Any]) -> str:
     """Quartiles of the two radii, and how they rank with each other."""
-    correlation = study["rank_correlation"]
-    low, high = correlation["interval"]
     headings = "wrong answers | fit speaks | path's radius | map's radius | path's below the map's | rank correlation"
     radii = (" / ".join(f"{item:.2f}" for item in study[name]) for name in ("radius", "jacobian"))
     shares = [_percent(study[name]) for name in ("wrong", "spoke", "below")]
-    ranks = f"{correlation['value']:.2f} ({low:.2f} to {high:.2f})"
-    return _table(headings, [[*shares[:2], *radii, shares[2], ranks]])
+    return _table(headings, [[*shares[:2], *radii, shares[2], estimate_text(study["rank_correlation"], 2)]])
 
 
 def _percent(value: float) -> str:

@@ -39,11 +39,7 @@ def generated(root: Path) -> dict[str, str]:
 
 
 def rewritten(text: str, parts: Mapping[str, str], name: str = "the text") -> str:
-    """A text with its blocks and what its commands print as they should be.
-
-    Raises:
-        ValueError: For a block that nothing generates, or that does not stand in the text.
-    """
+    """A text with its blocks and what its commands print as they should be."""
     stand = [match[1] for match in _BLOCK.finditer(text)]
     if sorted(stand) != sorted(parts):
         raise ValueError(f"blocks {sorted(stand)} stand in {name}, {sorted(parts)} are generated")

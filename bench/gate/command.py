@@ -1,21 +1,18 @@
 """`python -m sigma0.bench gate`: what the exit gate knows."""
 
-import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from sigma0.bench.core.options import ExitJson, StorySeed
-from sigma0.bench.core.output import BenchTable, tell_report
+from sigma0.bench.core.options import ExitJson, StorySeed, parsed_exit
+from sigma0.bench.core.output import BenchTable, measuring, tell_report
 from sigma0.bench.pocket.card import Figures, correlation_rows, doubt_rows, estimate_text
 from sigma0.calibrate.agreement import THRESHOLD
-from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.console import progress_bar
 from sigma0.commands.options import AsJson, Device, ModelArgument, StatedDtype, Threads
-from sigma0.config import ExitConfig
-from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 
@@ -32,14 +29,12 @@ def gate(
     as_json: AsJson = False,
 ) -> None:
     """Exit depth beside difficulty and the oracles, and saturation as a sign of a wrong answer."""
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
+    with measuring(threads):
         from sigma0.bench.gate.measure import measure_gate
 
-        config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
         looped, tokenizer = load(model, device=device, dtype=dtype)
         with progress_bar("questions", 2 * n + 4, hidden=as_json) as advance:
-            report = measure_gate(looped, tokenizer, model, config, n, rules_n, split, seed, advance)
+            report = measure_gate(looped, tokenizer, model, parsed_exit(exit_config), n, rules_n, split, seed, advance)
     if tell_report(report, None, as_json):
         _print(report)
 
@@ -95,9 +90,5 @@ def _print(report: Figures) -> None:
     show(title, headings, cells, "same: answers equal to full depth's; passes, rows: passes_saved, rows_saved")
 
 
-def _percent(share: Figures) -> str:
-    return estimate_text(share, 1, 100, "{} [{}, {}]")
-
-
-def _estimate(estimate: Figures) -> str:
-    return estimate_text(estimate, 2, form="{} [{}, {}]")
+_estimate = partial(estimate_text, digits=2, form="{} [{}, {}]")
+_percent = partial(estimate_text, digits=1, scale=100, form="{} [{}, {}]")

@@ -53,16 +53,8 @@ def measure_gate(
 ) -> Figures:
     """Ask one question about each of n stories of the micro-world, every other one as chat.
 
-    Args:
-        model: A looped model.
-        tokenizer: Its tokenizer; answers end in `<|im_end|>`.
-        name: What the report calls the model.
-        exit_config: The rule to look at; by default the checkpoint's own.
-        n: Questions, at least 2.
-        rules_n: The first of them, on which the rules are compared, at least 2.
-        split: "train" or "test".
-        seed: Seed of the stories.
-        on_step: Told the steps done; there are 2 n and one for each rule.
+    Answers end in `<|im_end|>`. By default the rule is the checkpoint's own; the rules are compared on the first
+    `rules_n` questions. `on_step` is told of 2 n steps and one for each rule.
 
     Returns:
         Plain JSON values. Depths of groups of tokens (`by_kind`; of answer tokens and of the keys among them
@@ -145,22 +137,10 @@ def compare_rules(
 ) -> dict[str, Figures | None]:
     """Choose a threshold for each rule on n calibration stories, and measure it on n of another split.
 
-    Args:
-        model: A looped model.
-        tokenizer: Its tokenizer.
-        n: Questions in each.
-        split: Where it is measured: "train" or "test".
-        seed: Seed of the stories.
-        target: The least agreement on answer tokens.
-        on_rule: Told how many of the rules are done.
-
     Returns:
         For each rule of `GRIDS` its settings, the share of all teacher-forced tokens with full depth's argmax at the
         exit (`agreement`) and of answer tokens alone, the mean exit `depth` of these, and `free` runs beside full
-        depth; None where none of its thresholds reaches the target.
-
-    Raises:
-        ValueError: On the calibration split, or a target outside (0, 1].
+        depth; None where none of its thresholds reaches the target, an agreement on answer tokens.
     """
     _check_measured_split(split)
     if not 0 < target <= 1:

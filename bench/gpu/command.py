@@ -56,11 +56,7 @@ def gpu(
 def run(wanted: list[Part], folder: Path, until: float, worker: tuple[str, ...] = _WORKER) -> bool:
     """Runs parts in one process, and those behind one that ended it in a new one; whether none failed.
 
-    Args:
-        wanted: The parts.
-        folder: Of the results.
-        until: When it is to be done, as `time.time()` tells it.
-        worker: The command of that process.
+    All is to be done by `until`, as `time.time()` tells it; `worker` is the command of that process.
     """
     outcomes, whole = Outcomes(folder), True
     while any(item.seconds <= until - time.time() for item in wanted):

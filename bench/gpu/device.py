@@ -11,8 +11,7 @@ import typer
 from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import ReportFile
-from sigma0.bench.core.output import tell_report
-from sigma0.commands.console import one_line_errors
+from sigma0.bench.core.output import measuring, tell_report
 from sigma0.commands.options import AsJson, Threads
 from sigma0.models.load import resolve_device
 
@@ -26,8 +25,7 @@ def device(
     as_json: AsJson = False,
 ) -> None:
     """Facts of a device, versions of the libraries, and the bandwidth of a plain copy, measured."""
-    torch.set_num_threads(threads)
-    with one_line_errors():
+    with measuring(threads):
         place = torch.device(resolve_device(device))
         facts: dict[str, Any] = {
             "device": device_name(place),

@@ -105,11 +105,8 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Compares every rule with full depth, alone and among 16 rows, one row with its likes; dependent launch with none.
 
-    Args:
-        device: Where; kernels run on CUDA, plain torch elsewhere.
-        shapes: Of random weights in bfloat16, which have four loops.
-        passes: Of one text with dependent launch and without.
-        new_tokens: Of the other texts.
+    Kernels run on CUDA, plain torch elsewhere, with random weights of some shapes in bfloat16, which have four loops.
+    With dependent launch and without, one text has so many passes.
 
     Returns:
         For each pair: `shape`, the runner that was `asked` for, the `runner` that ran, `pair`, `rows`, `passes`,
@@ -158,11 +155,7 @@ def _with_pdl(switch: str, model: Any, ids: Tensor, config: ExitConfig, new_toke
 
 
 def equality(device: str, shapes: Sequence[str], passes: int, out: Path) -> None:
-    """Writes what `compare` finds as JSON.
-
-    Raises:
-        AssertionError: Naming the pairs whose bits differ and must not.
-    """
+    """Writes what `compare` finds as JSON; an AssertionError names the pairs whose bits differ and must not."""
     result = compare(device, shapes, passes)
     out.write_text(json.dumps(result, indent=1) + "\n")
     differ = [

@@ -77,11 +77,9 @@ def pass_profile(decoder: Ours) -> dict[str, Any]:
 
 
 def kernels_of(spans: list[tuple[float, float, str]], passes: int) -> dict[str, Any]:
-    """What `pass_profile` tells of kernels.
+    """What `pass_profile` tells of kernels, spread over some passes.
 
-    Args:
-        spans: Start, end (microseconds) and name of each, by their start; those of the prompt's last token count too.
-        passes: Over which they are spread.
+    `spans` are start, end (microseconds) and name of each, by their start; those of the prompt's last token count too.
     """
     took: dict[str, list[float]] = {}
     busy, until = 0.0, float("-inf")

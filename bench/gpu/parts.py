@@ -64,12 +64,7 @@ REHEARSAL: dict[str, Any] = {
 
 
 def parts(sizes: dict[str, Any], out: Path) -> list[Part]:
-    """All measurements, in the order in which they are run.
-
-    Args:
-        sizes: How much is measured: `DAY` or `REHEARSAL`.
-        out: Folder of the results.
-    """
+    """All measurements, in the order in which they are run, of the sizes `DAY` or `REHEARSAL`; results lie in `out`."""
     shape, (context, *longer), first = sizes["shape"], sizes["contexts"], sizes["runners"][0]
     place: dict[str, Any] = {"device": sizes["device"], "dtype": "bfloat16"}
     output: dict[str, Any] = {"as_json": True}
@@ -127,15 +122,7 @@ def parts(sizes: dict[str, Any], out: Path) -> list[Part]:
 
 
 def named(every: Sequence[Part], names: str) -> list[Part]:
-    """Parts by their names.
-
-    Args:
-        every: All parts.
-        names: Parted by commas; "" for all.
-
-    Raises:
-        ValueError: For a name that no part has.
-    """
+    """Parts by their names, comma-separated; "" for all."""
     if not names:
         return list(every)
     by_name = {part.name: part for part in every}
@@ -147,11 +134,7 @@ def named(every: Sequence[Part], names: str) -> list[Part]:
 
 
 class Outcomes:
-    """How parts began and ended, in `done.jsonl` of a folder: lines of `key`, `part`, `state`, `seconds` and `why`.
-
-    Args:
-        folder: Of the results; made with the first line.
-    """
+    """How parts began and ended, in `done.jsonl` of a folder: lines of `key`, `part`, `state`, `seconds` and `why`."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "done.jsonl"

@@ -31,13 +31,7 @@ PATIENCE, _LEAST = 3.0, 30.0
 
 
 def work(wanted: list[Part], folder: Path, until: float) -> None:
-    """Measures part by part; one whose expected time no longer fits is left out.
-
-    Args:
-        wanted: The parts.
-        folder: Of the results.
-        until: When it is to be done, as `time.time()` tells it.
-    """
+    """Measures part by part until a `time.time()`; one whose expected time no longer fits is left out."""
     outcomes = Outcomes(folder)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     for number, part in enumerate(wanted, start=1):

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from sigma0.bench.core.options import ReportFile
 from sigma0.bench.core.output import BenchTable, tell_report
@@ -38,4 +37,4 @@ def grounding(
         shown = {**item, "recall": f"{item['recall']:.1%}", "precision": f"{item['precision']:.1%}"}
         columns = ("kind", "falsified", "found", "recall", "untouched", "false_alarms", "precision")
         cells.append([str(shown[column]) for column in columns])
-    Console().print(BenchTable(headings, cells, f"facts of {facts.name}").rich())
+    BenchTable(headings, cells, f"facts of {facts.name}").show()

@@ -25,11 +25,7 @@ class Case:
 
 
 def read_facts(path: Path) -> list[tuple[str, ...]]:
-    """The facts of each question of a StrategyQA file.
-
-    Raises:
-        ValueError: If the file is none.
-    """
+    """The facts of each question of a StrategyQA file."""
     items = json.loads(path.read_text())
     if not isinstance(items, list) or not all(isinstance(item, dict) and "facts" in item for item in items):
         raise ValueError(f"{path} is no list of items with facts")
@@ -88,14 +84,10 @@ def _swapped(fact: str, group: tuple[str, ...], names: Sequence[str], random: Ra
 
 
 def measure(made: Sequence[Case], on_case: Callable[[int], None] = lambda done: None) -> list[dict[str, Any]]:
-    """Recall and precision for each way of falsifying.
-
-    Args:
-        made: The cases.
-        on_case: Told how many are done.
+    """Recall and precision for each way of falsifying; `on_case` is told how many cases are done.
 
     Returns:
-        For each `kind` the facts `falsified` in this way, and of these the number `result`, which have a claim that is
+        For each `kind` the facts `falsified` in this way, and of these the number `found`, which have a claim that is
         not anchored, and its share, `recall`; the `untouched` facts with something checkable, and the `false_alarms`
         among them; and the `precision`: of the facts with an unanchored claim the share that was falsified, were there
         as many untouched facts as falsified ones.

@@ -51,20 +51,12 @@ class Opened:
         return self.loaded.tokenizer
 
     def exit_at(self, effort: str | None = None) -> ExitConfig:
-        """The exit setting in force; no effort takes the model's own.
-
-        Raises:
-            ValueError: For an effort that a looped model does not have.
-        """
+        """The exit setting in force; no effort takes the model's own."""
         return exit_for(self.effort if effort is None else check_effort(effort), self.exit_config, self.model.num_loops)
 
 
 def check_effort(effort: str) -> Effort:
-    """The effort, once it is sure that it is one.
-
-    Raises:
-        ValueError: Naming those there are.
-    """
+    """The effort, once it is sure that it is one."""
     if effort not in get_args(Effort):
         raise ValueError(f"a looped model knows the efforts {', '.join(get_args(Effort))}, got {effort!r}")
     return cast(Effort, effort)
@@ -73,10 +65,8 @@ def check_effort(effort: str) -> Effort:
 def open_model(name: str, arguments: Mapping[str, Any]) -> Opened:
     """Loads a model as a harness's arguments say.
 
-    Args:
-        name: Shipped name, folder, or hub id.
-        arguments: `device`, `dtype` and `backend` as `sigma0.load` takes them, `effort`, and the exit setting: `exit`
-            for its mode, the rest by their names in `ExitConfig`. None counts as not given.
+    They are `device`, `dtype` and `backend` as `sigma0.load` takes them, `effort`, and the exit setting: `exit` for its
+    mode, the rest by their names in `ExitConfig`. None counts as not given.
 
     Raises:
         ValueError: For an unknown argument or a bad value.

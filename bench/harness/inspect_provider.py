@@ -37,9 +37,6 @@ class Sigma0API(ModelAPI):  # type: ignore[misc]
     """A looped model in this process, one request at a time.
 
     It takes the arguments of `arguments.open_model`.
-
-    Raises:
-        ValueError: For an unknown argument or a bad value.
     """
 
     def __init__(
@@ -147,7 +144,6 @@ def _sampling(config: Any) -> dict[str, Any]:
 
 
 def _plain(message: Any) -> dict[str, str]:
-    """A message of Inspect as one of ours."""
     if message.role not in ("system", "user", "assistant"):
         raise ValueError(f"a sigma0 model reads messages of system, user and assistant, got one of {message.role!r}")
     kinds = set() if isinstance(message.content, str) else {part.type for part in message.content}

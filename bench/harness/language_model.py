@@ -22,16 +22,11 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @register_model("sigma0")
 class Sigma0LM(LM):  # type: ignore[misc]
-    """A looped model for lm-eval.
+    """A looped model for lm-eval, by the arguments of `arguments.open_model`.
 
     `loglikelihood` is that of `scoring`: each token read at its own exit. `generate_until` writes at the same setting.
-
-    Args:
-        model: Shipped name, folder, or hub id.
-        batch_size: Requests handled at once.
-        max_batch_size: Ignored: batches are as large as `batch_size` says.
-        depth_log: A new file for the depths of every request, one JSON line each.
-        **arguments: As `arguments.open_model` takes them.
+    Batches are as large as `batch_size` says, whatever `max_batch_size`; `depth_log` is a new file for the depths of
+    every request, one JSON line each.
 
     Raises:
         ValueError: For an unknown argument or a bad value.
@@ -203,11 +198,7 @@ class Sigma0LM(LM):  # type: ignore[misc]
 
 
 def write_settings(asked: Mapping[str, Any], model: Sigma0LM) -> WriteSettings:
-    """A task's generation settings.
-
-    Raises:
-        ValueError: For anything else.
-    """
+    """A task's generation settings."""
     unknown = sorted(set(asked) - {"until", "do_sample", *LENGTHS, *SAMPLING})
     if unknown:
         raise ValueError(f"sigma0 writes without {', '.join(unknown)}: take it out of the task's generation_kwargs")

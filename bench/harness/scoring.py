@@ -54,9 +54,6 @@ def score(model: Any, pairs: Sequence[Pair], exit_config: ExitConfig, batch_size
 
     Yields:
         The number of a pair, and its score.
-
-    Raises:
-        ValueError: If a continuation alone exceeds the model's context.
     """
     limit = model.config.max_position_embeddings
     shared: dict[tuple[int, ...], list[int]] = {}
@@ -125,11 +122,7 @@ class WrittenBatch(NamedTuple):
 
 
 def write(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], settings: WriteSettings) -> WrittenBatch:
-    """Continues prompts, given as ids, all at once; what the context cannot hold is left out at their beginning.
-
-    Raises:
-        ValueError: If `max_new_tokens` leaves no room for a prompt.
-    """
+    """Continues prompts, given as ids, all at once; what the context cannot hold is left out at their beginning."""
     room = model.config.max_position_embeddings - settings.max_new_tokens
     if room < 1:
         raise ValueError(

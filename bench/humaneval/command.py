@@ -6,20 +6,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import append_row
 from sigma0.bench.core.options import OWN, AsJsonLines, ExitJson, LedgerFile
+from sigma0.bench.core.output import measuring, step_bar
 from sigma0.bench.core.rows import HumanEvalRow
 from sigma0.bench.humaneval.judging import MEMORY_MB, TIMEOUT_S, Limits, judge
 from sigma0.bench.humaneval.problems import SIZE, Problem, load_problems
 from sigma0.bench.humaneval.sampling import MAX_NEW_TOKENS, Run, SampleFile, SampleSettings, write_sample
 from sigma0.bench.humaneval.table import row_of, table
 from sigma0.calibrate.prompts import Prompt, encode_prompts
-from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Device, Dtype, Threads
 from sigma0.config import ExitConfig
 from sigma0.models.hf_generate import DepthGenerationMixin
@@ -56,8 +55,7 @@ def humaneval(
     as_json: AsJsonLines = False,
 ) -> None:
     """pass@k on HumanEval, and how the failed completions failed; their code is run in the sandbox alone."""
-    torch.set_num_threads(threads)
-    with one_line_errors():
+    with measuring(threads):
         sandbox, limits = Sandbox(), Limits(timeout, memory)
         if sandbox.unavailable is not None and (judge_file is not None or out_samples is None):
             raise ValueError(f"{sandbox.unavailable}; --out-samples writes samples, to be judged elsewhere")
@@ -113,11 +111,11 @@ def _write(
     run = Run(conditions=conditions, settings=settings, samples=samples)
     saved.begin(run)
     wanted = [(problem, number) for problem in problems for number in range(samples)]
-    with progress_bar("samples", len(wanted), hidden) as advance:
-        for done, (problem, number) in enumerate(wanted, start=1):
+    with step_bar("samples", len(wanted), hidden) as advance:
+        for problem, number in wanted:
             if saved.find(run, problem, number) is None:
                 saved.add(run, write_sample(model, tokenizer, problem, number, settings))
-            advance(done)
+            advance()
     return run
 
 
@@ -137,10 +135,10 @@ def _judge(
     """The row of a run, and of each of its samples how it ended, as plain JSON values."""
     samples = saved.all_of(run, problems)
     judgements = []
-    with progress_bar("checks", len(problems), hidden) as advance:
-        for done, (problem, row) in enumerate(zip(problems, samples, strict=True), start=1):
+    with step_bar("checks", len(problems), hidden) as advance:
+        for problem, row in zip(problems, samples, strict=True):
             judgements.append([judge(sandbox, problem, sample.completion, limits) for sample in row])
-            advance(done)
+            advance()
     output = [
         {"task_id": sample.task_id, "number": sample.number, **asdict(judgement)}
         for sample, judgement in zip(chain(*samples), chain(*judgements), strict=True)

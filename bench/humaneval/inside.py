@@ -21,9 +21,8 @@ _LONGEST_DETAIL = 200
 def main(plan: dict[str, Any]) -> None:
     """Runs what the plan says, writes one line, and ends the process.
 
-    Args:
-        plan: `completed` (source of prompt and completion), `test` (of its check), `entry_point`, and `nonce`, which
-            the line begins with.
+    The plan has `completed` (source of prompt and completion), `test` (of its check), `entry_point`, and `nonce`, which
+    the line begins with.
     """
     # bound before the completion could replace them
     write, leave, dumps = os.write, os._exit, json.dumps

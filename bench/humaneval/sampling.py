@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from sigma0.api import generate
-from sigma0.bench.core.conditions import Conditions
+from sigma0.bench.core.conditions import Conditions, Strict
 from sigma0.bench.core.lines import append, cut, parsed
 from sigma0.bench.humaneval.problems import Problem
 from sigma0.decode.detokenizer import eos_ids, truncate_at_stop
@@ -26,14 +26,12 @@ STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 MAX_NEW_TOKENS = 512
 
 
-class SampleSettings(BaseModel):
+class SampleSettings(Strict):
     """What all completions of a run have in common, beside the model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     exit_config: dict[str, Any] | None  # Of a looped model, whole; None of others
     dtype: str  # Of the weights
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # 0 is greedy
+    temperature: float = Field(default=0.0, ge=0)  # 0 is greedy
     max_new_tokens: int = Field(default=MAX_NEW_TOKENS, ge=1)  # Of each completion at most
     seed: int = 0  # Of all of them; each has one of its own, made from this, its problem and its number
     stop: tuple[str, ...] = STOPS  # Strings that end a completion
@@ -44,10 +42,8 @@ class SampleSettings(BaseModel):
         return problem.prompt.rstrip() if self.strip_prompt else problem.prompt
 
 
-class Sample(BaseModel):
+class Sample(Strict):
     """A completion."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     task_id: str  # Of its problem
     problem_sha256: str  # `Problem.digest`
@@ -59,7 +55,7 @@ class Sample(BaseModel):
     depths: int | None = None
     passes: int | None = None  # Calls of the shared block after the prompt
     rows: int | None = None  # Rows in them
-    seconds: float = Field(ge=0, allow_inf_nan=False)  # From prompt to completion
+    seconds: float = Field(ge=0)  # From prompt to completion
 
     @model_validator(mode="after")
     def _loops_or_not(self) -> "Sample":
@@ -150,10 +146,8 @@ def _plain(model: Any, tokenizer: Any, prompt: str, settings: SampleSettings, se
     return {"text": text, "ended": int(new[-1]) in ends, "new_tokens": len(new)}
 
 
-class Run(BaseModel):
+class Run(Strict):
     """What was asked for at once."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["run"] = "run"  # "run"
     conditions: Conditions  # Model, machine and code
@@ -173,10 +167,8 @@ class Run(BaseModel):
         return json.dumps(output, sort_keys=True)
 
 
-class SavedSample(BaseModel):
+class SavedSample(Strict):
     """A sample, and the run that wrote it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["sample"] = "sample"  # "sample"
     run: str  # `Run.id`
@@ -189,9 +181,7 @@ _LINE: TypeAdapter[Run | SavedSample] = TypeAdapter(Annotated[Run | SavedSample,
 class SampleFile:
     """Samples of any number of runs, by what made them; runs of one maker share theirs.
 
-    Args:
-        path: The file; made where it is missing. A last line that was not written to its end is cut off. None keeps
-            the samples in memory alone.
+    They are in a file, of which a last line that was not written to its end is cut off, or in memory alone.
 
     Raises:
         ValueError: If the file holds a line that is none of these, or a sample of a run that stands nowhere before it.
@@ -225,11 +215,7 @@ class SampleFile:
         return None if result is None else result.sample
 
     def all_of(self, run: Run, problems: list[Problem]) -> list[list[Sample]]:
-        """The samples of a run, for each of its problems.
-
-        Raises:
-            ValueError: If some are missing.
-        """
+        """The samples of a run, for each of its problems."""
         result = [[self.find(run, problem, number) for number in range(run.samples)] for problem in problems]
         whole = [[sample for sample in row if sample is not None] for row in result]
         there, needed = sum(map(len, whole)), run.conditions.n * run.samples

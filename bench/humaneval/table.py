@@ -4,17 +4,14 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
 from typing import get_args
 
 import numpy as np
 from rich.table import Table
 
-from sigma0.bench.core.conditions import Figure
-from sigma0.bench.core.ledger import AnyRow
-from sigma0.bench.core.output import BenchTable
-from sigma0.bench.core.rows import HumanEvalRow, Outcome
-from sigma0.bench.fidelity.table import with_interval
+from sigma0.bench.core.conditions import Figure, utc_now
+from sigma0.bench.core.output import BenchTable, with_interval
+from sigma0.bench.core.rows import AnyRow, HumanEvalRow, Outcome
 from sigma0.bench.humaneval.judging import Judgement, Limits
 from sigma0.bench.humaneval.sampling import Run, Sample
 from sigma0.calibrate.bootstrap import Estimate, clustered_share, ratio, share
@@ -68,7 +65,7 @@ def row_of(
         {
             **run.conditions.model_dump(),
             **figures,
-            "time": datetime.now(timezone.utc).isoformat(),
+            "time": utc_now(),
             **run.settings.model_dump(exclude={"dtype", "max_new_tokens"}),
             **asdict(limits),
             "samples": run.samples,

@@ -1,22 +1,22 @@
 """`python -m sigma0.bench kernels`: time the kernels, print and store."""
 
 import json
-from itertools import count
+from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import ReportFile
-from sigma0.bench.core.output import BenchTable, tell_report
+from sigma0.bench.core.output import BenchTable, measuring, step_bar, tell_report
 from sigma0.bench.kernels.measure import SHAPE, WAYS, measure, pass_seconds
 from sigma0.bench.kernels.tune import products_of, write_table
 from sigma0.bench.kernels.tune import tune as tuned
 from sigma0.bench.speed.shapes import SHAPES
-from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.console import progress_bar
 from sigma0.commands.options import AsJson, StatedDtype, Threads
 from sigma0.kernels.row_product import TABLE
 from sigma0.models.load import resolve_device
@@ -39,8 +39,7 @@ def kernels(
     as_json: AsJson = False,
 ) -> None:
     """Microseconds and bandwidth of every kernel in Ouro-1.4B's shape, beside eager torch and torch.compile."""
-    torch.set_num_threads(threads)
-    with one_line_errors():
+    with measuring(threads):
         place = torch.device(resolve_device(device))
         if tune:
             _tune(shape, place, getattr(torch, dtype), seconds, out or TABLE, as_json)
@@ -54,10 +53,8 @@ def kernels(
         kind = getattr(torch, dtype)
         counts, columns = _numbers(rows), _numbers(contexts)
         passes = {count: pass_seconds(place, kind, count) for count in counts} if whole_pass else {}
-        total = len(counts) * (8 + len(columns))
-        with progress_bar("cases", total, hidden=as_json) as advance:
-            done = count(1)
-            copy, timings = measure(place, kind, counts, columns, names, passes, lambda: advance(next(done)))
+        with step_bar("cases", len(counts) * (8 + len(columns)), hidden=as_json) as advance:
+            copy, timings = measure(place, kind, counts, columns, names, passes, advance)
     report = {
         "shape": SHAPE,
         "device": device_name(place),
@@ -93,15 +90,11 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _print(report: dict[str, Any]) -> None:
     copy = report["copy_gigabytes_per_second"]
     title = f"{report['shape']}, {report['dtype']}, {report['device']}; a copy moves {copy:.0f} GB/s"
-    headings = ("kernel", "size", "way", "us", "GB/s", "of a copy", "of a pass")
-    cells = [
-        (
-            *(timing[name] for name in headings[:3]),
-            f"{timing['microseconds']:.1f}",
-            f"{timing['gigabytes_per_second']:.0f}",
-            f"{timing['of_a_copy']:.0%}",
-            "" if timing["of_a_pass"] is None else f"{timing['of_a_pass']:.1%}",
-        )
-        for timing in report["timings"]
-    ]
-    Console().print(BenchTable(headings, cells, title, left=headings[:3]).rich())
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        **{name: itemgetter(name) for name in ("kernel", "size", "way")},
+        "us": lambda timing: f"{timing['microseconds']:.1f}",
+        "GB/s": lambda timing: f"{timing['gigabytes_per_second']:.0f}",
+        "of a copy": lambda timing: f"{timing['of_a_copy']:.0%}",
+        "of a pass": lambda timing: "" if timing["of_a_pass"] is None else f"{timing['of_a_pass']:.1%}",
+    }
+    BenchTable.of(columns, report["timings"], title, tuple(columns)[:3]).show()

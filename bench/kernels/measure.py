@@ -58,16 +58,9 @@ def measure(
     passes: dict[int, float],
     on_case: Callable[[], None],
 ) -> tuple[float, list[dict[str, Any]]]:
-    """Times every operation on every size.
+    """Times every operation on every size: so many rows, of which each attends to so many columns.
 
-    Args:
-        device: Where.
-        dtype: Of states, weights, logits and K/V.
-        rows: Rows of a pass.
-        contexts: Columns that each row attends to.
-        ways: Some of `WAYS`.
-        passes: Seconds of a pass by number of rows; {} leaves the shares out.
-        on_case: Told of each case.
+    `passes` are seconds of a pass by number of rows; {} leaves the shares out. `on_case` is told of each case.
 
     Returns:
         Bandwidth of a copy, bytes a second (median of three readings), and of each case and way the median of a call,

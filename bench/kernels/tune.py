@@ -93,17 +93,9 @@ def search(
     prepare: Callable[[Sequence[Tiling]], None] = lambda some: None,
     now: Callable[[], float] = time.monotonic,
 ) -> dict[Tiling, float]:
-    """Times tilings until the time is up, at least the first of them.
+    """Times tilings, the first ones first, until the time is up as `now` tells it, at least the first of them.
 
-    Args:
-        result: Tilings, the first ones first.
-        time_of: Microseconds of one; None where it cannot run, or is wrong.
-        until: When to stop, as `now` tells it.
-        prepare: Told of the tilings that are timed next, some at once.
-        now: The clock.
-
-    Raises:
-        ValueError: If none of them runs.
+    `time_of` gives microseconds, None where one cannot run or is wrong; `prepare` is told of those that are timed next.
     """
     timed: dict[Tiling, float] = {}
     for place in range(0, len(result), _CHUNK):
@@ -121,18 +113,7 @@ def search(
 def tune(
     shape: str, device: torch.device, dtype: torch.dtype, seconds: float, on_product: Callable[[int], None]
 ) -> list[dict[str, Any]]:
-    """The best tiling of every product of a shape.
-
-    Args:
-        shape: Its name.
-        device: Which; CUDA.
-        dtype: Of rows and weights.
-        seconds: Time for all of them.
-        on_product: Told how many are done.
-
-    Returns:
-        Rows of the table.
-    """
+    """Rows of the table: the best tiling of every product of a shape, found in some seconds on CUDA."""
     major, minor = torch.cuda.get_device_capability(device)
     rows, start = [], time.monotonic()
     wanted = products_of(shape)
@@ -147,15 +128,7 @@ def tune(
 
 
 class Trial:
-    """A product on a device, with different weights.
-
-    Args:
-        product: Which.
-        device: Where.
-        dtype: Of rows and weights.
-        capability: Of the device, 90 for 9.0.
-        weight_bytes: Of all weights.
-    """
+    """A product on a device of a compute capability, 90 for 9.0, with different weights."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """`python -m sigma0.bench kv`: K/V in few bits beside K/V as computed."""
 
 from dataclasses import replace
-from functools import partial
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +11,12 @@ import typer
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import append_row, check_ledger
 from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile
-from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.output import measuring, step_bar, tell_rows
 from sigma0.bench.kv.measure import as_computed, at_context, compare, side_by_side, times
 from sigma0.bench.kv.table import print_rows
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.kv import codecs_of
 from sigma0.calibrate.prompts import encode_prompts, read_prompts
-from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Device, ModelArgument, StatedDtype, Threads
 from sigma0.config import KVConfig
 from sigma0.models.load import load
@@ -57,8 +55,7 @@ def kv(
 
     Tokens are compared along the model's own greedy text at full depth. Rows are appended as they are measured.
     """
-    torch.set_num_threads(threads)
-    with one_line_errors():
+    with measuring(threads):
         check_ledger(out)
         looped, tokenizer = load(model, device=device, dtype=dtype)
         named = [replace(KVConfig.parse(item), segment=segment) for item in codecs or ()]
@@ -77,8 +74,7 @@ def kv(
             answers = [prompt.answer for prompt in chosen] if not context else [None] * len(ids)
             output = describe(looped, model, source, ids, answers[: len(ids)], max_new_tokens)
             total = len(asked) * len(ids) + (rounds + 1) * (len(asked) + 1) * bool(rounds)
-            with progress_bar(f"context {context or 'own'}", total, hidden=as_json) as advance:
-                step = partial(lambda advance, steps: advance(next(steps)), advance, count(1))
+            with step_bar(f"context {context or 'own'}", total, hidden=as_json) as step:
                 computed = as_computed(looped, ids, max_new_tokens)
                 timed = torch.tensor([max(ids, key=len)], device=looped.device)
                 taken = times(looped, timed, asked, max_new_tokens, rounds, step) if rounds else [{} for _ in asked]
@@ -92,11 +88,6 @@ def kv(
 
 
 def _contexts(text: str, most: int) -> list[int]:
-    """The contexts of an option.
-
-    Raises:
-        ValueError: For one that is no number, or more than the model's positions.
-    """
     result = []
     for part in dict.fromkeys(text.split(",")):
         if not part.strip().isdigit() or not 0 <= int(part) <= most:

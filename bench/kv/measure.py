@@ -6,7 +6,6 @@ preempt one.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -14,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.bench.core.conditions import Conditions, Figure
+from sigma0.bench.core.conditions import Conditions, Figure, utc_now
 from sigma0.bench.core.rows import KVRow
-from sigma0.bench.speed.decoders import FULL, Ours, PromptedCache, median_figure
+from sigma0.bench.speed.decoders import FULL, Ours, PromptedCache, median_figure, turns
 from sigma0.calibrate.agreement import continue_alone, continue_in_full
 from sigma0.calibrate.bootstrap import clustered_share, ratio
 from sigma0.calibrate.kv import coded_share
@@ -35,11 +34,7 @@ COMPUTED, NEW_TOKENS, COMPARED = 4, 16, 4
 
 
 def at_context(prompts: Sequence[tuple[int, ...]], context: int, n: int) -> list[tuple[int, ...]]:
-    """`n` prompts of `context` ids, each the last ids of some prompts in a row; 0 leaves every prompt as it is.
-
-    Raises:
-        ValueError: If there are too few.
-    """
+    """`n` prompts of `context` ids, each the last ids of some prompts in a row; 0 leaves every prompt as it is."""
     if not context:
         return list(prompts[:n])
     rows = [tuple(chain(*prompts[row::n]))[-context:] for row in range(n)]
@@ -92,17 +87,7 @@ def compare(
     free: int,
     on_text: Callable[[], None],
 ) -> KVRow:
-    """The row of a codec, without times.
-
-    Args:
-        model: The looped model.
-        computed: What it says without the codec.
-        kv: The codec.
-        conditions: What the row says of the run.
-        context: Ids of each prompt; 0 where each has its own length.
-        free: Prompts that are continued freely too.
-        on_text: Told of each text that was read.
-    """
+    """The row of a codec, without times: over what a model says without it, and over some prompts continued freely."""
     same, kl, moved, sizes = [], [], [], [text.new for text, _, _ in computed]
     for text, reference, depths in computed:
         result, current = _read(model, text, kv)
@@ -121,7 +106,7 @@ def compare(
     return KVRow.model_validate(
         {
             **conditions.model_dump(),
-            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "time": utc_now("seconds"),
             "codec": kv.codec,
             "bits": codec.bits,
             "group": kv.group,
@@ -147,13 +132,11 @@ def times(
     config = model.resolve_exit_config(None)
     ways = [FULL_KV, *codecs]
     seconds = np.zeros((len(ways), rounds + 1))
-    for number in range(rounds + 1):
-        for place in range(len(ways)):
-            way = (place + number) % len(ways)
-            with stored_in(model, ways[way]):
-                seconds[way, number] = Ours(PromptedCache(model, ids, new_tokens), config, None).decode().seconds
-            on_round()
-    plain, *others = seconds[:, 1:]  # the first round warms up
+    for number, way in turns(range(len(ways)), rounds):
+        with stored_in(model, ways[way]):
+            seconds[way, number] = Ours(PromptedCache(model, ids, new_tokens), config, None).decode().seconds
+        on_round()
+    plain, *others = seconds[:, 1:]
     return [
         {
             "timed_context": ids.shape[1],

@@ -1,19 +1,11 @@
 """Rows about K/V in few bits as tables: in the terminal, and as Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 
-from sigma0.bench.core.conditions import short_commit
-from sigma0.bench.core.ledger import AnyRow
-from sigma0.bench.core.output import BenchTable
-from sigma0.bench.core.rows import KVRow
-from sigma0.bench.fidelity.table import with_interval
-
-COLUMNS = (
-    "context", "codec", "bits/number", "kB/token", "in few bits", "agreement", "KL", "depths moved", "same text",
-    "ms/token", "faster", "sequences",
-)  # fmt: skip
+from sigma0.bench.core.output import BenchTable, with_interval
+from sigma0.bench.core.rows import AnyRow, KVRow
 
 
 def codec_name(row: KVRow) -> str:
@@ -22,28 +14,25 @@ def codec_name(row: KVRow) -> str:
     return f"{row.codec}{bits} / {row.group}"
 
 
-def cells(row: KVRow) -> list[str]:
-    """One row as text, column by column."""
-    ratio = row.speed_ratio
-    return [
-        str(row.context or "own"),
-        codec_name(row),
-        f"{row.number_bits:g}",
-        f"{row.token_bytes / 1e3:.2f} of {row.token_bytes_computed / 1e3:.2f}",
-        f"{row.coded_share:.0%}",
-        with_interval(row.agreement),
-        f"{row.kl.value:.2g}",
-        f"{row.depths_changed.value:.1%}",
-        "-" if row.same_text is None else with_interval(row.same_text),
-        "-" if row.milliseconds_per_token is None else f"{row.milliseconds_per_token:.3g}",
-        "-" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})",
-        "-" if not row.concurrent else f"{row.concurrent} / {row.concurrent_computed}",
-    ]
+COLUMNS: Mapping[str, Callable[[KVRow], str]] = {
+    "context": lambda row: str(row.context or "own"),
+    "codec": codec_name,
+    "bits/number": lambda row: f"{row.number_bits:g}",
+    "kB/token": lambda row: f"{row.token_bytes / 1e3:.2f} of {row.token_bytes_computed / 1e3:.2f}",
+    "in few bits": lambda row: f"{row.coded_share:.0%}",
+    "agreement": lambda row: with_interval(row.agreement),
+    "KL": lambda row: f"{row.kl.value:.2g}",
+    "depths moved": lambda row: f"{row.depths_changed.value:.1%}",
+    "same text": lambda row: with_interval(row.same_text),
+    "ms/token": lambda row: "-" if row.milliseconds_per_token is None else f"{row.milliseconds_per_token:.3g}",
+    "faster": lambda row: with_interval(row.speed_ratio, 2, 1, ""),
+    "sequences": lambda row: f"{row.concurrent} / {row.concurrent_computed}" if row.concurrent else "-",
+}
+LEFT = ("context", "codec")
 
 
 def conditions_text(row: KVRow) -> str:
     """What the rows of a run were measured with, in a sentence or two."""
-    versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
     engine = ""
     if row.kv_memory:
         engine = (
@@ -55,23 +44,19 @@ def conditions_text(row: KVRow) -> str:
     return (
         f"{row.named}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: {row.n} prompts "
         f"({row.prompts}), at most {row.max_new_tokens} new tokens, segments of {row.segment}; {timed}{engine}; "
-        f"{row.dtype}, {row.device}, {row.threads} thread(s), {versions}, commit {short_commit(row.commit)}."
+        f"{row.dtype}, {row.device}, {row.threads} thread(s), {row.code}."
     )
 
 
 def whole(runs: Sequence[Sequence[KVRow]]) -> str:
     """All runs with their conditions, as Markdown."""
-    parts = []
-    for rows in runs:
-        table = BenchTable(COLUMNS, [cells(row) for row in rows], left=COLUMNS[:2]).markdown()
-        parts.append(f"{conditions_text(rows[0])}\n\n{table}\n")
-    return "\n".join(parts)
+    tables = [(rows[0], BenchTable.of(COLUMNS, rows, left=LEFT).markdown()) for rows in runs]
+    return "\n".join(f"{conditions_text(first)}\n\n{table}\n" for first, table in tables)
 
 
 def print_rows(rows: Sequence[KVRow]) -> None:
     """The rows of a run in the terminal."""
-    table = BenchTable(COLUMNS, [cells(row) for row in rows], conditions_text(rows[0]), left=COLUMNS[:2])
-    Console(width=max(Console().width, 200)).print(table.rich(no_wrap=COLUMNS, compact=True))
+    BenchTable.of(COLUMNS, rows, conditions_text(rows[0]), LEFT).show(no_wrap=COLUMNS, compact=True, width=200)
     Console().print(
         "own: prompts of their own length; in few bits: of what new tokens are read over; agreement, KL: at full "
         "depth; faster: time as computed over that in few bits"

@@ -1,28 +1,23 @@
 """`python -m sigma0.bench ladder`: accuracy against cost, in a table, a picture and the ledger."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from sigma0.bench.core.conditions import describe, weights_sha256
-from sigma0.bench.core.ledger import append_row
-from sigma0.bench.core.options import OWN, AnswerTokens, AsJsonLines, CurvesPicture, LedgerFile, StorySeed
-from sigma0.bench.core.output import BenchTable, tell_rows
+from sigma0.bench.core.conditions import describe, utc_now, weights_sha256
+from sigma0.bench.core.ledger import append_rows
+from sigma0.bench.core.options import OWN, AnswerTokens, AsJsonLines, CurvesPicture, LedgerFile, StorySeed, parsed_exit
+from sigma0.bench.core.output import BenchTable, measuring, step_bar, tell_rows
 from sigma0.bench.core.rows import LadderRow
 from sigma0.bench.ladder.measure import answer_settings, at_cost, measure, token_settings
 from sigma0.bench.ladder.tables import draw_ladder, setting_name, shown
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
-from sigma0.commands.console import one_line_errors, progress_bar
-from sigma0.commands.options import Threads
-from sigma0.config import ExitConfig
+from sigma0.commands.options import Threads, check_known
 from sigma0.ladder import Rung
 from sigma0.models.load import load, load_causal
 
@@ -59,33 +54,29 @@ def ladder(
     as_json: AsJsonLines = False,
 ) -> None:
     """Accuracy against cost of handing up, beside both models alone, chance, and entropy alone."""
-    torch.set_num_threads(threads)
-    with one_line_errors():
-        if unit not in UNITS:
-            raise ValueError(f"no such unit: {unit!r}; there are {', '.join(UNITS)}")
-        config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
+    with measuring(threads):
+        check_known("unit", unit, UNITS)
+        config = parsed_exit(exit_config)
         below = load(small, dtype="float32")
         lower = Rung.local(*below, Path(small).name, config)
         upper = Rung.local(*load_causal(large, dtype="float32"), Path(large).name)
         parts = _prompts(prompts, n, seed, not everything)
         points = UNITS[unit](below[0].door_policy)
         shared = {
-            "time": datetime.now(timezone.utc).isoformat(),
+            "time": utc_now(),
             "above": large,
             "above_sha256": weights_sha256(large),
             "exit_config": below[0].resolve_exit_config(config).to_dict(),
         }
         total = sum(len(asked) for asked, _ in parts.values()) * (1 + len(points))
         rows: list[LadderRow] = []
-        with progress_bar("answers", total, hidden=as_json) as advance:
-            done = iter(range(1, total + 1))
+        with step_bar("answers", total, hidden=as_json) as advance:
             for part, (asked, where) in parts.items():
                 ids = encode_prompts(*below, asked, max_new_tokens)
                 conditions = describe(below[0], small, where, ids, [item.answer for item in asked], max_new_tokens)
                 every = {**conditions.model_dump(), **shared, "part": part}
-                rows += measure(lower, upper, asked, points, max_new_tokens, every, lambda: advance(next(done)))
-        for row in rows:
-            append_row(out, row)
+                rows += measure(lower, upper, asked, points, max_new_tokens, every, advance)
+        append_rows(out, rows)
         reported = [row for row in rows if row.part == "report"]
         if picture is not None:
             title = f"{Path(small).name} to {Path(large).name}: {reported[0].prompts}, n = {reported[0].n}"
@@ -113,11 +104,9 @@ def _prompts(source: str, n: int, seed: int, hard: bool) -> dict[str, tuple[list
 
 
 def _print(rows: Sequence[LadderRow]) -> None:
-    """The rows as a table, and of each curve the setting that was chosen, beside the other curves at its cost."""
     console = Console()
     reported = [row for row in rows if row.part == "report"]
-    cells = [[column(row) for column in COLUMNS.values()] for row in reported]
-    console.print(BenchTable(list(COLUMNS), cells, "cost and time: of the larger model's alone").rich())
+    console.print(BenchTable.of(COLUMNS, reported, "cost and time: of the larger model's alone").rich())
     families = dict.fromkeys(row.family for row in reported if "only" not in row.family)
     curves = {family: [row for row in reported if row.family == family] for family in families}
     for best in shown(rows):

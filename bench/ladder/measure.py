@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sigma0.bench.core.conditions import Figure
 from sigma0.bench.core.rows import LadderRow
-from sigma0.calibrate.bootstrap import Estimate, ratio, share
+from sigma0.calibrate.bootstrap import ratio, share
 from sigma0.calibrate.prompts import Prompt
 from sigma0.ladder import (
     AnyOf,
@@ -86,19 +86,8 @@ def measure(
 
     Each prompt goes through all settings before the next one does, so that what slows the machine slows all of them. A
     question that goes to one of the models by lot is what a router has to beat that runs one; it stands in the mean
-    over all lots.
-
-    Args:
-        small: The lower rung.
-        large: The upper one.
-        prompts: All with answers, or none: then that answer is right which the large model alone gives.
-        settings: Points, see `token_settings` and `answer_settings`.
-        max_new_tokens: Of every answer.
-        shared: What all rows have, conditions among it.
-        on_answer: Called after each of `len(prompts) * (1 + len(settings))` answers.
-
-    Raises:
-        ValueError: If some prompts have answers and some have none.
+    over all lots. Without known answers that one is right which the large model alone gives. All rows have what is
+    `shared`; `on_answer` is called after each of `len(prompts) * (1 + len(settings))` answers.
     """
     if len({prompt.answer is None for prompt in prompts}) > 1:
         raise ValueError("some prompts have an answer and some have none: give it to all of them, or to none")
@@ -144,19 +133,13 @@ def _row(
     return LadderRow(
         **shared,
         **{**vars(setting), "policy": trigger_to_dict(setting.policy)},
-        accuracy=_figure(share(float(right.sum()), len(right))),
-        cost=_figure(ratio(bytes_read, above[1])),
-        seconds=_figure(ratio(seconds, above[3])),
+        accuracy=Figure.known(share(float(right.sum()), len(right))),
+        cost=Figure.known(ratio(bytes_read, above[1])),
+        seconds=Figure.known(ratio(seconds, above[3])),
         row_cost=float(rows.sum() / above[2].sum()),
         handed_up=float(large_tokens.sum() / tokens.sum()),
         catch_ups=float(catch_ups.mean()),
     )
-
-
-def _figure(estimate: Estimate | None) -> Figure:
-    figure = Figure.of(estimate)
-    assert figure is not None
-    return figure
 
 
 def at_cost(rows: Sequence[LadderRow], cost: float) -> float | None:

@@ -12,17 +12,13 @@ from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import typer
-from rich.console import Console
 
 from sigma0.bench.core.options import ReportFile, StorySeed
-from sigma0.bench.core.output import BenchTable, tell_report
+from sigma0.bench.core.output import BenchTable, measuring, tell_report, with_interval
 from sigma0.calibrate.bootstrap import Estimate, bootstrap
 from sigma0.calibrate.risk import Answered
-from sigma0.commands.console import one_line_errors
 from sigma0.commands.options import AsJson, Threads
-from sigma0.errors import needs_extra
 from sigma0.models.load import load
 from sigma0.signals.confidence import ConfidenceModel
 from sigma0.signals.evidence import FEATURES
@@ -103,8 +99,7 @@ def routes(
     as_json: AsJson = False,
 ) -> None:
     """Which score should send a whole answer up to a larger model, on many questions that both have answered."""
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
+    with measuring(threads):
         from sigma0.bench.verdict.pools import open_pool
 
         result: list[dict[tuple[int, ...], Answered]] = []
@@ -121,7 +116,7 @@ def routes(
         report = measure_routes((Path(small).name, Path(large).name), doubts, right[0], right[1])
     if tell_report(asdict(report), out, as_json):
         alone = f"{report.small_right:.1%} right, {report.large_right:.1%} of the larger alone"
-        Console().print(BenchTable(HEADINGS, route_cells(report), f"{report.questions} questions: {alone}").rich())
+        BenchTable(HEADINGS, route_cells(report), f"{report.questions} questions: {alone}").show()
 
 
 HEADINGS = ("answers that go up", *(f"right by {name}" for name in SCORES), "confidence over entropy, points, 95 %")
@@ -129,9 +124,11 @@ HEADINGS = ("answers that go up", *(f"right by {name}" for name in SCORES), "con
 
 def route_cells(report: RoutesReport) -> list[list[str]]:
     """A line for each share."""
-    lines = []
-    for route in report.routes:
-        low, high = (100 * item for item in route.over_entropy.interval)
-        over = f"{100 * route.over_entropy.value:+.2f} ({low:+.2f} to {high:+.2f})"
-        lines.append([f"{route.share:.0%}", *(f"{100 * route.right[name]:.1f} %" for name in SCORES), over])
-    return lines
+    return [
+        [
+            f"{route.share:.0%}",
+            *(f"{100 * route.right[name]:.1f} %" for name in SCORES),
+            with_interval(route.over_entropy, 2, unit="", sign="+"),
+        ]
+        for route in report.routes
+    ]

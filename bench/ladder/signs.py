@@ -7,6 +7,7 @@ and beside it stands a logistic regression over the logarithms of all of them, c
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import typer
-from rich.console import Console
 
 from sigma0.bench.core.options import HardHalf, ReportFile, Stories, StorySeed
-from sigma0.bench.core.output import BenchTable, tell_report
+from sigma0.bench.core.output import BenchTable, measuring, tell_report, with_interval
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.bootstrap import Estimate, bootstrap
 from sigma0.calibrate.prompts import encode_prompts
-from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.console import progress_bar
 from sigma0.commands.options import AsJson, Threads
-from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 Floats = npt.NDArray[np.float64]
@@ -77,11 +76,7 @@ def read_signs(
 def score(
     signs: Floats, differs: npt.NDArray[np.bool_], prompt_of: npt.NDArray[np.int64], resamples: int = 400
 ) -> dict[str, Sign]:
-    """The figures of each sign and of all of them together.
-
-    Raises:
-        ValueError: If all tokens agree, or none does.
-    """
+    """The figures of each sign and of all of them together."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
     from sklearn.model_selection import GroupKFold, cross_val_predict
@@ -122,8 +117,7 @@ def signs(
     as_json: AsJson = False,
 ) -> None:
     """Which sign of a small model's token says that a larger model would write another."""
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
+    with measuring(threads):
         below, tokenizer = load(small, dtype="float32")
         above, _ = load(large, dtype="float32")
         ids = encode_prompts(below, tokenizer, list(micro_world(n, "test", seed, hard)), 24)
@@ -133,17 +127,13 @@ def signs(
         report = SignsReport(*names, n, len(differs), float(differs.mean()), score(read, differs, prompt_of))
     if tell_report({"hard_half_only": hard, **asdict(report)}, out, as_json):
         title = f"{report.differences:.1%} of {report.tokens} tokens differ from {report.large}'s"
-        Console().print(BenchTable(("sign", "AUROC, 95 %", "over entropy, 95 %"), sign_cells(report), title).rich())
+        BenchTable(("sign", "AUROC, 95 %", "over entropy, 95 %"), sign_cells(report), title).show()
 
 
 def sign_cells(report: SignsReport) -> list[tuple[str, str, str]]:
     """A line for each sign."""
+    shown = partial(with_interval, digits=3, times=1, unit="")
     return [
-        (name, _shown(sign.auroc, ""), "-" if name == SIGNS[0] else _shown(sign.over_entropy, "+"))
+        (name, shown(sign.auroc), "-" if name == SIGNS[0] else shown(sign.over_entropy, sign="+"))
         for name, sign in report.signs.items()
     ]
-
-
-def _shown(estimate: Estimate, sign: str) -> str:
-    low, high = estimate.interval
-    return f"{estimate.value:{sign}.3f} ({low:{sign}.3f} to {high:{sign}.3f})"

@@ -1,11 +1,11 @@
 """Rows of a ladder's run: both models alone and one setting of each curve as Markdown, all curves as a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sigma0.bench.core.ledger import AnyRow
-from sigma0.bench.core.output import BenchTable, drawing
-from sigma0.bench.core.rows import LadderRow
+from sigma0.bench.core.ledger import runs_of
+from sigma0.bench.core.output import BenchTable, drawing, percent, with_interval
+from sigma0.bench.core.rows import AnyRow, LadderRow
 from sigma0.bench.ladder.measure import LARGE, SMALL
 
 SHARE = 0.95
@@ -13,11 +13,7 @@ SHARE = 0.95
 
 def ladder_runs(rows: Sequence[AnyRow]) -> dict[str, list[LadderRow]]:
     """The rows of each run, by the time that it began."""
-    runs: dict[str, list[LadderRow]] = {}
-    for row in rows:
-        if isinstance(row, LadderRow):
-            runs.setdefault(row.time, []).append(row)
-    return runs
+    return runs_of(rows, LadderRow, lambda row: row.time)
 
 
 def ladder_table(rows: Sequence[LadderRow]) -> str:
@@ -25,15 +21,10 @@ def ladder_table(rows: Sequence[LadderRow]) -> str:
 
     A curve that reaches it nowhere shows its most accurate setting. A sentence before the table says on which questions
     the settings were chosen.
-
-    Args:
-        rows: Of one run.
     """
     choosing = next((row for row in rows if row.part == "choice"), None)
     output = "these very questions" if choosing is None else f"{choosing.n} questions of their own ({choosing.prompts})"
-    headings = ("setting", "right, 95 % interval", "cost", "time", "tokens of the larger", "catch-ups an answer")
-    table = BenchTable(headings, [_cells(row) for row in shown(rows)])
-    return f"Settings are chosen on {output}.\n\n{table.markdown()}"
+    return f"Settings are chosen on {output}.\n\n{BenchTable.of(COLUMNS, shown(rows)).markdown()}"
 
 
 def shown(rows: Sequence[LadderRow]) -> list[LadderRow]:
@@ -69,10 +60,14 @@ def setting_name(family: str, policy: dict[str, object]) -> str:
     return f"{family} ({', '.join(values)})" if values else family
 
 
-def _cells(row: LadderRow) -> list[str]:
-    right = f"{100 * row.accuracy.value:.1f} % ({100 * row.accuracy.low:.1f} to {100 * row.accuracy.high:.1f})"
-    shares = [f"{100 * item:.1f} %" for item in (row.cost.value, row.seconds.value, row.handed_up)]
-    return [setting_name(row.family, row.policy), right, *shares, f"{row.catch_ups:.2f}"]
+COLUMNS: Mapping[str, Callable[[LadderRow], str]] = {
+    "setting": lambda row: setting_name(row.family, row.policy),
+    "right, 95 % interval": lambda row: with_interval(row.accuracy),
+    "cost": lambda row: percent(row.cost),
+    "time": lambda row: percent(row.seconds),
+    "tokens of the larger": lambda row: f"{100 * row.handed_up:.1f} %",
+    "catch-ups an answer": lambda row: f"{row.catch_ups:.2f}",
+}
 
 
 def draw_ladder(rows: Sequence[LadderRow], file: Path, title: str) -> None:

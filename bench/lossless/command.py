@@ -3,18 +3,16 @@
 import json
 from typing import Annotated
 
-import torch
 import typer
-from rich.console import Console
 
 from sigma0.bench.core.options import LookUps
-from sigma0.bench.core.output import BenchTable, tell_report
+from sigma0.bench.core.output import BenchTable, measuring, tell_report
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.lossless.measure import measure_lossless
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.pocket.world import LOOK_UPS, MIX
 from sigma0.calibrate.prompts import encode_prompts
-from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.console import progress_bar
 from sigma0.commands.options import AsJson, Device, ModelArgument, Recurrence, StatedDtype, Stride, Threads
 from sigma0.config import ExitConfig
 from sigma0.models.load import load
@@ -39,8 +37,7 @@ def lossless(
     as_json: AsJson = False,
 ) -> None:
     """Passes of verify over full depth's, with one draft and with redrafts, and that the text is full depth's."""
-    torch.set_num_threads(threads)
-    with one_line_errors():
+    with measuring(threads):
         once = [ExitConfig.parse(rule) for rule in json.loads(rules)]
         configs = [ExitConfig.parse({**rule.to_dict(), "redraft": again}) for rule in once for again in (False, True)]
         looped, tokenizer = load(model, device=device, dtype=dtype, recurrence=recurrence, stride=stride)
@@ -58,17 +55,16 @@ def lossless(
     cells = []
     for config, cost in zip(configs, report["costs"], strict=True):
         settings = ", ".join(f"{name} {value}" for name, value in threshold(config).items())
-        low, high = cost["passes"]["interval"]
         cells.append(
             (
                 f"{config.mode} {settings}",
                 "many" if config.redraft else "one",
                 f"{cost['passes']['value']:.3f}",
-                f"{low:.3f}-{high:.3f}",
+                "{:.3f}-{:.3f}".format(*cost["passes"]["interval"]),
                 f"{cost['passes_without_tail']['value']:.3f}",
                 f"{cost['rows']['value']:.2f}",
                 f"{100 * cost['accepted']['value']:.1f} %",
                 f"{100 * cost['identical']:.0f} %",
             )
         )
-    Console().print(BenchTable(columns, cells, title).rich(no_wrap=columns, compact=True))
+    BenchTable(columns, cells, title).show(no_wrap=columns, compact=True)

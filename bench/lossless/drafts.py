@@ -45,9 +45,8 @@ class Simulated:
 def simulate(traces: Sequence[Ints], exits: Sequence[Ints]) -> Simulated:
     """Counts passes.
 
-    Args:
-        traces: Argmax at loop 1 to T of the new tokens of each text after its first, `[T, n]`.
-        exits: Loop at which the rule stops each of them, `[n]`.
+    Of each text's new tokens after its first, traces are the argmax at loop 1 to T, `[T, n]`, and exits the loop at
+    which the rule stops each of them, `[n]`.
     """
     # under verify, with a fallback, with redrafts
     passes = np.zeros(3, dtype=np.int64)
@@ -68,12 +67,7 @@ def simulate(traces: Sequence[Ints], exits: Sequence[Ints]) -> Simulated:
 
 
 def step(path: Ints, depth: int) -> tuple[int, int, int]:
-    """Passes from a token to the next: under `verify`, with a fallback, with redrafts.
-
-    Args:
-        path: Its argmax at loop 1 to T, `[T]`.
-        depth: Its exit.
-    """
+    """Passes to the next token, by the argmax at loop 1 to T, `[T]`: under `verify`, with a fallback, with redrafts."""
     total = len(path)
     other = np.flatnonzero(path != path[-1])
     redrafted = max(depth, int(other[-1]) + 2 if len(other) else 1)
@@ -93,13 +87,7 @@ def full_texts(model: Any, prompts: Sequence[tuple[int, ...]], new: int) -> list
 def record(
     model: Any, prompts: Sequence[tuple[int, ...]], texts: Sequence[Tensor], config: ExitConfig
 ) -> tuple[list[Ints], list[Ints]]:
-    """What each loop reads along given texts.
-
-    Args:
-        model: A looped model.
-        prompts: Ids of the prompts.
-        texts: As `full_texts` gives them.
-        config: An exit rule.
+    """What each loop reads along texts that `full_texts` gave, and where an exit rule stops.
 
     Returns:
         For each text, over its new tokens but the last, which are fed back: the argmax at loop 1 to T, `[T, new - 1]`,

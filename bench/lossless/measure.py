@@ -21,15 +21,9 @@ def measure_lossless(
     new_tokens: int,
     on_run: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
-    """Runs every rule under `verify` on every prompt.
+    """Runs every rule under `verify` on every prompt; `on_run` is told of `(len(configs) + 1) * len(prompts)` runs.
 
-    Args:
-        model: A looped model.
-        name: What it was loaded as.
-        prompts: Ids of the prompts.
-        configs: Exit rules; `redraft` is taken from them, `after_exit` is not.
-        new_tokens: New tokens of each prompt, at least 2; an end of text does not end it.
-        on_run: Told how many runs are done, of `(len(configs) + 1) * len(prompts)`.
+    `redraft` is taken from the rules, `after_exit` is not, and an end of text does not end it.
 
     Returns:
         The conditions, and `costs`, one for each rule over the tokens after each first, estimates with intervals: the
@@ -37,9 +31,6 @@ def measure_lossless(
         to its exit; the `rows`, and those that the head read, over full depth's; the share of the tokens `accepted`,
         which were proposed and stood, or were read at loop T in the first place. Beside them the share of the texts
         that are `identical` to full depth's, and the passes `simulated` from argmax traces.
-
-    Raises:
-        ValueError: For fewer than 2 new tokens.
     """
     if new_tokens < 2:
         raise ValueError(f"{new_tokens} new tokens: at least 2, since the first comes with the prompt")

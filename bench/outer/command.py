@@ -5,7 +5,6 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
 from functools import partial
 from itertools import islice
 from math import ceil
@@ -13,14 +12,13 @@ from pathlib import Path
 from random import Random
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from sigma0.bench.core.conditions import describe
+from sigma0.bench.core.conditions import describe, utc_now
 from sigma0.bench.core.ledger import append_row, check_ledger
 from sigma0.bench.core.options import OWN, AsJsonLines, FormsModel, HardStories, LedgerFile, ShownExamples
-from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.output import measuring, step_bar, tell_rows
 from sigma0.bench.core.rows import OuterRow
 from sigma0.bench.outer.measure import Asked, examples, hard_questions, questions, run, run_vote, to_row, where_from
 from sigma0.bench.outer.program import Trace, induce
@@ -42,7 +40,6 @@ from sigma0.bench.outer.ways import (
 )
 from sigma0.bench.pocket.items import Item
 from sigma0.checkpoints.about import read_about
-from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import Threads
 from sigma0.config import Messages
 from sigma0.models.load import load_causal
@@ -95,9 +92,8 @@ def outer(
     as_json: AsJsonLines = False,
 ) -> None:
     """Each outer loop on held-out hard questions, beside the plain answer, votes of equal cost and a larger model."""
-    torch.set_num_threads(threads)
-    started = datetime.now(timezone.utc).isoformat()
-    with one_line_errors():
+    started = utc_now()
+    with measuring(threads):
         check_ledger(out)
         items = hard_questions(n, seed)
         where = where_from(seed)
@@ -106,18 +102,14 @@ def outer(
         large, _ = open_asked(larger, items, where, shown, block)
         if model != larger and small.conditions.model == large.conditions.model:
             raise ValueError(f"{model!r} and {larger!r} have one name, so that their rows could not be told apart")
-        with progress_bar("questions", n * (len(chosen) + 3 + 2 * most_votes), as_json) as advance:
+        with step_bar("questions", n * (len(chosen) + 3 + 2 * most_votes), as_json) as advance:
             output = _measure(_Run(items, seed, started, most_votes, out, advance), chosen, small, large)
     tables = [entry.rich() for entry in (table(output), levels_table(output)) if entry.rows]
     tell_rows(output, as_json, lambda: Console().print(*tables), f"{len(output)} rows in {out}")
 
 
 def choose(names: str) -> dict[str, Way]:
-    """Some of the loops, by names separated by semicolons, since some hold commas; all for none.
-
-    Raises:
-        ValueError: For a name that there is not.
-    """
+    """Some of the loops, by names separated by semicolons, since some hold commas; all for none."""
     known = loops()
     wanted = [name.strip() for name in names.split(";") if name.strip()] or list(known)
     unknown = [name for name in wanted if name not in known]
@@ -159,15 +151,14 @@ class _Run:
     time: str
     most_votes: int
     out: Path
-    advance: Callable[[int], None]
+    advance: Callable[[], None]
     rows: list[OuterRow] = field(default_factory=list)
     results: dict[str, list[Answered]] = field(default_factory=dict)
     drawn: dict[str, list[list[Answered]]] = field(default_factory=dict)
-    asked: int = 0
 
     def run(self, name: str, way: Way, asked: Asked) -> float:
         """Asks every question in a way; what one cost."""
-        self.results[name] = run(way, asked.chat, self.items, self.seed, self._count)
+        self.results[name] = run(way, asked.chat, self.items, self.seed, self.advance)
         return asked.cost(self.results[name])
 
     def keep(self, name: str, asked: Asked, *beside: str) -> None:
@@ -182,7 +173,7 @@ class _Run:
         votes = min(self.most_votes, wanted)
         drawn = self.drawn.setdefault(asked.conditions.model, [])
         while len(drawn) < votes:
-            drawn.append(run(sampled(len(drawn)), asked.chat, self.items, self.seed, self._count))
+            drawn.append(run(sampled(len(drawn)), asked.chat, self.items, self.seed, self.advance))
         name = f"vote of {votes}{', which costs less' if wanted > votes else ''}"
         if asked.conditions.model != self.rows[0].model:
             name = f"{asked.conditions.model}: {name}"
@@ -191,10 +182,6 @@ class _Run:
                 self.results[entry] = run_vote(self.items, drawn[:votes], by_rule)
                 self.keep(entry, asked, PLAIN)
         return name
-
-    def _count(self) -> None:
-        self.asked += 1
-        self.advance(self.asked)
 
 
 def _measure(measured: _Run, chosen: Mapping[str, Way], small: Asked, large: Asked) -> list[OuterRow]:
@@ -228,21 +215,20 @@ def distill(
     as_json: AsJsonLines = False,
 ) -> None:
     """Make a program without a model of what a lemma graph verified, and measure it on held-out questions."""
-    torch.set_num_threads(threads)
-    started = datetime.now(timezone.utc).isoformat()
-    with one_line_errors():
+    started = utc_now()
+    with measuring(threads):
         check_ledger(out)
         items = hard_questions(n, seed)
         asked, _ = open_asked(model, items, where_from(seed), shown)
         traces = []
-        with progress_bar("questions", seen, as_json) as advance:
+        with step_bar("questions", seen, as_json) as advance:
             for place, item in enumerate(islice(questions("train", seed), seen)):
                 desk = Desk(Trail(), seed=place)
                 solution = FormSolver(asked.chat, desk, LemmaSettings(max_tokens=MAX_TOKENS)).solve(item.prompt)
                 # the known answer is not looked at: what the graph verified is taken for right
                 if solution.graph is not None:
                     traces.append(Trace(item.prompt, solution.graph.lemmas))
-                advance(place + 1)
+                advance()
         made = induce(traces)
         program.write_text(json.dumps(asdict(made), indent=1) + "\n")
         answers = [made.answer(item.prompt) for item in items]
@@ -276,9 +262,8 @@ def agent(
     as_json: AsJsonLines = False,
 ) -> None:
     """Let the three-tier agent mend small repositories with one fault each."""
-    torch.set_num_threads(threads)
-    started = datetime.now(timezone.utc).isoformat()
-    with one_line_errors():
+    started = utc_now()
+    with measuring(threads):
         check_ledger(out)
         if chance and not toys:
             raise ValueError("--chance chooses among listed actions: give --toys")
@@ -296,7 +281,7 @@ def agent(
             escalation=_tiers(steps, tiers), max_tokens=max_tokens, context_chars=8_000, held=held, choices=toys > 0
         )
         results, taken, refused = [], 0, 0
-        with progress_bar("faults", len(faults), as_json) as advance:
+        with step_bar("faults", len(faults), as_json) as advance:
             for place, plant in enumerate(faults):
                 desk = Desk(Trail(), seed=seed + place)
                 with tempfile.TemporaryDirectory() as folder:
@@ -306,7 +291,7 @@ def agent(
                 taken += result.steps
                 refused += sum(decision.what == "refused" for decision in desk.trail.decisions)
                 results.append(Answered(result.patch, result.solved, right=result.solved, usage=desk.usage))
-                advance(place + 1)
+                advance()
         changed = asked.conditions.model_copy(update={"n": len(faults), "max_new_tokens": max_tokens})
         chosen = ("chance" if chance else "choices") if toys else "held to actions" if held else "free"
         acting = "" if tiers == 3 else f", {tiers} tiers"

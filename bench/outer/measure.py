@@ -6,7 +6,7 @@ from functools import reduce
 from itertools import count, islice
 from random import Random
 
-from sigma0.bench.core.conditions import Conditions, Figure
+from sigma0.bench.core.conditions import Conditions, Figure, mean_of
 from sigma0.bench.core.rows import LevelRates, OuterRow
 from sigma0.bench.outer.ways import Answered, Check, Learned, Way, vote
 from sigma0.bench.pocket.evaluate import HARD
@@ -14,7 +14,7 @@ from sigma0.bench.pocket.forms import in_form
 from sigma0.bench.pocket.items import Item
 from sigma0.bench.pocket.world import draw
 from sigma0.bench.strategyqa.statistics import mcnemar
-from sigma0.calibrate.bootstrap import Estimate, clustered_share, ratio, share
+from sigma0.calibrate.bootstrap import clustered_share, share
 from sigma0.checkpoints.about import Form
 from sigma0.reason.desk import Desk
 from sigma0.reason.forms import FORMS
@@ -94,16 +94,7 @@ def run_vote(items: Sequence[Item], drawn: Sequence[Sequence[Answered]], by_rule
 def to_row(
     way: str, asked: Asked, results: Sequence[Answered], beside: Mapping[str, Sequence[Answered]], seed: int, time: str
 ) -> OuterRow:
-    """A row of the ledger.
-
-    Args:
-        way: Its name.
-        asked: The model.
-        results: On every question.
-        beside: Results of other ways on the same questions, by their names.
-        seed: Of the run.
-        time: When it began.
-    """
+    """A row of the ledger: a way of a run that began at a time, beside other ways on the same questions."""
     n = len(results)
     used = [one.usage for one in results]
     return OuterRow(
@@ -114,7 +105,7 @@ def to_row(
         right=_share(one.right for one in results),
         accepted_wrong=_share(one.accepted and not one.right for one in results),
         accepted=_share(one.accepted for one in results),
-        passes=_figure(ratio([asked.passes(one) for one in results], [1.0] * n)),
+        passes=Figure.known(mean_of([asked.passes(one) for one in results])),
         cost=asked.cost(results),
         calls=sum(one.calls for one in used) / n,
         prompt_tokens=sum(one.prompt_tokens for one in used) / n,
@@ -140,7 +131,7 @@ def level_rates(checks: Sequence[Sequence[Check]]) -> dict[Level, LevelRates]:
                 reached=len(reached),
                 passed=_share(any(one.opened for one in current) for current in reached),
                 checks=sum(made),
-                checks_passed=_figure(
+                checks_passed=Figure.known(
                     clustered_share([sum(one.passed for one in current) for current in reached], made)
                 ),
             )
@@ -150,15 +141,9 @@ def level_rates(checks: Sequence[Sequence[Check]]) -> dict[Level, LevelRates]:
 def difference(first: Sequence[Answered], second: Sequence[Answered]) -> Figure:
     """Share that the first has right less that of the second; by Student's t over their paired differences."""
     paired = [float(one.right) - float(other.right) for one, other in zip(first, second, strict=True)]
-    return _figure(ratio(paired, [1.0] * len(paired)))
+    return Figure.known(mean_of(paired))
 
 
 def _share(flags: Iterable[bool]) -> Figure:
     values = list(flags)
-    return _figure(share(sum(values), len(values)))
-
-
-def _figure(estimate: Estimate | None) -> Figure:
-    figure = Figure.of(estimate)
-    assert figure is not None
-    return figure
+    return Figure.known(share(sum(values), len(values)))

@@ -62,11 +62,7 @@ class Program:
     kinds: tuple[Kind, ...]
 
     def answer(self, problem: str) -> str | None:
-        """The answer to a text with a question at its end.
-
-        Raises:
-            ValueError: For another text.
-        """
+        """The answer to a text with a question at its end."""
         parts = part(problem)
         for kind in self.kinds:
             slots = match(kind.question, parts.question)
@@ -214,7 +210,6 @@ def _asked(trace: Trace, ways: Sequence[Sequence[_Look]]) -> tuple[str, str, str
 
 
 def _pointer(look: _Look, goal: str) -> str:
-    """A look-up's sentence as a template."""
     names = {"x": look.name, **({"y": look.goal or goal} if look.goal or goal else {})}
     return _NUMBER.sub("{n}", _slotted(look.sentence, names))
 

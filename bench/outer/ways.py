@@ -62,10 +62,7 @@ def sampled(number: int) -> Way:
 def vote(answers: Sequence[str], problem: str, by_rule: bool) -> str:
     """Self-consistency (arXiv 2203.11171): the commonest of some drawn answers, of several the one drawn first.
 
-    Args:
-        answers: In the order they were drawn.
-        problem: That they answer.
-        by_rule: Whether yes or no is computed from each answer's own statement, as the lemma graph does.
+    By rule, yes or no is computed from each answer's own statement, as the lemma graph does.
     """
     question = part(problem).question
     counted = [settled(question, answer) for answer in answers] if by_rule else answers
@@ -131,9 +128,6 @@ class Learned:
 
     A kind is a question's first two words. Of one that was seen less often than `FEWEST` times the plain answer is
     given too, to be learned from.
-
-    Args:
-        dear: The dearer way.
     """
 
     # Share of right plain answers from which on no more is asked.

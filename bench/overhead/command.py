@@ -1,28 +1,20 @@
 """`python -m sigma0.bench overhead`: time the host, print and append."""
 
-import statistics
-from collections.abc import Sequence
-from datetime import datetime, timezone
-from itertools import count
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
-import torch
 import typer
-from rich.console import Console
 
-from sigma0.bench.core.conditions import Digests, Figure, describe
-from sigma0.bench.core.ledger import append_row
+from sigma0.bench.core.conditions import Digests, Figure, describe, utc_now
+from sigma0.bench.core.ledger import append_rows
 from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile, Rounds
-from sigma0.bench.core.output import BenchTable, tell_rows
+from sigma0.bench.core.output import BenchTable, measuring, step_bar, tell_rows
 from sigma0.bench.core.rows import OverheadRow
 from sigma0.bench.overhead.measure import RUNNERS, WAYS, Bench, Case, Sample, cases
 from sigma0.checkpoints import resolve_model
-from sigma0.commands.console import compiling, one_line_errors, progress_bar
+from sigma0.commands.console import compiling
 from sigma0.commands.options import Threads
-from sigma0.errors import needs_extra
 from sigma0.models.load import load_tokenizer
-
-_HEADINGS = ("way", "runner", "telemetry", "sequences", "rows", "us/pass", "us/row", "operations")
 
 
 def overhead(
@@ -37,8 +29,7 @@ def overhead(
     as_json: AsJsonLines = False,
 ) -> None:
     """Host time and dispatched operations of a pass whose block is empty: library, engine, transformers' generate."""
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("serve"):
+    with measuring(threads, "serve"):
         counts = tuple(int(part) for part in rows.split(","))
         for name, known, given in (("way", WAYS, ways), ("runner", RUNNERS, runners)):
             unknown = sorted(set(given.split(",")) - set(known))
@@ -50,23 +41,22 @@ def overhead(
             bench.looped.announce = compiling
         samples: dict[Case, list[Sample]] = {case: [] for case in plan}
         operations: dict[Case, float] = {}
-        with progress_bar("rounds", len(plan) * (rounds + 1), hidden=as_json) as advance:
-            done = count(1)
+        with step_bar("rounds", len(plan) * (rounds + 1), hidden=as_json) as advance:
             for case in plan:
                 # compiles and warms up, then counts
                 bench.run(case)
                 sample = bench.run(case, counted=True)
                 operations[case] = sample.operations / sample.passes
-                advance(next(done))
+                advance()
             for _ in range(rounds):
                 for case in plan:
                     samples[case].append(bench.run(case))
-                    advance(next(done))
-        ended = datetime.now(timezone.utc).isoformat()
+                    advance()
+        ended = utc_now()
         result = [_row(bench, ended, case, current, operations[case]) for case, current in samples.items()]
-        for row in result:
-            append_row(out, row)
-    tell_rows(result, as_json, lambda: _print(result), f"{len(result)} rows in {out}")
+        append_rows(out, result)
+    table = BenchTable.of(COLUMNS, result, left=_LEFT)
+    tell_rows(result, as_json, lambda: table.show(compact=True), f"{len(result)} rows in {out}")
 
 
 def _row(bench: Bench, time: str, case: Case, current: list[Sample], operations: float) -> OverheadRow:
@@ -82,29 +72,21 @@ def _row(bench: Bench, time: str, case: Case, current: list[Sample], operations:
             "time": time,
             "rounds": len(current),
             "rows_per_pass": rows,
-            "microseconds_per_pass": _figure(per_pass),
-            "microseconds_per_row": _figure([value / rows for value in per_pass]),
+            "microseconds_per_pass": Figure.spread(per_pass),
+            "microseconds_per_row": Figure.spread([value / rows for value in per_pass]),
             "operations_per_pass": operations,
         }
     )
 
 
-def _figure(values: list[float]) -> Figure:
-    return Figure(value=statistics.median(values), low=min(values), high=max(values))
-
-
-def _print(rows: Sequence[OverheadRow]) -> None:
-    cells = [
-        (
-            row.way,
-            row.runner or "",
-            "on" if row.telemetry else "off",
-            f"{row.sequences} x {row.lanes}",
-            f"{row.rows_per_pass:.1f}",
-            f"{row.microseconds_per_pass.value:.0f}",
-            f"{row.microseconds_per_row.value:.1f}",
-            f"{row.operations_per_pass:.0f}",
-        )
-        for row in rows
-    ]
-    Console().print(BenchTable(_HEADINGS, cells, left=_HEADINGS[:4]).rich(compact=True))
+COLUMNS: Mapping[str, Callable[[OverheadRow], str]] = {
+    "way": lambda row: row.way,
+    "runner": lambda row: row.runner or "",
+    "telemetry": lambda row: "on" if row.telemetry else "off",
+    "sequences": lambda row: f"{row.sequences} x {row.lanes}",
+    "rows": lambda row: f"{row.rows_per_pass:.1f}",
+    "us/pass": lambda row: f"{row.microseconds_per_pass.value:.0f}",
+    "us/row": lambda row: f"{row.microseconds_per_row.value:.1f}",
+    "operations": lambda row: f"{row.operations_per_pass:.0f}",
+}
+_LEFT = ("way", "runner", "telemetry", "sequences")

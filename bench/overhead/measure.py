@@ -164,13 +164,7 @@ def cases(ways: Sequence[str], runners: Sequence[str], rows: Sequence[int], loop
 
 
 class Bench:
-    """Times cases over one empty model.
-
-    Args:
-        tokenizer: For the texts of the engine.
-        loops: T.
-        positions: Longest sequence.
-    """
+    """Times cases over one empty model of T loops; the tokenizer is for the texts of the engine."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, loops: int, positions: int) -> None:
         self.tokenizer = tokenizer

@@ -66,36 +66,36 @@ def draw(
     tell = KINDS[rng.choices(kinds, weights)[0]]
     goes_on = bool(mix.later) and rng.random() < mix.later
     while True:
-        told = tell(rng, level, bool(mix.gap) and rng.random() < mix.gap)
-        story = " ".join(told.sentences)
-        items = _ask(rng, told, story, level, rng.choice((1, 2)) if goes_on else questions, mix)
+        tale = tell(rng, level, bool(mix.gap) and rng.random() < mix.gap)
+        story = " ".join(tale.sentences)
+        items = _ask(rng, tale, story, level, rng.choice((1, 2)) if goes_on else questions, mix)
         for _ in range(_STAGES - 1 if goes_on else 0):
-            known = len(told.sentences)
-            if told.go_on is None or rng.random() < 0.3:
+            known = len(tale.sentences)
+            if tale.go_on is None or rng.random() < 0.3:
                 other = _another(rng, wanted, story, KINDS[rng.choices(kinds, weights)[0]])
                 if other is None:
                     break
-                told, known, level = other, 0, SHORT
+                tale, known, level = other, 0, SHORT
             else:
-                told.go_on(rng)
-            if len(told.sentences) == known:
+                tale.go_on(rng)
+            if len(tale.sentences) == known:
                 break
-            more = " ".join(told.sentences[known:])
+            more = " ".join(tale.sentences[known:])
             story = f"{story} {more}"
-            first, *others = _ask(rng, told, story, level, rng.choice((1, 2)), mix)
+            first, *others = _ask(rng, tale, story, level, rng.choice((1, 2)), mix)
             items += replace(first, more=more), *others
         if split_of(items[0].story) == wanted:
             return Scene(items[0].story, items[:questions])
 
 
-def _ask(rng: Random, told: Told, story: str, level: int, questions: int, mix: Mix) -> tuple[Item, ...]:
+def _ask(rng: Random, tale: Told, story: str, level: int, questions: int, mix: Mix) -> tuple[Item, ...]:
     """Some questions about a story, those that need most sentences first."""
     result: dict[str, Item] = {}
-    before = set(re.findall(r"\w+", story)).difference(re.findall(r"\w+", " ".join(told.sentences)))
+    before = set(re.findall(r"\w+", story)).difference(re.findall(r"\w+", " ".join(tale.sentences)))
     tries = 4 * questions
     while len(result) < questions and (tries > 0 or not result):
         tries -= 1
-        asked = told.ask(rng, mix.binary, mix.absent)
+        asked = tale.ask(rng, mix.binary, mix.absent)
         if asked.subject in before:
             # an earlier story may tell of whom this one does not
             continue
@@ -110,7 +110,7 @@ def _ask(rng: Random, told: Told, story: str, level: int, questions: int, mix: M
             family=asked.family,
             hops=len(asked.proof),
             difficulty=level,
-            derivation=(*(told.sentences[index] for index in asked.proof), f"So {opening}{asked.answer[1:]}"),
+            derivation=(*(tale.sentences[index] for index in asked.proof), f"So {opening}{asked.answer[1:]}"),
         )
         result.setdefault(item.subject, item)
     return tuple(sorted(result.values(), key=lambda item: -item.hops))
@@ -120,8 +120,8 @@ def _another(rng: Random, wanted: Split, story: str, tell: Teller) -> Told | Non
     """A short story of its own split that tells of nobody and nothing that another one does; None where none came."""
     words = set(re.findall(r"\w+", story)) & ENTITIES
     for _ in range(_TRIES):
-        told = tell(rng, SHORT, False)
-        text = " ".join(told.sentences)
+        tale = tell(rng, SHORT, False)
+        text = " ".join(tale.sentences)
         if words.isdisjoint(re.findall(r"\w+", text)) and split_of(text) == wanted:
-            return told
+            return tale
     return None

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +12,10 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sigma0.bench.core.options import CodeFiles, CurvesPicture, ListFiles, ReportFile
-from sigma0.bench.core.output import BenchTable, drawing, tell_report
+from sigma0.bench.core.output import BenchTable, drawing, measuring, step_bar, tell_report
 from sigma0.bench.proximity import measure
 from sigma0.bench.proximity.sources import LONGEST, by_kind, loops
-from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, Threads
-from sigma0.errors import needs_extra
 from sigma0.kernels.collapse import CollapseRule
 
 SPANS = 3
@@ -36,8 +33,7 @@ def proximity(
     as_json: AsJson = False,
 ) -> None:
     """Fit the parts of the proximity on one half of texts and loops, and report on the other."""
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
+    with measuring(threads):
         report, curves = _study(model, {"prose": tuple(prose), "code": tuple(code), "lists": tuple(lists)}, windows)
         if picture is not None:
             _draw(curves, picture)
@@ -53,9 +49,8 @@ def _study(
     texts = by_kind(files, tokenizer)
     collapsed = list(loops(texts[0].ids, SPANS))
     chunks = sum(len(text.ids) // measure.CHUNK + 2 for text in texts) + len(collapsed) * -(-LONGEST // measure.CHUNK)
-    with progress_bar("chunks read", chunks) as advance:
-        done = count(1)
-        model.register_forward_hook(lambda *_: advance(next(done)))
+    with step_bar("chunks read", chunks) as advance:
+        model.register_forward_hook(lambda *_: advance())
         readings = measure.read_texts(model, texts, windows) + measure.read_loops(model, collapsed)
     fitted, ids_alone = measure.fit(readings), [measure.without_certainty(item) for item in readings]
     held_out = [item for item in readings if not item.fitted]

@@ -27,12 +27,7 @@ _LATER = (128, 192, LONGEST)
 
 
 def repetition(ids: Ints, places: Ints) -> Floats:
-    """periodicity, echo and sameness once each number of ids is out, `[N, 3]`.
-
-    Args:
-        ids: A text, `[L]`.
-        places: Numbers of ids, each at least 1, `[N]`.
-    """
+    """periodicity, echo and sameness of a text `[L]` once each number of ids, at least 1, is out: `[N, 3]` of `[N]`."""
     result = []
     for part in np.array_split(places, max(1, len(places) // 256)):
         ring = np.zeros((len(part), WINDOW), dtype=np.int64)
@@ -47,9 +42,7 @@ def repetition(ids: Ints, places: Ints) -> Floats:
 def certainty(model: Any, ids: Ints) -> Floats:
     """Fall of the entropy and lead of the likeliest id where each id is chosen, `[L, 2]`; 0 for the first id.
 
-    Args:
-        model: A causal model, read by teacher forcing.
-        ids: A text, `[L]`.
+    A causal model reads the text `[L]` by teacher forcing.
     """
     entropies, margins = np.zeros(len(ids)), np.zeros(len(ids))
     for start in range(0, len(ids), CHUNK):
@@ -87,10 +80,8 @@ class Readings:
 def read_texts(model: Any, texts: Sequence[Text], windows: int) -> list[Readings]:
     """The first text of each kind is halved: its first half is fitted on; everything else is only reported.
 
-    Args:
-        model: A causal model whose certainty is read; None leaves drop and margin 0.
-        texts: The texts.
-        windows: Readings of each text at most, one for each two ids at most, spread evenly.
+    Without a model, whose certainty is read, drop and margin are 0. Readings of a text are spread evenly: `windows` at
+    most, and one for each two ids at most.
     """
     result: list[Readings] = []
     for text in texts:

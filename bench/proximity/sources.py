@@ -63,9 +63,7 @@ def read_text(kind: str, path: Path, tokenizer: Any) -> Text:
 def loops(prose: Ints, seeds: int) -> Iterator[Loop]:
     """Spans of a text over and over, for every period, and with faults in each period from 8 on; and babble.
 
-    Args:
-        prose: Where spans and faults are taken from, `[N]`.
-        seeds: Spans for each period.
+    Spans, some for each period, and faults are taken from the prose, `[N]`.
     """
     rng = np.random.default_rng(_SEED)
     for period in PERIODS:

@@ -1,15 +1,13 @@
 """`python -m sigma0.bench quantization`: weights of int8 and int4 beside floats."""
 
 from functools import partial
-from itertools import count
 from typing import Annotated, Any
 
-import torch
 import typer
 
-from sigma0.bench.core.ledger import append_row, check_ledger
+from sigma0.bench.core.ledger import append_rows, check_ledger
 from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile, Rounds
-from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.output import measuring, step_bar, tell_rows
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.quantization.measure import measure
 from sigma0.bench.quantization.table import print_rows
@@ -17,11 +15,10 @@ from sigma0.bench.speed.opened import conditions_of, open_model, prompt_ids
 from sigma0.bench.speed.shapes import SHAPES
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.checkpoints import shipped_models
-from sigma0.commands.console import compiling, one_line_errors, progress_bar
+from sigma0.commands.console import compiling
 from sigma0.commands.options import Device, Runner, StatedDtype, Threads
 from sigma0.config import ExitConfig
 from sigma0.decode.runners import choose_runner
-from sigma0.errors import needs_extra
 from sigma0.models.quantization import QUANTIZATIONS
 
 
@@ -46,8 +43,7 @@ def quantization(
     as_json: AsJsonLines = False,
 ) -> None:
     """Bytes, time, agreement and depths with weights of int8 and int4, beside the same model with floats; greedy."""
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
+    with measuring(threads):
         if bool(shape) == bool(model):
             raise ValueError("give either a model or --shape")
         if model and model not in shipped_models():
@@ -70,9 +66,7 @@ def quantization(
         conditions = partial(
             conditions_of, model=model, shape=shape, source=source, rows=asked, new_tokens=max_new_tokens, batch=1
         )
-        steps = count(1)
-        with progress_bar("runs", len(configs) * len(models) * (rounds + 1), hidden=as_json) as advance:
-            rows = measure(models, conditions, configs, ids, new_tokens, rounds, prompts, lambda: advance(next(steps)))
-        for row in rows:
-            append_row(out, row)
+        with step_bar("runs", len(configs) * len(models) * (rounds + 1), hidden=as_json) as advance:
+            rows = measure(models, conditions, configs, ids, new_tokens, rounds, prompts, advance)
+        append_rows(out, rows)
     tell_rows(rows, as_json, lambda: print_rows(rows), f"{len(rows)} rows in {out}")

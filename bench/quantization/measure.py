@@ -1,18 +1,17 @@
 """A model with rounded weights beside the same model with its own: what it writes, and how long a token takes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sigma0.bench.core.conditions import Conditions, Figure
+from sigma0.bench.core.conditions import Conditions, Figure, utc_now
 from sigma0.bench.core.rows import QuantizationRow
 from sigma0.bench.fidelity.grid import threshold
-from sigma0.bench.speed.decoders import Decoded, Ours, PromptedCache
-from sigma0.calibrate.bootstrap import bootstrap, clustered_share, ratio
+from sigma0.bench.speed.decoders import Ours, PromptedCache, median_figure, turns
+from sigma0.calibrate.bootstrap import clustered_share, ratio
 from sigma0.calibrate.teacher_forcing import check_finite, divergence
 from sigma0.config import ExitConfig
 from sigma0.models.quantization import weight_bytes
@@ -30,14 +29,12 @@ def time_models(
     """Seconds of each round by model, the tokens after the first, whatever they say; the models take turns."""
     decoders = {name: Ours(PromptedCache(model, ids, new_tokens), config, None) for name, model in models.items()}
     result: dict[str | None, list[float]] = {name: [] for name in models}
-    names = list(models)
-    for number in range(rounds + 1):
-        turn = number % len(names)
-        for name in (*names[turn:], *names[:turn]):
-            decoded: Decoded = decoders[name].decode()
-            if number:  # the first round warms up, and compiles
-                result[name].append(decoded.seconds)
-            advance()
+    for number, name in turns(list(models), rounds):
+        decoded = decoders[name].decode()
+        # the first round compiles too
+        if number:
+            result[name].append(decoded.seconds)
+        advance()
     return result
 
 
@@ -68,16 +65,7 @@ def fidelity(
     config: ExitConfig,
     max_new_tokens: int,
 ) -> dict[str, Any]:
-    """How closely a model with rounded weights follows the one with floats.
-
-    Args:
-        floats: The model as it is stored.
-        rounded: The same with a quantised block.
-        prompts: Ids of the prompts.
-        texts: What `floats` writes after them.
-        config: The exit rule of both.
-        max_new_tokens: Of free runs.
-    """
+    """How closely a model with rounded weights follows, under one rule, the one with floats that wrote the texts."""
     same, kl, sizes = [], [], [len(new) for new, _ in texts]
     for prompt, (new, _) in zip(prompts, texts, strict=True):
         reference, result = (read_exits(model, prompt, new, config) for model in (floats, rounded))
@@ -95,7 +83,6 @@ def fidelity(
 
 
 def _mean_depth(written: Written) -> Figure | None:
-    """Over the tokens after each first."""
     depths = np.array([sum(item[1:]) for _, item in written])
     return Figure.of(ratio(depths, np.array([len(item) - 1 for _, item in written])))
 
@@ -112,15 +99,8 @@ def measure(
 ) -> list[QuantizationRow]:
     """One row for each exit rule and quantisation.
 
-    Args:
-        models: By the name of their quantisation; None names the one with floats.
-        conditions: What the rows say of the run, of a model.
-        configs: Exit rules.
-        ids: Of a prompt, `[1, S]`, with which all models are timed in turn.
-        new_tokens: New tokens after it.
-        rounds: How often, once more to warm up.
-        prompts: For fidelity; none for random weights, whose text means nothing.
-        advance: Called after each run that is timed.
+    All models, by the name of their quantisation (None: with floats), are timed in turn after a prompt `[1, S]`; each
+    run is told to `advance`. Fidelity is on `prompts`: none for random weights, whose text means nothing.
     """
     floats = models[None]
     rows = []
@@ -136,7 +116,7 @@ def measure(
                 QuantizationRow.model_validate(
                     {
                         **output[name].model_dump(),
-                        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                        "time": utc_now("seconds"),
                         "mode": config.mode,
                         "settings": threshold(config),
                         "runner": floats.runner,
@@ -164,9 +144,8 @@ def _block_bytes(model: Any) -> int:
 
 
 def _times(ours: Sequence[float], floats: Sequence[float], tokens: int) -> dict[str, Any]:
-    ratios = np.array(floats) / np.array(ours)
     return {
         "milliseconds_per_token": 1000 * min(ours) / tokens,
         "milliseconds_per_token_of_floats": 1000 * min(floats) / tokens,
-        "speed_ratio": Figure.of(bootstrap(lambda drawn: float(np.median(ratios[drawn])), len(ratios))),
+        "speed_ratio": median_figure(np.array(floats) / np.array(ours)),
     }

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sigma0.bench.core.ledger import AnyRow, parse_row
+from sigma0.bench.core.ledger import parse_row
+from sigma0.bench.core.rows import AnyRow
 
 # sums of float32 in another order, on another processor; a single other token or answer shows far above it
 TOLERANCE = 2e-4
@@ -27,14 +28,9 @@ _ASKED = (
 
 
 def differences(before: Any, now: Any, place: str = "") -> Iterator[str]:
-    """Every place where two values of plain JSON differ, as `place: before, now`.
+    """Every place where two values of plain JSON, committed and found, differ, as `place: before, now`.
 
     Numbers are the same within `TOLERANCE`, relative for those over 1. `OF_THE_RUN` is left out.
-
-    Args:
-        before: What is committed.
-        now: What was found.
-        place: Of both, for what is told.
     """
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted({*before, *now} - OF_THE_RUN):
@@ -72,12 +68,7 @@ def untimed(line: str) -> dict[str, Any]:
 
 
 def committed(result: Sequence[Mapping[str, Any]], ledger: Sequence[AnyRow]) -> list[dict[str, Any] | None]:
-    """For each row found the ledger's newest of the same run and setting; None where there is none.
-
-    Args:
-        result: As `untimed` gives them.
-        ledger: All of its rows.
-    """
+    """For each row found, as `untimed` gives it, the newest of its run and setting in a ledger; None without one."""
     newest = {}
     for row in ledger:
         plain = untimed(row.model_dump_json())

@@ -101,11 +101,7 @@ class Recipe:
         return ".jsonl" if self.file == "--trail" else ".json"
 
     def given(self, inputs: Mapping[str, Path]) -> dict[str, Path]:
-        """Those of the files that it reads.
-
-        Raises:
-            ValueError: Naming one that is not given.
-        """
+        """Those of the files that it reads."""
         missing = [name for name in self.inputs if name not in inputs]
         if missing:
             raise ValueError(f"{self.name} reads {missing[0]}: give it as --input {missing[0]}=FILE")
@@ -120,10 +116,7 @@ class Recipe:
     def run(self, quick: bool, inputs: Mapping[str, Path], scratch: Path) -> Any:
         """Runs it in a process of its own and gives its report, plain JSON values, or the text of a trail.
 
-        Args:
-            quick: Its quick part alone.
-            inputs: Where the files are that it reads.
-            scratch: An empty folder for what it writes on the way.
+        `inputs` says where the files are that it reads; what it writes on the way lies in the empty folder `scratch`.
 
         Raises:
             Failed: Naming the command and the end of what it printed.
@@ -178,11 +171,7 @@ def recipes() -> dict[str, Recipe]:
 
 
 def chosen(names: Sequence[str]) -> list[Recipe]:
-    """Recipes by name; all for no names.
-
-    Raises:
-        ValueError: For a name of none.
-    """
+    """Recipes by name; all for no names."""
     known = recipes()
     unknown = [name for name in names if name not in known]
     if unknown:

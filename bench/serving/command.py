@@ -1,16 +1,15 @@
 """`python -m sigma0.bench serve` and `vllm`: throughput and latency of servers under load, way by way."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from sigma0.bench.core.ledger import append_row, check_ledger
+from sigma0.bench.core.ledger import append_rows, check_ledger
 from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile, Rounds
-from sigma0.bench.core.output import BenchTable, tell_rows
+from sigma0.bench.core.output import BenchTable, tell_rows, with_interval
 from sigma0.bench.core.rows import Percentiles, ServeRow, VllmRow
 from sigma0.bench.serving import measure, servers
 from sigma0.bench.serving.measure import WAYS, Ask
@@ -74,9 +73,10 @@ def serve(
             measure.run(asks["full"], "closed", 1, 2)
         result = measure.in_turn(asks, loads, rounds, requests_under, hidden=as_json)
         rows = measure.serve_rows(result, configs, conditions, ran)
-        for row in rows:
-            append_row(out, row)
-    tell_rows(rows, as_json, lambda: _print_serving(rows), f"{len(rows)} rows in {out}")
+        append_rows(out, rows)
+    title = "median of the rounds; latencies of the last, ms"
+    table = BenchTable.of(SERVE_COLUMNS, rows, title, ("load", "way"))
+    tell_rows(rows, as_json, table.show, f"{len(rows)} rows in {out}")
 
 
 def vllm(
@@ -115,49 +115,35 @@ def vllm(
             asks, loads, rounds, lambda _, count: max(QUESTIONS, requests * int(count)), hidden=as_json
         )
         rows = measure.vllm_rows(result, conditions, measure.vllm_version(python), drafts, draft_loops)
-        for row in rows:
-            append_row(out, row)
-    tell_rows(rows, as_json, lambda: _print_vllm(rows), f"{len(rows)} rows in {out}")
-
-
-def _print_serving(rows: Sequence[ServeRow]) -> None:
-    names = ("load", "way", "tokens/s", "of full", "rows/s", "passes/s", "first 50/99 %", "between 50/99 %", "failed")
-    cells = [
-        (
-            f"{row.load} {row.amount:g}",
-            row.way,
-            f"{row.tokens_per_second.value:.0f}",
-            f"{row.speed_ratio.value:.2f}",
-            *("-" if rate is None else f"{rate:.0f}" for rate in (row.rows_per_second, row.passes_per_second)),
-            _tail(row.first_token_ms),
-            f"{row.between_tokens_ms.p50:.1f} / {row.between_tokens_ms.p99:.1f}",
-            str(row.failed),
-        )
-        for row in rows
-    ]
-    title = "median of the rounds; latencies of the last, ms"
-    Console().print(BenchTable(names, cells, title, left=("load", "way")).rich())
-
-
-def _print_vllm(rows: Sequence[VllmRow]) -> None:
-    figures = ("tokens/s", "of vllm", "same text", "a step", "first 50/99 %", "answer 50/99 %", "failed")
-    cells = [
-        (
-            str(row.clients),
-            row.way,
-            f"{row.tokens_per_second.value:.0f}",
-            f"{row.speed_ratio.value:.2f} ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})",
-            f"{row.same_text:.1%}",
-            "-" if row.accepted_length is None else f"{row.accepted_length:.2f}",
-            _tail(row.first_token_ms),
-            _tail(row.answer_ms),
-            str(row.failed),
-        )
-        for row in rows
-    ]
+        append_rows(out, rows)
     title = "medians of the rounds; latencies of the last, ms"
-    Console().print(BenchTable(("clients", "way", *figures), cells, title, left=("clients", "way")).rich())
+    table = BenchTable.of(VLLM_COLUMNS, rows, title, ("clients", "way"))
+    tell_rows(rows, as_json, table.show, f"{len(rows)} rows in {out}")
 
 
 def _tail(times: Percentiles) -> str:
     return f"{times.p50:.0f} / {times.p99:.0f}"
+
+
+SERVE_COLUMNS: Mapping[str, Callable[[ServeRow], str]] = {
+    "load": lambda row: f"{row.load} {row.amount:g}",
+    "way": lambda row: row.way,
+    "tokens/s": lambda row: f"{row.tokens_per_second.value:.0f}",
+    "of full": lambda row: f"{row.speed_ratio.value:.2f}",
+    "rows/s": lambda row: "-" if row.rows_per_second is None else f"{row.rows_per_second:.0f}",
+    "passes/s": lambda row: "-" if row.passes_per_second is None else f"{row.passes_per_second:.0f}",
+    "first 50/99 %": lambda row: _tail(row.first_token_ms),
+    "between 50/99 %": lambda row: f"{row.between_tokens_ms.p50:.1f} / {row.between_tokens_ms.p99:.1f}",
+    "failed": lambda row: str(row.failed),
+}
+VLLM_COLUMNS: Mapping[str, Callable[[VllmRow], str]] = {
+    "clients": lambda row: str(row.clients),
+    "way": lambda row: row.way,
+    "tokens/s": lambda row: f"{row.tokens_per_second.value:.0f}",
+    "of vllm": lambda row: with_interval(row.speed_ratio, 2, 1, ""),
+    "same text": lambda row: f"{row.same_text:.1%}",
+    "a step": lambda row: "-" if row.accepted_length is None else f"{row.accepted_length:.2f}",
+    "first 50/99 %": lambda row: _tail(row.first_token_ms),
+    "answer 50/99 %": lambda row: _tail(row.answer_ms),
+    "failed": lambda row: str(row.failed),
+}

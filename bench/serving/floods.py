@@ -53,14 +53,9 @@ class Floods(BaseModel):
 
 
 class Flooding:
-    """Floods a server, and asks it beside that.
+    """Floods a server with a model, and asks it, beside that, questions that fit, for as long as the whole load is.
 
-    Args:
-        url: Of the server.
-        model: Its name there.
-        prompts: Questions that fit.
-        clients: How many flood at once; every fourth one sends prompts, leaves, sends half bodies, or what costs much.
-        seconds: How long the whole load is.
+    Every fourth of the clients sends prompts, leaves, sends half bodies, or what costs much.
     """
 
     def __init__(self, url: str, model: str, prompts: list[str], clients: int, seconds: float) -> None:

@@ -5,7 +5,6 @@ import json
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from sigma0.bench.core.conditions import Conditions, Figure, describe
+from sigma0.bench.core.conditions import Conditions, Figure, describe, utc_now
 from sigma0.bench.core.rows import Percentiles, ServeRow, VllmRow
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.serving.servers import counts
@@ -92,15 +91,10 @@ class Ask:
 
 
 async def drive(ask: Ask, kind: str, amount: float, requests: int, seed: int = 0) -> Load:
-    """Asks a server.
+    """Asks a server `requests` times.
 
-    Args:
-        ask: What is asked.
-        kind: "closed": clients, each with its next request as soon as it has its answer; "open": requests that come at
-            random, whether or not earlier ones are answered.
-        amount: Clients; or requests a second, the times between which are exponential.
-        requests: How many.
-        seed: Of the times.
+    Under a "closed" load `amount` clients have each its next request as soon as they have their answer. Under an "open"
+    one so many a second come at random, exponential times apart, whether or not earlier ones are answered.
     """
     clients = int(amount) if kind == "closed" else None
     turns = asyncio.Semaphore(clients or requests)
@@ -188,15 +182,7 @@ def in_turn(
     requests: Callable[[str, float], int],
     hidden: bool,
 ) -> Found:
-    """Every way under every load, there and back, so that none is always the first.
-
-    Args:
-        asks: What each way asks.
-        loads: Kind and amount.
-        rounds: How often.
-        requests: Of a round under a load.
-        hidden: Whether no bar is shown.
-    """
+    """What each way asks under every load, there and back, so that none is always the first; `requests` in a round."""
     result: dict[tuple[str, float], dict[str, list[Load]]] = {load: {way: [] for way in asks} for load in loads}
     runs = [(load, way) for load in loads for number in range(rounds) for way in list(asks)[:: -1 if number % 2 else 1]]
     with progress_bar("runs", len(runs), hidden) as advance:
@@ -207,11 +193,7 @@ def in_turn(
 
 
 def our_configs(current: ExitConfig, wanted: Sequence[str] = WAYS) -> dict[str, ExitConfig]:
-    """Full depth, its rule never met, and the three things that become of deeper loops.
-
-    Raises:
-        ValueError: For an unknown way, or where full depth, which the others are measured by, is not the first.
-    """
+    """Full depth, its rule never met, and the three things that become of deeper loops."""
     unknown = sorted(set(wanted) - set(WAYS))
     if unknown or wanted[0] != "full":
         raise ValueError(f"ways {','.join(wanted)!r} must begin with full and be some of {', '.join(WAYS)}")
@@ -245,15 +227,8 @@ def vllm_version(python: str) -> str:
 
 
 def serve_rows(result: Found, configs: Mapping[str, ExitConfig], conditions: Conditions, runner: str) -> list[ServeRow]:
-    """A row for each way and load, ratios over full depth taken round by round.
-
-    Args:
-        result: What was measured.
-        configs: What our ways ask for.
-        conditions: Of the run.
-        runner: Of our server.
-    """
-    ended, rows = datetime.now(timezone.utc).isoformat(), []
+    """A row for each way and load, ratios over full depth taken round by round; the runner is that of our server."""
+    ended, rows = utc_now(), []
     for (kind, amount), by_way in result.items():
         for way, runs in by_way.items():
             output = {
@@ -273,16 +248,8 @@ def serve_rows(result: Found, configs: Mapping[str, ExitConfig], conditions: Con
 
 
 def vllm_rows(result: Found, conditions: Conditions, version: str, drafts: int, draft_loops: int) -> list[VllmRow]:
-    """A row for each way and load, ratios over vLLM at full depth taken round by round.
-
-    Args:
-        result: What was measured.
-        conditions: Of the run.
-        version: Of vLLM.
-        drafts: Of a step at most.
-        draft_loops: Of a draft.
-    """
-    ended, rows = datetime.now(timezone.utc).isoformat(), []
+    """A row for each way and load, ratios over vLLM at full depth taken round by round."""
+    ended, rows = utc_now(), []
     for (_, clients), by_way in result.items():
         expected = {answer.number: answer.text for answer in by_way["full"][-1].answers}
         for way, runs in by_way.items():
@@ -313,15 +280,10 @@ def _figures(runs: Sequence[Load], base: Sequence[Load]) -> dict[str, Any]:
         "requests": len(last.answers),
         "rounds": len(runs),
         "failed": sum(run.failed for run in runs),
-        "tokens_per_second": spread(speeds),
-        "speed_ratio": spread([speed / other for speed, other in zip(speeds, others, strict=True)]),
+        "tokens_per_second": Figure.spread(speeds),
+        "speed_ratio": Figure.spread([speed / other for speed, other in zip(speeds, others, strict=True)]),
         "first_token_ms": last.first_token,
     }
-
-
-def spread(values: Sequence[float]) -> Figure:
-    """Median, least and greatest of the rounds."""
-    return Figure(value=median(values), low=min(values), high=max(values))
 
 
 def _rate(runs: Sequence[Load], name: str) -> float | None:

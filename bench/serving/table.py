@@ -1,10 +1,9 @@
 """Rows of a load run as Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from sigma0.bench.core.ledger import AnyRow
-from sigma0.bench.core.output import BenchTable
-from sigma0.bench.core.rows import ServeRow
+from sigma0.bench.core.output import BenchTable, with_interval
+from sigma0.bench.core.rows import AnyRow, ServeRow
 
 
 def latest_load(rows: Sequence[AnyRow], way: str) -> list[ServeRow]:
@@ -22,19 +21,18 @@ def never_rows(rows: Sequence[AnyRow]) -> list[ServeRow]:
     return [alone[load] for load in sorted(alone)]
 
 
+COLUMNS: Mapping[str, Callable[[ServeRow], str]] = {
+    "load": lambda row: f"{row.amount:g} {'clients' if row.load == 'closed' else 'requests/s'}",
+    "way": lambda row: row.way,
+    "tokens/s": lambda row: f"{row.tokens_per_second.value:,.0f}",
+    "of `full`, least to greatest": lambda row: with_interval(row.speed_ratio, 2, 1, ""),
+    "rows/s": lambda row: "-" if row.rows_per_second is None else f"{row.rows_per_second:,.0f}",
+    "passes/s": lambda row: "-" if row.passes_per_second is None else f"{row.passes_per_second:,.0f}",
+    "first token, ms": lambda row: f"{row.first_token_ms.p50:,.0f} / {row.first_token_ms.p99:,.0f}",
+    "between, ms": lambda row: f"{row.between_tokens_ms.p50:,.0f} / {row.between_tokens_ms.p99:,.0f}",
+}
+
+
 def load_table(rows: Sequence[ServeRow]) -> str:
-    """Every way under every load.
-
-    Args:
-        rows: Of one run.
-    """
-    figures = ("tokens/s", "of `full`, least to greatest", "rows/s", "passes/s", "first token, ms", "between, ms")
-    return BenchTable(("load", "way", *figures), [_cells(row) for row in rows], left=("load", "way")).markdown()
-
-
-def _cells(row: ServeRow) -> list[str]:
-    unit = "clients" if row.load == "closed" else "requests/s"
-    ratio = f"{row.speed_ratio.value:.2f} ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})"
-    rates = ["-" if rate is None else f"{rate:,.0f}" for rate in (row.rows_per_second, row.passes_per_second)]
-    times = [f"{tail.p50:,.0f} / {tail.p99:,.0f}" for tail in (row.first_token_ms, row.between_tokens_ms)]
-    return [f"{row.amount:g} {unit}", row.way, f"{row.tokens_per_second.value:,.0f}", ratio, *rates, *times]
+    """Every way of one run under every load."""
+    return BenchTable.of(COLUMNS, rows, left=("load", "way")).markdown()

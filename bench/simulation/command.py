@@ -5,14 +5,13 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-import torch
 import typer
 from rich.console import Console
 
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import append_row, read_rows, repair
 from sigma0.bench.core.options import LEDGER, OWN, AnswerTokens, AsJsonLines, LedgerFile
-from sigma0.bench.core.output import BenchTable, tell_rows
+from sigma0.bench.core.output import BenchTable, measuring, tell_rows
 from sigma0.bench.core.rows import SimulationRow
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.simulation.cluster import ROUTINGS
@@ -22,9 +21,8 @@ from sigma0.bench.simulation.study import simulate as simulate_one
 from sigma0.bench.simulation.table import checks_table, print_simulation
 from sigma0.bench.simulation.traffic import Traffic
 from sigma0.calibrate.prompts import encode_prompts
-from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.console import progress_bar
 from sigma0.commands.options import Device, ModelArgument, StatedDtype
-from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 INPUTS = LEDGER.with_name("simulation-inputs.json")
@@ -50,8 +48,7 @@ def passes(
     Answers under the model's own exit setting are the short traffic, those of full depth the long one.
     """
     # the clock is the CPU time of one thread
-    torch.set_num_threads(1)
-    with one_line_errors(), needs_extra("bench"):
+    with measuring(1):
         from sigma0.bench.simulation.measure import LIMITS, STEPS, measure_inputs
 
         looped, tokenizer = load(model, device=device, dtype=dtype)
@@ -118,7 +115,7 @@ def simulate(
     as_json: AsJsonLines = False,
 ) -> None:
     """SIMULATE fleets: queueing, tail latency and use under each routing; rows in the ledger are not made again."""
-    with one_line_errors(), needs_extra("bench"):
+    with measuring():
         if picture is not None and picture.suffix not in (".svg", ".png"):
             raise ValueError(f"--picture {str(picture)!r}: give a name that ends in .svg or .png")
         traffic = Traffic(short_share=short_share, turns=turns, think=think)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from sigma0.bench.core.conditions import Conditions
+from sigma0.bench.core.conditions import Conditions, Strict
 from sigma0.bench.core.rows import Tail
 from sigma0.bench.simulation.replica import PassWork, ReplicaLimits
 from sigma0.errors import one_line
@@ -30,10 +30,6 @@ def tail_of(values: Sequence[float]) -> Tail:
     return Tail(**dict(zip(Tail.model_fields, values, strict=True)))
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
 # What of a pass takes time beside the line by its rows: the field of `PassTimes`, and how many of it a pass holds.
 TERMS: Mapping[str, Callable[[PassWork], int]] = {
     "request_ms": lambda work: work.requests,
@@ -45,14 +41,14 @@ TERMS: Mapping[str, Callable[[PassWork], int]] = {
 }
 
 
-class PassTime(_Strict):
+class PassTime(Strict):
     """Fitted milliseconds of a pass of so many rows, for the rows alone."""
 
     rows: Count
     milliseconds: Share
 
 
-class PassTimes(_Strict):
+class PassTimes(Strict):
     """Time of a pass, fitted to measured ones: a line through points by its rows, and what else is in it."""
 
     by_rows: Annotated[tuple[PassTime, ...], Field(min_length=2)]  # Points by rising rows
@@ -79,14 +75,14 @@ class PassTimes(_Strict):
         return self
 
 
-class MeasuredAnswer(_Strict):
+class MeasuredAnswer(Strict):
     """One answer of the model: ids of its prompt, and the exit depth of each new token."""
 
     prompt: Count
     depths: Annotated[tuple[Count, ...], Field(min_length=1)]
 
 
-class Kind(_Strict):
+class Kind(Strict):
     """Answers to the prompts, in their order, under one exit setting."""
 
     exit_config: dict[str, Any]
@@ -98,7 +94,7 @@ class Kind(_Strict):
         return sum(sum(answer.depths) for answer in self.answers) / len(self.answers)
 
 
-class Check(_Strict):
+class Check(Strict):
     """The real engine under random arrivals beside the simulation of the very same arrivals, milliseconds.
 
     Some courses of arrivals in each round, at loads of which no pass was fitted. The speed of a machine changes between
@@ -118,7 +114,7 @@ class Check(_Strict):
         return max(abs(mine / theirs - 1) for mine, theirs in zip(self.simulated[:2], self.measured, strict=False))
 
 
-class Inputs(_Strict):
+class Inputs(Strict):
     """A file of inputs."""
 
     conditions: Conditions  # Of the measurement
@@ -150,11 +146,7 @@ class Inputs(_Strict):
 
 
 def read_inputs(path: Path) -> tuple[Inputs, str]:
-    """A file of inputs, and its sha256.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """A file of inputs, and its sha256."""
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}: python -m sigma0.bench passes --out {path} writes one")
     content = path.read_bytes()

@@ -256,11 +256,7 @@ def _crowded(engine: Engine, jobs: Sequence[EngineRequest], number: int, watch: 
 
 
 def play(engine: Engine, arrivals: Arrivals, watch: Stopwatch) -> Played:
-    """Gives the engine jobs at their moments, in a time in which nothing but its steps passes.
-
-    Raises:
-        RequestFailed: If one breaks.
-    """
+    """Gives the engine jobs at their moments, in a time in which nothing but its steps passes."""
     queue, now = list(arrivals)[::-1], 0.0
     began: dict[int, tuple[int, float]] = {}
     result: dict[int, tuple[RequestOutput, float]] = {}

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from matplotlib.ticker import MaxNLocator
 
+from sigma0.bench.core.conditions import mean_of
 from sigma0.bench.core.output import drawing
 from sigma0.bench.core.rows import SimulationRow
 from sigma0.bench.simulation.cluster import ROUTINGS
-from sigma0.bench.simulation.table import over_runs, p95
+from sigma0.bench.simulation.table import p95
 from sigma0.bench.simulation.traffic import LONG, SHORT
 
 # Colour-blind safe (Okabe and Ito).
@@ -32,7 +33,7 @@ def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> Non
         for axis, (title, value) in zip(picture.subplots(1, len(panels)), panels.items(), strict=True):
             for routing in dict.fromkeys(row.routing for row in rows if row.replicas == largest):
                 mine = [row for row in shown if row.routing == routing and value(row)]
-                means = [over_runs(value(row)) for row in mine]
+                means = [mean_of(value(row)) for row in mine]
                 axis.errorbar(
                     [row.fleet_rate for row in mine],
                     [item.value for item in means],

@@ -8,32 +8,25 @@ group alone: where they know loads, a router of more replicas would have more to
 from their prefixes, it would part more of them.
 """
 
-import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
-from importlib.metadata import version
 from typing import Any, Literal
 
-from sigma0.bench.core.conditions import git_commit
+from sigma0.bench.core.conditions import git_commit, library_versions, utc_now
 from sigma0.bench.core.rows import SIMULATION_SIZES, SimulationRow, Tail, row_key
 from sigma0.bench.simulation.cluster import ROUTINGS, TOGETHER, Cluster, Router
 from sigma0.bench.simulation.inputs import Inputs, PassClock, percentiles, tail_of
 from sigma0.bench.simulation.replica import Replica, Request
 from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
+from sigma0.commands.options import check_known
 
-_LIBRARIES = ("sigma0-lm", "numpy")
 # Answers of a replica that is never idle, from which its most is counted, and those before them.
 SATURATED, BEFORE = 4000, 400
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is simulated: a row's fields of the same names, but `group`, which is the most that a group may have.
-
-    Raises:
-        ValueError: For what is too small, does not divide, or cannot be simulated.
-    """
+    """What is simulated: a row's fields of the same names, but `group`, which is the most that a group may have."""
 
     routing: str
     replicas: int
@@ -56,8 +49,7 @@ class Setting:
             )
         if self.requests % self.runs:
             raise ValueError(f"{self.requests} requests do not divide into {self.runs} runs: choose a multiple")
-        if self.routing not in ROUTINGS:
-            raise ValueError(f"no such routing: {self.routing!r}; there are {', '.join(ROUTINGS)}")
+        check_known("routing", self.routing, ROUTINGS)
         share = self.traffic.short_share
         if self.routing in TOGETHER and (self.members < 2 or not 0 < share < 1):
             raise ValueError(
@@ -86,8 +78,8 @@ class Fleets:
 
     def __init__(self, inputs: Inputs, digest: str) -> None:
         self.inputs, self.digest = inputs, digest
-        self.began = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        versions = {"python": platform.python_version(), **{item: version(item) for item in _LIBRARIES}}
+        self.began = utc_now("seconds")
+        versions = library_versions(("sigma0-lm", "numpy"))
         # of the inputs, with the code and the libraries that simulate
         self.conditions = inputs.conditions.model_copy(update={"commit": git_commit(), "versions": versions})
         self.clock = PassClock(inputs.pass_times)
@@ -135,11 +127,7 @@ class Fleets:
 
 
 def simulate(fleets: Fleets, setting: Setting) -> SimulationRow:
-    """Simulates some runs of a group of a fleet.
-
-    Raises:
-        ValueError: If a run answers too few requests to tell anything.
-    """
+    """Simulates some runs of a group of a fleet."""
     share, members, clock = setting.requests // setting.runs, setting.members, fleets.clock
     asked, beyond = clock.asked, clock.beyond
     courses = [fleets.group(setting, number).run(setting.warm * members, share) for number in range(setting.runs)]
@@ -192,13 +180,11 @@ def _latency(request: Request) -> float:
 
 
 def _drift(requests: Sequence[Request]) -> float:
-    """Mean latency of the later half over that of the earlier."""
     middle = len(requests) // 2
     return mean(map(_latency, requests[middle:])) / mean(map(_latency, requests[:middle]))
 
 
 def _tails(runs: Sequence[Sequence[Request]], seconds: Callable[[Request], float]) -> tuple[Tail, ...]:
-    """Percentiles of a time in each run."""
     return tuple(tail_of(percentiles([seconds(request) for request in run])) for run in runs)
 
 

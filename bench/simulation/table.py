@@ -5,15 +5,13 @@ from statistics import fmean
 
 from rich.console import Console
 
-from sigma0.bench.core.ledger import AnyRow
-from sigma0.bench.core.output import BenchTable
-from sigma0.bench.core.rows import SimulationRow, Tail
+from sigma0.bench.core.conditions import mean_of
+from sigma0.bench.core.output import BenchTable, with_interval
+from sigma0.bench.core.rows import AnyRow, SimulationRow, Tail
 from sigma0.bench.simulation.cluster import TOGETHER
 from sigma0.bench.simulation.inputs import Check, tail_of
-from sigma0.calibrate.bootstrap import Estimate, ratio
 
 APART_HEADINGS = ("replicas", "requests/s", "apart", "together", "all, p95", "short, p95", "long, p95")
-CHECK_HEADINGS = ("requests/s", "requests", "engine, ms", "simulation, ms", "off by, %", "pace")
 # Of both tables, the columns that hold names.
 LEFT = ("routing", "apart", "together")
 APART = (
@@ -25,13 +23,6 @@ APART = (
 GROWTH = 1.1
 # Share of the slots that are taken, from which on the queue fills.
 FULL = 0.95
-
-
-def over_runs(values: Sequence[float]) -> Estimate:
-    """A mean over independent runs, with its interval by Student's t; of a single run that is its value."""
-    result = ratio(values, [1.0] * len(values))
-    assert result is not None
-    return result
 
 
 def times(tail: Tail) -> str:
@@ -49,7 +40,7 @@ def is_unsettled(row: SimulationRow) -> bool:
 
     Its times would be others had one looked longer: until the queues are full, and requests are refused.
     """
-    drift = over_runs(row.drift_by_run)
+    drift = mean_of(row.drift_by_run)
     return (drift.value > GROWTH and drift.interval[0] > 1) or row.slots >= FULL
 
 
@@ -67,7 +58,7 @@ COLUMNS: Mapping[str, Callable[[SimulationRow], str]] = {
     "first token, ms": lambda row: times(row.first_token_ms),
     "answer, ms": lambda row: times(row.latency_ms) + (" (unsettled)" if is_unsettled(row) else ""),
     "its p95": lambda row: (
-        "{:,.0f} to {:,.0f}".format(*over_runs(p95(row.latency_by_run_ms)).interval) if row.runs > 1 else "-"
+        "{:,.0f} to {:,.0f}".format(*mean_of(p95(row.latency_by_run_ms)).interval) if row.runs > 1 else "-"
     ),
     "short, ms": lambda row: _kind(row, "short"),
     "long, ms": lambda row: _kind(row, "long"),
@@ -103,8 +94,8 @@ def apart_cells(rows: Sequence[SimulationRow]) -> list[tuple[str, ...]]:
 def _ratio(mine: Sequence[Tail], others: Sequence[Tail]) -> str:
     if not mine or not others:
         return "-"
-    result = over_runs([one / other for one, other in zip(p95(mine), p95(others), strict=True)])
-    return f"{result.value:.2f}" + (" ({:.2f} to {:.2f})".format(*result.interval) if len(mine) > 1 else "")
+    result = mean_of([one / other for one, other in zip(p95(mine), p95(others), strict=True)])
+    return with_interval(result, 2, 1, "") if len(mine) > 1 else f"{result.value:.2f}"
 
 
 def latest_simulation(rows: Sequence[AnyRow]) -> list[SimulationRow]:
@@ -148,22 +139,26 @@ def _off(real: Tail, simulated: Tail) -> str:
     return " / ".join(f"{100 * (mine / theirs - 1):+.0f}" for mine, theirs in pairs)
 
 
+CHECK_COLUMNS: Mapping[str, Callable[[Check], str]] = {
+    "requests/s": lambda check: f"{check.rate:.1f}",
+    "requests": lambda check: f"{check.requests:,}",
+    "engine, ms": lambda check: times(tail_of(check.measured)),
+    "simulation, ms": lambda check: times(tail_of(check.simulated)),
+    "off by, %": lambda check: _off(tail_of(check.measured), tail_of(check.simulated)),
+    "pace": lambda check: f"{fmean(check.paces):.2f} ({min(check.paces):.2f} to {max(check.paces):.2f})",
+}
+
+
 def checks_table(checks: Sequence[Check]) -> BenchTable:
     """The real engine beside the simulation of the same arrivals, at each load."""
-    lines = []
-    for check in checks:
-        real, simulated = tail_of(check.measured), tail_of(check.simulated)
-        pace = f"{fmean(check.paces):.2f} ({min(check.paces):.2f} to {max(check.paces):.2f})"
-        asked = f"{check.rate:.1f}", f"{check.requests:,}"
-        lines.append((*asked, times(real), times(simulated), _off(real, simulated), pace))
-    return BenchTable(CHECK_HEADINGS, lines, left=())
+    return BenchTable.of(CHECK_COLUMNS, checks, left=())
 
 
 def tables(rows: Sequence[SimulationRow]) -> list[BenchTable]:
     """All rows, and what keeping depths apart changes where that was simulated."""
     apart = BenchTable(APART_HEADINGS, apart_cells(rows), "SIMULATED: depths apart over depths together", LEFT)
     title = "SIMULATED, not measured; p50 / p95 / p99"
-    return [BenchTable(list(COLUMNS), [cells(row) for row in rows], title, LEFT), *([apart] if apart.rows else [])]
+    return [BenchTable.of(COLUMNS, rows, title, LEFT), *([apart] if apart.rows else [])]
 
 
 def whole(rows: Sequence[SimulationRow]) -> str:

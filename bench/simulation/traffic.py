@@ -46,9 +46,6 @@ class Crowd:
     """Draws chats and their turns.
 
     It asks `rate` requests a second, turns counted; chats begin as a Poisson process.
-
-    Raises:
-        ValueError: For a kind of traffic of which nothing was measured.
     """
 
     def __init__(self, kinds: Mapping[str, Kind], traffic: Traffic, rate: float, seed: str) -> None:

@@ -93,18 +93,7 @@ def most_nodes(total_loops: int) -> int:
 
 
 class Branches(Decoder):
-    """Greedy decoding of one sequence by that rule.
-
-    Args:
-        model: The looped model.
-        ids: The prompt, `[1, S]`.
-        new_tokens: New tokens.
-        config: When a token proposes: `full`, `fixed`, `qexit` or `margin`.
-        second: Whether second branches open; without them this is `verify` without redrafts.
-
-    Raises:
-        ValueError: For several sequences, or another rule.
-    """
+    """Greedy decoding of one sequence `[1, S]` by that rule; without second branches, `verify` without redrafts."""
 
     def __init__(self, model: Any, ids: Tensor, new_tokens: int, config: ExitConfig, second: bool) -> None:
         if len(ids) > 1:
@@ -154,7 +143,6 @@ class Branches(Decoder):
         )
 
     def _fed(self, token: int, after: _Node) -> _Node:
-        """A token after another."""
         slot = self._free.pop()
         seen = after.seen.clone()
         seen[slot] = True

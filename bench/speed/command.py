@@ -1,19 +1,16 @@
 """`python -m sigma0.bench speed`: time every way of decoding in turn, print and append."""
 
-import json
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
-from sigma0.bench.core.ledger import append_row
-from sigma0.bench.core.options import OWN, AsJsonLines, ExitJson, LedgerFile, Rounds
-from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.ledger import append_rows
+from sigma0.bench.core.options import OWN, AsJsonLines, ExitJson, LedgerFile, Rounds, parsed_exit
+from sigma0.bench.core.output import measuring, step_bar, tell_rows
 from sigma0.bench.speed.courses import chosen_course, described
 from sigma0.bench.speed.decoders import OTHERS, PUBLISHED
 from sigma0.bench.speed.measure import MORE_WAYS, WAYS, Plan, measure
@@ -22,7 +19,7 @@ from sigma0.bench.speed.peer import published
 from sigma0.bench.speed.self_speculation import Drafting, fit_drafting
 from sigma0.bench.speed.shapes import SHAPES
 from sigma0.bench.speed.table import print_speed
-from sigma0.commands.console import compiling, one_line_errors, progress_bar
+from sigma0.commands.console import compiling
 from sigma0.commands.options import Device, Quantization, Recurrence, Runner, StatedDtype, Stride, Threads
 from sigma0.config import ExitConfig
 from sigma0.decode.runners import choose_runner
@@ -77,11 +74,10 @@ def speed(
     as_json: AsJsonLines = False,
 ) -> None:
     """Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end."""
-    torch.set_num_threads(threads)
-    with one_line_errors():
+    with measuring(threads):
         if bool(model) == bool(shape):
             raise ValueError("give either a model or --shape")
-        config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
+        config = parsed_exit(exit_config)
         looped, tokenizer = open_model(model, shape, device, dtype, quantization, recurrence, stride)
         looped.generation_config.eos_token_id = None
         ids, source = prompt_ids(looped, tokenizer, model, batch, context, new_tokens)
@@ -104,14 +100,12 @@ def speed(
         peer_code: Any = nullcontext()
         if published_code is not None:
             peer_code = published(looped, ids, new_tokens, published_python, published_code)
-        with peer_code as peer, progress_bar("runs", plan.steps, hidden=as_json) as advance:
+        with peer_code as peer, step_bar("runs", plan.steps, hidden=as_json) as advance:
             if peer is not None:
                 conditions = conditions.model_copy(update={"versions": {**conditions.versions, **peer.versions}})
-            done = count(1)
-            rows = measure(looped, ids, plan, conditions, lambda: advance(next(done)), peer)
+            rows = measure(looped, ids, plan, conditions, advance, peer)
         ran = {row.runner for row in rows if row.way not in OTHERS}
         if runner != "auto" and ran - {runner}:
             typer.echo(f"{runner} was asked for, but some ran {', '.join(sorted(ran))}: {chosen.reason}", err=True)
-        for row in rows:
-            append_row(out, row)
+        append_rows(out, rows)
     tell_rows(rows, as_json, lambda: print_speed(rows), f"{len(rows)} rows in {out}")

@@ -1,8 +1,6 @@
 """Courses of tokens to replay: stated here or in a file, or recorded from a model by `sigma0.bench course`."""
 
-import json
 from collections.abc import Callable
-from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -11,11 +9,11 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 from torch import Tensor
 
-from sigma0.bench.core.conditions import Conditions, describe
-from sigma0.bench.core.options import LEDGER, OWN, ExitJson
+from sigma0.bench.core.conditions import Conditions, Strict, describe, utc_now
+from sigma0.bench.core.options import LEDGER, OWN, ExitJson, parsed_exit
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.pocket.prompts import micro_world
@@ -41,10 +39,8 @@ _TRACE = TypeAdapter(Trace)
 Parsed = TypeVar("Parsed")
 
 
-class RecordedCourse(BaseModel):
+class RecordedCourse(Strict):
     """The course of a shipped model's tokens along its own answers, up to their ends, and what it was recorded with."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     time: str  # When, ISO 8601, UTC
     conditions: Conditions  # Model, prompts, code, libraries and machine
@@ -66,20 +62,12 @@ class RecordedCourse(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> "RecordedCourse":
-        """From a file that the command `course` has written.
-
-        Raises:
-            ValueError: If it is none.
-        """
+        """From a file that the command `course` has written."""
         return _parsed(path, cls.model_validate_json, "recorded course")
 
 
 def stated(path: Path) -> Trace:
-    """A course from a JSON file with `total_loops`, `exits` and `settled`.
-
-    Raises:
-        ValueError: If it holds none.
-    """
+    """A course from a JSON file with `total_loops`, `exits` and `settled`."""
     return _parsed(path, _TRACE.validate_json, "course")
 
 
@@ -93,13 +81,7 @@ def _parsed(path: Path, parse: Callable[[str], Parsed], what: str) -> Parsed:
 def chosen_course(course: str, by_default: bool, config: ExitConfig | None) -> tuple[Trace | None, str]:
     """The course that `--course` asks for, and where it comes from; None to follow the exit rule.
 
-    Args:
-        course: As the option says.
-        by_default: Whether the stated course is replayed where none is named.
-        config: The exit rule that was asked for; None for the model's own.
-
-    Raises:
-        ValueError: For a rule beside a course that is there already, or a file that holds none.
+    Where none is named, the stated course is replayed if that is so by default.
     """
     if course == "rule" or not (course or by_default):
         return None, ""
@@ -115,18 +97,9 @@ def chosen_course(course: str, by_default: bool, config: ExitConfig | None) -> t
 
 
 def record_course(name: str, config: ExitConfig | None = None) -> RecordedCourse:
-    """Records the course of a shipped model's tokens along its own answers to questions of its world.
-
-    Args:
-        name: `pocket` or `pocket-large`, or a folder of such a model.
-        config: The exit rule; the model's own by default.
-
-    Raises:
-        ValueError: If the extra `bench` is not installed.
-    """
+    """Records the course of a shipped model's tokens, by its own rule or another, along its answers to questions."""
     with needs_extra("bench"):
-        from sigma0.bench.lossless.drafts import full_texts
-        from sigma0.bench.lossless.drafts import record as record_loops
+        from sigma0.bench.lossless import drafts
 
     model, tokenizer = load(name, device="cpu", dtype="float32")
     rule = model.resolve_exit_config(config)
@@ -135,12 +108,12 @@ def record_course(name: str, config: ExitConfig | None = None) -> RecordedCourse
     ends = model.generation_config.eos_token_id
     texts = [
         cut_at_end(text, len(prompt), ends)
-        for prompt, text in zip(prompts, full_texts(model, prompts, NEW_TOKENS), strict=True)
+        for prompt, text in zip(prompts, drafts.full_texts(model, prompts, NEW_TOKENS), strict=True)
     ]
-    traces, exits = record_loops(model, prompts, texts, rule)
+    traces, exits = drafts.record(model, prompts, texts, rule)
     answers = [question.answer for question in questions]
     return RecordedCourse(
-        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        time=utc_now("seconds"),
         conditions=describe(
             model, name, "questions of pocket's world, test split, seed 0", prompts, answers, NEW_TOKENS
         ),
@@ -169,11 +142,7 @@ def described(trace: Trace, source: str) -> str:
 
 
 def settled_loops(argmax: NDArray[np.int64]) -> list[int]:
-    """First loop from which on the argmax is that of loop T.
-
-    Args:
-        argmax: At loop 1 to T, `[T, n]`.
-    """
+    """First loop from which on the argmax is that of loop T; of the argmax at loop 1 to T, `[T, n]`."""
     differs = argmax != argmax[-1]  # [T, n]
     total = len(argmax)
     last = np.where(differs.any(0), total - np.argmax(differs[::-1], axis=0), 0)
@@ -187,7 +156,7 @@ def course(
 ) -> None:
     """Record at which loop each token of a shipped model's answers stops, and from which loop on it is settled."""
     with one_line_errors():
-        result = record_course(model, ExitConfig.parse(json.loads(exit_config)) if exit_config else None)
+        result = record_course(model, parsed_exit(exit_config))
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(result.model_dump_json(indent=1) + "\n")
     typer.echo(f"{described(result.trace, result.source)}; {len(result.exits)} tokens in {out}")

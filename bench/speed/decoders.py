@@ -2,9 +2,10 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.config import ExitConfig
 from sigma0.decode.kv_store import BlockShape
 
+T = TypeVar("T")
 FULL = ExitConfig(mode="full")
 # Ways whose tokens stop early.
 ADAPTIVE = ("finish", "drop", "verify")
@@ -52,13 +54,7 @@ class Decoded:
 
 
 class Decoder(ABC):
-    """A way to decode; reads the prompt once and continues it as often as it is asked.
-
-    Args:
-        model: The looped model.
-        ids: The prompt, `[B, S]`.
-        new_tokens: New tokens.
-    """
+    """A way to decode; reads the prompt `[B, S]` once and continues it as often as it is asked."""
 
     def __init__(self, model: Any, ids: Tensor, new_tokens: int) -> None:
         self.model, self.ids, self.new_tokens = model, ids, new_tokens
@@ -81,14 +77,7 @@ class Decoder(ABC):
         """New tokens after the prompt, timed from the first on."""
 
     def whole_depth(self, seconds: float, tokens: Tensor, spare: int = 0, runner: str = "eager") -> Decoded:
-        """A run of every loop of every token.
-
-        Args:
-            seconds: As `Decoded` says.
-            tokens: The new ones, int64 `[B, new]`.
-            spare: Positions that K/V are reserved for beside those that hold tokens.
-            runner: As `Decoded` says.
-        """
+        """A run of every loop of every token; `spare` positions are reserved beside those that hold tokens."""
         (batch, length), later, loops = self.ids.shape, self.new_tokens - 1, self.model.num_loops
         return Decoded(
             seconds=seconds,
@@ -103,13 +92,7 @@ class Decoder(ABC):
 
 
 class PromptedCache:
-    """Our cache with a prompt in it but for its last token, shared by all settings.
-
-    Args:
-        model: The looped model.
-        ids: The prompt, `[B, S]`.
-        new_tokens: Tokens to make room for.
-    """
+    """Our cache with a prompt `[B, S]` in it but for its last token, shared by all settings."""
 
     def __init__(self, model: Any, ids: Tensor, new_tokens: int) -> None:
         self.model, self.ids, self.new_tokens = model, ids, new_tokens
@@ -131,14 +114,7 @@ class PromptedCache:
 
 
 class Ours(Decoder):
-    """sigma0's decoder with one setting.
-
-    Args:
-        prompted: The prompt.
-        config: When tokens stop, and what follows.
-        trace: A course to replay in place of the rule, or None.
-        judged: Whether every token's statistics are told, as a verdict needs them.
-    """
+    """sigma0's decoder with one setting, or with a course in its place; judged: with every token's statistics."""
 
     def __init__(self, prompted: PromptedCache, config: ExitConfig, trace: Trace | None, judged: bool = False) -> None:
         super().__init__(prompted.model, prompted.ids, prompted.new_tokens)
@@ -183,6 +159,16 @@ class Ours(Decoder):
         )
 
 
+def turns(ways: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
+    """Every way in each round, beside its number; round 0 warms up.
+
+    Another way begins each round, so that none always follows the same neighbour's caches.
+    """
+    for number in range(rounds + 1):
+        for place in range(len(ways)):
+            yield number, ways[(place + number) % len(ways)]
+
+
 def now(like: Tensor) -> float:
     """The time, once the device of a tensor has done what it was asked."""
     if like.is_cuda:
@@ -192,6 +178,4 @@ def now(like: Tensor) -> float:
 
 def median_figure(values: NDArray[np.float64]) -> Figure:
     """A median over the rounds and its interval."""
-    figure = Figure.of(bootstrap(lambda drawn: float(np.median(values[drawn])), len(values)))
-    assert figure is not None
-    return figure
+    return Figure.known(bootstrap(lambda drawn: float(np.median(values[drawn])), len(values)))

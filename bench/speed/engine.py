@@ -21,13 +21,7 @@ from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFai
 
 
 def open_engine(model: Any, ids: Tensor, new_tokens: int) -> Engine:
-    """An engine with room for all sequences of a bench at once, so that none waits and none is preempted.
-
-    Args:
-        model: The looped model.
-        ids: The prompts, `[B, S]`.
-        new_tokens: New tokens of each that are wanted.
-    """
+    """An engine with room for all prompts `[B, S]` of a bench at once, so that none waits and none is preempted."""
     page, batch = EngineLimits.page_size, ids.shape[0]
     # requests may write twice what is wanted, with a draft in each lane; and a block of each is begun
     blocks = -(-(ids.shape[1] + 2 * new_tokens + model.num_loops) // page) + 1
@@ -45,15 +39,7 @@ def open_engine(model: Any, ids: Tensor, new_tokens: int) -> Engine:
 
 
 class Engined(Decoder):
-    """The engine with one setting.
-
-    Args:
-        engine: Shared by all settings.
-        ids: The prompts, `[B, S]`.
-        new_tokens: New tokens of each.
-        config: When tokens stop, and what follows.
-        trace: A course to replay in place of the rule, or None.
-    """
+    """The engine, shared by all settings, with one of them, or with a course in its place."""
 
     def __init__(self, engine: Engine, ids: Tensor, new_tokens: int, config: ExitConfig, trace: Trace | None) -> None:
         super().__init__(engine.model, ids, new_tokens)
@@ -110,7 +96,6 @@ class Engined(Decoder):
                 self._engine.cancel(key)
 
     def _run_until(self, tokens: dict[int, list[int]], length: int) -> None:
-        """Passes until every request has so many tokens."""
         while min(map(len, tokens.values())) < length:
             self._step(tokens)
 

@@ -3,7 +3,6 @@
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from statistics import median
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sigma0.bench.core.bandwidth import copy_bandwidth
-from sigma0.bench.core.conditions import Conditions
+from sigma0.bench.core.conditions import Conditions, utc_now
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.core.rows import Course, SpeedRow
 from sigma0.bench.fidelity.grid import threshold
@@ -27,11 +26,13 @@ from sigma0.bench.speed.decoders import (
     Ours,
     PromptedCache,
     median_figure,
+    turns,
 )
 from sigma0.bench.speed.engine import Engined, open_engine
 from sigma0.bench.speed.peer import Published, Stock
 from sigma0.bench.speed.roofline import block_bytes, bytes_per_token
 from sigma0.bench.speed.self_speculation import Drafting, SelfSpeculation
+from sigma0.commands.options import check_known
 from sigma0.config import AfterExit, ExitConfig
 
 WAYS = ("full", "judged", "never", "finish", "drop", "verify", "huggingface")
@@ -69,8 +70,7 @@ class Plan:
             )
         if len(ways) < len(self.ways):
             raise ValueError(f"each way once, got {', '.join(self.ways)}")
-        if self.by not in DECODED_BY:
-            raise ValueError(f"no such decoder: {self.by!r}; there are {', '.join(DECODED_BY)}")
+        check_known("decoder", self.by, DECODED_BY)
         if self.by == "engine" and (other := sorted({"judged", *OTHERS} & ways)):
             raise ValueError(f"{', '.join(other)}: of the library alone, leave out with the engine")
 
@@ -98,17 +98,8 @@ def measure(
     on_step: Callable[[], object] = lambda: None,
     peer: Published | None = None,
 ) -> list[SpeedRow]:
-    """Times every way.
-
-    Args:
-        model: A looped model.
-        ids: The prompts, `[B, S]`, S at least 2, no pads.
-        plan: What is timed.
-        conditions: What the rows say of the run.
-        on_step: Told of each of `plan.steps`.
-        peer: The published code, where its way is among the plan's.
-    """
-    started = datetime.now(timezone.utc).isoformat()
+    """Times every way on prompts `[B, S]` without pads; `on_step` is told of each of `plan.steps`."""
+    started = utc_now()
     decoders = _decoders(model, ids, plan, peer)
     prompt_seconds = _read_prompts(decoders, plan, on_step)
     runs, peaks = _decode(decoders, plan, ids, on_step)
@@ -192,18 +183,15 @@ def _decode(
     """The runs of each way, the first round left out, and the most memory in use."""
     runs: dict[str, list[Decoded]] = {way: [] for way in plan.ways}
     peaks = dict.fromkeys(plan.ways, 0)
-    for number in range(plan.rounds + 1):
-        # Another way begins each round, so that none always follows the same neighbour's caches.
-        turn = number % len(plan.ways)
-        for way in (*plan.ways[turn:], *plan.ways[:turn]):
-            if ids.is_cuda:
-                torch.cuda.reset_peak_memory_stats(ids.device)
-            decoded = decoders[way].decode()
-            used = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            peaks[way] = max(peaks[way], torch.cuda.max_memory_allocated(ids.device) if ids.is_cuda else used)
-            if number:  # the first round warms up
-                runs[way].append(decoded)
-            on_step()
+    for number, way in turns(plan.ways, plan.rounds):
+        if ids.is_cuda:
+            torch.cuda.reset_peak_memory_stats(ids.device)
+        decoded = decoders[way].decode()
+        used = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peaks[way] = max(peaks[way], torch.cuda.max_memory_allocated(ids.device) if ids.is_cuda else used)
+        if number:
+            runs[way].append(decoded)
+        on_step()
     return runs, peaks if ids.is_cuda else dict.fromkeys(plan.ways, max(peaks.values()))
 
 

@@ -27,11 +27,7 @@ def open_model(
     recurrence: int | None = None,
     stride: int | None = None,
 ) -> tuple[Any, Any]:
-    """A model and its tokenizer; random weights of a shape have none.
-
-    Raises:
-        ValueError: For a recurrence or a stride of a shape, which has four loops.
-    """
+    """A model and its tokenizer; random weights of a shape have none."""
     if shape:
         if recurrence is not None or stride is not None:
             raise ValueError("--recurrence and --stride go with a model, not with --shape: leave them out")
@@ -42,19 +38,9 @@ def open_model(
 def prompt_ids(
     looped: Any, tokenizer: Any, model: str, batch: int, context: int, new_tokens: int, split: str = "test"
 ) -> tuple[Tensor, str]:
-    """Prompts `[B, S]` and where they come from.
+    """Prompts `[B, S]` of `context` ids each, with room for new tokens, and where they come from.
 
-    Args:
-        looped: The model.
-        tokenizer: Its tokenizer; None for random weights.
-        model: What it was loaded as.
-        batch: B.
-        context: S.
-        new_tokens: New tokens that there must be room for.
-        split: Of the questions; random ids of another split than "test" have another seed.
-
-    Raises:
-        ValueError: If there is none.
+    Random weights have no tokenizer; their ids of another split than "test" have another seed.
     """
     limit = looped.config.max_position_embeddings
     if context + new_tokens > limit:

@@ -29,11 +29,7 @@ from sigma0.models.cache_name import given_cache, named_cache
 
 
 class StockLoopedModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """A looped model as transformers' users write one.
-
-    Args:
-        looped: The model whose modules are used.
-    """
+    """A looped model as transformers' users write one, of the modules of ours."""
 
     config_class = OuroConfig
     _supports_sdpa = True
@@ -46,7 +42,11 @@ class StockLoopedModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
                 f"the way huggingface is written for Ouro, not for {looped.config.model_type} models: leave it out of "
                 "--ways"
             )
-        super().__init__(config_of_planes(looped.config))
+        # a cache needs a layer for each layer and loop
+        config = deepcopy(looped.config)
+        config.num_hidden_layers *= config.total_ut_steps
+        config.layer_types = ["full_attention"] * config.num_hidden_layers
+        super().__init__(config)
         self.inner = looped.model
         self.lm_head = looped.lm_head
         self.generation_config.eos_token_id = None
@@ -98,26 +98,12 @@ class StockLoopedModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         return hidden_states
 
 
-def config_of_planes(config: OuroConfig) -> OuroConfig:
-    """A copy whose layers are those that a cache needs: one for each layer and loop."""
-    config = deepcopy(config)
-    config.num_hidden_layers *= config.total_ut_steps
-    config.layer_types = ["full_attention"] * config.num_hidden_layers
-    return config
-
-
 class Stock(Decoder):
     """transformers' own decoding at full depth; with a static cache under `torch.compile`, as its documentation says.
 
     `generate(cache_implementation="static")` reads the prompt with the plain forward and calls the compiled one for
     every token after the first. On accelerators it compiles by itself; elsewhere only where the compile settings say
-    so. The first run compiles.
-
-    Args:
-        model: The looped model.
-        ids: The prompt, `[B, S]`.
-        new_tokens: New tokens.
-        backend: Of `torch.compile`, for a static cache; None for one that grows, without it.
+    so. The first run compiles. Without a `backend` of `torch.compile` the cache grows.
     """
 
     def __init__(self, model: Any, ids: Tensor, new_tokens: int, backend: str | None = None) -> None:
@@ -161,12 +147,6 @@ class Stock(Decoder):
 class Published(Decoder):
     """Published code at full depth, as its own `generate` calls it; the process waits between requests.
 
-    Args:
-        process: Of `published_process.py`.
-        model: The looped model whose weights it holds, for counts.
-        ids: The prompts, `[B, S]`.
-        new_tokens: New tokens of each.
-
     Attributes:
         versions: Of the libraries of that Python.
     """
@@ -207,14 +187,9 @@ class Published(Decoder):
 
 @contextmanager
 def published(model: Any, ids: Tensor, new_tokens: int, python: str, code: Path) -> Iterator[Published]:
-    """Published code that holds a model's weights, in a process that ends with this context.
+    """Published code that holds a model's weights, in a process of that `python` that ends with this context.
 
-    Args:
-        model: A looped model with weights of floats.
-        ids: The prompts, `[B, S]`.
-        new_tokens: New tokens of each.
-        python: Interpreter that has the libraries of the code.
-        code: Folder with the code and a `config.json` whose `auto_map` names its classes. It is run.
+    The folder `code` has the code, which is run, and a `config.json` whose `auto_map` names its classes.
 
     Raises:
         ValueError: If the weights are quantised, the folder has no such file, or the code does not run.

@@ -46,10 +46,7 @@ def block_bytes(model: Any) -> int:
 def bytes_per_token(model: Any, run: Decoded, context: int) -> dict[str, float]:
     """Bytes read for a token of each sequence, by field of a `SpeedRow`.
 
-    Args:
-        model: The looped model.
-        run: Of n new tokens of each sequence: after the first, n - 1 are fed, the k-th at position S + k - 1.
-        context: Prompt tokens of each sequence, S.
+    After S prompt tokens the first of n new ones is there: n - 1 are fed, the k-th at position S + k - 1.
     """
     batch, new_tokens = run.tokens.shape
     passes, rows, head_rows = run.passes / run.later, run.rows / run.later / batch, run.head_rows / run.later / batch
@@ -99,12 +96,7 @@ def roofline(row: SpeedRow) -> dict[str, float] | None:
 
 
 def roofline_table(rows: Sequence[SpeedRow], terminal: bool = False) -> BenchTable | None:
-    """The table of a run; None where none of its rows says what it read.
-
-    Args:
-        rows: The run.
-        terminal: With the columns that a terminal has room for.
-    """
+    """The table of a run, for a page or a terminal; None where none of its rows says what it read."""
     shown = _TERMINAL if terminal else HEADINGS
     lines = [
         [
@@ -126,8 +118,7 @@ def bandwidth_text(rows: Sequence[SpeedRow]) -> str:
 def launch_table(rows: Sequence[SpeedRow]) -> BenchTable | None:
     """What is left of a pass beside its bytes, one runner beside the others; None where only one was measured.
 
-    Args:
-        rows: Of the runs that are shown; of two measurements of the same thing the later one
+    Of two measurements of the same thing the later one stands.
     """
     by_case: dict[tuple[str, ...], dict[str, float]] = {}
     for row in rows:

@@ -35,11 +35,7 @@ class Drafting:
 
     @classmethod
     def parse(cls, text: str) -> "Drafting":
-        """Of "depth,length".
-
-        Raises:
-            ValueError: If it is not two numbers of at least 1.
-        """
+        """Of "depth,length"."""
         numbers = text.split(",")
         if len(numbers) != 2 or not all(number.strip().isdigit() and int(number) > 0 for number in numbers):
             raise ValueError(f"{text!r} is no depth and length of drafts, such as 2,4")
@@ -61,21 +57,12 @@ class _StaticPlanes:
 
 
 class SelfSpeculation(Decoder):
-    """Greedy decoding of one sequence; the first compiled run compiles.
+    """Greedy decoding of one sequence `[1, S]`; the first compiled run compiles.
 
-    Args:
-        model: The looped model.
-        ids: The prompt, `[1, S]`.
-        new_tokens: New tokens.
-        drafting: Depth and length of drafts.
-        trace: A course whose settled loops say which drafts stand, or None where the model does.
-        compiled: Whether the steps are compiled.
+    A course says by its settled loops which drafts stand; without one the model does.
 
     Attributes:
         drafting: May be set to shorter drafts between runs that are not compiled.
-
-    Raises:
-        ValueError: For several sequences, a depth that is not below T, or a course without settled loops.
     """
 
     def __init__(
@@ -183,14 +170,7 @@ class SelfSpeculation(Decoder):
 
 
 def fit_drafting(model: Any, ids: Tensor, new_tokens: int, trace: Trace | None) -> Drafting:
-    """The best drafts of a small grid: of the least time for a token, decoded eagerly; by a course, the fewest passes.
-
-    Args:
-        model: The looped model.
-        ids: A prompt to fit them on, `[1, S]`.
-        new_tokens: New tokens of it at most.
-        trace: A course that says which drafts stand, or None.
-    """
+    """The best drafts of a small grid: of the least time a token, decoded eagerly; by a course, the fewest passes."""
     total = model.num_loops
     depths = sorted({depth for depth in (1, 2, total // 4, total // 2) if 1 <= depth < total})
     grid = [Drafting(depth, length) for depth in depths for length in LENGTHS]

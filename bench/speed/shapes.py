@@ -28,11 +28,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def random_model(shape: str, device: str, dtype: str, quantization: str | None = None) -> OuroForCausalLM:
-    """A random checkpoint of a named shape, T = 4, made where it stays; perhaps with a quantised block.
-
-    Raises:
-        ValueError: For a shape that is not in `SHAPES`, or a quantization that cannot be had.
-    """
+    """A random checkpoint of a named shape, T = 4, made where it stays; perhaps with a quantised block."""
     config = OuroConfig(**settings_of(shape), total_ut_steps=4, max_position_embeddings=65536)
     torch.manual_seed(SEED)
     before = torch.get_default_dtype()
@@ -55,11 +51,7 @@ def random_model(shape: str, device: str, dtype: str, quantization: str | None =
 
 
 def settings_of(shape: str) -> dict[str, Any]:
-    """The fields of a shape's config.
-
-    Raises:
-        ValueError: For a shape that is not in `SHAPES`.
-    """
+    """The fields of a shape's config."""
     if shape not in SHAPES:
         raise ValueError(f"no such shape: {shape!r}; one of {', '.join(SHAPES)}")
     return SHAPES[shape]

@@ -1,54 +1,45 @@
 """Rows of speed runs as tables: in the terminal, and as Markdown."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 
-from sigma0.bench.core.conditions import Conditions, short_commit
-from sigma0.bench.core.ledger import AnyRow
-from sigma0.bench.core.output import BenchTable
-from sigma0.bench.core.rows import SpeedRow
+from sigma0.bench.core.conditions import Conditions
+from sigma0.bench.core.ledger import runs_of
+from sigma0.bench.core.output import BenchTable, percent
+from sigma0.bench.core.rows import AnyRow, SpeedRow
 from sigma0.bench.speed.decoders import ADAPTIVE, OTHERS
 from sigma0.bench.speed.roofline import EXPLANATION, LAUNCHES, bandwidth_text, launch_table, roofline_table
 
-COLUMNS = ("way", "ms/token", "passes", "rows", "faster", "95 %", "ideal", "of ideal", "GB/s", "text")
-
-
-def cells(row: SpeedRow) -> list[str]:
-    """One row as text, column by column."""
-    ratio = row.speed_ratio
-    return [
-        row.way,
-        f"{row.milliseconds_per_token.value:.4g}",
-        f"{row.passes_per_token:.2f}",
-        f"{row.rows_per_token:.2f}",
-        "-" if ratio is None else f"{ratio.value:.2f}",
-        "-" if ratio is None else f"{ratio.low:.2f}-{ratio.high:.2f}",
-        f"{row.ideal:.2f}",
-        "-" if row.share_of_ideal is None else f"{100 * row.share_of_ideal.value:.1f} %",
-        f"{row.weight_bandwidth / 1e9:.1f}",
-        "-" if row.same_tokens is None else "same" if row.same_tokens else "other",
-    ]
+COLUMNS: Mapping[str, Callable[[SpeedRow], str]] = {
+    "way": lambda row: row.way,
+    "ms/token": lambda row: f"{row.milliseconds_per_token.value:.4g}",
+    "passes": lambda row: f"{row.passes_per_token:.2f}",
+    "rows": lambda row: f"{row.rows_per_token:.2f}",
+    "faster": lambda row: f"{row.speed_ratio.value:.2f}" if row.speed_ratio else "-",
+    "95 %": lambda row: f"{row.speed_ratio.low:.2f}-{row.speed_ratio.high:.2f}" if row.speed_ratio else "-",
+    "ideal": lambda row: f"{row.ideal:.2f}",
+    "of ideal": lambda row: percent(row.share_of_ideal),
+    "GB/s": lambda row: f"{row.weight_bandwidth / 1e9:.1f}",
+    "text": lambda row: "-" if row.same_tokens is None else "same" if row.same_tokens else "other",
+}
 
 
 def conditions_text(row: SpeedRow) -> str:
     """What the rows of a run were measured with, in a sentence or two."""
-    versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
     course = "" if row.course is None else f" Course: {row.course.source}."
     machine = row.device if row.product_ms is None else f"{row.device}; a fixed product in {row.product_ms:.1f} ms"
     return (
         f"{row.named}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: batch {row.batch_size}, "
         f"context {row.context}, {row.max_new_tokens} new tokens, {row.rounds} rounds, {row.dtype}, {machine}, "
-        f"{row.threads} thread(s), by the {row.by}, runner {row.runner}, {versions}, "
-        f"commit {short_commit(row.commit)}.{course}"
+        f"{row.threads} thread(s), by the {row.by}, runner {row.runner}, {row.code}.{course}"
     )
 
 
 def speed_table(rows: Sequence[SpeedRow]) -> str:
     """A run with its conditions, as Markdown."""
-    table = BenchTable(COLUMNS, [cells(row) for row in rows]).markdown()
-    return f"{conditions_text(_told(rows))}{rule_text(rows)} {rest_text(rows)}\n\n{table}"
+    return f"{_conditions(rows)} {rest_text(rows)}\n\n{BenchTable.of(COLUMNS, rows).markdown()}"
 
 
 def rule_text(rows: Sequence[SpeedRow]) -> str:
@@ -84,6 +75,10 @@ def speed_parts(rows: Sequence[AnyRow]) -> list[str]:
     return [*parts, "## Launches", LAUNCHES, launches.markdown()] if launches is not None else parts
 
 
+def _conditions(rows: Sequence[SpeedRow]) -> str:
+    return conditions_text(_told(rows)) + rule_text(rows)
+
+
 def _told(rows: Sequence[SpeedRow]) -> SpeedRow:
     """The row that says the most of its run's conditions: one of ours, with a course where one is replayed."""
     ours = [row for row in rows if row.way not in OTHERS] or rows
@@ -92,12 +87,11 @@ def _told(rows: Sequence[SpeedRow]) -> SpeedRow:
 
 def print_speed(rows: Sequence[SpeedRow]) -> None:
     """The rows of a run in the terminal."""
-    table = BenchTable(COLUMNS, [cells(row) for row in rows], conditions_text(_told(rows)) + rule_text(rows))
-    Console().print(table.rich(no_wrap=COLUMNS, compact=True))
+    BenchTable.of(COLUMNS, rows, _conditions(rows)).show(no_wrap=COLUMNS, compact=True)
     Console().print(f"{rest_text(rows)}\nfaster: time at full depth over this way's; passes, rows: for each token")
     bytes_read = roofline_table(rows, terminal=True)
     if bytes_read is not None:
-        Console().print(bytes_read.rich(no_wrap=bytes_read.headings, compact=True))
+        bytes_read.show(no_wrap=bytes_read.headings, compact=True)
         Console().print(f"{bandwidth_text(rows)} ideal: ms of a token's bytes at that speed; rest/pass: us")
 
 
@@ -113,10 +107,7 @@ def rest_text(rows: Sequence[SpeedRow]) -> str:
 
 def latest_speed_runs(rows: Sequence[AnyRow]) -> list[list[SpeedRow]]:
     """The rows of the last speed run of each kind, in the order they were measured."""
-    runs: dict[tuple[str, str], list[SpeedRow]] = {}
-    for row in rows:
-        if isinstance(row, SpeedRow):
-            runs.setdefault((row.time, row.run), []).append(row)
+    runs = runs_of(rows, SpeedRow, lambda row: (row.time, row.run))
     latest = {_kind(run): run for run in sorted(runs.values(), key=lambda run: run[0].time)}
     return sorted(latest.values(), key=lambda run: run[0].time)
 

@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 
 from sigma0.bench.core.options import LookUps, ReportFile, Stories, StorySeed, WorldModel
-from sigma0.bench.core.output import BenchTable, drawing, tell_report
+from sigma0.bench.core.output import BenchTable, drawing, measuring, tell_report
 from sigma0.bench.pocket.card import estimate_text
-from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.console import progress_bar
 from sigma0.commands.options import AsJson, Threads
-from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 if TYPE_CHECKING:
@@ -31,8 +29,7 @@ def stability(
     as_json: AsJson = False,
 ) -> None:
     """The spectrum of a token's loops beside the loop map's own radius, and beside right and wrong answers."""
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
+    with measuring(threads):
         from sigma0.bench.pocket.world import LOOK_UPS, MIX
         from sigma0.bench.stability.measure import read_answers, study
 

@@ -94,9 +94,6 @@ def study(name: str, total_loops: int, answers: Sequence[Answer], resamples: int
         `rank_correlation` of the two, and the share of tokens at which the first is `below` the second; the share of
         each fate of the least sure tokens, and of wrong answers for each; and the `auroc` of each score: how well it
         tells wrong from right answers, where 0.5 says nothing.
-
-    Raises:
-        ValueError: For fewer than two answers.
     """
     from scipy.stats import spearmanr
 

@@ -19,11 +19,8 @@ _COMPLETION = TypeAdapter(Completion)
 class AnswerCache:
     """A file of answers, keyed by the model, its weights, what was said and the settings.
 
-    Threads may share it, and processes the file: each finds there what was given before it began.
-
-    Args:
-        path: The file; made where it is missing. A last line that was not written to its end is cut off.
-        identities: What tells a model from another of the same name, by name: its weights' digest, or its address.
+    Threads may share it, and processes the file: each finds there what was given before it began. A last line that was
+    not written to its end is cut off. `identities` tell models of one name apart: their weights' digest, or address.
 
     Raises:
         ValueError: If the file holds a line that is no answer.

@@ -1,29 +1,27 @@
 """`python -m sigma0.bench strategyqa`: levels of control on yes or no questions, and what one learns of another."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from sigma0.bench.core.ledger import append_row, check_ledger
+from sigma0.bench.core.ledger import append_rows, check_ledger
 from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile, WorkerCount
-from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.output import measuring, step_bar, tell_rows
 from sigma0.bench.core.rows import StrategyQARow
-from sigma0.bench.core.workers import KeptResults, worker_pool
+from sigma0.bench.core.workers import keeping_pool
 from sigma0.bench.strategyqa.distillation import MOST, distil_demonstrations, distil_template, save
 from sigma0.bench.strategyqa.level import Level, LevelRun
 from sigma0.bench.strategyqa.opening import Opened, Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE, Makings, variant
 from sigma0.bench.strategyqa.table import FEW, conditions_of, doors, draw, table, to_rows
 from sigma0.bench.strategyqa.work import pieces_of, run_pieces
-from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.console import progress_bar
 from sigma0.commands.options import grouped
 
 # levels whose traces hold each step with its answer, and with L5 those that hold steps at all
@@ -62,8 +60,7 @@ def levels(
     With several workers, those of a level that does not learn take items in turns, and one that learns is one worker's;
     a run that was cut off goes on where it stopped, once it is started again under the same conditions.
     """
-    torch.set_num_threads(opening.threads)
-    with one_line_errors():
+    with measuring(opening.threads):
         names = chosen(experiments)
         if workers > 1 and opening.base_url is not None:
             raise ValueError("--workers have a model each, and --base-url has none here: raise --concurrency instead")
@@ -71,7 +68,7 @@ def levels(
         opened = opening.open()
         made = [(name, EXPERIMENTS[name](opened.makings)) for name in names]
         if workers == 1:
-            with _items_bar(len(made) * len(opened.items), as_json) as advance:
+            with step_bar("items", len(made) * len(opened.items), as_json) as advance:
                 result = [opened.run(level, opened.items, advance) for _, level in made]
         else:
             result = _spread(opening, opened, made, workers, out, as_json)
@@ -80,8 +77,7 @@ def levels(
             for name, run in zip(names, result, strict=True)
         ]
         rows = to_rows(runs, opened)
-        for row in rows:
-            append_row(out, row)
+        append_rows(out, rows)
         if picture is not None:
             draw(rows, picture)
     tell_rows(rows, as_json, lambda: Console().print(table(rows)), closing(rows, out))
@@ -101,8 +97,7 @@ def distill(
     as_json: AsJsonLines = False,
 ) -> None:
     """Distil a higher level's right and audited traces, and measure the lower level with and without them on dev."""
-    torch.set_num_threads(opening.threads)
-    with one_line_errors():
+    with measuring(opening.threads):
         if target not in SOURCES:
             raise ValueError(f"nothing is distilled to {target!r}: to {' or '.join(SOURCES)}")
         if source not in SOURCES[target]:
@@ -112,7 +107,7 @@ def distill(
         held_out, shown = opened.items, opened.train[:seen]
         # what the higher level searches are facts of other items than those that it answers
         makings = Makings(opened.train[seen:], opening.paragraphs)
-        with _items_bar(len(shown) + 2 * len(held_out), as_json) as advance:
+        with step_bar("items", len(shown) + 2 * len(held_out), as_json) as advance:
             result = opened.run(EXPERIMENTS[source](makings), shown, advance)
             rows = [(item, entry.prediction) for item, entry in zip(shown, result.answered, strict=True)]
             # what the lower level is made with then
@@ -125,18 +120,9 @@ def distill(
             runs = [opened.run(EXPERIMENTS[target](entry), held_out, advance) for entry in (makings, distilled)]
         runs[1] = replace(runs[1], variant=f"from {source}, {result.right} of {len(shown)} right")
         measured = to_rows(runs, opened, target)
-        for row in measured:
-            append_row(out, row)
+        append_rows(out, measured)
     output = f"{closing(measured, out)}\n{source} was right on {result.right} of {len(shown)}; distilled to {file}"
     tell_rows(measured, as_json, lambda: Console().print(table(measured)), output)
-
-
-@contextmanager
-def _items_bar(total: int, hidden: bool) -> Iterator[Callable[[], None]]:
-    """A progress bar that is told of each item."""
-    with progress_bar("items", total, hidden) as advance:
-        done = iter(range(1, total + 1))
-        yield lambda: advance(next(done))
 
 
 def _spread(
@@ -146,22 +132,14 @@ def _spread(
     model = opened.asked.model
     path = out.with_name(f".{out.stem}-{conditions_of(opened).run}.work.jsonl")
     gpus = int(model is not None and model.device.type == "cuda")
-    with KeptResults(path) as kept, worker_pool(workers, opening.threads, gpus) as pool:
+    with keeping_pool(path, "parts", workers, opening.threads, gpus) as (pool, kept):
         pieces = pieces_of(made, opening.resolved(), opened)
         with progress_bar("parts", len(pieces), hidden) as advance:
-            runs = run_pieces(made, pieces, pool, kept, advance)
-        kept.forget()
-    if pool.redone:
-        typer.echo(f"{pool.redone} parts were done again, since the worker that had them died", err=True)
-    return runs
+            return run_pieces(made, pieces, pool, kept, advance)
 
 
 def chosen(experiments: Sequence[str]) -> tuple[str, ...]:
-    """The levels that are named; all means each of them once.
-
-    Raises:
-        ValueError: For one that there is not, or one that is named twice.
-    """
+    """The levels that are named; all means each of them once."""
     if list(experiments) == ["all"]:
         return tuple(ONCE)
     unknown = [name for name in experiments if name not in EXPERIMENTS]

@@ -8,8 +8,9 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
+from pydantic import Field, TypeAdapter, field_validator
 
+from sigma0.bench.core.conditions import Strict
 from sigma0.bench.strategyqa.items import Item, read_json
 from sigma0.bench.strategyqa.level import Prediction
 from sigma0.bench.strategyqa.workflow import Function, Template, WorkflowTrace, check_parts, function_of, is_pattern
@@ -23,10 +24,8 @@ _CALL = r"Calling \w+\(.*\)\.\.\.\n\.\.\.\w+ returned .*\n"
 _FORM = re.compile(rf'>>> strategy_qa\(".*"\)\n(?:{_CALL})+Final answer: (?:Yes|No)\n')
 
 
-class Demonstration(BaseModel):
+class Demonstration(Strict, strict=True):
     """A trace of an item that is shown to a model, in the form of `prompted.DEMONSTRATION`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     qid: str
     text: str
@@ -64,8 +63,7 @@ def distil_demonstrations(rows: Rows, most: int = MOST) -> list[Demonstration]:
 def distil_template(rows: Rows) -> Template:
     """The most common pattern of right and audited traces; of equally common ones the shortest.
 
-    Args:
-        rows: As of `distil_demonstrations`; of a level that only plans its steps (L5) the plans are taken.
+    Of a level that only plans its steps (L5) the plans are taken.
 
     Raises:
         ValueError: If there is none, or a right prediction has no trace that can be read.
@@ -80,11 +78,7 @@ def distil_template(rows: Rows) -> Template:
 
 
 def audited(trace: Mapping[str, Any]) -> WorkflowTrace | None:
-    """The workflow of a prediction's trace; None where a step failed, or a conclusion does not rest on answers.
-
-    Raises:
-        ValueError: For a trace of a level without steps whose answers it kept.
-    """
+    """The workflow of a prediction's trace; None where a step failed, or a conclusion does not rest on answers."""
     result = trace.get("workflow")
     if not isinstance(result, WorkflowTrace):
         raise ValueError(
@@ -103,20 +97,12 @@ def save(result: Sequence[Demonstration] | Template, path: Path) -> None:
 
 
 def load_demonstrations(path: Path) -> list[Demonstration]:
-    """The demonstrations of a file, of which there is at least one.
-
-    Raises:
-        ValueError: If it cannot be read, is empty, or holds unknown keys or other texts.
-    """
+    """The demonstrations of a file, of which there is at least one."""
     return read_json(path, _DEMONSTRATIONS, "list of demonstrations")
 
 
 def load_template(path: Path) -> Template:
-    """The template of a file.
-
-    Raises:
-        ValueError: If it cannot be read, or holds unknown keys or another pattern than a workflow has.
-    """
+    """The template of a file."""
     return read_json(path, _TEMPLATE, "template")
 
 

@@ -18,11 +18,7 @@ SEED_CONFIDENCE = 0.8
 
 
 def predict(memory: PatternMemory, question: Question, ask: Ask) -> Prediction:
-    """Splits a question and answers it, both with patterns in the prompt.
-
-    Raises:
-        ValueError: For an item whose label had a part in the memory.
-    """
+    """Splits a question and answers it, both with patterns in the prompt."""
     if question.qid in memory.seen:
         raise ValueError(f"the memory holds what was learned from {question.qid!r}: score it on other items")
     patterns = memory.retrieve(question.text, TOP_K)
@@ -80,11 +76,7 @@ class Improving(Level):
 
 
 def seeded(items: Sequence[Item]) -> Level:
-    """L5-icl: is shown training items with their steps and answers, and learns nothing after that.
-
-    Raises:
-        ValueError: For an item without a decomposition.
-    """
+    """L5-icl: is shown training items with their steps and answers, and learns nothing after that."""
     memory = PatternMemory(len(items))
     for item in items:
         if not item.decomposition:

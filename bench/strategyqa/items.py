@@ -7,8 +7,9 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
+from sigma0.bench.core.conditions import Strict
 from sigma0.bench.pocket.items import Split as WorldSplit
 from sigma0.bench.pocket.world import MIX, draw
 from sigma0.errors import one_line
@@ -23,10 +24,8 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 HOPS = 2
 
 
-class Item(BaseModel):
+class Item(Strict, strict=True):
     """A question whose answer is yes or no."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     qid: str  # Its id
     term: str  # What it is about
@@ -35,19 +34,14 @@ class Item(BaseModel):
     answer: bool  # The label. No level sees it but the learning ones, and those only once they have answered
     facts: tuple[str, ...] = ()  # That the answer rests on
     decomposition: tuple[str, ...] = ()  # The question in steps; `#1` stands for the answer to the first
-    evidence: list[Any] = []  # Paragraph ids that annotators found for each step
+    evidence: list[Any] = Field(default_factory=list)  # Paragraph ids that annotators found for each step
 
 
 _ITEMS = TypeAdapter(list[Item])
 
 
 def load_items(data: str, split: Split) -> list[Item]:
-    """The items of a split.
-
-    Args:
-        data: Folder that holds the published `train.json` and `dev.json`, or a dataset's id on the hub, which needs the
-            `datasets` library.
-        split: Which.
+    """The items of a split: of a folder of the published files, or of a dataset's id on the hub (library `datasets`).
 
     Raises:
         ValueError: If they cannot be read, or are not what was published: 2,061 and 229 items with ids of their own.
@@ -62,11 +56,7 @@ def load_items(data: str, split: Split) -> list[Item]:
 
 
 def load_both(data: str) -> tuple[list[Item], list[Item]]:
-    """The items of train and dev, whose ids are 2,290 different ones.
-
-    Raises:
-        ValueError: As `load_items`, or where the two share an item.
-    """
+    """The items of train and dev, whose ids are 2,290 different ones."""
     train, dev = load_items(data, "train"), load_items(data, "dev")
     shared = {item.qid for item in train} & {item.qid for item in dev}
     if shared:
@@ -96,11 +86,7 @@ def _world(split: WorldSplit, seed: int) -> Iterator[Item]:
 
 
 def read_json(path: Path, adapter: TypeAdapter[T], what: str) -> T:
-    """What a file of JSON holds.
-
-    Raises:
-        ValueError: If it cannot be read, or is none of what it should be.
-    """
+    """What a file of JSON holds."""
     try:
         return adapter.validate_json(read_text(path))
     except ValidationError as error:

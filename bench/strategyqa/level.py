@@ -152,9 +152,6 @@ def run_level(
 
     An item whose question got no answer is begun anew `retries` times before it counts as a miss; a level that learns
     takes one item at a time.
-
-    Raises:
-        ValueError: If the level was made from an item that it would be scored on.
     """
     seen = set(level.seeds) & {item.qid for item in items}
     if seen:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isclose
-from typing import Literal
+from typing import Literal, get_args
 
 from sigma0.bench.strategyqa.level import YES_OR_NO, has_words
 from sigma0.signals.grounding.quantities import take_dates, take_numbers
@@ -94,15 +94,9 @@ def _numbers(first: Value, relation: Relation, second: Value) -> bool | str:
     if first.unit != second.unit:
         return f"{first} and {second} have different units"
     same = isclose(first.number, second.number, rel_tol=1e-9)
-    smaller = first.number < second.number and not same
-    return {
-        "=": same,
-        "!=": not same,
-        "<": smaller,
-        "<=": smaller or same,
-        ">": not (smaller or same),
-        ">=": not smaller,
-    }[relation]
+    if same or relation in ("=", "!="):
+        return same == (relation in ("=", "<=", ">="))
+    return (first.number < second.number) == (relation in ("<", "<="))
 
 
 def _is_name(name: str) -> bool:
@@ -122,14 +116,9 @@ _TOKEN = re.compile(
     r"(?P<word>[A-Za-z]+)|(?P<bracket>[()])|(?P<other>\S.{0,19}))\s*"
 )
 _TRUTHS = {"yes": True, "no": False, "true": True, "false": False}
-_RELATIONS: dict[type[ast.cmpop], Relation] = {
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Eq: "=",
-    ast.NotEq: "!=",
-}
+_RELATIONS: dict[type[ast.cmpop], Relation] = dict(
+    zip((ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq), get_args(Relation), strict=True)
+)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
 import typer
-from pydantic import BaseModel, ConfigDict
 
-from sigma0.bench.core.conditions import settings_sha256, weights_sha256
+from sigma0.bench.core.conditions import Strict, settings_sha256, weights_sha256
 from sigma0.bench.core.options import AnswerTokens
 from sigma0.bench.strategyqa.adaptive import Route
 from sigma0.bench.strategyqa.asking import MAX_TOKENS, AnswerCache, AskSettings
@@ -18,9 +17,9 @@ from sigma0.bench.strategyqa.items import Item, Split, load_both, load_items, wo
 from sigma0.bench.strategyqa.level import Level, LevelRun, run_level
 from sigma0.bench.strategyqa.registry import Makings
 from sigma0.checkpoints import shipped_models
-from sigma0.commands.options import Device, Dtype, ServedModel, Threads
+from sigma0.commands.options import Device, Dtype, ServedModel, Threads, check_known
 from sigma0.commands.solve_models import as_ladder, open_chats
-from sigma0.config import SHARES
+from sigma0.config import SHARES, Effort
 from sigma0.reason.chat import ChatModel, EndpointChat, LadderChat, LocalChat
 
 WORLD = "world"
@@ -95,10 +94,8 @@ class Opened:
         return sha256(repr([asked.identity, asked.settings, self.items, self.train, contents]).encode()).hexdigest()
 
 
-class Opening(BaseModel):
+class Opening(Strict, allow_inf_nan=True):
     """How a run is opened: what the command line says, by which workers open it again; each field is an option."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     data: Annotated[
         str, typer.Option(help="Folder of train.json and dev.json, a dataset's hub id, or world: the micro-world.")
@@ -134,13 +131,11 @@ class Opening(BaseModel):
             ValueError: For a split, a route or an effort that there is not, data that cannot be read, a model that
                 cannot be had or cannot sample, or a bad cache.
         """
-        if self.route not in get_args(Route):
-            raise ValueError(f"no such route: {self.route!r}; there are {', '.join(get_args(Route))}")
-        if self.effort not in SHARES:
-            raise ValueError(f"no such effort: {self.effort!r}; there are {', '.join(SHARES)}")
+        check_known("route", self.route, get_args(Route))
+        check_known("effort", self.effort, SHARES)
         items, train, where = read_items(self.data, self.split, self.n, self.seed)
         makings = Makings(train, self.paragraphs, self.demonstrations, self.template, cast(Route, self.route))
-        settings = AskSettings(self.effort, self.max_new_tokens, self.temperature, self.seed)
+        settings = AskSettings(cast(Effort, self.effort), self.max_new_tokens, self.temperature, self.seed)
         asked = open_model(self.model, self.ladder, self.base_url, self.device, self.dtype, self.concurrency)
         if settings.temperature > 0 and not asked.samples:
             raise ValueError(f"{asked.chat.name} hands up whole answers, which are greedy: temperature must be 0")
@@ -160,17 +155,12 @@ class Opening(BaseModel):
 
 
 def read_items(data: str, split: str, n: int | None, seed: int) -> tuple[list[Item], list[Item], str]:
-    """The items to be scored, those that levels may be seeded from, and where they are from.
-
-    Raises:
-        ValueError: For a split that there is not, or data that cannot be read.
-    """
+    """The items to be scored, those that levels may be seeded from, and where they are from."""
     if data == WORLD:
         wanted = WORLD_SCORED if n is None else n
         seeds = world_items(WORLD_SEEDS, "train", seed)
         return world_items(wanted, "test", seed), seeds, f"micro-world, test, seed {seed}"
-    if split not in get_args(Split):
-        raise ValueError(f"no such split: {split!r}; there are {', '.join(get_args(Split))}")
+    check_known("split", split, get_args(Split))
     train, dev = load_both(data) if split == "dev" else (load_items(data, "train"), [])
     # levels are never seeded from what is scored
     items, seeds = (dev, train) if split == "dev" else (train, [])

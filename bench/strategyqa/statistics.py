@@ -7,11 +7,7 @@ from sigma0.calibrate.bootstrap import Estimate, share
 
 
 def majority(labels: Sequence[bool]) -> Estimate:
-    """What always saying the commoner label would score, with its exact 95 % interval.
-
-    Raises:
-        ValueError: For no labels.
-    """
+    """What always saying the commoner label would score, with its exact 95 % interval."""
     return share(max(sum(labels), len(labels) - sum(labels)), len(labels))
 
 
@@ -21,13 +17,6 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
     Of the items on which the two differ, either is as likely to be right where they are equally good: the p-value is
     twice the lower tail of that binomial distribution, at most 1. Whole numbers are summed, so that nothing is rounded
     before the last division. No item that differs gives 1.
-
-    Args:
-        first: Whether the first level is right, by item; a miss is wrong.
-        second: The same of the second, in the same order.
-
-    Raises:
-        ValueError: If they are not of the same items: of different lengths, or empty.
     """
     if len(first) != len(second) or not first:
         raise ValueError(f"a paired test needs the same items twice, got {len(first)} and {len(second)}")

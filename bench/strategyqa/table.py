@@ -4,9 +4,8 @@ Accuracy with intervals, paired tests, and what it took.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ import torch
 from rich.box import SIMPLE
 from rich.table import Table
 
-from sigma0.bench.core.conditions import Conditions, Figure, device_name, git_commit, library_versions
-from sigma0.bench.core.ledger import AnyRow
-from sigma0.bench.core.output import BenchTable, drawing
-from sigma0.bench.core.rows import StrategyQARow
-from sigma0.bench.fidelity.table import with_interval
+from sigma0.bench.core.conditions import Conditions, Figure, device_name, git_commit, library_versions, utc_now
+from sigma0.bench.core.ledger import runs_of
+from sigma0.bench.core.output import BenchTable, drawing, with_interval
+from sigma0.bench.core.rows import AnyRow, StrategyQARow
 from sigma0.bench.strategyqa.level import LevelRun
 from sigma0.bench.strategyqa.opening import Opened
 from sigma0.bench.strategyqa.statistics import holm, majority, mcnemar
@@ -35,7 +33,7 @@ def to_rows(runs: Sequence[LevelRun], opened: Opened, against: str = BASELINE) -
     settings = opened.settings
     common = {
         **conditions_of(opened).model_dump(),
-        "time": datetime.now(timezone.utc).isoformat(),
+        "time": utc_now(),
         "effort": settings.effort,
         "temperature": settings.temperature,
         "seed": settings.seed,
@@ -104,12 +102,6 @@ def score(runs: Sequence[LevelRun], against: str = BASELINE) -> list[dict[str, A
     return rows
 
 
-HEADINGS = (
-    *("level", "n", "right", "difference", "p", "p, Holm", "missed"),
-    *("calls an item", "tokens an item", "passes an item", "seconds an item", "doors", "labels"),
-)
-
-
 def name(row: StrategyQARow) -> str:
     """A level with what it was made with."""
     return f"{row.level} ({row.variant})" if row.variant else row.level
@@ -127,28 +119,26 @@ def p_text(value: float | None) -> str:
     return f"{value:.2f}" if value >= 0.005 else "< 0.01"
 
 
-def cells(row: StrategyQARow) -> tuple[str, ...]:
-    """A level's cells."""
-    return (
-        name(row),
-        str(row.n),
-        with_interval(row.accuracy),
-        "-" if row.difference is None else f"{100 * row.difference:+.1f}",
-        p_text(row.p_value),
-        p_text(row.p_holm),
-        str(sum(row.misses.values())),
-        f"{row.calls:.1f}",
-        f"{row.completion_tokens / row.n:.0f}",
-        f"{row.loop_passes / row.n:.0f}" if row.loop_passes else "-",
-        f"{row.seconds / row.n:.1f}",
-        doors(row) or "-",
-        row.labels,
-    )
-
-
-def markdown(rows: Sequence[StrategyQARow]) -> str:
-    """The table for a page of results."""
-    return BenchTable(HEADINGS, [cells(row) for row in rows], left=("level", "labels")).markdown()
+COLUMNS: Mapping[str, Callable[[StrategyQARow], str]] = {
+    "level": name,
+    "n": lambda row: str(row.n),
+    "right": lambda row: with_interval(row.accuracy),
+    "difference": lambda row: "-" if row.difference is None else f"{100 * row.difference:+.1f}",
+    "p": lambda row: p_text(row.p_value),
+    "p, Holm": lambda row: p_text(row.p_holm),
+    "missed": lambda row: str(sum(row.misses.values())),
+    "calls an item": lambda row: f"{row.calls:.1f}",
+    "tokens an item": lambda row: f"{row.completion_tokens / row.n:.0f}",
+    "passes an item": lambda row: f"{row.loop_passes / row.n:.0f}" if row.loop_passes else "-",
+    "seconds an item": lambda row: f"{row.seconds / row.n:.1f}",
+    "doors": lambda row: doors(row) or "-",
+    "labels": lambda row: row.labels,
+}
+# what a terminal shows, under shorter names
+NARROW = {
+    **{"right": "right", "difference": "diff.", "p, Holm": "p", "missed": "missed"},
+    **{"calls an item": "calls", "tokens an item": "tokens", "passes an item": "passes"},
+}
 
 
 def latest_levels(rows: Sequence[AnyRow]) -> list[list[StrategyQARow]]:
@@ -156,10 +146,7 @@ def latest_levels(rows: Sequence[AnyRow]) -> list[list[StrategyQARow]]:
 
     What was held against another level than the rest is a run of its own: a distillation.
     """
-    runs: dict[tuple[str, str, str], list[StrategyQARow]] = {}
-    for row in rows:
-        if isinstance(row, StrategyQARow):
-            runs.setdefault((row.time, row.model, row.prompts), []).append(row)
+    runs = runs_of(rows, StrategyQARow, lambda row: (row.time, row.model, row.prompts))
     latest = {(model, prompts, run[0].n, run[0].against): run for (_, model, prompts), run in sorted(runs.items())}
     return sorted(latest.values(), key=lambda run: run[0].time)
 
@@ -167,12 +154,13 @@ def latest_levels(rows: Sequence[AnyRow]) -> list[list[StrategyQARow]]:
 def whole(rows: Sequence[StrategyQARow]) -> str:
     """The table of one run with what it was measured on, and what its noise is."""
     first = rows[0]
+    table = BenchTable.of(COLUMNS, rows, left=("level", "labels")).markdown()
     few = f" With {first.n} items differences of 10 points are noise." if first.n < FEW else ""
     return (
         f"{first.named} on {first.n} items of {first.prompts}: {first.max_new_tokens} new tokens an answer at "
         f"most, effort {first.effort}, temperature {first.temperature:g}, {first.dtype}, {first.device}. Differences "
         f"are in points, against {first.against} on the same items; always saying the commoner label scores "
-        f"{100 * first.majority:.1f} %. Seconds of a batch are shared by its questions.{few}\n\n{markdown(rows)}"
+        f"{100 * first.majority:.1f} %. Seconds of a batch are shared by its questions.{few}\n\n{table}"
     )
 
 
@@ -182,11 +170,10 @@ def table(rows: Sequence[StrategyQARow]) -> Table:
     caption = f"{rows[0].n} items; p by Holm; calls, tokens and passes of one item"
     result = Table(title=title, caption=caption, box=SIMPLE, padding=(0, 1, 0, 0))
     result.add_column("level", overflow="fold", min_width=11)
-    for heading in ("right", "diff.", "p", "missed", "calls", "tokens", "passes"):
+    for heading in NARROW.values():
         result.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        level, _, right, difference, _, p_holm, missed, calls, tokens, passes, *_ = cells(row)
-        result.add_row(level, right, difference, p_holm, missed, calls, tokens, passes)
+        result.add_row(*(COLUMNS[column](row) for column in ("level", *NARROW)))
     return result
 
 

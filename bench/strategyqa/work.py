@@ -45,11 +45,7 @@ def run_pieces(
 
 
 def do_level(piece: Any) -> Any:
-    """Runs a level over some items, in a worker.
-
-    Raises:
-        ValueError: If the worker has other weights, items or files under the names than the run was opened with.
-    """
+    """Runs a level over some items, in a worker."""
     opened, obtained = _opened(json.dumps(piece["opening"]))
     if obtained != piece["sha256"]:
         raise ValueError("a worker found other weights, items or files under the same names than this process did")

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
+from pydantic import ConfigDict, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass as checked
 
+from sigma0.bench.core.conditions import Strict
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.items import Item, read_json
 from sigma0.bench.strategyqa.level import FORM, Prediction, Question, has_words, numbered, read, start
@@ -22,10 +23,8 @@ from sigma0.errors import needs_extra
 TOP_K = 3
 
 
-class Paragraph(BaseModel):
+class Paragraph(Strict, strict=True):
     """A paragraph of an article, in the form of the published file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     title: str
     section: str | None = None
@@ -38,11 +37,7 @@ _PARAGRAPHS = TypeAdapter(dict[str, Paragraph])
 
 
 class ParagraphIndex:
-    """TF-IDF over paragraphs, in memory.
-
-    Raises:
-        ValueError: If they hold no words, or scikit-learn is missing.
-    """
+    """TF-IDF over paragraphs, in memory."""
 
     def __init__(self, paragraphs: dict[str, Paragraph]) -> None:
         with needs_extra("bench"):
@@ -67,11 +62,7 @@ class ParagraphIndex:
 
 
 def load_paragraphs(path: Path) -> dict[str, Paragraph]:
-    """The paragraphs of the published file, by id.
-
-    Raises:
-        ValueError: If it cannot be read, or is not in that form.
-    """
+    """The paragraphs of the published file, by id."""
     return read_json(path, _PARAGRAPHS, "paragraph file")
 
 
@@ -127,11 +118,7 @@ class WorkflowTrace:
         return tuple(step.function for step in self.steps if step.function != "retrieve")
 
     def to_icl_demo(self) -> str:
-        """The trace as a doctest, to be shown to a model; retrieval is left out, as whoever completes it has no index.
-
-        Raises:
-            ValueError: If it has no answer.
-        """
+        """The trace as a doctest, to be shown to a model; without retrieval, as whoever completes it has no index."""
         if self.answer is None:
             raise ValueError(f"the trace of {self.qid!r} has no answer to show: only whole traces demonstrate anything")
         calls = "".join(_call(step) for step in self.steps if step.function != "retrieve")
@@ -315,14 +302,7 @@ def read_fact(text: str, step: str) -> tuple[str | None, str | None]:
 
 
 def fill(part: str, results: Sequence[Value]) -> tuple[str, tuple[int, ...]]:
-    """Puts answers in for `#1`, `#2`, ...
-
-    Returns:
-        The text, and the places of the answers in it, from 0.
-
-    Raises:
-        ValueError: For a number that no answer has.
-    """
+    """Puts answers in for `#1`, `#2`, ...; the text, and the places of the answers in it, from 0."""
     numbers = sorted({int(obtained) for obtained in _REFERENCE.findall(part)})
     for number in numbers:
         if not 1 <= number <= len(results):

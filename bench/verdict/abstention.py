@@ -60,11 +60,7 @@ def auroc(doubt: Array, wrong: Array) -> float | None:
 
 
 def measure_abstention(doubt: Array, wrong: Array, resamples: int = 1000) -> Abstention:
-    """Measure a score of doubt.
-
-    Raises:
-        ValueError: If there is no answer, or the two differ in length.
-    """
+    """Measure a score of doubt."""
     if len(doubt) != len(wrong) or len(doubt) == 0:
         raise ValueError(f"{len(doubt)} scores for {len(wrong)} answers")
     areas = bootstrap(lambda drawn: aurc(doubt[drawn], wrong[drawn]), len(doubt), resamples)

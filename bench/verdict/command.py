@@ -4,15 +4,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from sigma0.bench.core.conditions import git_commit
 from sigma0.bench.core.options import HardHalf, ReportFile, Stories, StorySeed, WorldModel
-from sigma0.bench.core.output import tell_report
-from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.bench.core.output import measuring, step_bar, tell_report
+from sigma0.commands.console import progress_bar
 from sigma0.commands.options import AsJson, Threads
-from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 
@@ -30,8 +28,7 @@ def verdict(
 
     Exit rule, fates, confidence and policy are the checkpoint's own: `sigma0 calibrate --objective risk` sets them.
     """
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
+    with measuring(threads):
         from sigma0.bench.pocket.prompts import micro_world
         from sigma0.bench.verdict.measure import asked, measure, read_strange
         from sigma0.bench.verdict.scores import Asker
@@ -39,11 +36,9 @@ def verdict(
 
         looped, tokenizer = load(model, dtype="float32")
         prompts, strange, name = list(micro_world(n, "test", seed, hard)), read_strange(), Path(model).name
-        total = asked(n, len(strange))
-        with progress_bar("answers", total, hidden=as_json) as advance:
-            done = iter(range(1, total + 1))
+        with step_bar("answers", asked(n, len(strange)), hidden=as_json) as advance:
             config, policy = looped.resolve_exit_config(None), looped.door_policy
-            asker = Asker(looped, tokenizer, config, policy, lambda: advance(next(done)))
+            asker = Asker(looped, tokenizer, config, policy, advance)
             report = measure(asker, name, prompts, strange, seed, risk)
         if tell_report(asdict(report), out, as_json):
             typer.echo("\n\n".join(report_tables({name: report})))
@@ -66,8 +61,7 @@ def promise(
     as_json: AsJson = False,
 ) -> None:
     """Draw calibrations from a pool of answers, and count how often the chosen door keeps the stated risk."""
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
+    with measuring(threads):
         from sigma0.bench.verdict.pools import open_pool
         from sigma0.bench.verdict.promise import draw_doors, report_promise
         from sigma0.bench.verdict.tables import promise_table
@@ -89,7 +83,7 @@ def worlds(
     as_json: AsJson = False,
 ) -> None:
     """Calibrate a risk in simulated worlds: how often it is kept, and how often a door is found, beside an oracle."""
-    with one_line_errors(), needs_extra("bench"):
+    with measuring():
         from sigma0.bench.verdict.tables import worlds_table
         from sigma0.bench.verdict.worlds import WORLDS, measure, report_worlds
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 from unittest.mock import patch
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
+from sigma0.bench.core.conditions import Strict
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.pocket.world import Mix
 from sigma0.bench.verdict.scores import (
@@ -66,10 +66,8 @@ ALL = "all"
 FORMS = ("plain", "chat")
 
 
-class StrangePrompt(BaseModel):
+class StrangePrompt(Strict):
     """One line of the file: what is strange about a text, and the text."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: str
     prompt: str
@@ -231,11 +229,7 @@ def _shift_rows(asker: Asker, answers: Answers, n: int, seed: int) -> tuple[Shif
 
 
 def read_strange(file: Path = STRANGE) -> list[StrangePrompt]:
-    """Reads strange prompts.
-
-    Raises:
-        ValueError: For a malformed line, naming it.
-    """
+    """Reads strange prompts."""
     return read_lines(file, StrangePrompt.model_validate_json, "strange prompt")
 
 

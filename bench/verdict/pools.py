@@ -40,9 +40,5 @@ def write_pool(pool: list[Answered], file: Path) -> None:
 
 
 def read_pool(file: Path) -> list[Answered]:
-    """Reads what `write_pool` wrote.
-
-    Raises:
-        ValueError: For a file that cannot be read, or a malformed line.
-    """
+    """Reads what `write_pool` wrote."""
     return read_lines(file, _ANSWERED.validate_json, "answer of a pool")

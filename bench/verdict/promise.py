@@ -101,11 +101,7 @@ def draw_doors(
     confidence: float,
     on_draw: Callable[[int], None] = lambda done: None,
 ) -> dict[str, list[DrawnDoor]]:
-    """Doors on the fitted confidence and on mean entropy, of every draw.
-
-    Raises:
-        ValueError: For a pool that leaves no rest.
-    """
+    """Doors on the fitted confidence and on mean entropy, of every draw."""
     if sum(parts) >= len(pool):
         raise ValueError(f"{sum(parts)} answers of a fit and a test leave no rest of a pool of {len(pool)}")
     rng, known = np.random.default_rng(0), Pool(pool)

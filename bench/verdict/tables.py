@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from sigma0.bench.core.output import BenchTable, drawing
+from sigma0.bench.core.output import BenchTable, drawing, percent, with_interval
 from sigma0.bench.verdict.measure import ALL, VerdictReport
 from sigma0.bench.verdict.promise import PromiseReport
 from sigma0.bench.verdict.scores import FeatureUse
@@ -27,9 +27,7 @@ def report_tables(reports: Reports) -> list[str]:
 
 
 def _table(headings: str, lines: Iterable[Sequence[str]], left: int = 2) -> str:
-    """Lines under headings that are separated by bars, as in Markdown; so many columns stand left."""
-    names = headings.split(" | ")
-    return BenchTable(names, list(lines), left=names[:left]).markdown()
+    return BenchTable.under(headings, lines, left).markdown()
 
 
 def door_table(reports: Reports) -> str:
@@ -37,8 +35,8 @@ def door_table(reports: Reports) -> str:
     lines = []
     for name, rule, row in ((name, *item) for name, report in reports.items() for item in report.rules.items()):
         door = row.door
-        shares = [_percent(share) for share in (door.right, door.opened, door.opened_of_right)]
-        cells = [*shares, _interval(door.right_of_opened), _area(row.points_more, 1, "+")]
+        shares = [percent(share) for share in (door.right, door.opened, door.opened_of_right)]
+        cells = [*shares, with_interval(door.right_of_opened), _area(row.points_more, 1, "+")]
         lines.append([name, rule, f"{door.prompts:,}", *cells, f"{100 * door.calibration_error:.1f} %"])
     return _table(
         "model | rule | answers | right of all | opens for, of all | of right answers | right of those let through | "
@@ -81,8 +79,8 @@ def switch_table(reports: Reports) -> str:
     """Every setting of the switches, under a name for each report."""
     lines = []
     for name, row in ((name, row) for name, report in reports.items() for row in report.switches):
-        shares = map(_percent, (row.same_text, row.right, row.passes_saved))
-        lines.append([name, row.setting, f"{row.answers}", *shares, f"{row.broken}", _percent(row.escalated)])
+        shares = map(percent, (row.same_text, row.right, row.passes_saved))
+        lines.append([name, row.setting, f"{row.answers}", *shares, f"{row.broken}", percent(row.escalated)])
     return _table("model | switches | answers | same text | right | passes_saved | broken tokens | escalated", lines)
 
 
@@ -92,9 +90,9 @@ def shift_table(reports: Reports) -> str:
     for name, report in reports.items():
         for row in report.shifts:
             door = row.door
-            shares = [_percent(door.right), _percent(door.opened), _interval(door.right_of_opened)]
+            shares = [percent(door.right), percent(door.opened), with_interval(door.right_of_opened)]
             auroc = "-" if door.auroc is None else f"{door.auroc:.3f}"
-            cells = [*shares, row.kept(report.allowed), auroc, _percent(row.strange)]
+            cells = [*shares, row.kept(report.allowed), auroc, percent(row.strange)]
             lines.append([name, row.shift, f"{door.prompts:,}", *cells])
     return _table(
         "model | shift | answers | right of all | opened | right of those, 95 % | risk kept | AUROC | "
@@ -118,7 +116,7 @@ def strange_table(reports: Reports) -> str:
     """How often the door stays shut for prompts that are not of the model's world."""
     lines = []
     for name, row in ((name, row) for name, report in reports.items() for row in report.strange):
-        cells = [f"{row.prompts}", _interval(row.shut), _percent(row.strange), _percent(row.doubted)]
+        cells = [f"{row.prompts}", with_interval(row.shut), percent(row.strange), percent(row.doubted)]
         lines.append([name, "all of them" if row.kind == ALL else row.kind, row.form, *cells])
     return _table(
         "model | prompts | asked as | number | door stays shut, 95 % | out of calibration | by confidence alone",
@@ -132,8 +130,8 @@ def promise_table(reports: Mapping[str, PromiseReport]) -> str:
     lines = []
     for name, report in reports.items():
         for row in report.rows:
-            shares = (_interval(row.opened), _percent(row.opened_of_right), _percent(row.risk, 2))
-            lines.append([name, row.score, _interval(row.kept, 2), f"{report.draws}", *shares, f"{row.shut}"])
+            shares = (with_interval(row.opened), percent(row.opened_of_right), percent(row.risk, 2))
+            lines.append([name, row.score, with_interval(row.kept, 2), f"{report.draws}", *shares, f"{row.shut}"])
     return _table(
         "model | door reads | risk kept, 95 % | of draws | let through, of all | of right answers | mean risk | "
         "without a door",
@@ -147,10 +145,12 @@ def worlds_table(rows: Sequence[WorldRow]) -> str:
     for row in rows:
         parts = f"{row.found.fit:,} + {row.found.test:,}"
         asked = (parts, f"{100 * row.risk:g} %", f"{100 * (1 - row.confidence):g} %")
-        others = (f"{100 * row.oracle:.1f} %", _percent(row.several.chose), _percent(row.before.chose))
+        others = (f"{100 * row.oracle:.1f} %", percent(row.several.chose), percent(row.before.chose))
         let_through = (row.found.opened, row.several.opened, row.before.opened, row.allowed)
         opened = (f"{100 * item:.1f} %" for item in let_through)
-        lines.append([row.world, *asked, _interval(row.found.violated), _interval(row.found.chose), *others, *opened])
+        lines.append(
+            [row.world, *asked, with_interval(row.found.violated), with_interval(row.found.chose), *others, *opened]
+        )
     return _table(
         "world | fit + test | risk allowed | limit | violated, 95 % | door found, 95 % | oracle | several starts | "
         "before | let through | several starts | before | may be",
@@ -190,20 +190,6 @@ def draw_features(uses: Sequence[FeatureUse], figures: Sequence[FeatureFigure], 
         figure.suptitle(f"{title}: orange is read by the confidence")
 
 
-def _percent(estimate: Estimate | None, digits: int = 1) -> str:
-    return "-" if estimate is None else f"{100 * estimate.value:.{digits}f} %"
-
-
-def _interval(estimate: Estimate | None, digits: int = 1) -> str:
-    if estimate is None:
-        return "-"
-    low, high = (f"{100 * end:.{digits}f}" for end in estimate.interval)
-    return f"{_percent(estimate, digits)} ({low} to {high})"
-
-
 def _area(estimate: Estimate | None, digits: int = 3, sign: str = "") -> str:
-    """A figure and its interval; the sign is `+` for a difference."""
-    if estimate is None:
-        return "-"
-    value, low, high = (f"{item:{sign}.{digits}f}" for item in (estimate.value, *estimate.interval))
-    return f"{value} ({low} to {high})"
+    """A figure that is no share, and its interval; the sign is `+` for a difference."""
+    return with_interval(estimate, digits, 1, "", sign)

@@ -76,11 +76,7 @@ class CalibrateOptions:
     as_json: AsJson = False
 
     def check(self) -> None:
-        """Refuses options that are not read together, and a promise or a rule that there is not.
-
-        Raises:
-            ValueError: Naming them.
-        """
+        """Refuses options that are not read together, and a promise or a rule that there is not."""
         from sigma0.calibrate.agreement import check_mode, prompts_needed
 
         given = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
@@ -106,11 +102,7 @@ class CalibrateOptions:
             prompts_needed(self.agreement, self.confidence)
 
     def exit_config(self) -> "ExitConfig | None":
-        """The exit rule that a risk is to be kept under; None: the model's own.
-
-        Raises:
-            ValueError: For a threshold that the rule cannot have.
-        """
+        """The exit rule that a risk is to be kept under; None: the model's own."""
         from sigma0.calibrate.agreement import GRIDS, THRESHOLD
         from sigma0.config import ExitConfig
 
@@ -128,11 +120,7 @@ class CalibrateOptions:
             return work(*given, advance)
 
     def search(self, looped: Any, tokenizer: Any, read: Any, config: "ExitConfig | None") -> Any:
-        """The result of the objective on a model and its prompts.
-
-        Raises:
-            ValueError: For a rule or prompts that the model cannot have.
-        """
+        """The result of the objective on a model and its prompts."""
         from sigma0.calibrate.agreement import GRIDS, calibrate_rules, prompts_done
         from sigma0.calibrate.kv import calibrate_kv, codecs_of
         from sigma0.calibrate.labels import label_prompts
@@ -216,11 +204,7 @@ def calibrate(asked: CalibrateOptions, model: ModelArgument) -> None:
 
 
 def calibrated_folder(model: str, out: Path | None) -> Path | None:
-    """Where a calibrated setting goes: the model's own folder, or a new one; None if nowhere.
-
-    Raises:
-        ValueError: If `out` holds something.
-    """
+    """Where a calibrated setting goes: the model's own folder, or one that is new or empty; None if nowhere."""
     if out is None:
         folder = Path(model).expanduser()
         return folder if model not in shipped_models() and folder.is_dir() else None
@@ -231,7 +215,6 @@ def calibrated_folder(model: str, out: Path | None) -> Path | None:
 
 
 def _calibrate_ladder(small: str, large: str, asked: CalibrateOptions) -> None:
-    """Finds and prints when tokens should go up."""
     from sigma0.calibrate.ladder import calibrate_doubt
     from sigma0.calibrate.prompts import encode_prompts, read_prompts
     from sigma0.calibrate.report import print_doubt

@@ -139,13 +139,8 @@ def _interrupts() -> Iterator[list[int]]:
 def terminal_lines(history: Path | None, out: Console) -> ReadLine:
     """Lines that are edited in the terminal; with the extra `chat`, Tab completes slash commands.
 
-    Args:
-        history: File that keeps the lines between conversations; None keeps them for this process.
-        out: Says how to quit, where Ctrl-C comes at an empty prompt.
-
-    Raises:
-        OSError: If the file cannot be written.
-        ValueError: For a file without the extra.
+    A file keeps the lines between conversations, which takes the extra; without one this process does. What is printed
+    at Ctrl-C at an empty prompt goes to `out`.
     """
     if find_spec("prompt_toolkit") is None:
         if history is not None:

@@ -95,15 +95,7 @@ def depth_style(depth: int, total_loops: int) -> str:
 
 
 def print_stream(tokens: "TextStream", looped: Any, prompt: str, svg: str | None, verdict: bool) -> None:
-    """Prints tokens as they come, each in the colour of its depth, then the legend, the savings and the verdict.
-
-    Args:
-        tokens: The stream.
-        looped: The model that writes them.
-        prompt: Shown in the picture.
-        svg: File for a picture of the same, or None.
-        verdict: Whether to print the verdict.
-    """
+    """Prints tokens as they come, in the colours of their depths, then legend, savings and verdict; draws the same."""
     total_loops = looped.num_loops
     console = Console(highlight=False, soft_wrap=True)
     text = Text()
@@ -159,11 +151,7 @@ def savings_lines(saved: Sequence[Any], passes: int, rows: int) -> list[str]:
 
 
 def verdict_lines(generation: "Generation", confidence_model: "ConfidenceModel | None") -> list[str]:
-    """The verdict, one line for each fact with the reason for it, and the door it opens.
-
-    Raises:
-        ValueError: Where no verdict was asked for.
-    """
+    """The verdict, one line for each fact with the reason for it, and the door it opens."""
     from sigma0.signals.verdict import digits, explain
 
     verdict, grounding = generation.verdict, generation.grounding

@@ -85,9 +85,6 @@ class Conversation:
         """Writes an answer, a token at a time.
 
         Closed or interrupted before its end, the turn holds what was written; without a token there is no turn.
-
-        Raises:
-            ValueError: Where the conversation has grown over the model's context, or the model refuses the message.
         """
         prompt = self.prompt(message)
         limit, new = self._context, self.sampling.max_new_tokens
@@ -111,10 +108,7 @@ class Conversation:
                 self.turns.append(Turn(message, tuple(tokens), generation))
 
     def command(self, line: str) -> Reply:
-        """Runs a slash command.
-
-        Args:
-            line: Begins with a slash.
+        """Runs a slash command, which begins with a slash.
 
         Raises:
             ValueError: For an unknown command or a bad value; nothing has changed then.
@@ -132,7 +126,7 @@ class Conversation:
         if rule is None:
             return self._show_exit(" (to leave: /quit)")
         if rule not in get_args(ExitMode):
-            raise ValueError(f"no such exit rule: {rule[:_LONGEST]!r}; there are {', '.join(get_args(ExitMode))}")
+            raise ValueError(f"no such exit rule: {rule[:_LONGEST]!r}; there are {_MODES}")
         kept = self.exit_config
         options: dict[str, Any] = {"mode": rule, "min_loops": kept.min_loops, "after_exit": kept.after_exit}
         name = threshold_name(cast(ExitMode, rule))
@@ -151,7 +145,7 @@ class Conversation:
         if setting is None:
             return self._show_exit()
         if setting not in get_args(AfterExit):
-            raise ValueError(f"/after takes {', '.join(get_args(AfterExit))}, got {setting[:_LONGEST]!r}")
+            raise ValueError(f"/after takes {_AFTERS}, got {setting[:_LONGEST]!r}")
         return self._use(replace(self.exit_config, after_exit=cast(AfterExit, setting)))
 
     def _use(self, config: ExitConfig) -> Reply:
@@ -209,18 +203,16 @@ class Conversation:
             yield from map(Text, savings_lines(saved, passes, rows))
 
 
-COMMANDS = {
-    "/exit": SlashCommand(
-        "/exit [RULE [THRESHOLD]]", f"when tokens stop: {', '.join(get_args(ExitMode))}", 2, Conversation.exit
-    ),
-    "/after": SlashCommand(
-        "/after [SETTING]", f"deeper loops after the exit: {', '.join(get_args(AfterExit))}", 1, Conversation.after
-    ),
-    "/stats": SlashCommand("/stats", "loops and savings, of the last answer and of all", 0, Conversation.stats),
-    "/reset": SlashCommand("/reset", "forget all turns; the settings stay", 0, Conversation.reset),
-    "/help": SlashCommand("/help", "this list", 0, Conversation.help),
-    "/quit": SlashCommand("/quit", "leave, as Ctrl-D does", 0, Conversation.quit),
-}
+_MODES, _AFTERS = (", ".join(get_args(kind)) for kind in (ExitMode, AfterExit))
+_COMMANDS = (
+    SlashCommand("/exit [RULE [THRESHOLD]]", f"when tokens stop: {_MODES}", 2, Conversation.exit),
+    SlashCommand("/after [SETTING]", f"deeper loops after the exit: {_AFTERS}", 1, Conversation.after),
+    SlashCommand("/stats", "loops and savings, of the last answer and of all", 0, Conversation.stats),
+    SlashCommand("/reset", "forget all turns; the settings stay", 0, Conversation.reset),
+    SlashCommand("/help", "this list", 0, Conversation.help),
+    SlashCommand("/quit", "leave, as Ctrl-D does", 0, Conversation.quit),
+)
+COMMANDS = {command.usage.split()[0]: command for command in _COMMANDS}
 _ROLES = ("user", "assistant")
 _LONGEST = 40
 

@@ -54,12 +54,9 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def examine() -> dict[str, list[Finding]]:
-    """Looks at the machine and the installation, and probes the sandbox; loads no model.
+    """Looks at the machine and the installation, and probes the sandbox; all findings, by section. Loads no model.
 
     Torch is imported only where there may be a GPU to ask it for, since that takes longer than all the rest.
-
-    Returns:
-        All findings, by section.
     """
     from sigma0.config import switches
 

@@ -14,14 +14,7 @@ NO_PROMPT = "no prompt: give a text, or - to read it from standard input"
 
 
 def about_model(model: str) -> tuple[str, About | None]:
-    """A model's short name, and what its checkpoint says of itself.
-
-    Args:
-        model: Shipped name, folder, or hub id.
-
-    Raises:
-        ValueError: If there is no such model.
-    """
+    """The short name of a shipped name, folder or hub id, and what its checkpoint says of itself."""
     if model in shipped_models():
         return model, read_about(CHECKPOINTS / model)
     source = resolve_model(model)
@@ -31,9 +24,7 @@ def about_model(model: str) -> tuple[str, About | None]:
 def show_examples(model: str) -> None:
     """Prints example prompts as command lines, each with the answer that belongs to it.
 
-    Raises:
-        ValueError: For a model without examples; and after them where standard input is no terminal, since a prompt
-            may have been meant to come from it.
+    Then it is an error that there is no prompt, but at a terminal: it may have been meant to come from standard input.
     """
     name, about = about_model(model)
     if about is None or not about.examples:

@@ -58,11 +58,7 @@ class GenerateOptions:
     as_json: AsJson = False
 
     def check(self, grammar: Iterable[str], sampling: SamplingOptions, loaded: LoadOptions) -> None:
-        """Refuses options that do not go with or without a ladder.
-
-        Raises:
-            ValueError: Naming them.
-        """
+        """Refuses options that do not go with or without a ladder."""
         if self.ladder is None:
             given = {"unit": self.unit != "token", "budget": self.budget, "policy": self.policy}
             given["trail"] = self.trail_file

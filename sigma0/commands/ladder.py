@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sigma0.commands.options import ExitOptions, LoadOptions
+from sigma0.commands.options import ExitOptions, LoadOptions, check_known
 from sigma0.config import ExitConfig, Messages
 from sigma0.errors import needs_extra
 from sigma0.ladder import Budget, EndpointRung, FidelityLadder, LadderGeneration, LocalRung, Rung, read_trail, replay
@@ -32,13 +32,9 @@ def open_ladder(
 ) -> FidelityLadder:
     """A ladder from the command line.
 
-    Args:
-        names: Comma-separated rungs, the lowest first: names of models, or `model@http://host/v1` for an endpoint,
-            whose key is in the variable OPENAI_API_KEY.
-        budget: As `Budget.parse` takes it.
-        policy: A trigger as JSON; None: the unit's default.
-        loaded: Device, dtype and backend of local models, and the rule of the door.
-        known: Models with their tokenizers that are loaded already, by name.
+    Rungs are comma-separated, the lowest first: names of models, those `known` with their tokenizers being loaded
+    already, or `model@http://host/v1` for an endpoint, whose key is in the variable OPENAI_API_KEY. The budget is as
+    `Budget.parse` takes it, the policy a trigger as JSON; None: the unit's default.
 
     Raises:
         ValueError: For a bad name, budget or policy.
@@ -78,15 +74,10 @@ def ladder_exits(exits: ExitOptions, ladder: FidelityLadder) -> ExitConfig | Non
 def run_ladder(
     ladder: FidelityLadder, prompt: str | Messages, unit: str, trail: Path | None, as_json: bool, **settings: Any
 ) -> None:
-    """Continues a prompt and prints the text by rung, the costs and the verdict.
-
-    Raises:
-        ValueError: For an unknown unit, or what the ladder refuses.
-    """
+    """Continues a prompt and prints the text by rung, the costs and the verdict."""
     if trail is not None and not trail.absolute().parent.is_dir():
         raise ValueError(f"--trail {str(trail)!r}: there is no such folder")
-    if unit not in get_args(Unit):
-        raise ValueError(f"no such unit: {unit!r}; there are {', '.join(get_args(Unit))}")
+    check_known("unit", unit, get_args(Unit))
     console = Console(highlight=False, soft_wrap=True)
     names = [rung.name for rung in ladder.rungs]
 
@@ -148,12 +139,7 @@ def report_lines(generation: LadderGeneration, names: list[str]) -> list[Text]:
 
 
 def show_trail(file: Path, as_json: bool) -> None:
-    """Shows the decisions of a ladder, and makes each of them again from what was recorded.
-
-    Raises:
-        ValueError: If the file is no trail.
-        typer.Exit: With code 1 if a decision came out otherwise.
-    """
+    """Shows a ladder's decisions, each made again from what was recorded; exits with 1 if one came out otherwise."""
     read = read_trail(file)
     differences = replay(read)
     if as_json:

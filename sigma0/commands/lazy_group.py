@@ -21,24 +21,14 @@ class Target(NamedTuple):
 
 
 class LazyCommand(TyperCommand):
-    """Stands for a command in the list of a group's commands.
-
-    Args:
-        name: Of the command.
-        target: Where it is defined.
-        extra: The extra whose libraries the module imports; None: those of a plain installation.
-    """
+    """Stands for a command in a group's list; an extra has the libraries that its module imports."""
 
     def __init__(self, name: str, target: Target, extra: str | None) -> None:
         super().__init__(name=name, help=target.help)
         self._target, self._extra = target, extra
 
     def load(self) -> Any:
-        """Imports the command itself.
-
-        Raises:
-            typer.Exit: If a library of the extra is missing, after a line that names the extra.
-        """
+        """Imports the command itself; where a library is missing, ends with a line that names the extra."""
         with one_line_errors(), ExitStack() as waiting:
             if self._extra is not None:
                 waiting.enter_context(loading(str(self.name)))
@@ -51,12 +41,7 @@ class LazyCommand(TyperCommand):
 
 
 def lazy_group(targets: Mapping[str, Target], extra: str | None = None) -> type[TyperGroup]:
-    """The class of a group of such commands, for `typer.Typer(cls=...)`.
-
-    Args:
-        targets: By the names of the commands, in the order in which they are listed.
-        extra: As `LazyCommand` takes it.
-    """
+    """The class of a group of such commands, in this order, for `typer.Typer(cls=...)`."""
 
     class LazyGroup(TyperGroup):
         def __init__(self, **attributes: Any) -> None:

@@ -55,6 +55,12 @@ TriggerJson = Annotated[
 ]
 
 
+def check_known(what: str, name: str, known: Collection[str]) -> None:
+    """Refuses a name that there is not."""
+    if name not in known:
+        raise ValueError(f"no such {what}: {name!r}; there are {', '.join(known)}")
+
+
 def option(default: Any, help: str, *names: str, **more: Any) -> Any:
     """A field of a dataclass of options, as `typer.Option` takes it; with `...` as its default it has to be given."""
     metadata = {"option": Option(*names, help=help, **more)}
@@ -79,11 +85,7 @@ class ExitOptions:
     after: str | None = option(None, "Deeper loops after the exit: finish, verify or drop.")
 
     def over(self, default: "ExitConfig | None" = None) -> "ExitConfig | None":
-        """As `exit_settings` has it.
-
-        Raises:
-            ValueError: For bad values.
-        """
+        """As `exit_settings` has it."""
         names = {"exit": "mode", "after": "after_exit"}
         return exit_settings({names.get(name, name): value for name, value in asdict(self).items()}, default)
 
@@ -101,11 +103,7 @@ class SamplingOptions:
     on_collapse: CollapseAction = "stop"
 
     def check(self) -> None:
-        """Refuses a temperature or a seed that no generator takes, and an unknown `on_collapse`.
-
-        Raises:
-            ValueError: Naming the value.
-        """
+        """Refuses a temperature or a seed that no generator takes, and an unknown `on_collapse`."""
         from sigma0.config import parse_on_collapse
 
         parse_on_collapse(self.on_collapse)
@@ -135,11 +133,7 @@ class GrammarOptions:
     grammar: str | None = option(None, "The answer follows this grammar, Lark or EBNF: a file, or its text.")
 
     def settings(self) -> dict[str, Any]:
-        """As keyword arguments of `sigma0.stream`; checked as far as no model is needed.
-
-        Raises:
-            ValueError: For two of them, a file that cannot be read, or a text that is no JSON.
-        """
+        """As keyword arguments of `sigma0.stream`; checked as far as no model is needed."""
         from sigma0.decode.grammar.spec import parse_spec
 
         given = {name: value for name, value in asdict(self).items() if value not in (None, [])}
@@ -152,8 +146,7 @@ class GrammarOptions:
             try:
                 given[name] = Path(given[name]).read_text()
             except (OSError, UnicodeDecodeError) as error:
-                why = f"--{name} is neither what it names nor a file that can be read: {error}"
-                raise ValueError(why) from error
+                raise ValueError(f"--{name} is neither what it names nor a file that can be read: {error}") from error
         parse_spec(**given)
         return given
 
@@ -216,15 +209,10 @@ class SolveOptions:
     as_json: AsJson = False
 
     def check(self) -> None:
-        """Refuses what makes no sense before a model is loaded.
-
-        Raises:
-            ValueError: Naming it.
-        """
+        """Refuses what makes no sense before a model is loaded."""
         from sigma0.reason.trail import Strategy
 
-        if self.strategy not in get_args(Strategy):
-            raise ValueError(f"no such strategy: {self.strategy!r}; there are {', '.join(get_args(Strategy))}")
+        check_known("strategy", self.strategy, get_args(Strategy))
         for name, strategy in (("repo", "agent"), ("patch", "agent"), ("graph", "lemma")):
             if getattr(self, name) is not None and self.strategy != strategy:
                 raise ValueError(f"--{name} has no meaning with --strategy {self.strategy}, only with {strategy}")
@@ -255,12 +243,7 @@ class SolveOptions:
 
 
 def grouped(command: Callable[..., None], left_out: Collection[str] = ()) -> Callable[..., None]:
-    """Makes an option of each field of the dataclasses or pydantic models that a command takes.
-
-    Args:
-        command: What runs.
-        left_out: Fields that keep their defaults.
-    """
+    """Makes an option of each field of the dataclasses or pydantic models that a command takes, but those left out."""
     signature = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, list[inspect.Parameter]] = {}
@@ -304,15 +287,9 @@ def _options(group: Any, left_out: Collection[str]) -> list[inspect.Parameter]:
 def exit_settings(
     options: Mapping[str, Any], default: "ExitConfig | None" = None, written: str = "--{}"
 ) -> "ExitConfig | None":
-    """The options that were given, over the checkpoint's settings unless they name another rule.
+    """The fields of `ExitConfig` that were given, over the checkpoint's settings unless they name another rule.
 
-    Args:
-        options: Fields of `ExitConfig`, None where not given.
-        default: The checkpoint's settings, once they are known.
-        written: How the caller writes an option's name.
-
-    Raises:
-        ValueError: For bad values.
+    Before the checkpoint's are known they are checked as far as that goes. `written` is how the caller writes options.
     """
     from sigma0.config import THRESHOLDS, ExitConfig
 

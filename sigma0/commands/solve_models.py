@@ -14,15 +14,9 @@ from sigma0.reason.chat import ChatModel, EndpointChat, LadderChat, LocalChat
 def open_chats(model: str, ladder: str | None, base_url: str | None, device: str, dtype: str) -> list[ChatModel]:
     """Chat models, the cheapest first.
 
-    Args:
-        model: Shipped name, folder, hub id; or the server's name for it where there is an address.
-        ladder: Comma-separated rungs in place of the model, each a model, or `name@http://host/v1`.
-        base_url: Address of a server that speaks OpenAI's protocol; its key is in the variable OPENAI_API_KEY.
-        device: For local models.
-        dtype: For local models.
-
-    Raises:
-        ValueError: For names that stand for nothing, or a ladder and an address at once.
+    They are a model by its shipped name, folder or hub id; a server's, by its name there and the address of the server,
+    which speaks OpenAI's protocol and has its key in the variable OPENAI_API_KEY; or comma-separated rungs,
+    each a model, or `name@http://host/v1`.
     """
     if ladder is not None and base_url is not None:
         raise ValueError("--ladder and --base-url exclude each other: a rung may be name@http://host/v1")
@@ -62,11 +56,7 @@ def follows_instructions(chats: list[ChatModel]) -> bool:
 
 
 def known_forms(chats: list[ChatModel]) -> frozenset[Form]:
-    """The forms of `sigma0.reason.forms` that the model that is asked first was taught, as its card says.
-
-    Raises:
-        ValueError: If the card cannot be read.
-    """
+    """The forms of `sigma0.reason.forms` that the model that is asked first was taught, as its card says."""
     lowest = chats[0]
     about = read_about(lowest.model.name_or_path) if isinstance(lowest, LocalChat) else None
     return frozenset(() if about is None else about.forms)

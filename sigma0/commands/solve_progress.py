@@ -24,10 +24,6 @@ class SolveProgress:
     """Listens to a trail and shows it on stderr: redrawn in place on a terminal, elsewhere a line for each decision.
 
     Equal decisions that follow each other share a line, which says how many they were.
-
-    Args:
-        strategy: Which outer loop.
-        hidden: Shows nothing.
     """
 
     def __init__(self, strategy: str, hidden: bool = False) -> None:
@@ -44,14 +40,12 @@ class SolveProgress:
         self._last, self._repeats = "", 0
 
     def __enter__(self) -> "SolveProgress":
-        """Begins to show."""
         if not self._hidden and sys.stderr.isatty():
             self._live = Live(console=self._console, get_renderable=self.render, refresh_per_second=4, transient=True)
             self._live.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Leaves the screen."""
         self._print("")
         if self._live is not None:
             self._live.stop()
@@ -122,11 +116,7 @@ def lemma_line(name: str, status: str) -> str:
 
 
 def summary(report: Mapping[str, Any]) -> list[str]:
-    """How a run went, in a line or two: verifications at each level, where there were any, and what was asked.
-
-    Args:
-        report: Of any strategy, as JSON.
-    """
+    """How a run went, out of its report: verifications at each level, where there were any, and what was asked."""
     lines = []
     if "status" in report:
         status = report["status"]

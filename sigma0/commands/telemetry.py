@@ -158,13 +158,7 @@ class _File(RotatingFileHandler):
 class TelemetryLog:
     """Appends lines to a file, which is rotated: FILE, then FILE.1 (the next older), FILE.2, ...
 
-    Args:
-        path: The file.
-        max_bytes: A file that a line would bring over it is rotated first.
-        keep: Older files that are kept.
-
-    Raises:
-        ValueError: If the file cannot be written, or for a limit below 1.
+    It is rotated ahead of a line that would bring it over `max_bytes`, and so many older ones are kept.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, keep: int = KEPT_FILES) -> None:
@@ -188,11 +182,7 @@ class TelemetryLog:
             self._file.handle(logging.LogRecord(__name__, logging.INFO, "", 0, make, None, None))
 
     def write(self, make: Callable[[], RequestLine]) -> None:
-        """Writes a line later; never waits and never raises.
-
-        Args:
-            make: Makes the line; called in the writing thread.
-        """
+        """Has a line made and written later, by the writing thread; never waits and never raises."""
         try:
             self._queue.put_nowait(make)
         except Full:
@@ -214,10 +204,6 @@ class TelemetryLog:
 
 
 def read_telemetry(path: Path) -> Iterator[RequestLine]:
-    """The lines of one file.
-
-    Raises:
-        ValueError: Naming the first bad line.
-    """
+    """The lines of one file; a ValueError names the first bad one."""
     with path.open(encoding="utf-8") as file:
         yield from parse_lines(path, file, RequestLine.model_validate_json, "telemetry line")

@@ -111,7 +111,7 @@ def test_rows_of_two_workers_are_those_of_one(tmp_path, monkeypatch):
     out, alone = tmp_path / "two" / "rows.jsonl", tmp_path / "one.jsonl"
     out.parent.mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr("sigma0.bench.fidelity.command.worker_pool", lambda *_: nullcontext(Broken(2)))
+        patch.setattr("sigma0.bench.core.workers.worker_pool", lambda *_: nullcontext(Broken(2)))
         assert isinstance(CliRunner().invoke(app, command(out, 2)).exception, RuntimeError)
     (kept,) = out.parent.glob(".*.work.jsonl")
     assert kept.read_bytes().count(b"\n") == 3

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from sigma0 import ExitConfig
-from sigma0.bench.core.conditions import Conditions
+from sigma0.bench.core.conditions import Conditions, Figure
 from sigma0.bench.core.rows import ServeRow
 from sigma0.bench.serving import measure as loads
 from sigma0.bench.serving.measure import (
@@ -20,7 +20,6 @@ from sigma0.bench.serving.measure import (
     our_configs,
     percentiles,
     serve_rows,
-    spread,
     vllm_rows,
 )
 from sigma0.bench.serving.servers import counts
@@ -102,7 +101,7 @@ def test_ratios_are_taken_round_by_round():
     assert (theirs.speed_ratio.low, theirs.speed_ratio.value, theirs.speed_ratio.high) == (0.5, 1.25, 2)
     assert theirs.rows_per_second is None and theirs.exit_config is None
     assert ServeRow.model_validate_json(theirs.model_dump_json()) == theirs
-    assert spread([3.0, 1.0, 2.0]).value == 2
+    assert Figure.spread([3.0, 1.0, 2.0]).value == 2
 
 
 def test_drafts_of_vllm_are_told_beside_the_texts():

@@ -102,7 +102,7 @@ def test_the_rows_of_workers_are_those_of_one_process(tmp_path, monkeypatch):
     """With Ray's workers, and where one is killed: `tests/bench/fidelity/test_work.py`, `core/test_workers.py`."""
     out, alone, pool = tmp_path / "two.jsonl", tmp_path / "one.jsonl", Here(2)
     pool.redone = 1
-    monkeypatch.setattr("sigma0.bench.strategyqa.command.worker_pool", lambda workers, *_: nullcontext(pool))
+    monkeypatch.setattr("sigma0.bench.core.workers.worker_pool", lambda workers, *_: nullcontext(pool))
     # a worker that goes on to another run begins anew with a level that learns
     for path, workers in ((out, 2), (tmp_path / "again.jsonl", 2), (alone, 1)):
         size = ["-e", "L0", "-e", "L5", "-n", "3", "--max-new-tokens", "6", "--device", "cpu", "--dtype", "float32"]
