@@ -6,10 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.__main__ import app
 from sigma0.bench.outer.toy import FAULTS, write
+from tests.bench.running import bench
 
 
 def passes(folder):
@@ -26,10 +25,8 @@ def test_its_tests_pass_without_a_fault_and_fail_with_each(fault, tmp_path):
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-def test_the_command_counts_what_was_mended(tmp_path):
-    out = tmp_path / "ledger.jsonl"
-    line = ["agent", "pocket", "--steps", "4", "--max-tokens", "16", "--out", str(out)]
-    result = CliRunner().invoke(app, line)
-    assert result.exit_code == 0 and f"0 of {len(FAULTS)} faults mended" in result.output, result.output
-    row = json.loads(out.read_text())
+def test_the_command_counts_what_was_mended(ledger):
+    result = bench("agent", "pocket", "--steps", 4, "--max-tokens", 16, "--out", ledger)
+    assert f"0 of {len(FAULTS)} faults mended" in result.output
+    row = json.loads(ledger.read_text())
     assert (row["n"], row["right"]["value"], row["way"]) == (len(FAULTS), 0, "agent, held to actions, 4 steps")

@@ -1,9 +1,7 @@
 """`bench overhead`: every way over an empty model, and what its rows say."""
 
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.commands import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.overhead.measure import WRITTEN, Bench, Case, cases
 from sigma0.checkpoints import resolve_model
@@ -37,11 +35,8 @@ def test_cases_are_every_way_at_every_number_of_rows():
 
 
 @pytest.mark.slow
-def test_the_rows_are_in_the_ledger(tmp_path):
-    ledger = tmp_path / "ledger.jsonl"
-    asked = ["--runners", "eager", "--rows", "1", "--rounds", "1", "--passes", "8", "--out", str(ledger)]
-    result = CliRunner().invoke(app, ["overhead", *asked])
-    assert result.exit_code == 0, result.output
+def test_the_rows_are_in_the_ledger(ledger):
+    bench("overhead", "--runners", "eager", "--rows", 1, "--rounds", 1, "--passes", 8, "--out", ledger)
     rows = read_rows(ledger)
     ours = [(way, "eager", telemetry) for way in ("library", "engine") for telemetry in (False, True)]
     assert [(row.way, row.runner, row.telemetry) for row in rows] == [*ours, ("transformers", None, False)]
