@@ -198,14 +198,9 @@ def test_the_plan_holds_every_mode_once():
 
 def test_the_plan_takes_each_rules_calibrated_threshold_in_every_way():
     promise = {"agreement": 0.99, "confidence": 0.95, "prompts": 2000, "mean_depth": 2.0}
-    accel = {**promise, "patience": 1, "eps": 0.4}
-    known = ExitThresholds.parse(
-        {
-            "margin": {**promise, "theta": 0.9},
-            "accel": {**accel, "accel_scale": "states"},
-            "accel_steps": {**accel, "eps": 0.58, "accel_scale": "steps"},
-        }
-    )
+    accel = {**promise, "patience": 1, "eps": 0.4, "accel_scale": "states"}
+    steps = {**accel, "eps": 0.58, "accel_scale": "steps"}
+    known = ExitThresholds.parse({"margin": {**promise, "theta": 0.9}, "accel": accel, "accel_steps": steps})
     settings = plan(("margin", "accel", "accel-steps"), ("finish", "drop"), 6, {}, known)
     assert len({setting.key for setting in settings}) == len(settings), "0.9 stands on the grid too"
     promised = {(item.mode, item.config.after_exit): item.config for item in settings if item.promise is not None}

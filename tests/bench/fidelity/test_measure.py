@@ -22,12 +22,8 @@ pytestmark = pytest.mark.slow
 NEW = 5
 TOTAL = 4
 GRID = {"qexit": (0.3, 0.8), "margin": (0.15,), "converge": (0.8,), "accel": (0.9,), "accel-steps": (0.6,)}
-SETTINGS = plan(
-    ("full", "qexit", "margin", "converge", "accel", "accel-steps", "fixed", "random", "oracle", "settled"),
-    ("finish", "drop"),
-    TOTAL,
-    GRID,
-)
+MODES = ("full", "qexit", "margin", "converge", "accel", "accel-steps", "fixed", "random", "oracle", "settled")
+SETTINGS = plan(MODES, ("finish", "drop"), TOTAL, GRID)
 
 
 @pytest.fixture(scope="module")

@@ -54,9 +54,8 @@ def test_an_open_loop_lets_requests_come_when_they_come(plain, monkeypatch):  # 
 
     together = None
     monkeypatch.setattr(loads, "perf_counter", lambda: 100.0)
-    monkeypatch.setattr(
-        loads, "asyncio", SimpleNamespace(sleep=wait, gather=asyncio.gather, Semaphore=asyncio.Semaphore)
-    )
+    still = SimpleNamespace(sleep=wait, gather=asyncio.gather, Semaphore=asyncio.Semaphore)
+    monkeypatch.setattr(loads, "asyncio", still)
     load = asyncio.run(run())
     assert load.failed == 0 and {answer.tokens for answer in load.answers} == {5}
     assert waits == pytest.approx(np.cumsum(np.random.default_rng(2).exponential(1 / 50, 6)))
