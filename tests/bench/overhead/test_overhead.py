@@ -6,25 +6,26 @@ from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.overhead.measure import WRITTEN, Bench, Case, cases
 from sigma0.checkpoints import resolve_model
 from sigma0.models.load import load_tokenizer
+from tests.bench.running import bench
 
 
 @pytest.fixture(scope="module")
-def bench():
+def empty():
     return Bench(load_tokenizer(resolve_model("pocket")), loops=4, positions=128)
 
 
 @pytest.mark.parametrize("telemetry", [False, True])
 @pytest.mark.parametrize("way", ["library", "engine"])
-def test_rows_are_those_of_the_case(bench, way, telemetry):
-    one = bench.run(Case(way, "eager", telemetry, sequences=3, lanes=1, passes=16))
+def test_rows_are_those_of_the_case(empty, way, telemetry):
+    one = empty.run(Case(way, "eager", telemetry, sequences=3, lanes=1, passes=16))
     assert (one.passes, one.rows) == (16, 48)
     # a token enters in every pass of each sequence, and T of it are in flight but for the first and the last few
-    every = bench.run(Case(way, "eager", telemetry, sequences=3, lanes=4, passes=16))
+    every = empty.run(Case(way, "eager", telemetry, sequences=3, lanes=4, passes=16))
     assert every.rows / every.passes > 3 * 4 * 0.75
 
 
-def test_operations_are_counted(bench):
-    sample = bench.run(Case("library", "eager", False, sequences=2, lanes=1, passes=16), counted=True)
+def test_operations_are_counted(empty):
+    sample = empty.run(Case("library", "eager", False, sequences=2, lanes=1, passes=16), counted=True)
     assert sample.operations > sample.passes * 3
 
 
