@@ -12,31 +12,30 @@ from sigma0.config import THRESHOLDS
 from sigma0.models import NanbeigeForCausalLM, OuroConfig, OuroForCausalLM, family_class
 
 SharedBlock = OuroForCausalLM | NanbeigeForCausalLM
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "eos_token_id": None,
+}
 
 
-def tiny_model(seed: int, **overrides) -> OuroForCausalLM:
-    """A random float32 model whose decisions are not all near ties."""
+def tiny_model(seed: int, added: float = 0.4, **overrides) -> OuroForCausalLM:
+    """A random float32 model whose decisions are not all near ties; `added` scales what its layers add."""
     torch.manual_seed(seed)
-    settings = {
-        "vocab_size": 61,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "total_ut_steps": 3,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.2,
-        "eos_token_id": None,
-    } | overrides
-    model = OuroForCausalLM(OuroConfig(**settings)).eval()
+    model = OuroForCausalLM(OuroConfig(**SIZES | {"total_ut_steps": 3} | overrides)).eval()
     with torch.no_grad():
         model.model.embed_tokens.weight.normal_()
         model.model.early_exit_gate.weight.normal_(std=0.3)
         model.model.early_exit_gate.bias.normal_()
         for layer in model.model.layers:
-            layer.input_layernorm_2.weight.fill_(0.4)
-            layer.post_attention_layernorm_2.weight.fill_(0.4)
+            layer.input_layernorm_2.weight.fill_(added)
+            layer.post_attention_layernorm_2.weight.fill_(added)
     model.generation_config.pad_token_id = 0
     return model
 
@@ -53,19 +52,7 @@ def tiny_llama(seed: int, vocab_size: int, **overrides) -> LlamaForCausalLM:
 def tiny_nanbeige(seed: int, family: str = "nanbeige", **overrides) -> NanbeigeForCausalLM:
     """As `tiny_model`, of a family with Llama's names and no gate, with heads that are no part of the width."""
     torch.manual_seed(seed)
-    settings = {
-        "vocab_size": 61,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "num_loops": 3,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.2,
-        "eos_token_id": None,
-    } | overrides
+    settings = SIZES | {"head_dim": 12, "num_loops": 3} | overrides
     model = family_class(family, "causal")(family_class(family, "config")(**settings)).eval()
     with torch.no_grad():
         model.model.embed_tokens.weight.normal_()
@@ -73,14 +60,17 @@ def tiny_nanbeige(seed: int, family: str = "nanbeige", **overrides) -> NanbeigeF
     return model
 
 
+def tiny_llama(seed: int, **overrides) -> LlamaForCausalLM:
+    """A random model without loops."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    return LlamaForCausalLM(LlamaConfig(**sizes | ids | overrides)).eval()
+
+
 def settled_model(seed: int, **overrides) -> OuroForCausalLM:
     """A random model whose readouts settle early, as trained ones do: the head reads mostly the embedding."""
-    model = tiny_model(seed, **overrides)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.input_layernorm_2.weight.fill_(0.15)
-            layer.post_attention_layernorm_2.weight.fill_(0.15)
-    return model
+    return tiny_model(seed, added=0.15, **overrides)
 
 
 def setting(mode: str, **values) -> ExitConfig:
@@ -165,19 +155,23 @@ class Step:
     accepted: bool = True
 
 
+@torch.no_grad()
+def read(model: SharedBlock, ids: list[int], loops: int | None = None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """States [T, D], gate logits [T] and logits [T, V] of the last of these tokens."""
+    out = model.model(input_ids=torch.tensor([ids]), use_cache=False, num_loops=loops)
+    states, gates = out.loop_states[:, 0, -1], out.gate_logits
+    return states, None if gates is None else gates[:, 0, -1], logits_of(model, states)
+
+
 def run_all_loops(model64: SharedBlock, ids: list[int], config: ExitConfig, new: int) -> list[Step]:
     """Greedy decoding that runs every loop over the whole text for every token and picks the exit afterwards."""
     ids, steps = list(ids), []
     loops = config.depth if config.mode == "fixed" else None
     for _ in range(new):
-        with torch.no_grad():
-            outputs = model64.model(input_ids=torch.tensor([ids]), use_cache=False, num_loops=loops)
-            states = outputs.loop_states[:, 0, -1]
-            gates = None if outputs.gate_logits is None else outputs.gate_logits[:, 0, -1]
-            logits = logits_of(model64, states)
+        states, gates, logits = read(model64, ids, loops)
         choice = decide(config, states, gates, logits, model64.config.num_loops)
-        read = logits[choice.depth - 1]
-        steps.append(Step(int(read.argmax()), choice.depth, choice.met, min(choice.margin, gap(read)), read))
+        last = logits[choice.depth - 1]
+        steps.append(Step(int(last.argmax()), choice.depth, choice.met, min(choice.margin, gap(last)), last))
         ids.append(steps[-1].token)
     return steps
 
@@ -206,14 +200,9 @@ class VerifyingReference:
         self.model, self.config, self.total = model64, config, model64.config.num_loops
         self._read: dict[tuple[int, ...], tuple[Tensor, Tensor | None, Tensor]] = {}
 
-    @torch.no_grad()
     def read(self, ids: list[int]) -> tuple[Tensor, Tensor | None, Tensor]:
-        """States [T, D], gate logits [T] and logits [T, V] of the last of these tokens."""
         if tuple(ids) not in self._read:
-            out = self.model.model(input_ids=torch.tensor([ids]), use_cache=False)
-            gates = None if out.gate_logits is None else out.gate_logits[:, 0, -1]
-            states = out.loop_states[:, 0, -1]
-            self._read[tuple(ids)] = states, gates, logits_of(self.model, states)
+            self._read[tuple(ids)] = read(self.model, ids)
         return self._read[tuple(ids)]
 
     def generate(self, ids: list[int], new: int, ends: frozenset[int] = frozenset()) -> list[Step]:
@@ -251,9 +240,8 @@ class VerifyingReference:
         """Whether a row that has ended a loop says what is fed after it, first or anew."""
         loop = token.loops
         if token.draft is None:
-            choice = decide(
-                self.config, states[:loop], None if gates is None else gates[:loop], logits[:loop], self.total
-            )
+            gates = None if gates is None else gates[:loop]
+            choice = decide(self.config, states[:loop], gates, logits[:loop], self.total)
             self.margin = min(self.margin, choice.margin)
             stops = choice.met or loop == (self.config.depth if self.config.mode == "fixed" else self.total)
             if stops:
@@ -291,10 +279,8 @@ class DroppingReference:
             attention = layer.self_attn
             normed = layer.input_layernorm(hidden)
             shape = (-1, attention.head_dim)
-            query, key = (
-                _rotate(project(normed).view(shape), cos[0], sin[0]) for project in (attention.q_proj, attention.k_proj)
-            )
-            self.keys[index, loop, position] = key
+            query = _rotate(attention.q_proj(normed).view(shape), cos[0], sin[0])
+            self.keys[index, loop, position] = _rotate(attention.k_proj(normed).view(shape), cos[0], sin[0])
             self.values[index, loop, position] = attention.v_proj(normed).view(shape)
             planes = [min(loop, self.exits[other]) for other in range(position)] + [loop]
             keys = torch.stack([self.keys[index, plane, other] for other, plane in enumerate(planes)])  # [S, H_kv, d]
@@ -303,10 +289,8 @@ class DroppingReference:
             keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
             weights = (torch.einsum("hd,shd->hs", query, keys) * attention.scaling).softmax(-1)
             attended = torch.einsum("hs,shd->hd", weights, values).reshape(-1)
-            after_attention, after_mlp = (
-                getattr(layer, name, lambda output: output)
-                for name in ("input_layernorm_2", "post_attention_layernorm_2")
-            )
+            names = ("input_layernorm_2", "post_attention_layernorm_2")
+            after_attention, after_mlp = (getattr(layer, name, lambda output: output) for name in names)
             hidden = hidden + after_attention(attention.o_proj(attended))
             hidden = hidden + after_mlp(layer.mlp(layer.post_attention_layernorm(hidden)))
         return model.norm(hidden) if norms_each_loop(self.model) else hidden
@@ -340,15 +324,8 @@ class DroppingReference:
             choice = self.read(token, prompt=True)
         steps = []
         while True:
-            steps.append(
-                Step(
-                    int(self.logits.argmax()),
-                    choice.depth,
-                    choice.met,
-                    min(choice.margin, gap(self.logits)),
-                    self.logits,
-                )
-            )
+            margin = min(choice.margin, gap(self.logits))
+            steps.append(Step(int(self.logits.argmax()), choice.depth, choice.met, margin, self.logits))
             if len(steps) == new:
                 return steps
             choice = self.read(steps[-1].token, prompt=False)

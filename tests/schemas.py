@@ -1,6 +1,5 @@
 """A hundred schemas of many kinds, whose answers are short enough for a random model to finish."""
 
-WORD = {"type": "string", "pattern": "^[a-z]{1,6}$"}
 TEXT = {"type": "string", "maxLength": 6}
 SMALL = {"type": "integer", "minimum": 0, "maximum": 20}
 FLAG = {"type": "boolean"}
@@ -18,43 +17,41 @@ def listed(items, least=0, most=3):
     return {"type": "array", "items": items, "minItems": least, "maxItems": most}
 
 
+def matching(pattern):
+    return {"type": "string", "pattern": pattern}
+
+
+def defined(name):
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def pair(first, second):
+    return {"type": "array", "prefixItems": [first, second], "items": False, "minItems": 2}
+
+
 def integer(least, most):
     return {"type": "integer", "minimum": least, "maximum": most}
 
 
-NODE = record({"value": SMALL, "next": {"anyOf": [NULL, record({"value": SMALL})]}})
-
+WORD = matching("^[a-z]{1,6}$")
 SCALARS = [
     FLAG,
     NULL,
     SMALL,
     WORD,
     TEXT,
-    integer(-5, 5),
-    integer(100, 999),
-    integer(-1000, -10),
-    integer(7, 7),
+    *(integer(least, most) for least, most in ((-5, 5), (100, 999), (-1000, -10), (7, 7))),
     {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 4},
     {"type": "number", "minimum": 0, "maximum": 3, "multipleOf": 0.5},
     {"type": "integer", "minimum": 0, "maximum": 100, "multipleOf": 25},
     {"type": "string", "maxLength": 0},
     {"type": "string", "minLength": 3, "maxLength": 5},
-    {"type": "string", "pattern": "^(red|green|blue)$"},
-    {"type": "string", "pattern": "^[A-Z][a-z]{2}-[0-9]{2}$"},
-    {"type": "string", "pattern": "^#[0-9a-f]{6}$"},
-    {"type": "string", "pattern": "^\\+?[0-9]{3,5}$"},
-    {"type": "string", "format": "date"},
-    {"type": "string", "format": "uuid"},
-    {"type": "string", "format": "ipv4"},
+    *map(matching, ("^(red|green|blue)$", "^[A-Z][a-z]{2}-[0-9]{2}$", "^#[0-9a-f]{6}$", "^\\+?[0-9]{3,5}$")),
+    *({"type": "string", "format": name} for name in ("date", "uuid", "ipv4")),
     {"type": ["boolean", "null"]},
     {"type": ["null", "string"], "maxLength": 4},
-    {"const": "only"},
-    {"const": 42},
-    {"const": None},
-    {"const": {"a": [1, 2]}},
-    {"enum": ["a", "ab", "abc"]},
-    {"enum": [1, 10, 100]},
-    {"enum": [True, None, "x", 3]},
+    *({"const": value} for value in ("only", 42, None, {"a": [1, 2]})),
+    *({"enum": [*values]} for values in (("a", "ab", "abc"), (1, 10, 100), (True, None, "x", 3))),
     {"enum": ["naïve", "日本", 'quo"te']},
 ]
 ARRAYS = [
@@ -66,7 +63,7 @@ ARRAYS = [
     listed(listed(FLAG, 1, 2), 1, 2),
     listed(record({"id": SMALL}), 0, 2),
     listed({"anyOf": [SMALL, WORD]}, 1, 3),
-    {"type": "array", "prefixItems": [SMALL, WORD], "items": False, "minItems": 2},
+    pair(SMALL, WORD),
     {"type": "array", "prefixItems": [FLAG, NULL], "items": SMALL, "minItems": 2, "maxItems": 4},
     {"type": "array", "maxItems": 0},
     listed({"const": "ping"}, 1, 2),
@@ -79,7 +76,7 @@ OBJECTS = [
     record({"name": WORD, "age": SMALL}, []),
     record({"a": FLAG, "b": FLAG, "c": FLAG, "d": FLAG}),
     record({"a": FLAG, "b": FLAG, "c": FLAG}, ["b"]),
-    record({"id": {"type": "string", "pattern": "^[A-Z]{2}[0-9]{3}$"}, "ok": FLAG}),
+    record({"id": matching("^[A-Z]{2}[0-9]{3}$"), "ok": FLAG}),
     record({"x": integer(-9, 9), "y": integer(-9, 9), "z": integer(-9, 9)}),
     record({"kind": {"const": "circle"}, "radius": SMALL}),
     record({"unit": {"enum": ["kg", "g", "lb"]}, "value": integer(1, 500)}),
@@ -87,7 +84,7 @@ OBJECTS = [
     record({"point": record({"x": SMALL, "y": SMALL})}),
     record({"a": record({"b": record({"c": FLAG})})}),
     record({"a": record({"b": record({"c": record({"d": NULL})})}, [])}),
-    record({"user": record({"name": WORD, "mail": {"type": "string", "pattern": "^[a-z]{2,5}@[a-z]{2,4}\\.de$"}})}),
+    record({"user": record({"name": WORD, "mail": matching("^[a-z]{2,5}@[a-z]{2,4}\\.de$")})}),
     record({"rows": listed(record({"k": WORD, "v": SMALL}), 1, 2)}),
     record({"matrix": listed(listed(integer(0, 9), 2, 2), 2, 2)}),
     record({"first name": WORD, "größe": SMALL}),
@@ -121,26 +118,17 @@ COMBINED = [
 ]
 REFERENCES = [
     {"$defs": {"flag": FLAG}, "$ref": "#/$defs/flag"},
-    {"$defs": {"word": WORD}, **record({"a": {"$ref": "#/$defs/word"}, "b": {"$ref": "#/$defs/word"}})},
-    {"$defs": {"p": record({"x": SMALL})}, **record({"from": {"$ref": "#/$defs/p"}, "to": {"$ref": "#/$defs/p"}})},
+    {"$defs": {"word": WORD}, **record({"a": defined("word"), "b": defined("word")})},
+    {"$defs": {"p": record({"x": SMALL})}, **record({"from": defined("p"), "to": defined("p")})},
     {"definitions": {"n": SMALL}, **listed({"$ref": "#/definitions/n"}, 1, 3)},
-    {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"enum": ["deep"]}}, **record({"v": {"$ref": "#/$defs/a"}})},
-    {"$defs": {"e": {"enum": ["n", "s", "e", "w"]}}, **listed({"$ref": "#/$defs/e"}, 2, 4)},
-    {"$defs": {"m": {"anyOf": [NULL, SMALL]}}, **record({"a": {"$ref": "#/$defs/m"}, "b": {"$ref": "#/$defs/m"}})},
-    {
-        "$defs": {"tree": record({"v": FLAG, "kids": listed({"$ref": "#/$defs/tree"}, 0, 1)})},
-        "$ref": "#/$defs/tree",
-    },
-    {
-        "$defs": {"id": {"type": "string", "pattern": "^[0-9a-f]{4}$"}},
-        **record({"ids": listed({"$ref": "#/$defs/id"}, 1, 2)}),
-    },
-    NODE,
-    {
-        "$defs": {"t": {"type": "array", "prefixItems": [FLAG, SMALL], "items": False, "minItems": 2}},
-        **record({"t": {"$ref": "#/$defs/t"}}),
-    },
-    {"$defs": {"c": {"const": [1, "two", None]}}, **record({"c": {"$ref": "#/$defs/c"}, "n": integer(0, 1)})},
-    {"$defs": {"o": record({"k": WORD}, [])}, **listed({"$ref": "#/$defs/o"}, 1, 2)},
+    {"$defs": {"a": defined("b"), "b": {"enum": ["deep"]}}, **record({"v": defined("a")})},
+    {"$defs": {"e": {"enum": ["n", "s", "e", "w"]}}, **listed(defined("e"), 2, 4)},
+    {"$defs": {"m": {"anyOf": [NULL, SMALL]}}, **record({"a": defined("m"), "b": defined("m")})},
+    {"$defs": {"tree": record({"v": FLAG, "kids": listed(defined("tree"), 0, 1)})}, **defined("tree")},
+    {"$defs": {"id": matching("^[0-9a-f]{4}$")}, **record({"ids": listed(defined("id"), 1, 2)})},
+    record({"value": SMALL, "next": {"anyOf": [NULL, record({"value": SMALL})]}}),
+    {"$defs": {"t": pair(FLAG, SMALL)}, **record({"t": defined("t")})},
+    {"$defs": {"c": {"const": [1, "two", None]}}, **record({"c": defined("c"), "n": integer(0, 1)})},
+    {"$defs": {"o": record({"k": WORD}, [])}, **listed(defined("o"), 1, 2)},
 ]
 SCHEMAS = [*SCALARS, *ARRAYS, *OBJECTS, *COMBINED, *REFERENCES]

@@ -1,19 +1,17 @@
-"""generate and stream on the shipped model."""
-
 import copy
 import json
 import re
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, StoppingCriteria, pipeline
+from transformers import AutoTokenizer, StoppingCriteria, pipeline
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.signals.evidence import evidence_of
 from sigma0.signals.verdict import DoorPolicy, aggregate
-from tests.reference import finish_rows
+from tests.reference import finish_rows, tiny_llama
 
 STORY = "Mary went to the kitchen. John went to the garden. Where is Mary?"
 MESSAGES = [{"role": "user", "content": STORY}]
@@ -174,10 +172,8 @@ def test_bad_arguments_are_named(pocket, arguments, message):
 
 
 def test_other_models_and_templateless_tokenizers_are_refused(pocket):
-    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    llama = LlamaForCausalLM(LlamaConfig(vocab_size=20, **shape))
     with pytest.raises(ValueError, match="LlamaForCausalLM is not a looped model"):
-        sigma0.generate(llama, pocket[1], "x")
+        sigma0.generate(tiny_llama(seed=0, vocab_size=20), pocket[1], "x")
     plain = AutoTokenizer.from_pretrained(pocket[1].name_or_path)
     plain.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
@@ -286,7 +282,7 @@ def test_a_score_without_end_is_a_choice(pocket, settings, after, rows):
         assert (pocket[0].generate(ids, logits_processor=[choose], **settings)[:, -3:] == 7).all()
 
 
-def test_every_token_and_text_has_a_verdict(pocket):
+def test_every_token_and_text_has_a_verdict_which_changes_no_token_and_can_be_left_out(pocket, monkeypatch):
     model, tokenizer = pocket
     story = "Mary went to the park. The hat is with Mary. Where is the hat?"
     output = sigma0.generate(model, tokenizer, story)
@@ -301,12 +297,6 @@ def test_every_token_and_text_has_a_verdict(pocket):
     assert output.verdict == expected.model_copy(update={"confidence": confidence})
     assert output.door == "converge" and confidence > 0.9
     assert json.loads(json.dumps(output.to_dict()))["verdict"]["reason"] == output.verdict.reason
-
-
-def test_the_verdict_changes_no_token_and_can_be_left_out(pocket, monkeypatch):
-    model, tokenizer = pocket
-    story = "Mary went to the park. The hat is with Mary. Where is the hat?"
-    output = sigma0.generate(model, tokenizer, story)
     monkeypatch.setenv("SIGMA0_VERDICT", "0")
     plain = sigma0.generate(model, tokenizer, story)
     assert plain.verdict is None and plain.grounding is None

@@ -1,5 +1,3 @@
-"""The command line as a user runs it."""
-
 import io
 import json
 import re
@@ -19,6 +17,13 @@ STORY = "Mary went to the kitchen. Where is Mary?"
 
 def run(*arguments, **kwargs):
     return CliRunner().invoke(app, list(arguments), **kwargs)
+
+
+def refused(*arguments, **kwargs):
+    """The one line that a command says to what it does not take."""
+    result = run(*arguments, **kwargs)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
+    return result.stderr
 
 
 def test_generate_prints_text_legend_and_the_three_savings(pocket):
@@ -98,33 +103,24 @@ def test_sampling_repeats_with_a_seed():
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
-    result = run("generate", *arguments)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert message in refused("generate", *arguments)
 
 
 def test_broken_input_and_files_are_one_line_too(tmp_path):
-    result = run("generate", "-", input=b"\xff\xfe")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    result = run("export", "pocket", "/proc/nothing/here")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    refused("generate", "-", input=b"\xff\xfe")
+    refused("export", "pocket", "/proc/nothing/here")
     for name, message in (("model.safetensors", "could not be loaded"), ("tokenizer.json", "no usable tokenizer.json")):
         folder = tmp_path / name
         run("export", "pocket", str(folder))
         (folder / name).write_bytes(b"not what it says")
-        result = run("generate", "x", "--model", str(folder))
-        assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
-        assert message in result.stderr
+        assert message in refused("generate", "x", "--model", str(folder))
 
 
 @pytest.mark.parametrize("name", ["scipy", "sklearn"])
 def test_calibrate_says_what_it_needs_before_it_starts(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    result = run("calibrate", "pocket", "--prompts", str(tmp_path / "nowhere.jsonl"))
-    assert result.exit_code == 2
-    assert result.output == f"error: {name} is not installed: pip install 'sigma0-lm[calibrate]'\n"
+    said = refused("calibrate", "pocket", "--prompts", str(tmp_path / "nowhere.jsonl"))
+    assert said == f"error: {name} is not installed: pip install 'sigma0-lm[calibrate]'\n"
 
 
 def test_doctor_tells_versions_and_reasons():

@@ -1,5 +1,3 @@
-"""The one-line text of an error."""
-
 import pytest
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
@@ -15,27 +13,26 @@ class Settings(BaseModel):
     text: str = ""
 
 
+def told(make, *arguments, **fields):
+    with pytest.raises(ValidationError) as caught:
+        make(*arguments, **fields)
+    return one_line(caught.value)
+
+
 @pytest.mark.parametrize("wrong", [{"api_key": 53}, {"apikee": 53}, {"text": 10**5000}, {"count": "5" + 99 * "x"}])
 def test_secrets_unknown_fields_and_long_values_are_not_quoted(wrong):
-    with pytest.raises(ValidationError) as caught:
-        Settings(**wrong)
-    text = one_line(caught.value)
+    text = told(Settings, **wrong)
     assert text.startswith(next(iter(wrong))) and "5" not in text and "got" not in text
 
 
 def test_the_servers_key_is_not_quoted():
-    with pytest.raises(ValidationError) as caught:
-        ServerSettings(api_key="open sesame")
-    assert "it is not shown here" in one_line(caught.value) and "sesame" not in one_line(caught.value)
+    text = told(ServerSettings, api_key="open sesame")
+    assert "it is not shown here" in text and "sesame" not in text
 
 
 def test_signs_that_steer_a_terminal_are_quoted_escaped():
-    with pytest.raises(ValidationError) as caught:
-        Settings(count="forgot\x1b[31m")
-    assert one_line(caught.value).endswith(r", got 'forgot\x1b[31m'")
-    with pytest.raises(ValidationError) as caught:
-        Settings.model_validate_json('{"text": ')
-    assert "got" not in one_line(caught.value)
+    assert told(Settings, count="forgot\x1b[31m").endswith(r", got 'forgot\x1b[31m'")
+    assert "got" not in told(Settings.model_validate_json, '{"text": ')
 
 
 def test_other_errors_lose_their_line_breaks_and_libraries_their_advice():

@@ -36,13 +36,14 @@ LEVELS = [
     {"bench"},
     {"cli"},
 ]
+LINKS = ("kernels", "serve", "bench")
 # The folders of a folder, in the same order.
 FOLDERS = {"serve": ["engine", "api", "cluster"], "bench": ["core"]}
 
 
 def sources():
     yield from sorted((ROOT / "sigma0").glob("**/*.py"))
-    for folder in ("kernels", "serve", "bench"):
+    for folder in LINKS:
         yield from (ROOT / "sigma0" / path.relative_to(ROOT) for path in sorted((ROOT / folder).glob("**/*.py")))
 
 
@@ -111,7 +112,7 @@ def test_imports_are_of_the_package_and_of_what_a_module_may_know():
     for path in set(sources()):
         name = module_name(path)
         outside = {target.split(".")[0] for target in imported(path)} - {"sigma0"}
-        assert not outside & {"kernels", "serve", "bench"}, f"{name} imports past the package"
+        assert not outside & {*LINKS}, f"{name} imports past the package"
         if name.startswith("sigma0.kernels") and path.name != "__main__.py":
             assert outside - set(sys.stdlib_module_names) <= {"torch", "triton"}, name
         if name == "sigma0" or name.removeprefix("sigma0.") in light:
@@ -124,12 +125,8 @@ def test_kernels_ask_no_number_for_a_dtype():
         for kernel in ast.walk(ast.parse(path.read_text())):
             if isinstance(kernel, ast.FunctionDef) and kernel.name.endswith("_kernel"):
                 given = {arg.arg for arg in kernel.args.args}
-                cast = {node.value.id for node in ast.walk(kernel) if _is_cast(node)}
-                assert not cast & given, f"{path}: {kernel.name}"
-
-
-def _is_cast(node):
-    return isinstance(node, ast.Attribute) and node.attr == "to" and isinstance(node.value, ast.Name)
+                asked = [node.value for node in ast.walk(kernel) if getattr(node, "attr", "") == "to"]
+                assert not {node.id for node in asked if isinstance(node, ast.Name)} & given, f"{path}: {kernel.name}"
 
 
 def test_words_that_a_reader_has_to_guess_do_not_come_back():
@@ -147,7 +144,7 @@ def test_files_stay_short():
 
 
 def test_symlinks_are_relative_and_have_no_init():
-    for name in ("kernels", "serve", "bench"):
+    for name in LINKS:
         link = ROOT / "sigma0" / name
         assert link.is_symlink()
         assert not link.readlink().is_absolute()
@@ -155,22 +152,13 @@ def test_symlinks_are_relative_and_have_no_init():
         assert (link / "README.md").is_file()
 
 
-def package_folders():
-    """Every folder of the package that holds Python or data."""
-    result = {"sigma0"}
-    for base in [ROOT / "sigma0", *(ROOT / "sigma0" / name for name in ("kernels", "serve", "bench"))]:
-        for path in base.glob("**/*"):
-            folder = path.parent
-            if path.is_file() and "__pycache__" not in path.parts:
-                result.add(".".join(folder.relative_to(ROOT).parts))
-    return result
-
-
 def test_every_package_is_listed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    files = [path for folder in ("", *LINKS) for path in (ROOT / "sigma0" / folder).glob("**/*") if path.is_file()]
+    folders = {".".join(path.parent.relative_to(ROOT).parts) for path in files if "__pycache__" not in path.parts}
     # of C++ a wheel holds the library alone, which is not listed
     others = {"sigma0.bench.results", "sigma0.bench.results.quick", "sigma0.kernels.cpu"}
-    assert sorted(listed) == sorted(package_folders() - others)
+    assert sorted(listed) == sorted(folders - others)
 
 
 @pytest.mark.slow
@@ -181,15 +169,9 @@ def test_the_wheel_holds_sigma0_and_nothing_else(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"sigma0"}
-    for name in (
-        "sigma0/py.typed",
-        "sigma0/kernels/README.md",
-        "sigma0/serve/README.md",
-        "sigma0/bench/README.md",
-        "sigma0/bench/pocket/world.py",
-        "sigma0/models/ouro.py",
-    ):
-        assert name in names, name
+    pages = [f"{folder}/README.md" for folder in LINKS]
+    for name in ("py.typed", *pages, "bench/pocket/world.py", "models/ouro.py"):
+        assert f"sigma0/{name}" in names, name
     files = zipfile.ZipFile(wheel).infolist()
     limits = {"pocket": 8, "pocket-large": 24, "pocket-raven": 2, "pocket-solver": 2}
     assert set(sigma0.shipped_models()) <= set(limits)

@@ -2,25 +2,27 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from sigma0.bench.figures.texts import texts
 from sigma0.bench.pocket.items import split_of
-from sigma0.cli import app
+from tests.test_cli import run
+from tests.test_layout import ROOT
 
-ROOT = Path(__file__).parent.parent
 TEXTS = {name: (ROOT / name).read_text() for name in texts(ROOT)}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PYTHON = [
-    pytest.param(body, id=f"{name}-{index}")
-    for name, text in TEXTS.items()
-    for index, body in enumerate(body for language, body in FENCE.findall(text) if language == "python")
-]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+
+
+def blocks(name, language):
+    return [body for written, body in FENCE.findall(TEXTS[name]) if written == language]
+
+
+PYTHON = [
+    pytest.param(body, id=f"{name}-{index}") for name in TEXTS for index, body in enumerate(blocks(name, "python"))
+]
 
 
 def test_the_readme_is_short_and_there_is_python_to_run():
@@ -38,20 +40,16 @@ def test_python_blocks_run(block, capsys, tmp_path, monkeypatch):
 
 
 def test_the_first_two_bash_blocks_are_the_set_up():
-    bash = [body for language, body in FENCE.findall(TEXTS["README.md"]) if language == "bash"]
-    assert "pip install" in bash[0]
-    assert "sigma0 generate" in bash[0]
-    assert "pip install" in bash[1]
-    assert "pytest" in bash[1]
+    first, second = blocks("README.md", "bash")[:2]
+    assert "pip install" in first and "sigma0 generate" in first
+    assert "pip install" in second and "pytest" in second
 
 
 def test_shown_output_and_its_picture_are_what_the_command_gives(tmp_path):
     """A prompt of the micro-world's test split, and all that the command says to it today."""
-    ((command, output),) = [
-        body.split("\n", 1) for language, body in FENCE.findall(TEXTS["README.md"]) if language == "console"
-    ]
+    ((command, output),) = (body.split("\n", 1) for body in blocks("README.md", "console"))
     arguments = shlex.split(command.removeprefix("$ sigma0 "))
-    result = CliRunner().invoke(app, [*arguments, "--svg", str(tmp_path / "depth.svg")])
+    result = run(*arguments, "--svg", str(tmp_path / "depth.svg"))
     assert result.exit_code == 0
     printed, quoted = ([line.rstrip() for line in text.strip().splitlines()] for text in (result.stdout, output))
     assert printed == quoted
@@ -67,11 +65,6 @@ def drawn(svg):
     return [(styles[style], words) for style, words in re.findall(r'<text class="[^"]*-(r\d+)"[^>]*>([^<]*)', svg)]
 
 
-def slug(heading):
-    """A heading as GitHub names it in links."""
-    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
-
-
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_relative_link_leads_somewhere(name):
     lost = []
@@ -81,9 +74,9 @@ def test_every_relative_link_leads_somewhere(name):
             continue
         obtained = (ROOT / name).parent / path if path else ROOT / name
         text = obtained.read_text() if heading and obtained.is_file() else ""
-        if not obtained.exists() or (
-            heading and heading not in map(slug, re.findall(r"^#+ (.*)$", text, re.MULTILINE))
-        ):
+        # as GitHub names them in links
+        known = (re.sub(r"[^\w\- ]", "", line.strip().lower()) for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+        if not obtained.exists() or (heading and heading not in {line.replace(" ", "-") for line in known}):
             lost.append(target)
     assert not lost
 
@@ -92,5 +85,4 @@ def test_every_relative_link_leads_somewhere(name):
 def test_every_source_that_a_text_names_is_there(name):
     files = {str(path.relative_to(ROOT)) for path in ROOT.glob("**/*.py")}
     named = set(re.findall(r"`([\w/]+\.py)`", TEXTS[name]))
-    lost = {item for item in named if not any(path == item or path.endswith(f"/{item}") for path in files)}
-    assert not lost
+    assert not {item for item in named if not any(path == item or path.endswith(f"/{item}") for path in files)}

@@ -6,27 +6,20 @@ import subprocess
 import sys
 from importlib import import_module
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from sigma0.bench.figures.texts import texts
 from sigma0.bench.harness.arguments import EXIT_ARGUMENTS, PLACES
 from sigma0.cli import app
 from tests.marks import fast_if
-from tests.test_layout import tomllib
+from tests.test_cli import run
+from tests.test_layout import ROOT, tomllib
+from tests.test_readme import FENCE, TEXTS
 
-ROOT = Path(__file__).parent.parent
 # the harness's page has tests of its own, and the sandbox's block is a program
-TEXTS = [name for name in texts(ROOT) if name.endswith("README.md") and "bench/harness" not in name]
-BLOCKS = [
-    block
-    for name in TEXTS
-    for block in re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
-    if "<<" not in block[1]
-]
+PAGES = [text for name, text in TEXTS.items() if name.endswith("README.md") and "bench/harness" not in name]
+BLOCKS = [block for text in PAGES for block in FENCE.findall(text) if "<<" not in block[1]]
 # programs that are not ours, with the place of the file that they read; the server's tests send what curl sends
 FILES = {"cp": 1, "serve": 2, "curl": 0}
 PROGRAMS = ("sigma0", "python", "pip", "torchrun", "inspect", *FILES)
@@ -74,9 +67,8 @@ def parse(application, words):
 def check_pip(words):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = [name for word in words for name in re.findall(r"\[(.*)\]", word)]
-    output = subprocess.run(
-        [sys.executable, "-m", "pip", words[1], "--help"], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-m", "pip", words[1], "--help"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True)
     assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", output.stdout))
     assert set(named) <= set(extras)
 
@@ -146,7 +138,7 @@ def named(*beginning):
 )
 def test_what_needs_nothing_else_runs(beginning, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, list(named(*beginning)[1:]))
+    result = run(*named(*beginning)[1:])
     assert result.exit_code == 0 and said in result.stdout
 
 
@@ -154,9 +146,9 @@ def test_the_ladder_s_line_and_its_trail_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     *words, prompt = named("sigma0", "generate", "--ladder")
     assert prompt == "..."
-    result = CliRunner().invoke(app, [*words[1:], "Mary went to the park. Where is Mary?"])
+    result = run(*words[1:], "Mary went to the park. Where is Mary?")
     assert result.exit_code == 0 and "Mary is in the park." in result.stdout
-    shown = CliRunner().invoke(app, list(named("sigma0", "trail")[1:]))
+    shown = run(*named("sigma0", "trail")[1:])
     assert shown.exit_code == 0 and "pocket" in shown.stdout
 
 
@@ -172,9 +164,6 @@ def test_the_harness_s_line_runs_where_there_is_no_gpu():
 def test_the_span_model_that_is_named_is_there():
     from sigma0.signals.grounding import support
 
-    text = (ROOT / "sigma0" / "signals" / "README.md").read_text()
-    assert (
-        "`sigma0.signals.grounding.check.check(text, context, model=sigma0.signals.grounding.support.SpanSupport())`"
-        in text
-    )
+    text, package = TEXTS["sigma0/signals/README.md"], "sigma0.signals.grounding"
+    assert f"`{package}.check.check(text, context, model={package}.support.SpanSupport())`" in text
     assert hasattr(support, "SpanSupport") and "support.LettuceDetect" not in text

@@ -11,27 +11,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+import typer
 
 import sigma0
 import sigma0.reason
-from sigma0.cli import COMMANDS, app
+from sigma0.bench.commands import COMMANDS as BENCHES
+from sigma0.cli import COMMANDS
 from sigma0.presence import has_driver
 from tests.marks import exhaustive, slow
+from tests.test_cli import run
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "transformers", "tokenizers", "huggingface_hub", "numpy", "fastapi", "uvicorn", "openai"}
 # What the list of commands needs of sigma0.
-FRAME = {
-    "sigma0",
-    "sigma0.cli",
-    "sigma0.commands",
-    "sigma0.commands.console",
-    "sigma0.commands.lazy_group",
-    "sigma0.errors",
-    "sigma0.lazy",
-    "sigma0.registration",
-}
+PARTS = ("cli", "commands", "commands.console", "commands.lazy_group", "errors", "lazy", "registration")
+FRAME = {"sigma0", *(f"sigma0.{name}" for name in PARTS)}
 # What only a command that runs needs: the settings, the model, and the messages of the server.
 RUNTIME = ("api", "calibrate", "config", "decode", "ladder", "models", "reason", "signals")
 RUNTIME_PACKAGES = tuple(f"sigma0.{name}" for name in (*RUNTIME, "serve.api", "serve.cluster", "serve.engine"))
@@ -85,11 +79,11 @@ def test_the_list_of_benchmarks_imports_no_benchmark():
     assert {name for name in modules if name.startswith("sigma0.bench.")} == {"sigma0.bench.commands"}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_listed_help_is_the_commands_own(name):
-    target = COMMANDS[name]
-    function = getattr(import_module(target.module), target.name)
-    assert inspect.getdoc(function).partition("\n\n")[0].replace("\n", " ") == target.help
+@pytest.mark.parametrize("target", [*COMMANDS.values(), *BENCHES.values()], ids=lambda target: target.name)
+def test_listed_help_is_the_commands_own(target):
+    defined = getattr(import_module(target.module), target.name)
+    text = defined.info.help if isinstance(defined, typer.Typer) else inspect.getdoc(defined)
+    assert text.partition("\n\n")[0].replace("\n", " ") == target.help
 
 
 def test_doctor_imports_torch_only_to_ask_it_for_a_gpu():
@@ -101,9 +95,9 @@ def test_doctor_imports_torch_only_to_ask_it_for_a_gpu():
 
 
 def test_the_version_is_that_of_the_package_and_an_unknown_command_is_told_the_nearest():
-    result = CliRunner().invoke(app, ["--version"])
+    result = run("--version")
     assert (result.exit_code, result.stdout) == (0, f"sigma0 {sigma0.__version__}\n")
-    result = CliRunner().invoke(app, ["generat"])
+    result = run("generat")
     assert result.exit_code == 2 and "generate" in result.stderr
 
 
@@ -144,17 +138,14 @@ OTHERS = {
     "datasets", "fastapi", "llguidance", "matplotlib", "openai", "pandas", "prometheus_client",
     "prompt_toolkit", "ray", "torchao", "uvicorn",
 }  # fmt: skip
-OTHER_PARTS = tuple(
-    f"sigma0.{name}"
-    for name in ("bench", "calibrate", "ladder", "models.auto", "models.nanbeige", "models.raven", "reason", "serve")
-)
+OTHER_PARTS = ("bench", "calibrate", "ladder", "models.auto", "models.nanbeige", "models.raven", "reason", "serve")
 
 
 @pytest.mark.cpu(6)
 def test_generate_imports_no_other_family_and_no_library_of_another_command():
     modules = loaded(RUN, "generate", PROMPT, "--max-new-tokens", "2")
     assert "sigma0.models.ouro" in modules
-    assert not {name for name in modules if name.startswith(OTHER_PARTS)}
+    assert not {name for name in modules if name.startswith(tuple(f"sigma0.{part}" for part in OTHER_PARTS))}
     assert not tops(modules) & OTHERS
 
 

@@ -320,7 +320,7 @@ class ScriptedChat:
         name: In trails.
 
     Attributes:
-        asked: The arguments of every call.
+        calls: The arguments of every call.
     """
 
     def __init__(

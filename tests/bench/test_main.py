@@ -1,33 +1,19 @@
-"""The list of benchmarks, and a command without what it needs."""
-
-import inspect
 import sys
-from importlib import import_module
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from sigma0.bench.commands import COMMANDS, app, with_record
+from sigma0.bench.commands import COMMANDS, with_record
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.options import LEDGER, OWN
 from sigma0.commands.lazy_group import LazyCommand
+from tests.bench.running import bench, refused
 
 
 def test_a_missing_library_is_one_line_that_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sigma0.bench.lossless.command", None)
-    result = CliRunner().invoke(app, ["lossless", "--help"])
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = bench("lossless", "--help", code=2)
     assert result.stderr.startswith("error:") and result.stderr.endswith("pip install 'sigma0-lm[bench]'\n")
-    assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_listed_help_is_the_commands_own(name):
-    target = COMMANDS[name]
-    defined = getattr(import_module(target.module), target.name)
-    text = defined.info.help if isinstance(defined, typer.Typer) else inspect.getdoc(defined)
-    assert text.partition("\n\n")[0].replace("\n", " ") == target.help
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
 
 
 def recording(command):
@@ -51,16 +37,12 @@ def test_every_bench_with_rows_takes_record():
 @pytest.mark.slow
 def test_rows_are_the_callers_unless_they_are_to_be_recorded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = [
-        "speed", "pocket", "--context", "4", "--new-tokens", "3", "--rounds", "1", "--prompt-rounds", "1", "--ways",
-        "full", "--dtype", "float32",
-    ]  # fmt: skip
-    output = CliRunner().invoke(app, arguments)
-    assert output.exit_code == 0 and output.stdout.rstrip().endswith("1 rows in sigma0-bench/leaderboard.jsonl")
-    refused = CliRunner().invoke(app, [*arguments, "--record"])
-    assert refused.exit_code == 2 and "run it at the root of the repository" in refused.stderr
+    words = ["speed", "pocket", "--context", 4, "--new-tokens", 3, "--rounds", 1, "--prompt-rounds", 1]
+    words += ["--ways", "full", "--dtype", "float32"]
+    assert bench(*words).stdout.rstrip().endswith("1 rows in sigma0-bench/leaderboard.jsonl")
+    assert "run it at the root of the repository" in refused(*words, "--record")
     (tmp_path / "bench" / "results").mkdir(parents=True)
-    CliRunner().invoke(app, [*arguments, "--record", "--out", "mine.jsonl"])
+    bench(*words, "--record", "--out", "mine.jsonl")
     assert len(read_rows(OWN)) == len(read_rows(tmp_path / "mine.jsonl")) == 1 and not LEDGER.exists()
-    CliRunner().invoke(app, [*arguments, "--record"])
+    bench(*words, "--record")
     assert len(read_rows(OWN)) == len(read_rows(LEDGER)) == 1

@@ -4,9 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.commands import app
+from tests.bench.running import bench
 
 CONFIG = """[cosmic-ray]
 module-path = "half.py"
@@ -25,8 +24,7 @@ def test_what_survived_is_listed_and_the_tree_stays(tmp_path: Path, monkeypatch:
     for command in ("init -q", "add .", "-c user.name=a -c user.email=a commit -q -m a"):
         subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
     monkeypatch.chdir(tmp_path)
-    ended = CliRunner().invoke(app, ["mutants", "--area", "half.toml", "-n", "20"], catch_exceptions=False)
-    words = [line.split() for line in ended.stdout.splitlines()]
+    words = [line.split() for line in bench("mutants", "--area", "half.toml", "-n", 20).stdout.splitlines()]
     assert words[0] == ["area", "drawn", "killed", "survived"] and words[1] == ["half", "9", "5", "4"]
     # both 8 and 10 are over 5, and 4 - 2, like 4 / 2, is 2
     assert sorted(words[2:]) == [
@@ -34,6 +32,6 @@ def test_what_survived_is_listed_and_the_tree_stays(tmp_path: Path, monkeypatch:
         ["half.py:5", "core/ReplaceBinaryOperator_FloorDiv_Div"],
         ["half.py:5", "core/ReplaceBinaryOperator_FloorDiv_Sub"],
     ]  # fmt: skip
-    again = CliRunner().invoke(app, ["mutants", "--area", "half.toml", "-n", "2"])
-    assert again.stdout == CliRunner().invoke(app, ["mutants", "--folder", "half.toml", "-n", "2"]).stdout
+    again, folder = (bench("mutants", option, "half.toml", "-n", 2).stdout for option in ("--area", "--folder"))
+    assert again == folder
     assert (tmp_path / "half.py").read_text() == source

@@ -25,9 +25,8 @@ from sigma0.bench.core.conditions import (
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.rerun.recipes import recipes
 from sigma0.checkpoints import resolve_model
+from tests.bench.running import LEDGER, RESULTS, ROOT
 
-ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "bench" / "results"
 # drawn by `report` out of rows and reports that say what they were made with
 DRAWN = (".svg", ".png")
 # of training runs and of a browser, with what made them in the text that shows them
@@ -116,11 +115,10 @@ def test_conditions_describe_model_and_prompts(pocket):
 
 def test_other_settings_beside_the_same_weights_are_told(tmp_path, pocket):
     digests = []
-    for name in ("one", "two"):
+    for name, epsilon in (("one", "1e-06"), ("two", "1e-05")):
         shutil.copytree(resolve_model("pocket"), tmp_path / name)
-        if name == "two":
-            config = tmp_path / name / "config.json"
-            config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
+        config = tmp_path / name / "config.json"
+        config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', f'"rms_norm_eps": {epsilon}'))
         digests.append(describe(pocket[0], str(tmp_path / name), "a file", [(1, 2)], ["x"], 8))
     assert digests[0].model_sha256 == digests[1].model_sha256
     assert digests[0].settings_sha256 != digests[1].settings_sha256
@@ -162,21 +160,16 @@ def test_every_other_file_is_drawn_from_rows_or_has_its_provenance_beside_it() -
     assert not {name for name in left if not name.startswith(".")} and {item.name for item in files(*DRAWN)} >= BESIDE
 
 
-def known_commits() -> set[str]:
-    """Of this history; nothing outside a whole clone."""
+def test_every_commit_that_is_named_is_in_this_history() -> None:
     output = subprocess.run(["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True)
     if output.returncode or output.stdout.strip() != "false":
         pytest.skip("no whole clone of the repository")
-    return set(subprocess.run(["git", "rev-list", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.split())
-
-
-def test_every_commit_that_is_named_is_in_this_history() -> None:
-    known = known_commits()
-    named = {str(number): row.commit for number, row in enumerate(read_rows(RESULTS / "leaderboard.jsonl"), start=1)}
+    known = subprocess.run(["git", "rev-list", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    named = {str(number): row.commit for number, row in enumerate(read_rows(LEDGER), start=1)}
     for path in files(".json"):
         content = json.loads(path.read_text())
         named[path.name] = content.get("provenance", content.get("conditions", content))["commit"]
-    lost = {place: commit for place, commit in named.items() if commit is None or commit[:40] not in known}
+    lost = {place: commit for place, commit in named.items() if commit is None or commit[:40] not in {*known}}
     assert not lost
 
 
@@ -207,13 +200,10 @@ def test_a_provenance_that_lacks_something_is_refused(tmp_path: Path) -> None:
             made(**bad)
 
 
-def test_it_is_refused_where_the_code_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_holds_digests_of_models_and_files_where_the_code_is_known(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(conditions, "git_commit", lambda: None)
     with pytest.raises(ValueError, match="commit of these sources is unknown"):
         Provenance.here("python -m one", ["pocket"])
-
-
-def test_it_holds_digests_of_models_and_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(conditions, "git_commit", lambda: "1" * 40)
     (tmp_path / "text").write_bytes(b"abc")
     output = Provenance.here("python -m one", ["pocket"], {"text": tmp_path / "text"})
@@ -229,7 +219,7 @@ def test_weights_that_do_not_ship_any_more_are_marked_and_others_are_not() -> No
 
 
 def test_a_row_of_other_weights_is_marked_where_its_model_is_named() -> None:
-    row = next(row for row in read_rows(RESULTS / "leaderboard.jsonl") if row.model == "pocket")
+    row = next(row for row in read_rows(LEDGER) if row.model == "pocket")
     assert row.named == "pocket"
     other = row.model_copy(update={"model_sha256": "0" * 64})
     assert other.named == "pocket (**stale: other weights of pocket ship now**)"

@@ -2,7 +2,6 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,15 +9,14 @@ from hypothesis import strategies as st
 
 from sigma0.bench.core.conditions import Conditions, Figure
 from sigma0.bench.core.ledger import append_row, parse_row, read_rows, repair, row_schema
-from sigma0.bench.core.lines import alone, append, cut
-from sigma0.bench.core.options import LEDGER
+from sigma0.bench.core.lines import alone, append
 from sigma0.bench.core.rows import DepthRow, DepthSample, FidelityRow
 from sigma0.bench.strategyqa.asking import AnswerCache, AskSettings
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.messages import Completion
+from tests.bench.running import LEDGER
 
-ROOT = Path(__file__).parents[3]
-ROW = next(row for row in read_rows(ROOT / LEDGER) if isinstance(row, FidelityRow) and row.mode == "qexit")
+ROW = next(row for row in read_rows(LEDGER) if isinstance(row, FidelityRow) and row.mode == "qexit")
 ROW = ROW.model_copy(update={"n": 2, "commit": None})
 CONDITIONS = {name: getattr(ROW, name) for name in Conditions.model_fields}
 
@@ -48,59 +46,56 @@ def test_another_condition_is_another_run(name, change):
     assert fidelity_row(time="2027-01-01T00:00:00+00:00", new_tokens=change).run == fidelity_row().run
 
 
-def test_a_half_written_line_is_refused_by_readers_and_cut_off_by_writers(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    append_row(path, fidelity_row())
-    whole = path.read_bytes()
+def test_a_half_written_line_is_refused_by_readers_and_cut_off_by_writers(tmp_path, ledger):
+    append_row(ledger, fidelity_row())
+    whole = ledger.read_bytes()
     for length in (1, 40, len(whole) - 1):
-        path.write_bytes(whole + whole[:length])
+        ledger.write_bytes(whole + whole[:length])
         with pytest.raises(ValueError, match="half-written"):
-            read_rows(path)
-        assert repair(path) == whole[:length]
-        assert path.read_bytes() == whole and repair(path) == b""
-    path.write_bytes(whole[:50])
-    assert repair(path) == whole[:50] and read_rows(path) == []
+            read_rows(ledger)
+        assert repair(ledger) == whole[:length]
+        assert ledger.read_bytes() == whole and repair(ledger) == b""
+    ledger.write_bytes(whole[:50])
+    assert repair(ledger) == whole[:50] and read_rows(ledger) == []
     assert repair(tmp_path / "none.jsonl") == b""
-    path.write_bytes(whole + b'{"model": "half')
+    ledger.write_bytes(whole + b'{"model": "half')
     second = fidelity_row(mode="full", settings={})
-    assert append_row(path, second) and read_rows(path) == [fidelity_row(), second]
+    assert append_row(ledger, second) and read_rows(ledger) == [fidelity_row(), second]
 
 
-def test_a_setting_is_kept_once_whoever_measured_it(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    assert append_row(path, fidelity_row())
-    assert not append_row(path, fidelity_row(time="2027-01-01T00:00:00+00:00"))
-    assert append_row(path, fidelity_row(threads=2))
-    assert len(read_rows(path)) == 2
+def test_a_setting_is_kept_once_whoever_measured_it(ledger):
+    assert append_row(ledger, fidelity_row())
+    assert not append_row(ledger, fidelity_row(time="2027-01-01T00:00:00+00:00"))
+    assert append_row(ledger, fidelity_row(threads=2))
+    assert len(read_rows(ledger)) == 2
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{}", "line 2 .*benchmark"),
-        ("not json", "line 2 .*JSON"),
-        (json.dumps({**json.loads(fidelity_row().model_dump_json()), "colour": 1}), "line 2 .*colour"),
-        (fidelity_row().model_dump_json().replace('"value":0.5', '"value":"half"', 1), "line 2 .*value"),
-        (fidelity_row().model_dump_json().replace('"low":0.25', '"low":0.9', 1), "line 2 .*upside down"),
-        (fidelity_row().model_dump_json().replace('"fidelity"', '"beauty"'), "line 2 .*beauty"),
+        ("{}", "benchmark"),
+        ("not json", "JSON"),
+        (json.dumps({**json.loads(fidelity_row().model_dump_json()), "colour": 1}), "colour"),
+        (fidelity_row().model_dump_json().replace('"value":0.5', '"value":"half"', 1), "value"),
+        (fidelity_row().model_dump_json().replace('"low":0.25', '"low":0.9', 1), "upside down"),
+        (fidelity_row().model_dump_json().replace('"fidelity"', '"beauty"'), "beauty"),
     ],
 )
-def test_a_damaged_line_is_named_and_never_mixed_in(tmp_path, line, message):
-    path = tmp_path / "ledger.jsonl"
-    append_row(path, fidelity_row())
-    path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(ValueError, match=message):
-        read_rows(path)
-    assert repair(path) == b"", "a whole line is for a person to look at"
+def test_a_damaged_line_is_named_and_never_mixed_in(ledger, line, message):
+    append_row(ledger, fidelity_row())
+    ledger.write_text(ledger.read_text() + line + "\n")
+    with pytest.raises(ValueError, match=f"line 2 .*{message}"):
+        read_rows(ledger)
+    assert repair(ledger) == b"", "a whole line is for a person to look at"
 
 
 def test_the_published_schema_is_the_one_in_force():
-    published = json.loads((ROOT / LEDGER).with_suffix(".schema.json").read_text())
+    published = json.loads(LEDGER.with_suffix(".schema.json").read_text())
     assert published == row_schema()
 
 
 def test_every_committed_row_is_valid_and_of_its_own_kind():
-    rows = read_rows(ROOT / LEDGER)
+    rows = read_rows(LEDGER)
     assert rows
     assert len({(row.run, row.key) for row in rows}) == len(rows), "a setting was measured twice under one run"
     assert all(parse_row(row.model_dump_json()) == row for row in rows)
@@ -136,9 +131,6 @@ def test_a_half_written_line_goes_before_the_next(tmp_path):
     path.write_bytes(b"first\nhal")
     append(path, b"second")
     assert path.read_bytes() == b"first\nsecond\n"
-    assert cut(path) == b"" and cut(tmp_path / "none") == b""
-    path.write_bytes(b"first\nhal")
-    assert cut(path) == b"hal" and path.read_bytes() == b"first\n"
 
 
 def test_two_caches_share_a_file_that_a_third_was_killed_over(tmp_path):

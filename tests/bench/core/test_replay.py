@@ -18,15 +18,8 @@ def model():
 
 def run(model, config, new=8, ids=((9, 10, 11),)):
     ids = torch.tensor(ids)
-    return model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=new,
-        do_sample=False,
-        exit_config=config,
-        eos_token_id=None,
-        return_dict_in_generate=True,
-    )
+    settings = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True, "max_new_tokens": new}
+    return model.generate(ids, attention_mask=torch.ones_like(ids), exit_config=config, **settings)
 
 
 def test_depths_are_taken_token_by_token(model):

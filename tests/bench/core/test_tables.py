@@ -1,5 +1,3 @@
-"""One table, for a terminal and for Markdown."""
-
 import io
 
 import pytest
@@ -14,10 +12,7 @@ from sigma0.bench.core.output import BenchTable
 def test_markdown_aligns_names_left_and_numbers_right(left, rule):
     table = BenchTable(("way", "n", "95 %"), [("full", "1", "-"), ("finish", "22", "0.9-1.1")], "not shown", left)
     assert table.markdown() == f"| way | n | 95 % |\n{rule}\n| full | 1 | - |\n| finish | 22 | 0.9-1.1 |"
-
-
-def test_markdown_of_no_rows_is_the_head():
-    assert BenchTable(("way", "n"), []).markdown() == "| way | n |\n|---|---:|"
+    assert BenchTable(("way", "n"), []).markdown() == "| way | n |\n|---|---:|", "of no rows the head"
 
 
 @pytest.mark.parametrize("compact", [False, True])
@@ -27,9 +22,7 @@ def test_a_terminal_shows_the_same_cells_aligned_likewise(compact):
     console.print(table)
     lines = console.export_text().splitlines()
     assert lines[0].strip() == "two ways"
-    assert [line.strip(" │").replace("│", " ").split() for line in lines if "f" in line] == [
-        ["full", "1"],
-        ["finish", "22"],
-    ]
+    cells = [line.strip(" │").replace("│", " ").split() for line in lines if "f" in line]
+    assert cells == [["full", "1"], ["finish", "22"]]
     assert [column.justify for column in table.columns] == ["left", "right"]
     assert [column.no_wrap for column in table.columns] == [True, False]

@@ -9,8 +9,8 @@ from ipaddress import ip_address
 import psutil
 import pytest
 
-from sigma0.bench.core.workers import KeptResults, Pool, WorkerLost, check_room, key_of, worker_pool
-from tests.bench.core.worker_items import logged
+from sigma0.bench.core.workers import KeptResults, WorkerLost, check_room, key_of, worker_pool
+from tests.bench.core.worker_items import Here, logged
 
 
 def items_of(folder, count, **changes):
@@ -19,14 +19,6 @@ def items_of(folder, count, **changes):
 
 def calls(folder):
     return Counter(map(int, (folder / "log").read_text().split()))
-
-
-class Here(Pool):
-    """A pool whose only worker is this process."""
-
-    def _each(self, function, items):
-        for key, item in items.items():
-            yield key, json.loads(json.dumps(function(item)))
 
 
 def test_results_are_kept_and_found_again(tmp_path):
@@ -87,18 +79,14 @@ def test_what_no_machine_has_is_refused():
             check_room(machines, cpus, gpus)
 
 
-@pytest.fixture
-def quiet(monkeypatch):
+@pytest.mark.exhaustive
+def test_workers_share_the_items_and_a_killed_ones_are_done_again_once(tmp_path, monkeypatch):
+    """One of them kills its worker the first time; each result is kept once, and nothing listens to other machines."""
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-
-
-@pytest.mark.exhaustive
-def test_workers_share_the_items_and_a_killed_ones_are_done_again_once(tmp_path, quiet):
-    """One of them kills its worker the first time; each result is kept once, and nothing listens to other machines."""
-    path, marker = tmp_path / "work.jsonl", tmp_path / "died"
-    items = items_of(tmp_path, 12, **{"5": {"dies": str(marker), "dies_once": True}})
+    path = tmp_path / "work.jsonl"
+    items = items_of(tmp_path, 12, **{"5": {"dies": str(tmp_path / "died"), "dies_once": True}})
     # another test's processes, such as the server that forks for `tests.processes`
     others = psutil.Process().children(recursive=True)
     with worker_pool(2) as pool, KeptResults(path) as kept:

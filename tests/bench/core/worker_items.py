@@ -1,8 +1,19 @@
-"""What the tests of workers let workers do: a module that they can import."""
+"""What the tests of workers let workers do, a module that they can import, and a pool that starts none."""
 
+import json
 import os
 import signal
 from pathlib import Path
+
+from sigma0.bench.core.workers import Pool
+
+
+class Here(Pool):
+    """A pool whose only worker is this process; what passes between them is JSON all the same."""
+
+    def _each(self, function, items):
+        for key, item in items.items():
+            yield key, json.loads(json.dumps(function(json.loads(json.dumps(item)))))
 
 
 def logged(item):

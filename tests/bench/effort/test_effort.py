@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.__main__ import app
 from sigma0.bench.effort.measure import Dice, Ended, Rates, WhereIs, check, questions, simulate
 from sigma0.bench.effort.report import FLAT_HIGH, POLICIES, summarise
 from sigma0.bench.pocket.world import draw
@@ -14,6 +12,7 @@ from sigma0.reason.desk import Desk
 from sigma0.reason.progressive.policies import FAST_TEST, HYBRID_DEFAULT
 from sigma0.reason.progressive.verify_loop import Turn
 from sigma0.reason.trail import Trail
+from tests.bench.running import bench, refused, reported
 
 NEVER = {"low": 0.0, "medium": 0.0, "high": 0.0}
 ALWAYS = {"low": 1.0, "medium": 1.0, "high": 1.0}
@@ -104,20 +103,16 @@ def test_questions_of_another_family_are_refused():
 
 def test_the_command_says_what_is_simulated(tmp_path):
     out = tmp_path / "effort.json"
-    result = CliRunner().invoke(app, ["effort", "-n", "5", "--rates", '{"first_right": 1.0}', "--out", str(out)])
-    assert result.exit_code == 0 and "SIMULATED" in result.stdout
+    assert "SIMULATED" in bench("effort", "-n", 5, "--rates", '{"first_right": 1.0}', "--out", out).stdout
     report = json.loads(out.read_text())
     assert report["kind"] == "simulation" and report["settings"]["rates"]["first_right"] == 1.0
     assert [entry["policy"] for entry in report["policies"]] == [entry.policy for entry in POLICIES]
-    bad = CliRunner().invoke(app, ["effort", "--rates", '{"first_right": 2}'])
-    assert bad.exit_code == 2 and "first_right" in bad.stderr
+    assert "first_right" in refused("effort", "--rates", '{"first_right": 2}')
 
 
 @pytest.mark.slow
 def test_the_command_runs_the_shipped_models(monkeypatch):
     monkeypatch.setattr("sigma0.bench.effort.command.POLICIES", (FAST_TEST,))
-    result = CliRunner().invoke(app, ["effort", "--real", "-n", "2", "--verifier", "pocket", "--json"])
-    assert result.exit_code == 0, result.stderr
-    report = json.loads(result.stdout)
+    report = reported("effort", "--real", "-n", 2, "--verifier", "pocket")
     assert report["kind"] == "measurement" and report["settings"]["verifier"] == "pocket"
     assert all(entry["runs"] == 2 and entry["cost"]["value"] > 0 for entry in report["policies"])

@@ -1,12 +1,12 @@
 """The commands as a user runs them: rows, resuming, damaged files, clear errors, tables and pictures."""
 
 import json
+from itertools import product
+from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import sigma0
-from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.rows import DepthRow, FidelityRow, Promise
 from sigma0.bench.fidelity.grid import GRID, MODES, plan
@@ -14,12 +14,9 @@ from sigma0.bench.fidelity.pages import short_table
 from sigma0.bench.fidelity.table import SHORT_COLUMNS, calibrated, markdown, oracle_share
 from sigma0.config import ExitConfig
 from sigma0.models.exit_thresholds import ExitThresholds
+from tests.bench.running import bench, refused
 
 QUICK = ("--modes", "qexit,fixed,oracle", "--grid", '{"qexit": [0.5, 0.9]}', "--n", "3", "--max-new-tokens", "6")
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 def rows_of(path):
@@ -30,8 +27,7 @@ def rows_of(path):
 @pytest.fixture(scope="module", params=[pytest.param("whole run", marks=pytest.mark.slow)])
 def ledger(tmp_path_factory):
     path = tmp_path_factory.mktemp("ledger") / "rows.jsonl"
-    result = run("fidelity", "pocket", *QUICK, "--out", path)
-    assert result.exit_code == 0, result.output
+    bench("fidelity", "pocket", *QUICK, "--out", path)
     return path
 
 
@@ -56,8 +52,7 @@ def test_a_run_leaves_one_row_for_each_setting(ledger):
 
 def test_a_second_start_measures_nothing_again(ledger):
     before = ledger.read_bytes()
-    result = run("fidelity", "pocket", *QUICK, "--out", ledger, "--json")
-    assert result.exit_code == 0
+    result = bench("fidelity", "pocket", *QUICK, "--out", ledger, "--json")
     assert ledger.read_bytes() == before
     printed = [json.loads(line) for line in result.stdout.splitlines()]
     assert [row["mode"] for row in printed] == [row.mode for row in rows_of(ledger)]
@@ -68,8 +63,7 @@ def test_a_killed_run_goes_on_behind_its_last_whole_row(ledger, tmp_path):
     copy = tmp_path / "rows.jsonl"
     lines = ledger.read_bytes().splitlines(keepends=True)
     copy.write_bytes(b"".join(lines[:3]) + lines[3][:100])
-    result = run("fidelity", "pocket", *QUICK, "--out", copy)
-    assert result.exit_code == 0 and "half-written" in result.output
+    assert "half-written" in bench("fidelity", "pocket", *QUICK, "--out", copy).output
     again, whole = read_rows(copy), read_rows(ledger)
     assert [row.key for row in again] == [row.key for row in whole]
     assert again[:3] == whole[:3]
@@ -80,9 +74,8 @@ def test_a_killed_run_goes_on_behind_its_last_whole_row(ledger, tmp_path):
 def test_a_damaged_ledger_is_refused(ledger, tmp_path):
     copy = tmp_path / "rows.jsonl"
     copy.write_bytes(ledger.read_bytes().replace(b'"mode":"fixed"', b'"mood":"fixed"', 1))
-    for arguments in (("fidelity", "pocket", *QUICK, "--out", copy), ("report", copy)):
-        result = run(*arguments)
-        assert result.exit_code == 2 and "is no row of this schema" in result.output
+    for words in (("fidelity", "pocket", *QUICK, "--out", copy), ("report", copy)):
+        assert "is no row of this schema" in refused(*words)
 
 
 @pytest.mark.exhaustive
@@ -91,8 +84,7 @@ def test_a_text_file_is_measured_without_accuracy(tmp_path):
     text.write_text("Mary went to the park.\n\nTom is with\n\nThe cup is in the hat. The hat")
     out = tmp_path / "rows.jsonl"
     grid = ("--modes", "full,margin", "--grid", '{"margin": [0.5]}', "--max-new-tokens", "6")
-    result = run("fidelity", "pocket", "--prompts", text, *grid, "--out", out)
-    assert result.exit_code == 0, result.output
+    bench("fidelity", "pocket", "--prompts", text, *grid, "--out", out)
     rows = rows_of(out)
     assert [row.mode for row in rows] == ["full", "margin", "margin", "margin", "margin"]
     assert {row.n for row in rows} == {3} and all(row.accuracy is None for row in rows)
@@ -108,21 +100,17 @@ def test_a_text_file_is_measured_without_accuracy(tmp_path):
         (("--grid", "[1]"), "--grid '[1]'"),
         (("--grid", '{"margin": [0.3]}', "--modes", "full"), "not among the modes measured"),
         (("--grid", '{"qexit": [0.5, 0.5]}'), "at least one, each once"),
-        (("--prompts", "ONE"), "holds one prompt"),
-        (("--prompts", "LONG"), "prompt 2 has"),
+        (("--prompts", "one.txt"), "holds one prompt"),
+        (("--prompts", "long.txt"), "prompt 2 has"),
         (("--prompts", "nowhere.txt"), "nowhere.txt"),
     ],
 )
-def test_bad_input_is_told_in_one_line(tmp_path, arguments, message):
-    files = {"ONE": "Mary", "LONG": "Mary\n\n" + "Mary went to the park. " * 600}
-    obtained = []
-    for argument in arguments:
-        if argument in files:
-            (tmp_path / "prompts.txt").write_text(files[argument])
-        obtained.append(str(tmp_path / "prompts.txt") if argument in files else argument)
-    result = run("fidelity", "pocket", *obtained, "--out", tmp_path / "rows.jsonl")
-    assert result.exit_code == 2 and message in result.output, result.output
-    assert not (tmp_path / "rows.jsonl").exists()
+def test_bad_input_is_told_in_one_line(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    Path("one.txt").write_text("Mary")
+    Path("long.txt").write_text("Mary\n\n" + "Mary went to the park. " * 600)
+    assert message in refused("fidelity", "pocket", *arguments, "--out", "rows.jsonl")
+    assert not Path("rows.jsonl").exists()
 
 
 def test_a_checkpoint_without_a_gate_is_refused(tmp_path):
@@ -134,13 +122,11 @@ def test_a_checkpoint_without_a_gate_is_refused(tmp_path):
     tokenizer.save_pretrained(folder)
     tensors = {name: value for name, value in load_file(folder / "model.safetensors").items() if "gate" not in name}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    result = run("fidelity", folder, *QUICK, "--out", tmp_path / "rows.jsonl")
-    assert result.exit_code == 2 and "early_exit_gate" in result.output
+    assert "early_exit_gate" in refused("fidelity", folder, *QUICK, "--out", tmp_path / "rows.jsonl")
 
 
 def test_the_report_draws_and_tells(ledger, tmp_path):
-    result = run("report", ledger, "--out", tmp_path)
-    assert result.exit_code == 0, result.output
+    result = bench("report", ledger, "--out", tmp_path)
     rows = rows_of(ledger)
     assert markdown(calibrated(rows), rows, columns=SHORT_COLUMNS) in result.stdout
     whole = (tmp_path / "fidelity-pocket.md").read_text()
@@ -150,15 +136,14 @@ def test_the_report_draws_and_tells(ledger, tmp_path):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert run("report", ledger, "--out", tmp_path).exit_code == 0
+    bench("report", ledger, "--out", tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first, "the same rows, other pictures"
 
 
 def test_a_ledger_without_rows_of_fidelity_is_told(tmp_path):
     only = tmp_path / "none.jsonl"
     for message in ("there is no ledger", "no row of fidelity"):
-        result = run("report", only)
-        assert result.exit_code == 2 and message in result.output
+        assert message in refused("report", only)
         only.write_text("")
 
 
@@ -166,13 +151,9 @@ def test_a_ledger_without_rows_of_fidelity_is_told(tmp_path):
 def test_corrected_answers_are_another_run(tmp_path):
     out, questions = tmp_path / "rows.jsonl", tmp_path / "q.jsonl"
     for answer in ("wrong", " Mary is in the park. "):
-        lines = [
-            {"prompt": "Mary went to the park. Where is Mary?", "answer": answer},
-            {"prompt": "Tom", "answer": "x"},
-        ]
-        questions.write_text("\n".join(map(json.dumps, lines)))
-        result = run("fidelity", "pocket", "--prompts", questions, "--modes", "full", "--out", out)
-        assert result.exit_code == 0, result.output
+        first = {"prompt": "Mary went to the park. Where is Mary?", "answer": answer}
+        questions.write_text("\n".join(map(json.dumps, [first, {"prompt": "Tom", "answer": "x"}])))
+        bench("fidelity", "pocket", "--prompts", questions, "--modes", "full", "--out", out)
     assert [row.accuracy.value for row in rows_of(out)] == [0.0, 0.5]
 
 
@@ -182,11 +163,7 @@ def test_the_short_table_shows_every_rule_at_its_calibrated_threshold(ledger):
     model, _ = sigma0.load("pocket", device="cpu")
     known = model.exit_thresholds.qexit
     shown = calibrated(rows)
-    assert [(row.mode, row.after_exit) for row in shown] == [
-        ("qexit", "finish"),
-        ("qexit", "drop"),
-        ("oracle", "finish"),
-    ]
+    assert [f"{row.mode} {row.after_exit}" for row in shown] == ["qexit finish", "qexit drop", "oracle finish"]
     for row in shown[:2]:
         assert row.settings == {"q": known.q}
         assert row.promise == Promise(agreement=known.agreement, confidence=0.95, prompts=known.prompts)
@@ -221,20 +198,13 @@ def test_the_plan_holds_every_mode_once():
 
 def test_the_plan_takes_each_rules_calibrated_threshold_in_every_way():
     promise = {"agreement": 0.99, "confidence": 0.95, "prompts": 2000, "mean_depth": 2.0}
-    accel = {**promise, "patience": 1, "eps": 0.4}
-    known = ExitThresholds.parse(
-        {
-            "margin": {**promise, "theta": 0.9},
-            "accel": {**accel, "accel_scale": "states"},
-            "accel_steps": {**accel, "eps": 0.58, "accel_scale": "steps"},
-        }
-    )
+    accel = {**promise, "patience": 1, "eps": 0.4, "accel_scale": "states"}
+    steps = {**accel, "eps": 0.58, "accel_scale": "steps"}
+    known = ExitThresholds.parse({"margin": {**promise, "theta": 0.9}, "accel": accel, "accel_steps": steps})
     settings = plan(("margin", "accel", "accel-steps"), ("finish", "drop"), 6, {}, known)
     assert len({setting.key for setting in settings}) == len(settings), "0.9 stands on the grid too"
     promised = {(item.mode, item.config.after_exit): item.config for item in settings if item.promise is not None}
-    assert set(promised) == {
-        (mode, after) for mode in ("margin", "accel", "accel-steps") for after in ("finish", "drop")
-    }
+    assert set(promised) == set(product(("margin", "accel", "accel-steps"), ("finish", "drop")))
     assert promised["margin", "drop"] == ExitConfig(mode="margin", theta=0.9, after_exit="drop")
     steps = promised["accel-steps", "finish"]
     assert (steps.eps, steps.patience, steps.accel_scale) == (0.58, 1, "steps")

@@ -22,12 +22,8 @@ pytestmark = pytest.mark.slow
 NEW = 5
 TOTAL = 4
 GRID = {"qexit": (0.3, 0.8), "margin": (0.15,), "converge": (0.8,), "accel": (0.9,), "accel-steps": (0.6,)}
-SETTINGS = plan(
-    ("full", "qexit", "margin", "converge", "accel", "accel-steps", "fixed", "random", "oracle", "settled"),
-    ("finish", "drop"),
-    TOTAL,
-    GRID,
-)
+MODES = ("full", "qexit", "margin", "converge", "accel", "accel-steps", "fixed", "random", "oracle", "settled")
+SETTINGS = plan(MODES, ("finish", "drop"), TOTAL, GRID)
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +40,11 @@ def prompts():
 @pytest.fixture(scope="module")
 def bench(model, prompts):
     tokenizer = build_tokenizer()
-    full = [run_free(model, prompt, ExitConfig(mode="full"), NEW).ids for prompt in prompts]
+    full = [list(run_free(model, prompt, ExitConfig(mode="full"), NEW).ids) for prompt in prompts]
+    texts = tokenizer.batch_decode(full, skip_special_tokens=True)
     # Half of the "known answers" are full depth's own.
-    answers = [
-        tokenizer.decode(list(ids), skip_special_tokens=True).strip() if k % 2 else "?" for k, ids in enumerate(full)
-    ]
-    reported = {"total_loops": TOTAL, "n": len(prompts), "max_new_tokens": NEW}
-    conditions = Conditions(**(CONDITIONS | reported))
+    answers = [text.strip() if number % 2 else "?" for number, text in enumerate(texts)]
+    conditions = Conditions(**{**CONDITIONS, "total_loops": TOTAL, "n": len(prompts), "max_new_tokens": NEW})
     return open_bench(model, tokenizer, conditions, prompts, answers, SETTINGS)
 
 
@@ -59,44 +53,28 @@ def exact(model):
     return deepcopy(model).double()
 
 
-def free_reference(exact, prompt, config):
-    if config.after_exit == "drop":
-        return DroppingReference(exact, config).generate(list(prompt), NEW)
-    return run_all_loops(exact, list(prompt), config, NEW)
-
-
-def beside(full, here):
-    """Whether the argmax is the same, and KL(full || here)."""
-    return bool(full.argmax() == here.argmax()), float((full.exp() * (full - here)).sum())
-
-
-def forced_reference(exact, prompt, new, config):
-    """(agrees, KL) of each new token, full depth's continuation fed back under the rule."""
-    ids = [*prompt, *new]
+def forced_reference(exact, ids, first, config):
+    """(same argmax, KL from full depth) of each token of a text, from the `first` on, fed back under the rule."""
     with torch.no_grad():
         output = exact.model(input_ids=torch.tensor([ids]), use_cache=False)
         loops = exact.lm_head(output.loop_states[:, 0]).log_softmax(-1)  # [T, S, V]
-    result = []
-    if config.after_exit == "drop":
-        reference = DroppingReference(exact, config)
-        for token in prompt:
-            reference.read(token, prompt=True)
-        for place, token in enumerate(new):
-            full, here = loops[-1, len(prompt) - 1 + place], reference.logits.log_softmax(-1)
-            result.append(beside(full, here))
-            reference.read(token, prompt=False)
-        return result
-    for place in range(len(new)):
-        position = len(prompt) - 1 + place
-        depth = run_all_loops(exact, ids[: position + 1], config, 1)[0].depth
-        full, here = loops[-1, position], loops[depth - 1, position]
-        result.append(beside(full, here))
-    return result
+    result, dropping = [], DroppingReference(exact, config)
+    for place in range(len(ids) - 1):
+        full = loops[-1, place]
+        if config.after_exit == "drop":
+            dropping.read(ids[place], prompt=place < first)
+            here = dropping.logits.log_softmax(-1)
+        else:
+            here = loops[run_all_loops(exact, list(ids[: place + 1]), config, 1)[0].depth - 1, place]
+        result.append((bool(full.argmax() == here.argmax()), float((full.exp() * (full - here)).sum())))
+    return result[first - 1 :]
+
+
+def setting_of(mode):
+    return next(item for item in SETTINGS if item.mode == mode)
 
 
 RULES = [setting for setting in SETTINGS if setting.mode not in ("random", "oracle", "settled")]
-
-
 # one rule of every kind of reading among the fast ones
 FAST = ("full", "fixed", "qexit")
 
@@ -111,7 +89,10 @@ def test_a_row_equals_brute_force(bench, exact, prompts, setting):
     row = bench.measure(setting)
     config = setting.config
     full = [run_all_loops(exact, list(prompt), ExitConfig(mode="full"), NEW) for prompt in prompts]
-    runs = [free_reference(exact, prompt, config) for prompt in prompts]
+    if config.after_exit == "drop":
+        runs = [DroppingReference(exact, config).generate(list(prompt), NEW) for prompt in prompts]
+    else:
+        runs = [run_all_loops(exact, list(prompt), config, NEW) for prompt in prompts]
     margins = [step.margin for run in (*full, *runs) for step in run]
     assert min(margins) > 1e-5, "a near tie: choose another seed"
     ids = [[step.token for step in run] for run in runs]
@@ -140,46 +121,36 @@ def test_a_row_equals_brute_force(bench, exact, prompts, setting):
         assert row.reasons.get("max_depth", 0) == row.new_tokens - met
     heads = spent if config.mode == "margin" else (NEW - 1) * len(prompts)
     assert row.head_rows == heads
-    forced = [forced_reference(exact, prompt, new, config) for prompt, new in zip(prompts, wanted, strict=True)]
-    flat = [item for text in forced for item in text]
-    assert row.agreement_on_answers.value == pytest.approx(np.mean([same for same, _ in flat]))
-    assert row.kl_on_answers.value == pytest.approx(np.mean([kl for _, kl in flat]), abs=1e-5)
+    texts = [(prompt, [*prompt, *new]) for prompt, new in zip(prompts, wanted, strict=True)]
+    forced = [item for prompt, ids in texts for item in forced_reference(exact, ids, len(prompt), config)]
+    same, kl = np.mean(forced, 0)
+    assert row.agreement_on_answers.value == pytest.approx(same)
+    assert row.kl_on_answers.value == pytest.approx(kl, abs=1e-5)
 
 
 def test_agreement_counts_the_prompts_too(bench, exact, prompts):
-    setting = next(item for item in SETTINGS if item.mode == "qexit")
+    setting = setting_of("qexit")
     row = bench.measure(setting)
-    result = []
-    for prompt, text in zip(prompts, bench.texts, strict=True):
-        with torch.no_grad():
-            output = exact.model(input_ids=torch.tensor([text.ids]), use_cache=False)
-            loops = exact.lm_head(output.loop_states[:, 0]).log_softmax(-1)
-        for position in range(len(text.ids) - 1):
-            depth = run_all_loops(exact, list(text.ids[: position + 1]), setting.config, 1)[0].depth
-            full, here = loops[-1, position], loops[depth - 1, position]
-            result.append(beside(full, here))
-        assert len(text.ids) == len(prompt) + NEW
-    assert row.agreement.value == pytest.approx(np.mean([same for same, _ in result]))
-    assert row.kl.value == pytest.approx(np.mean([kl for _, kl in result]), abs=1e-5)
+    assert [len(text.ids) for text in bench.texts] == [len(prompt) + NEW for prompt in prompts]
+    forced = [item for text in bench.texts for item in forced_reference(exact, text.ids, 1, setting.config)]
+    same, kl = np.mean(forced, 0)
+    assert row.agreement.value == pytest.approx(same) and row.kl.value == pytest.approx(kl, abs=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["oracle", "settled"])
 def test_the_oracles_change_nothing_and_their_passes_are_run(bench, mode):
-    row = bench.measure(next(item for item in SETTINGS if item.mode == mode))
+    row = bench.measure(setting_of(mode))
     assert row.exact_match.value == row.agreement.value == row.agreement_on_answers.value == 1.0
     assert row.first_divergence is None and row.reasons == {}
     chosen = bench.readings.oracle if mode == "oracle" else bench.readings.settled
-    later = [
-        depth
-        for number in range(len(bench.texts))
-        for depth in chosen[bench.readings.is_new & (bench.readings.text == number)][1:]
-    ]
+    new, text = bench.readings.is_new, bench.readings.text
+    later = [depth for number in range(len(bench.texts)) for depth in chosen[new & (text == number)][1:]]
     assert row.passes_saved.value == pytest.approx(1 - sum(later) / (TOTAL * len(later)))
     assert row.passes_saved.value > 0
 
 
 def test_random_depths_are_the_rules_own_shuffled(bench):
-    setting = next(item for item in SETTINGS if item.mode == "random")
+    setting = setting_of("random")
     rule = next(item for item in SETTINGS if item.mode == "qexit" and item.config == setting.config)
     mine, theirs = bench._depths(setting), bench._depths(rule)
     new, text = bench.readings.is_new, bench.readings.text
@@ -220,7 +191,7 @@ def test_speed_is_tokens_a_second_over_those_of_full_depth(bench, monkeypatch):
 
     run = run_free(bench.model, bench.prompts[0], ExitConfig(mode="full"), NEW)
     monkeypatch.setattr("sigma0.bench.fidelity.runs.run_free", timed)
-    setting = next(item for item in SETTINGS if item.mode == "qexit")
+    setting = setting_of("qexit")
     speed, figure = bench._speed(setting)
     lengths = sum(len(prompt) for prompt in bench.prompts)
     assert speed == pytest.approx(3 * len(bench.prompts) / lengths)
@@ -237,9 +208,8 @@ def test_verify_writes_full_depth_and_counts_its_tail(bench, prompts, mode):
     assert row.after_exit == "verify"
     assert row.exact_match.value == row.agreement.value == 1.0 and row.kl.value == 0.0
     runs = [run_free(bench.model, prompt, setting.config, NEW) for prompt in prompts]
-    assert row.passes_saved.value == pytest.approx(
-        1 - sum(run.passes for run in runs) / (TOTAL * (NEW - 1) * len(runs))
-    )
+    passes = sum(run.passes for run in runs)
+    assert row.passes_saved.value == pytest.approx(1 - passes / (TOTAL * (NEW - 1) * len(runs)))
     assert row.rows_saved.value <= 0
 
 

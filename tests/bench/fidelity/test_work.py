@@ -1,6 +1,5 @@
 """Spread over workers or not: the same figures to the last bit; seconds are what is exempt."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,30 +12,22 @@ from itertools import islice
 import numpy as np
 import psutil
 import pytest
-from typer.testing import CliRunner
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.core.rows import DepthRow, FidelityRow
-from sigma0.bench.core.workers import KeptResults, Pool
+from sigma0.bench.core.workers import KeptResults
 from sigma0.bench.fidelity.grid import rule
 from sigma0.bench.fidelity.runs import FreeJob, Work, do_item
 from sigma0.calibrate.teacher_forcing import ForcedText
+from tests.bench.core.worker_items import Here
+from tests.bench.running import bench
 
 # What depends on the clock, and on nothing else.
 EXEMPT = {"time", "tokens_per_second", "speed_ratio"}
 QUICK = ("--modes", "qexit,oracle", "--grid", '{"qexit": [0.5]}', "-n", "4", "--max-new-tokens", "6")
-
-
-class Here(Pool):
-    """A pool whose only worker is this process; what passes between them is JSON all the same."""
-
-    def _each(self, function, items):
-        for key, item in items.items():
-            yield key, json.loads(json.dumps(function(json.loads(json.dumps(item)))))
 
 
 def test_workers_do_the_same_to_the_last_bit(tmp_path, monkeypatch):
@@ -48,11 +39,8 @@ def test_workers_do_the_same_to_the_last_bit(tmp_path, monkeypatch):
     configs = [ExitConfig(q=0.7), ExitConfig(q=0.7, after_exit="drop"), rule("accel-steps", 0.4, "finish")]
     jobs = [FreeJob(text.ids, config, 7) for text in texts for config in (ExitConfig(mode="full"), *configs)]
     jobs += [FreeJob(text.ids, ExitConfig(mode="full"), 7, Trace(6, (2, 3, 1), (), 4)) for text in texts]
-    rules = {
-        "q": configs[0],
-        "margin": ExitConfig(mode="margin", theta=0.5),
-        "fixed": ExitConfig(mode="fixed", depth=2),
-    }
+    margin, fixed = ExitConfig(mode="margin", theta=0.5), ExitConfig(mode="fixed", depth=2)
+    rules = {"q": configs[0], "margin": margin, "fixed": fixed}
     with KeptResults(tmp_path / "work.jsonl") as kept:
         pool = Here(1)
         spread = Work(None, lambda items: pool.spread(do_item, [{**item, "loaded": loaded} for item in items], kept))
@@ -111,8 +99,13 @@ def test_rows_of_two_workers_are_those_of_one(tmp_path, monkeypatch):
     out, alone = tmp_path / "two" / "rows.jsonl", tmp_path / "one.jsonl"
     out.parent.mkdir()
     with monkeypatch.context() as patch:
+<<<<<<< HEAD
         patch.setattr("sigma0.bench.core.workers.worker_pool", lambda *_: nullcontext(Broken(2)))
         assert isinstance(CliRunner().invoke(app, command(out, 2)).exception, RuntimeError)
+=======
+        patch.setattr("sigma0.bench.fidelity.command.worker_pool", lambda *_: nullcontext(Broken(2)))
+        assert isinstance(bench(*command(out, 2), code=1).exception, RuntimeError)
+>>>>>>> 4b6ed1db1992734577e0921405c007f5e578ba4f
     (kept,) = out.parent.glob(".*.work.jsonl")
     assert kept.read_bytes().count(b"\n") == 3
     process, family = started(out, environment, 4)
@@ -123,8 +116,7 @@ def test_rows_of_two_workers_are_those_of_one(tmp_path, monkeypatch):
     errors = process.communicate(timeout=900)[1]
     assert process.returncode == 0, errors
     assert not list(out.parent.glob(".*.work.jsonl")), "what was kept for the run goes with its end"
-    result = CliRunner().invoke(app, command(alone, 1))
-    assert result.exit_code == 0, result.output
+    bench(*command(alone, 1))
     assert told(out) == told(alone)
     kinds = [type(row) for row in read_rows(out)]
     # two of them at the thresholds that the model was calibrated with

@@ -1,14 +1,8 @@
-"""The gate benchmark: tokens by kind, free runs against single generations, the rules, and the command."""
-
-import json
-
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import sigma0
-from sigma0.bench.__main__ import app
 from sigma0.bench.gate.doubt import LONGEST_ANSWER, read_doubts
 from sigma0.bench.gate.measure import agreement, compare_rules, measure_gate, read_items
 from sigma0.bench.pocket.data import encode
@@ -16,6 +10,7 @@ from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.pocket.world import draw
 from sigma0.calibrate.agreement import GRIDS
 from sigma0.config import ExitConfig
+from tests.bench.running import bench, refused, reported
 from tests.reference import tiny_nanbeige
 
 
@@ -100,10 +95,10 @@ def test_the_command_prints_a_report_that_adds_up_and_tables(pocket, monkeypatch
 
     monkeypatch.setattr("sigma0.bench.gate.measure.measure_gate", once)
     arguments = ["gate", "pocket", "--n", "8", "--rules-n", "3", "--exit-config", '{"mode": "margin", "theta": 0.7}']
-    report = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
-    table = CliRunner().invoke(app, arguments)
-    assert table.exit_code == 0 and "AUGRC" in table.output and "settled oracle" in table.output
-    assert len(made) == 2 and max(len(line) for line in table.stdout.splitlines()) <= 80
+    report = reported(*arguments)
+    table = bench(*arguments).stdout
+    assert "AUGRC" in table and "settled oracle" in table
+    assert len(made) == 2 and max(map(len, table.splitlines())) <= 80
     assert report["rule"]["theta"] == 0.7 and report["items"] == 8
     assert steps == sorted(steps) and steps[-1] == 2 * 8 + len(GRIDS)
     kinds = report["by_kind"]
@@ -136,5 +131,4 @@ def test_a_model_without_a_gate_is_refused(pocket):
     ],
 )
 def test_bad_input_is_one_line(arguments, named):
-    result = CliRunner().invoke(app, ["gate", *arguments])
-    assert result.exit_code == 2 and named in result.output
+    assert named in refused("gate", *arguments)

@@ -15,24 +15,18 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from sigma0 import ExitConfig
-from sigma0.bench.commands import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.gpu import worker
 from sigma0.bench.gpu.command import run
 from sigma0.bench.gpu.equality import Written, compare
 from sigma0.bench.gpu.measure import kernels_of
 from sigma0.bench.gpu.parts import DAY, REHEARSAL, Outcomes, Part, named, parts
+from tests.bench.running import ROOT, bench, refused
 
-ROOT = Path(__file__).parents[3]
 # What comes with extras alone, but for what the tests that are carried along need.
 EXTRAS = ("scipy", "sklearn", "matplotlib", "gguf", "httpx", "fastapi", "uvicorn", "prometheus_client", "ray", "openai")
-
-
-def gpu(*arguments):
-    return CliRunner().invoke(app, ["gpu", *arguments])
 
 
 def part(name, statement="pass", seconds=0.1):
@@ -66,18 +60,16 @@ def test_the_most_important_comes_first_and_fits():
 
 
 def test_a_part_that_there_is_not_is_named_and_the_list_is_told(tmp_path):
-    result = gpu("--part", "profile,fast", "--list")
-    assert result.exit_code == 2 and "no such part: fast; there are facts, equality" in " ".join(result.stderr.split())
+    assert "no such part: fast; there are facts, equality" in refused("gpu", "--part", "profile,fast", "--list")
     (facts, equality) = parts(DAY, tmp_path)[:2]
     Outcomes(tmp_path).add(facts, "done", 1.0)
     Outcomes(tmp_path).add(equality, "failed", 1.0, "told")
-    output = gpu("--list", "--out", str(tmp_path)).stdout.splitlines()
+    output = bench("gpu", "--list", "--out", tmp_path).stdout.splitlines()
     assert output[0].endswith("; done") and output[1].endswith(f"; {equality.seconds:g} s")
 
 
 def test_the_list_imports_no_torch_and_makes_no_folder(tmp_path):
-    call = "CliRunner().invoke(app, ['gpu', '--list']).exit_code or 'torch' in sys.modules"
-    code = f"import sys; from typer.testing import CliRunner; from sigma0.bench.commands import app; sys.exit({call})"
+    code = "import sys; from tests.bench.running import bench; bench('gpu', '--list'); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
     assert not list(tmp_path.iterdir())
 

@@ -1,12 +1,9 @@
-"""The grounding bench: what it falsifies, and how it counts."""
-
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.__main__ import app
 from sigma0.bench.grounding.measure import Case, cases, measure
+from tests.bench.running import refused, reported
 
 FACTS = [
     ("The tower in Paris is 330 meters tall.", "It was opened by Gustave Eiffel in 1889."),
@@ -44,9 +41,6 @@ def test_recall_and_precision_by_hand():
 def test_the_command_reads_a_file_and_refuses_another(tmp_path):
     file = tmp_path / "facts.json"
     file.write_text(json.dumps([{"facts": list(group)} for group in FACTS]))
-    result = CliRunner().invoke(app, ["grounding", str(file), "--json"])
-    assert result.exit_code == 0, result.output
-    assert [row["kind"] for row in json.loads(result.stdout)["detections"]] == ["number", "entity", "both"]
+    assert [row["kind"] for row in reported("grounding", file)["detections"]] == ["number", "entity", "both"]
     file.write_text("{}")
-    result = CliRunner().invoke(app, ["grounding", str(file)])
-    assert result.exit_code == 2 and "is no list of items with facts" in " ".join(result.output.split())
+    assert "is no list of items with facts" in refused("grounding", file)

@@ -18,9 +18,8 @@ PAGE = (ROOT / "bench" / "harness" / "README.md").read_text()
 COMMANDS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 NEEDED = {"lm_eval": "lm-eval", "inspect_ai": "Inspect"}
 MISSING = [name for module, name in NEEDED.items() if find_spec(module) is None]
-needs_harnesses = pytest.mark.skipif(
-    bool(MISSING), reason=f"{' and '.join(MISSING)} not installed: pip install 'sigma0-lm[eval]'"
-)
+WHY = f"{' and '.join(MISSING)} not installed: pip install 'sigma0-lm[eval]'"
+needs_harnesses = pytest.mark.skipif(bool(MISSING), reason=WHY)
 
 
 def run(command, work):
@@ -86,11 +85,8 @@ def test_inspect_runs_our_model_and_keeps_its_verdicts(tmp_path):
     for sample in result["samples"]:
         output = sample["output"]["metadata"]["sigma0"]
         assert output["effort"] == "low" and output["exit_config"]["q"] == 0.45
-        assert output["door"] in ("converge", "escalate") and set(output["verdict"]) >= {
-            "converged",
-            "stable",
-            "grounded",
-        }
+        assert output["door"] in ("converge", "escalate")
+        assert set(output["verdict"]) >= {"converged", "stable", "grounded"}
     assert result["results"]["scores"][0]["metrics"]["accuracy"]["value"] > 0.4
 
 

@@ -37,14 +37,9 @@ def said(model, messages=ASKED, tools=(), **config):
 
 
 def known(model, **settings):
-    opened = model.api.opened
-    exit_config = settings.pop("exit_config", opened.exit_config)
-    return sigma0.generate(
-        opened.model,
-        opened.tokenizer,
-        settings.pop("messages", MESSAGES),
-        **{"exit_config": exit_config, "max_new_tokens": 24, "verdict": True, **settings},
-    )
+    opened, messages = model.api.opened, settings.pop("messages", MESSAGES)
+    settings = {"exit_config": opened.exit_config, "max_new_tokens": 24, "verdict": True, **settings}
+    return sigma0.generate(opened.model, opened.tokenizer, messages, **settings)
 
 
 def test_an_answer_is_that_of_generate_with_its_verdict(model):
@@ -55,9 +50,8 @@ def test_an_answer_is_that_of_generate_with_its_verdict(model):
     assert reported["verdict"] == text.verdict.to_dict() and reported["door"] == text.door
     for name in ("mean_depth", "depth_saved", "passes_saved", "rows_saved", "loop_passes", "total_loops"):
         assert reported[name] == getattr(text, name)
-    assert (
-        sum(reported["by_loop"].values()) == sum(reported["reasons"].values()) == reported["tokens"] == len(text.tokens)
-    )
+    by_loop, by_reason = (sum(reported[name].values()) for name in ("by_loop", "reasons"))
+    assert by_loop == by_reason == reported["tokens"] == len(text.tokens)
     assert (reported["effort"], reported["exit_config"]["q"]) == ("medium", 0.6)
     ids = model.api.opened.tokenizer(QUESTION)["input_ids"]
     assert asyncio.run(model.api.count_text_tokens(QUESTION)) == len(ids)
@@ -99,10 +93,8 @@ def test_a_context_that_is_full_or_fills_up_is_told(model):
     limit = model.api.opened.model.config.max_position_embeddings
     full = said(model, [ChatMessageUser(content="Mary went to the kitchen. " * 600)])
     assert full.stop_reason == "model_length" and f"the context of {limit}" in full.error
-    ids = len(model.api.opened.tokenizer("Mary went to the kitchen. ")["input_ids"])
-    nearly = said(
-        model, [ChatMessageUser(content="Mary went to the kitchen. " * ((limit - 12) // ids))], max_tokens=900
-    )
+    times = (limit - 12) // len(model.api.opened.tokenizer("Mary went to the kitchen. ")["input_ids"])
+    nearly = said(model, [ChatMessageUser(content="Mary went to the kitchen. " * times)], max_tokens=900)
     assert nearly.usage.output_tokens < 900 and nearly.stop_reason in ("stop", "model_length")
 
 

@@ -48,15 +48,11 @@ def asked(kind, arguments, task="task"):
     return [Instance(kind, {}, item, 0, (task, number, 1)) for number, item in enumerate(arguments)]
 
 
-@pytest.fixture(scope="module")
-def pairs(rows):
-    result = [(row["prompt"], answer) for row in rows["choice"] for answer in (" Yes", " No")]
-    result += [(row["prompt"], f" {row['answer']}") for row in rows["answer"]]
-    return [*result, ("", "Mary went to the kitchen."), ("Where is Mary? ", "Mary is in the kitchen.")]
-
-
 @pytest.mark.parametrize("setting", [FULL, EAGER], ids=["full", "qexit"])
-def test_scores_are_those_of_the_hf_backend_at_the_same_setting(hf, pairs, setting, monkeypatch):
+def test_scores_are_those_of_the_hf_backend_at_the_same_setting(hf, rows, setting, monkeypatch):
+    pairs = [(row["prompt"], answer) for row in rows["choice"] for answer in (" Yes", " No")]
+    pairs += [(row["prompt"], f" {row['answer']}") for row in rows["answer"]]
+    pairs += [("", "Mary went to the kitchen."), ("Where is Mary? ", "Mary is in the kitchen.")]
     ours = Sigma0LM("pocket", batch_size=4, **CPU, **setting)
     monkeypatch.setattr(hf.model.generation_config, "exit_config", ours.exit_config)
     known = hf.loglikelihood(asked("loglikelihood", pairs), disable_tqdm=True)
@@ -75,13 +71,10 @@ def test_rolling_scores_are_those_of_the_hf_backend(full, hf, rows):
     assert result == pytest.approx(known, rel=1e-5)
 
 
-def test_texts_are_those_of_the_hf_backend_and_of_generate(full, hf, rows):
+def test_texts_are_those_of_the_hf_backend(full, hf, rows):
     requests = [(row["prompt"], GREEDY) for row in rows["answer"]]
     texts = full.generate_until(asked("generate_until", requests), disable_tqdm=True)
     assert texts == hf.generate_until(asked("generate_until", requests), disable_tqdm=True)
-    for row, text in zip(rows["answer"], texts, strict=True):
-        settings = {"exit_config": {"mode": "full"}, "max_new_tokens": 24, "verdict": False}
-        assert text == sigma0.generate(full.opened.model, full.tokenizer, row["prompt"], **settings).text
 
 
 def test_requests_of_different_settings_come_back_in_their_order(full, rows):
@@ -99,10 +92,8 @@ def test_what_was_read_where_is_in_the_results_and_in_the_log(tmp_path, rows):
     model.loglikelihood(asked("loglikelihood", [(prompts[0], " No one")], "scored"), True)
     output = json.loads(json.dumps(model.get_model_info()))["sigma0"]
     assert (output["exit_config"]["mode"], output["exit_config"]["q"], output["total_loops"]) == ("qexit", 0.6, 6)
-    assert set(output["requests"]) == {"generate_until", "loglikelihood"} and set(output["tasks"]) == {
-        "written",
-        "scored",
-    }
+    assert set(output["requests"]) == {"generate_until", "loglikelihood"}
+    assert set(output["tasks"]) == {"written", "scored"}
     written = output["requests"]["generate_until"]
     assert (written["requests"], written["batches"]) == (3, 2)
     assert 0 < written["passes_saved"] < 1 and written["mean_depth"] == output["tasks"]["written"]["mean_depth"]

@@ -25,12 +25,8 @@ def test_batches_are_pooled_and_not_averaged(batches):
         known = savings(all_rows, 7, 11, 6)
         for name in ("depth_saved", "passes_saved", "rows_saved"):
             assert output[name] == pytest.approx(getattr(known, name))
-    assert (
-        output["tokens"]
-        == sum(map(len, all_rows))
-        == sum(output["by_loop"].values())
-        == sum(output["reasons"].values())
-    )
+    tokens = sum(map(len, all_rows))
+    assert output["tokens"] == tokens == sum(output["by_loop"].values()) == sum(output["reasons"].values())
     full = sum(6 * (max(map(len, rows)) - 1) for rows in batches)
     assert output["passes_saved"] == (pytest.approx(1 - 7 * len(batches) / full) if full else None)
     assert (output["batches"], output["requests"]) == (len(batches), len(all_rows))

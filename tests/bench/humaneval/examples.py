@@ -26,7 +26,6 @@ PROBLEMS = [DOUBLE, VOWELS]
 
 def write_problems(path, problems=PROBLEMS):
     """A file of problems."""
-    path.write_text(
-        "".join(json.dumps(item if isinstance(item, dict) else item.model_dump()) + "\n" for item in problems)
-    )
+    rows = [item if isinstance(item, dict) else item.model_dump() for item in problems]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

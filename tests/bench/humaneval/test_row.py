@@ -1,12 +1,10 @@
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sigma0.bench.core.ledger import parse_row, read_rows
-from sigma0.bench.core.options import LEDGER
 from sigma0.bench.core.rows import HumanEvalRow
 from sigma0.bench.humaneval.judging import Judgement, Limits
 from sigma0.bench.humaneval.sampling import SampleFile
@@ -14,8 +12,8 @@ from sigma0.bench.humaneval.table import cells, estimates, exit_name, latest_hum
 from sigma0.bench.report import report
 from tests.bench.humaneval.examples import PROBLEMS
 from tests.bench.humaneval.test_saved import run_of, sample_of
+from tests.bench.running import LEDGER, RESULTS
 
-ROOT = Path(__file__).parents[3]
 PASSED, WRONG, ENDLESS = (Judgement(outcome, "") for outcome in ("passed", "wrong", "time"))
 
 
@@ -66,12 +64,11 @@ def test_exit_settings_have_short_names():
         assert exit_name(row(run_of(samples=2, temperature=0.8, exit_config=config))) == name
 
 
-def test_tables_hold_every_row_and_every_k(tmp_path, capsys):
+def test_tables_hold_every_row_and_every_k(tmp_path, ledger, capsys):
     few, many = row(), row(run_of(samples=10, temperature=0.8), judged=[[PASSED] * 10, [WRONG] * 10])
     names, lines = cells([few, many])
     assert "pass@10" in names and lines[0][names.index("pass@10")] == "-"
     assert all(len(line) == len(names) for line in lines)
-    ledger = tmp_path / "ledger.jsonl"
     ledger.write_text("".join(item.model_dump_json() + "\n" for item in (few, many)))
     report(ledger, None, check=False)
     assert markdown([few, many]) in (tmp_path / "humaneval.md").read_text()
@@ -79,13 +76,11 @@ def test_tables_hold_every_row_and_every_k(tmp_path, capsys):
 
 
 def test_the_committed_table_and_samples_are_those_of_the_ledger():
-    rows = [row for row in read_rows(ROOT / LEDGER) if isinstance(row, HumanEvalRow)]
-    results = (ROOT / LEDGER).parent
-    assert (results / "humaneval.md").read_text() == f"# HumanEval\n\n{markdown(latest_humaneval(rows))}\n"
-    runs = SampleFile(results / "humaneval-smollm2.jsonl").latest
-    assert {(run.conditions.run, run.settings.strip_prompt) for run in runs} <= {
-        (row.run, row.strip_prompt) for row in rows
-    }
+    rows = [row for row in read_rows(LEDGER) if isinstance(row, HumanEvalRow)]
+    assert (RESULTS / "humaneval.md").read_text() == f"# HumanEval\n\n{markdown(latest_humaneval(rows))}\n"
+    runs = SampleFile(RESULTS / "humaneval-smollm2.jsonl").latest
+    kept = {(run.conditions.run, run.settings.strip_prompt) for run in runs}
+    assert kept <= {(row.run, row.strip_prompt) for row in rows}
 
 
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(1, 9))

@@ -1,10 +1,10 @@
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import sigma0
 from sigma0.bench.humaneval.sampling import STOPS, Sample, SampleSettings, sample_seed, truncate_at_stop, write_sample
 from tests.bench.humaneval.examples import DOUBLE, PROBLEMS
+from tests.reference import tiny_llama
 
 STORY = DOUBLE.model_copy(update={"prompt": "Mary is in the kitchen. Where is Mary?"})
 
@@ -17,11 +17,7 @@ def settings(model=None, **changes):
 @pytest.fixture(scope="module")
 def plain(pocket):
     """A small random model without loops, that reads what `pocket` reads."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    config = LlamaConfig(vocab_size=len(pocket[1]), max_position_embeddings=64, **sizes, **ids)
-    return LlamaForCausalLM(config).eval()
+    return tiny_llama(seed=0, vocab_size=len(pocket[1]), max_position_embeddings=64)
 
 
 def test_each_sample_has_a_seed_of_its_own():

@@ -7,11 +7,8 @@ from tests.bench.humaneval.examples import DOUBLE, PROBLEMS
 
 
 def run_of(samples=1, conditions=None, **settings):
-    return Run(
-        conditions=Conditions(**(CONDITIONS | (conditions or {}))),
-        settings=SampleSettings(**({"exit_config": None, "dtype": "float32"} | settings)),
-        samples=samples,
-    )
+    settings = SampleSettings(**({"exit_config": None, "dtype": "float32"} | settings))
+    return Run(conditions=Conditions(**(CONDITIONS | (conditions or {}))), settings=settings, samples=samples)
 
 
 def sample_of(problem, number=0, **changes):
@@ -57,14 +54,12 @@ def test_more_problems_and_more_samples_go_on_from_what_is_there(tmp_path):
     more = run_of(samples=2, conditions={"commit": "b" * 40, "n": 2})
     saved = SampleFile(tmp_path / "samples.jsonl")
     saved.begin(more)
-    missing = [(p.task_id, n) for p in PROBLEMS for n in range(2) if saved.find(more, p, n) is None]
-    assert missing == [("Test/0", 1), ("Test/1", 0), ("Test/1", 1)]
+    missing = [(p, n) for p in PROBLEMS for n in range(2) if saved.find(more, p, n) is None]
+    assert [(problem.task_id, number) for problem, number in missing] == [("Test/0", 1), ("Test/1", 0), ("Test/1", 1)]
     with pytest.raises(ValueError, match="1 of 4 samples of pocket are there"):
         saved.all_of(more, PROBLEMS)
-    for problem in PROBLEMS:
-        for number in range(2):
-            if saved.find(more, problem, number) is None:
-                saved.add(more, sample_of(problem, number))
+    for problem, number in missing:
+        saved.add(more, sample_of(problem, number))
     read = SampleFile(tmp_path / "samples.jsonl")
     assert read.latest == [more] and len(read.all_of(more, PROBLEMS)) == 2
     assert read.commits(more, PROBLEMS) == ("a" * 40, "b" * 40)

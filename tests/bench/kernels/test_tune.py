@@ -5,11 +5,10 @@ import random
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from sigma0.bench.commands import app
 from sigma0.bench.kernels.tune import candidates, products_of, search, write_table
 from sigma0.kernels.row_product import MOST_SPLITS, TABLE, Tiling, preferring, read_table, tiling_of
+from tests.bench.running import refused
 
 FIRST = Tiling(16, 128, 2, 5, 1)
 
@@ -88,5 +87,5 @@ def test_a_row_is_tried_before_the_table():
 
 
 def test_tuning_needs_a_gpu(tmp_path):
-    result = CliRunner().invoke(app, ["kernels", "--tune", "--device", "cpu", "--out", str(tmp_path / "none.json")])
-    assert result.exit_code == 2 and "--tune needs a GPU" in result.stderr and not list(tmp_path.iterdir())
+    said = refused("kernels", "--tune", "--device", "cpu", "--out", tmp_path / "none.json")
+    assert "--tune needs a GPU" in said and not list(tmp_path.iterdir())

@@ -1,34 +1,26 @@
 """`python -m sigma0.bench kv`: rows whose figures are those of tensors and of runs."""
 
-import pytest
-from typer.testing import CliRunner
+from itertools import product
 
-from sigma0.bench.commands import app
+import pytest
+
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.kv.measure import at_context
 from sigma0.bench.kv.picture import draw_kv
 from sigma0.bench.kv.table import latest_kv, whole
+from tests.bench.running import bench, refused
 
 SMALL = ("-n", "3", "--segment", "16", "--max-new-tokens", "6")
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["kv", *arguments])
-
-
 @pytest.mark.exhaustive
-def test_rows_tell_what_a_codec_costs_and_saves(tmp_path):
-    ledger = tmp_path / "ledger.jsonl"
+def test_rows_tell_what_a_codec_costs_and_saves(tmp_path, ledger):
     worst = '{"codec": "residual", "bits": [1, 1, 1, 1, 1, 1], "group": 32}'
-    result = run(
-        "pocket", "--kv", "int8", "--kv", worst, "--contexts", "0,40", "--rounds", "1", "--free", "2",
-        "--concurrency", "--out", str(ledger), *SMALL,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
+    asked = ("--kv", "int8", "--kv", worst, "--contexts", "0,40", "--rounds", 1, "--free", 2, "--concurrency")
+    bench("kv", "pocket", *asked, *SMALL, "--out", ledger)
     rows = read_rows(ledger)
-    assert [(row.context, row.codec, row.segment) for row in rows] == [
-        (context, codec, 16) for context in (0, 40) for codec in ("int8", "residual")
-    ]
+    settings = [(row.context, row.codec, row.segment) for row in rows]
+    assert settings == list(product((0, 40), ("int8", "residual"), (16,)))
     for row in rows:
         assert row.token_bytes_computed == 2 * 6 * 128 * 4
         assert row.token_bytes == row.token_bytes_computed * row.number_bits / 32
@@ -45,11 +37,11 @@ def test_rows_tell_what_a_codec_costs_and_saves(tmp_path):
     assert (tmp_path / "kv.svg").read_text().count("pocket, ") == 4
 
 
-def test_what_cannot_be_measured_is_named(tmp_path):
-    out = ("--out", str(tmp_path / "ledger.jsonl"))
-    assert "takes codecs of few bits" in run("pocket", "--kv", "full", *out, *SMALL).output
-    assert "--contexts takes numbers from 0 to 2042" in run("pocket", "--contexts", "2048", *out, *SMALL).output
-    assert not (tmp_path / "ledger.jsonl").exists()
+def test_what_cannot_be_measured_is_named(ledger):
+    asked = ("kv", "pocket", *SMALL, "--out", ledger)
+    assert "takes codecs of few bits" in refused(*asked, "--kv", "full")
+    assert "--contexts takes numbers from 0 to 2042" in refused(*asked, "--contexts", 2048)
+    assert not ledger.exists()
 
 
 def test_prompts_in_a_row_make_longer_ones():

@@ -4,11 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
 import sigma0
 import sigma0.bench.ladder.command as command
-from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.rows import LadderRow
 from sigma0.bench.ladder.measure import (
@@ -29,6 +27,7 @@ from sigma0.ladder import Always, AnyOf, Entropy, FidelityLadder, Never, Random,
 from sigma0.ladder.triggers import trigger_to_dict
 from sigma0.signals.verdict import DoorPolicy
 from tests.bench.core.test_ledger import CONDITIONS
+from tests.bench.running import bench, refused
 from tests.ladder.conftest import looped, rungs, tokenizer  # noqa: F401
 
 STORY = "Mary went to the park. Leo went to the office."
@@ -107,29 +106,25 @@ def test_a_setting_is_named_by_its_numbers():
 
 
 @pytest.mark.slow
-def test_the_command_writes_rows_and_draws_them(tmp_path):
+def test_the_command_writes_rows_and_draws_them(tmp_path, ledger):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": prompt.content, "answer": "park"}) + "\n" for prompt in PROMPTS))
-    ledger, picture = tmp_path / "ledger.jsonl", tmp_path / "ladder.png"
-    command = ["ladder", "pocket", "pocket-large", "--prompts", str(prompts), "--unit", "answer", "-n", "2"]
-    command += ["--max-new-tokens", "3", "--out", str(ledger), "--picture", str(picture)]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
+    picture = tmp_path / "ladder.png"
+    command = ["ladder", "pocket", "pocket-large", "--prompts", prompts, "--unit", "answer", "-n", 2]
+    command += ["--max-new-tokens", 3, "--out", ledger, "--picture", picture]
+    bench(*command)
     assert picture.read_bytes().startswith(b"\x89PNG")
     (run,) = ladder_runs(read_rows(ledger)).values()
     assert len(run) == 1 + len(answer_settings(DoorPolicy())) + len(LOTS) and {row.n for row in run} == {2}
     assert [row.family for row in shown(run)[:2]] == [SMALL, LARGE]
     assert ladder_table(run).count("\n") == 3 + len(shown(run))
-    refused = CliRunner().invoke(app, [*command, "--unit", "draft"])
-    assert refused.exit_code == 2 and "no such unit: 'draft'" in refused.output
+    assert "no such unit: 'draft'" in refused(*command, "--unit", "draft")
 
 
 @pytest.mark.exhaustive
-def test_the_command_measures_hard_stories_under_another_exit(tmp_path, monkeypatch):
+def test_the_command_measures_hard_stories_under_another_exit(ledger, monkeypatch):
     monkeypatch.setitem(command.UNITS, "token", lambda doors: [Setting(SMALL, Never())])
-    ledger = tmp_path / "ledger.jsonl"
-    result = CliRunner().invoke(app, ["ladder", "--n", "3", "--exit-config", '{"q": 0.3}', "--out", str(ledger)])
-    assert result.exit_code == 0, result.output
+    bench("ladder", "--n", 3, "--exit-config", '{"q": 0.3}', "--out", ledger)
     rows = read_rows(ledger)
     assert [row.part for row in rows] == ["choice"] * (2 + len(LOTS)) + ["report"] * (2 + len(LOTS))
     assert "calibration split" in rows[0].prompts and "test split" in rows[-1].prompts
@@ -142,9 +137,8 @@ def test_costs_are_those_of_passes_and_blocks():
     prompts = list(micro_world(3, "test", 9, hard=True))
     _, below, *_ = measure(*pair, prompts, [Setting(SMALL, Never())], 24, SHARED)
     alone = [sigma0.generate(*models[0], item.content, max_new_tokens=24) for item in prompts]
-    assert below.accuracy.value == sum(
-        item.text.strip() == prompt.answer for item, prompt in zip(alone, prompts, strict=True)
-    ) / len(prompts)
+    right = [item.text.strip() == prompt.answer for item, prompt in zip(alone, prompts, strict=True)]
+    assert below.accuracy.value == sum(right) / len(prompts)
     passes = [sum(item.loop_passes + 6 for item in alone)]
     passes.append(sum(sigma0.generate(*models[1], item.content, max_new_tokens=24).loop_passes + 8 for item in prompts))
     blocks = [sum(p.numel() for p in model.model.layers.parameters()) for model, _ in models]

@@ -1,15 +1,12 @@
 """Whole answers that go up by one score or another."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from sigma0.bench.commands import app
 from sigma0.bench.ladder.routes import SCORES, SHARES, measure_routes, routed
+from tests.bench.running import reported
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans()), min_size=1, max_size=30), st.floats(0, 1))
@@ -35,13 +32,11 @@ def test_a_score_that_knows_more_is_seen():
 
 
 def test_the_command_keeps_its_pools(tmp_path):
-    asked = ["routes", "pocket", "pocket", "-n", "12", "--pools", str(tmp_path), "--json"]
-    first = CliRunner().invoke(app, asked)
-    assert first.exit_code == 0, first.output
-    reported = json.loads(first.stdout)
+    asked = ("routes", "pocket", "pocket", "-n", 12, "--pools", tmp_path)
+    report = reported(*asked)
     # a model above itself changes nothing
-    assert {value for route in reported["routes"] for value in route["right"].values()} == {reported["small_right"]}
+    assert {value for route in report["routes"] for value in route["right"].values()} == {report["small_right"]}
     written = (tmp_path / "pool-pocket.jsonl").read_text()
-    assert len(written.splitlines()) == reported["questions"] <= 12
-    assert json.loads(CliRunner().invoke(app, asked).stdout) == reported
+    assert len(written.splitlines()) == report["questions"] <= 12
+    assert reported(*asked) == report
     assert (tmp_path / "pool-pocket.jsonl").read_text() == written

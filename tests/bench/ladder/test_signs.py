@@ -4,10 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.commands import app
 from sigma0.bench.ladder.signs import SIGNS, score
+from tests.bench.running import reported
 
 
 def drawn(seed=0, prompts=120, tokens=8):
@@ -41,8 +40,6 @@ def test_without_differences_nothing_is_scored():
 @pytest.mark.exhaustive
 def test_the_command(tmp_path):
     out = tmp_path / "signs.json"
-    result = CliRunner().invoke(app, ["signs", "-n", "60", "--hard", "--out", str(out), "--json"])
-    assert result.exit_code == 0, result.output
-    reported = json.loads(out.read_text())
-    assert reported == json.loads(result.stdout) and reported["prompts"] == 60
-    assert 0 < reported["differences"] < 0.5 and reported["signs"]["entropy"]["auroc"]["value"] > 0.8
+    report = reported("signs", "-n", 60, "--hard", "--out", out)
+    assert report == json.loads(out.read_text()) and report["prompts"] == 60
+    assert 0 < report["differences"] < 0.5 and report["signs"]["entropy"]["auroc"]["value"] > 0.8

@@ -1,15 +1,13 @@
 """The cost of `verify`: real runs against counts from argmax traces."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 from sigma0 import ExitConfig
-from sigma0.bench.__main__ import app
 from sigma0.bench.lossless.drafts import Simulated
 from sigma0.bench.lossless.measure import measure_lossless
+from tests.bench.running import bench, refused, reported
 from tests.reference import settled_model
 
 NEW = 9
@@ -38,11 +36,9 @@ def test_real_runs_take_the_passes_that_the_traces_say():
 
 
 def test_the_command_prints_a_table_or_json():
-    asked = ["lossless", "pocket", "-n", "2", "--new-tokens", "6", "--rules", '[{"mode": "margin", "theta": 0.3}]']
-    table = CliRunner().invoke(app, asked)
-    assert table.exit_code == 0 and "margin theta 0.3" in table.stdout and "100 %" in table.stdout
-    report = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    asked = ("lossless", "pocket", "-n", 2, "--new-tokens", 6, "--rules", '[{"mode": "margin", "theta": 0.3}]')
+    table, report = bench(*asked).stdout, reported(*asked)
+    assert "margin theta 0.3" in table and "100 %" in table
     assert [cost["exit_config"]["redraft"] for cost in report["costs"]] == [False, True]
     assert {cost["exit_config"]["after_exit"] for cost in report["costs"]} == {"verify"}
-    bad = CliRunner().invoke(app, [*asked[:-1], '[{"speed": 1}]'])
-    assert bad.exit_code == 2 and "speed" in bad.stderr
+    assert "speed" in refused(*asked[:-1], '[{"speed": 1}]')

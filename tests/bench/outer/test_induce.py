@@ -5,23 +5,20 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.__main__ import app
 from sigma0.bench.outer.program import Kind, Pointer, Program, Trace, fill, induce, match
 from sigma0.bench.pocket.forms import plan_text, solution, wrong_answer
 from sigma0.bench.pocket.world import draw
 from sigma0.reason.lemma.graph import MAX_LEMMAS
 from sigma0.reason.lemma.planning import parse_lemmas
+from tests.bench.running import bench
 
 
 def traces(n, seed=4):
     """Perfect traces of n stories of the training split."""
     items = (draw("train", seed, index, questions=1).items[0] for index in range(n))
-    solved = ((item, solution(item)) for item in items)
-    return [
-        Trace(item.prompt, tuple(parse_lemmas(plan_text(steps)))) for item, steps in solved if len(steps) <= MAX_LEMMAS
-    ]
+    plans = ((item.prompt, solution(item)) for item in items)
+    return [Trace(text, tuple(parse_lemmas(plan_text(plan)))) for text, plan in plans if len(plan) <= MAX_LEMMAS]
 
 
 def scores(program, n=300):
@@ -75,11 +72,10 @@ def test_templates_match_whole_texts_and_are_filled_as_sentences():
     assert fill("{x} is in the {y}.", {"x": "the cup", "y": "barn"}) == "The cup is in the barn."
 
 
-def test_the_command_makes_a_program_of_what_was_verified(tmp_path):
-    program, out = tmp_path / "program.json", tmp_path / "ledger.jsonl"
-    line = ["distill", "pocket", "--seen", "2", "-n", "2", "--program", str(program), "--out", str(out)]
-    result = CliRunner().invoke(app, line)
+def test_the_command_makes_a_program_of_what_was_verified(tmp_path, ledger):
+    program = tmp_path / "program.json"
+    result = bench("distill", "pocket", "--seen", 2, "-n", 2, "--program", program, "--out", ledger)
     # pocket plans nothing: nothing is verified, and nothing is answered
-    assert result.exit_code == 0 and "0 of 2 questions verified" in result.output, result.output
+    assert "0 of 2 questions verified" in result.output
     assert json.loads(program.read_text()) == {"pointers": [], "kinds": []}
-    assert json.loads(out.read_text())["accepted"]["value"] == 0
+    assert json.loads(ledger.read_text())["accepted"]["value"] == 0

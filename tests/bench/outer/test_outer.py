@@ -5,9 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.__main__ import app
 from sigma0.bench.core.conditions import Conditions
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.outer.command import PLAIN, RISING, choose, loops
@@ -31,6 +29,7 @@ from sigma0.reason.desk import Desk
 from sigma0.reason.messages import Usage
 from sigma0.reason.trail import Trail
 from tests.bench.core.test_ledger import CONDITIONS
+from tests.bench.running import bench, refused
 
 PROBLEM = "The hat is with Mary. Mary went to the park. Where is the hat?"
 IN_PARK, IN_BARN = "The hat is in the park.", "The hat is in the barn."
@@ -83,12 +82,10 @@ def test_a_verdict_or_what_was_learned_decides_whether_to_walk():
     for door, calls, answer in (("converge", 1, "Plain."), ("escalate", 2, "Walked."), (None, 2, "Walked.")):
         chat = ScriptedChat([Completion("Plain.", door=door), *walk])
         assert routed(walked)(chat, Desk(Trail()), PROBLEM).answer == answer and len(chat.calls) == calls
-    learned = Learned(walked)
-    items = [
-        replace(item, question=PROBLEM, answer="Right.", key="Right", trail=()) for item in hard_questions(1, 0)
-    ] * 14
-    said = ["Right."] * 9 + ["Wrong."] + [walk[0]] * 4
-    results = run(learned, ScriptedChat(said), items, 0, lambda: None)
+    (item,) = hard_questions(1, 0)
+    items = [replace(item, question=PROBLEM, answer="Right.", key="Right", trail=())] * 14
+    said = ["Right."] * 9 + ["Wrong."] + walk * 4
+    results = run(Learned(walked), ScriptedChat(said), items, 0, lambda: None)
     # nine of ten were right, which is not enough
     assert [one.answer for one in results] == ["Right."] * 9 + ["Wrong."] + ["Walked."] * 4
 
@@ -141,12 +138,10 @@ def test_ways_are_compared_on_the_same_questions():
 
 
 @pytest.mark.exhaustive
-def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
-    out = tmp_path / "ledger.jsonl"
-    line = ["outer", "pocket", "--larger", "pocket-large", "-n", "2", "--most-votes", "9", "--out", str(out)]
-    result = CliRunner().invoke(app, [*line, "--json"])
-    assert result.exit_code == 0, result.output
-    rows = read_rows(out)
+def test_the_command_runs_every_way_and_writes_what_it_found(ledger):
+    line = ("outer", "pocket", "--larger", "pocket-large", "-n", 2, "--most-votes", 9, "--out", ledger)
+    result = bench(*line, "--json")
+    rows = read_rows(ledger)
     assert [row.model_dump(mode="json") for row in rows] == list(map(json.loads, result.stdout.splitlines()))
     ways = {row.way: row for row in rows}
     # pocket knows no form: no loop that reads one accepts anything
@@ -157,26 +152,22 @@ def test_the_command_runs_every_way_and_writes_what_it_found(tmp_path):
         votes = [other for other in ways[name].beats if other != PLAIN]
         assert len(votes) == 2 and votes[1] == f"{votes[0]}, yes or no by rule"
         assert ways[votes[0]].cost >= ways[name].cost or votes[0] == "vote of 9, which costs less"
-    older, other = (
-        [row.model_copy(update={"time": "before"}) for row in rows],
-        rows[0].model_copy(update={"time": "z", "way": "program of 3"}),
-    )
+    older = [row.model_copy(update={"time": "before"}) for row in rows]
+    other = rows[0].model_copy(update={"time": "z", "way": "program of 3"})
     assert {name for name, row in ways.items() if row.levels} == {name for name in loops() if name.startswith("effort")}
     assert latest_outer([*older, *rows, other]) == [rows, [other]] and len(table(rows).rows) == len(rows)
 
 
 @pytest.mark.slow
-def test_of_a_folder_rows_have_the_name_alone(tmp_path):
-    out = tmp_path / "ledger.jsonl"
+def test_of_a_folder_rows_have_the_name_alone(tmp_path, ledger):
     folder = tmp_path / "somewhere" / "mine"
     shutil.copytree(resolve_model("pocket"), folder)
-    line = ["outer", str(folder), "-n", "2", "--most-votes", "1", "--ways", "plan, unchecked", "--out", str(out)]
-    result = CliRunner().invoke(app, line)
-    assert result.exit_code == 0, result.output
-    rows = read_rows(out)
-    assert {row.model for row in rows} == {"mine", "pocket-large"} and str(tmp_path) not in out.read_text()
-    result = CliRunner().invoke(app, [*line, "--larger", str(folder.parent / ".." / "somewhere" / "mine")])
-    assert result.exit_code == 2 and "have one name" in result.output and read_rows(out) == rows
+    line = ("outer", folder, "-n", 2, "--most-votes", 1, "--ways", "plan, unchecked", "--out", ledger)
+    bench(*line)
+    rows = read_rows(ledger)
+    assert {row.model for row in rows} == {"mine", "pocket-large"} and str(tmp_path) not in ledger.read_text()
+    assert "have one name" in refused(*line, "--larger", folder.parent / ".." / "somewhere" / "mine")
+    assert read_rows(ledger) == rows
 
 
 def test_some_loops_are_chosen_by_name():

@@ -7,12 +7,16 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
+<<<<<<< HEAD
 from sigma0.bench.__main__ import app
 from sigma0.bench.outer.command import _by_lot
 from sigma0.bench.outer.toy import FAULTS, TOYS, is_held_out, planted, write
 from sigma0.reason.agent import choices
+=======
+from sigma0.bench.outer.toy import FAULTS, write
+from tests.bench.running import bench
+>>>>>>> 4b6ed1db1992734577e0921405c007f5e578ba4f
 
 
 def passes(folder):
@@ -29,12 +33,10 @@ def test_its_tests_pass_without_a_fault_and_fail_with_each(fault, tmp_path):
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-def test_the_command_counts_what_was_mended(tmp_path):
-    out = tmp_path / "ledger.jsonl"
-    line = ["agent", "pocket", "--steps", "4", "--max-tokens", "16", "--out", str(out)]
-    result = CliRunner().invoke(app, line)
-    assert result.exit_code == 0 and f"0 of {len(FAULTS)} faults mended" in result.output, result.output
-    row = json.loads(out.read_text())
+def test_the_command_counts_what_was_mended(ledger):
+    result = bench("agent", "pocket", "--steps", 4, "--max-tokens", 16, "--out", ledger)
+    assert f"0 of {len(FAULTS)} faults mended" in result.output
+    row = json.loads(ledger.read_text())
     assert (row["n"], row["right"]["value"], row["way"]) == (len(FAULTS), 0, "agent, held to actions, 4 steps")
 
 

@@ -1,32 +1,31 @@
 """`bench overhead`: every way over an empty model, and what its rows say."""
 
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.commands import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.overhead.measure import WRITTEN, Bench, Case, cases
 from sigma0.checkpoints import resolve_model
 from sigma0.models.load import load_tokenizer
+from tests.bench.running import bench
 
 
 @pytest.fixture(scope="module")
-def bench():
+def empty():
     return Bench(load_tokenizer(resolve_model("pocket")), loops=4, positions=128)
 
 
 @pytest.mark.parametrize("telemetry", [False, True])
 @pytest.mark.parametrize("way", ["library", "engine"])
-def test_rows_are_those_of_the_case(bench, way, telemetry):
-    one = bench.run(Case(way, "eager", telemetry, sequences=3, lanes=1, passes=16))
+def test_rows_are_those_of_the_case(empty, way, telemetry):
+    one = empty.run(Case(way, "eager", telemetry, sequences=3, lanes=1, passes=16))
     assert (one.passes, one.rows) == (16, 48)
     # a token enters in every pass of each sequence, and T of it are in flight but for the first and the last few
-    every = bench.run(Case(way, "eager", telemetry, sequences=3, lanes=4, passes=16))
+    every = empty.run(Case(way, "eager", telemetry, sequences=3, lanes=4, passes=16))
     assert every.rows / every.passes > 3 * 4 * 0.75
 
 
-def test_operations_are_counted(bench):
-    sample = bench.run(Case("library", "eager", False, sequences=2, lanes=1, passes=16), counted=True)
+def test_operations_are_counted(empty):
+    sample = empty.run(Case("library", "eager", False, sequences=2, lanes=1, passes=16), counted=True)
     assert sample.operations > sample.passes * 3
 
 
@@ -37,11 +36,8 @@ def test_cases_are_every_way_at_every_number_of_rows():
 
 
 @pytest.mark.slow
-def test_the_rows_are_in_the_ledger(tmp_path):
-    ledger = tmp_path / "ledger.jsonl"
-    asked = ["--runners", "eager", "--rows", "1", "--rounds", "1", "--passes", "8", "--out", str(ledger)]
-    result = CliRunner().invoke(app, ["overhead", *asked])
-    assert result.exit_code == 0, result.output
+def test_the_rows_are_in_the_ledger(ledger):
+    bench("overhead", "--runners", "eager", "--rows", 1, "--rounds", 1, "--passes", 8, "--out", ledger)
     rows = read_rows(ledger)
     ours = [(way, "eager", telemetry) for way in ("library", "engine") for telemetry in (False, True)]
     assert [(row.way, row.runner, row.telemetry) for row in rows] == [*ours, ("transformers", None, False)]

@@ -3,33 +3,23 @@
 import gzip
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import sigma0
 from sigma0.bench.core.conditions import read_report
-from sigma0.bench.proximity.measure import (
-    BARS,
-    certainty,
-    figures,
-    fit,
-    proximities,
-    read_loops,
-    read_texts,
-    repetition,
-    roc,
-)
+from sigma0.bench.proximity import measure
 from sigma0.bench.proximity.sources import LONGEST, loops, read_text
 from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_reference
+from tests.bench.running import RESULTS
 from tests.kernels import definitions
+from tests.reference import tiny_llama
 
-RESULTS = read_report(Path(sigma0.__file__).parent / "bench" / "results" / "proximity.json")[1]
+REPORT = read_report(RESULTS / "proximity.json")[1]
 PROSE = np.random.default_rng(0).zipf(1.3, 40_000) % 3000
 
 
@@ -55,16 +45,13 @@ def test_a_loop_is_noticed_once_three_periods_and_forty_ids_are_out(kind, bar):
     for loop in loops(PROSE, 3):
         if loop.kind == kind:
             places = np.arange(loop.first, LONGEST + 1)
-            traits = np.concatenate([repetition(loop.ids, places), np.zeros((len(places), 2))], axis=1)
-            assert proximities(rule, traits).min() > bar, loop.period
+            traits = np.concatenate([measure.repetition(loop.ids, places), np.zeros((len(places), 2))], axis=1)
+            assert measure.proximities(rule, traits).min() > bar, loop.period
 
 
-def test_the_shipped_parts_are_the_committed_fit():
-    assert asdict(CollapseRule()) == RESULTS["parts"]
-
-
-def test_the_committed_figures_keep_what_is_promised():
-    held_out = [row for row in RESULTS["figures"] + RESULTS["figures_of_ids_alone"] if not row["fitted"]]
+def test_the_shipped_parts_are_the_committed_fit_which_keeps_what_is_promised():
+    assert asdict(CollapseRule()) == REPORT["parts"]
+    held_out = [row for row in REPORT["figures"] + REPORT["figures_of_ids_alone"] if not row["fitted"]]
     prose = [row for row in held_out if row["kind"] == "prose"]
     assert sum(row["readings"] for row in prose) >= 2 * 2000 and all(row["quantiles"][4] < 0.4 for row in prose)
     for kind, bar in (("exact", 0.8), ("changed", 0.6)):
@@ -78,29 +65,23 @@ def test_the_committed_figures_keep_what_is_promised():
 @example([1])
 def test_repetition_is_the_definition(ids):
     periodicity, _, echo, distinct = definitions.repetition(ids)
-    result = repetition(np.array(ids), np.array([len(ids)]))[0]
+    result = measure.repetition(np.array(ids), np.array([len(ids)]))[0]
     np.testing.assert_allclose(result, [periodicity, echo, 1 - distinct], atol=1e-6)
 
 
 def test_certainty_is_what_the_canary_reads():
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=60, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        initializer_range=1.0,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model = tiny_llama(seed=0, vocab_size=60, initializer_range=1.0)
     ids = np.random.default_rng(1).integers(0, 60, 40)
-    result = certainty(model, ids)
+    result = measure.certainty(model, ids)
     with torch.no_grad():
         logits = model(torch.from_numpy(ids)[None]).logits[0]
     state = CollapseState.empty(1, "cpu")
     state.observed.fill_(1)  # the first id has an entropy of 0 in the study
     for place in range(1, 40):
-        output = collapse_reference(
-            logits[place - 1][None], torch.tensor([ids[place]]), state, torch.tensor([0]), CollapseRule()
-        )
-        assert float(output.statistics[0, 2]) == pytest.approx(result[place, 0], abs=2e-3)
-        assert float(output.statistics[0, 1]) == pytest.approx(result[place, 1], abs=1e-4)
+        row, token = logits[place - 1][None], torch.tensor([ids[place]])
+        statistics = collapse_reference(row, token, state, torch.tensor([0]), CollapseRule()).statistics[0]
+        assert float(statistics[2]) == pytest.approx(result[place, 0], abs=2e-3)
+        assert float(statistics[1]) == pytest.approx(result[place, 1], abs=1e-4)
 
 
 @pytest.mark.exhaustive
@@ -115,11 +96,11 @@ def test_a_fit_tells_loops_from_text(tmp_path):
     code.write_bytes(gzip.compress(line.encode()))
     texts = [read_text("prose", file, tokenizer), read_text("code", code, tokenizer)]
     assert [text.kind for text in texts] == ["prose", "code"] and len(texts[0].ids) >= 3000
-    readings = read_texts(None, texts, 200) + read_loops(None, loops(texts[0].ids, 2))
-    rule = fit(readings)
-    output = {(row["kind"], row["fitted"]): row for row in figures(rule, readings)}
-    assert output["exact", True]["lowest"] >= BARS["exact"] - 0.02 and output["exact", False]["lowest"] > 0.8
+    readings = measure.read_texts(None, texts, 200) + measure.read_loops(None, loops(texts[0].ids, 2))
+    rule = measure.fit(readings)
+    output = {(row["kind"], row["fitted"]): row for row in measure.figures(rule, readings)}
+    assert output["exact", True]["lowest"] >= measure.BARS["exact"] - 0.02 and output["exact", False]["lowest"] > 0.8
     assert output["prose", False]["quantiles"][4] < 0.4
     calm = np.concatenate([item.traits for item in readings if item.kind == "prose"])
-    area, curve = roc(rule, calm, next(item.traits for item in readings if item.kind == "exact"))
+    area, curve = measure.roc(rule, calm, next(item.traits for item in readings if item.kind == "exact"))
     assert area > 0.99 and curve[0] == (0.0, 0.0) and curve[-1] == (1.0, 1.0)

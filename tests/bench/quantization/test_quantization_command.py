@@ -1,43 +1,34 @@
-"""The bench of quantised weights: its rows and tables; times are not judged here."""
+from itertools import product
 
 import pytest
-from typer.testing import CliRunner
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import parse_row, read_rows
 from sigma0.bench.quantization.measure import fidelity
 from sigma0.bench.quantization.table import latest_quantization, whole
 from sigma0.bench.speed import shapes
+from tests.bench.running import bench, refused
 
 pytest.importorskip("torchao")
 pytestmark = pytest.mark.slow
-SMALL = ["--n", "3", "--max-new-tokens", "5", "--context", "9", "--new-tokens", "4", "--rounds", "2"]
+SMALL = ("--n", 3, "--max-new-tokens", 5, "--context", 9, "--new-tokens", 4, "--rounds", 2)
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["quantization", *arguments, *SMALL])
-
-
-def test_rows_of_a_model_and_of_a_shape(tmp_path, monkeypatch):
+def test_rows_of_a_model_and_of_a_shape(ledger, monkeypatch):
     shape = {"vocab_size": 61, "hidden_size": 64, "intermediate_size": 96}
     monkeypatch.setitem(shapes.SHAPES, "tiny", {**shape, "num_hidden_layers": 2, "num_attention_heads": 4})
-    ledger = tmp_path / "ledger.jsonl"
-    result = run("pocket", "--out", str(ledger), "--json")
-    assert result.exit_code == 0, result.output
+    result = bench("quantization", "pocket", *SMALL, "--out", ledger, "--json")
     rows = [parse_row(line) for line in result.stdout.splitlines()]
     assert read_rows(ledger) == rows
-    assert [(row.mode, row.quantization) for row in rows] == [
-        (mode, name) for mode in ("full", "margin") for name in ("int8", "int4")
-    ]
+    assert [(row.mode, row.quantization) for row in rows] == list(product(("full", "margin"), ("int8", "int4")))
     for row in rows:
         assert row.block_bytes < row.block_bytes_of_floats < row.model_bytes_of_floats
         assert row.agreement.value > 0.9 and row.kl.value < 0.1
         assert row.mean_depth_of_floats.value <= row.total_loops
     assert rows[0].mean_depth.value == rows[0].total_loops
     assert {(row.dtype, row.dtype_of_floats) for row in rows} == {("bfloat16", "bfloat16")}
-    assert run("--shape", "tiny", "--to", "int8", "--floats", "float32", "--out", str(ledger)).exit_code == 0
+    bench("quantization", "--shape", "tiny", "--to", "int8", "--floats", "float32", *SMALL, "--out", ledger)
     *_, random = read_rows(ledger)
     assert (random.dtype, random.dtype_of_floats) == ("bfloat16", "float32")
     assert random.model == "random tiny" and random.agreement is random.mean_depth is None
@@ -46,9 +37,9 @@ def test_rows_of_a_model_and_of_a_shape(tmp_path, monkeypatch):
 
 
 def test_bad_requests_are_one_line():
-    assert "either a model or --shape" in run().output
-    assert "no such quantization: 'int2'" in run("pocket", "--to", "int2").output
-    assert "pocket's world" in run("nothing").output
+    assert "either a model or --shape" in refused("quantization")
+    assert "no such quantization: 'int2'" in refused("quantization", "pocket", "--to", "int2")
+    assert "pocket's world" in refused("quantization", "nothing")
 
 
 def test_a_model_agrees_with_itself_and_not_with_another():

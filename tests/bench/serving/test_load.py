@@ -12,6 +12,7 @@ from sigma0 import ExitConfig
 from sigma0.bench.core.conditions import Conditions, Figure
 from sigma0.bench.core.rows import ServeRow
 from sigma0.bench.serving import measure as loads
+<<<<<<< HEAD
 from sigma0.bench.serving.measure import (
     Answer,
     Ask,
@@ -22,6 +23,8 @@ from sigma0.bench.serving.measure import (
     serve_rows,
     vllm_rows,
 )
+=======
+>>>>>>> 4b6ed1db1992734577e0921405c007f5e578ba4f
 from sigma0.bench.serving.servers import counts
 from tests.bench.core.test_ledger import CONDITIONS
 from tests.serve.conftest import plain  # noqa: F401
@@ -30,12 +33,12 @@ QUESTIONS = ["Mary went to the kitchen. Where is Mary?", "Leo went to the barn. 
 
 
 def ask(server, **extra):
-    return Ask(server.url, "pocket", QUESTIONS, 5, extra)
+    return loads.Ask(server.url, "pocket", QUESTIONS, 5, extra)
 
 
 def test_a_closed_loop_answers_every_request(plain):  # noqa: F811
     before = counts(plain.url)
-    load = asyncio.run(drive(ask(plain, sigma0={"exit": {"mode": "full"}}), "closed", 3, 7))
+    load = asyncio.run(loads.drive(ask(plain, sigma0={"exit": {"mode": "full"}}), "closed", 3, 7))
     after = counts(plain.url)
     assert len(load.answers) == 7 and load.failed == 0
     assert {answer.tokens for answer in load.answers} == {5}
@@ -60,54 +63,57 @@ def test_an_open_loop_lets_requests_come_when_they_come(plain, monkeypatch):  # 
     async def run():
         nonlocal together
         together = asyncio.Event()
-        return await drive(ask(plain), "open", 50.0, 6, seed=2)
+        return await loads.drive(ask(plain), "open", 50.0, 6, seed=2)
 
     together = None
     monkeypatch.setattr(loads, "perf_counter", lambda: 100.0)
-    monkeypatch.setattr(
-        loads, "asyncio", SimpleNamespace(sleep=wait, gather=asyncio.gather, Semaphore=asyncio.Semaphore)
-    )
+    still = SimpleNamespace(sleep=wait, gather=asyncio.gather, Semaphore=asyncio.Semaphore)
+    monkeypatch.setattr(loads, "asyncio", still)
     load = asyncio.run(run())
     assert load.failed == 0 and {answer.tokens for answer in load.answers} == {5}
     assert waits == pytest.approx(np.cumsum(np.random.default_rng(2).exponential(1 / 50, 6)))
 
 
 def test_refusals_are_failures(plain):  # noqa: F811
-    load = asyncio.run(drive(ask(plain, temperature=9), "closed", 1, 2))
+    load = asyncio.run(loads.drive(ask(plain, temperature=9), "closed", 1, 2))
     assert load.failed == 2 and load.answers[0].failure.startswith("400: ")
-    nobody = asyncio.run(drive(Ask("http://127.0.0.1:9", "pocket", QUESTIONS, 5, {}), "closed", 1, 1))
+    nobody = asyncio.run(loads.drive(loads.Ask("http://127.0.0.1:9", "pocket", QUESTIONS, 5, {}), "closed", 1, 1))
     assert nobody.failed == 1 and "ConnectError" in nobody.answers[0].failure
 
 
 def test_times_become_percentiles():
-    output = percentiles([0.1, 0.2, 0.3])
+    output = loads.percentiles([0.1, 0.2, 0.3])
     assert output.p50 == pytest.approx(200) and output.p99 == pytest.approx(298)
-    assert percentiles([]).p50 == 0
-    load = Load(2.0, [Answer(0.0, [0.5, 0.6, 0.8], 3), Answer(0.0, [], 0, "broke")])
+    assert loads.percentiles([]).p50 == 0
+    load = loads.Load(2.0, [loads.Answer(0.0, [0.5, 0.6, 0.8], 3), loads.Answer(0.0, [], 0, "broke")])
     assert load.first_token.p50 == pytest.approx(500) and load.between_tokens.p50 == pytest.approx(150)
 
 
 def measured(tokens, text="", **counts):
-    return Load(2.0, [Answer(0.0, [0.5], tokens, text=text)], counts)
+    return loads.Load(2.0, [loads.Answer(0.0, [0.5], tokens, text=text)], counts)
 
 
 def test_ratios_are_taken_round_by_round():
     full = [measured(10, rows=20, passes=4.0), measured(20, rows=40, passes=4.0)]
     by_way = {"full": full, "transformers": [measured(5), measured(40)]}
     configs = {"full": ExitConfig(mode="full")}
-    full, theirs = serve_rows({("closed", 4.0): by_way}, configs, Conditions(**CONDITIONS), "compile")
+    full, theirs = loads.serve_rows({("closed", 4.0): by_way}, configs, Conditions(**CONDITIONS), "compile")
     assert (full.runner, theirs.runner) == ("compile", "eager")
     assert full.speed_ratio.value == 1 and full.rows_per_second == 15 and full.passes_per_second == 2
     assert (theirs.speed_ratio.low, theirs.speed_ratio.value, theirs.speed_ratio.high) == (0.5, 1.25, 2)
     assert theirs.rows_per_second is None and theirs.exit_config is None
     assert ServeRow.model_validate_json(theirs.model_dump_json()) == theirs
+<<<<<<< HEAD
     assert Figure.spread([3.0, 1.0, 2.0]).value == 2
+=======
+    assert loads.spread([3.0, 1.0, 2.0]).value == 2
+>>>>>>> 4b6ed1db1992734577e0921405c007f5e578ba4f
 
 
 def test_drafts_of_vllm_are_told_beside_the_texts():
     drafted = measured(20, "other", drafts=4.0, accepted_tokens=6.0)
     by_way = {"vllm": [measured(10, "same")], "vllm-drafts": [drafted], "full": [measured(5, "same")]}
-    alone, drafts, full = vllm_rows({("closed", 8.0): by_way}, Conditions(**CONDITIONS), "1", 4, 2)
+    alone, drafts, full = loads.vllm_rows({("closed", 8.0): by_way}, Conditions(**CONDITIONS), "1", 4, 2)
     assert (drafts.accepted_length, drafts.drafts, drafts.draft_loops, drafts.clients) == (2.5, 4, 2, 8)
     assert alone.accepted_length is None and alone.drafts is None
     assert [row.same_text for row in (alone, drafts, full)] == [1, 0, 1]
@@ -115,11 +121,11 @@ def test_drafts_of_vllm_are_told_beside_the_texts():
 
 
 def test_all_ways_are_asked_for_by_their_settings():
-    ways = our_configs(ExitConfig(q=0.6))
+    ways = loads.our_configs(ExitConfig(q=0.6))
     assert ways["full"].mode == "full" and ways["never"].q == 1.0
     assert [ways[name].after_exit for name in ("finish", "drop", "verify")] == ["finish", "drop", "verify"]
     assert {ways[name].q for name in ("finish", "drop", "verify")} == {0.6}
-    assert list(our_configs(ExitConfig(), ["full", "drop"])) == ["full", "drop"]
+    assert list(loads.our_configs(ExitConfig(), ["full", "drop"])) == ["full", "drop"]
     for wrong in (["full", "fast"], ["drop", "full"]):
         with pytest.raises(ValueError, match="must begin with full"):
-            our_configs(ExitConfig(), wrong)
+            loads.our_configs(ExitConfig(), wrong)

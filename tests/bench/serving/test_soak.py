@@ -1,21 +1,15 @@
-"""The soak: what it counts as sound, and a short one of a real server."""
-
 import json
-from pathlib import Path
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 pytest.importorskip("fastapi")
 
-from sigma0.bench.__main__ import app
 from sigma0.bench.core.conditions import read_report
 from sigma0.bench.serving.floods import BODY, REFUSALS, Flooding, Floods
 from sigma0.bench.serving.soak import Sample, Soak, lines_of
+from tests.bench.running import RESULTS, bench
 from tests.serve.conftest import plain  # noqa: F401
-
-RESULT = Path(__file__).parents[3] / "bench" / "results" / "soak-pocket.json"
 
 
 def sample(seconds=1.0, memory=100.0, **counts):
@@ -81,7 +75,7 @@ def test_a_flood_sends_what_never_fits(kind, plain):  # noqa: F811
 
 
 def test_the_committed_one_is_what_the_readme_says():
-    _, kept = read_report(RESULT)
+    _, kept = read_report(RESULTS / "soak-pocket.json")
     obtained = Soak(**kept)
     # the verdict is made again from the samples
     assert obtained.memory_is_flat and obtained.is_sound
@@ -92,8 +86,7 @@ def test_the_committed_one_is_what_the_readme_says():
 @pytest.mark.exhaustive
 def test_a_short_one(tmp_path):
     out = tmp_path / "soak.json"
-    result = CliRunner().invoke(app, ["soak", "--minutes", "0.2", "--clients", "6", "--out", str(out)])
-    assert result.exit_code == 0, result.output
+    bench("soak", "--minutes", 0.2, "--clients", 6, "--out", out)
     told = json.loads(out.read_text())
     assert told["answered"] > 10 and told["asked"] >= told["answered"] + told["left"]
     assert told["wrong"] == told["answered_twice"] == told["lost_after_term"] == 0 and told["broken"] == {}

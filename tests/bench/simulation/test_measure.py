@@ -2,11 +2,8 @@
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-import sigma0
 from sigma0 import ExitConfig
-from sigma0.bench.__main__ import app
 from sigma0.bench.core.conditions import Conditions
 from sigma0.bench.simulation import measure
 from sigma0.bench.simulation.inputs import PassClock, read_inputs
@@ -14,16 +11,8 @@ from sigma0.bench.simulation.measure import STEPS, Stopwatch, TimedPass, measure
 from sigma0.bench.simulation.replica import PassWork
 from sigma0.serve.engine.messages import EngineLimits
 from tests.bench.core.test_ledger import CONDITIONS
+from tests.bench.running import bench
 from tests.bench.simulation.test_fitting import law
-from tests.reference import settled_model
-
-
-@pytest.fixture(scope="module")
-def model():
-    tokenizer = sigma0.load("pocket", device="cpu")[1]
-    obtained = settled_model(3, vocab_size=len(tokenizer), total_ut_steps=4)
-    obtained.generation_config.eos_token_id = None
-    return obtained, tokenizer
 
 
 @pytest.fixture
@@ -87,13 +76,10 @@ def test_what_is_not_simulated_is_refused(model):
 
 
 @pytest.mark.exhaustive
-def test_the_command_writes_inputs_that_can_be_simulated(tmp_path):
-    out, ledger = tmp_path / "inputs.json", tmp_path / "ledger.jsonl"
-    result = CliRunner().invoke(app, ["passes", "pocket", "-n", "12", "--max-new-tokens", "4", "--out", str(out)])
-    assert result.exit_code == 0, result.output
+def test_the_command_writes_inputs_that_can_be_simulated(tmp_path, ledger):
+    out = tmp_path / "inputs.json"
+    bench("passes", "pocket", "-n", 12, "--max-new-tokens", 4, "--out", out)
     obtained, _ = read_inputs(out)
     assert obtained.conditions.model == "pocket" and obtained.loops == 6 and obtained.clock.startswith("CPU time")
     # nobody is refused, however fast the machine was
-    arguments = ["--inputs", out, "--replicas", "2", "--requests", "50", "--waiting", "1000000", "--out", ledger]
-    result = CliRunner().invoke(app, ["simulate", *map(str, arguments)])
-    assert result.exit_code == 0, result.output
+    bench("simulate", "--inputs", out, "--replicas", 2, "--requests", 50, "--waiting", 10**6, "--out", ledger)

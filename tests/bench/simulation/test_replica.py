@@ -5,33 +5,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
 from sigma0.decode.kv_store import BlockShape
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import Busy, EngineLimits, EngineRequest, RequestOutput, TokenOutput
-from tests.reference import settled_model
 
 LOOPS = 4
 CONFIGS = (ExitConfig(q=0.5), ExitConfig(q=0.9), ExitConfig(mode="full"), ExitConfig(mode="margin", theta=0.3))
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return sigma0.load("pocket", device="cpu")[1]
-
-
-@pytest.fixture(scope="module")
-def model(tokenizer):
-    result = settled_model(3, vocab_size=len(tokenizer), total_ut_steps=LOOPS)
-    result.generation_config.eos_token_id = None
-    return result
-
-
-def engine_of(model, tokenizer, running, pass_rows, blocks):
-    kept = blocks * BlockShape.of(model, 4).bytes_with(model.dtype)
-    return Engine(model, tokenizer, "tiny", EngineLimits(running, 64, pass_rows, 4, kept), watch=False)
+def engine_of(model, running, pass_rows, blocks):
+    kept = blocks * BlockShape.of(model[0], 4).bytes_with(model[0].dtype)
+    return Engine(*model, "tiny", EngineLimits(running, 64, pass_rows, 4, kept), watch=False)
 
 
 def played(engine, jobs):
@@ -78,19 +64,17 @@ def loads(draw):
     jobs = []
     for number in range(draw(st.integers(1, 7))):
         # some texts begin alike
-        ids = (
-            10 + draw(st.integers(0, number)),
-            *np.random.default_rng(0).integers(40, 90, draw(st.integers(0, 30))).tolist(),
-        )
+        first, more = 10 + draw(st.integers(0, number)), draw(st.integers(0, 30))
+        ids = (first, *np.random.default_rng(0).integers(40, 90, more).tolist())
         job = EngineRequest(ids, draw(st.integers(1, 12)), draw(st.sampled_from(CONFIGS)))
         jobs.append((draw(st.integers(0, 25)), job))
     return jobs
 
 
-def beside_the_engine(model, tokenizer, jobs, running, pass_rows, blocks):
+def beside_the_engine(model, jobs, running, pass_rows, blocks):
     """The same jobs in both; how often one was preempted."""
     jobs = sorted(jobs, key=lambda item: item[0])
-    output, ends, real_rows = played(engine_of(model, tokenizer, running, pass_rows, blocks), jobs)
+    output, ends, real_rows = played(engine_of(model, running, pass_rows, blocks), jobs)
     requests = []
     for number, (at, job) in enumerate(jobs):
         tokens = ends[number].tokens
@@ -107,12 +91,12 @@ def beside_the_engine(model, tokenizer, jobs, running, pass_rows, blocks):
 
 @settings(max_examples=20, deadline=None)
 @given(loads(), st.integers(1, 4), st.integers(1, 40), st.integers(11, 40))
-def test_every_token_is_told_in_the_same_pass(model, tokenizer, jobs, running, pass_rows, blocks):
+def test_every_token_is_told_in_the_same_pass(model, jobs, running, pass_rows, blocks):
     """Also where blocks run out, and prompts begin with what others have left."""
-    beside_the_engine(model, tokenizer, jobs, running, pass_rows, blocks)
+    beside_the_engine(model, jobs, running, pass_rows, blocks)
 
 
-def test_requests_are_preempted_and_resumed_as_in_the_engine(model, tokenizer):
+def test_requests_are_preempted_and_resumed_as_in_the_engine(model):
     preempted = 0
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -120,7 +104,7 @@ def test_requests_are_preempted_and_resumed_as_in_the_engine(model, tokenizer):
             (int(rng.integers(0, 9)), EngineRequest((10 + number, *range(20, 20 + length)), 12, CONFIGS[number % 4]))
             for number, length in enumerate(rng.integers(0, 30, 6).tolist())
         ]
-        preempted += beside_the_engine(model, tokenizer, jobs, 4, int(rng.integers(2, 40)), 12 + seed)
+        preempted += beside_the_engine(model, jobs, 4, int(rng.integers(2, 40)), 12 + seed)
     assert preempted > 5, "blocks must run out"
 
 
@@ -133,9 +117,9 @@ def answered(replica, request):
     return request
 
 
-def test_a_turn_finds_what_the_turn_before_it_left(model, tokenizer):
+def test_a_turn_finds_what_the_turn_before_it_left(model):
     """A chat that goes on reads only what is new; so does the simulated one, to the column."""
-    engine, ids, cached = engine_of(model, tokenizer, 2, 64, 500), list(range(20, 41)), []
+    engine, ids, cached = engine_of(model, 2, 64, 500), list(range(20, 41)), []
     replica = Replica(ReplicaLimits(LOOPS, 2, 64, 4), lambda work: 1.0)
     for _ in range(4):
         _, ends, _ = played(engine, [(0, EngineRequest(tuple(ids), 6, ExitConfig(q=0.5)))])
@@ -158,8 +142,8 @@ def test_a_chat_that_was_there_before_is_found():
     assert answered(replica, Request(30, (1,), session=3)).cached == 0, "it did not fit"
 
 
-def test_a_replica_is_full_with_as_many_as_the_engine_takes(model, tokenizer):
-    engine = Engine(model, tokenizer, "tiny", EngineLimits(2, 3, 64, 4, 2**22), watch=False)
+def test_a_replica_is_full_with_as_many_as_the_engine_takes(model):
+    engine = Engine(*model, "tiny", EngineLimits(2, 3, 64, 4, 2**22), watch=False)
     replica = Replica(ReplicaLimits(LOOPS, 2, 64, 4, waiting=3), lambda work: 1.0)
     job = EngineRequest((20, 5), 3, ExitConfig(mode="full"))
     for _ in range(5):

@@ -1,13 +1,8 @@
-"""From measured inputs to rows, tables and pictures, as a user runs them."""
-
 import json
 from itertools import product
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.rows import SIMULATION_SIZES, Tail
 from sigma0.bench.rerun.compare import differences
@@ -17,17 +12,13 @@ from sigma0.bench.simulation.study import Fleets, Setting, simulate
 from sigma0.bench.simulation.table import apart_cells, cells, is_unsettled, latest_simulation, whole
 from sigma0.bench.simulation.traffic import Traffic
 from tests.bench.core.test_ledger import CONDITIONS
+from tests.bench.running import LEDGER, RESULTS, bench, refused
 
 pytestmark = pytest.mark.slow
-RESULTS = Path(__file__).parents[3] / "bench" / "results"
 QUICK = (
     *("--replicas", "2,4", "--requests", "60", "--runs", "2", "--warm", "10", "--group", "4"),
     *("--routings", "random,least-loaded,depth-aware"),
 )
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 def inputs_of(**changes):
@@ -74,13 +65,12 @@ def simulated(fleets, routing, replicas, rate, requests, traffic=TRAFFIC, **more
 
 
 @pytest.mark.exhaustive
-def test_a_row_for_each_fleet_rate_and_routing_and_a_page_of_them(file, tmp_path):
-    out, folder, picture = tmp_path / "ledger.jsonl", tmp_path / "report", tmp_path / "one.svg"
-    asked = ("simulate", "--inputs", file, *QUICK, "--rates", "5,40", "--out", out)
-    result = run(*asked, "--picture", picture)
-    assert result.exit_code == 0, result.output
-    assert "SIMULATED" in result.stdout and "SIMULATION, not measured" in picture.read_text()
-    rows = read_rows(out)
+def test_a_row_for_each_fleet_rate_and_routing_and_a_page_of_them(file, ledger, tmp_path):
+    folder, picture = tmp_path / "report", tmp_path / "one.svg"
+    asked = ("simulate", "--inputs", file, *QUICK, "--rates", "5,40", "--out", ledger)
+    assert "SIMULATED" in bench(*asked, "--picture", picture).stdout
+    assert "SIMULATION, not measured" in picture.read_text()
+    rows = read_rows(ledger)
     routings = ("random", "least-loaded", "depth-aware")
     settings = [(row.replicas, row.rate, row.routing) for row in rows]
     assert settings == list(product((2, 4), (5.0, 40.0), routings))
@@ -89,10 +79,10 @@ def test_a_row_for_each_fleet_rate_and_routing_and_a_page_of_them(file, tmp_path
             assert 0 <= tail.p50 <= tail.p95 <= tail.p99
         assert row.queue_ms.p50 <= row.first_token_ms.p50 <= row.latency_ms.p50
         assert row.model == "pocket" and row.inputs_sha256 == read_inputs(file)[1]
-    again = run(*asked, "--json")
-    assert again.exit_code == 0 and read_rows(out) == rows, "what the ledger has is not made again"
+    again = bench(*asked, "--json")
+    assert read_rows(ledger) == rows, "what the ledger has is not made again"
     assert [json.loads(line)["routing"] for line in again.stdout.splitlines()] == [row.routing for row in rows]
-    assert run("report", out, "--out", folder).exit_code == 0
+    bench("report", ledger, "--out", folder)
     assert latest_simulation(rows) == rows and cells(rows[0])[:3] == ["2", "10", "random"]
     page = (folder / "simulation.md").read_text()
     assert page == whole(rows) and page.count("\n| 2 |") == 6 + 2
@@ -173,10 +163,9 @@ def test_what_depths_apart_change_is_told_run_by_run(fleets):
         (("--picture", "p.gif"), "--picture 'p.gif': give a name that ends in .svg or .png"),
     ],
 )
-def test_bad_input_is_told_in_one_line(file, tmp_path, arguments, message):
-    result = run("simulate", "--inputs", file, "--rates", "5", "--out", tmp_path / "l.jsonl", *QUICK, *arguments)
-    assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
-    assert not (tmp_path / "l.jsonl").exists()
+def test_bad_input_is_told_in_one_line(file, ledger, arguments, message):
+    assert message in refused("simulate", "--inputs", file, "--rates", 5, "--out", ledger, *QUICK, *arguments)
+    assert not ledger.exists()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +188,7 @@ def test_damaged_inputs_are_refused(file, changes, message):
 def test_the_committed_rows_are_of_the_committed_inputs():
     """And some of them come out again, digit for digit, but for what rounding of another machine may change."""
     inputs, digest = read_inputs(RESULTS / "simulation-inputs.json")
-    rows = latest_simulation(read_rows(RESULTS / "leaderboard.jsonl"))
+    rows = latest_simulation(read_rows(LEDGER))
     assert {row.inputs_sha256 for row in rows} == {digest}
     assert {row.routing for row in rows} == set(COMPARED.split(",")) and max(row.replicas for row in rows) == 10240
     assert (RESULTS / "simulation.md").read_text() == whole(rows)

@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from sigma0 import ExitConfig
-from sigma0.bench.__main__ import app
 from sigma0.bench.core.conditions import Digests, Figure, describe
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.rows import SpeedRow
@@ -17,6 +15,7 @@ from sigma0.bench.speed.roofline import bytes_per_token, launch_table, roofline,
 from sigma0.bench.speed.table import speed_parts
 from sigma0.decode import runners
 from sigma0.decode.ops import TORCH, depth_attention_reference
+from tests.bench.running import bench
 from tests.decode.captures import RepeatedCapture
 from tests.reference import tiny_model
 
@@ -29,9 +28,8 @@ def measured(model, ways=("full", "finish"), new_tokens=4):
     ids = torch.tensor([[9, 10, 11, 12]])
     plan = Plan(ways, ExitConfig(q=0.4), None, "", new_tokens, 1, 1)
     rows = [tuple(row) for row in ids.tolist()]
-    conditions = describe(
-        model, "tiny", "ids", rows, [None], new_tokens, digests=Digests(weights_sha256="", settings_sha256="")
-    )
+    digests = Digests(weights_sha256="", settings_sha256="")
+    conditions = describe(model, "tiny", "ids", rows, [None], new_tokens, digests=digests)
     return {row.way: row for row in measure(model, ids, plan, conditions)}
 
 
@@ -86,12 +84,9 @@ def test_a_row_names_graphs_and_counts_a_head_for_each_pass(monkeypatch):
     assert rows["full"].head_bytes_per_token == 4 * head and rows["huggingface"].head_bytes_per_token == head
 
 
-def test_a_runner_that_cannot_be_had_is_told(tmp_path):
-    ledger = tmp_path / "ledger.jsonl"
-    asked = ["--shape", "tiny", "--device", "cpu", "--context", "4", "--new-tokens", "3", "--rounds", "1"]
-    asked += ["--runner", "cudagraph", "--ways", "full", "--out", str(ledger)]
-    result = CliRunner().invoke(app, ["speed", *asked])
-    assert result.exit_code == 0, result.output
+def test_a_runner_that_cannot_be_had_is_told(ledger):
+    asked = ("--shape", "tiny", "--device", "cpu", "--context", 4, "--new-tokens", 3, "--rounds", 1, "--ways", "full")
+    result = bench("speed", *asked, "--runner", "cudagraph", "--out", ledger)
     assert [row.runner for row in read_rows(ledger)] == ["eager"]
     assert "cudagraph was asked for, but some ran eager: no CUDA graphs on cpu" in result.stderr
     reported = " ".join(result.stdout.split())

@@ -7,10 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from sigma0 import ExitConfig
-from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import parse_row, read_rows
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.speed import courses, decoders, published_process, shapes
@@ -19,6 +17,7 @@ from sigma0.bench.speed.engine import Engined, open_engine
 from sigma0.bench.speed.measure import WAYS, Plan, _decode, _figures, _settings
 from sigma0.bench.speed.peer import Stock
 from sigma0.bench.speed.table import rule_text, speed_table
+from tests.bench.running import bench, refused
 from tests.reference import tiny_model
 
 NEW = 9
@@ -26,19 +25,9 @@ SMALL = ("--context", "9", "--new-tokens", "5", "--rounds", "2", "--dtype", "flo
 TINY = ("--shape", "tiny", "--device", "cpu", "--context", "6", "--rounds", "1", "--dtype", "float32")
 
 
-@pytest.fixture
-def ledger(tmp_path):
-    return tmp_path / "ledger.jsonl"
-
-
-def run(ledger, *arguments):
-    return CliRunner().invoke(app, ["speed", *arguments, "--out", str(ledger)])
-
-
 def rows_of(ledger, *arguments):
-    """The rows that a run prints, which ends well."""
-    result = run(ledger, *arguments, "--json")
-    assert result.exit_code == 0, result.output
+    """The rows that a run prints."""
+    result = bench("speed", *arguments, "--out", ledger, "--json")
     return [parse_row(line) for line in result.stdout.splitlines()]
 
 
@@ -65,8 +54,8 @@ def test_rows_hold_the_ways_and_their_conditions(pocket, ledger):
     one = config.num_hidden_layers * total * 2 * config.num_key_value_heads * config.head_dim * 4
     assert ways["finish"].kv_bytes_in_use == ways["huggingface"].kv_bytes_in_use == 13 * one
     assert ways["finish"].kv_bytes_allocated >= ways["finish"].kv_bytes_in_use
-    again = run(ledger, "pocket", *SMALL)
-    assert again.exit_code == 0 and len(read_rows(ledger)) == 2 * len(WAYS)
+    again = bench("speed", "pocket", *SMALL, "--out", ledger)
+    assert len(read_rows(ledger)) == 2 * len(WAYS)
     assert "Prompt tokens/s" in again.stdout and "huggingface" in again.stdout
     assert speed_table(rows).count("\n") == len(WAYS) + 3
 
@@ -90,9 +79,8 @@ def test_stock_decoding_writes_what_full_depth_writes():
     ids = torch.randint(8, 61, (3, 7), generator=torch.Generator().manual_seed(0))
     stock, prompted = Stock(model, ids, 9), PromptedCache(model, ids, 9)
     theirs, ours = stock.decode(), Ours(prompted, FULL, None).decode()
-    expected = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False, exit_config=FULL, eos_token_id=None
-    )
+    settings = {"max_new_tokens": 9, "do_sample": False, "exit_config": FULL, "eos_token_id": None}
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
     assert theirs.tokens.tolist() == ours.tokens.tolist() == expected[:, 7:].tolist()
     assert (theirs.passes, theirs.rows, theirs.head_rows) == (ours.passes, ours.rows, ours.head_rows)
     assert (stock.decode().tokens == theirs.tokens).all() and theirs.seconds > 0
@@ -122,11 +110,7 @@ def test_figures_from_given_times():
     # Ratios of the rounds: 3, 1.5, 2; the ratio of the medians would be 2 as well, their mean would not.
     assert obtained["speed_ratio"].value == 2.0 and obtained["ideal"] == 2.0 and obtained["share_of_ideal"].value == 1.0
     assert obtained["milliseconds_per_token"].value == 500.0 and obtained["tokens_per_second"].value == 4.0
-    assert (
-        obtained["passes_per_token"] == 2.0
-        and obtained["rows_per_token"] == 2.5
-        and obtained["tail_passes_per_token"] == 0.25
-    )
+    assert [obtained[f"{name}_per_token"] for name in ("passes", "rows", "tail_passes")] == [2.0, 2.5, 0.25]
     block = sum(parameter.nbytes for parameter in model.model.layers.parameters())
     assert obtained["weight_bandwidth"] == pytest.approx(block * 8 / 2.0)
     assert obtained["kv_bytes_in_use"] == 100 and obtained["kv_bytes_allocated"] == 200 and obtained["same_tokens"]
@@ -166,8 +150,7 @@ def test_no_time_is_counted_before_the_first_token(monkeypatch):
 @pytest.mark.slow
 def test_the_course_command_writes_the_course_of_the_model(tmp_path):
     out = tmp_path / "course.json"
-    result = CliRunner().invoke(app, ["course", "pocket", "--exit-config", '{"q": 0.5}', "--out", str(out)])
-    assert result.exit_code == 0, result.output
+    result = bench("course", "pocket", "--exit-config", '{"q": 0.5}', "--out", out)
     obtained = courses.RecordedCourse.read(out)
     trace, again = obtained.trace, courses.record_course("pocket", ExitConfig(q=0.5))
     assert obtained.model_copy(update={"time": ""}) == again.model_copy(update={"time": ""})
@@ -207,9 +190,8 @@ def test_texts_are_cut_behind_their_first_end():
 
 
 def test_a_course_is_described():
-    assert courses.described(Trace(4, (1, 2, 4, 3), (1, 3, 4, 4)), "made up") == (
-        "made up; mean exit 2.50 of 4 loops, 67 % of the proposals withdrawn"
-    )
+    said = courses.described(Trace(4, (1, 2, 4, 3), (1, 3, 4, 4)), "made up")
+    assert said == "made up; mean exit 2.50 of 4 loops, 67 % of the proposals withdrawn"
     assert "2.00 of 4 loops, 17 %" in courses.described(courses.STATED, "")
 
 
@@ -263,9 +245,7 @@ def test_a_bad_course_is_named(tmp_path, read, text, message):
     ],
 )
 def test_bad_input_is_one_line(arguments, message, ledger):
-    result = run(ledger, *arguments)
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())
+    assert message in refused("speed", *arguments, "--out", ledger)
 
 
 RULES = {
@@ -353,10 +333,9 @@ def test_published_code_writes_the_tokens_of_full_depth(code, ledger):
 
 @pytest.mark.slow
 def test_published_code_that_cannot_run_is_refused(code, ledger):
-    asked = ("pocket", *SMALL, "--published-code", str(code), "--ways", "full")
+    asked = ("speed", "pocket", *SMALL, "--published-code", code, "--ways", "full", "--out", ledger)
     (code / "code.py").write_text("import a_module_that_nobody_has\n")
-    ended = run(ledger, *asked, "--published-python", sys.executable)
-    assert ended.exit_code == 2 and "ended with exit code 1" in ended.output
+    assert "ended with exit code 1" in refused(*asked, "--published-python", sys.executable)
     (code / "config.json").write_text("{}")
-    assert "has no config.json with an auto_map" in run(ledger, *asked).output
-    assert "leave out with the engine" in run(ledger, *asked, "--by", "engine").output
+    assert "has no config.json with an auto_map" in refused(*asked)
+    assert "leave out with the engine" in refused(*asked, "--by", "engine")

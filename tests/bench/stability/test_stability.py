@@ -1,13 +1,10 @@
-"""The stability study: real answers, and its sums out of made ones."""
-
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.__main__ import app
 from sigma0.bench.stability.measure import Answer, study
 from sigma0.decode.ops import STATISTICS
+from tests.bench.running import bench
 
 
 def answer(wrong, radius, jacobian, residual=0.1, fate="contract"):
@@ -38,8 +35,7 @@ def test_sums():
 @pytest.mark.slow
 def test_the_command_asks_reads_and_draws(tmp_path):
     file, picture = tmp_path / "found.json", tmp_path / "found.svg"
-    result = CliRunner().invoke(app, ["stability", "--n", "3", "--out", str(file), "--picture", str(picture)])
-    assert result.exit_code == 0, result.output
+    bench("stability", "--n", 3, "--out", file, "--picture", picture)
     reported = json.loads(file.read_text())
     assert reported["answers"] == 3 and reported["total_loops"] == 6 and 0.2 < reported["jacobian"][1] < 5
     assert picture.read_text().startswith("<?xml")

@@ -38,9 +38,8 @@ def test_a_level_makes_these_calls_and_no_others(name, same):
     """Their number, order, settings and every word: answers that were kept are known by them."""
     chat = ScriptedChat([call.reply for calls in CALLS[same] for call in calls])
     result = run_level(made(name), ITEMS, chat, SETTINGS, retries=0)
-    assert [entry.purposes for entry in result.answered] == [
-        tuple(call.purpose for call in entry) for entry in CALLS[same]
-    ]
+    for entry, calls in zip(result.answered, CALLS[same], strict=True):
+        assert entry.purposes == tuple(call.purpose for call in calls)
     for call, output in zip((call for calls in CALLS[same] for call in calls), chat.calls, strict=True):
         assert output.pop("messages") == [{"role": "user", "content": call.prompt}]
         assert output == {**asdict(SETTINGS), "stop": ("<end>", *call.stop)}

@@ -4,9 +4,7 @@ import json
 from functools import partial
 
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.strategyqa import EXPERIMENTS, Makings, opening
 from sigma0.bench.strategyqa.distillation import (
@@ -23,6 +21,7 @@ from sigma0.bench.strategyqa.opening import Asked
 from sigma0.bench.strategyqa.prompted import DEMONSTRATION
 from sigma0.bench.strategyqa.workflow import Paragraph, ParagraphIndex, Template, workflow
 from sigma0.reason.chat import ScriptedChat
+from tests.bench.running import bench, refused
 from tests.bench.strategyqa.calls import act, asked, made
 
 SHAPE = ("decompose", "answer_factual", "evaluate_condition", "combine_facts")
@@ -160,26 +159,19 @@ def scripted(messages, **_):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Runs the command; gives its result, its rows and its file."""
-    chat = ScriptedChat(scripted)
+def words(tmp_path, ledger, monkeypatch):
+    """Of a command, and the file that it writes."""
+    chat, file = ScriptedChat(scripted), tmp_path / "distilled.json"
     monkeypatch.setattr(opening, "open_model", lambda *_: Asked(chat, "weights", "settings", None, True))
-
-    def run(source, target, *options):
-        file, out = tmp_path / "distilled.json", tmp_path / "ledger.jsonl"
-        reported = ["--from", source, "--to", target, "--seen", "12", "-n", "6", "--file", str(file), "--out", str(out)]
-        result = CliRunner().invoke(app, ["strategyqa", "distill", *reported, *options])
-        return result, read_rows(out) if out.exists() else [], file
-
-    return run
+    return ("strategyqa", "distill", "--seen", 12, "-n", 6, "--file", file, "--out", ledger), file
 
 
-def test_demonstrations_are_written_loaded_and_measured_on_other_items(run):
-    result, rows, file = run("L2", "L1-ptp", "--most", "2")
-    assert result.exit_code == 0, result.output
+def test_demonstrations_are_written_loaded_and_measured_on_other_items(words, ledger):
+    words, file = words
+    result = bench(*words, "--from", "L2", "--to", "L1-ptp", "--most", 2)
     shown = load_demonstrations(file)
     assert len(shown) == 2 and {one.qid for one in shown} <= {item.qid for item in TRAIN}
-    plain, distilled = rows
+    plain, distilled = read_rows(ledger)
     assert (plain.level, plain.variant, plain.labels, plain.difference) == ("L1-ptp", "", "none", None)
     assert distilled.variant == "from L2, 12 of 12 right" and distilled.labels == "those of 2 items it was made from"
     assert (plain.accuracy.value, distilled.accuracy.value, distilled.difference) == (0.0, 1.0, 1.0)
@@ -188,16 +180,16 @@ def test_demonstrations_are_written_loaded_and_measured_on_other_items(run):
 
 
 @pytest.mark.parametrize("source, right", [("L2", 12), ("L5", sum(item.answer for item in TRAIN))])
-def test_a_template_is_written_loaded_and_measured(run, source, right):
+def test_a_template_is_written_loaded_and_measured(words, ledger, source, right):
     """Of L5 those items count whose label the script happened to say."""
-    result, rows, file = run(source, "L2", "--json")
-    assert result.exit_code == 0, result.output
+    words, file = words
+    result = bench(*words, "--from", source, "--to", "L2", "--json")
     template = load_template(file)
     assert template.pattern == SHAPE and EXPERIMENTS["L2"](Makings(template=file)).seeds == template.qids
-    assert [row.calls for row in rows] == [4.0, 4.0]
-    reported = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [row["accuracy"]["value"] for row in reported] == [1.0, 1.0]
-    assert reported[1]["variant"] == f"from {source}, {right} of 12 right"
+    assert [row.calls for row in read_rows(ledger)] == [4.0, 4.0]
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["accuracy"]["value"] for row in rows] == [1.0, 1.0]
+    assert rows[1]["variant"] == f"from {source}, {right} of 12 right"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +200,7 @@ def test_a_template_is_written_loaded_and_measured(run, source, right):
         ("L3", "L1-ptp", "nothing to distil: of 12 predictions 0 are right"),
     ],
 )
-def test_where_the_command_can_distil_nothing_that_is_said(run, source, target, message):
-    result, rows, file = run(source, target)
-    assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
-    assert not rows and not file.exists()
+def test_where_the_command_can_distil_nothing_that_is_said(words, ledger, source, target, message):
+    words, file = words
+    assert message in refused(*words, "--from", source, "--to", target)
+    assert not ledger.exists() and not file.exists()

@@ -150,9 +150,8 @@ def test_a_miss_of_the_pipeline_keeps_the_work_that_was_done():
 
 def test_answers_stand_for_their_numbers_in_later_steps_of_which_there_are_five():
     assert with_answers("Is #2 the garage? #7 #0 #1", ["#2", "it"]) == "Is it the garage? #7 #0 #2"
-    _, calls = asked(
-        made("L4-pipeline"), HENS, ANALYSIS, "\n".join(f"{n}. What?" for n in range(1, 9)), *["this"] * 5, "Yes"
-    )
+    eight = "\n".join(f"{number}. What?" for number in range(1, 9))
+    _, calls = asked(made("L4-pipeline"), HENS, ANALYSIS, eight, *["this"] * 5, "Yes")
     assert [purpose for purpose, _ in calls].count("answer") == 5
 
 

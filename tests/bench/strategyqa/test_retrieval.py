@@ -50,9 +50,8 @@ def test_the_best_paragraph_comes_first_and_strangers_not_at_all(index):
 def test_a_published_file_is_searched(tmp_path):
     path = tmp_path / "paragraphs.json"
     more = {"section": "s", "headers": [["h"]], "para_index": 1}
-    path.write_text(
-        json.dumps({name: {"title": title, "content": text, **more} for name, (title, text) in TEXTS.items()})
-    )
+    paragraphs = {name: {"title": title, "content": text, **more} for name, (title, text) in TEXTS.items()}
+    path.write_text(json.dumps(paragraphs))
     assert ids(ParagraphIndex(load_paragraphs(path)), "fish") == ["Fish-1", "Fish-2"]
     assert EXPERIMENTS["L2-rag"](Makings(paragraphs=path)).name == "L2-rag"
 

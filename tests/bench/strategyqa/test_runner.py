@@ -5,11 +5,7 @@ from hashlib import sha256
 from threading import Barrier
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-from typer.testing import CliRunner
 
-from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.rows import StrategyQARow
 from sigma0.bench.strategyqa import EXPERIMENTS, Makings
@@ -22,6 +18,8 @@ from sigma0.bench.strategyqa.registry import ONCE
 from sigma0.bench.strategyqa.table import score
 from sigma0.reason.chat import ChatFailed, Completion, LocalChat, ScriptedChat
 from sigma0.reason.messages import ChatSettings, Usage
+from tests.bench.running import bench, refused
+from tests.reference import tiny_llama
 
 ITEMS = world_items(8)
 SETTINGS = AskSettings()
@@ -176,12 +174,8 @@ def test_an_answer_of_before_there_were_grammars_is_found(tmp_path):
 
 
 def test_batches_say_what_each_question_is_told_alone(pocket):
-    torch.manual_seed(6)
-    config = LlamaConfig(
-        vocab_size=len(pocket[1]), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        initializer_range=0.3, eos_token_id=2, bos_token_id=1, pad_token_id=0, max_position_embeddings=512,
-    )  # fmt: skip
-    chat = LocalChat(LlamaForCausalLM(config).eval(), pocket[1], "plain")
+    settings = {"vocab_size": len(pocket[1]), "initializer_range": 0.3, "max_position_embeddings": 512}
+    chat = LocalChat(tiny_llama(seed=6, num_hidden_layers=2, **settings), pocket[1], "plain")
     stop = AskSettings(max_tokens=12, stop=("the",))
     for settings in (AskSettings(max_tokens=12), stop):
         alone = run_level(L0, ITEMS, chat, settings)
@@ -193,15 +187,12 @@ def test_batches_say_what_each_question_is_told_alone(pocket):
 
 
 def test_scores_are_paired_with_the_baseline():
-    def says(answers):
-        reported = iter(answers)
-        return ScriptedChat(lambda **_: Completion(next(reported), Usage(1, 5, 2)))
-
     right = ["Yes" if item.answer else "No" for item in ITEMS]
     wrong = ["No" if item.answer else "Yes" for item in ITEMS]
     runs = []
     for name, answers in (("L0", wrong), ("L1-coc", right), ("L4-pipeline", ["?"] * 8)):
-        run = run_level(L0, ITEMS, says(answers), SETTINGS, retries=0)
+        chat = ScriptedChat(Completion(text, Usage(1, 5, 2)) for text in answers)
+        run = run_level(L0, ITEMS, chat, SETTINGS, retries=0)
         runs.append(type(run)(name, "none", run.answered))
     assert [entry["p_value"] for entry in score(runs[1:])] == [None, None], "without the baseline nothing is compared"
     _, first, second = result = score(runs)
@@ -213,21 +204,16 @@ def test_scores_are_paired_with_the_baseline():
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_the_command_runs_every_level_on_the_shipped_model_and_repeats_itself(tmp_path):
-    out, cache = tmp_path / "ledger.jsonl", tmp_path / "cache.jsonl"
-    options = ["strategyqa", "-e", "all", "-n", "2", "--max-new-tokens", "12", "--cache", str(cache), "--out", str(out)]
-    picture = tmp_path / "levels.svg"
-    result = CliRunner().invoke(app, [*options, "--picture", str(picture)])
-    assert result.exit_code == 0, result.output
+def test_the_command_runs_every_level_on_the_shipped_model_and_repeats_itself(tmp_path, ledger):
+    cache, picture = tmp_path / "cache.jsonl", tmp_path / "levels.svg"
+    options = ("strategyqa", "-e", "all", "-n", 2, "--max-new-tokens", 12, "--cache", cache, "--out", ledger)
+    result = bench(*options, "--picture", picture)
     assert "under 200, differences of 10 points are noise" in result.stdout and picture.stat().st_size > 1000
-    again = CliRunner().invoke(app, [*options, "--json"])
-    assert again.exit_code == 0, again.output
-    rows = read_rows(out)
+    bench(*options, "--json")
+    rows = read_rows(ledger)
     assert all(isinstance(row, StrategyQARow) for row in rows) and [row.level for row in rows] == [*ONCE, *ONCE]
-    first, second = (
-        [{**row.model_dump(), "time": ""} for row in part] for part in (rows[: len(ONCE)], rows[len(ONCE) :])
-    )
-    assert first == second
+    told = [row.model_dump(exclude={"time"}) for row in rows]
+    assert told[: len(ONCE)] == told[len(ONCE) :]
     assert {row.level: row.labels for row in rows}["L5"] == "each item's own, behind its prediction"
 
 
@@ -244,12 +230,11 @@ def test_the_command_runs_every_level_on_the_shipped_model_and_repeats_itself(tm
     ],
 )
 def test_bad_input_is_told_in_a_line(options, message):
-    result = CliRunner().invoke(app, ["strategyqa", *options])
-    assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
+    assert message in refused("strategyqa", *options)
 
 
-def test_a_ledger_that_cannot_be_read_is_told_before_a_question_is_asked(tmp_path):
-    out, cache = tmp_path / "ledger.jsonl", tmp_path / "cache.jsonl"
-    out.write_text('{"benchmark": "beauty"}\n')
-    result = CliRunner().invoke(app, ["strategyqa", "-e", "L0", "-n", "2", "--cache", str(cache), "--out", str(out)])
-    assert result.exit_code == 2 and "line 1" in result.stderr and not cache.exists()
+def test_a_ledger_that_cannot_be_read_is_told_before_a_question_is_asked(tmp_path, ledger):
+    cache = tmp_path / "cache.jsonl"
+    ledger.write_text('{"benchmark": "beauty"}\n')
+    assert "line 1" in refused("strategyqa", "-e", "L0", "-n", 2, "--cache", cache, "--out", ledger)
+    assert not cache.exists()

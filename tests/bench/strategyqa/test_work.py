@@ -6,27 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.__main__ import app
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.workers import KeptResults
 from sigma0.bench.strategyqa.opening import Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE
 from sigma0.bench.strategyqa.work import do_level, pieces_of, run_pieces
 from sigma0.reason.messages import ChatFailed
-from tests.bench.fidelity.test_work import Here
+from tests.bench.core.worker_items import Here
+from tests.bench.running import bench
 
 
 def opening(**changes):
     reported = {"n": 5, "device": "cpu", "dtype": "float32", "concurrency": 2, "retries": 0, "max_new_tokens": 6}
     return Opening(**(reported | changes))
-
-
-@pytest.fixture
-def kept(tmp_path):
-    with KeptResults(tmp_path / "work.jsonl") as kept:
-        yield kept
 
 
 def made(opened, names=ONCE):
@@ -41,7 +34,7 @@ def test_as_many_items_go_to_a_worker_as_it_answers_at_a_time():
     assert result == [("L5", 0, 5), *[(name, first, 2) for name in ("L0", "L2") for first in (0, 2, 4)]]
 
 
-def test_a_run_that_broke_off_goes_on(tmp_path, kept, monkeypatch):
+def test_a_run_that_broke_off_goes_on(tmp_path, monkeypatch):
     reported = opening()
     opened, calls = reported.open(), Counter()
 
@@ -55,9 +48,10 @@ def test_a_run_that_broke_off_goes_on(tmp_path, kept, monkeypatch):
     monkeypatch.setattr("sigma0.bench.strategyqa.work.do_level", fragile)
     levels = made(opened, ("L0", "L5"))
     pieces = pieces_of(levels, reported, opened)
-    with pytest.raises(ChatFailed):
-        run_pieces(levels, pieces, Here(1), kept, lambda done: None)
-    runs = run_pieces(levels, pieces, Here(1), kept, lambda done: None)
+    with KeptResults(tmp_path / "work.jsonl") as kept:
+        with pytest.raises(ChatFailed):
+            run_pieces(levels, pieces, Here(1), kept, lambda done: None)
+        runs = run_pieces(levels, pieces, Here(1), kept, lambda done: None)
     assert [len(run.answered) for run in runs] == [5, 5]
     assert calls == {("L5", 0): 1, ("L0", 0): 1, ("L0", 1): 1, ("L0", 2): 1, ("L0", 3): 2, ("L0", 4): 1}
 
@@ -104,10 +98,9 @@ def test_the_rows_of_workers_are_those_of_one_process(tmp_path, monkeypatch):
     pool.redone = 1
     monkeypatch.setattr("sigma0.bench.core.workers.worker_pool", lambda workers, *_: nullcontext(pool))
     # a worker that goes on to another run begins anew with a level that learns
+    size = ("-e", "L0", "-e", "L5", "-n", 3, "--max-new-tokens", 6, "--device", "cpu", "--dtype", "float32")
     for path, workers in ((out, 2), (tmp_path / "again.jsonl", 2), (alone, 1)):
-        size = ["-e", "L0", "-e", "L5", "-n", "3", "--max-new-tokens", "6", "--device", "cpu", "--dtype", "float32"]
-        result = CliRunner().invoke(app, ["strategyqa", *size, "--workers", str(workers), "--out", str(path)])
-        assert result.exit_code == 0, result.output
+        result = bench("strategyqa", *size, "--workers", workers, "--out", path)
         assert ("1 parts were done again" in result.stderr) == (workers == 2)
     assert not list(tmp_path.glob(".two-*.work.jsonl")), "what was kept for the run goes with its end"
     # without what the clock says

@@ -1,5 +1,3 @@
-"""The verdict bench: its figures out of real runs, and the command."""
-
 import json
 from collections import Counter
 from dataclasses import asdict, replace
@@ -8,10 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
-from typer.testing import CliRunner
 
 import sigma0
-from sigma0.bench.__main__ import app
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.verdict.measure import (
     DROPPED,
@@ -32,6 +28,7 @@ from sigma0.calibrate.bootstrap import share
 from sigma0.calibrate.doors import Judged, check_policy
 from sigma0.config import ExitConfig, Switches
 from sigma0.signals.verdict import DoorPolicy, door
+from tests.bench.running import bench
 
 STRANGE = [StrangePrompt(kind="trivia", prompt="Who is the president?"), StrangePrompt(kind="code", prompt="x = [")]
 
@@ -42,12 +39,8 @@ def test_figures_are_what_the_runs_say(asker):
     prompts, answers = list(micro_world(6, "test", 3)), []
     report = measure(asker, "pocket", prompts, STRANGE, 3, 0.05)
     assert len(answers) == asked(6, 2) and [row.setting for row in report.switches] == list(SETTINGS)
-    runs = [
-        sigma0.generate(
-            asker.model, asker.tokenizer, item.content, exit_config=asker.config, policy=asker.policy, max_new_tokens=24
-        )
-        for item in prompts
-    ]
+    settings = {"exit_config": asker.config, "policy": asker.policy, "max_new_tokens": 24}
+    runs = [sigma0.generate(asker.model, asker.tokenizer, item.content, **settings) for item in prompts]
     right = np.array([run.text.strip() == item.answer for run, item in zip(runs, prompts, strict=True)])
     opened = np.array([run.door == "converge" for run in runs])
     off, verdict, *_ = report.switches
@@ -62,10 +55,8 @@ def test_figures_are_what_the_runs_say(asker):
     assert same.opened_of_right.value == (right & opened).sum() / right.sum()
     assert same.right_of_opened.value == (right & opened).sum() / opened.sum()
     certificate = replace(asker.policy, rule="certificate")
-    by_rule = {
-        "confidence": opened,
-        "certificate": np.array([door(run.verdict, certificate) == "converge" for run in runs]),
-    }
+    certified = np.array([door(run.verdict, certificate) == "converge" for run in runs])
+    by_rule = {"confidence": opened, "certificate": certified}
     assert set(report.rules) == set(by_rule) and report.rules["confidence"].door == same
     for rule, through in by_rule.items():
         assert report.rules[rule].door.opened.value == through.mean() and through.any()
@@ -121,9 +112,8 @@ def test_the_file_of_strange_prompts_and_a_bad_line_of_one(tmp_path):
 
 def test_rows_of_strange_prompts_count_both_forms(asker):
     rows = strange_rows(asker, STRANGE)
-    assert [(row.kind, row.form, row.prompts) for row in rows] == [
-        (kind, form, n) for form in ("plain", "chat") for kind, n in (("trivia", 1), ("code", 1), ("all", 2))
-    ]
+    known = [(form, *kind) for form in ("plain", "chat") for kind in (("trivia", 1), ("code", 1), ("all", 2))]
+    assert [(row.form, row.kind, row.prompts) for row in rows] == known
     assert all(0 <= row.strange.value <= row.shut.value <= 1 for row in rows)
     assert all(0 <= row.doubted.value <= row.shut.value for row in rows)
 
@@ -134,14 +124,9 @@ def test_the_command(tmp_path, monkeypatch):
     prompts.write_text("\n".join(item.model_dump_json() for item in STRANGE))
     monkeypatch.setattr(read_strange, "__defaults__", (prompts,))
     file = tmp_path / "verdict.json"
-    result = CliRunner().invoke(app, ["verdict", "pocket", "--n", "2", "--hard", "--risk", "0.1", "--out", str(file)])
-    assert result.exit_code == 0, result.output
+    result = bench("verdict", "pocket", "--n", 2, "--hard", "--risk", 0.1, "--out", file)
     reported = json.loads(file.read_text())
-    assert (
-        reported["answers"] == 2
-        and reported["allowed"] == 0.1
-        and reported["model"] == "pocket"
-        and len(reported["strange"]) == 6
-    )
+    assert (reported["answers"], reported["allowed"], reported["model"]) == (2, 0.1, "pocket")
+    assert len(reported["strange"]) == 6
     assert {"confidence", "mean entropy", "minimum margin", "mean depth", "length"} <= set(reported["separations"])
     assert "right of those let through" in result.stdout and "| pocket | hard half | 1 |" in result.stdout

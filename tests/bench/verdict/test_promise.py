@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from sigma0.bench.__main__ import app
 from sigma0.bench.verdict.pools import read_pool, write_pool
 from sigma0.bench.verdict.promise import Pool, draw_doors, on_rest, report_promise
 from sigma0.calibrate.doors import judge
 from sigma0.calibrate.risk import Answered, choose_door
 from sigma0.signals.tokens import Token
 from sigma0.signals.verdict import DoorPolicy, door
+from tests.bench.running import bench, reported
 
 
 def pool_of(n, seed=0):
@@ -43,19 +42,15 @@ def test_a_door_on_the_rest_is_what_users_would_see():
         policy, reported = chosen.passed[-1], on_rest(chosen, Pool(pool), rest)
         verdicts = [pool[place].verdict(policy, chosen.model) for place in rest]
         opened = [pool[place] for place, item in zip(rest, verdicts, strict=True) if door(item, policy) == "converge"]
-        assert reported.opened == len(opened) / 100 and reported.risk == sum(not item.right for item in opened) / len(
-            opened
-        )
+        wrong = sum(not item.right for item in opened)
+        assert reported.opened == len(opened) / 100 and reported.risk == wrong / len(opened)
         assert reported.opened_of_right == sum(item.right for item in opened) / sum(pool[place].right for place in rest)
-        judged, again = Pool(pool).judged(policy, chosen.model, rest), judge(verdicts, pool_right(pool, rest), policy)
+        again = judge(verdicts, [pool[place].right for place in rest], policy)
+        judged = Pool(pool).judged(policy, chosen.model, rest)
         np.testing.assert_allclose(judged.confidence, again.confidence, rtol=1e-12)
         assert (judged.vetoed == again.vetoed).all() and judged.vetoed.sum() >= (5 if fit else 1)
     shut = on_rest(replace(chosen, passed=[]), Pool(pool), rest)
     assert (shut.risk, shut.opened) == (None, 0.0)
-
-
-def pool_right(pool, places):
-    return [pool[place].right for place in places]
 
 
 def test_draws_are_counted():
@@ -87,10 +82,8 @@ def test_a_pool_is_read_as_it_was_written(tmp_path):
 @pytest.mark.slow
 def test_the_command(tmp_path):
     pool, out = tmp_path / "pool.jsonl", tmp_path / "promise.json"
-    asked = ["promise", "pocket", "--pool", str(pool), "-n", "40", "--fit", "12", "--test", "12", "--draws", "2"]
-    result = CliRunner().invoke(app, [*asked, "--risk", "0.4", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    reported = json.loads(out.read_text())
-    assert reported["pool"] == len(read_pool(pool)) == 40 and reported["parts"] == [12, 12] and reported["draws"] == 2
-    again = CliRunner().invoke(app, [*asked, "--risk", "0.4", "--json"])
-    assert json.loads(again.stdout) == reported
+    asked = ("promise", "pocket", "--pool", pool, "-n", 40, "--fit", 12, "--test", 12, "--draws", 2, "--risk", 0.4)
+    bench(*asked, "--out", out)
+    report = json.loads(out.read_text())
+    assert report["pool"] == len(read_pool(pool)) == 40 and report["parts"] == [12, 12] and report["draws"] == 2
+    assert reported(*asked) == report

@@ -5,12 +5,11 @@ import json
 import numpy as np
 import pytest
 from scipy.stats import binom
-from typer.testing import CliRunner
 
-from sigma0.bench.__main__ import app
 from sigma0.bench.verdict.worlds import WORLDS, calibrated, least_p_value, oracle, parts, several_starts
 from sigma0.calibrate.doors import risk_p_value
 from sigma0.signals.verdict import DoorPolicy
+from tests.bench.running import bench
 from tests.marks import slow
 
 NAMED = {world.name: world for world in WORLDS}
@@ -77,8 +76,7 @@ def test_a_worlds_risk_is_that_of_its_answers():
 
 def test_the_command(tmp_path):
     out = tmp_path / "worlds.json"
-    result = CliRunner().invoke(app, ["worlds", "--sets", "2", "--out", str(out)])
-    assert result.exit_code == 0, result.output
+    result = bench("worlds", "--sets", 2, "--out", out)
     reported = json.loads(out.read_text())
     assert reported["sets"] == 2 and [row["world"] for row in reported["worlds"]] == list(NAMED)
     assert all(f"| {name} |" in result.stdout for name in NAMED)
