@@ -60,14 +60,6 @@ def tiny_nanbeige(seed: int, family: str = "nanbeige", **overrides) -> NanbeigeF
     return model
 
 
-def tiny_llama(seed: int, **overrides) -> LlamaForCausalLM:
-    """A random model without loops."""
-    torch.manual_seed(seed)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    return LlamaForCausalLM(LlamaConfig(**sizes | ids | overrides)).eval()
-
-
 def settled_model(seed: int, **overrides) -> OuroForCausalLM:
     """A random model whose readouts settle early, as trained ones do: the head reads mostly the embedding."""
     return tiny_model(seed, added=0.15, **overrides)

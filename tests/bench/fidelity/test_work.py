@@ -99,13 +99,8 @@ def test_rows_of_two_workers_are_those_of_one(tmp_path, monkeypatch):
     out, alone = tmp_path / "two" / "rows.jsonl", tmp_path / "one.jsonl"
     out.parent.mkdir()
     with monkeypatch.context() as patch:
-<<<<<<< HEAD
         patch.setattr("sigma0.bench.core.workers.worker_pool", lambda *_: nullcontext(Broken(2)))
-        assert isinstance(CliRunner().invoke(app, command(out, 2)).exception, RuntimeError)
-=======
-        patch.setattr("sigma0.bench.fidelity.command.worker_pool", lambda *_: nullcontext(Broken(2)))
         assert isinstance(bench(*command(out, 2), code=1).exception, RuntimeError)
->>>>>>> 4b6ed1db1992734577e0921405c007f5e578ba4f
     (kept,) = out.parent.glob(".*.work.jsonl")
     assert kept.read_bytes().count(b"\n") == 3
     process, family = started(out, environment, 4)

@@ -8,15 +8,10 @@ import sys
 
 import pytest
 
-<<<<<<< HEAD
-from sigma0.bench.__main__ import app
 from sigma0.bench.outer.command import _by_lot
 from sigma0.bench.outer.toy import FAULTS, TOYS, is_held_out, planted, write
 from sigma0.reason.agent import choices
-=======
-from sigma0.bench.outer.toy import FAULTS, write
 from tests.bench.running import bench
->>>>>>> 4b6ed1db1992734577e0921405c007f5e578ba4f
 
 
 def passes(folder):

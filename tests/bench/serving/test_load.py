@@ -12,19 +12,6 @@ from sigma0 import ExitConfig
 from sigma0.bench.core.conditions import Conditions, Figure
 from sigma0.bench.core.rows import ServeRow
 from sigma0.bench.serving import measure as loads
-<<<<<<< HEAD
-from sigma0.bench.serving.measure import (
-    Answer,
-    Ask,
-    Load,
-    drive,
-    our_configs,
-    percentiles,
-    serve_rows,
-    vllm_rows,
-)
-=======
->>>>>>> 4b6ed1db1992734577e0921405c007f5e578ba4f
 from sigma0.bench.serving.servers import counts
 from tests.bench.core.test_ledger import CONDITIONS
 from tests.serve.conftest import plain  # noqa: F401
@@ -103,11 +90,7 @@ def test_ratios_are_taken_round_by_round():
     assert (theirs.speed_ratio.low, theirs.speed_ratio.value, theirs.speed_ratio.high) == (0.5, 1.25, 2)
     assert theirs.rows_per_second is None and theirs.exit_config is None
     assert ServeRow.model_validate_json(theirs.model_dump_json()) == theirs
-<<<<<<< HEAD
     assert Figure.spread([3.0, 1.0, 2.0]).value == 2
-=======
-    assert loads.spread([3.0, 1.0, 2.0]).value == 2
->>>>>>> 4b6ed1db1992734577e0921405c007f5e578ba4f
 
 
 def test_drafts_of_vllm_are_told_beside_the_texts():
