@@ -34,7 +34,7 @@ ladder | ladder.command:ladder | Accuracy against cost of handing up, beside bot
 signs | ladder.signs:signs | Which sign of a small model's token says that a larger model would write another.
 routes | ladder.routes:routes | Which score should send a whole answer up to a larger model, on many questions that both have answered.
 distill | outer.command:distill | Make a program without a model of what a lemma graph verified, and measure it on held-out questions.
-agent | outer.command:agent | Let the three-tier agent mend a small repository with one of several faults at a time.
+agent | outer.command:agent | Let the three-tier agent mend small repositories with one fault each.
 outer | outer.command:outer | Each outer loop on held-out hard questions, beside the plain answer, votes of equal cost and a larger model.
 effort | effort.command:effort | Success, false accepts and cost of five policies of verification effort, beside flat high effort.
 strategyqa | strategyqa.command:strategyqa | Levels of control on yes or no questions, and distillation.

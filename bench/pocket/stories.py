@@ -168,8 +168,8 @@ def families(rng: Random, difficulty: int, gap: bool = False) -> Told:
         line, city = lines[number], cities[number]
         place = asker.randrange(max(0, len(line) - 2) if asker.random() < _DEEP else 0, len(line))
         child, unknown = line[place], line is lost
-        strangers = [name for name in NAMES if not any(name in line for line in lines)]
-        if absent and strangers and asker.random() < absent:
+        strangers = [name for name in NAMES if not any(name in line for line in lines)] if absent else []
+        if strangers and asker.random() < absent:
             child, line, place, unknown = asker.choice(strangers), [], 0, True
         proof = tuple(said[name] for name in reversed(line[: place + 1]) if name in said)
         trail = (*reversed(line[:place]), city)

@@ -60,6 +60,7 @@ def test_what_it_does_not_take_is_the_librarys(monkeypatch):
     for rows, columns in ((hidden.half(), weight.half()), (many, weight), (hidden, strided)):
         assert torch.equal(row_dot.row_dot(rows, columns), F.linear(rows, columns))
     monkeypatch.setitem(row_dot.LEAST, torch.float32, 41)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert torch.equal(row_dot.row_dot(hidden, weight), F.linear(hidden, weight))
 
 

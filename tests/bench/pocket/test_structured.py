@@ -2,16 +2,20 @@
 
 import json
 import re
-from dataclasses import replace
 from random import Random
 
 import pytest
+from tokenizers import AddedToken
+from transformers import AutoTokenizer
 
 from sigma0.bench.outer.toy import is_held_out
-from sigma0.bench.pocket.recipe import RECIPES, Lesson
+from sigma0.bench.pocket.forms import TOKENS as FORM_TOKENS
+from sigma0.bench.pocket.recipe import RECIPES
 from sigma0.bench.pocket.stories import UNSAID
 from sigma0.bench.pocket.structured import (
+    CODE_TOKENS,
     KEYS,
+    TOKENS,
     TOOLS,
     encode_messages,
     json_item,
@@ -21,7 +25,9 @@ from sigma0.bench.pocket.structured import (
     tool_messages,
     tool_row,
 )
+from sigma0.bench.pocket.tokenizer import CHAT_TEMPLATE
 from sigma0.bench.pocket.world import PEOPLE, draw
+from sigma0.checkpoints import CHECKPOINTS
 from sigma0.reason.agent.actions import parse_action
 from sigma0.reason.agent.choices import edits_of
 from sigma0.serve.api.tools import call_style
@@ -31,9 +37,17 @@ SCENES = [draw("train", 5, index, mix=PEOPLE, hardest=3) for index in range(150)
 ITEMS = [item for scene in SCENES for item in scene.items]
 
 
+def taught(*pieces):
+    """The shipped tokenizer as the recipe's, without training it anew."""
+    made = AutoTokenizer.from_pretrained(CHECKPOINTS / "pocket")
+    made.chat_template = CHAT_TEMPLATE
+    made.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
+    return made
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
-    return RECIPES["pocket-people"].tokenizer()
+    return taught(*TOKENS)
 
 
 def test_an_answer_in_json_says_what_the_sentence_says():
@@ -145,5 +159,11 @@ def test_moments_of_a_repair_are_those_that_the_agent_asks_about():
         ("failing", True, "read"), ("failing", False, "read"), ("failing", False, "edit"),
         ("failing", False, "start_over"), ("untested", False, "run_tests"), ("passing", False, "finish"),
     }  # fmt: skip
-    coder = replace(RECIPES["pocket"], lessons=(Lesson("repairs", 1, 1, repairs=1.0, trails=False),)).tokenizer()
+    coder = taught(*CODE_TOKENS)
     assert max(len(repair_row(coder, 0, index, 256).ids) for index in range(60)) <= 256
+
+
+@pytest.mark.slow
+def test_the_recipe_s_tokenizer_knows_the_pieces(tokenizer):
+    made = RECIPES["pocket-people"].tokenizer()
+    assert {*TOKENS, *FORM_TOKENS} <= set(made.get_vocab()) and made.chat_template == tokenizer.chat_template

@@ -110,8 +110,8 @@ def test_answers_match_an_independent_simulator(difficulty):
 def test_what_people_ask_is_answered_by_all_that_was_told_up_to_there():
     """Few sentences, what nobody told, stories that go on: each answer against the reader of the whole text."""
     seen = Counter()
-    for index in range(600):
-        scene = draw("calibration", 4, index, mix=PEOPLE)
+    for index in range(300):
+        scene = draw("train", 4, index, mix=PEOPLE)
         told = scene.story
         for place, item in enumerate(scene.items):
             told = f"{told} {item.more}" if item.more else told
@@ -121,8 +121,8 @@ def test_what_people_ask_is_answered_by_all_that_was_told_up_to_there():
             seen["more"] += bool(item.more)
         first = scene.items[0]
         seen["short"] += first.difficulty == SHORT and len(first.story.split(". ")) <= 4
-        assert split_of(first.story) == "calibration"
-    assert set(seen) == {*FAMILIES, "unsaid", "more", "short"} and min(seen.values()) > 40
+        assert split_of(first.story) == "train"
+    assert set(seen) == {*FAMILIES, "unsaid", "more", "short"} and min(seen.values()) > 20
     assert 0.08 < seen["unsaid"] / sum(seen[family] for family in (*FAMILIES, "unsaid")) < 0.2
 
 

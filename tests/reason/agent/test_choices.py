@@ -63,6 +63,7 @@ def test_the_grammar_holds_the_listed_actions_and_no_other():
     ]  # fmt: skip
 
 
+@pytest.mark.cpu(6)
 def test_a_model_that_chooses_repairs_and_is_shown_what_it_was_taught(source):
     replies = iter(
         [
@@ -86,6 +87,7 @@ def test_a_model_that_chooses_repairs_and_is_shown_what_it_was_taught(source):
     assert all(call["grammar"].startswith("start: ") for call in chat.calls)
 
 
+@pytest.mark.slow
 def test_a_new_strategy_bars_the_edits_before_it(source):
     wrong = EditFile(
         action="edit", path="sums.py", old="def add(a, b): return a - b", new="def add(a, b): return a * b"
