@@ -18,7 +18,6 @@ token which exited at e < T does not write are filled with copies of plane e, si
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sigma0.models import FAMILIES
 
 if TYPE_CHECKING:
     from sigma0.config import KVConfig
@@ -70,6 +69,9 @@ class ModelShape:
         """
         if config.model_type == "huginn_raven":
             return cls._of_raven(config)
+        # as late as possible: the help of a command imports no family
+        from sigma0.models import FAMILIES
+
         if config.model_type not in FAMILIES:
             raise ValueError(f"a {config.model_type!r} model has no loops: these formulas are for looped ones")
         norms, gates = _NORMS_AND_GATES.get(config.model_type, (2, 0))

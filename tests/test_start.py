@@ -141,7 +141,7 @@ OTHERS = {
 OTHER_PARTS = ("bench", "calibrate", "ladder", "models.auto", "models.nanbeige", "models.raven", "reason", "serve")
 
 
-@pytest.mark.cpu(6)
+@pytest.mark.cpu(12)
 def test_generate_imports_no_other_family_and_no_library_of_another_command():
     modules = loaded(RUN, "generate", PROMPT, "--max-new-tokens", "2")
     assert "sigma0.models.ouro" in modules
