@@ -18,7 +18,6 @@ token which exited at e < T does not write are filled with copies of plane e, si
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-
 if TYPE_CHECKING:
     from sigma0.config import KVConfig
 
