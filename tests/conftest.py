@@ -50,7 +50,7 @@ hypothesis.strategies.text().validate()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--cpu-limit", type=float, default=2.5, help="CPU seconds that an unmarked test may take; 0: any")
+    parser.addoption("--cpu-limit", type=float, default=3.0, help="CPU seconds that an unmarked test may take; 0: any")
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -119,6 +119,7 @@ def test_imports_are_of_the_package_and_of_what_a_module_may_know():
             assert "torch" not in outside, name
 
 
+@pytest.mark.cpu(6)
 def test_kernels_ask_no_number_for_a_dtype():
     # a launch makes a constant of a 1, and before Triton 3.9 a constant has no `to`
     for path in set(sources()):

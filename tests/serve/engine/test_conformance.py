@@ -70,7 +70,7 @@ def cell(way, family):
     return fast_if((way, family) in (("eager", "ouro"), ("eager", "raven-pre")), way, family)
 
 
-@pytest.mark.cpu(6)
+@pytest.mark.cpu(12)
 @needs_compiler
 @pytest.mark.parametrize(
     ("way", "family"),
@@ -92,7 +92,7 @@ def test_requests_are_their_references(pocket, monkeypatch, way, family, blocks)
             assert out.passes == row.passes and row.rows in (None, out.rows)
 
 
-@pytest.mark.cpu(4)
+@pytest.mark.cpu(8)
 @needs_compiler
 @pytest.mark.parametrize("blocks", [200, 8])
 @pytest.mark.parametrize("way", ["eager", slow("torch"), slow("late"), slow("captured"), exhaustive("compile")])
