@@ -292,16 +292,13 @@ class TokenLoop:
         return self._text_stats.take([self._texts[sequence] for sequence in sequences], token_ids)[-1]
 
     def _collapses(self, sequence: int, proximity: float, position: int) -> bool:
-        """Whether a sequence is ended after a final token, since it repeats itself; takes back what follows."""
+        """Whether a sequence is ended after a final token, since it repeats itself; what follows is not run on."""
         if self.collapse is None:
             return False
         self._high[sequence] = self._high[sequence] + 1 if proximity >= self.collapse.tau else 0
         if not self.collapse.ends_after(len(self.accepted[sequence]), self._high[sequence]):
             return False
         self.collapsed.add(sequence)
-        del self.new_ids[sequence][position + 1 - self.first_position :]
-        self.lengths[sequence] = self.prompt_ids.shape[1] + len(self.new_ids[sequence])
-        self.cache_positions[sequence] = position
         # others may have fed what was not read yet
         keep: Ints = np.full(len(self.lengths), NO_LIMIT)
         keep[sequence] = position

@@ -23,7 +23,7 @@ import sigma0
 from sigma0.cli import app
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.ops import no_broadcast
-from sigma0.decode.parallel import broadcaster, check_heads, tp_group
+from sigma0.decode.parallel import ParallelSettings, broadcaster, check_heads, tp_group
 from sigma0.models import OuroConfig
 from sigma0.serve.engine.engine import Engine
 from tests.conftest import Golden
@@ -291,6 +291,13 @@ def wait_for(obtained, what):
         assert time.monotonic() < deadline, f"no {what} within two minutes"
         time.sleep(0.05)
     return answer
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf"])
+def test_processes_wait_for_each_other_some_seconds(monkeypatch, timeout):
+    monkeypatch.setenv("SIGMA0_PARALLEL_TIMEOUT", timeout)
+    with pytest.raises(ValueError, match="parallel_timeout"):
+        ParallelSettings()
 
 
 @pytest.mark.slow
