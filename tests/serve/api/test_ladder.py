@@ -35,7 +35,6 @@ def test_tokens_go_up_as_they_come(climbing):
 
 
 def same_but_seconds(wanted, result):
-    """The same costs, but for the time they took."""
     return [{**item, "seconds": other["seconds"]} for item, other in zip(wanted, result, strict=True)]
 
 
