@@ -52,7 +52,6 @@ def running(server, listener=None):
 
 @contextmanager
 def serving(app, **settings):
-    """A real server; its address."""
     config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2, **settings)
     with running(uvicorn.Server(config)) as port:
         yield f"http://127.0.0.1:{port}"

@@ -82,15 +82,11 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Point:
-    # methods; none: the operations of torch
-    places: tuple[tuple[Any, str], ...]
+    # methods by their class; none: the operations of torch
+    places: dict[Any, tuple[str, ...]]
     error: Callable[[], Exception]
     # whether the fault belongs to one request, and all others have to be answered as ever
     alone: bool
-
-
-def _methods(owner: Any, *names: str) -> tuple[tuple[Any, str], ...]:
-    return tuple((owner, name) for name in names)
 
 
 def _broken() -> Exception:
@@ -98,34 +94,36 @@ def _broken() -> Exception:
 
 
 POINTS = {
-    "allocation": Point((), lambda: torch.OutOfMemoryError(PRIVATE), False),
-    "page": Point(
-        _methods(BlockPool, "allocate_run", "match_prefix", "register", "free"), lambda: MemoryError(PRIVATE), False
-    ),
-    "tokeniser": Point(
-        _methods(TextEncoder, "text", "messages")
-        + _methods(IncrementalDetokenizer, "__init__", "add", "end")
-        + _methods(PreTrainedTokenizerFast, "_decode", "convert_ids_to_tokens"),
+    "allocation": Point({}, lambda: torch.OutOfMemoryError(PRIVATE), False),
+    "grammar": Point(
+        {Vocabulary: ("compile",), CompiledGrammar: ("matcher",), Matcher: ("mask", "take", "check", "back_to")},
         _broken,
         True,
     ),
-    "template": Point(_methods(PreTrainedTokenizerFast, "apply_chat_template"), _broken, True),
-    "socket": Point(_methods(Client, "write"), lambda: BrokenPipeError(PRIVATE), True),
+    "page": Point(
+        {BlockPool: ("allocate_run", "match_prefix", "register", "free")}, lambda: MemoryError(PRIVATE), False
+    ),
+    "tokeniser": Point(
+        {
+            TextEncoder: ("text", "messages"),
+            IncrementalDetokenizer: ("__init__", "add", "end"),
+            PreTrainedTokenizerFast: ("_decode", "convert_ids_to_tokens"),
+        },
+        _broken,
+        True,
+    ),
+    "template": Point({PreTrainedTokenizerFast: ("apply_chat_template",)}, _broken, True),
+    "socket": Point({Client: ("write",)}, lambda: BrokenPipeError(PRIVATE), True),
     "step": Point(
-        _methods(Scheduler, "schedule", "remove")
-        + _methods(RunningBatch, "enter", "run", "remove")
-        + _methods(OutputProcessor, "known", "note_left"),
+        {
+            Scheduler: ("schedule", "remove"),
+            RunningBatch: ("enter", "run", "remove"),
+            OutputProcessor: ("known", "note_left"),
+        },
         _broken,
         False,
     ),
-    "grammar": Point(
-        _methods(Vocabulary, "compile")
-        + _methods(CompiledGrammar, "matcher")
-        + _methods(Matcher, "mask", "take", "check", "back_to"),
-        _broken,
-        True,
-    ),
-    "endpoint": Point(_methods(Endpoint, "__init__", "create", "__next__"), _broken, True),
+    "endpoint": Point({Endpoint: ("__init__", "create", "__next__")}, _broken, True),
 }
 
 
@@ -138,8 +136,6 @@ class Fault:
     phases: list[tuple[str, ...]] = field(default_factory=list)
     # whether calls count
     armed: bool = False
-    # asked with the number of each call whether it is the n-th
-    branch: Callable[[int], bool] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -150,19 +146,17 @@ class Fault:
         if not self.armed:
             return
         self.calls += 1
-        call = self.calls
         if not self.at:
             self.phases.append(_phase())
-            if self.branch is not None and self.branch(call):
-                self.at = call
-        if call == self.at:
+        if self.calls == self.at:
             raise POINTS[self.point].error()
 
     @contextmanager
     def installed(self):
         with ExitStack() as patches:
-            for owner, name in POINTS[self.point].places:
-                patches.enter_context(patch.object(owner, name, self._counted(getattr(owner, name))))
+            for owner, names in POINTS[self.point].places.items():
+                for name in names:
+                    patches.enter_context(patch.object(owner, name, self._counted(getattr(owner, name))))
             yield self
 
     def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:

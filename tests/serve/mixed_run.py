@@ -68,7 +68,6 @@ class SteppedService(EngineClient):
         self._loop = EngineLoop(engine, self._inbox, self._receive)
 
     async def run(self) -> None:
-        """Until it is drained, or breaks."""
         try:
             while not self._loop.is_over:
                 # a run after its fault needs no counting, which is dear here
@@ -269,8 +268,8 @@ class Bench:
         faults = {point: Fault(point) for point in POINTS}
         return self.run(*faults.values()), faults
 
-    def run(self, *faults: Fault, limit: float = LIMIT) -> Report:
-        """The mixed run, with these faults installed, and this many seconds for it and for each request."""
+    def run(self, *faults: Fault) -> Report:
+        """The mixed run, with these faults installed."""
         threads = set(threading.enumerate())
         self._vocabulary._grammars.clear()
         with ExitStack() as patches:
@@ -279,16 +278,16 @@ class Bench:
             patches.enter_context(patch.object(sigma0.ladder.endpoint.Asker, "_open", lambda self, *_: Endpoint()))
             for fault in faults:
                 patches.enter_context(fault.installed())
-            report = asyncio.run(asyncio.wait_for(self._run(faults, limit), limit))
+            report = asyncio.run(asyncio.wait_for(self._run(faults), LIMIT))
         if left := set(threading.enumerate()) - threads:
             report.held["threads"] = left
         return report
 
-    async def _run(self, faults: Sequence[Fault], limit: float) -> Report:
+    async def _run(self, faults: Sequence[Fault]) -> Report:
         tasks = asyncio.all_tasks()
         engine = Engine(self.model, self.tokenizer, "tiny", LIMITS, watch=True)
         service = SteppedService(engine, faults)
-        app = create_app(service, ServerSettings(request_timeout=limit), self.ladder)
+        app = create_app(service, ServerSettings(request_timeout=LIMIT), self.ladder)
         running = asyncio.ensure_future(service.run())
         places = asyncio.Semaphore(AT_ONCE)
 

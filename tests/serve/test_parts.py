@@ -1,7 +1,7 @@
 """The parts by themselves: bytes of tokens, jobs of one request."""
 
 import asyncio
-from unittest import mock
+from contextlib import closing
 
 import pytest
 from tokenizers import Tokenizer
@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sigma0.config import ExitConfig
 from sigma0.ladder import FidelityLadder, Rung
-from sigma0.serve.api.events import ClientGone, RunningChoices, unless_gone
+from sigma0.serve.api.events import RunningChoices
 from sigma0.serve.api.ladder import LadderRunner, LadderTask
 from sigma0.serve.api.logprobs import LEAST, finite, token_text
 from sigma0.serve.engine.messages import EngineRequest, RequestFailed, RequestOutput, TokenOutput
@@ -38,41 +38,32 @@ def test_logprobs_are_numbers_that_json_can_hold():
 
 
 class Source:
-    """Events, and whether it was closed; an async generator like an engine's."""
+    """Events as an engine's, of which errors are raised and `...` never comes, and how often it was closed."""
 
-    def __init__(self, *events, stays=False):
-        self.events, self.stays, self.closed = events, stays, 0
-
-    async def begin(self):
-        try:
-            for event in self.events:
-                if isinstance(event, Exception):
-                    raise event
-                yield event
-            if self.stays:
-                await asyncio.Event().wait()
-        finally:
-            self.closed += 1
-
-
-class Iterator:
-    """Events without end, of a class: it knows of being closed before it has begun."""
-
-    closed = False
+    def __init__(self, *events):
+        self.events, self.closed = list(events), 0
 
     def __aiter__(self):
         return self
 
     async def __anext__(self):
-        await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        if not self.events:
+            raise StopAsyncIteration
+        event = self.events.pop(0)
+        if event is Ellipsis:
+            await asyncio.Event().wait()
+        if isinstance(event, BaseException):
+            raise event
+        return event
 
     async def aclose(self):
-        self.closed = True
+        self.closed += 1
 
 
-def running(*sources, seconds=20.0):
+def running(*sources):
     over = []
-    result = RunningChoices(seconds, lambda *_: None, lambda: over.append(True))
+    result = RunningChoices(20.0, lambda *_: None, lambda: over.append(True))
     for source in sources:
         result.add(source)
     return result, over
@@ -80,7 +71,7 @@ def running(*sources, seconds=20.0):
 
 async def test_ends_come_in_the_order_of_the_jobs():
     other = RequestOutput(**{**vars(DONE), "text": "b"})
-    result, over = running(Source(TOKEN, TOKEN, DONE).begin(), Source(other).begin())
+    result, over = running(Source(TOKEN, TOKEN, DONE), Source(other))
     assert [done.text for done in await result.all_done()] == ["a", "b"]
     await result.close()
     await result.close()
@@ -88,25 +79,17 @@ async def test_ends_come_in_the_order_of_the_jobs():
 
 
 async def test_closing_cancels_what_has_begun_and_what_has_not():
-    first, last = Source(TOKEN, stays=True), Iterator()
-    result, over = running(first.begin(), Iterator())
+    first, last = Source(TOKEN, ...), Source(...)
+    result, over = running(first, Source(...))
     assert await anext(result.events()) == (0, TOKEN)
     result.add(last)  # its task had no step yet
     await result.close()
-    assert first.closed == 1 and last.closed and over == [True]
+    assert first.closed == 1 and last.closed == 1 and over == [True]
 
 
-@pytest.mark.parametrize(
-    "source, kind, seconds",
-    [
-        (Source(TOKEN, RequestFailed("x")), RequestFailed, 20.0),
-        (Source(TOKEN, KeyError("x")), KeyError, 20.0),
-        (Source(TOKEN), RequestFailed, 20.0),
-        (Source(TOKEN, stays=True), (TimeoutError, asyncio.TimeoutError), 0.05),
-    ],
-)
-async def test_failures_come_out_where_the_request_waits(source, kind, seconds):
-    result, over = running(source.begin(), seconds=seconds)
+@pytest.mark.parametrize("source, kind", [(Source(TOKEN, KeyError("x")), KeyError), (Source(TOKEN), RequestFailed)])
+async def test_failures_come_out_where_the_request_waits(source, kind):
+    result, over = running(source)
     with pytest.raises(kind):
         await result.all_done()
     await result.close()
@@ -114,48 +97,26 @@ async def test_failures_come_out_where_the_request_waits(source, kind, seconds):
 
 
 async def test_closing_goes_on_though_its_caller_is_cancelled():
-    source = Source(TOKEN, stays=True)
-    result, over = running(source.begin())
+    source = Source(TOKEN, ...)
+    result, over = running(source)
     await asyncio.sleep(0)
-    closing = asyncio.create_task(result.close())
+    ending = asyncio.create_task(result.close())
     await asyncio.sleep(0)
-    closing.cancel()
+    ending.cancel()
     while not over:
         await asyncio.sleep(0)
     assert source.closed == 1
 
 
-async def test_who_leaves_cancels_what_is_waited_for():
-    assert await unless_gone(asyncio.Event().wait, asyncio.sleep(0, "done")) == "done"
-    waiting = asyncio.ensure_future(asyncio.Event().wait())
-    with pytest.raises(ClientGone):
-        await unless_gone(mock.AsyncMock(return_value={"type": "http.disconnect"}), waiting)
-    await asyncio.sleep(0)
-    assert waiting.cancelled()
-
-
-@pytest.fixture
-def laddering(pocket):
-    runner = LadderRunner(FidelityLadder([Rung.local(*pocket, "pocket")]), 6)
-    yield runner
-    runner.close()
-
-
-async def test_closing_a_route_closes_the_engine_behind_it(laddering):
+async def test_closing_a_route_closes_the_engine_behind_it(pocket):
     task = LadderTask(EngineRequest((5,), 2, ExitConfig()), "Once upon", "answer")
-    engine, after = Source(TOKEN, stays=True), Iterator()
-    result, _ = running(laddering.route(engine.begin(), task, print))
-    await asyncio.sleep(0.01)
-    await result.close()
-    assert engine.closed == 1
-    fresh, _ = running()
-    fresh.add(laddering.route(after, task, print), after)
-    await fresh.close()
-    assert after.closed
-
-
-async def test_a_ladder_that_fails_says_so(laddering):
-    task = LadderTask(EngineRequest((5,), 2, ExitConfig()), "", "answer")
-    with pytest.raises(ValueError, match="empty"):
-        async for _ in laddering.run(task):
-            pass
+    engine, after = Source(TOKEN, ...), Source(...)
+    with closing(LadderRunner(FidelityLadder([Rung.local(*pocket, "pocket")]), 6)) as runner:
+        result, _ = running(runner.route(engine, task, print))
+        await asyncio.sleep(0.01)
+        await result.close()
+        assert engine.closed == 1
+        fresh, _ = running()
+        fresh.add(runner.route(after, task, print), after)
+        await fresh.close()
+        assert after.closed

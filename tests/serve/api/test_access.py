@@ -6,6 +6,7 @@ import os
 from unittest import mock
 
 import httpx
+import openai
 import pytest
 from pydantic import SecretStr, ValidationError
 
@@ -76,7 +77,8 @@ def test_a_ring_has_its_keys_and_no_others_and_compares_all_of_them(monkeypatch)
 
 
 @pytest.mark.parametrize("option", [{}, {"api_key": SecretStr("option")}])
-def test_every_key_opens_the_server(pocket, keys, option):
+def test_every_key_opens_the_server_and_no_other(pocket, keys, option, caplog):
+    caplog.set_level("DEBUG")
     settings = ServerSettings(**option, api_key_file=keys(b"first\nsecond\n"))
     assert "first" not in repr(settings) and "option" not in repr(settings)
     with served(pocket, settings) as server:
@@ -84,6 +86,17 @@ def test_every_key_opens_the_server(pocket, keys, option):
             given: httpx.get(f"{server.url}/v1/models", headers={"authorization": given} if given else {}).status_code
             for given in ("bearer first", "Bearer second", "Bearer option", "Bearer third", "Basic first", "first", "")
         }
+        for path in ("v1/models", "v1/sigma0", "metrics", "slots", "openapi.json", "v1/nothing", "/health"):
+            for headers in ({}, {"Authorization": "Bearer third"}):
+                answer = httpx.get(f"{server.url}/{path}", headers=headers)
+                assert error_of(answer, 401)["code"] == "invalid_api_key"
+                assert answer.headers["www-authenticate"] == "Bearer"
+        assert httpx.get(f"{server.url}/health").status_code == httpx.get(server.url).status_code == 200
+        client = server.client.with_options(api_key="first")
+        assert client.models.list().data[0].id == "pocket"
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="other").models.list()
+    assert "first" not in caplog.text
     assert list(statuses.values()) == [200, 200, 200 if option else 401, 401, 401, 401, 401]
 
 

@@ -1,11 +1,9 @@
 """Chats, told whole and as they come, read by OpenAI's own client."""
 
-import asyncio
 import json
 from dataclasses import replace
 
 import httpx
-import openai
 import pytest
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -121,16 +119,6 @@ def test_openais_client_reads_both(plain):
     result = list(stream)
     assert "".join(item.choices[0].delta.content or "" for item in result if item.choices) == SAID
     assert result[-1].usage.completion_tokens == 7
-
-    async def ask():
-        async with openai.AsyncOpenAI(base_url=f"{plain.url}/v1", api_key="none", max_retries=0) as client:
-            whole, stream = await asyncio.gather(
-                client.chat.completions.create(**asked), client.chat.completions.create(**asked, stream=True)
-            )
-            return whole, [item async for item in stream]
-
-    other, pieces = asyncio.run(ask())
-    assert other.choices[0].message.content == "".join(item.choices[0].delta.content or "" for item in pieces) == SAID
 
 
 def test_n_choices_have_seeds_of_their_own(plain):

@@ -18,6 +18,7 @@ from sigma0.config import ExitConfig
 from sigma0.ladder import Always, FidelityLadder
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
+from tests.serve.api.test_refusals import WRONG
 from tests.serve.conftest import two_rungs
 from tests.serve.engine.spied_worker import SpiedService
 
@@ -52,7 +53,6 @@ SETTINGS = ServerSettings(max_new_tokens=3, max_n=2, allowed_hosts=("testserver"
 
 
 def described(app):
-    """An app as schemathesis takes it."""
     schema = schemathesis.openapi.from_asgi("/openapi.json", lasting(app))
     # texts out of the source code are put in without regard to formats
     schema.config.analysis.constants.enabled = False
@@ -145,9 +145,13 @@ def test_many_of_both(request, server, mode, path):
 
 CHAT = {"model": "pocket", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 TEXT = {"model": "pocket", "prompt": "Hi", "max_tokens": 1}
-
+# a schema has no word for half of a surrogate pair, nor for an echo in a stream
+REFUSED = [
+    {**(TEXT if "prompt" in body else CHAT), **body}
+    for _, body in WRONG
+    if "ud800" not in ascii(body) and not body.get("echo")
+]
 CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
 
 
 @pytest.mark.grid(fast=0, slow=12)
@@ -156,15 +160,10 @@ ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
     [
         (CHAT, True),
         ({**CHAT, "model": "gpt-4"}, False),
-        ({**CHAT, "top_logprobs": 1}, False),
         ({**CHAT, "top_logprobs": 1, "logprobs": True}, True),
-        ({**CHAT, "sigma0": {"trail": True}}, False),
-        ({**CHAT, "sigma0": {"ladder": True}}, False),
         ({**CHAT, "sigma0": {"ladder": False, "trail": False, "budget": None}}, True),
-        ({**CHAT, "sigma0": {"budget": {"calls": 1}}}, False),
         ({**CHAT, "sigma0": {"ladder": False, "budget": {}}}, False),
         ({**CHAT, "sigma0": {"exit": {"mode": "fixed"}}}, False),
-        ({**CHAT, "sigma0": {"exit": {"mode": "fixed", "depth": 7}}}, False),
         ({**CHAT, "sigma0": {"exit": {"mode": "fixed", "depth": 6}}}, True),
         ({**CHAT, "sigma0": {"exit": {"depth": 2}}}, False),
         ({**CHAT, "sigma0": {"exit": {"q": 0}}}, False),
@@ -172,23 +171,21 @@ ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
         ({**CHAT, "sigma0": {"exit": {"mode": "margin", "theta": None, "q": None, "accel_scale": None}}}, True),
         ({**CHAT, "sigma0": {"exit": {"mode": "accel", "eps": None, "patience": None, "accel_scale": None}}}, True),
         ({**CHAT, "sigma0": {"exit": {"mode": "accel", "accel_scale": "steps"}}}, True),
-        ({**CHAT, "sigma0": {"exit": {"mode": "margin", "accel_scale": "steps"}}}, False),
         ({**CHAT, "sigma0": {"exit": {"mode": "fixed", "depth": None}}}, False),
-        ({**CHAT, "sigma0": {"exit": {**ALL_FIELDS, "q": 0.5}}}, False),
-        ({**CHAT, "sigma0": {"exit": ALL_FIELDS}}, True),
+        ({**CHAT, "sigma0": {"exit": ExitConfig(mode="margin", theta=0.9).to_dict()}}, True),
         ({**CHAT, "max_tokens": 4}, False),
         ({**CHAT, "n": 3}, False),
         ({**CHAT, "tools": []}, True),
         ({**CHAT, "tool_choice": "auto"}, True),
         ({**CHAT, "tool_choice": "required"}, False),
-        ({**CHAT, "messages": [{"role": "user", "content": None}]}, False),
         ({**CHAT, "messages": [{"role": "assistant", "content": "a", "tool_calls": []}]}, True),
         ({**CHAT, "messages": [{"role": "assistant", "tool_calls": [CALL]}]}, False),
         ({**CHAT, "messages": [{"role": "tool", "content": "a", "tool_call_id": "1"}]}, False),
         ({**CHAT, "messages": [{"role": "user", "content": "a", "tool_call_id": "1"}]}, False),
-        *[({**CHAT, "logit_bias": {str(number): 1}}, number < 596) for number in (0, 9, 10, 99, 100, 589, 595, 596)],
-        ({**CHAT, "logit_bias": {"600": 1}}, False),
-        ({**CHAT, "logit_bias": {"1000": 1}}, False),
+        *[
+            ({**CHAT, "logit_bias": {str(number): 1}}, number < 596)
+            for number in (0, 9, 10, 99, 100, 589, 595, 600, 1000)
+        ],
         ({**CHAT, "response_format": {"type": "json_object"}, "max_tokens": 2}, True),
         ({**CHAT, "guided_regex": "a", "guided_choice": ["a"]}, False),
         ({**CHAT, "guided_regex": "a", "guided_choice": None, "response_format": {"type": "text"}}, True),
@@ -196,19 +193,15 @@ ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
         ({**CHAT, "guided_regex": "a", "structured_outputs": {"json_object": True}}, False),
         ({**CHAT, "structured_outputs": {"regex": "a", "json_object": True}}, False),
         ({**CHAT, "guided_choice": ["a"], "structured_outputs": {}}, True),
-        ({**CHAT, "stream_options": {"include_usage": True}}, False),
         ({**CHAT, "stream_options": {"include_usage": True}, "stream": True}, True),
         (TEXT, True),
         ({**TEXT, "echo": True, "max_tokens": 0}, True),
-        ({**TEXT, "prompt": ["Hi", ""]}, False),
-        ({**TEXT, "prompt": [[]]}, False),
         ({**TEXT, "prompt": [595]}, True),
-        ({**TEXT, "prompt": [596]}, False),
         ({**TEXT, "best_of": 2}, False),
         ({**TEXT, "best_of": 2, "n": 2}, True),
-        ({**TEXT, "best_of": 1, "n": 2}, False),
+        *((body, False) for body in REFUSED),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_the_description_and_the_server_agree(description, body, fits):
     name, path = ("ChatRequest", "chat/completions") if "messages" in body else ("CompletionRequest", "completions")

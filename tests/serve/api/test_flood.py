@@ -60,13 +60,6 @@ def test_what_may_fit_is_tokenized(plain, monkeypatch):
         encode.reset_mock()
 
 
-def test_a_servers_own_limit_of_a_prompt_counts(pocket, monkeypatch):
-    monkeypatch.setattr(planning, "encode", None)
-    with served(pocket, ServerSettings(max_prompt_tokens=5)) as server:
-        message = error_of(complete(server, prompt="x" * 66), 400)["message"]
-        assert "limit of 5" in message and "over 65 fits" in message
-
-
 def test_large_ones_are_read_one_by_one_and_others_beside_them(pocket, monkeypatch):
     entered, go_on, plan = [], threading.Event(), RequestParser.parse
 
@@ -164,7 +157,6 @@ PROMPT = "Mary went to the kitchen."
 
 
 def few(server, prompt=PROMPT, **body):
-    """A completion of few tokens."""
     return complete(server, prompt=prompt, max_tokens=2, temperature=0, **body)
 
 

@@ -107,7 +107,6 @@ def changed_bytes(draw):
 
 @pytest.fixture(scope="module")
 def fuzzed(pocket):
-    """A server in this process."""
     settings = ServerSettings(max_new_tokens=4, max_n=2, max_body_bytes=20_000)
     ladder = FidelityLadder(two_rungs(pocket), policy=Always())
     with closing(SpiedService(*pocket)) as service, TestClient(create_app(service, settings, ladder), HOST) as client:
@@ -116,13 +115,11 @@ def fuzzed(pocket):
 
 
 def ask(fuzzed, path, body, kind="application/json"):
-    """Status and body of the answer."""
     answer = fuzzed.post(path, content=body, headers={"content-type": kind})
     return answer.status_code, answer.content
 
 
 def check(status, body):
-    """Whether an answer is one of those that are allowed."""
     assert 200 <= status < 300 or 400 <= status < 500, (status, body)
     if status < 300:
         if body.startswith(b"data: "):

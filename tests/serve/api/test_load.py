@@ -115,15 +115,6 @@ def test_who_leaves_a_whole_answer_frees_the_service(held):
     assert post(held).json()["choices"][0]["message"]["content"] == SAID
 
 
-def test_openais_client_leaves_by_closing(held):
-    held.service.gate.set()
-    with held.client.chat.completions.create(**ASKING, stream=True) as stream:
-        next(iter(stream))
-        held.service.gate.clear()
-    until(lambda: held.service.tickets[0].cancelled or held.service.status().tokens)
-    until(lambda: held.app.state.handler.open == 0)
-
-
 def test_time_that_is_over(pocket):
     with served(pocket, ServerSettings(request_timeout=0.2)) as server:
         server.service.gate.clear()

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 
 import httpx
@@ -28,14 +28,10 @@ KEY = "a-key-of-nobody"
 @contextmanager
 def logged(pocket, path, **settings):
     """A server whose lines go to a file; they are all there once the block is left."""
-    log = TelemetryLog(path)
-    try:
-        with served(pocket, **settings) as server:
-            server.app.state.handler.telemetry = log
-            yield server
-            until(lambda: server.app.state.handler.open == 0)
-    finally:
-        log.close()
+    with closing(TelemetryLog(path)) as log, served(pocket, **settings) as server:
+        server.app.state.handler.telemetry = log
+        yield server
+        until(lambda: server.app.state.handler.open == 0)
 
 
 def test_a_line_says_what_the_response_said(pocket, tmp_path):
@@ -127,7 +123,6 @@ STRANGE = [{"role": "user", "content": "Who is the president?"}]
 
 
 def judged(server, **body):
-    """The verdicts and doors of an answer's choices."""
     output = post(server, **body).json()["sigma0"]["choices"]
     return [(ReasonVerdict.model_validate(choice["verdict"]), choice["door"]) for choice in output]
 

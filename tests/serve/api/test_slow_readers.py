@@ -33,7 +33,6 @@ HIGH_WATER = 2**16
 
 
 def written(alternatives):
-    """The tokens of an answer."""
     others = tuple(Alternative(5 + place, -2.0 - place) for place in range(alternatives or 0))
     logprob = None if alternatives is None else -0.5
     return tuple(
@@ -106,7 +105,6 @@ def ask(address, **body):
 
 
 def events_of(connection):
-    """The events of a stream, read to its end."""
     *output, done = lines(rest(connection).partition(b"\r\n\r\n")[2].decode().replace("\r\n", "\n"))
     assert done == "[DONE]"
     return [json.loads(event) for event in output]

@@ -31,7 +31,6 @@ PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 @pytest.fixture
 def traced(pocket):
-    """A server whose spans come into a list."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with served(pocket) as server:

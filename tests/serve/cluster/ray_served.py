@@ -3,7 +3,6 @@
 import logging
 import os
 from contextlib import contextmanager
-from time import sleep
 from types import SimpleNamespace
 
 import ray
@@ -27,17 +26,6 @@ from tests.serve.engine.spied_worker import HeldEngine, Ticket
 SETTINGS = RaySettings(replicas=2, device="cpu", dtype="float32", kv_memory="64MiB", report_seconds=0.2)
 
 
-class PacedEngine(HeldEngine):
-    """Takes its time for every pass."""
-
-    pause = 0.0
-
-    def step(self):
-        if self.pause:
-            sleep(self.pause)
-        return super().step()
-
-
 class HeldReplica(EngineReplica):
     """A replica whose engine can be held, slowed down, made to fail, made anew, and killed."""
 
@@ -49,7 +37,7 @@ class HeldReplica(EngineReplica):
         return self._held(made.limits)
 
     def _held(self, limits):
-        self._engine_held = PacedEngine(*self._loaded, "pocket", limits)
+        self._engine_held = HeldEngine(*self._loaded, "pocket", limits)
         return self._engine_held
 
     def report(self, front):
@@ -75,7 +63,6 @@ class HeldReplica(EngineReplica):
         self._engine_held.gate.set()
 
     def slow_down(self, seconds):
-        """Lets every pass take so long at least."""
         self._engine_held.pause = seconds
 
     def fail_next(self, what):

@@ -21,7 +21,6 @@ pytest.importorskip("ray")
 from sigma0.ladder import Always, FidelityLadder
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
-from tests.serve import test_readme
 from tests.serve.api import (
     test_chat,
     test_completions,
@@ -46,15 +45,14 @@ SUITE = (
     test_chat,
     test_completions,
     test_information,
-    test_readme,
     test_refusals,
     test_description,
     test_fields,
     test_ladder,
     test_load,
 )
-# What cannot run here, and why. Nor does test_live_page, which lets a browser watch an engine token by token, nor do
-# tests of parts that no client sees.
+# What cannot run here, and why. Nor do tests of the page, which watch an engine token by token, and of parts that no
+# client sees.
 LEFT_OUT = {
     "test_refusals_a_failure_fails_one_request_alone": "reads in this process's log what the replica logs; see below",
     "test_ladder_routing_reads_and_writes_nothing_twice": "counts the passes of a model of this process",

@@ -34,6 +34,7 @@ from sigma0.serve.cluster.service import RayService, RemoteEvents
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.engine.messages import EngineRequest, RequestOutput, TokenOutput
 from sigma0.signals.savings import Savings
+from tests.serve.test_parts import Source
 from tests.test_cli import run
 
 pytestmark = pytest.mark.slow
@@ -46,25 +47,12 @@ DIED = ActorDiedError()
 TASK = RayTaskError("run", "a traceback", KeyError("what somebody said"))
 
 
-class Stream:
-    """Of a replica: events as they stand in a script, of which errors are raised."""
+class Stream(Source):
+    """Of a replica, and whether it was cancelled."""
 
     def __init__(self, engine, script):
-        self.engine, self.script, self.cancelled = engine, list(script), False
-
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        await asyncio.sleep(0)
-        if not self.script:
-            raise StopAsyncIteration
-        event = self.script.pop(0)
-        if event is Ellipsis:
-            await asyncio.Event().wait()
-        if isinstance(event, BaseException):
-            raise event
-        return event
+        super().__init__(*script)
+        self.engine, self.cancelled = engine, False
 
     def cancel(self):
         self.cancelled = True

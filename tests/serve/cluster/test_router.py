@@ -65,13 +65,6 @@ def test_new_chats_take_turns_and_old_ones_come_back():
     assert engines.open == 2
 
 
-def test_a_prompt_that_others_share_the_beginning_of_is_no_chat_of_theirs():
-    engines = fleet("a", "b")
-    system = [5] * 40
-    taken = [engines.take([*system, place]) for place in range(4)]
-    assert taken.count("a") == taken.count("b") == 2
-
-
 def test_a_chat_leaves_an_engine_that_would_let_it_wait():
     engines = fleet("a", "b", running=1)
     home = engines.take([1, 2])

@@ -47,8 +47,11 @@ class HeldEngine(Engine):
         self.fails: Exception | None = None
         # for a permit of which each token waits
         self.tokens: threading.Semaphore | None = None
+        # seconds that every pass takes at least
+        self.pause = 0.0
 
     def step(self):
+        sleep(self.pause)
         if not self.gate.is_set() or (self.tokens is not None and not self.tokens.acquire(blocking=False)):
             events = self._schedule()
             sleep(0.002)

@@ -99,7 +99,6 @@ def test_an_empty_pool_is_refused(total, size):
 
 @given(st.lists(st.tuples(st.sampled_from(["allocate", "free", "match", "register"]), st.integers(0, 3)), max_size=80))
 def test_every_block_is_free_cached_or_held(steps):
-    """Against a plain count of holders."""
     pool = BlockPool(5, 2)
     held: list[list[int]] = []
     texts = [[1, 2, 3, 4], [1, 2, 5, 6], [7, 8, 9, 9], [1, 2, 3, 4]]

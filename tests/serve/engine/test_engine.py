@@ -1,7 +1,9 @@
-"""Engine: whatever runs beside a request, its output is what it would be alone."""
+"""Engine: whatever runs beside a request, or breaks in it, its output is what it would be alone."""
 
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.serve.engine.engine import Engine
-from sigma0.serve.engine.messages import Busy, EngineLimits, EngineRequest, RequestOutput, TokenOutput
+from sigma0.serve.engine.messages import Busy, EngineLimits, EngineRequest, RequestFailed, RequestOutput, TokenOutput
 from sigma0.serve.engine.scheduler import ScheduledStep
+from sigma0.signals.canary import Tighten
 from tests.reference import settled_model
 from tests.serve.engine.spied_worker import KV
 
@@ -66,7 +69,6 @@ def drain(engine, result=None):
 
 
 def ask(engine, job):
-    """What becomes of a request."""
     key = engine.submit(job)
     return drain(engine)[key]
 
@@ -397,16 +399,94 @@ STORIES = (
 def test_what_the_models_rule_would_have_said_is_the_librarys(pocket, monkeypatch, current):
     monkeypatch.setattr(pocket[0].generation_config, "exit_config", current)
     seen = set()
-    for mode in ({"mode": "full"}, {"mode": "fixed", "depth": 3}):
-        for after_exit in ("finish", "verify"):
-            config = ExitConfig(**mode, after_exit=after_exit)
-            engine = Engine(*pocket, "pocket", EngineLimits(kv_bytes=KV), watch=True)
-            ids = [tuple(pocket[1](story)["input_ids"]) for story in STORIES]
-            keys = [engine.submit(EngineRequest(item, 12, config)) for item in ids]
-            result = drain(engine)
-            for key, story in zip(keys, STORIES, strict=True):
-                expected = sigma0.generate(*pocket, story, exit_config=config, max_new_tokens=12)
-                output = [token.would_have_met for token in result[key][-1].tokens]
-                assert output == [token.would_have_met for token in expected.tokens]
-                seen |= set(output)
+    modes = ({"mode": "full"}, {"mode": "fixed", "depth": 3})
+    for mode, after_exit, story in product(modes, ("finish", "verify"), STORIES):
+        config = ExitConfig(**mode, after_exit=after_exit)
+        done = alone(*pocket, EngineRequest(tuple(pocket[1](story)["input_ids"]), 12, config))[-1]
+        expected = sigma0.generate(*pocket, story, exit_config=config, max_new_tokens=12)
+        output = [token.would_have_met for token in done.tokens]
+        assert output == [token.would_have_met for token in expected.tokens]
+        seen |= set(output)
     assert seen >= {True, None}
+
+
+@pytest.mark.parametrize(
+    "blocks, config, asked", [(10, CONFIGS[0], [job(9, 8)]), (400, FULL, [job(9, 12), job(2, 12, 2)])]
+)
+def test_numbers_that_are_none_fail_one_request_alone(model, pocket, blocks, config, asked):
+    """Its blocks do no harm to the next, nor do they pad a row of few blocks up to those of the longest."""
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(4, 8, 64, 4, POSITION_BYTES * 4 * blocks), watch=True)
+    with poisoned(model, 60):
+        bad, *good = [engine.submit(item) for item in (EngineRequest((5, 60, 7, 8, 9), 8, config), *asked)]
+        result = drain(engine)
+        afterwards = [outcome(ask(engine, item)) for item in asked]
+    assert isinstance(result[bad][-1], RequestFailed) and len(result[bad]) == 1
+    expected = [outcome(alone(model, pocket[1], item)) for item in asked]
+    assert [outcome(result[key]) for key in good] == expected == afterwards
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_numbers_that_are_none_stay_with_a_request_that_is_cancelled(model, pocket, passes):
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 4, 64, 4, POSITION_BYTES * 4 * 3), watch=True)
+    with poisoned(model, 60):
+        bad = engine.submit(EngineRequest((5, 7, 8, 60, 60, 60), 2, FULL))
+        for _ in range(passes):
+            engine.step()
+        engine.cancel(bad)
+        asked = job(1, 7, 4)
+        result = ask(engine, asked)
+    assert outcome(result) == outcome(alone(model, pocket[1], asked))
+
+
+def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
+    shared = tuple(np.random.default_rng(1).integers(5, 59, 12).tolist())
+    good = EngineRequest((*shared, 7, 8, 9), 16, FULL)
+    with poisoned(model, 60):
+        key = engine.submit(good)
+        result = [event for _ in range(8) for _, event in engine.step()]
+        bad = engine.submit(EngineRequest((*shared, 60), 4, FULL))
+        rest = drain(engine)
+    assert isinstance(rest[bad][-1], RequestFailed)
+    expected = outcome(alone(model, pocket[1], good))
+    assert outcome([*result, *rest[key]]) == outcome(ask(engine, good)) == expected
+
+
+def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypatch):
+    engine = Engine(model, pocket[1], "tiny", watch=True)
+    good, bad = engine.submit(job(5, 6)), engine.submit(job(5, 6, on_collapse="tighten"))
+    monkeypatch.setattr(Tighten, "__call__", mock.Mock(side_effect=RuntimeError("a processor broke")))
+    result = drain(engine)
+    assert isinstance(result[bad][-1], RequestFailed) and "RuntimeError" in str(result[bad][-1])
+    assert isinstance(result[good][-1], RequestOutput) and engine.pool.used == 0
+
+
+@pytest.mark.grid(fast=5, slow=4)
+@pytest.mark.parametrize("steps", [1, 3, 9])
+@pytest.mark.parametrize("breaks", ["admit", "run", "remove"])
+def test_what_a_broken_step_leaves_is_dropped(model, pocket, monkeypatch, steps, breaks):
+    """Also where the scheduler has admitted a request that the batch never got."""
+    asked = [job(5 + seed, 9, seed, exit_config=CONFIGS[seed]) for seed in range(6)]
+    expected = [outcome(alone(model, pocket[1], item)) for item in asked]
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(2, 16, 64, 4, POSITION_BYTES * 4 * 40))
+    for item in asked:
+        engine.submit(item)
+    for _ in range(steps):
+        engine.step()
+    whole = getattr(engine._batch, breaks)
+
+    def broken(*arguments):
+        if breaks == "remove":
+            # half of it
+            whole(*arguments)
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._batch, breaks, broken)
+        with pytest.raises(MemoryError):
+            drain(engine)
+    engine.reset()
+    assert not engine.has_work and engine.status().running == engine.status().blocks_used == engine.pool.cached == 0
+    keys = [engine.submit(item) for item in asked]
+    events = drain(engine)
+    assert [outcome(events[key]) for key in keys] == expected and engine.status().blocks_used == 0

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigma0.serve.engine.block_pool import BlockPool, block_hash
-from sigma0.serve.engine.scheduler import ScheduledStep, Scheduler, SequenceEntry
+from sigma0.serve.engine.scheduler import Scheduler, SequenceEntry
 from tests.test_start import loaded
 
 
@@ -155,7 +155,6 @@ def test_a_preempted_sequence_finds_its_own_blocks_but_those_in_flight():
 
 
 def test_blocks_of_a_sequence_follow_each_other():
-    """Two sequences that grow in turns."""
     queue = scheduler(blocks=32, size=2, running=2)
     sequences = entry(0, 5), entry(1, 3)
     scheduled(queue, *sequences)
@@ -192,18 +191,9 @@ def test_all_work_ends_and_no_block_is_lost(lengths, blocks, running, data):
     assert queue.pool.used == 0
 
 
-def test_what_may_enter_ends_with_the_prompt_and_with_what_is_ready():
-    assert (entry(0, 9, entered=2).remaining, entry(0, 9, entered=2).may_enter) == (7, 7)
-    assert entry(0, 9, entered=2, ready=4).may_enter == 2
-    assert entry(0, 9, entered=4, ready=4).may_enter == 0
-    assert entry(0, 9, entered=8, ready=12).may_enter == 1
-
-
-@pytest.mark.parametrize("segment, fits", [(None, True), (4, True), (8, True), (2, False), (6, False), (9, False)])
-def test_a_segment_is_of_whole_blocks(segment, fits):
-    if fits:
-        assert scheduler(size=4, segment=segment).segment == segment
-    else:
+def test_a_segment_is_of_whole_blocks():
+    assert [scheduler(size=4, segment=segment).segment for segment in (None, 4, 8)] == [None, 4, 8]
+    for segment in (2, 6, 9):
         with pytest.raises(ValueError, match=f"a segment of {segment} cache positions is no multiple of a block of 4"):
             scheduler(size=4, segment=segment)
 
@@ -217,16 +207,6 @@ def test_slots_begin_at_the_same_distance_from_each_other():
     assert [sequence.blocks for sequence in entries] == [[0], [4], [8]]
 
 
-@pytest.mark.parametrize("length, admitted", [(7, True), (8, False)])
-def test_one_block_is_spared_for_each_that_runs(length, admitted):
-    queue = scheduler(blocks=4, size=4)
-    started(queue, entry(0, 3))
-    (second,) = added(queue, entry(1, length))
-    # with the token that is fed next, eight positions are two blocks and nine are three
-    assert queue.admit() == ([second] if admitted else [])
-    assert queue.pool.available == (1 if admitted else 3)
-
-
 def test_what_does_not_fit_gives_back_what_it_found():
     queue = scheduler(blocks=4, size=2)
     (first,) = started(queue, entry(0, 3))
@@ -236,34 +216,30 @@ def test_what_does_not_fit_gives_back_what_it_found():
     assert queue.admit() == [] and queue.pool.available == blocks
 
 
+def register(pool, blocks):
+    """Registers these blocks of two as those that the sequence 0 begins with; the hash of the last."""
+    last_hash = b""
+    for place, block in enumerate(blocks):
+        assert pool.allocate_run(1, block) == [block]
+        last_hash = block_hash(last_hash, [2 * place, 2 * place + 1])
+        pool.register(block, last_hash)
+    pool.free(blocks)
+    return last_hash
+
+
 def test_new_blocks_follow_the_last_that_was_found():
     queue = scheduler(blocks=10, size=2, running=1)
-    result, last_hash = [0, 5], b""
-    for place, block in enumerate(result):
-        assert queue.pool.allocate_run(1, block) == [block]
-        last_hash = block_hash(last_hash, [2 * place, 2 * place + 1])
-        queue.pool.register(block, last_hash)
-    queue.pool.free(result)
+    last_hash = register(queue.pool, [0, 5])
     (sequence,) = started(queue, entry(0, 7))
     assert sequence.blocks == [0, 5, 6, 7] and sequence.registered == 2 and sequence.last_hash == last_hash
     assert sequence.entered == sequence.cached == 4
 
 
-def segmented(length, matched):
-    """A sequence whose first blocks of two are registered, where segments are of four positions."""
-    queue, last_hash = scheduler(blocks=20, size=2, running=1, segment=4), b""
-    for place in range(matched):
-        (block,) = queue.pool.allocate_run(1)
-        last_hash = block_hash(last_hash, [2 * place, 2 * place + 1])
-        queue.pool.register(block, last_hash)
-    queue.pool.free(list(range(matched)))
-    (sequence,) = started(queue, entry(0, length))
-    return queue, sequence
-
-
 @pytest.mark.parametrize("matched, entered", [(0, 0), (1, 0), (2, 4), (3, 4), (4, 8)])
 def test_whole_segments_are_found_again_and_one_may_enter_behind_them(matched, entered):
-    queue, sequence = segmented(15, matched)
+    queue = scheduler(blocks=20, size=2, running=1, segment=4)
+    register(queue.pool, list(range(matched)))
+    (sequence,) = started(queue, entry(0, 15))
     assert sequence.entered == sequence.cached == entered and sequence.registered == entered // 2
     assert sequence.ready == entered + 4 and sequence.may_enter == 4
     assert queue.pool.used == len(sequence.blocks) == 8
@@ -293,25 +269,6 @@ def test_rows_are_shared_from_the_shortest_on(rows, expected):
     chunks = queue.prefill_chunks(rows)
     assert {sequence.key: stop for sequence, _, stop in chunks} == expected
     assert all(start == 0 for _, start, _ in chunks)
-
-
-def test_a_prefill_goes_on_where_nobody_waits():
-    queue = scheduler(blocks=100, rows=4)
-    (sequence,) = started(queue, entry(0, 9))
-    assert [queue.schedule(0).prefill for _ in range(4)] == [
-        ((sequence, 0, 4),), ((sequence, 4, 8),), ((sequence, 8, 9),), (),
-    ]  # fmt: skip
-
-
-def test_a_table_that_was_extended_between_passes_is_told():
-    queue = scheduler(blocks=10, size=4)
-    (sequence,) = started(queue, entry(0, 3))
-    assert queue.schedule(0).tables == {0: (0,)} and queue.schedule(0) == ScheduledStep()
-    assert queue.reserve(sequence, 4) == [] and queue.schedule(0) == ScheduledStep(), "it had as many"
-    assert queue.reserve(sequence, 5) == []
-    step = queue.schedule(0)
-    assert step.tables == {0: (0, 1)} and step.wiped == (1,)
-    assert queue.schedule(0) == ScheduledStep()
 
 
 def test_a_block_goes_to_the_sequence_that_runs_before_a_newcomer():
@@ -362,20 +319,6 @@ def test_a_prompt_that_has_not_entered_stays_as_cacheable_as_it_was():
     queue.schedule(0)
     queue.preempt(sequence)
     assert sequence.cacheable == 4 and queue.schedule(0).prefill == ((sequence, 0, 2),)
-
-
-def test_full_blocks_are_registered_once_and_in_a_chain():
-    queue = scheduler(size=2)
-    (sequence,) = started(queue, entry(0, 7))
-    for positions, registered in ((1, 0), (2, 1), (5, 2), (5, 2), (6, 3)):
-        queue.register(sequence, positions)
-        assert sequence.registered == registered
-    chain = b""
-    for first in (0, 2, 4):
-        chain = block_hash(chain, [first, first + 1])
-    assert sequence.last_hash == chain
-    queue.remove(sequence)
-    assert queue.pool.cached == 3
 
 
 def test_one_that_waits_can_be_removed():

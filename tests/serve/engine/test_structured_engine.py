@@ -8,7 +8,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from sigma0.decode.grammar.compiled import CompiledGrammar, Matcher
 from sigma0.decode.grammar.spec import Choice, JsonSchema, Regex
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.serve.engine.engine import Engine
@@ -96,31 +95,6 @@ def test_requests_without_a_grammar_cost_nothing_more(byte):
     engine.submit(plain)
     engine.step()
     assert not runner.program.masked and bool((lanes.masks == -1).all() and (lanes.only == -1).all())
-
-
-@pytest.mark.grid(fast=0, slow=1)
-@pytest.mark.parametrize(
-    "kind, name, at",
-    [(CompiledGrammar, "matcher", 2), *((Matcher, name, at) for name in ("mask", "take", "back_to") for at in (2, 9))],
-)
-def test_a_grammar_that_breaks_fails_its_request_alone(byte, monkeypatch, kind, name, at):
-    """Whatever it raises, as a request enters, in a pass, and as one that was preempted goes on."""
-    wanted = jobs(9, 8)
-    expected = [outcome(alone(*byte, job))[:4] for job in wanted]
-    whole, calls = getattr(kind, name), []
-
-    def broken(*arguments):
-        calls.append(arguments)
-        if len(calls) == at:
-            raise RuntimeError("an engine of grammars that breaks")
-        return whole(*arguments)
-
-    monkeypatch.setattr(kind, name, broken)
-    result, engine = served(*byte, wanted, FEW)
-    (failed,) = (number for number, done in enumerate(result) if isinstance(done, RequestFailed))
-    assert result.pop(failed).cause == "RuntimeError" and expected.pop(failed)
-    assert [outcome([done])[:4] for done in result] == expected
-    assert engine.status().blocks_used == 0
 
 
 def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(byte):

@@ -34,13 +34,11 @@ WAIT_SECONDS = 30
 
 
 def token(text: str, depth: int, **fields: Any) -> dict[str, Any]:
-    """A token as the stream tells it."""
     known = {"reason": "threshold_met", "fate": "contract", "proximity": 0.1, "margin": 0.8, "entropy": 0.4}
     return {"id": 1, "text": text, "depth": depth, "rung": "pocket", "handed_up": None} | known | fields
 
 
 def chunk(output: dict[str, Any], content: str = "", finish: str | None = None) -> dict[str, Any]:
-    """A chunk of a stream with one choice."""
     choice = {"index": 0, "delta": {"content": content} if content else {}, "finish_reason": finish}
     sigma = {"exit": EXIT, "total_loops": 4, "reasoning_effort": None, "choices": [{"index": 0} | output]}
     return {"object": "chat.completion.chunk", "model": "pocket", "choices": [choice], "sigma0": sigma}
@@ -92,8 +90,6 @@ class PageServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Files of the page, the description and the stream."""
-
     server: PageServer
 
     def do_GET(self) -> None:

@@ -1,9 +1,12 @@
-"""The page in a browser, against a server that streams what it is told to, when it is told to."""
+"""The page in a browser, against a server that streams what it is told to, when it is told to, and the real one."""
 
 import re
+import threading
 
 import pytest
 
+from sigma0.ladder import Entropy, FidelityLadder
+from tests.serve.conftest import served, two_rungs
 from tests.serve.page.page_server import answer, chunk, token
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -38,7 +41,6 @@ def tokens(page):
 
 
 def finish(page, server, chunks=None, question="Does Anna sleep?"):
-    """Has a whole answer written."""
     chunks = answer(STORY) if chunks is None else chunks
     server.answers.append(chunks)
     ask(page, question)
@@ -275,7 +277,6 @@ def test_settings_make_the_request(opened, server):
     expect(page.get_by_label("Hand up")).to_be_hidden()
 
 
-@pytest.mark.exhaustive
 def test_hand_ups_are_marked_and_counted(opened, server):
     page = opened(ladder=["pocket", "pocket-large"])
     parked = token(" Ben", 0, rung="pocket-large", reason=None, margin=None)
@@ -447,3 +448,62 @@ def test_every_control_has_a_name(opened):
     named = "all => all.filter(it => !it.labels?.length && !it.getAttribute('aria-label') && !it.textContent.trim())"
     assert page.locator("button, input, select, textarea").evaluate_all(f"{named}.map(it => it.id)") == []
     assert page.get_by_role("log").get_attribute("aria-live") == "polite"
+
+
+QUESTION = "Mary went to the kitchen. John went to the garden. The cup was taken by Mary. Where is the cup?"
+
+
+@pytest.fixture(scope="module")
+def live(pocket):
+    with served(pocket, ladder=FidelityLadder(two_rungs(pocket), policy=Entropy(above=0.0))) as server:
+        yield server
+
+
+@pytest.mark.grid(fast=0, slow=1)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_tokens_of_a_real_model_come_one_by_one_and_a_verdict_at_the_end(page, live, scheme):
+    page.emulate_media(color_scheme=scheme)
+    page.goto(live.url)
+    expect(page.locator("#model-line")).to_contain_text("pocket")
+    compute = page.locator("#compute")
+    live.service.held.tokens = threading.Semaphore(0)
+    try:
+        ask(page, QUESTION)
+        output = []
+        for count in (1, 2, 3):
+            live.service.held.tokens.release()
+            expect(tokens(page)).to_have_count(count)
+            expect(page.locator("#compute-text")).to_contain_text(f"of {6 * count} passes")
+            output.append(compute.get_attribute("aria-valuetext"))
+        assert len(set(output)) == 3, "the meter moves with every token"
+        expect(page.locator("#verdict")).to_be_hidden()
+    finally:
+        waiting, live.service.held.tokens = live.service.held.tokens, None
+        waiting.release(100)
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    expect(page.locator("#verdict")).to_be_visible()
+    asked = [{"role": "user", "content": QUESTION}]
+    answer = live.client.chat.completions.create(model="pocket", messages=asked, max_tokens=256)
+    said = answer.choices[0].message.content
+    # white space stands beside the tokens
+    assert "".join(tokens(page).all_text_contents()) == said.replace(" ", "")
+    assert said.strip() in page.locator("#conversation").inner_text()
+    choice = answer.model_extra["sigma0"]["choices"][0]
+    depths = [int(item.get_attribute("data-depth")) for item in tokens(page).all()]
+    assert depths == choice["depths"][: len(depths)]
+    assert choice["door_text"].startswith("converge: confidence 0.")
+    expect(page.locator("#verdict-text")).to_contain_text("Confidence 0.")
+    expect(page.locator("#verdict-details")).to_contain_text(str(choice["verdict"]["confidence"])[:4])
+    colours = tokens(page).evaluate_all("all => all.map(it => getComputedStyle(it).backgroundColor)")
+    assert len(set(zip(depths, colours, strict=True))) == len(set(colours)) == len(set(depths)) > 1
+    assert (background(page.locator("body")) == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+def test_a_routed_answer_keeps_its_depths(page, live, monkeypatch):
+    monkeypatch.setenv("SIGMA0_ROUTING", "1")
+    page.goto(live.url)
+    expect(page.locator("#model-line")).to_contain_text("pocket")
+    ask(page, "Lisa, oh no, where where?")
+    expect(page.locator("#conversation .answer:not(.writing)")).to_have_count(1)
+    expect(page.locator("#conversation .token.handed-up").first).to_be_visible()
+    expect(page.locator("#compute")).to_have_attribute("aria-valuetext", re.compile(r"\d+ of \d+ passes"))

@@ -55,7 +55,6 @@ def full_depth(model: OuroForCausalLM, prompts, max_new_tokens=24, exit_config=N
 
 
 def counter(llm, name):
-    """A counter of vLLM's metrics, summed over its labels."""
     return sum(metric.value for metric in llm.get_metrics() if metric.name == f"vllm:{name}")
 
 
