@@ -13,8 +13,7 @@ from sigma0.bench.core.conditions import device_name, git_commit, utc_now, weigh
 from sigma0.bench.core.options import ReportFile
 from sigma0.bench.core.output import measuring, step_bar, tell_report
 from sigma0.bench.effort.measure import Rates, check, questions, simulate
-from sigma0.bench.effort.report import POLICIES, EffortReport, PolicySummary, summarise
-from sigma0.bench.effort.table import table
+from sigma0.bench.effort.report import POLICIES, EffortReport, PolicySummary, summarise, table
 from sigma0.calibrate.bootstrap import share
 from sigma0.commands.console import progress_bar
 from sigma0.commands.options import AsJson, Threads

@@ -1,10 +1,11 @@
-"""Sums over runs: how often a policy accepts, how often rightly, and at what cost, with 95 % intervals."""
+"""Sums over runs: how often a policy accepts, how often rightly, and at what cost, with 95 % intervals; as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sigma0.bench.core.conditions import mean_of
+from sigma0.bench.core.output import BenchTable, with_interval
 from sigma0.bench.effort.measure import Ended
 from sigma0.calibrate.bootstrap import Estimate, share
 from sigma0.reason.progressive.policies import (
@@ -62,3 +63,27 @@ def summarise(policy: str, runs: Sequence[Ended]) -> PolicySummary:
         verifications=mean_of([run.verifications for run in runs]),
         cost=mean_of([run.cost for run in runs]),
     )
+
+
+HEADINGS = ("policy", "right, accepted", "wrong, accepted", "wrong of accepted", "right in the end", "verifications")
+
+
+def table(report: EffortReport) -> BenchTable:
+    """A row for each policy, for a terminal or a page of results."""
+    cells = [
+        (
+            item.policy,
+            *map(with_interval, (item.accepted_right, item.accepted_wrong, item.wrong_of_accepted, item.right)),
+            with_interval(item.verifications, times=1, unit=""),
+            with_interval(item.cost, times=1, unit=""),
+        )
+        for item in report.policies
+    ]
+    return BenchTable((*HEADINGS, report.unit), cells, title(report))
+
+
+def title(report: EffortReport) -> str:
+    """What the figures are."""
+    if report.kind == "simulation":
+        return "SIMULATED with stated odds, not measured"
+    return f"measured: {report.settings['solver']} verified by {report.settings['verifier']}"

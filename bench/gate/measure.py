@@ -24,7 +24,7 @@ from sigma0.bench.pocket.data import Encoded, encode
 from sigma0.bench.pocket.items import Item, check_split
 from sigma0.bench.pocket.prompts import free_runs, micro_world
 from sigma0.bench.pocket.world import draw
-from sigma0.bench.verdict.abstention import measure_abstention
+from sigma0.bench.verdict.scores import measure_abstention
 from sigma0.calibrate.agreement import GRIDS
 from sigma0.calibrate.bootstrap import bootstrap, clustered_share
 from sigma0.calibrate.teacher_forcing import Bools, ForcedText, Ints, LoopReadings, read_forced, read_grids

@@ -13,8 +13,15 @@ from sigma0.bench.core.ledger import append_rows
 from sigma0.bench.core.options import OWN, AnswerTokens, AsJsonLines, CurvesPicture, LedgerFile, StorySeed, parsed_exit
 from sigma0.bench.core.output import BenchTable, measuring, step_bar, tell_rows
 from sigma0.bench.core.rows import LadderRow
-from sigma0.bench.ladder.measure import answer_settings, at_cost, measure, token_settings
-from sigma0.bench.ladder.tables import draw_ladder, setting_name, shown
+from sigma0.bench.ladder.measure import (
+    answer_settings,
+    at_cost,
+    draw_ladder,
+    measure,
+    setting_name,
+    shown,
+    token_settings,
+)
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.commands.options import Threads, check_known

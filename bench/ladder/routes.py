@@ -100,7 +100,7 @@ def routes(
 ) -> None:
     """Which score should send a whole answer up to a larger model, on many questions that both have answered."""
     with measuring(threads):
-        from sigma0.bench.verdict.pools import open_pool
+        from sigma0.bench.verdict.promise import open_pool
 
         result: list[dict[tuple[int, ...], Answered]] = []
         for name in (small, large):

@@ -20,9 +20,19 @@ from sigma0.bench.core.ledger import append_row, check_ledger
 from sigma0.bench.core.options import OWN, AsJsonLines, FormsModel, HardStories, LedgerFile, ShownExamples
 from sigma0.bench.core.output import measuring, step_bar, tell_rows
 from sigma0.bench.core.rows import OuterRow
-from sigma0.bench.outer.measure import Asked, examples, hard_questions, questions, run, run_vote, to_row, where_from
+from sigma0.bench.outer.measure import (
+    Asked,
+    examples,
+    hard_questions,
+    levels_table,
+    questions,
+    run,
+    run_vote,
+    table,
+    to_row,
+    where_from,
+)
 from sigma0.bench.outer.program import Trace, induce
-from sigma0.bench.outer.table import levels_table, table
 from sigma0.bench.outer.toy import FAULTS, planted, write
 from sigma0.bench.outer.ways import (
     MAX_TOKENS,

@@ -142,7 +142,7 @@ def simulate(
                 rows.append(row)
                 advance(len(rows) * requests)
         if picture is not None:
-            from sigma0.bench.simulation.picture import draw_simulation
+            from sigma0.bench.simulation.table import draw_simulation
 
             draw_simulation(rows, [picture])
     tell_rows(rows, as_json, lambda: print_simulation(rows), f"SIMULATED; {len(rows)} rows in {out}")

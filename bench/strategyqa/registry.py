@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sigma0.bench.strategyqa.adaptive import Route, adaptive
+from sigma0.bench.strategyqa.adaptive import Route, adaptive, pipeline
 from sigma0.bench.strategyqa.distillation import load_demonstrations, load_template
-from sigma0.bench.strategyqa.improving import Improving, seeded
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import Level
-from sigma0.bench.strategyqa.pipeline import pipeline
+from sigma0.bench.strategyqa.memory import Improving, seeded
 from sigma0.bench.strategyqa.prompted import DEMONSTRATION, chain_of_code, chain_of_thought, direct, program_trace
 from sigma0.bench.strategyqa.react import STEP_LIMIT, react
 from sigma0.bench.strategyqa.workflow import ParagraphIndex, fact_paragraphs, load_paragraphs, workflow

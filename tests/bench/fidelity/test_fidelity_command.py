@@ -10,8 +10,7 @@ import sigma0
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.rows import DepthRow, FidelityRow, Promise
 from sigma0.bench.fidelity.grid import GRID, MODES, plan
-from sigma0.bench.fidelity.pages import short_table
-from sigma0.bench.fidelity.table import SHORT_COLUMNS, calibrated, markdown, oracle_share
+from sigma0.bench.fidelity.table import SHORT_COLUMNS, calibrated, markdown, oracle_share, short_table
 from sigma0.config import ExitConfig
 from sigma0.models.exit_thresholds import ExitThresholds
 from tests.bench.running import bench, refused

@@ -17,10 +17,13 @@ from sigma0.bench.ladder.measure import (
     Setting,
     answer_settings,
     at_cost,
+    ladder_runs,
+    ladder_table,
     measure,
+    setting_name,
+    shown,
     token_settings,
 )
-from sigma0.bench.ladder.tables import ladder_runs, ladder_table, setting_name, shown
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt
 from sigma0.ladder import Always, AnyOf, Entropy, FidelityLadder, Never, Random, Rung, Saturation

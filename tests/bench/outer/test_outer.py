@@ -9,8 +9,17 @@ import pytest
 from sigma0.bench.core.conditions import Conditions
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.outer.command import PLAIN, RISING, choose, loops
-from sigma0.bench.outer.measure import Asked, difference, hard_questions, run, run_vote, to_row
-from sigma0.bench.outer.table import latest_outer, levels_table, table
+from sigma0.bench.outer.measure import (
+    Asked,
+    difference,
+    hard_questions,
+    latest_outer,
+    levels_table,
+    run,
+    run_vote,
+    table,
+    to_row,
+)
 from sigma0.bench.outer.ways import (
     Answered,
     Learned,

@@ -5,11 +5,10 @@ from functools import partial
 
 import pytest
 
-from sigma0.bench.strategyqa.adaptive import adaptive, by_rules
-from sigma0.bench.strategyqa.improving import Improving, seeded
+from sigma0.bench.strategyqa.adaptive import Analysis, adaptive, by_rules, read_analysis, with_answers
 from sigma0.bench.strategyqa.items import Item, world_items
 from sigma0.bench.strategyqa.level import Level, Prediction, Question, read
-from sigma0.bench.strategyqa.pipeline import Analysis, read_analysis, with_answers
+from sigma0.bench.strategyqa.memory import Improving, seeded
 from sigma0.reason.messages import ChatFailed, Completion
 from tests.bench.strategyqa.calls import GOOD, LOST, asked, made
 

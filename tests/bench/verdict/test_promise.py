@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sigma0.bench.verdict.pools import read_pool, write_pool
-from sigma0.bench.verdict.promise import Pool, draw_doors, on_rest, report_promise
+from sigma0.bench.verdict.promise import Pool, draw_doors, on_rest, read_pool, report_promise, write_pool
 from sigma0.calibrate.doors import judge
 from sigma0.calibrate.risk import Answered, choose_door
 from sigma0.signals.tokens import Token

@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.verdict.abstention import augrc, aurc, auroc, measure_abstention, wrong_among_kept
-from sigma0.bench.verdict.scores import auroc_more, doubts, feature_uses, separate
+from sigma0.bench.verdict.scores import (
+    augrc,
+    aurc,
+    auroc,
+    auroc_more,
+    doubts,
+    feature_uses,
+    measure_abstention,
+    separate,
+    wrong_among_kept,
+)
 from sigma0.bench.verdict.tables import draw_features
 from sigma0.calibrate.confidence import fit_confidence
 from sigma0.signals.evidence import FEATURES
