@@ -12,8 +12,17 @@ from rich.console import Console
 from sigma0.bench.core.conditions import device_name, git_commit, utc_now, weights_sha256
 from sigma0.bench.core.options import ReportFile
 from sigma0.bench.core.output import measuring, step_bar, tell_report
-from sigma0.bench.effort.measure import Rates, check, questions, simulate
-from sigma0.bench.effort.report import POLICIES, EffortReport, PolicySummary, summarise, table
+from sigma0.bench.effort.measure import (
+    POLICIES,
+    EffortReport,
+    PolicySummary,
+    Rates,
+    check,
+    questions,
+    simulate,
+    summarise,
+    table,
+)
 from sigma0.calibrate.bootstrap import share
 from sigma0.commands.console import progress_bar
 from sigma0.commands.options import AsJson, Threads

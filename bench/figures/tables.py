@@ -34,7 +34,7 @@ def never_rows(rows: Sequence[AnyRow]) -> list[ServeRow]:
     return [alone[load] for load in sorted(alone)]
 
 
-COLUMNS: Mapping[str, Callable[[ServeRow], str]] = {
+LOAD_COLUMNS: Mapping[str, Callable[[ServeRow], str]] = {
     "load": lambda row: f"{row.amount:g} {'clients' if row.load == 'closed' else 'requests/s'}",
     "way": lambda row: row.way,
     "tokens/s": lambda row: f"{row.tokens_per_second.value:,.0f}",
@@ -48,7 +48,7 @@ COLUMNS: Mapping[str, Callable[[ServeRow], str]] = {
 
 def load_table(rows: Sequence[ServeRow]) -> str:
     """Every way of one run under every load."""
-    return BenchTable.of(COLUMNS, rows, left=("load", "way")).markdown()
+    return BenchTable.of(LOAD_COLUMNS, rows, left=("load", "way")).markdown()
 
 
 # The shipped models that have a gate: what was measured of all of them stands in the tables.

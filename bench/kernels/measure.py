@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from sigma0.bench.core.bandwidth import copy_bandwidth, time_of
+from sigma0.bench.speed.roofline import copy_bandwidth, time_of
 from sigma0.bench.speed.shapes import SHAPES
 from sigma0.kernels.collapse import WINDOW, CollapseRule, CollapseState, collapse_reference
 from sigma0.kernels.collapse_kernel import collapse

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
 from sigma0.bench.core.conditions import mean_of
@@ -185,6 +184,8 @@ MARKERS = dict(zip(ROUTINGS, "xvos^PDX", strict=True))
 
 def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> None:
     """Draws the largest fleet of a run: 95th percentiles with their intervals over the runs, and what is refused."""
+    from matplotlib.ticker import MaxNLocator
+
     largest = max(row.replicas for row in rows)
     shown = sorted((row for row in rows if row.replicas == largest), key=lambda row: row.rate)
     panels: dict[str, Callable[[SimulationRow], list[float]]] = {

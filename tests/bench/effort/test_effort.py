@@ -4,8 +4,18 @@ import json
 
 import pytest
 
-from sigma0.bench.effort.measure import Dice, Ended, Rates, WhereIs, check, questions, simulate
-from sigma0.bench.effort.report import FLAT_HIGH, POLICIES, summarise
+from sigma0.bench.effort.measure import (
+    FLAT_HIGH,
+    POLICIES,
+    Dice,
+    Ended,
+    Rates,
+    WhereIs,
+    check,
+    questions,
+    simulate,
+    summarise,
+)
 from sigma0.bench.pocket.world import draw
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.desk import Desk

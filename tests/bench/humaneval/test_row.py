@@ -11,7 +11,7 @@ from sigma0.bench.humaneval.sampling import SampleFile
 from sigma0.bench.humaneval.table import cells, estimates, exit_name, latest_humaneval, markdown, pass_at_k, row_of
 from sigma0.bench.report import report
 from tests.bench.humaneval.examples import PROBLEMS
-from tests.bench.humaneval.test_saved import run_of, sample_of
+from tests.bench.humaneval.test_sampling import run_of, sample_of
 from tests.bench.running import LEDGER, RESULTS
 
 PASSED, WRONG, ENDLESS = (Judgement(outcome, "") for outcome in ("passed", "wrong", "time"))

@@ -12,8 +12,7 @@ from sigma0.bench.core import conditions
 from sigma0.bench.core.conditions import Provenance, read_report
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.rerun import command, recipes
-from sigma0.bench.rerun.compare import OF_THE_RUN, TOLERANCE, committed, differences, untimed
-from sigma0.bench.rerun.recipes import Recipe
+from sigma0.bench.rerun.recipes import OF_THE_RUN, TOLERANCE, Recipe, committed, differences, untimed
 from sigma0.checkpoints import shipped_models
 from tests.bench.running import LEDGER, bench, refused
 

@@ -5,7 +5,7 @@ import pytest
 
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.rows import SIMULATION_SIZES, Tail
-from sigma0.bench.rerun.compare import differences
+from sigma0.bench.rerun.recipes import differences
 from sigma0.bench.simulation.command import COMPARED
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
 from sigma0.bench.simulation.study import Fleets, Setting, simulate

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.strategyqa import EXPERIMENTS, Makings, opening
+from sigma0.bench.strategyqa import opening
 from sigma0.bench.strategyqa.distillation import (
     Demonstration,
     distil_demonstrations,
@@ -18,7 +18,7 @@ from sigma0.bench.strategyqa.distillation import (
 from sigma0.bench.strategyqa.items import Item, world_items
 from sigma0.bench.strategyqa.level import Level, Prediction, Question, listed
 from sigma0.bench.strategyqa.opening import Asked
-from sigma0.bench.strategyqa.prompted import DEMONSTRATION
+from sigma0.bench.strategyqa.registry import DEMONSTRATION, EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.workflow import Paragraph, ParagraphIndex, Template, workflow
 from sigma0.reason.chat import ScriptedChat
 from tests.bench.running import bench, refused

@@ -5,7 +5,15 @@ from functools import partial
 
 import pytest
 
-from sigma0.bench.strategyqa.adaptive import Analysis, adaptive, by_rules, read_analysis, with_answers
+from sigma0.bench.strategyqa.adaptive import (
+    Analysis,
+    adaptive,
+    by_rules,
+    question_type,
+    read_analysis,
+    with_answers,
+)
+from sigma0.bench.strategyqa.adaptive import asked as without_story
 from sigma0.bench.strategyqa.items import Item, world_items
 from sigma0.bench.strategyqa.level import Level, Prediction, Question, read
 from sigma0.bench.strategyqa.memory import Improving, seeded
@@ -228,3 +236,37 @@ def test_so_many_patterns_are_kept():
     for entry in (item("a", "Do gulls swim?", True), item("b", "Could crows sing?", True)):
         learned(level, entry, STEPS, "Yes")
     assert len(level.memory) == 1 and list(level.memory.seen) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("Are the flags of Chad and Romania similar?", "similarity"),
+        ("Is a ton of steel the same as a ton of wool?", "similarity"),
+        ("Is the Nile longer than the Rhine?", "comparison"),
+        ("Would a week be enough time to read it?", "comparison"),
+        ("Is this the heaviest of all planets?", "comparison"),
+        ("Was the bridge built before the tower?", "temporal"),
+        ("Did anyone vote by telephone in 1650?", "temporal"),
+        ("Did drought cause the famine?", "causal"),
+        ("Did Led Zeppelin play in Oslo?", "factual"),
+        ("Did the strike lead to a new law?", "causal"),
+        ("Could a cat drive a bus?", "possibility"),
+        ("WOULD a cat drive a bus?", "possibility"),
+        ("Do gulls eat fish?", "factual"),
+        ("", "factual"),
+        # the first rule that holds decides
+        ("Could both be of the same size, or is one larger?", "similarity"),
+        ("Could one be larger?", "comparison"),
+    ],
+)
+def test_words_of_a_question_tell_its_type(text, expected):
+    assert question_type(text) == expected
+
+
+def test_a_story_before_the_question_does_not_count():
+    assert question_type("Ella is older than Tom. Does Ella sing?") == "factual"
+    for item in world_items(20):
+        assert without_story(item.question) == item.decomposition[-1]
+    for text in ("Would Dr. Seuss like St. Paul?", "Who? Me?", "No question at all. None.", ""):
+        assert without_story(text) == text

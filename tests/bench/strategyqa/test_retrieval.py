@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from sigma0.bench.strategyqa import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.items import world_items
 from sigma0.bench.strategyqa.level import Level
+from sigma0.bench.strategyqa.registry import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.workflow import (
     Paragraph,
     ParagraphIndex,

@@ -8,13 +8,11 @@ import pytest
 
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.rows import StrategyQARow
-from sigma0.bench.strategyqa import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.asking import AnswerCache, AskSettings
 from sigma0.bench.strategyqa.batched import BatchedChat
 from sigma0.bench.strategyqa.items import load_both, load_items, world_items
 from sigma0.bench.strategyqa.level import Level, Prediction, read_answer, run_level
-from sigma0.bench.strategyqa.prompted import chain_of_thought, direct
-from sigma0.bench.strategyqa.registry import ONCE
+from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE, Makings, chain_of_thought, direct
 from sigma0.bench.strategyqa.table import score
 from sigma0.reason.chat import ChatFailed, Completion, LocalChat, ScriptedChat
 from sigma0.reason.messages import ChatSettings, Usage

@@ -9,9 +9,8 @@ import pytest
 
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.workers import KeptResults
-from sigma0.bench.strategyqa.opening import Opening
+from sigma0.bench.strategyqa.opening import Opening, do_level, pieces_of, run_pieces
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE
-from sigma0.bench.strategyqa.work import do_level, pieces_of, run_pieces
 from sigma0.reason.messages import ChatFailed
 from tests.bench.core.worker_items import Here
 from tests.bench.running import bench
@@ -45,7 +44,7 @@ def test_a_run_that_broke_off_goes_on(tmp_path, monkeypatch):
         return do_level(piece)
 
     fragile.__module__, fragile.__qualname__ = do_level.__module__, do_level.__qualname__
-    monkeypatch.setattr("sigma0.bench.strategyqa.work.do_level", fragile)
+    monkeypatch.setattr("sigma0.bench.strategyqa.opening.do_level", fragile)
     levels = made(opened, ("L0", "L5"))
     pieces = pieces_of(levels, reported, opened)
     with KeptResults(tmp_path / "work.jsonl") as kept:

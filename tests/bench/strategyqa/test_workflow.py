@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from sigma0.bench.strategyqa.level import Level, Question, listed
-from sigma0.bench.strategyqa.prompted import DEMONSTRATION
 from sigma0.bench.strategyqa.react import STEP_LIMIT, react, read_step
+from sigma0.bench.strategyqa.registry import DEMONSTRATION
 from sigma0.bench.strategyqa.workflow import (
     LONGEST,
     MAX_STEPS,
