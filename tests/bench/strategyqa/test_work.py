@@ -1,6 +1,5 @@
 """Levels spread over workers or not: the same rows, but for seconds."""
 
-from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.core.workers import KeptResults
-from sigma0.bench.strategyqa.opening import Opening, do_level, pieces_of, run_pieces
+from sigma0.bench.strategyqa.opening import Opening, do_level, pieces_of
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE
-from sigma0.reason.messages import ChatFailed
 from tests.bench.core.worker_items import Here
 from tests.bench.running import bench
 
@@ -31,28 +28,6 @@ def test_as_many_items_go_to_a_worker_as_it_answers_at_a_time():
     pieces = pieces_of(made(opened, ("L0", "L5", "L2")), reported, opened)
     result = [(piece["level"], piece["first"], piece["step"]) for piece in pieces]
     assert result == [("L5", 0, 5), *[(name, first, 2) for name in ("L0", "L2") for first in (0, 2, 4)]]
-
-
-def test_a_run_that_broke_off_goes_on(tmp_path, monkeypatch):
-    reported = opening()
-    opened, calls = reported.open(), Counter()
-
-    def fragile(piece):
-        calls[piece["level"], piece["first"]] += 1
-        if (piece["level"], piece["first"]) == ("L0", 3) and calls["L0", 3] == 1:
-            raise ChatFailed("broken off")
-        return do_level(piece)
-
-    fragile.__module__, fragile.__qualname__ = do_level.__module__, do_level.__qualname__
-    monkeypatch.setattr("sigma0.bench.strategyqa.opening.do_level", fragile)
-    levels = made(opened, ("L0", "L5"))
-    pieces = pieces_of(levels, reported, opened)
-    with KeptResults(tmp_path / "work.jsonl") as kept:
-        with pytest.raises(ChatFailed):
-            run_pieces(levels, pieces, Here(1), kept, lambda done: None)
-        runs = run_pieces(levels, pieces, Here(1), kept, lambda done: None)
-    assert [len(run.answered) for run in runs] == [5, 5]
-    assert calls == {("L5", 0): 1, ("L0", 0): 1, ("L0", 1): 1, ("L0", 2): 1, ("L0", 3): 2, ("L0", 4): 1}
 
 
 def test_an_opening_is_the_same_behind_json(tmp_path, monkeypatch):
