@@ -1,9 +1,23 @@
-"""Batches: which tokens count as answers, the ways to them, cutting to length, padding."""
+"""Batches and warm-up notes: which tokens count as answers, the ways to them, cutting to length, padding."""
+
+import re
 
 import pytest
 import torch
 
-from sigma0.bench.pocket.data import NONE, Encoded, collate, encode, fit, subjects, whole_answers, word_id
+from sigma0.bench.pocket.data import (
+    KINDS,
+    LENGTH,
+    NONE,
+    Encoded,
+    collate,
+    encode,
+    fit,
+    note_row,
+    subjects,
+    whole_answers,
+    word_id,
+)
 from sigma0.bench.pocket.recipe import RECIPES
 from sigma0.bench.pocket.world import draw
 
@@ -110,3 +124,37 @@ def test_the_id_is_that_of_the_word_inside_a_text(tokenizer):
     assert tokenizer.decode([word_id(tokenizer, "7")]) == "7"
     with pytest.raises(ValueError, match="submarine"):
         word_id(tokenizer, "submarine")
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_marked_tokens_complete_facts_told_before(tokenizer, kind):
+    sources, goals, ladder = KINDS[kind]
+    forms = {word for form in ladder for word in re.sub(r"{.}|[.]", " ", form).split()}
+    for index in range(kind, 25 * len(KINDS), len(KINDS)):
+        row = note_row(tokenizer, 0, index)
+        output = {}
+        source = None
+        for token, mark, about in zip(row.ids, row.answer, row.subjects, strict=True):
+            word = tokenizer.decode([token]).strip()
+            assert word in {*forms, *sources, *goals, ".", ""}
+            if source is None or (word in sources and word not in goals):
+                assert not mark
+                if word in sources:
+                    source = word
+                    assert tokenizer.decode([about]).strip() == source
+                else:
+                    assert (about == NONE) == (word.lower() in ("the", "family", "of"))
+            elif word in goals:
+                assert mark == (source in output)
+                assert output.setdefault(source, word) == word
+                assert tokenizer.decode([about]).strip() == source
+                source = None
+            else:
+                assert not mark and tokenizer.decode([about]).strip() == source
+        assert 2 <= len(output) <= 5 and len(set(output.values())) == len(output)
+        assert LENGTH <= len(row.ids) < LENGTH + 12
+        marked = [token for token, mark in zip(row.ids, row.answer, strict=True) if mark]
+        for trail, token in zip(row.trails, marked, strict=True):
+            subject, goal = (tokenizer.decode([part]).strip() for part in trail)
+            assert trail[-1] == token and output[subject] == goal
+    assert note_row(tokenizer, 0, kind) == note_row(tokenizer, 0, kind) != note_row(tokenizer, 1, kind)
