@@ -1,4 +1,4 @@
-"""Ways of asking beside scripted answers, sums and comparisons, the command; toy repositories, which fail their tests."""
+"""Ways of asking beside scripted answers, sums and comparisons, the command; toy repositories that fail their tests."""
 
 import json
 import random
