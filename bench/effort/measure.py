@@ -26,8 +26,8 @@ from pydantic.dataclasses import dataclass as checked
 
 from sigma0.bench.core.conditions import mean_of
 from sigma0.bench.core.output import BenchTable, with_interval
-from sigma0.bench.pocket.evaluate import HARD
 from sigma0.bench.pocket.items import Item
+from sigma0.bench.pocket.prompts import HARD
 from sigma0.bench.pocket.world import draw
 from sigma0.calibrate.bootstrap import Estimate, share
 from sigma0.reason.chat import ChatModel, ScriptedChat

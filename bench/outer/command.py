@@ -21,33 +21,31 @@ from sigma0.bench.core.options import OWN, AsJsonLines, FormsModel, HardStories,
 from sigma0.bench.core.output import measuring, step_bar, tell_rows
 from sigma0.bench.core.rows import OuterRow
 from sigma0.bench.outer.measure import (
+    MAX_TOKENS,
+    Answered,
     Asked,
+    Learned,
+    Way,
     examples,
     hard_questions,
+    lemmas,
     levels_table,
+    plain,
+    planned,
     questions,
+    reasoned,
+    routed,
     run,
     run_vote,
+    sampled,
     table,
     to_row,
+    verified,
+    walked,
     where_from,
 )
 from sigma0.bench.outer.program import Trace, induce
 from sigma0.bench.outer.toy import FAULTS, planted, write
-from sigma0.bench.outer.ways import (
-    MAX_TOKENS,
-    Answered,
-    Learned,
-    Way,
-    lemmas,
-    plain,
-    planned,
-    reasoned,
-    routed,
-    sampled,
-    verified,
-    walked,
-)
 from sigma0.bench.pocket.items import Item
 from sigma0.checkpoints.about import read_about
 from sigma0.commands.options import Threads

@@ -14,8 +14,7 @@ from sigma0.bench.core.conditions import figures_of
 from sigma0.bench.core.options import HardHalf, LookUps, StorySeed, WorldSplit
 from sigma0.bench.core.output import BenchTable, measuring, tell_report
 from sigma0.bench.pocket.card import about, evaluation_table, forms_table, model_card
-from sigma0.bench.pocket.evaluate import evaluate, summarize
-from sigma0.bench.pocket.prompts import check_people, free_runs, json_line, micro_world, people
+from sigma0.bench.pocket.prompts import check_people, evaluate, free_runs, json_line, micro_world, people, summarize
 from sigma0.bench.pocket.recipe import RECIPES, Recipe
 from sigma0.bench.pocket.train import LOG, Report, draw_curve, finish, read_log, train
 from sigma0.bench.pocket.world import LOOK_UPS, MIX

@@ -9,9 +9,8 @@ from rich.console import Console
 from sigma0.bench.core.conditions import mean_of
 from sigma0.bench.core.output import BenchTable, drawing, with_interval
 from sigma0.bench.core.rows import AnyRow, SimulationRow, Tail
-from sigma0.bench.simulation.cluster import ROUTINGS, TOGETHER
+from sigma0.bench.simulation.cluster import LONG, ROUTINGS, SHORT, TOGETHER
 from sigma0.bench.simulation.inputs import Check, tail_of
-from sigma0.bench.simulation.traffic import LONG, SHORT
 
 APART_HEADINGS = ("replicas", "requests/s", "apart", "together", "all, p95", "short, p95", "long, p95")
 # Of both tables, the columns that hold names.

@@ -15,8 +15,14 @@ from sigma0.bench.strategyqa.distillation import load_demonstrations, load_templ
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, read, read_answer, start
 from sigma0.bench.strategyqa.memory import Improving, seeded
-from sigma0.bench.strategyqa.react import STEP_LIMIT, react
-from sigma0.bench.strategyqa.workflow import ParagraphIndex, fact_paragraphs, load_paragraphs, workflow
+from sigma0.bench.strategyqa.workflow import (
+    STEP_LIMIT,
+    ParagraphIndex,
+    fact_paragraphs,
+    load_paragraphs,
+    react,
+    workflow,
+)
 
 # belongs to no item of the data
 DEMONSTRATION = """>>> strategy_qa("Would a grand piano fit into the boot of a small car?")

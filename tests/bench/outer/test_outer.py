@@ -13,29 +13,27 @@ from sigma0.bench.core.conditions import Conditions
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.outer.command import PLAIN, RISING, _by_lot, choose, loops
 from sigma0.bench.outer.measure import (
+    Answered,
     Asked,
+    Learned,
     difference,
     hard_questions,
     latest_outer,
     levels_table,
-    run,
-    run_vote,
-    table,
-    to_row,
-)
-from sigma0.bench.outer.toy import FAULTS, TOYS, is_held_out, planted, write
-from sigma0.bench.outer.ways import (
-    Answered,
-    Learned,
     plain,
     planned,
     reasoned,
     routed,
+    run,
+    run_vote,
     sampled,
+    table,
+    to_row,
     verified,
     vote,
     walked,
 )
+from sigma0.bench.outer.toy import FAULTS, TOYS, is_held_out, planted, write
 from sigma0.checkpoints import resolve_model
 from sigma0.reason.agent import choices
 from sigma0.reason.chat import Completion, ScriptedChat

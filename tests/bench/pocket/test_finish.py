@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from sigma0 import ExitConfig
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.data import collate, encode, fit
-from sigma0.bench.pocket.evaluate import Outcome, evaluate, summarize
+from sigma0.bench.pocket.prompts import Outcome, evaluate, summarize
 from sigma0.bench.pocket.recipe import Recipe, Recurrence, build_model
 from sigma0.bench.pocket.train import THRESHOLDS, Readouts, choose_threshold, collect, finish, fit_gate, loop_loss
 from sigma0.bench.pocket.world import draw

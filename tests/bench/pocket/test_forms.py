@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from typer.testing import CliRunner
 
-from sigma0.bench.outer.ways import lemmas, planned, reasoned, verified, walked
+from sigma0.bench.outer.measure import lemmas, planned, reasoned, verified, walked
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.data import encode
 from sigma0.bench.pocket.forms import (

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from sigma0.bench.simulation.cluster import Cluster, Router
+from sigma0.bench.simulation.cluster import LONG, SHORT, Cluster, Crowd, Router, Traffic
 from sigma0.bench.simulation.inputs import Kind, MeasuredAnswer
 from sigma0.bench.simulation.replica import Replica, ReplicaLimits
-from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
 
 MEAN = 200
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.bench.simulation.cluster import ROUTINGS, LoadTable, Router
+from sigma0.bench.simulation.cluster import LONG, ROUTINGS, SHORT, LoadTable, Router, Traffic
 from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
-from sigma0.bench.simulation.traffic import LONG, SHORT, Traffic
 from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
 from sigma0.serve.engine.messages import Busy
 from sigma0.serve.engine.scheduler import SequenceEntry

@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from sigma0.bench.strategyqa.items import world_items
 from sigma0.bench.strategyqa.level import Level, Question, listed
-from sigma0.bench.strategyqa.react import STEP_LIMIT, react, read_step
 from sigma0.bench.strategyqa.registry import DEMONSTRATION, EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.workflow import (
     LONGEST,
     MAX_STEPS,
+    STEP_LIMIT,
     Paragraph,
     ParagraphIndex,
     Template,
@@ -24,7 +24,9 @@ from sigma0.bench.strategyqa.workflow import (
     fill,
     function_of,
     load_paragraphs,
+    react,
     read_fact,
+    read_step,
     shown,
     workflow,
 )
