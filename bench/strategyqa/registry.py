@@ -9,20 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from sigma0.bench.strategyqa import workflow as traces
 from sigma0.bench.strategyqa.adaptive import Route, adaptive, pipeline
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.distillation import load_demonstrations, load_template
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import FORM, Level, Prediction, Question, has_words, read, read_answer, start
 from sigma0.bench.strategyqa.memory import Improving, seeded
-from sigma0.bench.strategyqa.workflow import (
-    STEP_LIMIT,
-    ParagraphIndex,
-    fact_paragraphs,
-    load_paragraphs,
-    react,
-    workflow,
-)
 
 # belongs to no item of the data
 DEMONSTRATION = """>>> strategy_qa("Would a grand piano fit into the boot of a small car?")
@@ -99,12 +92,12 @@ class Makings:
 
 def _retrieving(makings: Makings) -> Level:
     if makings.paragraphs is not None:
-        result = load_paragraphs(makings.paragraphs)
+        result = traces.load_paragraphs(makings.paragraphs)
     elif makings.train:
-        result = fact_paragraphs(makings.train)
+        result = traces.fact_paragraphs(makings.train)
     else:
         raise ValueError("L2-rag searches paragraphs: give the published file, or items of train")
-    return Level("L2-rag", partial(workflow, None, ParagraphIndex(result)))
+    return Level("L2-rag", partial(traces.workflow, None, traces.ParagraphIndex(result)))
 
 
 def _seeded(makings: Makings) -> Level:
@@ -121,7 +114,7 @@ def _traced(makings: Makings) -> Level:
 
 def _workflow(makings: Makings) -> Level:
     template = None if makings.template is None else load_template(makings.template)
-    return Level("L2", partial(workflow, template, None), () if template is None else template.qids)
+    return Level("L2", partial(traces.workflow, template, None), () if template is None else template.qids)
 
 
 def _adaptive(makings: Makings) -> Level:
@@ -137,8 +130,8 @@ ONCE: dict[str, Callable[[Makings], Level]] = {
     "L1-ptp": _traced,
     "L2": _workflow,
     "L2-rag": _retrieving,
-    "L3": lambda makings: Level("L3", partial(react, False, STEP_LIMIT)),
-    "L3-simple": lambda makings: Level("L3-simple", partial(react, True, STEP_LIMIT)),
+    "L3": lambda makings: Level("L3", partial(traces.react, False, traces.STEP_LIMIT)),
+    "L3-simple": lambda makings: Level("L3-simple", partial(traces.react, True, traces.STEP_LIMIT)),
     "L4": _adaptive,
     "L4-pipeline": lambda makings: Level("L4-pipeline", pipeline),
     "L5": lambda makings: Improving(),

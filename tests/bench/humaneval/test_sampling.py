@@ -3,16 +3,7 @@ import torch
 
 import sigma0
 from sigma0.bench.core.conditions import Conditions
-from sigma0.bench.humaneval.sampling import (
-    STOPS,
-    Run,
-    Sample,
-    SampleFile,
-    SampleSettings,
-    sample_seed,
-    truncate_at_stop,
-    write_sample,
-)
+from sigma0.bench.humaneval import sampling
 from tests.bench.core.test_ledger import CONDITIONS
 from tests.bench.humaneval.examples import DOUBLE, PROBLEMS
 from tests.reference import tiny_llama
@@ -22,7 +13,7 @@ STORY = DOUBLE.model_copy(update={"prompt": "Mary is in the kitchen. Where is Ma
 
 def settings(model=None, **changes):
     exits = None if model is None else model.resolve_exit_config(changes.pop("exit_config", None)).to_dict()
-    return SampleSettings(**({"exit_config": exits, "dtype": "float32", "max_new_tokens": 12} | changes))
+    return sampling.SampleSettings(**({"exit_config": exits, "dtype": "float32", "max_new_tokens": 12} | changes))
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +23,12 @@ def plain(pocket):
 
 
 def test_each_sample_has_a_seed_of_its_own():
-    seeds = {sample_seed(seed, problem, n) for seed in (0, 1) for problem in PROBLEMS for n in range(50)}
+    seeds = {sampling.sample_seed(seed, problem, n) for seed in (0, 1) for problem in PROBLEMS for n in range(50)}
     assert len(seeds) == 200 and all(0 <= seed < 2**32 for seed in seeds)
 
 
 def test_a_looped_model_continues_the_prompt_as_it_is(pocket):
-    result = write_sample(*pocket, STORY, 0, settings(pocket[0]))
+    result = sampling.write_sample(*pocket, STORY, 0, settings(pocket[0]))
     written = sigma0.generate(*pocket, STORY.prompt, max_new_tokens=12, do_sample=False)
     assert result.completion == written.text and result.new_tokens == len(written.tokens)
     assert result.depths == sum(token.depth for token in written.tokens[1:])
@@ -47,15 +38,17 @@ def test_a_looped_model_continues_the_prompt_as_it_is(pocket):
 
 def test_white_space_at_the_end_of_a_prompt_is_left_to_the_model_where_it_is_asked(pocket):
     spaced = STORY.model_copy(update={"prompt": f"{STORY.prompt}\n  \n"})
-    plain, stripped = (write_sample(*pocket, spaced, 0, settings(pocket[0], strip_prompt=strip)) for strip in (0, 1))
-    bare = write_sample(*pocket, STORY, 0, settings(pocket[0]))
+    plain, stripped = (
+        sampling.write_sample(*pocket, spaced, 0, settings(pocket[0], strip_prompt=strip)) for strip in (0, 1)
+    )
+    bare = sampling.write_sample(*pocket, STORY, 0, settings(pocket[0]))
     assert stripped.completion == bare.completion != plain.completion
 
 
 def test_stop_strings_end_a_text_and_are_cut_off(pocket):
-    whole = write_sample(*pocket, STORY, 0, settings(pocket[0], stop=()))
+    whole = sampling.write_sample(*pocket, STORY, 0, settings(pocket[0], stop=()))
     place = whole.completion.index(" ", 3)
-    result = write_sample(*pocket, STORY, 0, settings(pocket[0], stop=(whole.completion[place : place + 3],)))
+    result = sampling.write_sample(*pocket, STORY, 0, settings(pocket[0], stop=(whole.completion[place : place + 3],)))
     assert result.completion == whole.completion[:place] and result.finished
     assert result.new_tokens < whole.new_tokens
 
@@ -65,45 +58,47 @@ def test_samples_differ_by_number_and_come_back_by_it(kind, pocket, plain):
     model, tokenizer = (pocket[0] if kind == "looped" else plain), pocket[1]
     drawn = settings(model if kind == "looped" else None, temperature=1.5)
     state = torch.random.get_rng_state()
-    first = [write_sample(model, tokenizer, STORY, number, drawn).completion for number in range(4)]
-    again = [write_sample(model, tokenizer, STORY, number, drawn).completion for number in (3, 2, 1, 0)]
+    first = [sampling.write_sample(model, tokenizer, STORY, number, drawn).completion for number in range(4)]
+    again = [sampling.write_sample(model, tokenizer, STORY, number, drawn).completion for number in (3, 2, 1, 0)]
     assert first == again[::-1] and len(set(first)) > 1
     assert torch.equal(state, torch.random.get_rng_state()), "the caller's own generator moved"
 
 
 def test_a_model_without_loops_tells_no_depths(pocket, plain):
-    result = write_sample(plain, pocket[1], STORY, 0, settings())
+    result = sampling.write_sample(plain, pocket[1], STORY, 0, settings())
     assert (result.depths, result.passes, result.rows) == (None, None, None)
     ids = pocket[1](STORY.prompt, return_tensors="pt")["input_ids"]
     new = plain.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
-    assert result.completion == truncate_at_stop(pocket[1].decode(new, skip_special_tokens=True), STOPS)
+    assert result.completion == sampling.truncate_at_stop(
+        pocket[1].decode(new, skip_special_tokens=True), sampling.STOPS
+    )
     assert result.new_tokens <= 12
 
 
 def test_a_prompt_that_does_not_fit_is_named(pocket, plain):
     with pytest.raises(ValueError, match=r"Test/0: a prompt of .* exceed the model's context of 64"):
-        write_sample(plain, pocket[1], DOUBLE, 0, settings(max_new_tokens=60))
+        sampling.write_sample(plain, pocket[1], DOUBLE, 0, settings(max_new_tokens=60))
 
 
 def test_a_sample_knows_all_of_its_loops_or_none():
     values = {"task_id": "a", "problem_sha256": "b", "number": 0, "completion": "", "finished": True, "new_tokens": 2}
-    assert Sample(**values, seconds=1.0, depths=3, passes=3, rows=4).passes == 3
+    assert sampling.Sample(**values, seconds=1.0, depths=3, passes=3, rows=4).passes == 3
     with pytest.raises(ValueError, match="all known or all unknown"):
-        Sample(**values, seconds=1.0, depths=3)
+        sampling.Sample(**values, seconds=1.0, depths=3)
 
 
 def run_of(samples=1, conditions=None, **settings):
-    settings = SampleSettings(**({"exit_config": None, "dtype": "float32"} | settings))
-    return Run(conditions=Conditions(**(CONDITIONS | (conditions or {}))), settings=settings, samples=samples)
+    settings = sampling.SampleSettings(**({"exit_config": None, "dtype": "float32"} | settings))
+    return sampling.Run(conditions=Conditions(**(CONDITIONS | (conditions or {}))), settings=settings, samples=samples)
 
 
 def sample_of(problem, number=0, **changes):
     values = {"completion": f"    return {number}\n", "finished": True, "new_tokens": 4, "seconds": 0.5}
-    return Sample(task_id=problem.task_id, problem_sha256=problem.digest, number=number, **(values | changes))
+    return sampling.Sample(task_id=problem.task_id, problem_sha256=problem.digest, number=number, **(values | changes))
 
 
 def filled(path, run, problems=PROBLEMS):
-    saved = SampleFile(path)
+    saved = sampling.SampleFile(path)
     saved.begin(run)
     for problem in problems:
         for number in range(run.samples):
@@ -114,13 +109,13 @@ def filled(path, run, problems=PROBLEMS):
 def test_samples_come_back_as_they_were_written(tmp_path):
     path, run = tmp_path / "new" / "samples.jsonl", run_of(samples=2)
     written = filled(path, run).all_of(run, PROBLEMS)
-    read = SampleFile(path)
+    read = sampling.SampleFile(path)
     assert read.latest == [run] and read.all_of(run, PROBLEMS) == written
     content = path.read_bytes()
     read.begin(run)
     assert path.read_bytes() == content, "a run that is known is not written again"
     path.write_bytes(content + content[:50])
-    assert SampleFile(path).all_of(run, PROBLEMS) == written and path.read_bytes() == content
+    assert sampling.SampleFile(path).all_of(run, PROBLEMS) == written and path.read_bytes() == content
 
 
 def test_samples_of_another_model_or_setting_are_not_taken():
@@ -138,7 +133,7 @@ def test_more_problems_and_more_samples_go_on_from_what_is_there(tmp_path):
     first = run_of(conditions={"commit": "a" * 40, "n": 1})
     filled(tmp_path / "samples.jsonl", first, [DOUBLE])
     more = run_of(samples=2, conditions={"commit": "b" * 40, "n": 2})
-    saved = SampleFile(tmp_path / "samples.jsonl")
+    saved = sampling.SampleFile(tmp_path / "samples.jsonl")
     saved.begin(more)
     missing = [(p, n) for p in PROBLEMS for n in range(2) if saved.find(more, p, n) is None]
     assert [(problem.task_id, number) for problem, number in missing] == [("Test/0", 1), ("Test/1", 0), ("Test/1", 1)]
@@ -146,7 +141,7 @@ def test_more_problems_and_more_samples_go_on_from_what_is_there(tmp_path):
         saved.all_of(more, PROBLEMS)
     for problem, number in missing:
         saved.add(more, sample_of(problem, number))
-    read = SampleFile(tmp_path / "samples.jsonl")
+    read = sampling.SampleFile(tmp_path / "samples.jsonl")
     assert read.latest == [more] and len(read.all_of(more, PROBLEMS)) == 2
     assert read.commits(more, PROBLEMS) == ("a" * 40, "b" * 40)
 
@@ -165,4 +160,4 @@ def test_lines_that_are_none_of_these_are_named(tmp_path):
     ):
         path.write_text("".join([head, *rest, bad]))
         with pytest.raises(ValueError, match=message):
-            SampleFile(path)
+            sampling.SampleFile(path)

@@ -11,28 +11,8 @@ import pytest
 
 from sigma0.bench.core.conditions import Conditions
 from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.outer import measure as outer
 from sigma0.bench.outer.command import PLAIN, RISING, _by_lot, choose, loops
-from sigma0.bench.outer.measure import (
-    Answered,
-    Asked,
-    Learned,
-    difference,
-    hard_questions,
-    latest_outer,
-    levels_table,
-    plain,
-    planned,
-    reasoned,
-    routed,
-    run,
-    run_vote,
-    sampled,
-    table,
-    to_row,
-    verified,
-    vote,
-    walked,
-)
 from sigma0.bench.outer.toy import FAULTS, TOYS, is_held_out, planted, write
 from sigma0.checkpoints import resolve_model
 from sigma0.reason.agent import choices
@@ -54,38 +34,42 @@ def ask(way, replies):
 
 def row_of(results, beside={}, weight=1.0, loops=6):  # noqa: B006
     conditions = Conditions.model_validate({**CONDITIONS, "total_loops": loops})
-    return to_row("way", Asked(ScriptedChat([]), conditions, weight), results, beside, 0, "now")
+    return outer.to_row("way", outer.Asked(ScriptedChat([]), conditions, weight), results, beside, 0, "now")
 
 
 def test_a_vote_is_won_by_the_commonest_answer_and_of_several_by_the_first():
-    assert vote(["a", "b", "b"], PROBLEM, False) == "b"
-    assert vote(["b", "a", "a", "b"], PROBLEM, False) == "b"
+    assert outer.vote(["a", "b", "b"], PROBLEM, False) == "b"
+    assert outer.vote(["b", "a", "a", "b"], PROBLEM, False) == "b"
     said = ["Yes, the hat is in the barn.", "No, the hat is in the barn.", "Yes, the hat is in the park."]
     asked = "The hat is in the barn. Is the hat in the park?"
-    assert (vote(said, asked, False), vote(said, asked, True)) == (said[0], said[1])
+    assert (outer.vote(said, asked, False), outer.vote(said, asked, True)) == (said[0], said[1])
 
 
 def test_the_answers_of_a_vote_are_drawn_with_seeds_of_their_own_and_its_cost_is_theirs():
-    items = hard_questions(2, 3)
+    items = outer.hard_questions(2, 3)
     chat = ScriptedChat(lambda **_: Completion("a", USED))
-    drawn = [run(sampled(number), chat, items, 0, lambda: None) for number in range(3)]
+    drawn = [outer.run(outer.sampled(number), chat, items, 0, lambda: None) for number in range(3)]
     assert len({call["seed"] for call in chat.calls}) == 6 and {call["temperature"] for call in chat.calls} == {0.7}
-    results = run_vote(items, drawn, by_rule=False)
+    results = outer.run_vote(items, drawn, by_rule=False)
     assert [(one.answer, one.usage.calls, one.usage.loop_passes) for one in results] == [("a", 3, 21)] * 2
 
 
 def test_what_cannot_be_read_is_no_answer_and_is_not_accepted():
-    for way, reply in ((planned, "no plan"), (walked, "no action"), (walked, '{"act": "look", "at": "Ann"}')):
+    for way, reply in (
+        (outer.planned, "no plan"),
+        (outer.walked, "no action"),
+        (outer.walked, '{"act": "look", "at": "Ann"}'),
+    ):
         answered = ask(way, [reply, "Ann is on the moon."])
         assert (answered.answer, answered.accepted) == ("", False)
-    endless = ask(walked, ['{"act": "note", "text": "A."}'] * 20)
+    endless = ask(outer.walked, ['{"act": "note", "text": "A."}'] * 20)
     assert (endless.answer, endless.accepted) == ("", False)
 
 
 def test_one_check_corrects_or_confirms():
     check = "Mary went to the park. So the hat is in the park. No."
-    assert ask(reasoned, [IN_PARK, check]).accepted
-    corrected = ask(reasoned, ["The hat is in the barn.", check])
+    assert ask(outer.reasoned, [IN_PARK, check]).accepted
+    corrected = ask(outer.reasoned, ["The hat is in the barn.", check])
     assert (corrected.answer, corrected.accepted) == (IN_PARK, False)
 
 
@@ -93,11 +77,11 @@ def test_a_verdict_or_what_was_learned_decides_whether_to_walk():
     walk = ['{"act": "answer", "text": "Walked."}']
     for door, calls, answer in (("converge", 1, "Plain."), ("escalate", 2, "Walked."), (None, 2, "Walked.")):
         chat = ScriptedChat([Completion("Plain.", door=door), *walk])
-        assert routed(walked)(chat, Desk(Trail()), PROBLEM).answer == answer and len(chat.calls) == calls
-    (item,) = hard_questions(1, 0)
+        assert outer.routed(outer.walked)(chat, Desk(Trail()), PROBLEM).answer == answer and len(chat.calls) == calls
+    (item,) = outer.hard_questions(1, 0)
     items = [replace(item, question=PROBLEM, answer="Right.", key="Right", trail=())] * 14
     said = ["Right."] * 9 + ["Wrong."] + walk * 4
-    results = run(Learned(walked), ScriptedChat(said), items, 0, lambda: None)
+    results = outer.run(outer.Learned(outer.walked), ScriptedChat(said), items, 0, lambda: None)
     # nine of ten were right, which is not enough
     assert [one.answer for one in results] == ["Right."] * 9 + ["Wrong."] + ["Walked."] * 4
 
@@ -109,7 +93,7 @@ def test_rising_effort_says_how_many_reached_and_passed_each_level():
     park, barn = says("park", "Yes"), says("barn", "No")
     # one passes at every level but for a doubt at medium, the other never passes
     replies = ([IN_PARK, park, barn, barn, barn], [IN_PARK, *[barn, park] * 5])
-    checked = [ask(verified(RISING), entry) for entry in replies]
+    checked = [ask(outer.verified(RISING), entry) for entry in replies]
     assert [(one.answer, one.accepted) for one in checked] == [(IN_BARN, True), (IN_BARN, False)]
     row = row_of(checked)
     result = {
@@ -117,21 +101,24 @@ def test_rising_effort_says_how_many_reached_and_passed_each_level():
         for level, rates in row.levels.items()
     }
     assert result == {"low": (2, 0.5, 11, 1 / 11), "medium": (1, 1.0, 2, 0.5), "high": (1, 1.0, 1, 1.0)}
-    cells = levels_table([row]).rows
+    cells = outer.levels_table([row]).rows
     assert cells[0][:5] == ["way", "low", "2", "50.0 (1.3 to 98.7)", "5.5"] and len(cells) == 3
-    assert not levels_table([row.model_copy(update={"levels": {}})]).rows
+    assert not outer.levels_table([row.model_copy(update={"levels": {}})]).rows
 
 
 def test_questions_are_of_the_hard_half_and_always_the_same():
-    items = hard_questions(12, 3)
-    assert items == hard_questions(12, 3) and all(item.difficulty >= 4 for item in items)
+    items = outer.hard_questions(12, 3)
+    assert items == outer.hard_questions(12, 3) and all(item.difficulty >= 4 for item in items)
     right = [Completion(item.answer, USED) for item in items]
-    results = run(plain(), ScriptedChat(right), items, 0, lambda: None)
+    results = outer.run(outer.plain(), ScriptedChat(right), items, 0, lambda: None)
     assert all(one.right for one in results) and {one.usage.loop_passes for one in results} == {7}
 
 
 def test_rows_count_the_passes_over_prompts():
-    results = [Answered("a", True, right=True, usage=USED), Answered("b", True, usage=replace(USED, loop_passes=9))]
+    results = [
+        outer.Answered("a", True, right=True, usage=USED),
+        outer.Answered("b", True, usage=replace(USED, loop_passes=9)),
+    ]
     row = row_of(results, weight=1.5)
     assert (row.passes.value, row.cost) == (8 + 2 * 6, 30.0)
     assert (row.right.value, row.accepted_wrong.value, row.accepted.value) == (0.5, 0.5, 1.0)
@@ -141,12 +128,12 @@ def test_rows_count_the_passes_over_prompts():
 
 
 def test_ways_are_compared_on_the_same_questions():
-    one, other = Answered("a", True, right=True), Answered("b", True)
+    one, other = outer.Answered("a", True, right=True), outer.Answered("b", True)
     row = row_of([one] * 8 + [other] * 2, {"worse": [other] * 10})
     assert row.beats["worse"].value == pytest.approx(0.8) and row.beats["worse"].low > 0.4
     assert row.p_values["worse"] == pytest.approx(2 / 2**8)
     with pytest.raises(ValueError, match="zip"):
-        difference([one], [other] * 2)
+        outer.difference([one], [other] * 2)
 
 
 @pytest.mark.exhaustive
@@ -167,7 +154,7 @@ def test_the_command_runs_every_way_and_writes_what_it_found(ledger):
     older = [row.model_copy(update={"time": "before"}) for row in rows]
     other = rows[0].model_copy(update={"time": "z", "way": "program of 3"})
     assert {name for name, row in ways.items() if row.levels} == {name for name in loops() if name.startswith("effort")}
-    assert latest_outer([*older, *rows, other]) == [rows, [other]] and len(table(rows).rows) == len(rows)
+    assert outer.latest_outer([*older, *rows, other]) == [rows, [other]] and len(outer.table(rows).rows) == len(rows)
 
 
 @pytest.mark.slow

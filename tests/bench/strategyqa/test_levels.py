@@ -5,14 +5,7 @@ from functools import partial
 
 import pytest
 
-from sigma0.bench.strategyqa.adaptive import (
-    Analysis,
-    adaptive,
-    by_rules,
-    question_type,
-    read_analysis,
-    with_answers,
-)
+from sigma0.bench.strategyqa import adaptive as routing
 from sigma0.bench.strategyqa.adaptive import asked as without_story
 from sigma0.bench.strategyqa.items import Item, world_items
 from sigma0.bench.strategyqa.level import Level, Prediction, Question, read
@@ -51,7 +44,7 @@ def named(name, question, ask):
 
 def routed(route, text, *replies):
     levels = [Level(name, partial(named, name)) for name in ("one", "two", "three")]
-    return asked(Level("L4", partial(adaptive, levels, route)), text, *replies)
+    return asked(Level("L4", partial(routing.adaptive, levels, route)), text, *replies)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +61,7 @@ def routed(route, text, *replies):
     ],
 )
 def test_rules_count_signs_of_a_question(text, difficulty, why):
-    assert by_rules(text) == by_rules(f"Ella is 5 years older than Tom. {text}") == (difficulty, why)
+    assert routing.by_rules(text) == routing.by_rules(f"Ella is 5 years older than Tom. {text}") == (difficulty, why)
     result, calls = routed("rules", text, "Yes.")
     name = {"simple": "one", "medium": "two", "hard": "three"}[difficulty]
     assert calls == [(name, f"{name}: {text}")] and result.answer is True
@@ -156,7 +149,7 @@ def test_a_miss_of_the_pipeline_keeps_the_work_that_was_done():
 
 
 def test_answers_stand_for_their_numbers_in_later_steps_of_which_there_are_five():
-    assert with_answers("Is #2 the garage? #7 #0 #1", ["#2", "it"]) == "Is it the garage? #7 #0 #2"
+    assert routing.with_answers("Is #2 the garage? #7 #0 #1", ["#2", "it"]) == "Is it the garage? #7 #0 #2"
     eight = "\n".join(f"{number}. What?" for number in range(1, 9))
     _, calls = asked(made("L4-pipeline"), HENS, ANALYSIS, eight, *["this"] * 5, "Yes")
     assert [purpose for purpose, _ in calls].count("answer") == 5
@@ -174,7 +167,7 @@ def test_answers_stand_for_their_numbers_in_later_steps_of_which_there_are_five(
     ],
 )
 def test_an_analysis_is_read_with_marks_around_it(text, needs, condition):
-    assert read_analysis("Was Bach born before Liszt?", text) == Analysis("temporal", needs, condition)
+    assert routing.read_analysis("Was Bach born before Liszt?", text) == routing.Analysis("temporal", needs, condition)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +175,7 @@ def test_an_analysis_is_read_with_marks_around_it(text, needs, condition):
 )
 def test_long_nonsense_is_read_in_time_that_grows_with_its_length(said):
     """Where the time grew with the square of it, these would take minutes."""
-    assert read_analysis(HENS, said) is None
+    assert routing.read_analysis(HENS, said) is None
 
 
 def item(qid, question, answer, decomposition=("What?",)):
@@ -261,11 +254,11 @@ def test_so_many_patterns_are_kept():
     ],
 )
 def test_words_of_a_question_tell_its_type(text, expected):
-    assert question_type(text) == expected
+    assert routing.question_type(text) == expected
 
 
 def test_a_story_before_the_question_does_not_count():
-    assert question_type("Ella is older than Tom. Does Ella sing?") == "factual"
+    assert routing.question_type("Ella is older than Tom. Does Ella sing?") == "factual"
     for item in world_items(20):
         assert without_story(item.question) == item.decomposition[-1]
     for text in ("Would Dr. Seuss like St. Paul?", "Who? Me?", "No question at all. None.", ""):

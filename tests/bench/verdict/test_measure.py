@@ -9,19 +9,7 @@ from pydantic import TypeAdapter
 
 import sigma0
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.verdict.measure import (
-    DROPPED,
-    MIXES,
-    SAME,
-    SETTINGS,
-    ShiftRow,
-    StrangePrompt,
-    VerdictReport,
-    asked,
-    measure,
-    read_strange,
-    strange_rows,
-)
+from sigma0.bench.verdict import measure as study
 from sigma0.bench.verdict.scores import switched
 from sigma0.bench.verdict.tables import kept_sentence
 from sigma0.calibrate.bootstrap import share
@@ -30,15 +18,18 @@ from sigma0.config import ExitConfig, Switches
 from sigma0.signals.verdict import DoorPolicy, door
 from tests.bench.running import bench
 
-STRANGE = [StrangePrompt(kind="trivia", prompt="Who is the president?"), StrangePrompt(kind="code", prompt="x = [")]
+STRANGE = [
+    study.StrangePrompt(kind="trivia", prompt="Who is the president?"),
+    study.StrangePrompt(kind="code", prompt="x = ["),
+]
 
 
 @pytest.mark.exhaustive
 def test_figures_are_what_the_runs_say(asker):
     asker = replace(asker, config=ExitConfig(q=0.6), on_answer=lambda: answers.append(1))
     prompts, answers = list(micro_world(6, "test", 3)), []
-    report = measure(asker, "pocket", prompts, STRANGE, 3, 0.05)
-    assert len(answers) == asked(6, 2) and [row.setting for row in report.switches] == list(SETTINGS)
+    report = study.measure(asker, "pocket", prompts, STRANGE, 3, 0.05)
+    assert len(answers) == study.asked(6, 2) and [row.setting for row in report.switches] == list(study.SETTINGS)
     settings = {"exit_config": asker.config, "policy": asker.policy, "max_new_tokens": 24}
     runs = [sigma0.generate(asker.model, asker.tokenizer, item.content, **settings) for item in prompts]
     right = np.array([run.text.strip() == item.answer for run, item in zip(runs, prompts, strict=True)])
@@ -50,8 +41,8 @@ def test_figures_are_what_the_runs_say(asker):
     passes, later = sum(run.loop_passes for run in runs), sum(len(run.tokens) - 1 for run in runs)
     assert verdict.passes_saved.value == pytest.approx(1 - passes / (asker.model.num_loops * later))
     rows = {row.shift: row for row in report.shifts}
-    assert set(rows) == {SAME, "plain texts alone", "chats alone", *MIXES, DROPPED}
-    same = rows[SAME].door
+    assert set(rows) == {study.SAME, "plain texts alone", "chats alone", *study.MIXES, study.DROPPED}
+    same = rows[study.SAME].door
     assert same.opened_of_right.value == (right & opened).sum() / right.sum()
     assert same.right_of_opened.value == (right & opened).sum() / opened.sum()
     certificate = replace(asker.policy, rule="certificate")
@@ -63,8 +54,8 @@ def test_figures_are_what_the_runs_say(asker):
         assert report.rules[rule].points_more.value == pytest.approx(100 * (right[through].mean() - right.mean()))
     for place, name in enumerate(("plain texts alone", "chats alone")):
         assert rows[name].door.prompts == 3 and rows[name].door.right.value == right[place::2].mean()
-    assert rows[DROPPED].door.prompts == 3
-    assert TypeAdapter(VerdictReport).validate_python(json.loads(json.dumps(asdict(report)))) == report
+    assert rows[study.DROPPED].door.prompts == 3
+    assert TypeAdapter(study.VerdictReport).validate_python(json.loads(json.dumps(asdict(report)))) == report
 
 
 def test_the_environment_comes_back(monkeypatch):
@@ -77,7 +68,7 @@ def test_the_environment_comes_back(monkeypatch):
 def shift(name, opened, wrong):
     right = np.arange(1000) >= wrong
     judged = Judged(np.where(np.arange(1000) < opened, 1.0, 0.0), np.zeros(1000, dtype=bool), right)
-    return ShiftRow(name, check_policy(judged, DoorPolicy()), share(0, 1000))
+    return study.ShiftRow(name, check_policy(judged, DoorPolicy()), share(0, 1000))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +82,7 @@ def test_a_risk_is_kept_or_broken_only_beyond_its_interval(opened, wrong, kept):
 
 
 def test_the_mixes_are_what_they_are_called():
-    drawn = {name: list(micro_world(6, "test", 2, **mix)) for name, mix in MIXES.items()}
+    drawn = {name: list(micro_world(6, "test", 2, **mix)) for name, mix in study.MIXES.items()}
     assert all(isinstance(prompts[1].content, list) for prompts in drawn.values())
     assert all(item.answer.startswith(("Yes", "No")) for item in drawn["yes or no alone"])
     plain = {name: [str(item.content) for item in prompts] for name, prompts in drawn.items()}
@@ -102,16 +93,16 @@ def test_the_mixes_are_what_they_are_called():
 
 
 def test_the_file_of_strange_prompts_and_a_bad_line_of_one(tmp_path):
-    kinds = Counter(item.kind for item in {item.prompt: item for item in read_strange()}.values())
+    kinds = Counter(item.kind for item in {item.prompt: item for item in study.read_strange()}.values())
     assert kinds == dict.fromkeys(("trivia", "code", "other words", "shuffled words"), 50)
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"kind": "code", "prompt": "x"}\n{"kind": "code"}\n')
     with pytest.raises(ValueError, match="line 2"):
-        read_strange(file)
+        study.read_strange(file)
 
 
 def test_rows_of_strange_prompts_count_both_forms(asker):
-    rows = strange_rows(asker, STRANGE)
+    rows = study.strange_rows(asker, STRANGE)
     known = [(form, *kind) for form in ("plain", "chat") for kind in (("trivia", 1), ("code", 1), ("all", 2))]
     assert [(row.form, row.kind, row.prompts) for row in rows] == known
     assert all(0 <= row.strange.value <= row.shut.value <= 1 for row in rows)
@@ -122,7 +113,7 @@ def test_rows_of_strange_prompts_count_both_forms(asker):
 def test_the_command(tmp_path, monkeypatch):
     prompts = tmp_path / "strange.jsonl"
     prompts.write_text("\n".join(item.model_dump_json() for item in STRANGE))
-    monkeypatch.setattr(read_strange, "__defaults__", (prompts,))
+    monkeypatch.setattr(study.read_strange, "__defaults__", (prompts,))
     file = tmp_path / "verdict.json"
     result = bench("verdict", "pocket", "--n", 2, "--hard", "--risk", 0.1, "--out", file)
     reported = json.loads(file.read_text())
