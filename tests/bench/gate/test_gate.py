@@ -83,7 +83,6 @@ def test_a_target_that_is_no_share_is_refused(pocket):
         compare_rules(*pocket, 3, "test", 0, target=1.5)
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_command_prints_a_report_that_adds_up_and_tables(pocket, monkeypatch):
     made, steps = [], []

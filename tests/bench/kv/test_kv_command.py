@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.kv.measure import at_context
+from sigma0.bench.kv.command import at_context
 from sigma0.bench.kv.table import draw_kv, latest_kv, whole
 from tests.bench.running import bench, refused
 

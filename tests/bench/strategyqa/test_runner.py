@@ -205,7 +205,6 @@ def test_scores_are_paired_with_the_baseline():
     assert second["misses"] == {"answer": 8} and first["calls"] == 1.0 and first["completion_tokens"] == 16
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_command_runs_every_level_on_the_shipped_model_and_repeats_itself(tmp_path, ledger):
     cache, picture = tmp_path / "cache.jsonl", tmp_path / "levels.svg"
