@@ -25,7 +25,6 @@ PROBLEMS = [DOUBLE, VOWELS]
 
 
 def write_problems(path, problems=PROBLEMS):
-    """A file of problems."""
     rows = [item if isinstance(item, dict) else item.model_dump() for item in problems]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

@@ -20,7 +20,6 @@ class Nowhere:
 
 @pytest.fixture
 def words(tmp_path, ledger):
-    """Of a command on a few problems."""
     data = write_problems(tmp_path / "problems.jsonl")
     return ("humaneval", "--data", data, "--out", ledger, "--device", "cpu", "--max-new-tokens", 12)
 

@@ -15,14 +15,12 @@ from tests.bench.running import bench
 
 
 def traces(n, seed=4):
-    """Perfect traces of n stories of the training split."""
     items = (draw("train", seed, index, questions=1).items[0] for index in range(n))
     plans = ((item.prompt, solution(item)) for item in items)
     return [Trace(text, tuple(parse_lemmas(plan_text(plan)))) for text, plan in plans if len(plan) <= MAX_LEMMAS]
 
 
 def scores(program, n=300):
-    """Right, wrong and unanswered of n held-out stories."""
     items = [draw("test", 6, index, questions=1).items[0] for index in range(n)]
     answers = [program.answer(item.prompt) for item in items]
     right = sum(answer == item.answer for answer, item in zip(answers, items, strict=True))

@@ -28,7 +28,6 @@ def agrees(values, known, within=0.08):
 
 
 def erlang_c(count, load):
-    """Probability that a request waits in M/M/c."""
     offered = count * load
     free = sum(offered**busy / math.factorial(busy) for busy in range(count))
     full = offered**count / math.factorial(count) / (1 - load)

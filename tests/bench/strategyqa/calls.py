@@ -59,6 +59,5 @@ def asked(level, question, *replies):
 
 
 def made(name, train=TRAIN):
-    """A new level by its name in the table."""
     registered, _, route = name.partition(" by ")
     return EXPERIMENTS[registered](Makings(train=train, route=route or "rules"))

@@ -69,7 +69,6 @@ def decided(messages, **_):
 
 
 def prompts(name, items):
-    """What is asked of each item, and what is predicted."""
     chat = ScriptedChat(decided)
     run = run_level(of_world(name), items, chat, SETTINGS)
     left = iter(call["messages"][0]["content"] for call in chat.calls)

@@ -21,7 +21,6 @@ TWO = listed(("What is it?", "Is #1 so?"))
 
 
 def row(qid, *replies, answer=True, level=None):
-    """An item, and what a level made of it."""
     item = Item(qid=qid, term="t", description="d", question=f"Is it {qid}?", answer=answer)
     return item, asked(level or made("L2"), Question(qid, item.question), *replies)[0]
 
@@ -160,7 +159,6 @@ def scripted(messages, **_):
 
 @pytest.fixture
 def words(tmp_path, ledger, monkeypatch):
-    """Of a command, and the file that it writes."""
     chat, file = ScriptedChat(scripted), tmp_path / "distilled.json"
     monkeypatch.setattr(opening, "open_model", lambda *_: Asked(chat, "weights", "settings", None, True))
     return ("strategyqa", "distill", "--seen", 12, "-n", 6, "--file", file, "--out", ledger), file

@@ -38,7 +38,6 @@ def test_what_stands_in_a_program_is_not_what_it_prints(said, answer):
 
 
 def named(name, question, ask):
-    """A level of one call that says its name."""
     return read(ask(name, f"{name}: {question.text}"), "answer", {"said": name})
 
 
@@ -183,7 +182,6 @@ def item(qid, question, answer, decomposition=("What?",)):
 
 
 def learned(level, entry, *replies):
-    """Has a level predict an item and learn from it; gives the prediction."""
     result, _ = asked(level, Question(entry.qid, entry.question), *replies)
     level.learn(entry, result)
     return result
