@@ -296,7 +296,7 @@ def test_what_names_hide_is_in_the_digest(tmp_path):
 
 
 def test_the_rows_of_workers_are_those_of_one_process(tmp_path, monkeypatch):
-    """With Ray's workers, and where one is killed: `tests/bench/fidelity/test_work.py`, `core/test_workers.py`."""
+    """With Ray's workers, and where one is killed: `fidelity/test_fidelity_command.py`, `core/test_workers.py`."""
     out, alone, pool = tmp_path / "two.jsonl", tmp_path / "one.jsonl", Here(2)
     pool.redone = 1
     monkeypatch.setattr("sigma0.bench.core.workers.worker_pool", lambda workers, *_: nullcontext(pool))
