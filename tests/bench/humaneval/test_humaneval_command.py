@@ -13,8 +13,7 @@ from sigma0.bench.humaneval.judging import Judgement, Limits
 from sigma0.bench.humaneval.sampling import SampleFile
 from sigma0.bench.humaneval.table import cells, estimates, exit_name, latest_humaneval, markdown, pass_at_k, row_of
 from sigma0.bench.report import report
-from tests.bench.humaneval.examples import PROBLEMS, write_problems
-from tests.bench.humaneval.test_sampling import run_of, sample_of
+from tests.bench.humaneval.test_sampling import PROBLEMS, run_of, sample_of, write_problems
 from tests.bench.running import LEDGER, RESULTS, bench, refused, reported
 from tests.reason.sandbox.sandboxes import needs_bubblewrap
 

@@ -8,7 +8,7 @@ from sigma0.bench.humaneval import problems
 from sigma0.bench.humaneval.judging import Judgement, Limits, judge, judgement
 from sigma0.bench.humaneval.problems import SIZE, load_problems
 from sigma0.reason.sandbox.sandbox import RunResult, Sandbox
-from tests.bench.humaneval.examples import DOUBLE, PROBLEMS, write_problems
+from tests.bench.humaneval.test_sampling import DOUBLE, PROBLEMS, write_problems
 from tests.reason.sandbox.sandboxes import needs_bubblewrap
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tests.bench.simulation.queues import MEAN, exponential, servers
+from tests.bench.simulation.test_cluster import MEAN, exponential, servers
 
 SEEDS = "abcdef"
 pytestmark = pytest.mark.exhaustive
