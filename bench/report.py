@@ -60,7 +60,6 @@ def _reported(ledger: Path, folder: Path) -> dict[str, str]:
     """The page of each kind of row that there is; prints their tables and draws their pictures."""
     from sigma0.bench.fidelity.plots import draw_depths, draw_trade_off
     from sigma0.bench.figures.pages import page
-    from sigma0.bench.simulation.table import draw_simulation
 
     rows, pages = read_rows(ledger), {}
 
@@ -87,7 +86,7 @@ def _reported(ledger: Path, folder: Path) -> dict[str, str]:
             typer.echo("\n\n".join(parts) + "\n")
     if simulated:
         pages["simulation"] = simulation.whole(simulated)
-        draw_simulation(simulated, pictures("simulation"))
+        simulation.draw_simulation(simulated, pictures("simulation"))
         typer.echo(pages["simulation"])
     return pages
 

@@ -18,7 +18,6 @@ from sigma0.reason.messages import Completion
 from sigma0.signals.verdict import DoorPolicy, objections
 
 QuestionType = Literal["comparison", "temporal", "causal", "possibility", "similarity", "factual"]
-QUESTION_TYPES: tuple[QuestionType, ...] = get_args(QuestionType)
 
 COMPARATIVES = (
     "than|compared?|compar(?:ing|ison)|exceed(?:s|ed)?|outnumber(?:s|ed)?|enough|more|most|less|least|fewer|fewest|"
