@@ -32,7 +32,7 @@ kv | kv.command:kv | Agreement, depths, bytes and time with K/V in few bits, bes
 overhead | overhead.command:overhead | Host time and dispatched operations of a pass whose block is empty: library, engine, transformers' generate.
 ladder | ladder.command:ladder | Accuracy against cost of handing up, beside both models alone, chance, and entropy alone.
 signs | ladder.signs:signs | Which sign of a small model's token says that a larger model would write another.
-routes | ladder.routes:routes | Which score should send a whole answer up to a larger model, on many questions that both have answered.
+routes | ladder.signs:routes | Which score should send a whole answer up to a larger model, on many questions that both have answered.
 distill | outer.command:distill | Make a program without a model of what a lemma graph verified, and measure it on held-out questions.
 agent | outer.command:agent | Let the three-tier agent mend small repositories with one fault each.
 outer | outer.command:outer | Each outer loop on held-out hard questions, beside the plain answer, votes of equal cost and a larger model.

@@ -8,7 +8,7 @@ import typer
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.options import LEDGER
 from sigma0.bench.core.rows import DepthRow, FidelityRow
-from sigma0.bench.fidelity.pages import latest_runs, short_table, whole_table
+from sigma0.bench.fidelity.table import latest_runs, short_table, whole_table
 from sigma0.bench.humaneval import table as humaneval
 from sigma0.bench.simulation import table as simulation
 from sigma0.bench.speed.table import speed_parts
@@ -60,7 +60,6 @@ def _reported(ledger: Path, folder: Path) -> dict[str, str]:
     """The page of each kind of row that there is; prints their tables and draws their pictures."""
     from sigma0.bench.fidelity.plots import draw_depths, draw_trade_off
     from sigma0.bench.figures.pages import page
-    from sigma0.bench.simulation.picture import draw_simulation
 
     rows, pages = read_rows(ledger), {}
 
@@ -87,15 +86,14 @@ def _reported(ledger: Path, folder: Path) -> dict[str, str]:
             typer.echo("\n\n".join(parts) + "\n")
     if simulated:
         pages["simulation"] = simulation.whole(simulated)
-        draw_simulation(simulated, pictures("simulation"))
+        simulation.draw_simulation(simulated, pictures("simulation"))
         typer.echo(pages["simulation"])
     return pages
 
 
 def _draw_results(folder: Path) -> None:
     from sigma0.bench.figures.results import Results
-    from sigma0.bench.kv.picture import draw_kv
-    from sigma0.bench.kv.table import latest_kv
+    from sigma0.bench.kv.table import draw_kv, latest_kv
     from sigma0.bench.verdict.tables import draw_features
 
     results = Results(Path())

@@ -46,7 +46,7 @@ def _study(
 ) -> dict[str, Any]:
     from sigma0.bench.collapse import measure as study
     from sigma0.bench.pocket.prompts import micro_world
-    from sigma0.bench.proximity.sources import by_kind, loops
+    from sigma0.bench.proximity.measure import by_kind, loops
 
     chosen = CollapseStop()
     prompts = list(micro_world(n, "test", 0))

@@ -12,9 +12,7 @@ from rich.console import Console
 from sigma0.bench.core.conditions import device_name, git_commit, utc_now, weights_sha256
 from sigma0.bench.core.options import ReportFile
 from sigma0.bench.core.output import measuring, step_bar, tell_report
-from sigma0.bench.effort.measure import Rates, check, questions, simulate
-from sigma0.bench.effort.report import POLICIES, EffortReport, PolicySummary, summarise
-from sigma0.bench.effort.table import table
+from sigma0.bench.effort import measure
 from sigma0.calibrate.bootstrap import share
 from sigma0.commands.console import progress_bar
 from sigma0.commands.options import AsJson, Threads
@@ -43,38 +41,42 @@ def effort(
         if real:
             report = _measured(n or 40, seed, solver, verifier, temperature, as_json)
         else:
-            report = _simulated(n or 2000, seed, TypeAdapter(Rates).validate_python(json.loads(rates)), as_json)
+            report = _simulated(n or 2000, seed, TypeAdapter(measure.Rates).validate_python(json.loads(rates)), as_json)
     if not tell_report(asdict(report), out, as_json):
         return
     console = Console()
-    console.print(table(report).rich(no_wrap=("policy",)))
+    console.print(measure.table(report).rich(no_wrap=("policy",)))
     console.print(", ".join(f"{name} {value}" for name, value in report.settings.items() if name != "versions"))
     if report.first_right is not None:
         console.print(f"first solutions right: {report.first_right.value:.1%}")
 
 
-def _simulated(n: int, seed: int, rates: Rates, hidden: bool) -> EffortReport:
+def _simulated(n: int, seed: int, rates: measure.Rates, hidden: bool) -> measure.EffortReport:
     summaries = []
-    with progress_bar("simulated runs", n * len(POLICIES), hidden) as advance:
-        for config in POLICIES:
-            summaries.append(summarise(config.policy, [simulate(config, rates, seed + number) for number in range(n)]))
+    with progress_bar("simulated runs", n * len(measure.POLICIES), hidden) as advance:
+        for config in measure.POLICIES:
+            summaries.append(
+                measure.summarise(
+                    config.policy, [measure.simulate(config, rates, seed + number) for number in range(n)]
+                )
+            )
             advance(n * len(summaries))
     settings: dict[str, Any] = {"runs": n, "seed": seed, "rates": asdict(rates)}
-    return EffortReport("simulation", settings, "cost", tuple(summaries))
+    return measure.EffortReport("simulation", settings, "cost", tuple(summaries))
 
 
-def _measured(n: int, seed: int, solver: str, verifier: str, temperature: float, hidden: bool) -> EffortReport:
+def _measured(n: int, seed: int, solver: str, verifier: str, temperature: float, hidden: bool) -> measure.EffortReport:
     started = utc_now()
     chats = {name: LocalChat(*load(name, dtype="float32"), name) for name in dict.fromkeys((solver, verifier))}
-    items = list(questions(n, seed))
-    summaries: list[PolicySummary] = []
-    with step_bar("runs", n * len(POLICIES), hidden) as advance:
-        for config in POLICIES:
+    items = list(measure.questions(n, seed))
+    summaries: list[measure.PolicySummary] = []
+    with step_bar("runs", n * len(measure.POLICIES), hidden) as advance:
+        for config in measure.POLICIES:
             runs = []
             for place, item in enumerate(items):
-                runs.append(check(config, item, chats[solver], chats[verifier], temperature, place))
+                runs.append(measure.check(config, item, chats[solver], chats[verifier], temperature, place))
                 advance()
-            summaries.append(summarise(config.policy, runs))
+            summaries.append(measure.summarise(config.policy, runs))
     settings = {
         "solver": solver,
         "verifier": verifier,
@@ -91,4 +93,4 @@ def _measured(n: int, seed: int, solver: str, verifier: str, temperature: float,
     }
     # the same seeds for every policy: the first solutions are the same
     first = share(sum(run.first_right for run in runs), n)
-    return EffortReport("measurement", settings, "passes", tuple(summaries), first)
+    return measure.EffortReport("measurement", settings, "passes", tuple(summaries), first)

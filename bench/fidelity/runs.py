@@ -17,16 +17,8 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from sigma0.bench.core.replay import Trace, replaying
+from sigma0.calibrate import teacher_forcing as forcing
 from sigma0.calibrate.agreement import continue_alone
-from sigma0.calibrate.teacher_forcing import (
-    ForcedText,
-    LoopReadings,
-    check_finite,
-    divergence,
-    groups_of,
-    join_readings,
-    read_forced,
-)
 from sigma0.config import ExitConfig
 from sigma0.models.load import load
 
@@ -59,7 +51,7 @@ class FreeRun:
     seconds: float  # Wall-clock time, prompt included
 
 
-_JOB, _RUN, _TEXT = TypeAdapter(FreeJob), TypeAdapter(FreeRun), TypeAdapter(ForcedText)
+_JOB, _RUN, _TEXT = TypeAdapter(FreeJob), TypeAdapter(FreeRun), TypeAdapter(forcing.ForcedText)
 
 
 def run_free(model: Any, prompt: tuple[int, ...], config: ExitConfig, max_new_tokens: int) -> FreeRun:
@@ -102,7 +94,9 @@ class Work:
         result = self._spread([{"what": "free", "job": _JOB.dump_python(job, mode="json")} for job in jobs])
         return [_RUN.validate_python(output) for output in result]
 
-    def forced(self, texts: Sequence[ForcedText], config: ExitConfig) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+    def forced(
+        self, texts: Sequence[forcing.ForcedText], config: ExitConfig
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
         """Decodes given continuations one token at a time, so that `drop` sees the planes that it would see.
 
         Returns:
@@ -112,12 +106,12 @@ class Work:
         same, kl = zip(*self._spread(items), strict=True)
         return np.concatenate(same).astype(np.bool_), np.concatenate(kl).astype(np.float32)
 
-    def read(self, texts: Sequence[ForcedText], configs: Mapping[str, ExitConfig]) -> LoopReadings:
+    def read(self, texts: Sequence[forcing.ForcedText], configs: Mapping[str, ExitConfig]) -> forcing.LoopReadings:
         """Reads texts at every loop, for rules by name; those go to one worker that are read together."""
         rules = {name: config.to_dict() for name, config in configs.items()}
-        groups = [[asdict(text) for text in group] for group in groups_of(texts)]
+        groups = [[asdict(text) for text in group] for group in forcing.groups_of(texts)]
         result = self._spread([{"what": "read", "texts": group, "rules": rules} for group in groups])
-        return join_readings([_readings(output) for output in result])
+        return forcing.join_readings([_readings(output) for output in result])
 
 
 def do_item(item: Any) -> Any:
@@ -131,31 +125,31 @@ def _done(model: Any, item: Any) -> Any:
     if item["what"] == "forced":
         return _run_forced(model, _TEXT.validate_python(item["text"]), ExitConfig.parse(item["config"]))
     rules = {name: model.exit_rule(ExitConfig.parse(config)) for name, config in item["rules"].items()}
-    result = read_forced(model, rules, [_TEXT.validate_python(text) for text in item["texts"]])
+    result = forcing.read_forced(model, rules, [_TEXT.validate_python(text) for text in item["texts"]])
     exits = {name: depths.tolist() for name, depths in result.exits.items()}
     return {**{name: getattr(result, name).tolist() for name in _ARRAYS}, "exits": exits}
 
 
 @torch.no_grad()
-def _run_forced(model: Any, text: ForcedText, config: ExitConfig) -> list[Any]:
+def _run_forced(model: Any, text: forcing.ForcedText, config: ExitConfig) -> list[Any]:
     """The prompt is read as prompts are, at full depth."""
     ids = torch.tensor([text.ids], device=model.device)
     prompt = ids.shape[1] - text.new
     full = model(ids, use_cache=False, exit_config=FULL, logits_to_keep=text.new + 1)
-    reference = torch.log_softmax(check_finite(full.logits[0, :-1], model.num_loops).float(), -1)  # [new, V]
+    reference = torch.log_softmax(forcing.check_finite(full.logits[0, :-1], model.num_loops).float(), -1)  # [new, V]
     cache = model.new_cache(ids.shape[1])
     parts = [model(ids[:, :prompt], past_key_values=cache, exit_config=config, logits_to_keep=1).logits[0]]
     for place in range(prompt, ids.shape[1] - 1):
         parts.append(model(ids[:, place : place + 1], past_key_values=cache, exit_config=config).logits[0])
     result = torch.log_softmax(torch.cat(parts).float(), -1)  # [new, V]
     same = reference.argmax(-1) == result.argmax(-1)
-    return [same.tolist(), divergence(reference, result).tolist()]
+    return [same.tolist(), forcing.divergence(reference, result).tolist()]
 
 
-def _readings(output: Any) -> LoopReadings:
+def _readings(output: Any) -> forcing.LoopReadings:
     arrays = {name: np.array(output[name], dtype=kind) for name, kind in _ARRAYS.items()}
     exits = {name: np.array(depths, dtype=np.int64) for name, depths in output["exits"].items()}
-    return LoopReadings(**arrays, exits=exits)
+    return forcing.LoopReadings(**arrays, exits=exits)
 
 
 @lru_cache(maxsize=1)

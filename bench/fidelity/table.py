@@ -1,9 +1,10 @@
-"""Rows of the trade-off as tables: in the terminal, and as Markdown."""
+"""Rows of the trade-off as tables: in the terminal, as whole Markdown pages, and as the short tables of texts."""
 
 from collections.abc import Sequence
 
 from sigma0.bench.core.output import BenchTable, percent, with_interval
-from sigma0.bench.core.rows import FidelityRow, QuantizationRow
+from sigma0.bench.core.rows import AnyRow, FidelityRow, QuantizationRow
+from sigma0.bench.fidelity.grid import GRID
 
 # Columns that are shares, and the figures in them.
 _SHARES = {
@@ -86,3 +87,54 @@ def calibrated(rows: Sequence[FidelityRow]) -> list[FidelityRow]:
     best = {row.mode: max(value for item, value in saved if item.mode == row.mode) for row, _ in saved}
     oracles = [row for row in rows if row.mode in ("oracle", "settled")]
     return [*sorted((row for row, _ in saved), key=lambda row: -best[row.mode]), *oracles]
+
+
+def latest_runs(rows: Sequence[AnyRow]) -> dict[str, list[AnyRow]]:
+    """The rows of the run of each model that was measured last, by a name fit for a file."""
+    last: dict[str, str] = {}
+    for row in sorted((row for row in rows if isinstance(row, FidelityRow)), key=lambda row: row.time):
+        last[row.model] = row.run
+    result: dict[str, list[AnyRow]] = {}
+    for model, run in last.items():
+        name = model.strip("/").replace("/", "--")
+        if name in result:
+            raise ValueError(f"two models in the ledger would both be called {name!r} in file names")
+        result[name] = [row for row in rows if row.run == run]
+    return result
+
+
+def conditions_text(row: FidelityRow) -> str:
+    """What the rows of a run were measured with, in a sentence or two."""
+    return (
+        f"{row.named}: {row.n} prompts ({row.prompts}), at most {row.max_new_tokens} new tokens, batch "
+        f"{row.batch_size}, {row.dtype}, {row.device}, {row.threads} thread(s), {row.code}."
+    )
+
+
+CHOSEN_BEFOREHAND = (
+    "No threshold was chosen on the prompts of this page: the grid was set beforehand, and those with a promise were "
+    "calibrated on the calibration split."
+)
+
+
+def whole_table(rows: Sequence[FidelityRow]) -> str:
+    """Every row of a run with its intervals, as a Markdown page."""
+    where = f"{conditions_text(rows[0])} {CHOSEN_BEFOREHAND}"
+    return f"# {rows[0].model}\n\n{where}\n\n{markdown(rows, rows, intervals=True)}\n"
+
+
+def short_table(rows: Sequence[FidelityRow]) -> str:
+    """Each rule at its calibrated threshold, and the oracles, as Markdown."""
+    first = rows[0]
+    without = sorted({row.mode for row in rows} & set(GRID) - {row.mode for row in rows if row.promise is not None})
+    missing = (
+        f" Not measured at one: {', '.join(without)} (`sigma0 calibrate {first.model} --exit all --prompts FILE` finds "
+        "and stores them, and the next run measures them)."
+        if without
+        else ""
+    )
+    table = markdown(calibrated(rows), rows, columns=SHORT_COLUMNS)
+    return (
+        f'{conditions_text(first)} Thresholds were calibrated beforehand, on other prompts; "promised" is the share of '
+        f"new tokens that each is to keep.{missing}\n\n{table}"
+    )

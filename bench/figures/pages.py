@@ -11,20 +11,18 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from sigma0.bench.core.output import BenchTable
-from sigma0.bench.effort import table as effort
-from sigma0.bench.effort.report import EffortReport
-from sigma0.bench.fidelity.pages import CHOSEN_BEFOREHAND, whole_table
+from sigma0.bench.effort import measure as effort
+from sigma0.bench.effort.measure import EffortReport
+from sigma0.bench.fidelity.table import CHOSEN_BEFOREHAND, whole_table
 from sigma0.bench.figures import tables
 from sigma0.bench.figures.results import Results
-from sigma0.bench.figures.tables import SHIPPED
+from sigma0.bench.figures.tables import SHIPPED, latest_load, load_table
 from sigma0.bench.humaneval import table as humaneval
 from sigma0.bench.kv import table as kv
-from sigma0.bench.ladder.routes import HEADINGS, RoutesReport, route_cells
-from sigma0.bench.ladder.signs import SignsReport, sign_cells
-from sigma0.bench.ladder.tables import ladder_table
-from sigma0.bench.outer import table as outer
-from sigma0.bench.quantization import table as quantization
-from sigma0.bench.serving.table import latest_load, load_table
+from sigma0.bench.ladder.measure import ladder_table
+from sigma0.bench.ladder.signs import HEADINGS, RoutesReport, SignsReport, route_cells, sign_cells
+from sigma0.bench.outer import measure as outer
+from sigma0.bench.quantization import measure as quantization
 from sigma0.bench.simulation import table as simulation
 from sigma0.bench.speed.table import speed_parts
 from sigma0.bench.strategyqa import table as strategyqa

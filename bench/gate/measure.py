@@ -24,7 +24,7 @@ from sigma0.bench.pocket.data import Encoded, encode
 from sigma0.bench.pocket.items import Item, check_split
 from sigma0.bench.pocket.prompts import free_runs, micro_world
 from sigma0.bench.pocket.world import draw
-from sigma0.bench.verdict.abstention import measure_abstention
+from sigma0.bench.verdict.scores import measure_abstention
 from sigma0.calibrate.agreement import GRIDS
 from sigma0.calibrate.bootstrap import bootstrap, clustered_share
 from sigma0.calibrate.teacher_forcing import Bools, ForcedText, Ints, LoopReadings, read_forced, read_grids
@@ -73,7 +73,8 @@ def measure_gate(
         raise ValueError(
             f"n {n!r} and rules_n {rules_n!r}: at least 2 questions, and no more for the rules than in all"
         )
-    _check_measured_split(split)
+    if check_split(split) == "calibration":
+        raise ValueError("split 'calibration' chooses the thresholds; measure on 'test' or 'train'")
     config = model.resolve_exit_config(exit_config)
     rule = model.exit_rule(config)
     items = _items(split, seed, n)
@@ -142,7 +143,6 @@ def compare_rules(
         exit (`agreement`) and of answer tokens alone, the mean exit `depth` of these, and `free` runs beside full
         depth; None where none of its thresholds reaches the target, an agreement on answer tokens.
     """
-    _check_measured_split(split)
     if not 0 < target <= 1:
         raise ValueError(f"target {target!r} is not in (0, 1]")
     tuning = forced_texts(_encoded(tokenizer, _items("calibration", seed, n)))
@@ -219,11 +219,6 @@ def _encoded(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item]) -> list[
 
 def _items(split: str, seed: int, n: int) -> list[Item]:
     return [draw(split, seed, index, questions=1).items[0] for index in range(n)]
-
-
-def _check_measured_split(split: str) -> None:
-    if check_split(split) == "calibration":
-        raise ValueError("split 'calibration' chooses the thresholds; measure on 'test' or 'train'")
 
 
 def _depths(readings: LoopReadings, which: Bools) -> Figures:

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import ReportFile
 from sigma0.bench.core.output import measuring, tell_report
+from sigma0.bench.speed.roofline import copy_bandwidth
 from sigma0.commands.options import AsJson, Threads
 from sigma0.models.load import resolve_device
 

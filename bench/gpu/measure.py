@@ -11,13 +11,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import DynamicCache
 
-from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.speed.courses import STATED
 from sigma0.bench.speed.decoders import FULL, Ours, PromptedCache, now
-from sigma0.bench.speed.opened import open_model, prompt_ids
 from sigma0.bench.speed.peer import StockLoopedModel
-from sigma0.bench.speed.roofline import block_bytes
+from sigma0.bench.speed.roofline import block_bytes, copy_bandwidth
+from sigma0.bench.speed.shapes import open_model, prompt_ids
 from sigma0.config import ExitConfig
 from sigma0.decode.runners import choose_runner
 from sigma0.models.cache_name import named_cache

@@ -21,8 +21,8 @@ import typer
 
 from sigma0.bench.core.ledger import check_ledger, read_rows
 from sigma0.bench.gpu.parts import Outcomes, Part
-from sigma0.bench.quantization.table import latest_quantization
-from sigma0.bench.quantization.table import whole as quantization_table
+from sigma0.bench.quantization.measure import latest_quantization
+from sigma0.bench.quantization.measure import whole as quantization_table
 from sigma0.bench.speed.table import speed_parts
 from sigma0.errors import one_line
 

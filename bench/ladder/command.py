@@ -13,8 +13,7 @@ from sigma0.bench.core.ledger import append_rows
 from sigma0.bench.core.options import OWN, AnswerTokens, AsJsonLines, CurvesPicture, LedgerFile, StorySeed, parsed_exit
 from sigma0.bench.core.output import BenchTable, measuring, step_bar, tell_rows
 from sigma0.bench.core.rows import LadderRow
-from sigma0.bench.ladder.measure import answer_settings, at_cost, measure, token_settings
-from sigma0.bench.ladder.tables import draw_ladder, setting_name, shown
+from sigma0.bench.ladder import measure as study
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.commands.options import Threads, check_known
@@ -22,9 +21,9 @@ from sigma0.ladder import Rung
 from sigma0.models.load import load, load_causal
 
 TASK = "pocket"
-UNITS = {"token": token_settings, "answer": answer_settings}
+UNITS = {"token": study.token_settings, "answer": study.answer_settings}
 COLUMNS: Mapping[str, Callable[[LadderRow], str]] = {
-    "setting": lambda row: setting_name(row.family, row.policy),
+    "setting": lambda row: study.setting_name(row.family, row.policy),
     "right": lambda row: f"{row.accuracy.value:.1%}",
     "95 %": lambda row: f"{row.accuracy.low:.1%}-{row.accuracy.high:.1%}",
     "cost": lambda row: f"{row.cost.value:.1%}",
@@ -75,12 +74,12 @@ def ladder(
                 ids = encode_prompts(*below, asked, max_new_tokens)
                 conditions = describe(below[0], small, where, ids, [item.answer for item in asked], max_new_tokens)
                 every = {**conditions.model_dump(), **shared, "part": part}
-                rows += measure(lower, upper, asked, points, max_new_tokens, every, advance)
+                rows += study.measure(lower, upper, asked, points, max_new_tokens, every, advance)
         append_rows(out, rows)
         reported = [row for row in rows if row.part == "report"]
         if picture is not None:
             title = f"{Path(small).name} to {Path(large).name}: {reported[0].prompts}, n = {reported[0].n}"
-            draw_ladder(reported, picture, title)
+            study.draw_ladder(reported, picture, title)
     tell_rows(rows, as_json, lambda: _print(rows), f"{len(rows)} rows in {out}")
 
 
@@ -109,10 +108,10 @@ def _print(rows: Sequence[LadderRow]) -> None:
     console.print(BenchTable.of(COLUMNS, reported, "cost and time: of the larger model's alone").rich())
     families = dict.fromkeys(row.family for row in reported if "only" not in row.family)
     curves = {family: [row for row in reported if row.family == family] for family in families}
-    for best in shown(rows):
+    for best in study.shown(rows):
         if best.family not in curves:
             continue
-        others = {other: at_cost(rest, best.cost.value) for other, rest in curves.items() if other != best.family}
+        others = {other: study.at_cost(rest, best.cost.value) for other, rest in curves.items() if other != best.family}
         beside = ", ".join(f"{other} {value:.1%}" for other, value in others.items() if value is not None)
         output = f"{best.accuracy.value:.1%} right at {best.cost.value:.1%} of the cost"
-        console.print(f"{setting_name(best.family, best.policy)}: {output}; there {beside}")
+        console.print(f"{study.setting_name(best.family, best.policy)}: {output}; there {beside}")

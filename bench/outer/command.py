@@ -20,24 +20,10 @@ from sigma0.bench.core.ledger import append_row, check_ledger
 from sigma0.bench.core.options import OWN, AsJsonLines, FormsModel, HardStories, LedgerFile, ShownExamples
 from sigma0.bench.core.output import measuring, step_bar, tell_rows
 from sigma0.bench.core.rows import OuterRow
-from sigma0.bench.outer.measure import Asked, examples, hard_questions, questions, run, run_vote, to_row, where_from
+from sigma0.bench.outer import measure as study
+from sigma0.bench.outer.measure import run
 from sigma0.bench.outer.program import Trace, induce
-from sigma0.bench.outer.table import levels_table, table
 from sigma0.bench.outer.toy import FAULTS, planted, write
-from sigma0.bench.outer.ways import (
-    MAX_TOKENS,
-    Answered,
-    Learned,
-    Way,
-    lemmas,
-    plain,
-    planned,
-    reasoned,
-    routed,
-    sampled,
-    verified,
-    walked,
-)
 from sigma0.bench.pocket.items import Item
 from sigma0.checkpoints.about import read_about
 from sigma0.commands.options import Threads
@@ -63,18 +49,18 @@ PLAIN, PLAIN_HIGH = "plain answer", "plain answer, high effort"
 TASK = "The tests of this repository fail. Mend the code, so that they pass."
 
 
-def loops() -> dict[str, Way]:
+def loops() -> dict[str, study.Way]:
     """The outer loops by name, made anew: one of them learns."""
     return {
-        "plan, unchecked": planned,
-        "check, once": reasoned,
-        "effort: flat low": verified(FLAT_LOW),
-        "effort: low to high": verified(RISING),
-        "effort: flat high": verified(FLAT_HIGH),
-        "lemma graph": lemmas,
-        "walk": walked,
-        "walk where the verdict doubts": routed(walked),
-        "walk where plain answers were wrong": Learned(walked),
+        "plan, unchecked": study.planned,
+        "check, once": study.reasoned,
+        "effort: flat low": study.verified(FLAT_LOW),
+        "effort: low to high": study.verified(RISING),
+        "effort: flat high": study.verified(FLAT_HIGH),
+        "lemma graph": study.lemmas,
+        "walk": study.walked,
+        "walk where the verdict doubts": study.routed(study.walked),
+        "walk where plain answers were wrong": study.Learned(study.walked),
     }
 
 
@@ -95,8 +81,8 @@ def outer(
     started = utc_now()
     with measuring(threads):
         check_ledger(out)
-        items = hard_questions(n, seed)
-        where = where_from(seed)
+        items = study.hard_questions(n, seed)
+        where = study.where_from(seed)
         chosen = choose(ways)
         small, block = open_asked(model, items, where, shown, dtype=dtype)
         large, _ = open_asked(larger, items, where, shown, block)
@@ -104,11 +90,11 @@ def outer(
             raise ValueError(f"{model!r} and {larger!r} have one name, so that their rows could not be told apart")
         with step_bar("questions", n * (len(chosen) + 3 + 2 * most_votes), as_json) as advance:
             output = _measure(_Run(items, seed, started, most_votes, out, advance), chosen, small, large)
-    tables = [entry.rich() for entry in (table(output), levels_table(output)) if entry.rows]
+    tables = [entry.rich() for entry in (study.table(output), study.levels_table(output)) if entry.rows]
     tell_rows(output, as_json, lambda: Console().print(*tables), f"{len(output)} rows in {out}")
 
 
-def choose(names: str) -> dict[str, Way]:
+def choose(names: str) -> dict[str, study.Way]:
     """Some of the loops, by names separated by semicolons, since some hold commas; all for none."""
     known = loops()
     wanted = [name.strip() for name in names.split(";") if name.strip()] or list(known)
@@ -125,7 +111,7 @@ def open_asked(
     shown: int | None,
     first_block: int | None = None,
     dtype: str = "float32",
-) -> tuple[Asked, int]:
+) -> tuple[study.Asked, int]:
     """A model, and the numbers of its block; one that was not taught the forms is shown them, but where it is None.
 
     Of a folder its rows have the name alone: where it lies on this machine tells nobody anything.
@@ -137,9 +123,12 @@ def open_asked(
     chat: ChatModel = LocalChat(model, tokenizer, short)
     about = read_about(model.name_or_path)
     if about is None and shown is not None:
-        chat, where = ShownForms(chat, examples(shown)), f"{where}; {shown} examples of each form, held to its grammar"
-    conditions = describe(model, name, where, ids, [item.answer for item in items], MAX_TOKENS)
-    return Asked(chat, conditions.model_copy(update={"model": short}), block / (first_block or block)), block
+        chat, where = (
+            ShownForms(chat, study.examples(shown)),
+            f"{where}; {shown} examples of each form, held to its grammar",
+        )
+    conditions = describe(model, name, where, ids, [item.answer for item in items], study.MAX_TOKENS)
+    return study.Asked(chat, conditions.model_copy(update={"model": short}), block / (first_block or block)), block
 
 
 @dataclass
@@ -153,42 +142,42 @@ class _Run:
     out: Path
     advance: Callable[[], None]
     rows: list[OuterRow] = field(default_factory=list)
-    results: dict[str, list[Answered]] = field(default_factory=dict)
-    drawn: dict[str, list[list[Answered]]] = field(default_factory=dict)
+    results: dict[str, list[study.Answered]] = field(default_factory=dict)
+    drawn: dict[str, list[list[study.Answered]]] = field(default_factory=dict)
 
-    def run(self, name: str, way: Way, asked: Asked) -> float:
+    def run(self, name: str, way: study.Way, asked: study.Asked) -> float:
         """Asks every question in a way; what one cost."""
         self.results[name] = run(way, asked.chat, self.items, self.seed, self.advance)
         return asked.cost(self.results[name])
 
-    def keep(self, name: str, asked: Asked, *beside: str) -> None:
+    def keep(self, name: str, asked: study.Asked, *beside: str) -> None:
         """Adds the row of a way that was run, with how it stands to others."""
         others = {other: self.results[other] for other in beside}
-        self.rows.append(to_row(name, asked, self.results[name], others, self.seed, self.time))
+        self.rows.append(study.to_row(name, asked, self.results[name], others, self.seed, self.time))
         append_row(self.out, self.rows[-1])
 
-    def vote(self, asked: Asked, one: float, cost: float) -> str:
+    def vote(self, asked: study.Asked, one: float, cost: float) -> str:
         """Runs the smallest vote that costs no less than `cost`, where one answer costs `one`; its name."""
         wanted = max(1, ceil(cost / one))
         votes = min(self.most_votes, wanted)
         drawn = self.drawn.setdefault(asked.conditions.model, [])
         while len(drawn) < votes:
-            drawn.append(run(sampled(len(drawn)), asked.chat, self.items, self.seed, self.advance))
+            drawn.append(run(study.sampled(len(drawn)), asked.chat, self.items, self.seed, self.advance))
         name = f"vote of {votes}{', which costs less' if wanted > votes else ''}"
         if asked.conditions.model != self.rows[0].model:
             name = f"{asked.conditions.model}: {name}"
         for entry, by_rule in ((name, False), (f"{name}, {BY_RULE}", True)):
             if entry not in self.results:
-                self.results[entry] = run_vote(self.items, drawn[:votes], by_rule)
+                self.results[entry] = study.run_vote(self.items, drawn[:votes], by_rule)
                 self.keep(entry, asked, PLAIN)
         return name
 
 
-def _measure(measured: _Run, chosen: Mapping[str, Way], small: Asked, large: Asked) -> list[OuterRow]:
+def _measure(measured: _Run, chosen: Mapping[str, study.Way], small: study.Asked, large: study.Asked) -> list[OuterRow]:
     """All ways: each loop beside the plain answer and the vote that costs as much, and the larger model alone."""
-    one = measured.run(PLAIN, plain(), small)
+    one = measured.run(PLAIN, study.plain(), small)
     measured.keep(PLAIN, small)
-    measured.run(PLAIN_HIGH, plain("high"), small)
+    measured.run(PLAIN_HIGH, study.plain("high"), small)
     measured.keep(PLAIN_HIGH, small, PLAIN)
     dearest = 0.0
     for name, way in chosen.items():
@@ -197,7 +186,7 @@ def _measure(measured: _Run, chosen: Mapping[str, Way], small: Asked, large: Ask
         measured.keep(name, small, PLAIN, vote, f"{vote}, {BY_RULE}")
         dearest = max(dearest, cost)
     alone = f"{large.conditions.model}: {PLAIN}"
-    cost = measured.run(alone, plain(), large)
+    cost = measured.run(alone, study.plain(), large)
     measured.keep(alone, large, PLAIN)
     measured.vote(large, cost, dearest)
     return measured.rows
@@ -218,13 +207,13 @@ def distill(
     started = utc_now()
     with measuring(threads):
         check_ledger(out)
-        items = hard_questions(n, seed)
-        asked, _ = open_asked(model, items, where_from(seed), shown)
+        items = study.hard_questions(n, seed)
+        asked, _ = open_asked(model, items, study.where_from(seed), shown)
         traces = []
         with step_bar("questions", seen, as_json) as advance:
-            for place, item in enumerate(islice(questions("train", seed), seen)):
+            for place, item in enumerate(islice(study.questions("train", seed), seen)):
                 desk = Desk(Trail(), seed=place)
-                solution = FormSolver(asked.chat, desk, LemmaSettings(max_tokens=MAX_TOKENS)).solve(item.prompt)
+                solution = FormSolver(asked.chat, desk, LemmaSettings(max_tokens=study.MAX_TOKENS)).solve(item.prompt)
                 # the known answer is not looked at: what the graph verified is taken for right
                 if solution.graph is not None:
                     traces.append(Trace(item.prompt, solution.graph.lemmas))
@@ -233,10 +222,10 @@ def distill(
         program.write_text(json.dumps(asdict(made), indent=1) + "\n")
         answers = [made.answer(item.prompt) for item in items]
         results = [
-            Answered(answer or "", answer is not None, right=answer == item.answer)
+            study.Answered(answer or "", answer is not None, right=answer == item.answer)
             for answer, item in zip(answers, items, strict=True)
         ]
-        row = to_row(f"program of {len(traces)} traces", asked, results, {}, seed, started)
+        row = study.to_row(f"program of {len(traces)} traces", asked, results, {}, seed, started)
         append_row(out, row)
     closing = (
         f"{len(traces)} of {seen} questions verified; {program}: {len(made.pointers)} pointers, {len(made.kinds)} kinds"
@@ -276,7 +265,7 @@ def agent(
         # conditions of the row: the faults are the questions
         where = f"a repository of the micro-world's rules with one of {len(FAULTS)} faults"
         where = f"{toys} repositories of toy functions with a held-out fault, seed {seed}" if toys else where
-        asked, _ = open_asked(model, hard_questions(2, seed), where, None)
+        asked, _ = open_asked(model, study.hard_questions(2, seed), where, None)
         settings = AgentSettings(
             escalation=_tiers(steps, tiers), max_tokens=max_tokens, context_chars=8_000, held=held, choices=toys > 0
         )
@@ -290,13 +279,13 @@ def agent(
                     result = RepoAgent([chooser], sandbox, desk, settings).solve(TASK, Path(folder))
                 taken += result.steps
                 refused += sum(decision.what == "refused" for decision in desk.trail.decisions)
-                results.append(Answered(result.patch, result.solved, right=result.solved, usage=desk.usage))
+                results.append(study.Answered(result.patch, result.solved, right=result.solved, usage=desk.usage))
                 advance()
         changed = asked.conditions.model_copy(update={"n": len(faults), "max_new_tokens": max_tokens})
         chosen = ("chance" if chance else "choices") if toys else "held to actions" if held else "free"
         acting = "" if tiers == 3 else f", {tiers} tiers"
         way = f"agent, {chosen}, {steps} steps{acting}"
-        row = to_row(way, replace(asked, conditions=changed), results, {}, seed, started)
+        row = study.to_row(way, replace(asked, conditions=changed), results, {}, seed, started)
         append_row(out, row)
     solved = sum(one.right for one in results)
     interval = f"({row.right.low:.1%} to {row.right.high:.1%})"

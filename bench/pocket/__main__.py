@@ -6,17 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sigma0.bench.core.conditions import figures_of
 from sigma0.bench.core.options import HardHalf, LookUps, StorySeed, WorldSplit
-from sigma0.bench.core.output import BenchTable, tell_report
+from sigma0.bench.core.output import BenchTable, measuring, tell_report
 from sigma0.bench.pocket.card import about, evaluation_table, forms_table, model_card
-from sigma0.bench.pocket.evaluate import evaluate, summarize
-from sigma0.bench.pocket.prompts import check_people, free_runs, json_line, micro_world, people
+from sigma0.bench.pocket.prompts import check_people, evaluate, free_runs, json_line, micro_world, people, summarize
 from sigma0.bench.pocket.recipe import RECIPES, Recipe
 from sigma0.bench.pocket.train import LOG, Report, draw_curve, finish, read_log, train
 from sigma0.bench.pocket.world import LOOK_UPS, MIX
@@ -135,8 +133,7 @@ def people_command(
     as_json: AsJson = False,
 ) -> None:
     """Measure answers and doors on held-out questions as people ask them, by kind."""
-    torch.set_num_threads(1)
-    with one_line_errors():
+    with measuring(1):
         looped, tokenizer = load(model, device="cpu", dtype="float32")
         with progress_bar("questions", n, as_json) as advance:
             groups = check_people(looped, tokenizer, n, split, seed, advance)
@@ -170,8 +167,7 @@ def eval_command(
     as_json: AsJson = False,
 ) -> None:
     """Measure exact-answer accuracy on held-out stories by family, hops, difficulty and loop."""
-    torch.set_num_threads(1)
-    with one_line_errors():
+    with measuring(1):
         looped, tokenizer = load(model, device="cpu", dtype="float32")
         config = looped.resolve_exit_config(None)
         if free > n:
@@ -200,9 +196,8 @@ def forms_command(
     as_json: AsJson = False,
 ) -> None:
     """Measure exact replies on held-out stories in each form that outer loops ask in, by half and loop."""
-    torch.set_num_threads(1)
     figures = {}
-    with one_line_errors():
+    with measuring(1):
         looped, tokenizer = load(model, device="cpu", dtype="float32")
         rule = looped.exit_rule(looped.resolve_exit_config(None))
         with progress_bar("forms", len(FORMS), as_json) as advance:

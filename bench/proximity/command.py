@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sigma0.bench.core.options import CodeFiles, CurvesPicture, ListFiles, ReportFile
 from sigma0.bench.core.output import BenchTable, drawing, measuring, step_bar, tell_report
 from sigma0.bench.proximity import measure
-from sigma0.bench.proximity.sources import LONGEST, by_kind, loops
+from sigma0.bench.proximity.measure import LONGEST, by_kind, loops
 from sigma0.commands.options import AsJson, Threads
 from sigma0.kernels.collapse import CollapseRule
 

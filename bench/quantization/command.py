@@ -9,10 +9,8 @@ from sigma0.bench.core.ledger import append_rows, check_ledger
 from sigma0.bench.core.options import OWN, AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import measuring, step_bar, tell_rows
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.quantization.measure import measure
-from sigma0.bench.quantization.table import print_rows
-from sigma0.bench.speed.opened import conditions_of, open_model, prompt_ids
-from sigma0.bench.speed.shapes import SHAPES
+from sigma0.bench.quantization.measure import measure, print_rows
+from sigma0.bench.speed.shapes import SHAPES, conditions_of, open_model, prompt_ids
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.checkpoints import shipped_models
 from sigma0.commands.console import compiling

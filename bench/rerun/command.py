@@ -14,8 +14,7 @@ import typer
 from sigma0.bench.core.conditions import Provenance, figures_of, git_commit, read_report, write_report
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.output import BenchTable
-from sigma0.bench.rerun.compare import committed, differences
-from sigma0.bench.rerun.recipes import Failed, Recipe, chosen
+from sigma0.bench.rerun.recipes import Failed, Recipe, chosen, committed, differences
 from sigma0.commands.console import one_line_errors, progress_bar
 
 RESULTS = Path("bench/results")

@@ -14,12 +14,11 @@ from sigma0.bench.core.options import LEDGER, OWN, AnswerTokens, AsJsonLines, Le
 from sigma0.bench.core.output import BenchTable, measuring, tell_rows
 from sigma0.bench.core.rows import SimulationRow
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.simulation.cluster import ROUTINGS
+from sigma0.bench.simulation.cluster import ROUTINGS, Traffic
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
 from sigma0.bench.simulation.study import Fleets, Setting
 from sigma0.bench.simulation.study import simulate as simulate_one
-from sigma0.bench.simulation.table import checks_table, print_simulation
-from sigma0.bench.simulation.traffic import Traffic
+from sigma0.bench.simulation.table import checks_table, draw_simulation, print_simulation
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import progress_bar
 from sigma0.commands.options import Device, ModelArgument, StatedDtype
@@ -142,8 +141,6 @@ def simulate(
                 rows.append(row)
                 advance(len(rows) * requests)
         if picture is not None:
-            from sigma0.bench.simulation.picture import draw_simulation
-
             draw_simulation(rows, [picture])
     tell_rows(rows, as_json, lambda: print_simulation(rows), f"SIMULATED; {len(rows)} rows in {out}")
 

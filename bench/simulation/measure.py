@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.core.conditions import Conditions
+from sigma0.bench.simulation.cluster import LONG, SHORT
 from sigma0.bench.simulation.inputs import (
     TERMS,
     Check,
@@ -25,7 +26,6 @@ from sigma0.bench.simulation.inputs import (
     percentiles,
 )
 from sigma0.bench.simulation.replica import PassWork, Replica, Request
-from sigma0.bench.simulation.traffic import LONG, SHORT
 from sigma0.config import ExitConfig
 from sigma0.decode.kv_store import BlockShape
 from sigma0.serve.engine.engine import Engine

@@ -238,8 +238,14 @@ class Replica:
                 request.started, request.cached = now, entry.cached
         for entry, start, stop in step.prefill:
             flight.enter(requests[entry.key], start, stop)
-        if self._recomputing:
-            self._resume()
+        # tokens of preempted requests are in flight again once all positions before them are recomputed
+        for request in list(self._recomputing):
+            if not request.entry.remaining and not flight.has(request):
+                assert request.saved is not None
+                self._recomputing.remove(request)
+                saved, request.saved = request.saved, None
+                for position, ran in saved.items():
+                    flight.enter_token(request, position, ran)
         due, running = flight.due, len(self.scheduler.running)
         ended = sum(request.told + 1 == len(request.depths) for request in due)
         seconds = self.seconds(PassWork(flight.rows, flight.chunks, running, len(due), len(step.admitted), ended))
@@ -277,13 +283,3 @@ class Replica:
             flight.drop(request)
             del self._requests[request.entry.key]
         return ended
-
-    def _resume(self) -> None:
-        """Puts the tokens of preempted requests in flight again once all positions before them are recomputed."""
-        for request in list(self._recomputing):
-            if not request.entry.remaining and not self._flight.has(request):
-                assert request.saved is not None
-                self._recomputing.remove(request)
-                saved, request.saved = request.saved, None
-                for position, ran in saved.items():
-                    self._flight.enter_token(request, position, ran)

@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 from sigma0.bench.core.conditions import git_commit, library_versions, utc_now
 from sigma0.bench.core.rows import SIMULATION_SIZES, SimulationRow, Tail, row_key
-from sigma0.bench.simulation.cluster import ROUTINGS, TOGETHER, Cluster, Router
+from sigma0.bench.simulation.cluster import LONG, ROUTINGS, SHORT, TOGETHER, Cluster, Crowd, Router, Traffic
 from sigma0.bench.simulation.inputs import Inputs, PassClock, percentiles, tail_of
 from sigma0.bench.simulation.replica import Replica, Request
-from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
 from sigma0.commands.options import check_known
 
 # Answers of a replica that is never idle, from which its most is counted, and those before them.

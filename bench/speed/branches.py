@@ -3,7 +3,7 @@
 A token that stops at its exit e proposes its argmax a_e, which is fed at once while the token runs on. At the first
 deeper loop whose argmax is not a_e, a second branch opens with that argmax, beside the first. At loop T one of them
 is right and the other is dropped with all that was fed after it; where neither is, full depth's token is fed. So text
-is full depth's, and `sigma0.bench.lossless.drafts` counts the same passes from argmax traces. All tokens under way, of
+is full depth's, and `sigma0.bench.lossless.measure` counts the same passes from argmax traces. All tokens under way, of
 all branches, are rows of one pass, each at its own loop; two tokens of one position are told apart by the slot in which
 their K/V lie, and a row sees the slots of the tokens that it follows.
 """

@@ -14,10 +14,9 @@ from sigma0.bench.core.output import measuring, step_bar, tell_rows
 from sigma0.bench.speed.courses import chosen_course, described
 from sigma0.bench.speed.decoders import OTHERS, PUBLISHED
 from sigma0.bench.speed.measure import MORE_WAYS, WAYS, Plan, measure
-from sigma0.bench.speed.opened import conditions_of, open_model, prompt_ids
 from sigma0.bench.speed.peer import published
 from sigma0.bench.speed.self_speculation import Drafting, fit_drafting
-from sigma0.bench.speed.shapes import SHAPES
+from sigma0.bench.speed.shapes import SHAPES, conditions_of, open_model, prompt_ids
 from sigma0.bench.speed.table import print_speed
 from sigma0.commands.console import compiling
 from sigma0.commands.options import Device, Quantization, Recurrence, Runner, StatedDtype, Stride, Threads

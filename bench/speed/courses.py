@@ -99,7 +99,7 @@ def chosen_course(course: str, by_default: bool, config: ExitConfig | None) -> t
 def record_course(name: str, config: ExitConfig | None = None) -> RecordedCourse:
     """Records the course of a shipped model's tokens, by its own rule or another, along its answers to questions."""
     with needs_extra("bench"):
-        from sigma0.bench.lossless import drafts
+        from sigma0.bench.lossless.measure import full_texts, record
 
     model, tokenizer = load(name, device="cpu", dtype="float32")
     rule = model.resolve_exit_config(config)
@@ -108,9 +108,9 @@ def record_course(name: str, config: ExitConfig | None = None) -> RecordedCourse
     ends = model.generation_config.eos_token_id
     texts = [
         cut_at_end(text, len(prompt), ends)
-        for prompt, text in zip(prompts, drafts.full_texts(model, prompts, NEW_TOKENS), strict=True)
+        for prompt, text in zip(prompts, full_texts(model, prompts, NEW_TOKENS), strict=True)
     ]
-    traces, exits = drafts.record(model, prompts, texts, rule)
+    traces, exits = record(model, prompts, texts, rule)
     answers = [question.answer for question in questions]
     return RecordedCourse(
         time=utc_now("seconds"),

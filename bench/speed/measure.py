@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.conditions import Conditions, utc_now
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.core.rows import Course, SpeedRow
@@ -30,7 +29,7 @@ from sigma0.bench.speed.decoders import (
 )
 from sigma0.bench.speed.engine import Engined, open_engine
 from sigma0.bench.speed.peer import Published, Stock
-from sigma0.bench.speed.roofline import block_bytes, bytes_per_token
+from sigma0.bench.speed.roofline import block_bytes, bytes_per_token, copy_bandwidth
 from sigma0.bench.speed.self_speculation import Drafting, SelfSpeculation
 from sigma0.commands.options import check_known
 from sigma0.config import AfterExit, ExitConfig

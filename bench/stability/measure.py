@@ -10,7 +10,7 @@ import torch
 from sigma0.bench.gate.doubt import LONGEST_ANSWER
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.pocket.world import MIX, Mix
-from sigma0.bench.verdict.abstention import auroc
+from sigma0.bench.verdict.scores import auroc
 from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.calibrate.prompts import Prompt
 from sigma0.config import ExitConfig

@@ -17,10 +17,9 @@ from sigma0.bench.core.rows import StrategyQARow
 from sigma0.bench.core.workers import keeping_pool
 from sigma0.bench.strategyqa.distillation import MOST, distil_demonstrations, distil_template, save
 from sigma0.bench.strategyqa.level import Level, LevelRun
-from sigma0.bench.strategyqa.opening import Opened, Opening
+from sigma0.bench.strategyqa.opening import Opened, Opening, pieces_of, run_pieces
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE, Makings, variant
 from sigma0.bench.strategyqa.table import FEW, conditions_of, doors, draw, table, to_rows
-from sigma0.bench.strategyqa.work import pieces_of, run_pieces
 from sigma0.commands.console import progress_bar
 from sigma0.commands.options import grouped
 

@@ -25,7 +25,7 @@ _FORM = re.compile(rf'>>> strategy_qa\(".*"\)\n(?:{_CALL})+Final answer: (?:Yes|
 
 
 class Demonstration(Strict, strict=True):
-    """A trace of an item that is shown to a model, in the form of `prompted.DEMONSTRATION`."""
+    """A trace of an item that is shown to a model, in the form of `registry.DEMONSTRATION`."""
 
     qid: str
     text: str

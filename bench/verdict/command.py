@@ -62,8 +62,7 @@ def promise(
 ) -> None:
     """Draw calibrations from a pool of answers, and count how often the chosen door keeps the stated risk."""
     with measuring(threads):
-        from sigma0.bench.verdict.pools import open_pool
-        from sigma0.bench.verdict.promise import draw_doors, report_promise
+        from sigma0.bench.verdict.promise import draw_doors, open_pool, report_promise
         from sigma0.bench.verdict.tables import promise_table
 
         looped, tokenizer = load(model, dtype="float32")

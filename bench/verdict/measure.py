@@ -18,20 +18,8 @@ import numpy as np
 from sigma0.bench.core.conditions import Strict
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.pocket.world import Mix
-from sigma0.bench.verdict.scores import (
-    CONFIDENCE,
-    PLAIN,
-    VERDICT,
-    Answers,
-    Asker,
-    FeatureUse,
-    Separation,
-    auroc_more,
-    doubts,
-    feature_uses,
-    separate,
-    switched,
-)
+from sigma0.bench.verdict import scores as scoring
+from sigma0.bench.verdict.scores import auroc_more
 from sigma0.calibrate.bootstrap import Estimate, bootstrap, clustered_share, saved_share, share
 from sigma0.calibrate.doors import DoorCheck, check_policy, judge
 from sigma0.calibrate.prompts import Prompt
@@ -41,11 +29,11 @@ from sigma0.signals.verdict import DoorPolicy, DoorRule
 
 # Questions of the settings of the switches, at most.
 SWITCH_ANSWERS = 500
-_BREAK = {**VERDICT, "SIGMA0_INNER_BREAK": "1"}
+_BREAK = {**scoring.VERDICT, "SIGMA0_INNER_BREAK": "1"}
 # The switches that are on, and what diverges, where that is not as the checkpoint says.
 SETTINGS: dict[str, tuple[dict[str, str], FateConfig | None]] = {
     "all off": ({}, None),
-    "verdict": (VERDICT, None),
+    "verdict": (scoring.VERDICT, None),
     "inner break": (_BREAK, None),
     "inner break, uncalibrated": (_BREAK, FateConfig()),
 }
@@ -135,21 +123,26 @@ class VerdictReport:
     allowed: float  # Risk that it was calibrated for
     weights: dict[str, float] | None  # Of the confidence, by feature; None where it is exp(-mean entropy)
     answers: int  # How many questions
-    separations: dict[str, Separation]  # One for each score of doubt
+    separations: dict[str, scoring.Separation]  # One for each score of doubt
     auroc_more: Estimate | None  # AUROC of the confidence less that of mean entropy
     rules: dict[DoorRule, RuleRow]  # Under either rule, with the thresholds of the policy, on the same answers
-    features: tuple[FeatureUse, ...]  # What each is worth
+    features: tuple[scoring.FeatureUse, ...]  # What each is worth
     switches: tuple[SwitchRow, ...]  # One for each setting of the switches
     shifts: tuple[ShiftRow, ...]  # The door on questions as calibrated, which are those above, and under every shift
     strange: tuple[StrangeRow, ...]  # Strange prompts by kind and form
 
 
 def measure(
-    asker: Asker, name: str, prompts: Sequence[Prompt], strange: Sequence[StrangePrompt], seed: int, allowed: float
+    asker: scoring.Asker,
+    name: str,
+    prompts: Sequence[Prompt],
+    strange: Sequence[StrangePrompt],
+    seed: int,
+    allowed: float,
 ) -> VerdictReport:
     """Asks everything that the report is of."""
     answers, model = asker.answers(prompts), asker.model.confidence_model
-    wrong, scores = (~answers.right).astype(np.float64), doubts(answers)
+    wrong, scores = (~answers.right).astype(np.float64), scoring.doubts(answers)
     return VerdictReport(
         model=name,
         rule=asker.config.to_dict(),
@@ -158,10 +151,10 @@ def measure(
         allowed=allowed,
         weights=None if model is None else dict(zip(model.features, model.weights, strict=True)),
         answers=len(prompts),
-        separations={score: separate(values, wrong) for score, values in scores.items()},
-        auroc_more=auroc_more(scores[CONFIDENCE], scores[PLAIN], wrong),
+        separations={score: scoring.separate(values, wrong) for score, values in scores.items()},
+        auroc_more=auroc_more(scores[scoring.CONFIDENCE], scores[scoring.PLAIN], wrong),
         rules={rule: _rule_row(answers, replace(asker.policy, rule=rule)) for rule in get_args(DoorRule)},
-        features=feature_uses(answers, model),
+        features=scoring.feature_uses(answers, model),
         switches=_switch_rows(asker, prompts[:SWITCH_ANSWERS]),
         shifts=_shift_rows(asker, answers, _shifted(len(prompts)), seed),
         strange=strange_rows(asker, strange),
@@ -179,7 +172,7 @@ def _shifted(prompts: int) -> int:
     return max(1, prompts // 2)
 
 
-def _rule_row(answers: Answers, policy: DoorPolicy) -> RuleRow:
+def _rule_row(answers: scoring.Answers, policy: DoorPolicy) -> RuleRow:
     right, judged = answers.right, judge(answers.verdicts, answers.right, policy)
     opened = judged.opens(policy)
 
@@ -190,16 +183,16 @@ def _rule_row(answers: Answers, policy: DoorPolicy) -> RuleRow:
     return RuleRow(check_policy(judged, policy), bootstrap(more, len(right)))
 
 
-def _switch_rows(asker: Asker, prompts: Sequence[Prompt]) -> tuple[SwitchRow, ...]:
+def _switch_rows(asker: scoring.Asker, prompts: Sequence[Prompt]) -> tuple[SwitchRow, ...]:
     """Asks every prompt at full depth, and once under each setting of the switches."""
     contents, stored = [prompt.content for prompt in prompts], asker.model.generation_config
-    with switched({}):
+    with scoring.switched({}):
         full = asker.generations(contents, ExitConfig(mode="full"))
     rows = []
     for setting, (environment, fates) in SETTINGS.items():
         output = getattr(stored, "fate_config", None) if fates is None else fates.to_dict()
-        with switched(environment), patch.object(stored, "fate_config", output, create=True):
-            answers = Answers(prompts, asker.generations(contents), asker.policy)
+        with scoring.switched(environment), patch.object(stored, "fate_config", output, create=True):
+            answers = scoring.Answers(prompts, asker.generations(contents), asker.policy)
         runs, n = answers.runs, len(answers.runs)
         most = np.array([item.total_loops * (len(item.tokens) - 1) for item in runs])
         shut = None
@@ -218,7 +211,7 @@ def _switch_rows(asker: Asker, prompts: Sequence[Prompt]) -> tuple[SwitchRow, ..
     return tuple(rows)
 
 
-def _shift_rows(asker: Asker, answers: Answers, n: int, seed: int) -> tuple[ShiftRow, ...]:
+def _shift_rows(asker: scoring.Asker, answers: scoring.Answers, n: int, seed: int) -> tuple[ShiftRow, ...]:
     """The door on questions as calibrated, every other one a chat, and under every shift."""
     parts = {SAME: answers, "plain texts alone": answers.part(slice(0, None, 2))}
     if len(answers.runs) > 1:
@@ -233,17 +226,17 @@ def read_strange(file: Path = STRANGE) -> list[StrangePrompt]:
     return read_lines(file, StrangePrompt.model_validate_json, "strange prompt")
 
 
-def strange_rows(asker: Asker, prompts: Sequence[StrangePrompt]) -> tuple[StrangeRow, ...]:
+def strange_rows(asker: scoring.Asker, prompts: Sequence[StrangePrompt]) -> tuple[StrangeRow, ...]:
     """Asks every prompt in both forms; rows of each kind, then of all."""
     kinds = list(dict.fromkeys(prompt.kind for prompt in prompts))
     rows = []
     for form in FORMS:
         texts = [item.prompt for item in prompts]
-        with switched(VERDICT):
+        with scoring.switched(scoring.VERDICT):
             runs = asker.generations([item if form == "plain" else _chat(item) for item in texts])
         for kind in (*kinds, ALL):
             output = [run for run, item in zip(runs, prompts, strict=True) if kind in (item.kind, ALL)]
-            answers, least = Answers((), output, asker.policy), asker.policy.min_confidence
+            answers, least = scoring.Answers((), output, asker.policy), asker.policy.min_confidence
             shut = share(sum(run.door != "converge" for run in output), len(output))
             doubted = sum(item.confidence is None or item.confidence < least for item in answers.verdicts)
             rows.append(StrangeRow(kind, form, len(output), shut, answers.strange, share(doubted, len(output))))

@@ -3,24 +3,64 @@
 Each draw takes the answers of a fit and of a test out of the pool, without replacement, and chooses a door by
 `sigma0.calibrate.risk.choose_door` itself; the rest of the pool, many times as large, says the door's true risk. Where
 loops ordinarily go (`fit_fates`) is the one thing that is not drawn anew.
+
+A pool is many answers of one model to questions of its world, kept in a file that later benches read.
 """
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 from scipy.sparse import csr_matrix
 from scipy.special import expit
+from transformers import PreTrainedTokenizerFast
 
+from sigma0.bench.gate.doubt import LONGEST_ANSWER
+from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.verdict.scores import CONFIDENCE, PLAIN, middle
 from sigma0.calibrate.bootstrap import Estimate, share
 from sigma0.calibrate.doors import Judged, judge
-from sigma0.calibrate.risk import Answered, ChosenDoor, choose_door
+from sigma0.calibrate.risk import Answered, ChosenDoor, answer_all, choose_door
+from sigma0.commands.console import progress_bar
+from sigma0.jsonl import read_lines
+from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.signals.confidence import ConfidenceModel, pair_codes, transformed
 from sigma0.signals.evidence import FEATURES
 from sigma0.signals.verdict import DoorPolicy
+
+_ANSWERED = TypeAdapter(Answered)
+
+
+def open_pool(
+    model: DepthGenerationMixin, tokenizer: PreTrainedTokenizerFast, file: Path | None, n: int, seed: int, quiet: bool
+) -> list[Answered]:
+    """Answers out of a file, or to questions of the calibration split, which then fill it."""
+    if file is not None and file.exists():
+        return read_pool(file)
+    prompts = list({str(item.content): item for item in micro_world(n, "calibration", seed)}.values())
+    config = model.resolve_exit_config(None)
+    with progress_bar("answers", len(prompts), hidden=quiet) as advance:
+        parts, _ = answer_all(model, tokenizer, prompts, config, LONGEST_ANSWER, advance)
+    answers = [answer for part in parts for answer in part]
+    if file is not None:
+        write_pool(answers, file)
+    return answers
+
+
+def write_pool(pool: list[Answered], file: Path) -> None:
+    """Writes answers as JSON lines."""
+    lines = [json.dumps(asdict(answer), ensure_ascii=False) + "\n" for answer in pool]
+    file.write_text("".join(lines), encoding="utf-8")
+
+
+def read_pool(file: Path) -> list[Answered]:
+    """Reads what `write_pool` wrote."""
+    return read_lines(file, _ANSWERED.validate_json, "answer of a pool")
 
 
 class DrawnDoor(NamedTuple):

@@ -24,5 +24,4 @@ def refused(*words):
 
 
 def reported(*words):
-    """What a command reports as JSON."""
     return json.loads(bench(*words, "--json").stdout)

@@ -12,16 +12,6 @@ from pydantic import ValidationError
 
 import sigma0
 from sigma0.bench.core import conditions
-from sigma0.bench.core.conditions import (
-    Conditions,
-    Provenance,
-    describe,
-    git_commit,
-    read_report,
-    stale_mark,
-    weights_sha256,
-    write_report,
-)
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.rerun.recipes import recipes
 from sigma0.checkpoints import resolve_model
@@ -55,17 +45,17 @@ def repository(tmp_path, monkeypatch):
 
 
 def test_a_commit_is_told_with_a_plus_where_sources_differ(repository):
-    assert git_commit() is None, "not tracked: somebody else's repository"
+    assert conditions.git_commit() is None, "not tracked: somebody else's repository"
     git(repository, "add", ".")
     git(repository, "commit", "-qm", "first")
-    result = git_commit()
+    result = conditions.git_commit()
     assert result is not None and len(result) == 40
     (repository / "bench" / "results" / "rows.jsonl").write_text("more")
-    assert git_commit() == result, "results may grow"
+    assert conditions.git_commit() == result, "results may grow"
     states = {result}
     for name, text in (("conditions.py", "other"), ("conditions.py", "another"), ("new.py", "x"), ("new.py", "y")):
         (repository / "bench" / name).write_text(text)
-        states.add(git_commit())
+        states.add(conditions.git_commit())
     assert len(states) == 5 and all(state.startswith(result) for state in states)
     assert sum(state.startswith(f"{result}+") for state in states) == 4
 
@@ -73,22 +63,22 @@ def test_a_commit_is_told_with_a_plus_where_sources_differ(repository):
 def test_trouble_with_git_is_an_error_not_an_absence(repository, monkeypatch):
     git(repository, "add", ".")
     with pytest.raises(ValueError, match="git rev-parse HEAD failed"):
-        git_commit()
+        conditions.git_commit()
     git(repository, "commit", "-qm", "first")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     with pytest.raises(ValueError, match="does not tell the commit"):
-        git_commit()
+        conditions.git_commit()
 
 
 def test_without_git_there_is_no_commit(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert git_commit() is None
+    assert conditions.git_commit() is None
 
 
 def test_weights_are_named_by_their_digest(tmp_path, pocket):
     file = Path(resolve_model("pocket")) / "model.safetensors"
-    assert weights_sha256("pocket") == sha256(file.read_bytes()).hexdigest()
+    assert conditions.weights_sha256("pocket") == sha256(file.read_bytes()).hexdigest()
     folder = tmp_path / "parts"
     model, tokenizer = pocket
     model.save_pretrained(folder, max_shard_size="500KB")
@@ -96,21 +86,23 @@ def test_weights_are_named_by_their_digest(tmp_path, pocket):
     parts = sorted(folder.glob("*.safetensors"))
     assert len(parts) > 1
     lines = "".join(f"{sha256(part.read_bytes()).hexdigest()}  {part.name}\n" for part in parts)
-    assert weights_sha256(str(folder)) == sha256(lines.encode()).hexdigest()
+    assert conditions.weights_sha256(str(folder)) == sha256(lines.encode()).hexdigest()
     for part in parts:
         part.unlink()
     with pytest.raises(ValueError, match="has no"):
-        weights_sha256(str(folder))
+        conditions.weights_sha256(str(folder))
 
 
 def test_conditions_describe_model_and_prompts(pocket):
-    result = describe(pocket[0], "pocket", "a file", [(1, 2), (3,)], ["x", None], 8)
+    result = conditions.describe(pocket[0], "pocket", "a file", [(1, 2), (3,)], ["x", None], 8)
     assert (result.n, result.batch_size, result.max_new_tokens, result.dtype) == (2, 1, 8, "float32")
     assert result.device.startswith("cpu (")
     assert result.total_loops == pocket[0].num_loops and result.versions["torch"] == torch.__version__
     assert result.versions["sigma0-lm"] == sigma0.__version__
     for ids, answers in (([(1, 2), (4,)], ["x", None]), ([(1, 2), (3,)], ["y", None])):
-        assert describe(pocket[0], "pocket", "a file", ids, answers, 8).prompts_sha256 != result.prompts_sha256
+        assert (
+            conditions.describe(pocket[0], "pocket", "a file", ids, answers, 8).prompts_sha256 != result.prompts_sha256
+        )
 
 
 def test_other_settings_beside_the_same_weights_are_told(tmp_path, pocket):
@@ -119,14 +111,14 @@ def test_other_settings_beside_the_same_weights_are_told(tmp_path, pocket):
         shutil.copytree(resolve_model("pocket"), tmp_path / name)
         config = tmp_path / name / "config.json"
         config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', f'"rms_norm_eps": {epsilon}'))
-        digests.append(describe(pocket[0], str(tmp_path / name), "a file", [(1, 2)], ["x"], 8))
+        digests.append(conditions.describe(pocket[0], str(tmp_path / name), "a file", [(1, 2)], ["x"], 8))
     assert digests[0].model_sha256 == digests[1].model_sha256
     assert digests[0].settings_sha256 != digests[1].settings_sha256
 
 
-def made(**changes: object) -> Provenance:
-    output, _ = read_report(RESULTS / "effort-simulation.json")
-    return Provenance.model_validate({**output.model_dump(mode="json"), **changes})
+def made(**changes: object) -> conditions.Provenance:
+    output, _ = conditions.read_report(RESULTS / "effort-simulation.json")
+    return conditions.Provenance.model_validate({**output.model_dump(mode="json"), **changes})
 
 
 def files(*endings: str) -> list[Path]:
@@ -136,14 +128,14 @@ def files(*endings: str) -> list[Path]:
 @pytest.mark.parametrize("path", files(".json"), ids=lambda path: str(path.relative_to(RESULTS)))
 def test_every_report_says_what_it_was_made_with(path: Path) -> None:
     if path.name.endswith(".provenance.json"):
-        assert Provenance.model_validate_json(path.read_text()).models
+        assert conditions.Provenance.model_validate_json(path.read_text()).models
         return
     content = json.loads(path.read_text())
     if "conditions" in content:
-        output = Conditions.model_validate(content["conditions"])
-        assert output.commit and not stale_mark({output.model: output.model_sha256})
+        output = conditions.Conditions.model_validate(content["conditions"])
+        assert output.commit and not conditions.stale_mark({output.model: output.model_sha256})
         return
-    provenance, report = read_report(path)
+    provenance, report = conditions.read_report(path)
     assert report and set(provenance.versions) >= {"python", "sigma0-lm", "torch", "transformers"}
     recipe = recipes()[path.stem]
     assert set(provenance.models) >= set(recipe.models) and set(provenance.inputs) <= set(recipe.inputs)
@@ -175,8 +167,8 @@ def test_every_commit_that_is_named_is_in_this_history() -> None:
 
 def test_a_report_comes_back_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
-    write_report(path, made(), {"a": [1, 2.5, None]})
-    assert read_report(path) == (made(), {"a": [1, 2.5, None]})
+    conditions.write_report(path, made(), {"a": [1, 2.5, None]})
+    assert conditions.read_report(path) == (made(), {"a": [1, 2.5, None]})
 
 
 @pytest.mark.parametrize("content", [{"a": 1}, [1], {"report": 1}, {"provenance": {}, "report": 1, "more": 2}])
@@ -184,17 +176,17 @@ def test_a_report_without_provenance_is_refused(tmp_path: Path, content: object)
     path = tmp_path / "one.json"
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"one\.json has no provenance"):
-        read_report(path)
+        conditions.read_report(path)
 
 
 def test_a_provenance_that_lacks_something_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
-    for field in Provenance.model_fields:
-        if Provenance.model_fields[field].is_required():
+    for field in conditions.Provenance.model_fields:
+        if conditions.Provenance.model_fields[field].is_required():
             output = {name: value for name, value in made().model_dump(mode="json").items() if name != field}
             path.write_text(json.dumps({"provenance": output, "report": 1}))
             with pytest.raises(ValueError, match=field):
-                read_report(path)
+                conditions.read_report(path)
     for bad in ({"commit": "unknown"}, {"threads": 0}, {"device": ""}, {"surplus": 1}):
         with pytest.raises(ValidationError):
             made(**bad)
@@ -203,18 +195,20 @@ def test_a_provenance_that_lacks_something_is_refused(tmp_path: Path) -> None:
 def test_it_holds_digests_of_models_and_files_where_the_code_is_known(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(conditions, "git_commit", lambda: None)
     with pytest.raises(ValueError, match="commit of these sources is unknown"):
-        Provenance.here("python -m one", ["pocket"])
+        conditions.Provenance.here("python -m one", ["pocket"])
     monkeypatch.setattr(conditions, "git_commit", lambda: "1" * 40)
     (tmp_path / "text").write_bytes(b"abc")
-    output = Provenance.here("python -m one", ["pocket"], {"text": tmp_path / "text"})
+    output = conditions.Provenance.here("python -m one", ["pocket"], {"text": tmp_path / "text"})
     assert output.inputs == {"text": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
-    assert output.models["pocket"].weights_sha256 == weights_sha256("pocket")
+    assert output.models["pocket"].weights_sha256 == conditions.weights_sha256("pocket")
 
 
 def test_weights_that_do_not_ship_any_more_are_marked_and_others_are_not() -> None:
-    now = weights_sha256("pocket")
-    assert stale_mark({"pocket": now, "random 100m": "f" * 64, "SmolLM2-135M-Instruct": "e" * 64}) == ""
-    mark = stale_mark({"pocket": "0" * 64, "pocket-large": weights_sha256("pocket-large"), "pocket-raven": "1" * 64})
+    now = conditions.weights_sha256("pocket")
+    assert conditions.stale_mark({"pocket": now, "random 100m": "f" * 64, "SmolLM2-135M-Instruct": "e" * 64}) == ""
+    mark = conditions.stale_mark(
+        {"pocket": "0" * 64, "pocket-large": conditions.weights_sha256("pocket-large"), "pocket-raven": "1" * 64}
+    )
     assert mark == " (**stale: other weights of pocket and pocket-raven ship now**)"
 
 

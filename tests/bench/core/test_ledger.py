@@ -123,16 +123,6 @@ def write(path, letter):
             append(path, letter.encode() * 5000)
 
 
-def test_a_half_written_line_goes_before_the_next(tmp_path):
-    path = tmp_path / "lines"
-    path.write_bytes(b"half")
-    append(path, b"first")
-    assert path.read_bytes() == b"first\n"
-    path.write_bytes(b"first\nhal")
-    append(path, b"second")
-    assert path.read_bytes() == b"first\nsecond\n"
-
-
 def test_two_caches_share_a_file_that_a_third_was_killed_over(tmp_path):
     path, chat = tmp_path / "answers.jsonl", ScriptedChat([], "pocket")
     one, two = AnswerCache(path, {"pocket": "a"}), AnswerCache(path, {"pocket": "a"})

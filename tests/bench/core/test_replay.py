@@ -5,7 +5,7 @@ import torch
 
 from sigma0 import ExitConfig
 from sigma0.bench.core.replay import Trace, replaying
-from sigma0.bench.lossless.drafts import step
+from sigma0.bench.lossless.measure import step
 from tests.reference import tiny_model
 
 T = 5

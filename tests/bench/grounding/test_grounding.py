@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from sigma0.bench.grounding.measure import Case, cases, measure
+from sigma0.bench.grounding.command import Case, cases, measure
 from tests.bench.running import refused, reported
 
 FACTS = [

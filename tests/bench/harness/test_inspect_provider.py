@@ -6,33 +6,24 @@ import sigma0
 
 pytest.importorskip("inspect_ai", reason="Inspect is not installed: pip install 'sigma0-lm[eval]'")
 
-from inspect_ai.model import (
-    ChatMessageAssistant,
-    ChatMessageSystem,
-    ChatMessageTool,
-    ChatMessageUser,
-    ContentImage,
-    ContentText,
-    GenerateConfig,
-    get_model,
-)
+from inspect_ai import model as ai
 from inspect_ai.tool import ToolInfo
 
 pytestmark = pytest.mark.slow
 
 QUESTION = "Mary went to the kitchen. John went to the garden. The cup was taken by Mary. Where is the cup?"
-ASKED = [ChatMessageUser(content=QUESTION)]
+ASKED = [ai.ChatMessageUser(content=QUESTION)]
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture(scope="module")
 def model():
-    return get_model("sigma0/pocket", device="cpu", dtype="float32", exit="qexit", q=0.6)
+    return ai.get_model("sigma0/pocket", device="cpu", dtype="float32", exit="qexit", q=0.6)
 
 
 def said(model, messages=ASKED, tools=(), **config):
     """What the provider itself answers, without Inspect's retries."""
-    settings = GenerateConfig(**{"max_tokens": 24, **config})
+    settings = ai.GenerateConfig(**{"max_tokens": 24, **config})
     return asyncio.run(model.api.generate(list(messages), list(tools), "none", settings))
 
 
@@ -81,9 +72,9 @@ def test_sampling_repeats_with_its_seed(model):
 
 def test_a_turn_of_the_assistant_is_continued_and_systems_are_heard(model):
     messages = [
-        ChatMessageSystem(content="Be short."),
-        ChatMessageUser(content=[ContentText(text=QUESTION)]),
-        ChatMessageAssistant(content="The cup"),
+        ai.ChatMessageSystem(content="Be short."),
+        ai.ChatMessageUser(content=[ai.ContentText(text=QUESTION)]),
+        ai.ChatMessageAssistant(content="The cup"),
     ]
     plain = [{"role": "system", "content": "Be short."}, *MESSAGES, {"role": "assistant", "content": "The cup"}]
     assert said(model, messages).completion == known(model, messages=plain).text
@@ -91,10 +82,10 @@ def test_a_turn_of_the_assistant_is_continued_and_systems_are_heard(model):
 
 def test_a_context_that_is_full_or_fills_up_is_told(model):
     limit = model.api.opened.model.config.max_position_embeddings
-    full = said(model, [ChatMessageUser(content="Mary went to the kitchen. " * 600)])
+    full = said(model, [ai.ChatMessageUser(content="Mary went to the kitchen. " * 600)])
     assert full.stop_reason == "model_length" and f"the context of {limit}" in full.error
     times = (limit - 12) // len(model.api.opened.tokenizer("Mary went to the kitchen. ")["input_ids"])
-    nearly = said(model, [ChatMessageUser(content="Mary went to the kitchen. " * times)], max_tokens=900)
+    nearly = said(model, [ai.ChatMessageUser(content="Mary went to the kitchen. " * times)], max_tokens=900)
     assert nearly.usage.output_tokens < 900 and nearly.stop_reason in ("stop", "model_length")
 
 
@@ -105,8 +96,8 @@ def test_a_context_that_is_full_or_fills_up_is_told(model):
         ({"logprobs": True}, "has no logprobs"),
         ({"frequency_penalty": 0.5, "num_choices": 1}, "frequency_penalty"),
         ({"tools": [ToolInfo(name="find", description="finds")]}, "calls no tools"),
-        ({"messages": [ChatMessageTool(content="done")]}, "got one of 'tool'"),
-        ({"messages": [ChatMessageUser(content=[ContentImage(image="data:image/png;base64,")])]}, "got image"),
+        ({"messages": [ai.ChatMessageTool(content="done")]}, "got one of 'tool'"),
+        ({"messages": [ai.ChatMessageUser(content=[ai.ContentImage(image="data:image/png;base64,")])]}, "got image"),
     ],
 )
 def test_what_it_cannot_do_is_refused(model, settings, reported):
@@ -116,6 +107,6 @@ def test_what_it_cannot_do_is_refused(model, settings, reported):
 
 def test_bad_model_arguments_are_named():
     with pytest.raises(ValueError, match="takes no argument exits"):
-        get_model("sigma0/pocket", exits="full")
+        ai.get_model("sigma0/pocket", exits="full")
     with pytest.raises(ValueError, match="has no base_url"):
-        get_model("sigma0/pocket", base_url="http://localhost")
+        ai.get_model("sigma0/pocket", base_url="http://localhost")

@@ -5,9 +5,8 @@ from itertools import product
 import pytest
 
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.kv.measure import at_context
-from sigma0.bench.kv.picture import draw_kv
-from sigma0.bench.kv.table import latest_kv, whole
+from sigma0.bench.kv.command import at_context
+from sigma0.bench.kv.table import draw_kv, latest_kv, whole
 from tests.bench.running import bench, refused
 
 SMALL = ("-n", "3", "--segment", "16", "--max-new-tokens", "6")

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from sigma0 import ExitConfig
-from sigma0.bench.lossless.drafts import Simulated
-from sigma0.bench.lossless.measure import measure_lossless
+from sigma0.bench.lossless.measure import Simulated, measure_lossless
 from tests.bench.running import bench, refused, reported
 from tests.reference import settled_model
 

@@ -1,9 +1,11 @@
-"""Batches: which tokens count as answers, the ways to them, cutting to length, padding."""
+"""Batches and warm-up notes: which tokens count as answers, the ways to them, cutting to length, padding."""
+
+import re
 
 import pytest
 import torch
 
-from sigma0.bench.pocket.data import NONE, Encoded, collate, encode, fit, subjects, whole_answers, word_id
+from sigma0.bench.pocket import data
 from sigma0.bench.pocket.recipe import RECIPES
 from sigma0.bench.pocket.world import draw
 
@@ -14,7 +16,7 @@ CHAT = pytest.mark.parametrize("chat", [False, True])
 def test_a_text_continues_its_prompt_and_exactly_answers_with_their_eos_are_marked(tokenizer, chat):
     for index in range(50):
         items = draw("train", 0, index).items
-        encoded = encode(tokenizer, items, chat)
+        encoded = data.encode(tokenizer, items, chat)
         prompt = tokenizer(items[0].prompt)["input_ids"]
         if chat:
             asked = [{"role": "user", "content": items[0].prompt}]
@@ -29,32 +31,32 @@ def test_a_text_continues_its_prompt_and_exactly_answers_with_their_eos_are_mark
 @CHAT
 def test_fit_cuts_after_a_whole_answer(tokenizer, chat):
     scene = draw("train", 0, 0, difficulty=6)
-    whole = encode(tokenizer, scene.items, chat)
+    whole = data.encode(tokenizer, scene.items, chat)
     ends = [place + 1 for place, token in enumerate(whole.ids) if token == 2 and whole.answer[place]]
     assert len(ends) == len(scene.items)
     for length in range(ends[0], ends[-1] + 5):
-        cut = fit(tokenizer, scene, chat, length)
+        cut = data.fit(tokenizer, scene, chat, length)
         assert len(cut.ids) == max(end for end in ends if end <= length)
         assert cut.ids == whole.ids[: len(cut.ids)] and cut.answer == whole.answer[: len(cut.ids)]
     with pytest.raises(ValueError, match="20 tokens"):
-        fit(tokenizer, scene, chat, 20)
+        data.fit(tokenizer, scene, chat, 20)
 
 
 def test_every_scene_fits_the_recipe_s_rows(tokenizer):
     scenes = [draw("train", 1, index, difficulty=6) for index in range(400)]
-    longest = max(len(encode(tokenizer, scene.items[:1], chat).ids) for scene in scenes for chat in (False, True))
+    longest = max(len(data.encode(tokenizer, scene.items[:1], chat).ids) for scene in scenes for chat in (False, True))
     # "The cup was put into the box." is the longest sentence, a chat with a yes or no the longest question.
     assert longest <= 213 <= min(recipe.length for recipe in RECIPES.values())
 
 
 def test_collate_pads_on_the_right():
-    long = Encoded([5, 6, 7], [False, True, True], [(4, 9, 6), (7,)], [NONE, 5, 5])
-    batch = collate([long, Encoded([8, 9], [False, True], [(3, 9)], [8, 8])], pad=0)
+    long = data.Encoded([5, 6, 7], [False, True, True], [(4, 9, 6), (7,)], [data.NONE, 5, 5])
+    batch = data.collate([long, data.Encoded([8, 9], [False, True], [(3, 9)], [8, 8])], pad=0)
     assert batch.ids.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert batch.answer.tolist() == [[False, True, True], [False, True, False]]
     assert batch.real.tolist() == [[True, True, True], [True, True, False]]
     assert batch.trails.tolist() == [[4, 9, 6], [7, 7, 7], [3, 9, 9]]
-    assert batch.subjects.tolist() == [[NONE, 5, 5], [8, 8, NONE]]
+    assert batch.subjects.tolist() == [[data.NONE, 5, 5], [8, 8, data.NONE]]
 
 
 @CHAT
@@ -62,7 +64,7 @@ def test_a_trail_leads_over_the_words_of_the_derivation_to_the_token(tokenizer, 
     seen = set()
     for index in range(200):
         item = draw("train", 2, index).items[0]
-        encoded = encode(tokenizer, [item], chat, hints=True)
+        encoded = data.encode(tokenizer, [item], chat, hints=True)
         answers = [token for token, mark in zip(encoded.ids, encoded.answer, strict=True) if mark]
         assert [trail[-1] for trail in encoded.trails] == answers
         ways = {tuple(tokenizer.decode(token).strip() for token in way) for way in encoded.trails if len(way) > 1}
@@ -76,11 +78,11 @@ def test_a_trail_leads_over_the_words_of_the_derivation_to_the_token(tokenizer, 
 
 def test_whole_answers_needs_every_token():
     marks = [False, True, True, False, True, True]
-    batch = collate([Encoded([4, 5, 6, 7, 8, 9], marks, [(5,), (6,), (8,), (9,)], [NONE] * 6)], pad=0)
+    batch = data.collate([data.Encoded([4, 5, 6, 7, 8, 9], marks, [(5,), (6,), (8,), (9,)], [data.NONE] * 6)], pad=0)
     numbers = batch.answer_numbers()
     assert numbers.tolist() == [0, 0, 1, 1]
     right = torch.tensor([[True, True, True, False], [False, True, True, True]])
-    assert whole_answers(right, numbers).tolist() == [[True, False], [False, True]]
+    assert data.whole_answers(right, numbers).tolist() == [[True, False], [False, True]]
 
 
 @pytest.mark.parametrize(
@@ -98,15 +100,54 @@ def test_whole_answers_needs_every_token():
     ],
 )
 def test_the_first_person_or_thing_of_a_sentence_is_its_subject(tokenizer, text, expected):
-    result = subjects(tokenizer, tokenizer(text)["input_ids"])
-    assert ["-" if token == NONE else tokenizer.decode([token]).strip() for token in result] == expected
+    result = data.subjects(tokenizer, tokenizer(text)["input_ids"])
+    assert ["-" if token == data.NONE else tokenizer.decode([token]).strip() for token in result] == expected
 
 
 def test_the_id_is_that_of_the_word_inside_a_text(tokenizer):
     ids = tokenizer("Mary is in the park. Mary")["input_ids"]
     assert ids[0] != ids[-1]
-    assert subjects(tokenizer, ids)[0] == subjects(tokenizer, ids)[-1] == ids[-1] == word_id(tokenizer, "Mary")
+    assert (
+        data.subjects(tokenizer, ids)[0]
+        == data.subjects(tokenizer, ids)[-1]
+        == ids[-1]
+        == data.word_id(tokenizer, "Mary")
+    )
     # a digit stands by itself
-    assert tokenizer.decode([word_id(tokenizer, "7")]) == "7"
+    assert tokenizer.decode([data.word_id(tokenizer, "7")]) == "7"
     with pytest.raises(ValueError, match="submarine"):
-        word_id(tokenizer, "submarine")
+        data.word_id(tokenizer, "submarine")
+
+
+@pytest.mark.parametrize("kind", range(len(data.KINDS)))
+def test_marked_tokens_complete_facts_told_before(tokenizer, kind):
+    sources, goals, ladder = data.KINDS[kind]
+    forms = {word for form in ladder for word in re.sub(r"{.}|[.]", " ", form).split()}
+    for index in range(kind, 25 * len(data.KINDS), len(data.KINDS)):
+        row = data.note_row(tokenizer, 0, index)
+        output = {}
+        source = None
+        for token, mark, about in zip(row.ids, row.answer, row.subjects, strict=True):
+            word = tokenizer.decode([token]).strip()
+            assert word in {*forms, *sources, *goals, ".", ""}
+            if source is None or (word in sources and word not in goals):
+                assert not mark
+                if word in sources:
+                    source = word
+                    assert tokenizer.decode([about]).strip() == source
+                else:
+                    assert (about == data.NONE) == (word.lower() in ("the", "family", "of"))
+            elif word in goals:
+                assert mark == (source in output)
+                assert output.setdefault(source, word) == word
+                assert tokenizer.decode([about]).strip() == source
+                source = None
+            else:
+                assert not mark and tokenizer.decode([about]).strip() == source
+        assert 2 <= len(output) <= 5 and len(set(output.values())) == len(output)
+        assert data.LENGTH <= len(row.ids) < data.LENGTH + 12
+        marked = [token for token, mark in zip(row.ids, row.answer, strict=True) if mark]
+        for trail, token in zip(row.trails, marked, strict=True):
+            subject, goal = (tokenizer.decode([part]).strip() for part in trail)
+            assert trail[-1] == token and output[subject] == goal
+    assert data.note_row(tokenizer, 0, kind) == data.note_row(tokenizer, 0, kind) != data.note_row(tokenizer, 1, kind)

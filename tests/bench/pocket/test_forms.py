@@ -6,21 +6,10 @@ from random import Random
 import pytest
 from typer.testing import CliRunner
 
-from sigma0.bench.outer.ways import lemmas, planned, reasoned, verified, walked
+from sigma0.bench.outer.measure import lemmas, planned, reasoned, verified, walked
+from sigma0.bench.pocket import forms
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.data import encode
-from sigma0.bench.pocket.forms import (
-    TOKENS,
-    act_item,
-    check_item,
-    form_scene,
-    formed,
-    look_item,
-    named,
-    plan_item,
-    solution,
-    wrong_answer,
-)
 from sigma0.bench.pocket.recipe import RECIPES
 from sigma0.bench.pocket.world import draw
 from sigma0.reason.chat import ScriptedChat
@@ -32,21 +21,21 @@ from sigma0.reason.progressive.policies import SUCCESS_BASED
 from sigma0.reason.trail import Trail
 
 ITEMS = [draw("test", 1, index, questions=1).items[0] for index in range(120)]
-SOLVABLE = [item for item in ITEMS if len(solution(item)) <= MAX_LEMMAS]
+SOLVABLE = [item for item in ITEMS if len(forms.solution(item)) <= MAX_LEMMAS]
 
 
 def taught(item):
     """A model that replies to every form as the forms' own data do."""
-    steps = solution(item)
+    steps = forms.solution(item)
     replies = {item.prompt: item.answer}
     for place in range(len(steps)):
-        for asked in (plan_item(item, place), act_item(item, place)):
+        for asked in (forms.plan_item(item, place), forms.act_item(item, place)):
             replies[asked.prompt] = asked.answer
     for step in steps:
         if step.name:
-            replies[look_item(item, step).prompt] = step.statement
-    for proposed in (item.answer, *(wrong_answer(item, Random(seed)) for seed in range(9))):
-        asked = check_item(item, proposed)
+            replies[forms.look_item(item, step).prompt] = step.statement
+    for proposed in (item.answer, *(forms.wrong_answer(item, Random(seed)) for seed in range(9))):
+        asked = forms.check_item(item, proposed)
         replies[asked.prompt] = asked.answer
     return ScriptedChat(lambda messages, **_: replies[messages[-1]["content"]])
 
@@ -61,13 +50,13 @@ def test_a_model_that_replies_as_taught_is_right_and_accepted_by_every_loop(way)
 def test_steps_quote_the_story_or_are_sums_on_what_stands_before_them_and_are_asked_for_in_order():
     totals = 0
     for item in ITEMS:
-        steps, reported = solution(item), sentences(item.story)
-        acts = [read_action(act_item(item, place).answer) for place in range(len(steps))]
+        steps, reported = forms.solution(item), sentences(item.story)
+        acts = [read_action(forms.act_item(item, place).answer) for place in range(len(steps))]
         assert acts[-1] == Action("answer", item.answer) and steps[-1].statement == item.answer
         for place, (step, act) in enumerate(zip(steps, acts, strict=True)):
             assert all(other < place for other in step.depends)
             if step.name:
-                assert [one for one in reported if named(one) == step.name][-1] == step.statement
+                assert [one for one in reported if forms.named(one) == step.name][-1] == step.statement
                 assert asking(step.name) == step.verify and (act == Action("look", step.name) or step is steps[-1])
             if step.total:
                 left, sign, right = step.total.split()
@@ -80,9 +69,9 @@ def test_steps_quote_the_story_or_are_sums_on_what_stands_before_them_and_are_as
 
 def test_plans_are_graphs_that_the_lemma_parser_takes():
     for item in SOLVABLE:
-        steps = solution(item)
+        steps = forms.solution(item)
         for known in range(len(steps)):
-            reply = plan_item(item, known).answer
+            reply = forms.plan_item(item, known).answer
             result = LemmaGraph(tuple(parse_lemmas(reply))).lemmas
             assert [lemma.statement for lemma in result] == [step.statement for step in steps[known:]]
             assert [lemma.verification_strategy for lemma in result] == [step.verify for step in steps[known:]]
@@ -91,12 +80,12 @@ def test_plans_are_graphs_that_the_lemma_parser_takes():
 
 def test_checks_agree_with_the_known_answer_alone():
     for number, item in enumerate(ITEMS):
-        wrong = wrong_answer(item, Random(number))
+        wrong = forms.wrong_answer(item, Random(number))
         assert wrong != item.answer and len(wrong.split()) == len(item.answer.split())
         for proposed in (item.answer, wrong):
-            check = read_check(check_item(item, proposed).answer)
+            check = read_check(forms.check_item(item, proposed).answer)
             assert (check.conclusion, check.is_right) == (item.answer, proposed == item.answer)
-            assert check.reasons == tuple(step.statement for step in solution(item)[:-1])
+            assert check.reasons == tuple(step.statement for step in forms.solution(item)[:-1])
 
 
 def test_known_answers_say_yes_and_no_as_the_rule_has_it():
@@ -106,9 +95,13 @@ def test_known_answers_say_yes_and_no_as_the_rule_has_it():
 
 def test_a_share_of_questions_is_asked_in_forms_always_the_same():
     scene = draw("train", 0, 3)
-    assert form_scene(scene, "0/3", 0.0) is scene
-    assert form_scene(scene, "0/3", 0.8) == form_scene(scene, "0/3", 0.8) != form_scene(scene, "0/4", 0.8)
-    asked = [item for n in range(200) for item in form_scene(draw("train", 0, n), str(n), 0.5).items]
+    assert forms.form_scene(scene, "0/3", 0.0) is scene
+    assert (
+        forms.form_scene(scene, "0/3", 0.8)
+        == forms.form_scene(scene, "0/3", 0.8)
+        != forms.form_scene(scene, "0/4", 0.8)
+    )
+    asked = [item for n in range(200) for item in forms.form_scene(draw("train", 0, n), str(n), 0.5).items]
     plain = [item for n in range(200) for item in draw("train", 0, n).items]
     changed = sum(one != other for one, other in zip(asked, plain, strict=True)) / len(plain)
     # a form drawn is the answer itself in one of five
@@ -119,13 +112,13 @@ def test_a_share_of_questions_is_asked_in_forms_always_the_same():
 def test_the_forms_pieces_are_one_token_each_leave_other_texts_as_they_were_and_fit_a_row(tokenizer):
     recipe = RECIPES["pocket-solver"]
     current = recipe.tokenizer()
-    assert len(current) == len(tokenizer) + len(TOKENS)
-    assert all(len(current.encode(piece, add_special_tokens=False)) == 1 for piece in TOKENS)
+    assert len(current) == len(tokenizer) + len(forms.TOKENS)
+    assert all(len(current.encode(piece, add_special_tokens=False)) == 1 for piece in forms.TOKENS)
     for number, item in enumerate(ITEMS):
         assert current.encode(item.prompt) == tokenizer.encode(item.prompt)
-        reply = plan_item(item).answer
+        reply = forms.plan_item(item).answer
         assert current.decode(current.encode(reply, add_special_tokens=False)) == reply
-        for form in (formed(item, Random(number)), check_item(item, item.answer)):
+        for form in (forms.formed(item, Random(number)), forms.check_item(item, item.answer)):
             assert len(encode(current, [form], chat=True).ids) <= recipe.length
 
 

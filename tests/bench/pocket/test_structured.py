@@ -9,22 +9,10 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from sigma0.bench.outer.toy import is_held_out
+from sigma0.bench.pocket import structured
 from sigma0.bench.pocket.forms import TOKENS as FORM_TOKENS
 from sigma0.bench.pocket.recipe import RECIPES
 from sigma0.bench.pocket.stories import UNSAID
-from sigma0.bench.pocket.structured import (
-    CODE_TOKENS,
-    KEYS,
-    TOKENS,
-    TOOLS,
-    encode_messages,
-    json_item,
-    list_item,
-    repair_row,
-    repairs,
-    tool_messages,
-    tool_row,
-)
 from sigma0.bench.pocket.tokenizer import CHAT_TEMPLATE
 from sigma0.bench.pocket.world import PEOPLE, draw
 from sigma0.checkpoints import CHECKPOINTS
@@ -47,13 +35,13 @@ def taught(*pieces):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return taught(*TOKENS)
+    return taught(*structured.TOKENS)
 
 
 def test_an_answer_in_json_says_what_the_sentence_says():
     seen = set()
     for place, item in enumerate(ITEMS):
-        asked = json_item(item, Random(place))
+        asked = structured.json_item(item, Random(place))
         if asked is item:
             assert item.family == "unsaid"
             continue
@@ -63,7 +51,7 @@ def test_an_answer_in_json_says_what_the_sentence_says():
         if item.family == "unsaid":
             assert value == "unknown"
         elif item.binary:
-            assert value in (item.key.lower(), item.key == "Yes") and key in KEYS[item.family]
+            assert value in (item.key.lower(), item.key == "Yes") and key in structured.KEYS[item.family]
         else:
             assert str(value) == item.key and isinstance(value, int) == (item.family == "age")
         # either the keys are asked for, or a schema has begun the answer
@@ -77,7 +65,7 @@ def test_a_list_holds_where_both_are():
     lists = 0
     for scene in SCENES:
         for place, (first, second) in enumerate(zip(scene.items, scene.items[1:], strict=False)):
-            asked = list_item(first, second, Random(place))
+            asked = structured.list_item(first, second, Random(place))
             if not asked.question.startswith("Where are"):
                 continue
             names = re.match(r"Where are (.*?) and (.*?)\?", asked.question).groups()
@@ -94,7 +82,7 @@ def test_a_list_holds_where_both_are():
 def test_calls_lead_to_the_answer_by_what_the_tools_say():
     looked = added = 0
     for item in ITEMS:
-        first, *calls, last = tool_messages(item)
+        first, *calls, last = structured.tool_messages(item)
         assert (first["content"], last["content"]) == (item.question, item.answer)
         for call, result in zip(calls[::2], calls[1::2], strict=True):
             function, content = call["tool_calls"][0]["function"], result["content"]
@@ -109,15 +97,17 @@ def test_calls_lead_to_the_answer_by_what_the_tools_say():
                     content in item.story and name in content.split(" is ")[0]
                 )
                 looked += 1
-            properties = next(t for t in TOOLS if t["function"]["name"] == function["name"])["function"]["parameters"]
+            properties = next(t for t in structured.TOOLS if t["function"]["name"] == function["name"])["function"][
+                "parameters"
+            ]
             assert list(arguments) == properties["required"]
     assert looked > 300 and added > 30
 
 
 def test_what_an_assistant_says_is_learned_and_no_more(tokenizer):
     assert call_style(tokenizer, None) == "hermes"
-    calls = tool_messages(next(item for item in ITEMS if item.family == "where" and item.hops == 2))
-    row = encode_messages(tokenizer, calls, list(TOOLS))
+    calls = structured.tool_messages(next(item for item in ITEMS if item.family == "where" and item.hops == 2))
+    row = structured.encode_messages(tokenizer, calls, list(structured.TOOLS))
     learned = tokenizer.decode([token for token, mark in zip(row.ids, row.answer, strict=True) if mark])
     said = []
     for message in calls:
@@ -128,14 +118,14 @@ def test_what_an_assistant_says_is_learned_and_no_more(tokenizer):
     assert learned == "".join(said) and len(said) == 3
     whole = tokenizer.decode(row.ids)
     assert whole.startswith("<|im_start|>system\nTools: look_up(name) add(a, b)<|im_end|>\n<|im_start|>user\nWhere is")
-    begun = encode_messages(tokenizer, calls, list(TOOLS), '<tool_call>\n{"name": "')
+    begun = structured.encode_messages(tokenizer, calls, list(structured.TOOLS), '<tool_call>\n{"name": "')
     assert sum(begun.answer) == sum(row.answer) - len(tokenizer('<tool_call>\n{"name": "')["input_ids"])
 
 
 def test_rows_of_tools_fit_and_show_every_way(tokenizer):
     texts = []
     for index, scene in enumerate(SCENES):
-        row = tool_row(tokenizer, scene, f"{index}", 256)
+        row = structured.tool_row(tokenizer, scene, f"{index}", 256)
         assert len(row.ids) <= 256 and any(row.answer)
         texts.append(tokenizer.decode(row.ids))
     calls = [text for text in texts if "<tool_call>" in text]
@@ -147,7 +137,7 @@ def test_rows_of_tools_fit_and_show_every_way(tokenizer):
 def test_moments_of_a_repair_are_those_that_the_agent_asks_about():
     kinds = set()
     for index in range(60):
-        for question, reply in repairs(0, index):
+        for question, reply in structured.repairs(0, index):
             action = parse_action(reply)
             status, _, rest = question.partition(". ")
             text = {"Failing": "failing", "All pass": "passing", "Not tested": "untested"}[status.split(":")[0]]
@@ -159,11 +149,11 @@ def test_moments_of_a_repair_are_those_that_the_agent_asks_about():
         ("failing", True, "read"), ("failing", False, "read"), ("failing", False, "edit"),
         ("failing", False, "start_over"), ("untested", False, "run_tests"), ("passing", False, "finish"),
     }  # fmt: skip
-    coder = taught(*CODE_TOKENS)
-    assert max(len(repair_row(coder, 0, index, 256).ids) for index in range(60)) <= 256
+    coder = taught(*structured.CODE_TOKENS)
+    assert max(len(structured.repair_row(coder, 0, index, 256).ids) for index in range(60)) <= 256
 
 
 @pytest.mark.slow
 def test_the_recipe_s_tokenizer_knows_the_pieces(tokenizer):
     made = RECIPES["pocket-people"].tokenizer()
-    assert {*TOKENS, *FORM_TOKENS} <= set(made.get_vocab()) and made.chat_template == tokenizer.chat_template
+    assert {*structured.TOKENS, *FORM_TOKENS} <= set(made.get_vocab()) and made.chat_template == tokenizer.chat_template

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import sigma0
 from sigma0.bench.core.conditions import read_report
 from sigma0.bench.proximity import measure
-from sigma0.bench.proximity.sources import LONGEST, loops, read_text
+from sigma0.bench.proximity.measure import LONGEST, loops, read_text
 from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_reference
 from tests.bench.running import RESULTS
 from tests.kernels import definitions

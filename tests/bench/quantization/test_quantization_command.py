@@ -5,8 +5,7 @@ import pytest
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.core.ledger import parse_row, read_rows
-from sigma0.bench.quantization.measure import fidelity
-from sigma0.bench.quantization.table import latest_quantization, whole
+from sigma0.bench.quantization.measure import fidelity, latest_quantization, whole
 from sigma0.bench.speed import shapes
 from tests.bench.running import bench, refused
 

@@ -1,12 +1,38 @@
 """The simulated cluster: nothing gets lost, the same seeds give the same, and requests go where they should."""
 
+from random import Random
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.bench.simulation.cluster import ROUTINGS
-from sigma0.bench.simulation.traffic import LONG, SHORT, Traffic
-from tests.bench.simulation.queues import MEAN, exponential, servers
+from sigma0.bench.simulation.cluster import LONG, ROUTINGS, SHORT, Cluster, Crowd, LoadTable, Router, Traffic
+from sigma0.bench.simulation.inputs import Kind, MeasuredAnswer
+from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
+from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
+from sigma0.serve.engine.messages import Busy
+from sigma0.serve.engine.scheduler import SequenceEntry
+
+MEAN = 200
+
+
+def exponential():
+    """Services of an exponential law, as rows of prompts: its quantiles at even distances."""
+    shares = (np.arange(4000) + 0.5) / 4000
+    return np.maximum(1, np.round(-MEAN * np.log(1 - shares))).astype(int)
+
+
+def servers(count, prompts, load, routing="random", seed="a", traffic=None, waiting=10**9):
+    """Replicas that answer one request at a time, in as many seconds as it has rows over the mean."""
+    mean = float(np.mean(prompts))
+    # any text is one block, and none of it is ever found again
+    limits = ReplicaLimits(1, running=1, pass_rows=10**9, page=10**9, kept=10**9, waiting=waiting)
+    replicas = [Replica(limits, lambda work: work.rows / mean) for _ in range(count)]
+    asked = traffic or Traffic(turns=1.0, think=0.0, context=10**9)
+    answers = tuple(MeasuredAnswer(prompt=int(rows), depths=(1,)) for rows in prompts)
+    crowd = Crowd(dict.fromkeys((SHORT, LONG), Kind(exit_config={}, answers=answers)), asked, load * count, seed)
+    return Cluster(replicas, Router(routing, replicas, max(1, count // 2), seed), crowd)
 
 
 @settings(max_examples=25, deadline=None)
@@ -118,3 +144,47 @@ def test_all_turns_of_a_chat_go_to_one_replica():
 def test_depth_aware_routing_keeps_both_kinds_apart():
     kinds = went(servers(6, [MEAN], 0.5, "depth-aware"), lambda request: request.kind)
     assert [set(kinds[number]) for number in range(6)] == [{SHORT}] * 3 + [{LONG}] * 3
+
+
+@given(st.integers(1, 8), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), max_size=60))
+def test_the_least_are_those_that_a_search_finds(count, changes):
+    table, loads = LoadTable(range(3, 3 + count)), dict.fromkeys(range(3, 3 + count), 0)
+    for place, load in changes:
+        number = 3 + place % count
+        table.put(number, load)
+        loads[number] = load
+        assert table.least == min(loads.values())
+        drawn = {table.one_of_least(Random(seed)) for seed in range(60)}
+        assert drawn == {number for number, load in loads.items() if load == table.least}
+
+
+@given(st.lists(st.tuples(st.sampled_from(["take", "give"]), st.integers(0, 4)), max_size=80))
+def test_the_fleet_is_the_one_that_serves(steps):
+    """The same replica, or one with as few open requests where several are equal; then the real choice is taken on."""
+    limits = ReplicaLimits(1, running=2, waiting=1)
+    replicas = [Replica(limits, lambda work: 1.0) for _ in range(3)]
+    router = Router("fleet", replicas, 0, "a")
+    real = Fleet()
+    real.update([EngineReport(str(number), 2, 3, NOTHING) for number in range(3)])
+    at: list[tuple[str, SequenceEntry]] = []
+    for what, chat in steps:
+        if what == "give":
+            if at:
+                engine, entry = at.pop(0)
+                real.give(engine)
+                replicas[int(engine)].scheduler.remove(entry)
+                router.note(int(engine), replicas[int(engine)].load)
+            continue
+        # a chat is known by how its prompts begin
+        ids, request = [100 + chat] * 400, Request(400, (1,), "short", chat)
+        number = router.choose(request)
+        try:
+            engine = real.take(ids)
+        except Busy:
+            assert replicas[number].scheduler.is_full
+            continue
+        assert replicas[number].load == replicas[int(engine)].load
+        router._home[chat] = int(engine)
+        replicas[int(engine)].add(request)
+        at.append((engine, request.entry))
+        router.note(int(engine), replicas[int(engine)].load)

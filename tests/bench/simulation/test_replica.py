@@ -72,7 +72,6 @@ def loads(draw):
 
 
 def beside_the_engine(model, jobs, running, pass_rows, blocks):
-    """The same jobs in both; how often one was preempted."""
     jobs = sorted(jobs, key=lambda item: item[0])
     output, ends, real_rows = played(engine_of(model, running, pass_rows, blocks), jobs)
     requests = []
@@ -109,7 +108,6 @@ def test_requests_are_preempted_and_resumed_as_in_the_engine(model):
 
 
 def answered(replica, request):
-    """A request once it was answered, alone."""
     replica.add(request)
     while replica.load:
         replica.begin_pass(0.0)

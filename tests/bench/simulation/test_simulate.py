@@ -5,12 +5,12 @@ import pytest
 
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.core.rows import SIMULATION_SIZES, Tail
-from sigma0.bench.rerun.compare import differences
+from sigma0.bench.rerun.recipes import differences
+from sigma0.bench.simulation.cluster import Traffic
 from sigma0.bench.simulation.command import COMPARED
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
 from sigma0.bench.simulation.study import Fleets, Setting, simulate
 from sigma0.bench.simulation.table import apart_cells, cells, is_unsettled, latest_simulation, whole
-from sigma0.bench.simulation.traffic import Traffic
 from tests.bench.core.test_ledger import CONDITIONS
 from tests.bench.running import LEDGER, RESULTS, bench, refused
 

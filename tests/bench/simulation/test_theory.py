@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tests.bench.simulation.queues import MEAN, exponential, servers
+from tests.bench.simulation.test_cluster import MEAN, exponential, servers
 
 SEEDS = "abcdef"
 pytestmark = pytest.mark.exhaustive
@@ -28,7 +28,6 @@ def agrees(values, known, within=0.08):
 
 
 def erlang_c(count, load):
-    """Probability that a request waits in M/M/c."""
     offered = count * load
     free = sum(offered**busy / math.factorial(busy) for busy in range(count))
     full = offered**count / math.factorial(count) / (1 - load)

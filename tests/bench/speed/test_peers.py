@@ -6,7 +6,7 @@ from torch._dynamo.utils import counters
 
 from sigma0 import ExitConfig
 from sigma0.bench.core.replay import Trace
-from sigma0.bench.lossless.drafts import full_texts, record, simulate
+from sigma0.bench.lossless.measure import full_texts, record, simulate
 from sigma0.bench.speed import self_speculation
 from sigma0.bench.speed.branches import Branches, most_nodes
 from sigma0.bench.speed.decoders import Ours, PromptedCache

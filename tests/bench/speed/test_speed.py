@@ -26,7 +26,6 @@ TINY = ("--shape", "tiny", "--device", "cpu", "--context", "6", "--rounds", "1",
 
 
 def rows_of(ledger, *arguments):
-    """The rows that a run prints."""
     result = bench("speed", *arguments, "--out", ledger, "--json")
     return [parse_row(line) for line in result.stdout.splitlines()]
 
@@ -121,7 +120,6 @@ def test_figures_from_given_times():
 
 def test_the_first_round_warms_up_and_counts_for_nothing():
     def slow():
-        """A decoder whose runs take 9, 1, 2, 3 ... seconds."""
         times = iter([9.0, 1.0, 2.0, 3.0, 4.0])
         return SimpleNamespace(decode=lambda: Decoded(next(times), 8, 8, 8, torch.zeros(1, 5), 1, 1))
 

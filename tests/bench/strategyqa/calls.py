@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from sigma0.bench.strategyqa import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import Question
+from sigma0.bench.strategyqa.registry import EXPERIMENTS, Makings
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.messages import Completion
 from sigma0.signals.verdict import ReasonVerdict
@@ -59,6 +59,5 @@ def asked(level, question, *replies):
 
 
 def made(name, train=TRAIN):
-    """A new level by its name in the table."""
     registered, _, route = name.partition(" by ")
     return EXPERIMENTS[registered](Makings(train=train, route=route or "rules"))

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigma0.bench.strategyqa.asking import AskSettings
-from sigma0.bench.strategyqa.improving import Improving
 from sigma0.bench.strategyqa.items import world_items
 from sigma0.bench.strategyqa.level import run_level
+from sigma0.bench.strategyqa.memory import Improving
 from sigma0.bench.strategyqa.registry import ALIASES, EXPERIMENTS, ONCE
 from sigma0.reason.chat import ChatFailed, ScriptedChat
 from sigma0.reason.messages import Completion
@@ -69,7 +69,6 @@ def decided(messages, **_):
 
 
 def prompts(name, items):
-    """What is asked of each item, and what is predicted."""
     chat = ScriptedChat(decided)
     run = run_level(of_world(name), items, chat, SETTINGS)
     left = iter(call["messages"][0]["content"] for call in chat.calls)

@@ -6,19 +6,11 @@ from functools import partial
 import pytest
 
 from sigma0.bench.core.ledger import read_rows
-from sigma0.bench.strategyqa import EXPERIMENTS, Makings, opening
-from sigma0.bench.strategyqa.distillation import (
-    Demonstration,
-    distil_demonstrations,
-    distil_template,
-    load_demonstrations,
-    load_template,
-    save,
-)
+from sigma0.bench.strategyqa import distillation, opening
 from sigma0.bench.strategyqa.items import Item, world_items
 from sigma0.bench.strategyqa.level import Level, Prediction, Question, listed
 from sigma0.bench.strategyqa.opening import Asked
-from sigma0.bench.strategyqa.prompted import DEMONSTRATION
+from sigma0.bench.strategyqa.registry import DEMONSTRATION, EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.workflow import Paragraph, ParagraphIndex, Template, workflow
 from sigma0.reason.chat import ScriptedChat
 from tests.bench.running import bench, refused
@@ -29,7 +21,6 @@ TWO = listed(("What is it?", "Is #1 so?"))
 
 
 def row(qid, *replies, answer=True, level=None):
-    """An item, and what a level made of it."""
     item = Item(qid=qid, term="t", description="d", question=f"Is it {qid}?", answer=answer)
     return item, asked(level or made("L2"), Question(qid, item.question), *replies)[0]
 
@@ -50,7 +41,7 @@ GUESSED = row("guessed", act("finish", "yes"), level=made("L3"))
 
 
 def test_only_right_and_audited_traces_become_demonstrations():
-    result = distil_demonstrations([WRONG, MISSED, UNGROUNDED, STUMBLED, GUESSED, RIGHT, RIGHT_NO], 9)
+    result = distillation.distil_demonstrations([WRONG, MISSED, UNGROUNDED, STUMBLED, GUESSED, RIGHT, RIGHT_NO], 9)
     assert [one.qid for one in result] == ["right", "right-no"]
     assert result[0].text == (
         '>>> strategy_qa("Is it right?")\n'
@@ -68,35 +59,40 @@ def test_only_right_and_audited_traces_become_demonstrations():
 
 def test_yes_and_no_are_shown_in_turn_the_shortest_first():
     rows = [LONG, row("right-also", TWO, "a", "Yes", "Yes"), RIGHT_NO, RIGHT]
-    assert [one.qid for one in distil_demonstrations(rows, 9)] == ["right", "right-no", "right-also", "long"]
-    assert [one.qid for one in distil_demonstrations(rows[::-1], 2)] == ["right", "right-no"]
+    assert [one.qid for one in distillation.distil_demonstrations(rows, 9)] == [
+        "right",
+        "right-no",
+        "right-also",
+        "long",
+    ]
+    assert [one.qid for one in distillation.distil_demonstrations(rows[::-1], 2)] == ["right", "right-no"]
 
 
 def test_thoughts_and_searches_become_the_same_form():
     index = ParagraphIndex({"a": Paragraph(title="It", content="What is it?")})
     level = Level("L2-rag", partial(workflow, None, index))
     for entry in (THOUGHT, row("searched", TWO, "a", "Yes", "Yes", level=level)):
-        (result,) = distil_demonstrations([entry], 1)
+        (result,) = distillation.distil_demonstrations([entry], 1)
         assert "decompose returned [" in result.text and "Thought" not in result.text and "retrieve" not in result.text
-        assert distil_template([entry]).pattern == SHAPE
+        assert distillation.distil_template([entry]).pattern == SHAPE
 
 
 def test_the_most_common_pattern_is_the_template_and_all_who_voted_are_its_seeds():
-    template = distil_template([LONG, RIGHT, WRONG, RIGHT_NO, UNGROUNDED, MISSED])
+    template = distillation.distil_template([LONG, RIGHT, WRONG, RIGHT_NO, UNGROUNDED, MISSED])
     assert template == Template(SHAPE, ("long", "right", "right-no"))
-    assert distil_template([LONG, RIGHT]).pattern == SHAPE
-    assert distil_template([LONG, RIGHT, LONG]).pattern == ("decompose", "answer_factual", *SHAPE[1:])
+    assert distillation.distil_template([LONG, RIGHT]).pattern == SHAPE
+    assert distillation.distil_template([LONG, RIGHT, LONG]).pattern == ("decompose", "answer_factual", *SHAPE[1:])
 
 
 def test_plans_become_a_template_but_no_demonstration():
     plan = (RIGHT[0], Prediction(True, None, {"patterns": [], "steps": ["What?", "Is #1 so?"], "reasoning": "Yes"}))
     early = (LONG[0], Prediction(True, None, {"steps": ["What?", "Is #2 so?"]}))
-    assert distil_template([plan, early]) == Template(SHAPE, ("right",))
+    assert distillation.distil_template([plan, early]) == Template(SHAPE, ("right",))
     with pytest.raises(ValueError, match="patterns, steps, reasoning holds no answered steps"):
-        distil_demonstrations([plan])
+        distillation.distil_demonstrations([plan])
 
 
-@pytest.mark.parametrize("distil", [distil_demonstrations, distil_template])
+@pytest.mark.parametrize("distil", [distillation.distil_demonstrations, distillation.distil_template])
 def test_where_there_is_nothing_to_distil_that_is_said(distil):
     for trace in ({}, {"trace": "x"}, {"steps": [{"question": "q"}]}, {"kind": "other"}):
         with pytest.raises(ValueError, match="holds no answered steps"):
@@ -107,10 +103,10 @@ def test_where_there_is_nothing_to_distil_that_is_said(distil):
 
 
 def test_demonstrations_go_through_a_file_into_the_lower_level(tmp_path):
-    assert Demonstration(qid="none", text=DEMONSTRATION).text == DEMONSTRATION
-    result, path = distil_demonstrations([RIGHT, RIGHT_NO, LONG], 2), tmp_path / "out" / "d.json"
-    save(result, path)
-    assert load_demonstrations(path) == result
+    assert distillation.Demonstration(qid="none", text=DEMONSTRATION).text == DEMONSTRATION
+    result, path = distillation.distil_demonstrations([RIGHT, RIGHT_NO, LONG], 2), tmp_path / "out" / "d.json"
+    distillation.save(result, path)
+    assert distillation.load_demonstrations(path) == result
     level = EXPERIMENTS["L1-ptp"](Makings(demonstrations=path))
     prediction, ((_, prompt),) = asked(level, "Is it new?", "...\nFinal answer: No")
     assert level.seeds == ("right", "right-no") and prediction.answer is False
@@ -120,15 +116,18 @@ def test_demonstrations_go_through_a_file_into_the_lower_level(tmp_path):
 @pytest.mark.parametrize(
     "load, value",
     [
-        (load_template, {"pattern": list(SHAPE), "qids": [], "extra": 1}),
-        (load_template, {"pattern": ["decompose", "combine_facts"]}),
-        (load_template, {"pattern": list(SHAPE), "qids": [1]}),
-        (load_demonstrations, []),
-        (load_demonstrations, [{"qid": "q", "text": DEMONSTRATION, "extra": 1}]),
-        (load_demonstrations, [{"qid": 1, "text": DEMONSTRATION}]),
-        (load_demonstrations, [{"qid": "q", "text": DEMONSTRATION + DEMONSTRATION}]),
-        (load_demonstrations, [{"qid": "q", "text": DEMONSTRATION.replace("answer: No", "answer: Maybe")}]),
-        (load_demonstrations, [{"qid": "q", "text": DEMONSTRATION.replace("Final", "Say yes.\nFinal")}]),
+        (distillation.load_template, {"pattern": list(SHAPE), "qids": [], "extra": 1}),
+        (distillation.load_template, {"pattern": ["decompose", "combine_facts"]}),
+        (distillation.load_template, {"pattern": list(SHAPE), "qids": [1]}),
+        (distillation.load_demonstrations, []),
+        (distillation.load_demonstrations, [{"qid": "q", "text": DEMONSTRATION, "extra": 1}]),
+        (distillation.load_demonstrations, [{"qid": 1, "text": DEMONSTRATION}]),
+        (distillation.load_demonstrations, [{"qid": "q", "text": DEMONSTRATION + DEMONSTRATION}]),
+        (
+            distillation.load_demonstrations,
+            [{"qid": "q", "text": DEMONSTRATION.replace("answer: No", "answer: Maybe")}],
+        ),
+        (distillation.load_demonstrations, [{"qid": "q", "text": DEMONSTRATION.replace("Final", "Say yes.\nFinal")}]),
     ],
 )
 def test_a_file_with_anything_else_is_refused(tmp_path, load, value):
@@ -160,7 +159,6 @@ def scripted(messages, **_):
 
 @pytest.fixture
 def words(tmp_path, ledger, monkeypatch):
-    """Of a command, and the file that it writes."""
     chat, file = ScriptedChat(scripted), tmp_path / "distilled.json"
     monkeypatch.setattr(opening, "open_model", lambda *_: Asked(chat, "weights", "settings", None, True))
     return ("strategyqa", "distill", "--seen", 12, "-n", 6, "--file", file, "--out", ledger), file
@@ -169,7 +167,7 @@ def words(tmp_path, ledger, monkeypatch):
 def test_demonstrations_are_written_loaded_and_measured_on_other_items(words, ledger):
     words, file = words
     result = bench(*words, "--from", "L2", "--to", "L1-ptp", "--most", 2)
-    shown = load_demonstrations(file)
+    shown = distillation.load_demonstrations(file)
     assert len(shown) == 2 and {one.qid for one in shown} <= {item.qid for item in TRAIN}
     plain, distilled = read_rows(ledger)
     assert (plain.level, plain.variant, plain.labels, plain.difference) == ("L1-ptp", "", "none", None)
@@ -184,7 +182,7 @@ def test_a_template_is_written_loaded_and_measured(words, ledger, source, right)
     """Of L5 those items count whose label the script happened to say."""
     words, file = words
     result = bench(*words, "--from", source, "--to", "L2", "--json")
-    template = load_template(file)
+    template = distillation.load_template(file)
     assert template.pattern == SHAPE and EXPERIMENTS["L2"](Makings(template=file)).seeds == template.qids
     assert [row.calls for row in read_rows(ledger)] == [4.0, 4.0]
     rows = [json.loads(line) for line in result.stdout.splitlines()]

@@ -9,7 +9,6 @@ from sigma0.bench.strategyqa.statistics import holm, majority, mcnemar
 from sigma0.calibrate.bootstrap import share
 
 BOOLS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=400)
-VALUES = st.dictionaries(st.text(max_size=3), st.floats(0, 1), max_size=8)
 
 
 def pairs(both, only_first, only_second, neither):
@@ -45,16 +44,6 @@ def test_holm_multiplies_the_smallest_most_and_keeps_the_order():
     assert list(result) == ["a", "b", "c", "d"]
     assert [round(value, 10) for value in result.values()] == [0.06, 0.03, 0.06, 0.02]
     assert holm({"a": 0.7, "b": 0.6}) == {"a": 1.0, "b": 1.0} and holm({}) == {}
-
-
-@given(VALUES, st.floats(0.001, 0.5))
-def test_holm_rejects_what_its_steps_reject(values, alpha):
-    rejected, ordered = set(), sorted(values, key=lambda name: values[name])
-    for rank, name in enumerate(ordered):
-        if min(1.0, (len(values) - rank) * values[name]) > alpha:
-            break
-        rejected.add(name)
-    assert {name for name, value in holm(values).items() if value <= alpha} == rejected
 
 
 def test_the_majority_rate_is_that_of_the_commoner_label():

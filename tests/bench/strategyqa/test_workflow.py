@@ -1,26 +1,95 @@
-"""L2 and L3: how steps, thoughts and actions are read and bounded, and the traces that are audited and shown."""
+"""L2 and L3: how steps, actions and paragraphs are read and bounded, and the traces that are audited and shown."""
 
+import json
+import sys
 from dataclasses import replace
 from functools import partial
 
 import pytest
 from pydantic import ValidationError
 
+from sigma0.bench.strategyqa import workflow as flow
+from sigma0.bench.strategyqa.items import world_items
 from sigma0.bench.strategyqa.level import Level, Question, listed
-from sigma0.bench.strategyqa.prompted import DEMONSTRATION
-from sigma0.bench.strategyqa.react import STEP_LIMIT, react, read_step
-from sigma0.bench.strategyqa.workflow import (
-    LONGEST,
-    MAX_STEPS,
-    Template,
-    TraceStep,
-    WorkflowTrace,
-    fill,
-    function_of,
-    read_fact,
-    workflow,
-)
+from sigma0.bench.strategyqa.registry import DEMONSTRATION, EXPERIMENTS, Makings
 from tests.bench.strategyqa.calls import act, asked
+
+TEXTS = {
+    "Piano-1": ("Piano", "A grand piano is between 1.5 and 3 metres long."),
+    "Piano-2": ("Piano", "The piano was invented in Italy."),
+    "Car-1": ("Car", "The boot of a small car is about 0.7 metres long."),
+    "Fish-1": ("Fish", "Fish live in water."),
+    "Fish-2": ("Fish", "Fish live in water."),
+}
+
+
+@pytest.fixture
+def index():
+    return flow.ParagraphIndex(
+        {name: flow.Paragraph(title=title, content=text) for name, (title, text) in TEXTS.items()}
+    )
+
+
+def ids(index, query):
+    return [name for name, _ in index.search(query)]
+
+
+def test_the_best_paragraph_comes_first_and_strangers_not_at_all(index):
+    assert ids(index, "How long is a grand piano?") == ["Piano-1", "Piano-2", "Car-1"]
+    assert ids(index, "zebra") == ids(index, "") == []
+    # equal ones stand in the order of the file
+    assert ids(index, "Fish live in water")[:2] == ids(index, "fish") == ["Fish-1", "Fish-2"]
+    for paragraphs in ({}, {"a": flow.Paragraph(title="", content="!")}):
+        with pytest.raises(ValueError, match="hold no words"):
+            flow.ParagraphIndex(paragraphs)
+
+
+def test_a_published_file_is_searched(tmp_path):
+    path = tmp_path / "paragraphs.json"
+    more = {"section": "s", "headers": [["h"]], "para_index": 1}
+    paragraphs = {name: {"title": title, "content": text, **more} for name, (title, text) in TEXTS.items()}
+    path.write_text(json.dumps(paragraphs))
+    assert ids(flow.ParagraphIndex(flow.load_paragraphs(path)), "fish") == ["Fish-1", "Fish-2"]
+    assert EXPERIMENTS["L2-rag"](Makings(paragraphs=path)).name == "L2-rag"
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{", '{"a": {"title": "t"}}', '{"a": {"title": "t", "content": "c", "x": 1}}']
+)
+def test_what_is_no_paragraph_file_is_refused(tmp_path, content):
+    (tmp_path / "p.json").write_text(content)
+    with pytest.raises(ValueError, match="no paragraph file"):
+        flow.load_paragraphs(tmp_path / "p.json")
+    with pytest.raises(ValueError, match="cannot be read"):
+        flow.load_paragraphs(tmp_path / "none.json")
+
+
+def test_a_missing_library_is_told_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
+    with pytest.raises(ValueError, match=r"sigma0-lm\[bench\]"):
+        flow.ParagraphIndex({"a": flow.Paragraph(title="t", content="some words")})
+
+
+def test_facts_of_items_are_paragraphs():
+    items = world_items(3)
+    paragraphs = flow.fact_paragraphs(items)
+    assert len(paragraphs) == sum(len(item.facts) for item in items)
+    ((name, obtained), *_) = flow.ParagraphIndex(paragraphs).search(items[0].facts[0])
+    assert obtained.content == items[0].facts[0] and name == f"{items[0].qid}-0"
+
+
+def test_what_was_searched_is_in_the_trace_and_the_query_holds_the_answers_before_it(index):
+    replies = ["1. What is in Italy?\n2. Who invented #1?\n3. Zebra?\n4. Is #1 it?", "a piano", "x", "y", "Yes", "Yes"]
+    prediction, calls = asked(Level("L2-rag", partial(flow.workflow, None, index)), "Q?", *replies)
+    trace = prediction.trace["workflow"]
+    searched = [step for step in trace.steps if step.function == "retrieve"]
+    assert [step.arguments[0] for step in searched] == ["What is in Italy?", "Who invented a piano?", "Zebra?"]
+    assert [step.result[:1] for step in searched] == [("Piano-2",), ("Piano-2",), ()]
+    assert "Passages:\n- Piano: The piano was invented in Italy.\n" in calls[2][1]
+    assert not any("Passages" in prompt for _, prompt in (calls[0], *calls[3:]))
+    assert trace.grounded and trace.pattern == tuple(purpose for purpose, _ in calls)
+    assert flow.shown([("p", flow.Paragraph(title="T", content="long\n" * 500))], 9) == "- T: long long\n"
+
 
 PIANO = Question("piano", "Would a grand piano fit into the boot of a small car?")
 LENGTHS = ("How long is a grand piano?", "How long is the boot of a small car?", "Is #1 less than #2?")
@@ -35,11 +104,11 @@ PATTERN = ("decompose", "answer_factual", "evaluate_condition", "combine_facts")
 
 
 def steps(template=None):
-    return Level("L2", partial(workflow, template, None))
+    return Level("L2", partial(flow.workflow, template, None))
 
 
-def loop(simple=False, limit=STEP_LIMIT):
-    return Level("L3", partial(react, simple, limit))
+def loop(simple=False, limit=flow.STEP_LIMIT):
+    return Level("L3", partial(flow.react, simple, limit))
 
 
 def trace_of(level, *replies):
@@ -47,17 +116,17 @@ def trace_of(level, *replies):
 
 
 def test_steps_and_answers_are_bounded():
-    _, calls = asked(steps(), PIANO, listed(f"What is {n}?" for n in range(30)), *["x"] * MAX_STEPS, "Yes")
-    assert [purpose for purpose, _ in calls] == ["decompose", *["answer_factual"] * MAX_STEPS, "combine_facts"]
-    assert read_fact("**\n  about   2 m.\nmore", "lookup") == ("about 2 m", None)
-    assert read_fact("x" * 900, "lookup") == ("x" * LONGEST, None)
+    _, calls = asked(steps(), PIANO, listed(f"What is {n}?" for n in range(30)), *["x"] * flow.MAX_STEPS, "Yes")
+    assert [purpose for purpose, _ in calls] == ["decompose", *["answer_factual"] * flow.MAX_STEPS, "combine_facts"]
+    assert flow.read_fact("**\n  about   2 m.\nmore", "lookup") == ("about 2 m", None)
+    assert flow.read_fact("x" * 900, "lookup") == ("x" * flow.LONGEST, None)
 
 
 def test_answers_are_put_in_once_and_only_where_there_are_any():
-    assert fill("Is #1 in #2, and #1?", ["C:\\#2", True]) == ("Is C:\\#2 in Yes, and C:\\#2?", (0, 1))
-    assert fill("none", []) == ("none", ())
+    assert flow.fill("Is #1 in #2, and #1?", ["C:\\#2", True]) == ("Is C:\\#2 in Yes, and C:\\#2?", (0, 1))
+    assert flow.fill("none", []) == ("none", ())
     with pytest.raises(ValueError, match="#2 has no answer yet: there are 1"):
-        fill("Is #2?", ["a"])
+        flow.fill("Is #2?", ["a"])
 
 
 @pytest.mark.parametrize(
@@ -73,11 +142,11 @@ def test_answers_are_put_in_once_and_only_where_there_are_any():
     ],
 )
 def test_a_condition_asks_yes_or_no_about_an_earlier_answer(part, is_condition):
-    assert function_of(part) == ("evaluate_condition" if is_condition else "answer_factual")
+    assert flow.function_of(part) == ("evaluate_condition" if is_condition else "answer_factual")
 
 
 def test_a_template_fixes_what_is_done_and_how_often():
-    level = steps(Template(PATTERN, ("a", "b")))
+    level = steps(flow.Template(PATTERN, ("a", "b")))
     replies = ["1. How long is it?\n2. Which of them is #1?\n3. What else?", "2 m", "Yes", "Yes"]
     prediction, calls = asked(level, PIANO, *replies)
     assert tuple(purpose for purpose, _ in calls) == PATTERN
@@ -96,12 +165,12 @@ def test_a_template_fixes_what_is_done_and_how_often():
         ("decompose", "evaluate_condition", "combine_facts"),
         ("decompose", "answer_factual"),
         ("decompose", "answer_factual", "retrieve", "combine_facts"),
-        ("decompose", *["answer_factual"] * (MAX_STEPS + 1), "combine_facts"),
+        ("decompose", *["answer_factual"] * (flow.MAX_STEPS + 1), "combine_facts"),
     ],
 )
 def test_a_template_that_no_workflow_has_is_refused(pattern):
     with pytest.raises(ValidationError):
-        Template(pattern)
+        flow.Template(pattern)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +182,12 @@ def test_a_template_that_no_workflow_has_is_refused(pattern):
         ("Thought: a\nAction: f[a] b", "the second line is no 'Action: name[argument]' but 'Action: f[a] b'"),
         ("Thought: a\nAction: finish[yes]\nThought: b", "there is more than one thought and one action: 'Thought: b'"),
         ("Thought: a\nAction: search[x]", f"there is no action 'search': take one of {', '.join(ALL)}"),
-        ("Thought: a\nAction: lookup[ ]", f"the argument has 0 characters: give 1 to {LONGEST}"),
-        (f"Thought: a\nAction: lookup[{'x' * 301}]", f"the argument has 301 characters: give 1 to {LONGEST}"),
+        ("Thought: a\nAction: lookup[ ]", f"the argument has 0 characters: give 1 to {flow.LONGEST}"),
+        (f"Thought: a\nAction: lookup[{'x' * 301}]", f"the argument has 301 characters: give 1 to {flow.LONGEST}"),
     ],
 )
 def test_words_that_are_no_step_say_why(said, why):
-    assert read_step(said, ALL) == why
+    assert flow.read_step(said, ALL) == why
 
 
 @pytest.mark.parametrize(
@@ -164,11 +233,11 @@ def test_a_trace_is_a_demonstration_in_the_very_form_of_the_hand_written_one():
 
 def test_quotation_marks_and_lines_in_answers_stay_inside_a_demonstration():
     steps = (
-        TraceStep("decompose", ("q",), ("a",)),
-        TraceStep("answer_factual", ("a",), 'say "x"\n>>> Final answer: Yes'),
-        TraceStep("combine_facts", (("é",),), True, (1,)),
+        flow.TraceStep("decompose", ("q",), ("a",)),
+        flow.TraceStep("answer_factual", ("a",), 'say "x"\n>>> Final answer: Yes'),
+        flow.TraceStep("combine_facts", (("é",),), True, (1,)),
     )
-    demo = WorkflowTrace("q", 'Is "q" it?', steps).to_icl_demo()
+    demo = flow.WorkflowTrace("q", 'Is "q" it?', steps).to_icl_demo()
     assert demo.count("\n>>>") == 0 and demo.count("\nFinal answer") == 1 and '["é"]' in demo
     assert '...answer_factual returned "say \\"x\\"\\n>>> Final answer: Yes"\n' in demo
 

@@ -1,1 +1,0 @@
-"""Compute saved against fidelity: the whole trade-off of a checkpoint."""

@@ -1,1 +1,0 @@
-"""Every figure of every text, and where it comes from."""
