@@ -138,11 +138,8 @@ def test_verify_is_full_depth(mode):
 @pytest.mark.parametrize("mode", CRITERIA)
 def test_a_step_is_one_graph(mode, after, monkeypatch):
     monkeypatch.setattr(programs, "generate_code", lambda graph, examples: graph)
-    model, config, result = (
-        settled_model(11, total_ut_steps=4, num_hidden_layers=1),
-        config_of(mode, after_exit=after),
-        [],
-    )
+    model, result = settled_model(11, total_ut_steps=4, num_hidden_layers=1), []
+    config = config_of(mode, after_exit=after)
     for way, runner in (("eager", "eager"), ("captured", "compile")):
         with called_by(way, model) as (asked, _):
             result.append(written(model, [[4, 8, 15], [2, 23]], config, NEW, **asked | {"runner": runner}))

@@ -220,8 +220,7 @@ def test_of_logits_that_are_not_finite_nothing_is_known(number):
 def read_by_sum(states, token_ids):
     """A reader whose numbers tell which state and id they are of."""
     assert len(states) <= 64
-    numbers = torch.stack([states.sum(-1), token_ids.float(), states[:, 0], torch.ones(len(states))], dim=-1)
-    return numbers
+    return torch.stack([states.sum(-1), token_ids.float(), states[:, 0], torch.ones(len(states))], dim=-1)
 
 
 def test_a_queue_is_read_as_it_fills():

@@ -145,10 +145,7 @@ def test_settings_are_read_back_from_prepared_processors(case):
         (result,) = sampling_of(prepared(item), 1, [item.seed] if item.draws else None, logits.shape[1])
         alone, again = tables([item]), tables([result])
         at = torch.zeros_like(sequences)
-        scores = [
-            process(rows, rows.program(), logits, at, ids[:1], lengths)
-            for rows in (alone, again)
-        ]  # fmt: skip
+        scores = [process(rows, rows.program(), logits, at, ids[:1], lengths) for rows in (alone, again)]
         torch.testing.assert_close(*scores, rtol=0, atol=0, equal_nan=True)
         drawn = [draw(rows, rows.program(), scores[0], at, lengths, OWN_DRAW) for rows in (alone, again)]
         assert torch.equal(*drawn)

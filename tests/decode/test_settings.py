@@ -15,32 +15,20 @@ from sigma0.decode.settings import NO_LIMIT, Program, SequenceExit, SequenceSett
 from sigma0.decode.stats import RunRecord
 
 CPU = torch.device("cpu")
-NAMES = (
-    "last", "min_loops", "leaves", "verify", "redraft", "limit", "prompt", "mode", "patience", "break_after",
-    "criterion",
-)  # fmt: skip
 
 
 def rule(loops=4, inner_break=False, fates=None, **config):
     return ExitRule(ExitConfig(**config), loops, inner_break, fates)
 
 
-def table_of(wanted, sequences=1, depth=4):
-    settings = SequenceSettings(sequences, depth, CPU)
-    settings.set_exit(range(sequences), wanted)
-    (line,) = {tuple(entry) for entry in settings.table.tolist()}
-    return dict(zip(NAMES, line, strict=True)), settings
-
-
 QEXIT = SequenceExit(rule(q=0.25, min_loops=2), prompt=7)
 
 
 def test_a_line_of_the_table():
-    line, settings = table_of(QEXIT, 3)
-    assert line == {
-        "last": 4, "min_loops": 2, "leaves": 0, "verify": 0, "redraft": 1, "limit": NO_LIMIT, "prompt": 7,
-        "mode": MODES.index("qexit"), "patience": 2, "break_after": 0, "criterion": -1,
-    }  # fmt: skip
+    settings = SequenceSettings(3, 4, CPU)
+    settings.set_exit(range(3), QEXIT)
+    # last, min_loops, leaves, verify, redraft, limit, prompt, mode, patience, break_after, criterion
+    assert settings.table.tolist() == [[4, 2, 0, 0, 1, NO_LIMIT, 7, MODES.index("qexit"), 2, 0, -1]] * 3
     assert settings.thresholds.tolist() == [[0.25, 0.25, math.inf]] * 3
     assert NO_LIMIT == 2**62 and settings.eos.tolist() == [[-1]] * 3
 
