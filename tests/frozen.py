@@ -6,7 +6,6 @@ from importlib import import_module
 
 
 def changeable(folder):
-    """Names of the dataclasses of a package that are not frozen."""
     package = import_module(folder)
     modules = [import_module(result.name) for result in pkgutil.walk_packages(package.__path__, f"{folder}.")]
     classes = {item for module in modules for item in vars(module).values() if isinstance(item, type)}

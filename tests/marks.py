@@ -27,7 +27,6 @@ def fast_if(fast: bool, *values: Any, id: str | None = None):
 
 
 def slow(*values: Any, id: str | None = None):
-    """A slow case for `parametrize`."""
     return fast_if(False, *values, id=id)
 
 

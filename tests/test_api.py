@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from transformers import AutoTokenizer, StoppingCriteria, pipeline
+from transformers import AutoTokenizer, pipeline
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 import sigma0
@@ -125,11 +125,8 @@ def test_stop_reasons(pocket):
     ended = sigma0.generate(model, tokenizer, "x", logits_processor=[Force([5, 6, 2, 7])], max_new_tokens=9)
     assert (ended.stop_reason, len(ended.tokens), ended.tokens[-1].text) == ("eos", 3, "")
 
-    class AfterTwo(StoppingCriteria):
-        def __call__(self, input_ids, scores, **kwargs):
-            return torch.tensor([input_ids.shape[1] >= 1 + 2])
-
-    criterion = sigma0.generate(model, tokenizer, "x", stopping_criteria=[AfterTwo()], max_new_tokens=9)
+    after_two = [lambda ids, scores, **_: torch.tensor([ids.shape[1] >= 1 + 2])]
+    criterion = sigma0.generate(model, tokenizer, "x", stopping_criteria=after_two, max_new_tokens=9)
     assert len(tokenizer("x").input_ids) == 1
     assert (criterion.stop_reason, len(criterion.tokens)) == ("stop", 2)
 

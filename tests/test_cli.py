@@ -58,25 +58,19 @@ def test_generate_writes_a_picture(tmp_path):
 @pytest.mark.parametrize(
     "options, prompt, settings",
     [
-        (["--exit", "fixed", "--depth", "2"], STORY, {"mode": "fixed", "depth": 2}),
+        (["--exit", "fixed", "--depth", "2"], STORY, {"exit_config": {"mode": "fixed", "depth": 2}}),
         # mode and threshold stay as the checkpoint has them
-        (["--after", "drop"], STORY, {"mode": "margin", "after_exit": "drop"}),
-        (["--chat"], [{"role": "user", "content": STORY}], None),
+        (["--after", "drop"], STORY, {"exit_config": {"mode": "margin", "after_exit": "drop"}}),
+        (["--chat"], [{"role": "user", "content": STORY}], {}),
+        (["--temperature", "2", "--seed", "3"], STORY, {"do_sample": True, "temperature": 2.0, "seed": 3}),
     ],
 )
 @pytest.mark.parametrize("piped", [False, True])
 def test_generate_tells_as_json_what_generate_returns(pocket, options, prompt, settings, piped):
     words = ["-" if piped else STORY, "--max-new-tokens", "5", "--json", *options]
     result = run("generate", *words, input=STORY + "\n" if piped else None)
-    expected = sigma0.generate(*pocket, prompt, max_new_tokens=5, exit_config=settings)
+    expected = sigma0.generate(*pocket, prompt, max_new_tokens=5, **settings)
     assert json.loads(result.stdout) == {"model": "pocket", **json.loads(json.dumps(expected.to_dict()))}
-
-
-def test_sampling_repeats_with_a_seed():
-    settings = ("generate", STORY, "--max-new-tokens", "6", "--temperature", "2", "--json")
-    texts = [json.loads(run(*settings, "--seed", seed).stdout)["text"] for seed in ("1", "1", "2", "3")]
-    assert texts[0] == texts[1]
-    assert len(set(texts)) > 1
 
 
 @pytest.mark.parametrize(
@@ -84,20 +78,15 @@ def test_sampling_repeats_with_a_seed():
     [
         (["x", "--model", "nothing"], "no such model: 'nothing'"),
         (["x", "--q", "1.5"], "q: must lie in (0, 1], got 1.5"),
-        (["x", "--q", "0"], "q: must lie in (0, 1], got 0.0"),
         ([""], "the prompt is empty"),
         (["x", "--max-new-tokens", "5000"], "exceed the model's context of 2048"),
         (["x", "--exit", "sometimes"], "mode: Input should be 'full'"),
-        (["x", "--exit", "fixed"], "needs depth=k"),
-        (["x", "--depth", "2"], "depth=2 has no meaning"),
         (["x", "--exit", "fixed", "--depth", "99"], "exceeds the model's"),
         (["x", "--after", "later"], "after_exit: Input should be"),
         (["x", "--temperature", "-1"], "temperature must be a number of at least 0, got -1"),
-        (["x", "--temperature", "nan"], "temperature must be a number of at least 0, got nan"),
         (["x", "--seed", "-4"], "seed must lie in"),
         (["x", "--stop", ""], "a stop string must not be empty"),
         (["x", "--exit", "full", "--q", "0.3"], "--q has no effect with exit mode 'full', only with qexit"),
-        (["x " * 3000], "exceed the model's context of 2048"),
         (["x", "--dtype", "int4"], "dtype must be one of"),
         (["x", "--device", "toaster"], "device 'toaster' cannot be used"),
     ],

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from sigma0 import ExitConfig
-from sigma0.config import FateConfig
+from sigma0.config import FateConfig, exit_for
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,16 @@ from sigma0.config import FateConfig
             "accel_scale has no effect with exit mode 'margin', only with accel",
         ),
         ({"mode": "full", "eps": 0.1}, "eps has no effect with exit mode 'full', only with converge or accel"),
+        ({"mode": "kl", "delta": 0.0}, "finite number above 0"),
+        ({"mode": "kl", "theta": 0.5}, "theta has no effect with exit mode 'kl'"),
+        ({"mode": "margin", "delta": 0.5}, "delta has no effect with exit mode 'margin', only with entropy-diff or"),
+        ({"mode": "argmax-stability", "delta": 0.5}, "delta has no effect"),
+        ({"mode": "argmax-stability", "stable": 0}, "must be at least 1"),
+        ({"mode": "kl", "delta": True}, "delta: must be a number, got True$"),
+        ({"mode": "kl", "delta": "0.1"}, "delta: must be a number, got '0.1'"),
+        ({"mode": "argmax-stability", "stable": "3"}, "stable: must be a whole number, got '3'$"),
+        ({"mode": "argmax-stability", "stable": 1.5}, "stable: must be a whole number, got 1.5$"),
+        ({"mode": "fixed", "depth": True}, "depth: must be a whole number, got True"),
     ],
 )
 def test_bad_values_are_named(wrong, message):
@@ -77,3 +87,32 @@ def test_copied_settings_keep_what_another_mode_would_read():
 )
 def test_dict_round_trip(config):
     assert ExitConfig.parse(config.to_dict()) == config
+
+
+def test_efforts_are_ordered_for_every_rule():
+    for current, name in (
+        (ExitConfig(q=0.8), "q"),
+        (ExitConfig(mode="margin", theta=0.8), "theta"),
+        (ExitConfig(mode="fixed", depth=4), "depth"),
+    ):
+        result = [getattr(exit_for(effort, current, 6), name) for effort in ("minimal", "low", "medium")]
+        assert result == sorted(result) and len(set(result)) == 3
+    eager = [exit_for(effort, ExitConfig(mode="accel", eps=0.05), 6).eps for effort in ("minimal", "low", "medium")]
+    assert eager == sorted(eager, reverse=True)
+    assert exit_for("minimal", ExitConfig(mode="kl", delta=0.1), 4).delta == 0.2
+    assert exit_for("minimal", ExitConfig(mode="argmax-stability", stable=2), 4).stable == 2
+    full = ExitConfig(mode="full")
+    assert [exit_for(effort, full, 6).stops_at(6) for effort in ("minimal", "low", "medium", "high")] == [3, 5, 6, 6]
+    assert exit_for("high", ExitConfig(mode="fixed", depth=2), 6) == full
+    assert exit_for("minimal", ExitConfig(mode="fixed", depth=1), 6).depth == 1
+
+
+@pytest.mark.parametrize(
+    "current", [ExitConfig(q=0.5), ExitConfig(mode="margin", theta=0.5, after_exit="drop"), ExitConfig(mode="accel")]
+)
+def test_high_is_checked_by_full_depth_and_keeps_its_rule(current):
+    high = exit_for("high", current, 5)
+    assert (high.mode, high.after_exit, high.min_loops) == (current.mode, "verify", 3)
+    assert exit_for("high", ExitConfig(min_loops=4), 5).min_loops == 4
+    assert exit_for("medium", current, 5) == current
+    assert all(exit_for(effort, current, 5).after_exit == current.after_exit for effort in ("minimal", "low"))

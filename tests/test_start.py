@@ -123,15 +123,7 @@ def test_what_is_imported_alone_brings_no_model(code, heavy):
 
 
 # As the console script runs it; what is printed after this comes before `run` ends the process.
-RUN = """
-import sys
-from sigma0.cli import run
-sys.argv[0] = "sigma0"
-try:
-    run()
-except SystemExit as end:
-    assert not end.code
-"""
+RUN = COMMAND.replace("import app", "import run").replace('app(sys.argv[1:], prog_name="sigma0")', "run()")
 PROMPT = "Mary went to the park. Where is Mary?"
 # What others than `generate` with one model need. transformers imports scipy, sklearn and accelerate where they are.
 OTHERS = {

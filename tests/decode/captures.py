@@ -21,13 +21,7 @@ WAYS = ("eager", "torch", "late", "captured", "compile", "python", "stock")
 
 @contextmanager
 def called_by(way, model, capture=None):
-    """Has steps called in one of `WAYS`; yields what `generate` is to be asked for, and the captures that are made.
-
-    Args:
-        way: Of `WAYS`.
-        model: The model.
-        capture: What captures; `RepeatedCapture` by default.
-    """
+    """Has steps called in one of `WAYS`; yields what `generate` is to be asked for, and the captures that are made."""
     capture = capture or RepeatedCapture
     made, asked = [], {"runner": {"captured": "cudagraph", "compile": "compile"}.get(way, "eager")}
     with pytest.MonkeyPatch.context() as patch:

@@ -6,16 +6,14 @@ import json
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LogitsProcessorList
-from typer.testing import CliRunner
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.cli import app
 from sigma0.decode.repetition import CollapseStop
 from sigma0.signals.canary import Adaptation, Tighten
 from tests.decode.captures import called_by
 from tests.marks import exhaustive, slow
+from tests.test_cli import run
 
 CIRCLES = "hello world"
 ORDINARY = "Mary went to the park. The hat is with Mary. Where is the hat?"
@@ -141,9 +139,7 @@ def test_other_processors_stay(pocket):
         seen.append(ids.shape[1])
         return scores
 
-    sigma0.generate(
-        *pocket, ORDINARY, max_new_tokens=4, on_collapse="tighten", logits_processor=LogitsProcessorList([watch])
-    )
+    sigma0.generate(*pocket, ORDINARY, max_new_tokens=4, on_collapse="tighten", logits_processor=[watch])
     assert seen
 
 
@@ -155,12 +151,10 @@ def test_anything_else_is_refused(pocket, bad):
 
 def test_the_command_tells_it():
     command = ["generate", CIRCLES, "--exit", "qexit", "--q", "0.6"]
-    out = CliRunner().invoke(app, command)
+    out = run(*command)
     assert out.exit_code == 0 and "ended by collapse" in out.output
-    ignored = CliRunner().invoke(app, [*command, "--on-collapse", "ignore", "--json"])
+    ignored = run(*command, "--on-collapse", "ignore", "--json")
     assert json.loads(ignored.stdout)["stop_reason"] == "length"
-    wrong = CliRunner().invoke(app, [*command, "--on-collapse", "halt"])
-    assert wrong.exit_code != 0 and "stop, tighten or ignore" in wrong.output
 
 
 class _Counting(TorchDispatchMode):

@@ -9,6 +9,7 @@ from sigma0 import ExitConfig
 from sigma0.decode import compiled as programs
 from sigma0.kernels import row_dot
 from sigma0.models.ouro import OuroForCausalLM
+from tests.decode.test_conformance import written
 from tests.marks import exhaustive, needs_compiler, slow
 from tests.reference import tiny_model
 
@@ -38,7 +39,7 @@ def model():
 
 def test_what_one_call_runs_is_not_compiled(model, monkeypatch):
     monkeypatch.undo()
-    ran = written(model, "compile", 1, MODES["full"]).runner
+    ran = run(model, "compile", 1, MODES["full"]).runner
     assert ran.name == "eager" and "in C++ as they are" in ran.reason
 
 
@@ -48,25 +49,11 @@ def traced(monkeypatch):
     monkeypatch.setattr(programs, "generate_code", lambda graph, examples: graph)
 
 
-def prompts(batch, length=9, seed=1):
-    """Ragged prompts, padded on the left."""
-    ids = torch.randint(1, 61, (batch, length), generator=torch.Generator().manual_seed(seed))
-    mask = torch.ones_like(ids)
-    for row in range(batch):
-        mask[row, : row * 3 % 7] = 0
-    return {"input_ids": ids * mask, "attention_mask": mask}
-
-
-def written(model, runner, batch, config, new=9, **settings):
-    torch.manual_seed(7)
-    return model.generate(
-        **prompts(batch),
-        max_new_tokens=new,
-        exit_config=config,
-        runner=runner,
-        return_dict_in_generate=True,
-        **settings,
-    )
+def run(model, runner, batch, config, new=9, **settings):
+    """After ragged prompts."""
+    ids = torch.randint(1, 61, (batch, 9), generator=torch.Generator().manual_seed(1)).tolist()
+    rows = [part[row * 3 % 7 :] for row, part in enumerate(ids)]
+    return written(model, rows, config, new, runner=runner, **settings)
 
 
 def assert_same(compiled, eager):
@@ -80,7 +67,7 @@ def assert_same(compiled, eager):
 
 
 def both(model, batch, mode, **settings):
-    return [written(model, runner, batch, MODES[mode], **settings) for runner in ("compile", "eager")]
+    return [run(model, runner, batch, MODES[mode], **settings) for runner in ("compile", "eager")]
 
 
 # Four sequences are one row in some passes and some rows in others: every program of a mode. One sequence and many have
@@ -108,7 +95,7 @@ def test_processors_of_the_caller_run_between_two_programs(model, traced):
 
 
 def test_another_run_takes_the_programs_of_the_first_over_planes_of_another_size(model, traced):
-    written(model, "compile", 2, MODES["qexit"])
+    run(model, "compile", 2, MODES["qexit"])
     known = dict(model._compiled_programs.programs)
     assert known
     compiled, eager = both(model, 2, "qexit", new=5)
@@ -117,7 +104,7 @@ def test_another_run_takes_the_programs_of_the_first_over_planes_of_another_size
 
 
 def test_a_model_with_new_weights_is_compiled_anew(model, traced):
-    written(model, "compile", 1, MODES["full"])
+    run(model, "compile", 1, MODES["full"])
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.flip(0))
     assert_same(*both(model, 1, "full"))
 
@@ -139,8 +126,8 @@ def test_programs_read_weights_in_cpp_and_see_new_ones(request, generated, monke
     with torch.no_grad():
         for parameter, new in zip(model.parameters(), other.parameters(), strict=True):
             parameter.copy_(new)
-    changed = written(model, "compile", 2, MODES["margin"])
-    assert_same(changed, written(other, "eager", 2, MODES["margin"]))
+    changed = run(model, "compile", 2, MODES["margin"])
+    assert_same(changed, run(other, "eager", 2, MODES["margin"]))
     assert not torch.equal(changed.sequences, compiled.sequences)
 
 
@@ -151,11 +138,11 @@ def test_a_step_that_cannot_be_compiled_runs_eagerly_and_says_why(model, monkeyp
     monkeypatch.setattr(programs, "generate_code", fails)
     with warnings.catch_warnings(record=True) as output:
         warnings.simplefilter("always")
-        compiled = written(model, "compile", 2, MODES["qexit"])
+        compiled = run(model, "compile", 2, MODES["qexit"])
     assert any("no such instruction" in str(warning.message) for warning in output)
     assert compiled.runner.name == "eager"
     assert "no such instruction" in compiled.runner.reason
-    assert torch.equal(compiled.sequences, written(model, "eager", 2, MODES["qexit"]).sequences)
+    assert torch.equal(compiled.sequences, run(model, "eager", 2, MODES["qexit"]).sequences)
 
 
 def test_a_direct_call_finds_its_inputs_anew_and_refuses_numbers_that_may_be_others():

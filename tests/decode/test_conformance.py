@@ -233,8 +233,10 @@ def check_cell(case, out, batch):
     assert longest == max(len(row.steps) for row in rows)
     for number, row in enumerate(rows):
         ended = len(row.steps)
+        assert len(out.exit_reasons[number]) == ended
         tokens, depths = out.sequences[number, width:].tolist(), out.exit_depths[number].tolist()
         assert tokens[ended:] == depths[ended:] == [0] * (longest - ended)
+        assert after != "verify" or not out.accepted[number, ended:].any()
         for place, step in enumerate(row.steps):
             here = number, place
             assert (tokens[place], depths[place]) == (step.token, step.depth), here

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.config import DEEPEST_ROWS
-from sigma0.decode.stats import Deepest, deepest_of, deepest_reader
-from sigma0.kernels.collapse_rows import certainty_rows
-from tests.marks import needs_library
+from sigma0.decode.stats import Deepest, DeepestQueue, deepest_of, deepest_reader
 from tests.models.raven_reference import tiny_raven
 from tests.reference import DroppingReference, logits_of, tiny_model, tiny_nanbeige
 
@@ -209,14 +207,6 @@ def test_the_formula(rows, ids, dtype):
     assert torch.equal(deepest_of(strided, token_ids), deepest_of(logits, token_ids))
 
 
-@needs_library
-def test_the_formula_in_cpp():
-    logits = torch.randn(7, 769, generator=torch.Generator().manual_seed(1)) * 4
-    token_ids = torch.arange(7) * 100
-    compiled = deepest_of(logits, token_ids, certainty_rows)
-    torch.testing.assert_close(compiled, deepest_of(logits, token_ids), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_of_logits_that_are_not_finite_nothing_is_known(number):
     logits = torch.randn(3, 61, generator=torch.Generator().manual_seed(1))
@@ -225,3 +215,20 @@ def test_of_logits_that_are_not_finite_nothing_is_known(number):
     assert numbers.isnan().all(-1).tolist() == [False, True, False]
     assert Deepest.of(numbers[1].tolist()) == Deepest()
     assert None not in Deepest.of(numbers[0].tolist()) and Deepest.of(numbers[0].tolist()).agrees is False
+
+
+def read_by_sum(states, token_ids):
+    """A reader whose numbers tell which state and id they are of."""
+    assert len(states) <= 64
+    return torch.stack([states.sum(-1), token_ids.float(), states[:, 0], torch.ones(len(states))], dim=-1)
+
+
+def test_a_queue_is_read_as_it_fills():
+    sizes = []
+    queue = DeepestQueue(lambda states, ids: sizes.append(len(ids)) or read_by_sum(states, ids))
+    for index in range(64):
+        assert sizes == []
+        output = queue.add(torch.ones(1, 1), [index], [index])
+    assert sizes == [64] and [where for where, _ in output] == list(range(64)) and not queue.take()
+    output = queue.add(torch.ones(129, 1), list(range(129)), list(range(129)))
+    assert sizes[1:] == [64, 64, 1] and [numbers[1] for _, numbers in output] == list(range(129))

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from sigma0 import ExitConfig
 from sigma0.decode.exits import (
-    CRITERIA,
     REASON_WHEN_MET,
     ExitRule,
     exit_probabilities,
@@ -17,7 +16,6 @@ from sigma0.decode.exits import (
     no_gate_logits,
     select_exits,
 )
-from sigma0.decode.ops import ExitState, observe
 from sigma0.decode.stats import PathReader
 from tests.reference import decide, setting
 
@@ -99,32 +97,6 @@ def test_accel_holds_its_fire_on_drift_and_fires_on_a_geometric_approach():
     assert met(drift, "steps")
 
 
-def test_accel_with_four_loops_and_patience_two_stops_only_at_the_end():
-    states = torch.stack([torch.tensor([[1 - 0.1**loop, 0.0]]) for loop in range(1, 5)])
-    current = rule("accel", 4, eps=0.5, patience=2)
-    chosen = select_exits(current, states[:, None], torch.zeros(4, 1, 1), lambda hidden: hidden)
-    assert (int(chosen.depths), bool(chosen.met)) == (4, True)
-
-
-@pytest.mark.parametrize("mode", ["qexit", "converge", "accel"])
-def test_a_row_decides_by_itself(mode):
-    """Rows together or apart, in whatever slots, at whatever loops: the same decisions."""
-    states, gates, _ = (tensor.float() for tensor in trajectory(3, 5))
-    params = rule(mode, 5, **({"q": 0.7} if mode == "qexit" else {"eps": 0.4})).params(watch=True)
-
-    def decisions(rows: list[int], slots: list[int]) -> torch.Tensor:
-        state, output = ExitState.empty(12, WIDTH, torch.float32, "cpu"), []
-        for loop in range(5):
-            before = states[max(loop - 1, 0)][rows]
-            output.append(observe(states[loop][rows], before, gates[loop][rows], state, torch.tensor(slots), params))
-        return torch.stack([item.decisions for item in output], dim=1)
-
-    together = decisions(list(range(ROWS)), list(range(ROWS)))
-    apart = [decisions([row], [11 - row]) for row in range(ROWS)]
-    assert torch.equal(together, torch.cat(apart))
-    assert len(together.unique()) > 1
-
-
 def test_q_of_one_runs_every_loop_even_where_the_sum_rounds_to_one():
     gates = torch.full((4, 1, 1), 40.0)
     assert float(torch.sigmoid(gates[0])) == 1.0
@@ -138,34 +110,6 @@ def test_why_a_token_stopped():
         assert exit_reason(mode, True, True) == exit_reason(mode, False, diverged=True) == "divergence"
         assert exit_reason(mode, True, True, True) == exit_reason(mode, False, forced=True) == "forced"
     assert exit_reason("full", True) == "fixed" and exit_reason("full", False, True) == "divergence"
-
-
-@pytest.mark.parametrize(
-    "current, expected",
-    [
-        (rule(q=0.25), (0.25, None, 6, 1, False, None, 2)),
-        (rule(), (0.5, None, 6, 1, False, None, 2)),
-        (rule("margin", theta=0.25, min_loops=9), (0.25, None, 6, 6, True, None, 2)),
-        (rule("accel", eps=0.25, patience=3, min_loops=2), (0.25, None, 6, 2, False, None, 3)),
-        (rule("full"), (1.0, 6, 6, 1, False, None, 2)),
-        (rule("fixed", depth=4), (1.0, 4, 4, 1, False, None, 2)),
-        (rule("kl", delta=0.25), (0.25, None, 6, 1, True, CRITERIA.index("kl"), 2)),
-        (rule("cosine", delta=0.25), (0.25, None, 6, 1, False, CRITERIA.index("cosine"), 2)),
-        (rule("argmax-stability", stable=3), (3, None, 6, 1, True, 5, 2)),
-        (rule("entropy-diff"), (0.01, None, 6, 1, True, 0, 2)),
-    ],
-)
-def test_what_a_rule_says_of_itself(current, expected):
-    result = (
-        current.threshold,
-        current.fixed_depth,
-        current.last_loop,
-        current.min_loops,
-        current.needs_logits,
-        current.criterion,
-        current.patience,
-    )
-    assert result == expected and current.total_loops == 6 and current.course is None
 
 
 def test_exits_that_are_known_beforehand():

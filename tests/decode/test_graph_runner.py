@@ -109,11 +109,7 @@ def test_a_whole_run_is_looked_at_through_one_door(way, after, monkeypatch):
 
 
 class Kept(RepeatedCapture):
-    """Keeps what it captured.
-
-    Attributes:
-        function: The last function.
-    """
+    """Keeps the last function that it captured."""
 
     def __call__(self, function):
         self.function = function

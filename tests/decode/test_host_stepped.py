@@ -161,57 +161,40 @@ CHANGES = {
 }
 
 
+def check_noticed(item, keeps, changes, name="Holder"):
+    """The first call is passed over, and the second is not."""
+    guard = StateGuard([item])
+    with guard.watching(item):
+        item(keeps)
+    with pytest.raises(ValueError, match=f"{name} keeps state between calls"), guard.watching(item):
+        item(changes)
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_state_between_calls_is_noticed(name):
     held, change = CHANGES[name]
-    item = Holder(held)
-    guard = StateGuard([item])
-    with guard.watching(item):
-        item(lambda held: None)
-    with pytest.raises(ValueError, match="Holder keeps state between calls"), guard.watching(item):
-        item(change)
+    check_noticed(Holder(held), lambda held: None, change)
 
 
 def test_what_holds_itself_is_looked_at_some_levels_deep():
     item = Holder({})
     item.held["own"], item.more = item, [item]
-    guard = StateGuard([item])
-    with guard.watching(item):
-        item(len)
-    with pytest.raises(ValueError, match="keeps state"), guard.watching(item):
-        item(lambda held: held.update({"new": 1}))
+    check_noticed(item, len, lambda held: held.update({"new": 1}))
 
 
-def test_state_of_a_function_is_in_its_closure():
+def test_state_of_a_function_is_in_its_closure_and_of_a_method_in_its_object():
     count = [0]
 
     def counts(step):
         count[0] += step
 
-    guard = StateGuard([counts])
-    with guard.watching(counts):
-        counts(0)
-    with pytest.raises(ValueError, match="counts keeps state"), guard.watching(counts):
-        counts(1)
-
-
-def test_state_of_a_method_is_in_its_object():
-    held = Holder([1])
-    guard = StateGuard([held.__call__])
-    with guard.watching(held.__call__):
-        held(len)
-    with pytest.raises(ValueError, match="__call__ keeps state"), guard.watching(held.__call__):
-        held(lambda current: current.append(2))
+    check_noticed(counts, 0, 1, "counts")
+    check_noticed(Holder([1]).__call__, len, lambda held: held.append(2), "__call__")
 
 
 def test_a_tensor_of_inference_mode_is_compared_by_its_numbers():
     with torch.inference_mode():
-        item = Holder(torch.zeros(2))
-        guard = StateGuard([item])
-        with guard.watching(item):
-            item(lambda held: held.sum())
-        with pytest.raises(ValueError, match="keeps state"), guard.watching(item):
-            item(lambda held: held.add_(1))
+        check_noticed(Holder(torch.zeros(2)), lambda held: held.sum(), lambda held: held.add_(1))
 
 
 def test_what_is_known_to_keep_no_state_is_not_watched():

@@ -7,17 +7,13 @@ from torch import nn
 from sigma0 import ExitConfig
 from sigma0.config import Switches
 from tests.decode.captures import called_by
+from tests.decode.test_conformance import written
 from tests.marks import slow
 from tests.reference import tiny_model
 
-IDS = torch.tensor([[5, 9, 2, 7], [4, 3, 11, 8]])
-
 
 def run(model, config, **kwargs):
-    return model.generate(
-        IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=6, do_sample=False, exit_config=config,
-        return_dict_in_generate=True, **kwargs,
-    )  # fmt: skip
+    return written(model, [[5, 9, 2, 7], [4, 3, 11, 8]], config, 6, **kwargs)
 
 
 class Growing(nn.Module):

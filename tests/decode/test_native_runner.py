@@ -60,8 +60,6 @@ class Model:
 
 
 class Storage:
-    """One plane that nobody reads."""
-
     def __init__(self, sequences):
         self.planes = [SimpleNamespace(flat_keys=torch.zeros(1))]
         self.place, self.noted = Placement(LONGEST, sequences * LONGEST + 1), []

@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 from transformers.generation import StoppingCriteria
-from typer.testing import CliRunner
 
 import sigma0
-from sigma0.cli import app
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.ops import no_broadcast
 from sigma0.decode.parallel import ParallelSettings, broadcaster, check_heads, tp_group
@@ -30,6 +28,7 @@ from tests.conftest import Golden
 from tests.marks import exhaustive
 from tests.processes import commands, in_processes
 from tests.reference import tiny_model
+from tests.test_cli import refused as refused_line
 
 FEW = (
     {"mode": "full"},
@@ -275,7 +274,6 @@ def test_torchrun_must_have_started_the_processes(monkeypatch):
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory):
-    """A model that writes until it is stopped."""
     folder = tmp_path_factory.mktemp("endless")
     model, tokenizer = sigma0.load("pocket", device="cpu", dtype="float32")
     model.config.eos_token_id = model.generation_config.eos_token_id = None
@@ -344,9 +342,8 @@ def test_only_the_first_process_prints(pocket, tmp_path):
 
 @pytest.mark.parametrize("arguments", [["-"], ["x", "--ladder", "pocket,pocket-large"]])
 def test_what_processes_cannot_share_is_refused(arguments):
-    result = CliRunner().invoke(app, ["generate", *arguments, "--tensor-parallel"])
-    assert result.exit_code == 2
-    assert "--tensor-parallel goes with one model and a prompt that is an argument" in result.stderr
+    said = refused_line("generate", *arguments, "--tensor-parallel")
+    assert "--tensor-parallel goes with one model and a prompt that is an argument" in said
 
 
 @pytest.mark.exhaustive

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sigma0.decode.attention import Placement
 from sigma0.decode.kv_cache import DepthCache, Plane
 from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.ops import PlaneCodec
@@ -56,45 +55,6 @@ def test_a_shape_is_read_from_a_model():
     assert BlockShape.of(model, 8).head_dim == 3
 
 
-def test_spans_are_written_and_read_by_block():
-    layer = LayerPlanes(LIKE, 4, 2, 5)
-    assert layer.flat_keys.shape == (4, 11, HEADS, WIDTH) and not layer.flat_values.any()
-    keys, values = numbered((2, HEADS, 2, WIDTH)), numbered((2, HEADS, 2, WIDTH), 100)
-    layer.write_span(1, 2, keys, values)
-    read_keys, read_values = layer.read_span(1, 4)
-    assert torch.equal(read_keys[:, :, 2:], keys) and torch.equal(read_values[:, :, 2:], values)
-    assert not read_keys[:, :, :2].any() and not layer.flat_keys[[0, 2, 3]].any()
-    assert torch.equal(layer.flat_keys[1, 5 + 3], keys[1, :, 1]) and not layer.flat_keys[:, -1].any()
-    assert layer.room == 5 and layer.position_bytes == 2 * 4 * 2 * HEADS * WIDTH * 4
-    assert layer.bytes_allocated == 5 * layer.position_bytes and layer.bytes_of(3) == 3 * layer.position_bytes
-    layer.grow(8)
-    assert layer.room == 8 and torch.equal(layer.read_span(1, 4)[1][:, :, 2:], values)
-    assert torch.equal(layer.flat_keys[1, 8 + 3], keys[1, :, 1])
-    layer.select(torch.tensor([1, 1, 0]))
-    assert layer.blocks == 3 and torch.equal(layer.read_span(1, 4)[0][:, :, 2:], keys[[1, 1, 0]])
-    assert layer.flat_keys.shape == (4, 25, HEADS, WIDTH)
-
-
-def test_rows_are_written_where_they_are_told():
-    layer = LayerPlanes(LIKE, 2, 1, 4)
-    keys, values = numbered((2, HEADS, WIDTH)), numbered((2, HEADS, WIDTH), 50)
-    layer.write(torch.tensor([3, 5 + 1]), keys, values)
-    assert torch.equal(layer.flat_keys[0, 3], keys[0]) and torch.equal(layer.flat_values[1, 1], values[1])
-    assert int((layer.flat_keys != 0).any(-1).any(-1).sum()) == 2
-
-
-def test_what_left_at_an_exit_stands_in_all_deeper_planes():
-    layer = LayerPlanes(LIKE, 4, 1, 3)
-    layer.flat_keys.copy_(numbered((4, 4, HEADS, WIDTH)))
-    layer.flat_values.copy_(-layer.flat_keys)
-    before = layer.flat_keys.clone()
-    layer.propagate_past_exit(torch.tensor([0, 2, 1]), torch.tensor([0, 1, 3]))
-    for position, last in ((0, 0), (2, 1), (1, 3), (3, 3)):
-        for plane in range(4):
-            assert torch.equal(layer.flat_keys[plane, position], before[min(plane, last), position])
-    assert torch.equal(layer.flat_values, -layer.flat_keys)
-
-
 @pytest.mark.parametrize("blocks", [[], [0], [2], [0, 1, 2], [3, 1], [1, 3], [0, 2, 3], [1, 2, 0], [3, 0, 1]])
 def test_blocks_are_wiped_and_no_others(blocks):
     layer = LayerPlanes(LIKE, 2, 4, 3)
@@ -105,17 +65,6 @@ def test_blocks_are_wiped_and_no_others(blocks):
         gone = {position // 3 for position in range(12) if not flat[:, position].any()}
         assert gone == set(blocks) and flat[:, 12].all()
         assert all(flat[:, position].all() for position in range(12) if position // 3 not in blocks)
-
-
-def test_where_cache_positions_lie():
-    sequences, positions = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 4])
-    assert Placement(5, 11).flat(sequences, positions).tolist() == [2, 5, 9] and Placement(5, 11).room == 5
-    table = torch.tensor([[3, 0, 0], [1, 4, 2]])
-    paged = Placement(2, 11, table)
-    assert paged.flat(sequences, positions).tolist() == [0, 2, 4] and paged.room == 6
-    coded = Placement(2, 5, coded=7)
-    assert coded.flat(sequences, positions).tolist() == [0, 2, 2] and coded.room == 7
-    assert Placement(2, 5, blocks=table, coded=7).room == 21
 
 
 def test_blocks_of_an_engine():

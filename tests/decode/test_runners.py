@@ -1,8 +1,9 @@
-"""Which runner calls the step, and why."""
+"""Which runner calls the step, and why; how many rows it expects, and what it counts."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,8 +11,11 @@ from sigma0.config import KVConfig
 from sigma0.decode import runners
 from sigma0.decode.compiled import CudaCapture
 from sigma0.decode.ops import TORCH, TRITON
-from sigma0.decode.runner import RunnerChoice
+from sigma0.decode.runner import LateRunner, RunnerChoice
 from sigma0.decode.runners import RUNNERS, choose_runner
+from sigma0.decode.settings import Program
+from sigma0.decode.step import take_lines
+from sigma0.decode.transfer import PassCounts
 from tests.decode.captures import called_by
 from tests.reference import tiny_model
 
@@ -124,3 +128,35 @@ def test_what_has_to_be_seen_is_not_late():
     with called_by("captured", model):
         assert chosen(model, output_statistics=True).captured
         assert not chosen(model, output_statistics=True).late
+
+
+@pytest.mark.parametrize(
+    "program, heads",
+    [
+        (Program(), 5), (Program(verify=True), 5), (Program(reads_logits=True), 7),
+        (Program(reads_logits=True, verify=True), 12),
+    ],
+)  # fmt: skip
+def test_counts_of_a_step_are_in_its_last_line(program, heads):
+    lines = np.zeros((3, 9), dtype=np.int64)
+    lines[2, :5] = 11, 7, 5, 3, 2
+    counts = PassCounts()
+    output, counted = take_lines(lines, program, counts)
+    assert len(output) == 2 and counted[:5].tolist() == [11, 7, 5, 3, 2]
+    assert counts == PassCounts(passes=1, rows=11, head_rows=heads)
+    lines[2, :5] = 0
+    take_lines(lines, program, counts)
+    assert (counts.passes, counts.rows) == (1, 11)
+
+
+@pytest.mark.parametrize(
+    "live, sequences, under_way, bound",
+    [(0, 0, 0, 0), (0, 3, 1, 0), (1, 1, 0, 1), (1, 1, 1, 2), (3, 1, 0, 4), (3, 1, 1, 4), (3, 2, 1, 8), (8, 4, 0, 8),
+     (8, 1, 1, 12), (9, 3, 1, 12)],
+)  # fmt: skip
+def test_rows_of_a_coming_step_are_bounded(live, sequences, under_way, bound):
+    runner = object.__new__(LateRunner)
+    runner.lanes = SimpleNamespace(count=12)
+    runner._under_way = [None] * under_way
+    runner.expect(live, sequences)
+    assert runner._bound() == bound

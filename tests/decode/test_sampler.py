@@ -12,7 +12,6 @@ from transformers.generation import logits_process as processors
 
 from sigma0.decode.sampling import OWN_DRAW, distribution, draw, process, uniform
 from sigma0.decode.sampling_params import SamplingProgram, SamplingSettings, SequenceSampling, sampling_of
-from tests.decode.test_random_numbers import deviation
 
 CPU = torch.device("cpu")
 TENSORS = ("numbers", "table", "keys", "eos", "words", "biased", "biases")
@@ -146,10 +145,7 @@ def test_settings_are_read_back_from_prepared_processors(case):
         (result,) = sampling_of(prepared(item), 1, [item.seed] if item.draws else None, logits.shape[1])
         alone, again = tables([item]), tables([result])
         at = torch.zeros_like(sequences)
-        scores = [
-            process(rows, rows.program(), logits, at, ids[:1], lengths)
-            for rows in (alone, again)
-        ]  # fmt: skip
+        scores = [process(rows, rows.program(), logits, at, ids[:1], lengths) for rows in (alone, again)]
         torch.testing.assert_close(*scores, rtol=0, atol=0, equal_nan=True)
         drawn = [draw(rows, rows.program(), scores[0], at, lengths, OWN_DRAW) for rows in (alone, again)]
         assert torch.equal(*drawn)
@@ -217,29 +213,6 @@ def test_a_row_that_belongs_to_nobody_is_greedy():
     nobody, positions = torch.full((50,), 2), torch.arange(50)
     scores = process(rows, rows.program(), logits, nobody, None, positions)
     assert torch.equal(draw(rows, rows.program(), scores, nobody, positions, OWN_DRAW), logits.argmax(-1))
-
-
-def test_draws_of_a_sequence_follow_its_scores():
-    """Through settings: the law, and that neighbouring positions, purposes and seeds draw on their own."""
-    count, kinds = 100_000, 5
-    rows = tables([SequenceSampling(draws=True, seed=seed, temperature=0.7) for seed in range(2)])
-    logits = torch.tensor([0.3, -1.0, 0.9, 0.0, 0.5])
-    law = torch.softmax(logits.double() / 0.7, -1)
-    drawn = {}
-    for sequence in (0, 1):
-        for purpose in (0, 1):
-            at, positions = torch.full((count,), sequence), torch.arange(count)
-            scores = process(rows, rows.program(), logits.expand(count, kinds), at, None, positions)
-            drawn[sequence, purpose] = draw(rows, rows.program(), scores, at, positions, purpose)
-    current = drawn[0, 0]
-    for first, second in (
-        (current[:-1], current[1:]),
-        (current, drawn[1, 0]),
-        (current, drawn[0, 1]),
-        (drawn[1, 1], current),
-    ):
-        seen = torch.bincount(first * kinds + second, minlength=kinds * kinds)
-        assert abs(deviation(seen, (law[:, None] * law).flatten())) < 4.5
 
 
 EVERYTHING = [

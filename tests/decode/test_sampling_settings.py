@@ -1,10 +1,12 @@
-"""Sampling of sequences: which values are refused, what lies in the tables, and what is computed."""
+"""Sampling of sequences: what is refused, what lies in the tables, what is computed, and what needs the host."""
 
 import math
 from dataclasses import replace
 
 import pytest
 import torch
+from transformers import LogitsProcessorList
+from transformers.generation import logits_process as processors
 
 from sigma0.decode.logits import Alternative, logprobs_of
 from sigma0.decode.sampling import process
@@ -14,7 +16,7 @@ from sigma0.decode.sampling_params import (
     SamplingSettings,
     SequenceSampling,
     check_logit_bias,
-    key_of,
+    sampling_of,
 )
 
 CPU = torch.device("cpu")
@@ -76,19 +78,11 @@ def test_sampling_of_a_request():
     assert SamplingParams() == SamplingParams(0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, (), None)
 
 
-def test_tables_of_sequences():
+def test_tables_of_sequences_keep_nothing_of_earlier_ones():
     settings = SamplingSettings(3, CPU)
     one = replace(SequenceSampling.of(FULL, 9, 4), padding=1, min_length=6, eos=(7, 8), bad_words=((1,), (2, 3, 4)))
     two = SequenceSampling(draws=True, seed=5, eos=(3,), bad_words=((6, 5),), logit_bias=((0, 2.0), (1, -1.0)))
     settings.set(1, one, two)
-    assert settings.numbers.tolist() == [PLAIN, [0.5, 0.25, 0.25, 1.5, 0.25, -0.5], PLAIN, PLAIN]
-    assert settings.table.tolist() == [[0] * 5, [1, 3, 4, 1, 6], [1, 0, 0, 0, 0], [0] * 5]
-    assert settings.keys.tolist() == [[0, 0], [*key_of(9)], [*key_of(5)], [0, 0]]
-    assert settings.eos.tolist() == [[-1, -1], [7, 8], [3, -1], [-1, -1]]
-    none = [[-1, -1, -1], [-1, -1, -1]]
-    assert settings.words.tolist() == [none, [[-1, -1, 1], [2, 3, 4]], [[-1, 6, 5], [-1, -1, -1]], none]
-    assert settings.biased.tolist() == [[-1, -1], [2, -1], [0, 1], [-1, -1]]
-    assert settings.biases.tolist() == [[0, 0], [1, 0], [2, -1], [0, 0]]
     # what is set anew keeps nothing, and the tables stay as wide
     before = [item.shape for item in settings.tensors]
     settings.set(1, SequenceSampling(eos=(1,), bad_words=((9,),), logit_bias=((4, 0.5),)))
@@ -167,3 +161,69 @@ def test_log_probabilities_of_a_token_and_of_the_likeliest():
     assert [item.id for item in logprobs_of(logits, 1, 4)[1]] == [1, 2]
     half = logprobs_of(torch.tensor([3.0, 3.5], dtype=torch.bfloat16), 1, 1)[0]
     assert half == pytest.approx(-math.log1p(math.exp(-0.5)), abs=1e-6)
+
+
+TEMPERATURE = processors.TemperatureLogitsWarper(0.5)
+TOP_K = processors.TopKLogitsWarper(5)
+REPETITION = processors.RepetitionPenaltyLogitsProcessor(1.2)
+
+
+class Other(processors.TemperatureLogitsWarper):
+    pass
+
+
+def test_every_part_is_read():
+    items = [
+        processors.SequenceBiasLogitsProcessor({(4,): 1.5, (0,): -2.0}),
+        processors.RepetitionPenaltyLogitsProcessor(1.2, torch.tensor([0, 2])),
+        # a word that is an end itself is allowed
+        processors.NoBadWordsLogitsProcessor([[1], [2, 3], [7]], 7),
+        processors.MinLengthLogitsProcessor(4, 7),
+        processors.MinNewTokensLengthLogitsProcessor(3, 5, 7),
+        TEMPERATURE,
+        TOP_K,
+        processors.TopPLogitsWarper(0.9),
+        processors.MinPLogitsWarper(0.1),
+    ]
+    first, second = sampling_of(LogitsProcessorList(items), 2, [11, 12], 20)
+    assert (first.draws, first.seed, first.temperature, first.top_k, first.top_p, first.min_p) == (
+        True, 11, 0.5, 5, 0.9, 0.1,
+    )  # fmt: skip
+    assert (first.repetition_penalty, first.padding, second.padding, second.seed) == (1.2, 0, 2, 12)
+    assert (first.bad_words, first.min_length, first.eos) == (((1,), (2, 3)), 8, (7,))
+    assert first.logit_bias == second.logit_bias == ((4, 1.5), (0, -2.0))
+
+
+def test_nothing_is_greedy():
+    assert [item.draws for item in sampling_of(LogitsProcessorList(), 3)] == [False] * 3
+    assert [item.seed for item in sampling_of(LogitsProcessorList(), 2, [5, 6])] == [5, 6]
+
+
+def test_a_number_of_ignored_ids_holds_for_all():
+    items = LogitsProcessorList([processors.RepetitionPenaltyLogitsProcessor(1.2, 4)])
+    assert [item.padding for item in sampling_of(items, 2)] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [TOP_K, TEMPERATURE],
+        [TEMPERATURE, REPETITION],
+        [TEMPERATURE, TEMPERATURE],
+        [Other(0.5)],
+        [processors.TypicalLogitsWarper(0.5)],
+        [REPETITION, lambda ids, scores: scores],
+        [processors.SequenceBiasLogitsProcessor([[[1, 2], -1.0]])],
+        [processors.SequenceBiasLogitsProcessor([[[1], -1.0], [[99], 1.0]])],
+        [processors.SequenceBiasLogitsProcessor([[[1], float("-inf")]])],
+        [processors.TopKLogitsWarper(5, filter_value=-1e9)],
+        [processors.TopPLogitsWarper(0.5, min_tokens_to_keep=2)],
+        [processors.MinPLogitsWarper(0.5, min_tokens_to_keep=2)],
+        [processors.TopKLogitsWarper(5, min_tokens_to_keep=2)],
+        [processors.RepetitionPenaltyLogitsProcessor(1.2, torch.tensor([0, 1, 2]))],
+        [processors.NoBadWordsLogitsProcessor([[1], [99]])],
+        [processors.MinLengthLogitsProcessor(3, 7), processors.MinNewTokensLengthLogitsProcessor(3, 5, 8)],
+    ],
+)
+def test_anything_else_needs_the_host(items):
+    assert sampling_of(LogitsProcessorList(items), 2, vocabulary=20) is None

@@ -6,67 +6,31 @@ import pytest
 import torch
 
 from sigma0 import ExitConfig, FateConfig
-from sigma0.decode.exits import CRITERIA, Course, ExitRule
+from sigma0.decode.exits import Course, ExitRule
 from sigma0.decode.kv_store import BlockShape, PagedPlanes
-from sigma0.decode.ops import MODES
+from sigma0.decode.ops import MODES, TORCH
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.sampling_params import SamplingSettings, SequenceSampling
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceExit, SequenceSettings
+from sigma0.decode.stats import RunRecord
 
 CPU = torch.device("cpu")
-NAMES = (
-    "last", "min_loops", "leaves", "verify", "redraft", "limit", "prompt", "mode", "patience", "break_after",
-    "criterion",
-)  # fmt: skip
 
 
 def rule(loops=4, inner_break=False, fates=None, **config):
     return ExitRule(ExitConfig(**config), loops, inner_break, fates)
 
 
-def table_of(wanted, sequences=1, depth=4):
-    settings = SequenceSettings(sequences, depth, CPU)
-    settings.set_exit(range(sequences), wanted)
-    (line,) = {tuple(entry) for entry in settings.table.tolist()}
-    return dict(zip(NAMES, line, strict=True)), settings
-
-
 QEXIT = SequenceExit(rule(q=0.25, min_loops=2), prompt=7)
 
 
 def test_a_line_of_the_table():
-    line, settings = table_of(QEXIT, 3)
-    assert line == {
-        "last": 4, "min_loops": 2, "leaves": 0, "verify": 0, "redraft": 1, "limit": NO_LIMIT, "prompt": 7,
-        "mode": MODES.index("qexit"), "patience": 2, "break_after": 0, "criterion": -1,
-    }  # fmt: skip
+    settings = SequenceSettings(3, 4, CPU)
+    settings.set_exit(range(3), QEXIT)
+    # last, min_loops, leaves, verify, redraft, limit, prompt, mode, patience, break_after, criterion
+    assert settings.table.tolist() == [[4, 2, 0, 0, 1, NO_LIMIT, 7, MODES.index("qexit"), 2, 0, -1]] * 3
     assert settings.thresholds.tolist() == [[0.25, 0.25, math.inf]] * 3
     assert NO_LIMIT == 2**62 and settings.eos.tolist() == [[-1]] * 3
-
-
-@pytest.mark.parametrize(
-    "config, extra, expected, thresholds",
-    [
-        ({"mode": "margin", "theta": 0.5}, {}, {"mode": 0, "criterion": -1}, [0.5, math.inf, 0.5]),
-        ({"q": 1.0}, {}, {"mode": 0}, [1.0, math.inf, math.inf]),
-        ({"mode": "accel", "eps": 0.5, "patience": 3}, {}, {"mode": MODES.index("accel"), "patience": 3},
-         [0.5, math.inf, math.inf]),
-        ({"mode": "accel", "eps": 0.5, "accel_scale": "steps"}, {}, {"mode": MODES.index("accel-steps")},
-         [0.5, math.inf, math.inf]),
-        ({"mode": "kl", "delta": 0.5}, {}, {"mode": 0, "criterion": CRITERIA.index("kl")}, [0.5, math.inf, math.inf]),
-        ({"mode": "entropy-diff", "delta": 0.5}, {}, {"criterion": 0}, [0.5, math.inf, math.inf]),
-        ({"mode": "full"}, {}, {"last": 4, "leaves": 0, "mode": 0}, [1.0, math.inf, math.inf]),
-        ({"mode": "fixed", "depth": 3}, {}, {"last": 3, "leaves": 1}, None),
-        ({"mode": "fixed", "depth": 4}, {}, {"last": 4, "leaves": 0}, None),
-        ({"mode": "fixed", "depth": 3}, {"verify": True}, {"last": 3, "leaves": 0, "verify": 1}, None),
-        ({"q": 0.5}, {"drop": True}, {"leaves": 1, "verify": 0}, None),
-        ({"q": 0.5, "redraft": False}, {"verify": True}, {"verify": 1, "redraft": 0, "leaves": 0}, None),
-    ],
-)  # fmt: skip
-def test_rules_and_what_follows_an_exit(config, extra, expected, thresholds):
-    line, settings = table_of(SequenceExit(rule(**config), **extra))
-    assert {name: line[name] for name in expected} == expected
-    assert thresholds is None or settings.thresholds.tolist() == [thresholds]
 
 
 def test_a_limit_stays_where_the_rule_changes():
@@ -92,13 +56,17 @@ def test_ends_of_sequences_are_as_many_as_any_has():
 
 
 @pytest.mark.parametrize("inference", [True, False])
-def test_tables_and_planes_can_be_written_wherever_they_were_made(inference):
+def test_tables_planes_and_records_can_be_written_wherever_they_were_made(inference):
     with torch.inference_mode(inference):
         settings, sampling = SequenceSettings(1, 4, CPU), SamplingSettings(1, CPU)
         made = [settings.table, settings.thresholds, settings.eos, *sampling.tensors]
         layer = LayerPlanes(torch.zeros(2, 0, 3), 2, 1, 4)
         paged = PagedPlanes(BlockShape(1, 4, 2, 3, 5), 2, torch.float32, CPU)
         made += [layer.flat_keys, layer.flat_values, paged.table]
+        record = RunRecord(1, 1, 4, CPU, TORCH)
+        for _ in range(3):
+            record.note_tokens(torch.zeros(1, 8), [0], [5])
+        made += [record.loops, record.fates]
         sampling.set(0, SequenceSampling(eos=(1, 2), bad_words=((1, 2), (3,)), logit_bias=((1, 1.0), (2, 1.0))))
     assert not any(entry.is_inference() for entry in (*made, *sampling.tensors))
 
@@ -195,19 +163,3 @@ PARTS = {
 def test_what_stops_tokens_is_known_or_looked_at(name):
     known = name not in {"gate", "modes", "reads_logits", "criteria", "breaks", "forced"}
     assert Program(**{name: PARTS[name]}).known == known
-
-
-def test_parameters_of_rows_are_those_of_their_sequences():
-    settings = SequenceSettings(3, 4, CPU)
-    settings.set_exit([0], QEXIT)
-    settings.set_exit([2], SequenceExit(rule(mode="accel", eps=0.5, patience=3, inner_break=True)))
-    rows = settings.rows(settings.program(), torch.tensor([2, 0, 2]))
-    accel, qexit = MODES.index("accel"), MODES.index("qexit")
-    assert rows.modes == {"accel", "qexit"} and rows.watch and (rows.growth, rows.spiral) == (0.1, math.radians(60))
-    assert rows.mode.tolist() == [accel, qexit, accel] and rows.threshold.tolist() == [0.5, 0.25, 0.5]
-    assert rows.patience.tolist() == [3, 2, 3] and rows.min_loops.tolist() == [1, 2, 1]
-    assert rows.last_loop.tolist() == [4, 4, 4]
-    broken = settings.table[2, 9].item()
-    assert broken > 0 and rows.break_after.tolist() == [broken, 0, broken]
-    settings.clear(2)
-    assert settings.rows(settings.program(), torch.tensor([0])).modes == {"qexit"}

@@ -5,38 +5,23 @@ import copy
 import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
 
 from sigma0 import ExitConfig
 from sigma0.decode.ops import FATES, LOGIT_STATS, STATISTICS, ExitParams
 from sigma0.decode.stats import PathReader
 from sigma0.kernels.path_fates import path_fates
+from tests.decode.test_conformance import written
 from tests.kernels import definitions
 from tests.marks import needs_compiler
 from tests.reference import tiny_model
 
-PROMPTS = [[5, 9, 2, 7], [0, 0, 11, 3]]
 MASK = [[1, 1, 1, 1], [0, 0, 1, 1]]
 NEW = 7
 
 
-class Foreign(LogitsProcessor):
-    """Unknown to the wave, so a batch with it goes through transformers' own loop."""
-
-    def __call__(self, input_ids, scores):
-        return scores
-
-
 def run(model, config, **kwargs):
-    return model.generate(
-        torch.tensor(PROMPTS),
-        attention_mask=torch.tensor(MASK),
-        max_new_tokens=NEW,
-        do_sample=False,
-        exit_config=config,
-        return_dict_in_generate=True,
-        **{"output_statistics": True, **kwargs},
-    )
+    rows = [[5, 9, 2, 7], [11, 3]]
+    return written(model, rows, config, NEW, **{"output_statistics": True, **kwargs})
 
 
 def trajectories(model64, out, row):
@@ -63,11 +48,8 @@ def test_statistics_are_those_of_a_run_of_all_loops(config):
     model = tiny_model(5, total_ut_steps=5)
     model64 = copy.deepcopy(model).double()
     out = run(model, config)
-    assert out.loop_statistics.shape == (2, NEW, 5, len(STATISTICS)) and out.readings.shape == (
-        2,
-        NEW,
-        len(LOGIT_STATS),
-    )
+    assert out.loop_statistics.shape == (2, NEW, 5, len(STATISTICS)) and out.readings.shape[:2] == (2, NEW)
+    assert out.readings.shape[2] == len(LOGIT_STATS)
     output = 0
     for row in range(2):
         states, gates, logits = trajectories(model64, out, row)
@@ -75,7 +57,7 @@ def test_statistics_are_those_of_a_run_of_all_loops(config):
         for token in range(NEW):
             depth = int(out.exit_depths[row, token])
             read = logits[(4 if config.after_exit == "verify" else depth - 1), token]
-            chosen = int(out.sequences[row, len(PROMPTS[0]) + token])
+            chosen = int(out.sequences[row, 4 + token])
             expected, _, ids = definitions.collapse(read, ids, chosen, entropies)
             entropies.append(expected[0])
             np.testing.assert_allclose(out.readings[row, token, :7], expected, rtol=1e-3, atol=1e-3)
@@ -97,7 +79,7 @@ def test_statistics_are_those_of_a_run_of_all_loops(config):
 def test_transformers_own_loop_tells_the_same(after_exit):
     model = tiny_model(5, total_ut_steps=5)
     config = ExitConfig(q=0.6, after_exit=after_exit)
-    wave, stock = run(model, config), run(model, config, logits_processor=LogitsProcessorList([Foreign()]))
+    wave, stock = run(model, config), run(model, config, logits_processor=[lambda ids, scores: scores])
     assert torch.equal(wave.sequences, stock.sequences) and torch.equal(wave.exit_depths, stock.exit_depths)
     torch.testing.assert_close(wave.readings, stock.readings, rtol=1e-4, atol=1e-4)
     reached = torch.arange(5) < wave.exit_depths[..., None]  # after the exits the two run unlike numbers of loops
@@ -123,7 +105,7 @@ def test_asking_changes_no_token(after_exit):
 def test_an_end_leaves_the_rest_untold():
     model = tiny_model(5, total_ut_steps=5)
     plain = run(model, ExitConfig(q=0.6))
-    model.generation_config.eos_token_id = int(plain.sequences[0, len(PROMPTS[0]) + 2])
+    model.generation_config.eos_token_id = int(plain.sequences[0, 4 + 2])
     out = run(model, ExitConfig(q=0.6), eos_token_id=model.generation_config.eos_token_id)
     alive = out.exit_depths > 0
     assert not alive.all() and torch.equal(out.readings[..., 0].isfinite(), alive)

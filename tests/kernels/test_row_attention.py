@@ -1,14 +1,17 @@
-"""Attention of rows on a CPU, against the formula in plain torch."""
+"""Attention of rows on a CPU over plain and coded planes, against the formulas in plain torch."""
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sigma0.kernels.coded_row_attention import attend_coded_rows
 from sigma0.kernels.depth_attention import DepthRows, depth_attention_reference
 from sigma0.kernels.row_attention import RowPlaces, attend_rows
-from tests.marks import needs_library
+from tests.kernels import coded_cases
+from tests.marks import needs_library, slow
 
 pytestmark = needs_library
 PLANES, SIZE, PER_SEQUENCE = 4, 8, 6
@@ -164,3 +167,29 @@ def test_an_operator_is_one_node_of_a_graph():
     assert [node.target for node in graphs[0].graph.nodes if node.op == "call_function"].count(
         torch.ops.sigma0.attend_rows
     ) == 1
+
+
+EVERY_SHAPE = [slow(name, torch.float32) for name in coded_cases.SHAPES]
+
+
+@pytest.mark.parametrize("name, dtype", [*EVERY_SHAPE, *(("every width", dtype) for dtype in TOLERANCES)])
+def test_rows_attend_to_coded_planes_and_read_nothing_else(name, dtype):
+    coded_cases.assert_agrees(attend_coded_rows, coded_cases.SHAPES[name], 2, TOLERANCES[dtype], dtype)
+
+
+# One head width, since every other is compiled anew.
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(coded_cases.drawn_shapes([1, 2, 4, 8], [(32, 8), (32, 16), (32, 32)]))
+def test_any_rows_attend_to_any_coded_planes(drawn):
+    coded_cases.assert_agrees(attend_coded_rows, drawn[1], drawn[0], TOLERANCES[torch.float32], rows=6)
+
+
+def test_the_bits_of_a_row_over_coded_planes_depend_on_no_other_row_and_no_bound():
+    coded_cases.assert_rows_stand_alone(attend_coded_rows)
+
+
+def test_tails_of_another_dtype_are_refused():
+    query, tails, coded, at = coded_cases.case(1, coded_cases.SHAPES["residual"])
+    with pytest.raises(ValueError, match=r"holds values in torch.float64"):
+        attend_coded_rows(query, [tails[0], tails[1].double()], coded, at, coded_cases.SCALING)

@@ -1,4 +1,4 @@
-"""Products of few rows on a CPU, against their formula in float64."""
+"""Products, norms and choices of few rows on a CPU, against their formulas in float64."""
 
 import pytest
 import torch
@@ -7,10 +7,14 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from sigma0.kernels import row_dot
+from sigma0.kernels.collapse import leads_reference
+from sigma0.kernels.row_choice import argmax_rows, margin_rows
+from sigma0.kernels.row_norm import norm_rows
 from tests.marks import needs_library
 
 pytestmark = needs_library
 DTYPES = (torch.float32, torch.bfloat16)
+BROKEN = -1
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +97,74 @@ def test_the_operator_itself_takes_what_it_cannot_read_to_the_library():
     assert torch.equal(torch.ops.sigma0.row_dot(hidden, strided, 16), hidden @ strided.T)
     wide = torch.ops.sigma0.row_dot(hidden.double(), weight.double(), 16)
     assert torch.equal(wide, hidden.double() @ weight.double().T)
+
+
+def normed(hidden, weight, epsilon, residual):
+    wide = hidden.double()
+    result = weight.double() * wide / (wide.square().mean(-1, keepdim=True) + epsilon).sqrt()
+    return result if residual is None else residual.double() + result
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 9), st.integers(1, 300), st.booleans(), st.booleans(), st.integers(0, 10**6))
+def test_rows_are_normed_as_the_formula_says(rows, width, added, strided, seed):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(rows, 2 * width, generator=generator)[:, :: 2 if strided else 1][:, :width]
+    weight = torch.randn(width, generator=generator)
+    residual = torch.randn(rows, width, generator=generator) if added else None
+    result = norm_rows(hidden, weight, 1e-5, residual)
+    assert result.is_contiguous()
+    torch.testing.assert_close(result.double(), normed(hidden, weight, 1e-5, residual), atol=1e-6, rtol=1e-5)
+
+
+def test_a_norm_of_zeros_is_zero_and_what_is_broken_stays_in_its_row():
+    hidden = torch.zeros(3, 40)
+    hidden[1, 7] = torch.nan
+    result = norm_rows(hidden, torch.ones(40), 1e-6)
+    assert not result[[0, 2]].any()
+    assert result[1].isnan().all()
+
+
+def drawn(rows, vocabulary, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return 4 * torch.randn(rows, vocabulary, generator=generator), torch.rand(rows, generator=generator)
+
+
+@settings(max_examples=80)
+@given(st.integers(0, 9), st.integers(2, 300), st.booleans(), st.integers(0, 10**6))
+def test_rows_lead_as_the_formula_says(rows, vocabulary, strided, seed):
+    logits, theta = drawn(rows, 2 * vocabulary, seed)
+    logits = logits[:, :vocabulary] if strided else logits[:, :vocabulary].contiguous()
+    best = torch.softmax(logits.double(), -1).topk(2, -1).values
+    margin = best[:, 0] - best[:, 1]
+    apart = (margin - theta).abs() > 1e-5
+    assert torch.equal(margin_rows(logits, theta)[apart], (margin >= theta)[apart])
+    assert torch.equal(margin_rows(logits, 0.5)[apart], leads_reference(logits, 0.5)[apart])
+    assert torch.equal(argmax_rows(logits, BROKEN), logits.argmax(-1))
+
+
+def test_ties_go_to_the_first_and_lead_by_nothing():
+    logits = torch.zeros(2, 40)
+    logits[1, [5, 30]] = 3.0
+    assert argmax_rows(logits, BROKEN).tolist() == [0, 5]
+    assert margin_rows(logits, torch.tensor([0.0, 0.0])).tolist() == [True, True]
+    assert margin_rows(logits, torch.tensor([1e-6, 1e-6])).tolist() == [False, False]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_broken_are_told(bad):
+    logits, theta = drawn(3, 50, 1)
+    logits[1] = bad if bad == -torch.inf else logits[1]
+    logits[1, 9] = bad
+    assert argmax_rows(logits, BROKEN).tolist() == [int(logits[0].argmax()), BROKEN, int(logits[2].argmax())]
+    assert torch.equal(margin_rows(logits, theta), leads_reference(logits, theta))
+
+
+def test_some_ids_may_be_forbidden():
+    logits, theta = drawn(4, 60, 2)
+    logits[:, ::3] = -torch.inf
+    assert torch.equal(argmax_rows(logits, BROKEN), logits.argmax(-1))
+    assert torch.equal(margin_rows(logits, theta), leads_reference(logits, theta))
+    logits[:, 2:] = -torch.inf
+    logits[:, 0] = -torch.inf
+    assert margin_rows(logits, 1.0).all()

@@ -60,11 +60,7 @@ class Written:
 
 
 class Reference:
-    """Greedy decoding where every position's coda sees earlier codas at the loop that these were read at.
-
-    Args:
-        model: Copied in float64.
-    """
+    """Greedy decoding where every position's coda sees earlier codas at the loop that these were read at."""
 
     def __init__(self, model: RavenForCausalLM) -> None:
         self.model = RavenForCausalLM(model.config).double().eval()

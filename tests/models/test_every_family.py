@@ -8,14 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, pipeline
-from typer.testing import CliRunner
 
 import sigma0
 from sigma0 import models
-from sigma0.cli import app
 from tests.models.raven_reference import SHAPES, save_raven
 from tests.reference import tiny_model, tiny_nanbeige
 from tests.serve.conftest import served
+from tests.test_cli import run
 
 STORY = "Mary went to the park. The hat is with Mary. Where is the hat?"
 RULES = ({"mode": "full"}, {"mode": "margin", "theta": 0.1}, {"mode": "margin", "theta": 0.1, "after_exit": "verify"})
@@ -48,7 +47,7 @@ def texts(model, tokenizer):
 
 
 def invoke(*arguments):
-    result = CliRunner().invoke(app, list(map(str, arguments)))
+    result = run(*map(str, arguments))
     assert result.exit_code == 0, result.output
     return result.stdout
 

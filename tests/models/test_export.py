@@ -5,11 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
 import sigma0
-from sigma0.cli import app
 from sigma0.config import ExitConfig
+from tests.test_cli import run
 
 READER = """
 import sys
@@ -29,10 +28,10 @@ def test_the_shim_finds_the_installed_package(pocket, tmp_path):
     folder = sigma0.export(model, tokenizer, tmp_path / "out")
     assert len((folder / "shim.py").read_text().splitlines()) == 2
     command = [sys.executable, "-c", READER, str(folder), str(tmp_path / "again")]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert run.returncode == 0, run.stderr
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
     expected = model.generate(**tokenizer("Where is Mary?", return_tensors="pt"), max_new_tokens=6, do_sample=False)
-    assert json.loads(run.stdout) == expected[0].tolist()
+    assert json.loads(done.stdout) == expected[0].tolist()
     assert not list((tmp_path / "again").glob("*.py")), "saving must not copy source into a checkpoint"
 
 
@@ -45,7 +44,7 @@ def test_full_folders_are_left_alone(pocket, tmp_path):
 
 def test_the_command_writes_an_exit_setting_into_the_folder(tmp_path):
     setting = '{"mode": "fixed", "depth": 2}'
-    result = CliRunner().invoke(app, ["export", "pocket", str(tmp_path / "out"), "--exit-config", setting])
+    result = run("export", "pocket", str(tmp_path / "out"), "--exit-config", setting)
     assert result.exit_code == 0, result.output
     model, _ = sigma0.load(str(tmp_path / "out"), device="cpu")
     assert model.resolve_exit_config(None) == ExitConfig(mode="fixed", depth=2)
@@ -56,6 +55,6 @@ def test_the_command_writes_an_exit_setting_into_the_folder(tmp_path):
     [("{", "Expecting"), ('{"mode": "deep"}', "mode"), ('{"mode": "fixed", "depth": 7}', "exceeds"), ("3", "mapping")],
 )
 def test_the_command_refuses_a_bad_exit_setting(tmp_path, setting, why):
-    result = CliRunner().invoke(app, ["export", "pocket", str(tmp_path / "out"), "--exit-config", setting])
+    result = run("export", "pocket", str(tmp_path / "out"), "--exit-config", setting)
     assert result.exit_code == 2 and why in result.output
     assert not (tmp_path / "out").exists()

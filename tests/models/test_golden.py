@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM
 from transformers.generation import GenerationMixin
 
 from sigma0 import DepthCache, ExitConfig
+from tests.decode.test_conformance import written
 from tests.reference import finish_rows
 
 THRESHOLDS = (0.3, 0.5, 0.7, 1.0)
@@ -18,7 +19,7 @@ def relative(value, reference):
 
 def prompts(golden):
     ids, mask = golden["padded.input_ids"], golden["padded.attention_mask"]
-    return [row[seen.bool()][None] for row, seen in zip(ids, mask, strict=True)]
+    return [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -49,34 +50,25 @@ def decoder(request, monkeypatch, golden):
     return request.param
 
 
-def generate(model, ids, q, decoder, **kwargs):
+def generate(model, rows, q, decoder):
     """New tokens, depths and the cache; in the stock loop depths are read off each forward."""
     cache = DepthCache(model.config.num_hidden_layers, model.config.total_ut_steps)
     cache.trace = []
-    outputs = model.generate(
-        ids,
-        max_new_tokens=NEW,
-        do_sample=False,
-        use_cache=True,
-        past_key_values=cache,
-        exit_config=ExitConfig(q=q),
-        return_dict_in_generate=True,
-        **kwargs,
-    )
+    outputs = written(model, rows, ExitConfig(q=q), NEW, use_cache=True, past_key_values=cache)
     assert outputs.past_key_values is cache
     assert cache.length == outputs.sequences.shape[1] - 1
     depths = torch.stack([depths for depths, *_ in cache.trace], 1) if decoder == "stock" else outputs.exit_depths
-    return outputs.sequences[:, ids.shape[1] :], depths, cache
+    return outputs.sequences[:, -NEW:], depths, cache
 
 
 @pytest.mark.parametrize("q", THRESHOLDS)
 def test_padded_batch_matches(golden, decoder, q):
-    model, mask = golden.model, golden["padded.attention_mask"]
-    tokens, depths, cache = generate(model, golden["padded.input_ids"], q, decoder, attention_mask=mask)
+    model, rows = golden.model, prompts(golden)
+    tokens, depths, cache = generate(model, rows, q, decoder)
     assert torch.equal(tokens, golden[f"padded.greedy_new_tokens_q{q}"])
     assert torch.equal(depths, golden[f"padded.greedy_exit_depth_q{q}"])
     total = model.config.total_ut_steps
-    assert cache.counts.prompt_rows == total * int(mask.sum())
+    assert cache.counts.prompt_rows == total * sum(map(len, rows))
     later = depths[:, 1:]
     # ours lets each sequence run ahead; in lockstep every token waits for the deepest of the batch
     expected = int(later.sum(1).max()) if decoder == "ours" else int(later.max(0).values.sum())
@@ -89,7 +81,7 @@ def test_padded_batch_matches(golden, decoder, q):
 def test_one_by_one_matches(golden, decoder, q):
     model = golden.model
     for row, ids in enumerate(prompts(golden)):
-        tokens, depths, cache = generate(model, ids, q, decoder)
+        tokens, depths, cache = generate(model, [ids], q, decoder)
         assert torch.equal(tokens[0], golden[f"padded.greedy_new_tokens_q{q}"][row])
         assert torch.equal(depths[0], golden[f"padded.greedy_exit_depth_q{q}"][row])
         assert cache.counts.passes == int(depths[0, 1:].sum())
@@ -98,5 +90,5 @@ def test_one_by_one_matches(golden, decoder, q):
 
 def test_config_use_cache_is_ignored(golden):
     assert golden.model.config.use_cache is False
-    outputs = golden.model.generate(prompts(golden)[0], max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+    outputs = written(golden.model, prompts(golden)[:1], None, 4)
     assert isinstance(outputs.past_key_values, DepthCache)

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import sigma0
 from sigma0.bench.pocket.forms import TOKENS
 from sigma0.checkpoints import resolve_model
 from sigma0.models.load import load_causal, resolve_device
+from tests.reference import tiny_llama
 
 
 def test_shipped_models_load_by_name(pocket):
@@ -138,13 +139,11 @@ def test_gguf_is_refused_by_its_name(name, tmp_path):
 
 def test_a_model_that_reads_prompts_in_both_directions_is_refused(tmp_path, pocket):
     hrm = pytest.importorskip("transformers.models.hrm_text")
-    vocabulary = len(pocket[1])
     config = hrm.HrmTextConfig(
-        vocab_size=vocabulary, hidden_size=16, intermediate_size=24, num_layers_per_stack=1, num_attention_heads=2,
+        vocab_size=len(pocket[1]), hidden_size=16, intermediate_size=24, num_layers_per_stack=1, num_attention_heads=2,
         head_dim=8,
     )  # fmt: skip
-    whole = hrm.HrmTextForCausalLM(config).eval()
-    whole.save_pretrained(tmp_path)
+    hrm.HrmTextForCausalLM(config).save_pretrained(tmp_path)
     pocket[1].save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"is a 'hrm_text' model: its prompts attend in both directions") as error:
         sigma0.load(str(tmp_path))
@@ -152,8 +151,7 @@ def test_a_model_that_reads_prompts_in_both_directions_is_refused(tmp_path, pock
 
 
 def test_models_without_loops_are_refused(tmp_path, pocket):
-    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    LlamaForCausalLM(LlamaConfig(vocab_size=20, **shape)).save_pretrained(tmp_path)
+    tiny_llama(0, 20).save_pretrained(tmp_path)
     pocket[1].save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="is a 'llama' model, which has no loops to skip"):
         sigma0.load(str(tmp_path))

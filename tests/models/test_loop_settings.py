@@ -5,16 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.bench.__main__ import app as bench
-from sigma0.cli import app
 from sigma0.models import NanbeigeConfig
 from sigma0.models.loop_settings import set_loops
 from sigma0.serve.engine.wire import EngineSpec
+from tests.bench.running import bench
 from tests.models.raven_reference import save_raven
+from tests.test_cli import refused, run
 
 FULL = ExitConfig(mode="full")
 PROMPT = "Mary went to the park. Where is Mary?"
@@ -144,20 +143,15 @@ def test_wrong_steps_are_named_and_leave_nothing(folder, steps):
     assert model.num_loops == 4
 
 
-def run(*arguments, program=app):
-    return CliRunner().invoke(program, [str(argument) for argument in arguments])
-
-
 def test_the_commands_take_them(folder, tmp_path):
-    reported = run(
-        "generate", PROMPT, "--model", folder, "--recurrence", 12, "--stride", 3, "--max-new-tokens", 4, "--json"
-    )
+    asked = ("--recurrence", "12", "--stride", "3", "--max-new-tokens", "4", "--json")
+    reported = run("generate", PROMPT, "--model", str(folder), *asked)
     assert reported.exit_code == 0, reported.output
     assert {token["depth"] for token in json.loads(reported.stdout)["tokens"]} == {4}
-    exported = run("export", folder, tmp_path / "out", "--recurrence", 8)
+    exported = run("export", str(folder), str(tmp_path / "out"), "--recurrence", "8")
     assert exported.exit_code == 0, exported.output
     assert json.loads((tmp_path / "out" / "config.json").read_text())["recurrence"] == 8
-    chat = CliRunner().invoke(app, ["chat", str(folder), "--recurrence", "2", "--max-new-tokens", "3"], input="Hello\n")
+    chat = run("chat", str(folder), "--recurrence", "2", "--max-new-tokens", "3", input="Hello\n")
     assert chat.exit_code == 0, chat.output
     engine = EngineSpec(str(folder), device="cpu", recurrence=6, stride=2).build()
     assert engine.model.num_loops == 3
@@ -173,28 +167,24 @@ def test_the_commands_take_them(folder, tmp_path):
     ],
 )
 def test_the_commands_refuse_them_in_one_line(arguments):
-    reported = run(*arguments, "--stride", 4)
-    assert reported.exit_code == 2 and "stride=4 cannot be set for 'pocket'" in reported.stderr
-    assert len(reported.stderr.strip().splitlines()) == 1
+    assert "stride=4 cannot be set for 'pocket'" in refused(*arguments, "--stride", "4")
 
 
 def test_what_they_do_not_reach_refuses_them():
-    ladder = run("generate", "x", "--ladder", "pocket,pocket-large", "--stride", 2)
-    assert ladder.exit_code == 2 and "--stride does not reach the rungs of a --ladder" in ladder.stderr
-    ray = run("serve", "pocket", "--ray", "--recurrence", 2)
-    assert ray.exit_code == 2 and "--recurrence goes with one engine: leave it out with --ray" in ray.stderr
-    shape = run("speed", "--shape", "tiny", "--recurrence", 2, program=bench)
-    assert shape.exit_code == 2 and "--recurrence and --stride go with a model" in shape.stderr
+    ladder = refused("generate", "x", "--ladder", "pocket,pocket-large", "--stride", "2")
+    assert "--stride does not reach the rungs of a --ladder" in ladder
+    ray = refused("serve", "pocket", "--ray", "--recurrence", "2")
+    assert "--recurrence goes with one engine: leave it out with --ray" in ray
+    shape = bench("speed", "--shape", "tiny", "--recurrence", 2, code=2)
+    assert "--recurrence and --stride go with a model" in shape.stderr
 
 
 @pytest.mark.slow
 def test_benches_take_them(folder, tmp_path):
-    reported = run(
+    reported = bench(
         "speed", folder, "--recurrence", 8, "--stride", 2, "--context", 4, "--new-tokens", 3, "--rounds", 1,
         "--prompt-rounds", 1, "--dtype", "float32", "--ways", "full,finish", "--exit-config", '{"mode": "margin"}',
         "--out", tmp_path / "rows.jsonl", "--json",
-        program=bench,
     )  # fmt: skip
-    assert reported.exit_code == 0, reported.output
     rows = [json.loads(line) for line in reported.stdout.splitlines() if line.startswith("{")]
     assert {(row["total_loops"], row["stride"]) for row in rows} == {(4, 2)}

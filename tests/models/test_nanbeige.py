@@ -7,18 +7,17 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
-from typer.testing import CliRunner
 
 from sigma0 import ExitConfig
-from sigma0.cli import app
 from sigma0.models import NanbeigeConfig, NanbeigeForCausalLM
 from sigma0.models.nanbeige_config import UNRELEASED
-from sigma0.serve.sizing import ModelShape, parameters
 from tests.conftest import Golden
+from tests.decode.test_conformance import written
 from tests.decode.test_random_numbers import deviation
 from tests.decode.test_verify_law import FIRST, exact_law, joint_law
 from tests.marks import exhaustive
 from tests.reference import tiny_nanbeige
+from tests.test_cli import run
 
 NAMES = ("nanbeige-a", "nanbeige-3")
 NEW = 24
@@ -62,14 +61,6 @@ def test_any_number_of_loops_and_the_norm_before_the_head_alone(published):
                 close(outputs.loop_states[0], published["single.unnormed_state_by_loop"][0])
 
 
-def greedy(model, rows, **settings):
-    longest = max(map(len, rows))
-    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-    wanted = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True} | settings
-    return model.generate(ids, attention_mask=mask, **wanted)
-
-
 def prompts(published):
     return [published[f"greedy.prompt{index}"].tolist() for index in range(3)]
 
@@ -77,10 +68,10 @@ def prompts(published):
 def test_greedy_tokens_match_one_by_one_and_in_a_batch(published):
     total, expected = published.model.num_loops, published["greedy.new_tokens"]
     for row, prompt in enumerate(prompts(published)):
-        alone = greedy(published.model, [prompt])
+        alone = written(published.model, [prompt], FULL, NEW)
         assert torch.equal(alone.sequences[0, len(prompt) :], expected[row])
         assert (alone.exit_depths == total).all() and alone.loop_passes == total * (NEW - 1)
-    together = greedy(published.model, prompts(published))
+    together = written(published.model, prompts(published), FULL, NEW)
     assert torch.equal(together.sequences[:, -NEW:], expected)
     assert together.loop_passes == total * (NEW - 1) and together.exit_reasons[0] == ["fixed"] * NEW
 
@@ -90,7 +81,7 @@ def test_verify_writes_the_published_tokens(published):
         ExitConfig(mode="fixed", depth=1, after_exit="verify"),
         ExitConfig(mode="margin", theta=0.02, after_exit="verify"),
     ):
-        obtained = greedy(published.model, prompts(published), exit_config=config)
+        obtained = written(published.model, prompts(published), config, NEW)
         assert torch.equal(obtained.sequences[:, -NEW:], published["greedy.new_tokens"])
         assert obtained.accepted[:, 1:].any() and not obtained.accepted.all(), (
             "the test needs drafts that stand and that fall"
@@ -109,7 +100,7 @@ def test_round_trip(published, tmp_path):
     config, theta = AutoConfig.from_pretrained(tmp_path), json.loads((published.folder / "config.json").read_text())
     assert type(config) is NanbeigeConfig and config.head_dim == published.model.config.head_dim
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": theta["rope_theta"]}
-    obtained = greedy(published.load(tmp_path), prompts(published))
+    obtained = written(published.load(tmp_path), prompts(published), FULL, NEW)
     assert torch.equal(obtained.sequences[:, -NEW:], published["greedy.new_tokens"])
 
 
@@ -143,7 +134,7 @@ def test_drawn_texts_follow_the_law_of_full_depth(draws):
 def test_statistics_are_those_of_the_states_and_no_gate_ever_leaves(skip):
     model = tiny_nanbeige(10, num_loops=4, skip_loop_final_norm=skip)
     config = ExitConfig(mode="converge", eps=0.6)
-    out = greedy(model, [[5, 30, 12, 44]], exit_config=config, output_statistics=True, max_new_tokens=12)
+    out = written(model, [[5, 30, 12, 44]], config, 12, output_statistics=True)
     with torch.no_grad():
         states = model(out.sequences[:, :-1], exit_config=FULL, output_loop_states=True).loop_states[:, 0, -12:]
     change = (states[1:] - states[:-1]).norm(dim=-1) / states[:-1].norm(dim=-1)  # [T - 1, new]
@@ -165,14 +156,8 @@ def test_gradients_and_the_loss_of_the_last_loop():
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_numbers_of_all_weights(tied):
-    model = tiny_nanbeige(0, tie_word_embeddings=tied)
-    assert parameters(ModelShape.of(model.config)) == sum(item.numel() for item in model.parameters())
-
-
 def test_the_published_shape_is_told_as_far_as_it_is_known():
-    result = CliRunner().invoke(app, ["size", "nanbeige4.2-3b"])
+    result = run("size", "nanbeige4.2-3b")
     assert result.exit_code == 0 and "22 layers x 2 loops, 8 K/V heads of 128" in result.stdout
     # what its config says is told as assumed, as long as it was not read
     for name in ("vocab_size", "intermediate_size", "max_position_embeddings"):

@@ -1,17 +1,17 @@
-"""Ouro as a Hugging Face model: loading, saving, configs, losses, masks."""
+"""Ouro as a Hugging Face model: loading, saving, configs, losses, masks, rotary tables."""
 
 import json
 import logging
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
 from sigma0 import DepthCache, ExitConfig
-from sigma0.decode.exits import exit_probabilities
 from sigma0.models import OuroConfig, OuroForCausalLM
+from sigma0.models.ouro_block import rotated
+from sigma0.models.rotary_table import RotaryTable
 from tests.reference import tiny_model
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17, 18]])
@@ -221,15 +221,6 @@ def test_hidden_states_and_attentions_of_a_forward(tiny):
     assert len(outputs.hidden_states) >= 6
 
 
-def test_left_padding_changes_nothing(tiny):
-    padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), IDS], 1)
-    mask = (padded > 0).long()
-    with torch.no_grad():
-        plain = tiny(IDS, output_loop_states=True)
-        shifted = tiny(padded, attention_mask=mask, output_loop_states=True)
-    torch.testing.assert_close(shifted.loop_states[:, :, 3:], plain.loop_states, rtol=1e-4, atol=1e-5)
-
-
 def test_a_mask_of_the_wrong_length_is_refused(tiny):
     cache = tiny.new_cache()
     with torch.no_grad():
@@ -254,8 +245,32 @@ def test_float16_and_bfloat16_stay_near_float32(tiny):
         assert (decoded - exact).norm() <= 2 * (plain - exact).norm()
 
 
-@given(st.lists(st.floats(-30, 30), min_size=1, max_size=8))
-def test_exit_probabilities_sum_to_one(gates):
-    probabilities = exit_probabilities(torch.tensor(gates)[:, None])
-    assert (probabilities >= 0).all()
-    assert float(probabilities.sum()) == pytest.approx(1.0, abs=1e-5)
+@pytest.fixture
+def rotary():
+    return Qwen3RotaryEmbedding(OuroConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_embeddings_looked_up_are_those_of_the_module(rotary, dtype):
+    table, like = RotaryTable(rotary), torch.zeros((), dtype=dtype)
+    for positions in ([0], [5, 5, 0], [300, 2], [700], [1, 699]):
+        rows = torch.tensor(positions)
+        cos, sin = rotary(like, rows[:, None])
+        sin[..., : sin.shape[-1] // 2].neg_()  # as `rotated` takes it
+        for mine, theirs in zip(table.rows(rows, max(positions) + 1, like), (cos, sin), strict=True):
+            assert mine.dtype == dtype and torch.equal(mine, theirs)
+        heads = torch.randn(len(positions), 3, cos.shape[-1]).to(dtype)
+        queries = heads.transpose(0, 1)[None]  # [1, H, R, d]
+        expected = apply_rotary_pos_emb(queries, queries, *rotary(like, rows[None]))[0][0].transpose(0, 1)
+        turned = rotated(heads, *table.rows(rows, max(positions) + 1, like))
+        # rounded once, where the module rounds every product
+        rtol = torch.finfo(dtype).eps
+        torch.testing.assert_close(turned, expected, rtol=rtol, atol=4 * rtol)
+
+
+def test_another_dtype_makes_another_rotary_table(rotary):
+    table = RotaryTable(rotary)
+    with torch.inference_mode():
+        table.rows(torch.tensor([3]), 3, torch.zeros(()))
+    cos, _ = table.rows(torch.tensor([3]), 3, torch.zeros((), dtype=torch.float16))
+    assert cos.dtype == torch.float16 and not cos.is_inference()

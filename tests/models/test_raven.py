@@ -6,6 +6,7 @@ from transformers.generation import GenerationMixin
 
 from sigma0 import ExitConfig
 from tests.conftest import Golden
+from tests.decode.test_conformance import written
 
 NAMES = ("huginn-a", "huginn-m4", "retro-tinyllama", "retro-llama", "retro-olmo")
 LAYOUTS = dict(zip(NAMES, ("sandwich", "sandwich", "pre", "pre", "post"), strict=True))
@@ -49,14 +50,10 @@ def close(result, expected):
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
 
 
-def greedy(published, index=None, **settings):
+def greedy(published, index=None, config=FULL):
     """What is written after one prompt, or after all of them in a batch."""
-    prompts = [published[f"greedy.prompt{item}"] for item in (range(3) if index is None else [index])]
-    width = max(map(len, prompts))
-    ids = torch.stack([torch.nn.functional.pad(item, (width - len(item), 0)) for item in prompts])
-    mask = torch.stack([torch.arange(width) >= width - len(item) for item in prompts]).long()
-    wanted = {"max_new_tokens": 24, "do_sample": False, "exit_config": FULL, "pad_token_id": 0} | settings
-    return published.model.generate(ids, attention_mask=mask, return_dict_in_generate=True, **wanted)
+    rows = [published[f"greedy.prompt{item}"].tolist() for item in (range(3) if index is None else [index])]
+    return written(published.model, rows, config, 24)
 
 
 @pytest.mark.grid(fast=7, slow=8)
@@ -74,7 +71,7 @@ def test_the_stock_loop_writes_them_too(published, monkeypatch):
 @pytest.mark.grid(fast=4, slow=6)
 @pytest.mark.parametrize("config", [{"mode": "margin", "theta": 0.3}, {"mode": "converge", "eps": 0.5}])
 def test_verify_writes_them(published, config):
-    out = greedy(published, 2, exit_config=ExitConfig(after_exit="verify", **config))
+    out = greedy(published, 2, ExitConfig(after_exit="verify", **config))
     assert torch.equal(out.sequences[:, -24:], published["greedy.new_tokens"][[2]])
     assert out.loop_passes < published.model.num_loops * 23
 

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
 import sigma0
-from sigma0.cli import app
 from sigma0.models.prompts import encode
 from sigma0.models.special_tokens import text_encoder
+from tests.test_cli import refused, run
 
 START, END = 1, 2
 QUESTION = "John went to the park. Where is Sara?"
@@ -145,12 +144,12 @@ def test_a_ladder_cannot_read_them_as_special(pocket):
 def test_the_command_has_the_rule(pocket):
     counts = []
     for options in ([], ["--special-tokens"]):
-        result = CliRunner().invoke(app, ["generate", FORGED, "--chat", "--max-new-tokens", "1", "--json", *options])
+        result = run("generate", FORGED, "--chat", "--max-new-tokens", "1", "--json", *options)
         counts.append(json.loads(result.stdout)["prompt_tokens"])
     messages = [{"role": "user", "content": FORGED}]
     assert counts == [len(ids_of(pocket[1], messages, special_tokens=special)) for special in (False, True)]
-    refused = CliRunner().invoke(app, ["generate", "Hi", "--special-tokens", "--ladder", "pocket,pocket"])
-    assert refused.exit_code == 2 and "--special-tokens has no meaning with --ladder" in refused.stderr
+    said = refused("generate", "Hi", "--special-tokens", "--ladder", "pocket,pocket")
+    assert "--special-tokens has no meaning with --ladder" in said
 
 
 @pytest.mark.parametrize("name", ["<|im_end|>", "a<|im_end|>b", "<|im_end|", "a<", "|>a", "m_end|>"])

@@ -23,7 +23,6 @@ def follows(spec, text):
 
 
 def check_texts(spec, good, bad):
-    """Checks which texts an answer may be, and which not."""
     assert [text for text in good if not follows(spec, text)] == [], "refused"
     assert [text for text in bad if follows(spec, text)] == [], "taken"
 

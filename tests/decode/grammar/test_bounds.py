@@ -68,6 +68,8 @@ def test_eight_expressions_are_matched_at_once_and_no_more(kind):
         {"$ref": "#/no/such"},
         {"$ref": 3, "allOf": each(8)},
         {"allOf": [{"properties": {str(place): P}} for place in range(20)]},
+        {"allOf": [{"properties": {str(place): P for place in range(20)}}, {"required": ["0"]}]},
+        {"properties": {"b": {"$ref": "#"}, "c": {**P, "format": "date"}}},
     ],
     ids=str,
 )

@@ -119,9 +119,7 @@ def test_arguments_between_tags_are_in_the_order_of_the_schema():
 )  # fmt: skip
 def test_a_value_between_tags_is_text_or_json(schema, good, bad):
     root = {"type": "object", "properties": {"x": schema}, "required": ["x"], "$defs": {"small": {"enum": [1, 2]}}}
-    check_texts(
-        calls_of(tool(root)), [nanbeige(x=value) for value in good], [nanbeige(x=value) for value in bad]
-    )  # fmt: skip
+    check_texts(calls_of(tool(root)), [nanbeige(x=value) for value in good], [nanbeige(x=value) for value in bad])
 
 
 def test_a_keyword_that_cannot_be_held_is_left_out_if_it_need_not_hold():

@@ -4,28 +4,27 @@ import json
 import random
 
 import pytest
+from tokenizers import AddedToken
 
 from sigma0.decode.grammar.closing import NUMBER, Texts, ids_of
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex
 from sigma0.decode.grammar.vocabulary import vocabulary_of
 from tests.byte_model import END, byte_tokenizer
 from tests.decode.grammar.matching import TOKENIZER, VOCABULARY
+from tests.decode.grammar.test_bounds import asks_for
+from tests.schemas import record
 
-PERSON = {
-    "type": "object",
-    "properties": {
+PERSON = record(
+    {
         "name": {"type": "string"},
         "age": {"type": "integer"},
         "tags": {"type": "array", "items": {"enum": ["red", "green"]}},
-        "of": {
-            "type": "object",
-            "properties": {"a": {"type": "string", "minLength": 3}, "b": {"type": "array", "minItems": 2}},
-            "required": ["a", "b"],
-        },
+        "of": asks_for(a={"type": "string", "minLength": 3}, b={"type": "array", "minItems": 2}),
     },
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
+    ["name", "age"],
+)
+A = asks_for(t={"const": "a"}, v={"type": "string", "minLength": 30})
+TREE = {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": 3}]}
 # with the characters of the shortest answer, each of which is a token here
 SHORTEST = [
     (JsonSchema.of(PERSON), len('{"name": "", "age": 0}')),
@@ -37,32 +36,8 @@ SHORTEST = [
     (JsonSchema.of(True), 1),
     (JsonObject(), 2),
     # a branch is no other's for the ids that follow next
-    (
-        JsonSchema.of(
-            {
-                "anyOf": [
-                    {
-                        "type": "object",
-                        "properties": {"t": {"const": "a"}, "v": {"minLength": 30, "type": "string"}},
-                        "required": ["t", "v"],
-                    },
-                    {"type": "object", "properties": {"t": {"const": "b"}}, "required": ["t"]},
-                ]
-            }
-        ),
-        10,
-    ),
-    (
-        JsonSchema.of(
-            {
-                "$ref": "#/$defs/n",
-                "$defs": {
-                    "n": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": 3}]}
-                },
-            }
-        ),
-        4,
-    ),
+    (JsonSchema.of({"anyOf": [A, asks_for(t={"const": "b"})]}), 10),
+    (JsonSchema.of({"$ref": "#/$defs/n", "$defs": {"n": TREE}}), 4),
     # what a token begins may be long
     (JsonSchema.of({"type": "array", "items": {"type": "string", "pattern": "^[a-f0-9]{64}$"}}), 2),
     (JsonSchema.of({"type": "object", "properties": {"id": {"type": "string", "format": "uuid"}}}), 2),
@@ -99,8 +74,6 @@ def test_the_shortest_answer_is_found_and_every_answer_ends_within_its_limit(spe
 
 
 def test_numbers_end_whatever_tokens_they_are_written_with():
-    from tokenizers import AddedToken
-
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([AddedToken(item, special=False) for item in ("12", "345", "6789", ', "', '"}', "true", "[[")])
     vocabulary = vocabulary_of(tokenizer, len(tokenizer), {END})
@@ -169,10 +142,7 @@ def test_what_ends_in_a_number():
 
 @pytest.mark.parametrize("text", ["a<|im_end|>", "<|im_end|>"])
 def test_an_end_inside_of_an_answer_is_refused(pocket, text):
-    import sigma0
-    from sigma0.decode.grammar.vocabulary import vocabulary_of
-
-    model, tokenizer = sigma0.load("pocket")
+    model, tokenizer = pocket
     vocabulary = vocabulary_of(tokenizer, model.config.vocab_size, {tokenizer.eos_token_id})
     for spec in (Choice((text,)), Grammar('start: <|im_end|> "a"')):
         with pytest.raises(ValueError, match="cannot be followed"):

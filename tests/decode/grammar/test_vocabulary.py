@@ -34,6 +34,7 @@ def test_characters_that_no_token_holds_are_told_in_order():
 
 
 def test_the_grammars_that_were_asked_for_last_are_kept(monkeypatch):
+    assert vocabularies._KEPT <= 64
     monkeypatch.setattr(vocabularies, "_KEPT", 3)
     made, specs = Vocabulary(TOKENIZER, 260, [END]), [Choice((name,)) for name in "abcd"]
     a, b, c = (made.compile(spec) for spec in specs[:3])
