@@ -14,9 +14,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 USED = {
     "zero-usage": (0, 0),
     "true-usage": (True, True),
-    "float-usage": (11.0, 7.0),
-    "small-usage": (1, 2),
-    "null-usage": (None, None),
     "thinks": (0, 0),
 }
 ANSWER = "Paris is the capital of France."
@@ -111,20 +108,16 @@ class Handler(BaseHTTPRequestHandler):
         if name == "comments":
             for _ in range(300):
                 self.dribble(b": still here\n\n")
-        words = {"empty": [], "long": ["x" * 1000] * 10_000, "unsure": ["I", " do", " not", " know."]}.get(
-            name, ANSWER.split(" ") if name != "echo" else [str(request["messages"][-1]["content"])]
-        )
-        for place, word in enumerate(words):
+        said = {"long": ["x" * 1000] * 10_000, "echo": [str(request["messages"][-1]["content"])]}
+        for place, word in enumerate(said.get(name, ANSWER.split())):
             if name == "cut" and place == 3:
                 return
             if name == "stalls" and place == 3:
                 time.sleep(60)
             if name == "dribbles":
                 time.sleep(0.4)
-            spaced = word if name in ("unsure", "long") or place == 0 else f" {word}"
-            self.chunk({"content": spaced})
-        ends = {"length": "length", "filtered": "content_filter", "calls-tools": "tool_calls", "breaks": {"code": 7}}
-        self.chunk({}, ends.get(name, "stop"))
+            self.chunk({"content": word if name == "long" or place == 0 else f" {word}"})
+        self.chunk({}, {"length": "length", "breaks": {"code": 7}}.get(name, "stop"))
         if name == "stays-open":
             time.sleep(60)
         if name == "infinite-usage":
