@@ -16,6 +16,15 @@ USED = {
     "true-usage": (True, True),
     "thinks": (0, 0),
 }
+EVENTS = {"Content-Type": "text/event-stream"}
+# what is sent at once: a status, a body, and headers
+SENT = {
+    "fails": (500, b'{"error": {"message": "out of order"}}'),
+    "garbage": (200, b"<html>data: no json {{{</html>", EVENTS),
+    "nonsense": (200, b'data: {"choices": 7, "usage": "many"}\n\ndata: {"x": [}\n\n', EVENTS),
+    "redirects": (307, b"", {"Location": "/v1/chat/completions"}),
+    "other-packing": (200, b"data: {}\n\n", {**EVENTS, "Content-Encoding": "br"}),
+}
 ANSWER = "Paris is the capital of France."
 seen = {}
 lock = threading.Lock()
@@ -34,26 +43,18 @@ class Handler(BaseHTTPRequestHandler):
         name = request["model"]
         with lock:
             seen.setdefault(name, []).append(request)
-        if name == "hangs":
-            time.sleep(60)
-        elif name == "fails":
-            self.send(500, b'{"error": {"message": "out of order"}}')
+        if name in SENT:
+            self.send(*SENT[name])
         elif name == "refuses":
             key = self.headers["Authorization"]
             self.send(401, json.dumps({"error": {"message": f"bad key {key}"}}).encode())
-        elif name == "garbage":
-            self.send(200, b"<html>data: no json {{{</html>", "text/event-stream")
-        elif name == "nonsense":
-            self.send(200, b'data: {"choices": 7, "usage": "many"}\n\ndata: {"x": [}\n\n', "text/event-stream")
+        elif name == "hangs":
+            time.sleep(60)
         elif name == "slow-headers":
             for part in (b"HTTP/1.1 200 OK\r\n", *[b"X-Wait: 1\r\n"] * 300):
                 self.dribble(part)
-        elif name == "redirects":
-            self.send(307, b"", Location="/v1/chat/completions")
         elif name.startswith("endless"):
             self.endless(name)
-        elif name == "other-packing":
-            self.send(200, b"data: {}\n\n", "text/event-stream", **{"Content-Encoding": "br"})
         else:
             self.stream(name, request)
 
@@ -80,21 +81,20 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(0.2)
         self.write(part)
 
-    def send(self, status, body, kind="application/json", **headers):
+    def send(self, status, body, headers=None):
+        self.head(status, {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})})
+        self.wfile.write(body)
+
+    def head(self, status, headers):
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
 
     def begin(self, name, status=200):
         """The headers of a stream."""
-        self.send_response(status)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        if name.endswith("gzip"):
-            self.send_header("Content-Encoding", "gzip")
-        self.end_headers()
+        packed = {"Content-Encoding": "gzip"} if name.endswith("gzip") else {}
+        self.head(status, {**EVENTS, "Connection": "close", **packed})
 
     def stream(self, name, request):
         self.begin(name)

@@ -1,4 +1,4 @@
-"""How whole texts climb: rungs that say what they are told to, under every outcome."""
+"""How whole texts climb, under every outcome; checks before a run, and the door after it."""
 
 import itertools
 from dataclasses import dataclass, field, replace

@@ -12,19 +12,7 @@ from pathlib import Path
 import pytest
 
 import sigma0
-from sigma0.ladder import (
-    AllOf,
-    Always,
-    Budget,
-    Entropy,
-    FidelityLadder,
-    Margin,
-    Never,
-    Rung,
-    ShutDoor,
-    Ungrounded,
-    replay,
-)
+from sigma0.ladder import AllOf, Always, Budget, Entropy, FidelityLadder, Margin, Never, Rung, replay
 from sigma0.ladder.endpoint import _whole
 from tests.marks import slow
 
@@ -143,9 +131,14 @@ def test_neither_requests_nor_bytes_go_beyond_what_was_allowed(pocket, url, name
 
 @pytest.mark.parametrize(
     "name, written, read",
-    [("zero-usage", 6, 8), ("true-usage", 20, None), ("thinks", 20, 8)],
+    [
+        *[("zero-usage", 6, 8), ("thinks", 20, 8), ("gzip", 7, 11)],
+        *[("true-usage", 20, None), ("infinite-usage", 20, None), slow("stays-open", 20, None)],
+    ],
 )
-def test_usage_is_charged_by_what_the_texts_show_if_that_is_more(pocket, url, name, written, read):
+def test_a_whole_answer_is_taken_and_charged_by_its_usage_or_what_the_texts_show_if_that_is_more(
+    pocket, url, name, written, read
+):
     """The answer has six words, the question eight; what is no whole number is charged at the most that was allowed."""
     result = answer(pocket, url, [name])
     asked = result.trail.decisions[0].asked
@@ -166,18 +159,6 @@ def test_drafts(pocket, url):
     assert [decision.position for decision in alone.trail.decisions] == list(range(len(alone.drafts)))
     chat = ladder(pocket, url, ["echo"], Never()).generate(QUESTION, unit="draft", max_new_tokens=12, draft_tokens=3)
     assert chat.text == sigma0.generate(*pocket, QUESTION, max_new_tokens=12).text and len(chat.drafts) > 1
-
-
-def test_the_door_decides_by_default(pocket, url):
-    by_door = FidelityLadder([Rung.local(*pocket, "pocket"), Rung.endpoint(url, "good", KEY)])
-    for place in ("park", "garden", "office", "kitchen"):
-        question = [{"role": "user", "content": f"Mary went to the {place}. Tom has the hat. Where is Mary?"}]
-        alone = sigma0.generate(*pocket, question, max_new_tokens=20)
-        result = by_door.generate(question, unit="answer", max_new_tokens=20)
-        assert (result.rung == "good") == (alone.door != "converge")
-        assert (result.door == "converge") == (alone.door == "converge")
-    assert answer(pocket, url, ["good"], Ungrounded(below=1.0, unknown=True)).rung == "good"
-    assert ladder(pocket, url, ["good"], ShutDoor()).policy_for("token") == ShutDoor()
 
 
 def test_the_switch_hands_answers_up(pocket, url, monkeypatch):
@@ -233,13 +214,6 @@ def test_time_is_kept_whatever_a_server_dribbles(pocket, url, name):
     result = answer(pocket, url, [name], new=12, attempts=1)
     # the server would go on for a minute, and then end in another way
     assert result.trail.decisions[-1].why == "timeout" and result.rung == "pocket"
-
-
-@pytest.mark.parametrize("name, charged", [("infinite-usage", 20), slow("stays-open", 20), ("gzip", 7)])
-def test_a_whole_answer_is_taken_whatever_is_wrong_around_it(pocket, url, name, charged):
-    """Usage that is none is charged at the most that was allowed; what is packed unasked is read."""
-    result = answer(pocket, url, [name])
-    assert result.text == ANSWER and result.spent.large_tokens == charged
 
 
 def test_an_endpoint_that_is_cut_at_its_limit_says_so_and_halves_of_characters_are_replaced(pocket, url):
