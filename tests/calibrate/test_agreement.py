@@ -29,7 +29,7 @@ from sigma0.config import ExitConfig
 from sigma0.models.load import checkpoint_folder
 from tests.calibrate.conftest import random_prompts, run
 from tests.marks import exhaustive, fast_if
-from tests.models.raven_reference import tiny_raven
+from tests.models.raven_reference import save_raven, tiny_raven
 from tests.reference import tiny_model
 
 
@@ -267,3 +267,20 @@ def test_a_threshold_of_a_model_with_a_coda_is_found_and_checked(mode):
     readings = read_forced(model, {"rule": model.exit_rule(result.chosen)}, texts)
     kept = readings.same_at(readings.exits["rule"])[readings.is_new]
     assert np.mean(kept) > 0.3
+
+
+@pytest.mark.slow
+def test_the_command_tells_of_a_coda_and_of_a_gate_that_is_missing(tmp_path, pocket):
+    folder = save_raven(tmp_path / "raven", pocket[1], "post", 105, n_layers_in_coda=1)
+    lines = [json.dumps({"prompt": f"Where is {name} {number}?"}) for name in ("Mary", "John") for number in range(60)]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(lines))
+    arguments = ["--exit", "margin", "--agreement", "0.5", "--confidence", "0.6", "--max-new-tokens", "3"]
+    reported = run(folder, "--prompts", file, "--device", "cpu", *arguments)
+    assert reported.exit_code == 0, reported.output
+    without = run(folder, "--prompts", file)
+    assert without.exit_code == 2 and "reads a gate" in without.stderr
+    assert "through a coda that sees earlier tokens at loop 4" in " ".join(reported.stdout.split())
+    model, _ = sigma0.load(str(folder), device="cpu")
+    assert model.exit_thresholds.margin is not None and model.resolve_exit_config(None).mode == "margin"
+    assert model.resolve_exit_config(ExitConfig(mode="margin")).theta == model.exit_thresholds.margin.theta
