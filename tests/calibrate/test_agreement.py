@@ -15,8 +15,6 @@ from sigma0.calibrate.agreement import (
     _losses,
     calibrate,
     calibrate_rules,
-    check_distinct,
-    check_mode,
     continue_in_full,
     held_out,
     joint_confidence,
@@ -30,7 +28,8 @@ from sigma0.calibrate.teacher_forcing import GridReadings, read_forced, read_gri
 from sigma0.config import ExitConfig
 from sigma0.models.load import checkpoint_folder
 from tests.calibrate.conftest import random_prompts, run
-from tests.marks import fast_if
+from tests.marks import exhaustive, fast_if
+from tests.models.raven_reference import save_raven, tiny_raven
 from tests.reference import tiny_model
 
 
@@ -224,18 +223,13 @@ def test_shares_counts_and_promises_that_cannot_be_are_refused():
             prompts_needed(value, 0.9)
         with pytest.raises(ValueError, match="confidence"):
             prompts_needed(0.9, value)
-    check_distinct([(1,), (2,), (1, 2)])
-    with pytest.raises(ValueError, match="prompts 2 and 4 are the same"):
-        check_distinct([(1,), (2,), (3,), (2,)])
-    assert check_mode("margin") == "margin" and joint_confidence(0.9, 5) == pytest.approx(0.98)
+    assert joint_confidence(0.9, 5) == pytest.approx(0.98)
     assert [held_out(prompts) for prompts in (1, 2, 5, 7, 8, 60)] == [1, 1, 1, 1, 2, 12]
     assert prompts_done(60) == 60 and prompts_done(60, 3) == 84
     for call in (calibrate, calibrate_rules, calibrate_kv):
         defaults = {name: entry.default for name, entry in signature(call).parameters.items()}
         assert (defaults["agreement"], defaults["confidence"], defaults["max_new_tokens"]) == (0.99, 0.95, 64)
     assert signature(calibrate_latency).parameters["max_new_tokens"].default == 64
-    with pytest.raises(ValueError, match="no threshold"):
-        check_mode("full")
 
 
 def test_a_loss_is_the_share_of_a_texts_tokens_that_differ_and_25_are_continued_at_once():
@@ -259,3 +253,34 @@ def test_latency_is_tried_on_a_part_of_the_grid(mode):
     grid = coarse_grid(mode)
     assert grid == tuple(GRIDS[mode][place] for place in range(0, len(GRIDS[mode]), stride))
     assert latency_runs(60, mode) == 48 * len(grid) + 12 and latency_runs(2, mode) == len(grid) + 1
+
+
+@pytest.mark.parametrize("mode", ["margin", exhaustive("converge"), exhaustive("accel")])
+def test_a_threshold_of_a_model_with_a_coda_is_found_and_checked(mode):
+    prompts = random_prompts(60, 3, 5, 1, 53)
+    model = tiny_raven("pre", 103, n_layers_in_coda=1)
+    model.generation_config.eos_token_id = None
+    result = calibrate(model, prompts, mode, agreement=0.6, confidence=0.9, max_new_tokens=6)
+    assert result.chosen is not None and result.check is not None
+    texts = continue_in_full(model, prompts[:4], 6)
+    assert all(text.new == 6 for text in texts)
+    readings = read_forced(model, {"rule": model.exit_rule(result.chosen)}, texts)
+    kept = readings.same_at(readings.exits["rule"])[readings.is_new]
+    assert np.mean(kept) > 0.3
+
+
+@pytest.mark.slow
+def test_the_command_tells_of_a_coda_and_of_a_gate_that_is_missing(tmp_path, pocket):
+    folder = save_raven(tmp_path / "raven", pocket[1], "post", 105, n_layers_in_coda=1)
+    lines = [json.dumps({"prompt": f"Where is {name} {number}?"}) for name in ("Mary", "John") for number in range(60)]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(lines))
+    arguments = ["--exit", "margin", "--agreement", "0.5", "--confidence", "0.6", "--max-new-tokens", "3"]
+    reported = run(folder, "--prompts", file, "--device", "cpu", *arguments)
+    assert reported.exit_code == 0, reported.output
+    without = run(folder, "--prompts", file)
+    assert without.exit_code == 2 and "reads a gate" in without.stderr
+    assert "through a coda that sees earlier tokens at loop 4" in " ".join(reported.stdout.split())
+    model, _ = sigma0.load(str(folder), device="cpu")
+    assert model.exit_thresholds.margin is not None and model.resolve_exit_config(None).mode == "margin"
+    assert model.resolve_exit_config(ExitConfig(mode="margin")).theta == model.exit_thresholds.margin.theta

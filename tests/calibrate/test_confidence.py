@@ -104,14 +104,7 @@ COLUMNS = [FEATURES.index(f"mean_{sign}") for sign in ("entropy", "doubt", "dept
 
 
 def world(weights, n=1200, seed=0, mixes=None):
-    """Evidence whose logarithms are normal in a few columns and constant in the others, and answers that follow it.
-
-    Args:
-        weights: Of each column's logarithm in the doubt.
-        n: Answers.
-        seed: Of the draw.
-        mixes: A matrix that makes the columns of independent ones.
-    """
+    """Evidence, log-normal in a few columns, which `mixes` makes of independent ones, and answers that follow it."""
     rng = np.random.default_rng(seed)
     logs = rng.standard_normal((n, len(weights)))
     right = rng.random(n) < 1 / (1 + np.exp(logs @ np.array(weights, dtype=float)))

@@ -2,13 +2,12 @@
 
 import json
 import math
-from random import Random
 
 import numpy as np
 import pytest
 
 from sigma0.calibrate.bootstrap import clustered_share
-from sigma0.calibrate.ladder import CONFIDENCES, _checked, _promised, _read, _Reading, calibrate_doubt
+from sigma0.calibrate.ladder import CONFIDENCES, _checked, _promised, _Reading, calibrate_doubt
 from sigma0.calibrate.ltt import p_value, passing
 from sigma0.ladder import Doubt, FidelityLadder, Rung
 from tests.calibrate.conftest import run
@@ -49,25 +48,6 @@ def test_an_agreement_is_kept_by_the_ladder(pair, tokenizer):
         token = ladder.generate(text, max_new_tokens=1).tokens[0]
         alone = small.generate(text, max_new_tokens=1).tokens[0]
         assert (token.rung == "large") == (math.exp(-alone.entropy) < obtained.below)
-
-
-@pytest.mark.exhaustive
-def test_the_check_is_made_on_prompts_that_had_no_part(pair, tokenizer):
-    """Every fifth prompt of a shuffled list; the threshold does not change with what the small model says there."""
-    prompts = [tuple(tokenizer(text)["input_ids"]) for text in TEXTS[:40]]
-    order = list(range(40))
-    Random(0).shuffle(order)
-    apart, fitting = [prompts[place] for place in order[:8]], [prompts[place] for place in order[8:]]
-    obtained = calibrate_doubt(*pair, prompts, agreement=0.6, confidence=0.8, max_new_tokens=3)
-    readings = [_read(*pair, prompt, 3) for prompt in apart]
-    up = [reading.confidences < obtained.below for reading in readings]
-    tokens = sum(len(item) for item in up)
-    kept = sum(int((reading.same | high).sum()) for reading, high in zip(readings, up, strict=True))
-    assert (obtained.check.prompts, obtained.check.tokens) == (8, tokens)
-    assert obtained.check.agreement.value == pytest.approx(kept / tokens)
-    assert obtained.check.handed_up.value == pytest.approx(sum(int(item.sum()) for item in up) / tokens)
-    fitted = [_read(*pair, prompt, 3) for prompt in fitting]
-    assert obtained.below == _promised(fitted, 1 - 0.6, 0.8)
 
 
 def test_the_command(questions):

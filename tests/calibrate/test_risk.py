@@ -1,15 +1,13 @@
 """A confidence and a door out of labelled prompts, by the command, on the shipped model."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
 import sigma0
-from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate import risk
 from sigma0.calibrate.prompts import Prompt, read_prompts
-from sigma0.calibrate.risk import answer_all, calibrate_doors
+from sigma0.calibrate.risk import calibrate_doors
 from sigma0.config import ExitConfig, FateConfig
 from sigma0.signals.confidence import ConfidenceModel
 from sigma0.signals.verdict import DoorPolicy
@@ -74,17 +72,6 @@ def test_the_command_stores_a_certificate(labelled, tmp_path):
 def test_bad_options_are_named(labelled, options, message):
     result = run("pocket", "--objective", "risk", "--prompts", labelled, *options)
     assert result.exit_code == 2 and message in " ".join(result.output.split())
-
-
-def test_what_is_tested_has_no_part_in_the_order(pocket):
-    """Labels of the test say what passes, not what is tested."""
-    parts, _ = answer_all(*pocket, list(micro_world(10, "calibration", 3)), ExitConfig(), 20)
-    answers = [answer for part in parts for answer in part] * 3
-    wrong = [replace(answer, right=False) for answer in answers]
-    right = [replace(answer, right=True) for answer in answers]
-    doors = [risk.choose_door(answers, testing, DoorPolicy(), 0.45, 0.9) for testing in (right, wrong)]
-    assert doors[0].ranked == doors[1].ranked
-    assert doors[0].passed and not doors[1].passed
 
 
 @pytest.mark.slow

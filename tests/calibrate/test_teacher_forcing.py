@@ -8,17 +8,10 @@ import pytest
 import torch
 
 import sigma0.calibrate.teacher_forcing
-from sigma0.calibrate.teacher_forcing import (
-    ForcedText,
-    LoopReadings,
-    check_finite,
-    divergence,
-    groups_of,
-    join_readings,
-    read_forced,
-    read_grids,
-)
+from sigma0.calibrate.teacher_forcing import ForcedText, divergence, groups_of, join_readings, read_forced, read_grids
 from sigma0.config import ExitConfig
+from tests.marks import slow
+from tests.models.raven_reference import Reference, tiny_raven
 from tests.reference import decide, tiny_model
 
 CONFIGS = {
@@ -74,19 +67,22 @@ def test_every_figure_equals_float64_one_token_at_a_time(model, texts):
                 assert result.exits[name][place] == depth or choice.margin < 1e-5
             place += 1
     assert place == len(result.text)
+    for depths in result.exits.values():
+        at = depths - 1, np.arange(place)
+        assert (result.same_at(depths) == result.same[at]).all() and (result.kl_at(depths) == result.kl[at]).all()
 
 
-@pytest.mark.parametrize("loop", [1, 4])
-def test_a_loop_that_is_not_finite_is_an_error(texts, loop):
+@pytest.mark.parametrize("loop, factor", [(1, float("nan")), (3, float("inf")), (4, -float("inf"))])
+def test_a_loop_that_is_not_finite_is_an_error(texts, loop, factor):
     broken = tiny_model(seed=3, total_ut_steps=4)
     calls = []
 
     def logits_of(states):
         calls.append(None)
-        return broken.lm_head(states) * (float("nan") if len(calls) == loop else 1.0)
+        return broken.lm_head(states) * (factor if len(calls) == loop else 1.0)
 
     broken.head = logits_of
-    with pytest.raises(ValueError, match=rf"logits of loop {loop} are not finite.*float32"):
+    with pytest.raises(ValueError, match=rf"logits of loop {loop} are not finite.*float32 is too narrow"):
         read(broken, texts)
 
 
@@ -177,20 +173,6 @@ NEW = np.concatenate([text.ids[-text.new - 1 : -1] for text in TEXTS])
 
 
 @pytest.mark.parametrize("coda", [False, True])
-def test_every_token_is_read_as_its_table_says(coda):
-    done = []
-    rules = {"half": rule(mode="margin", theta=0.45), "two": rule(mode="fixed", depth=2)}
-    result = read_forced(Tabled(coda=coda), rules, TEXTS, done.append)
-    same = TOP[:, READ] == TOP[-1, READ]
-    assert result.same.tolist() == same.tolist() and done == [4]
-    assert result.text.tolist() == [0] + [1] * 8 + [2] * 6 + [3] * 4
-    assert result.is_new.tolist() == [True] + [False] * 5 + [True] * 9 + [False] * 2 + [True] * 2
-    assert result.exits["half"].tolist() == first_loop(0.45, READ).tolist()
-    assert result.exits["two"].tolist() == [2] * 19
-    assert not result.kl[-1].any() and (result.kl[~same] > 0).all()
-
-
-@pytest.mark.parametrize("coda", [False, True])
 def test_a_grid_is_read_as_each_of_its_settings(coda):
     grids = {"margin": MARGINS, "one": MARGINS[2:3], "fixed": [rule(mode="fixed", depth=3)] * 2}
     result = read_grids(Tabled(coda=coda), grids, TEXTS)
@@ -251,30 +233,16 @@ def test_texts_are_read_together_up_to_8192_tokens_with_their_pads(lengths, size
         assert done == [sum(sizes[: place + 1]) for place in range(len(sizes))], "told after each group"
 
 
-HAND = LoopReadings(
-    text=np.array([0, 0, 1, 1]),
-    is_new=np.array([False, True, True, True]),
-    same=np.array([[True, False, True, False], [True, True, False, False], [True, True, True, True]]),
-    kl=np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.0, 0.0, 0.0, 0.0]], dtype=np.float32),
-    exits={"a": np.array([1, 2, 3, 1])},
-)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_logits_that_are_not_finite_are_named_with_their_loop(value):
-    good = torch.zeros(2, 3, dtype=torch.bfloat16)
-    assert check_finite(good, 1) is good
-    good[1, 2] = value
-    with pytest.raises(ValueError, match=r"loop 3 are not finite.*bfloat16 is too narrow"):
-        check_finite(good, 3)
-
-
-def test_figures_of_a_table_and_of_texts_that_were_read_apart():
-    assert HAND.oracle.tolist() == [1, 2, 1, 3] and HAND.settled.tolist() == [1, 2, 3, 3]
-    assert HAND.same_at(HAND.exits["a"]).tolist() == [True, True, True, False]
-    assert HAND.kl_at(HAND.exits["a"]).tolist() == pytest.approx([0.1, 0.6, 0.0, 0.4])
-    joined = join_readings([HAND, HAND, HAND])
-    assert joined.text.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    for name in ("is_new", "same", "kl"):
-        assert getattr(joined, name).tolist() == np.concatenate([getattr(HAND, name)] * 3, axis=-1).tolist()
-    assert joined.exits["a"].tolist() == [1, 2, 3, 1] * 3 and join_readings([HAND]).text.tolist() == HAND.text.tolist()
+@pytest.mark.parametrize("layout", ["sandwich", slow("pre"), slow("post")])
+def test_with_a_coda_readings_take_earlier_tokens_at_the_last_loop(layout):
+    model = tiny_raven(layout, 101)
+    reference, ids = Reference(model), (5, 9, 30, 2, 8, 17)
+    result = read_forced(model, {}, [ForcedText(ids, 3)])
+    with torch.no_grad():
+        states = reference.model.transformer(torch.tensor([ids])).loop_states[:, 0]
+        for place in range(len(ids) - 1):
+            top = [
+                int(reference.read(states[:, : place + 1], [model.num_loops] * place + [loop]).argmax())
+                for loop in range(1, model.num_loops + 1)
+            ]
+            assert result.same[:, place].tolist() == [item == top[-1] for item in top]

@@ -26,7 +26,6 @@ def looped(tokenizer):
 
 @pytest.fixture(scope="session")
 def plain(tokenizer):
-    """A model without loops."""
     return tiny_llama(6, len(tokenizer))
 
 

@@ -14,10 +14,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 USED = {
     "zero-usage": (0, 0),
     "true-usage": (True, True),
-    "float-usage": (11.0, 7.0),
-    "small-usage": (1, 2),
-    "null-usage": (None, None),
     "thinks": (0, 0),
+}
+EVENTS = {"Content-Type": "text/event-stream"}
+# what is sent at once: a status, a body, and headers
+SENT = {
+    "fails": (500, b'{"error": {"message": "out of order"}}'),
+    "garbage": (200, b"<html>data: no json {{{</html>", EVENTS),
+    "nonsense": (200, b'data: {"choices": 7, "usage": "many"}\n\ndata: {"x": [}\n\n', EVENTS),
+    "redirects": (307, b"", {"Location": "/v1/chat/completions"}),
+    "other-packing": (200, b"data: {}\n\n", {**EVENTS, "Content-Encoding": "br"}),
 }
 ANSWER = "Paris is the capital of France."
 seen = {}
@@ -37,26 +43,18 @@ class Handler(BaseHTTPRequestHandler):
         name = request["model"]
         with lock:
             seen.setdefault(name, []).append(request)
-        if name == "hangs":
-            time.sleep(60)
-        elif name == "fails":
-            self.send(500, b'{"error": {"message": "out of order"}}')
+        if name in SENT:
+            self.send(*SENT[name])
         elif name == "refuses":
             key = self.headers["Authorization"]
             self.send(401, json.dumps({"error": {"message": f"bad key {key}"}}).encode())
-        elif name == "garbage":
-            self.send(200, b"<html>data: no json {{{</html>", "text/event-stream")
-        elif name == "nonsense":
-            self.send(200, b'data: {"choices": 7, "usage": "many"}\n\ndata: {"x": [}\n\n', "text/event-stream")
+        elif name == "hangs":
+            time.sleep(60)
         elif name == "slow-headers":
             for part in (b"HTTP/1.1 200 OK\r\n", *[b"X-Wait: 1\r\n"] * 300):
                 self.dribble(part)
-        elif name == "redirects":
-            self.send(307, b"", Location="/v1/chat/completions")
         elif name.startswith("endless"):
             self.endless(name)
-        elif name == "other-packing":
-            self.send(200, b"data: {}\n\n", "text/event-stream", **{"Content-Encoding": "br"})
         else:
             self.stream(name, request)
 
@@ -83,21 +81,20 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(0.2)
         self.write(part)
 
-    def send(self, status, body, kind="application/json", **headers):
+    def send(self, status, body, headers=None):
+        self.head(status, {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})})
+        self.wfile.write(body)
+
+    def head(self, status, headers):
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
 
     def begin(self, name, status=200):
         """The headers of a stream."""
-        self.send_response(status)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        if name.endswith("gzip"):
-            self.send_header("Content-Encoding", "gzip")
-        self.end_headers()
+        packed = {"Content-Encoding": "gzip"} if name.endswith("gzip") else {}
+        self.head(status, {**EVENTS, "Connection": "close", **packed})
 
     def stream(self, name, request):
         self.begin(name)
@@ -111,20 +108,16 @@ class Handler(BaseHTTPRequestHandler):
         if name == "comments":
             for _ in range(300):
                 self.dribble(b": still here\n\n")
-        words = {"empty": [], "long": ["x" * 1000] * 10_000, "unsure": ["I", " do", " not", " know."]}.get(
-            name, ANSWER.split(" ") if name != "echo" else [str(request["messages"][-1]["content"])]
-        )
-        for place, word in enumerate(words):
+        said = {"long": ["x" * 1000] * 10_000, "echo": [str(request["messages"][-1]["content"])]}
+        for place, word in enumerate(said.get(name, ANSWER.split())):
             if name == "cut" and place == 3:
                 return
             if name == "stalls" and place == 3:
                 time.sleep(60)
             if name == "dribbles":
                 time.sleep(0.4)
-            spaced = word if name in ("unsure", "long") or place == 0 else f" {word}"
-            self.chunk({"content": spaced})
-        ends = {"length": "length", "filtered": "content_filter", "calls-tools": "tool_calls", "breaks": {"code": 7}}
-        self.chunk({}, ends.get(name, "stop"))
+            self.chunk({"content": word if name == "long" or place == 0 else f" {word}"})
+        self.chunk({}, {"length": "length", "breaks": {"code": 7}}.get(name, "stop"))
         if name == "stays-open":
             time.sleep(60)
         if name == "infinite-usage":

@@ -8,12 +8,7 @@ from sigma0.ladder import Budget, Price, Rung, Spending
 from sigma0.ladder import endpoint as endpoints
 from sigma0.ladder.answer_unit import Writer
 from sigma0.ladder.budget import BudgetTracker, RungCost
-from sigma0.ladder.endpoint import (
-    Asker,
-    Reply,
-    _Answer,
-    as_messages,
-)
+from sigma0.ladder.endpoint import Asker, Reply, _Answer, as_messages
 from sigma0.ladder.trail import Trail
 from sigma0.signals.verdict import DoorPolicy
 

@@ -142,7 +142,7 @@ def test_a_text_that_the_callers_policy_or_a_short_budget_keeps_stays_where_it_i
         assert (result.door, result.top_rung, result.rung) == ("escalate", False, "small")
     result = FidelityLadder(no_doubt, Budget(large_tokens=4), doors=CALM).generate(PROMPT, max_new_tokens=5)
     assert (result.door, result.top_rung, result.rung) == ("abort", False, "small")
-    assert result.not_tried == ("large: large_tokens",)
+    assert result.not_tried == ("large: large_tokens",) and result.low_confidence
     assert replay(result.trail) == []
 
 
@@ -218,3 +218,12 @@ def test_fates_are_those_of_all_loops_that_were_run(pocket):
     assert [token.id for token in result.tokens] == [token.id for token in alone.tokens]
     assert [token.fate for token in result.tokens] == [token.fate for token in alone.tokens]
     assert result.verdict.stable == alone.verdict.stable
+
+
+@pytest.mark.parametrize("value", ["", "0", "1"])
+def test_a_ladder_that_is_switched_off_is_no_silent_one(pocket, monkeypatch, recwarn, value):
+    monkeypatch.setenv("SIGMA0_LADDER", value)
+    for ladder in (FidelityLadder([Rung.local(*pocket, "pocket")], policy=Always()), None):
+        sigma0.generate(*pocket, PROMPT, max_new_tokens=4, ladder=ladder)
+    ours = [str(item.message) for item in recwarn if "ladder" in str(item.message)]
+    assert ours == ([] if value == "1" else ["a ladder is given, but SIGMA0_LADDER is not 1: no answer goes up"])

@@ -12,19 +12,7 @@ from pathlib import Path
 import pytest
 
 import sigma0
-from sigma0.ladder import (
-    AllOf,
-    Always,
-    Budget,
-    Entropy,
-    FidelityLadder,
-    Margin,
-    Never,
-    Rung,
-    ShutDoor,
-    Ungrounded,
-    replay,
-)
+from sigma0.ladder import AllOf, Always, Budget, Entropy, FidelityLadder, Margin, Never, Rung, replay
 from sigma0.ladder.endpoint import _whole
 from tests.marks import slow
 
@@ -100,8 +88,6 @@ def test_an_answer_goes_up_and_comes_back_and_with_never_the_small_one_answers_a
         slow("dribbles", "timeout"),
         ("long", "too long"),
         ("refuses", "refused"),
-        ("filtered", "ended otherwise"),
-        ("calls-tools", "ended otherwise"),
         ("breaks", "ended otherwise"),
         ("redirects", "status 307"),
         ("endless-line", "too long"),
@@ -129,16 +115,6 @@ def test_a_broken_endpoint_costs_one_rung_and_never_the_answer(pocket, url, name
     assert KEY not in shown and KEY not in repr(Rung.endpoint(url, name, KEY))
 
 
-def test_a_rung_may_decline(pocket, url):
-    unsure = Rung.endpoint(url, "unsure", KEY, declines=lambda text: "not know" in text)
-    rungs = [Rung.local(*pocket, "pocket"), unsure, Rung.endpoint(url, "empty", KEY), Rung.endpoint(url, "good", KEY)]
-    result = FidelityLadder(rungs, policy=Always()).generate(QUESTION, unit="answer", max_new_tokens=20)
-    assert outcomes(result) == [(0, "hand_up"), (1, "decline"), (2, "decline"), (3, "top_rung")]
-    assert result.text == ANSWER
-    alone = FidelityLadder(rungs[:3], policy=Always()).generate(QUESTION, unit="answer", max_new_tokens=20)
-    assert alone.rung == "pocket" and alone.text.strip().startswith("Mary")
-
-
 @pytest.mark.parametrize("name", ["redirects", "endless-line", "endless-gzip"])
 def test_neither_requests_nor_bytes_go_beyond_what_was_allowed(pocket, url, name):
     """What two attempts take: requests that the server saw, or bytes of memory at the peak."""
@@ -156,26 +132,18 @@ def test_neither_requests_nor_bytes_go_beyond_what_was_allowed(pocket, url, name
 @pytest.mark.parametrize(
     "name, written, read",
     [
-        ("zero-usage", 6, 8),
-        ("true-usage", 20, None),
-        ("float-usage", 20, None),
-        ("small-usage", 6, 8),
-        ("thinks", 20, 8),
+        *[("zero-usage", 6, 8), ("thinks", 20, 8), ("gzip", 7, 11)],
+        *[("true-usage", 20, None), ("infinite-usage", 20, None), slow("stays-open", 20, None)],
     ],
 )
-def test_usage_is_charged_by_what_the_texts_show_if_that_is_more(pocket, url, name, written, read):
+def test_a_whole_answer_is_taken_and_charged_by_its_usage_or_what_the_texts_show_if_that_is_more(
+    pocket, url, name, written, read
+):
     """The answer has six words, the question eight; what is no whole number is charged at the most that was allowed."""
     result = answer(pocket, url, [name])
     asked = result.trail.decisions[0].asked
     assert result.text == ANSWER
     assert (result.spent.large_tokens, result.spent.catch_up_tokens) == (written, read or asked.catch_up_tokens)
-
-
-def test_time_ends_a_request_that_is_under_way(pocket, url):
-    result = answer(pocket, url, ["hangs"], new=8, budget=Budget(seconds=4.0), timeout=30.0, attempts=5)
-    assert result.rung == "pocket" and result.text
-    # its own time would have been asked for again, four times
-    assert result.costs[1].calls == 1
 
 
 def test_drafts(pocket, url):
@@ -191,35 +159,6 @@ def test_drafts(pocket, url):
     assert [decision.position for decision in alone.trail.decisions] == list(range(len(alone.drafts)))
     chat = ladder(pocket, url, ["echo"], Never()).generate(QUESTION, unit="draft", max_new_tokens=12, draft_tokens=3)
     assert chat.text == sigma0.generate(*pocket, QUESTION, max_new_tokens=12).text and len(chat.drafts) > 1
-
-
-def both(pocket):
-    return [Rung.local(*pocket, "pocket"), Rung.local(*sigma0.load("pocket-large", dtype="float32"), "pocket-large")]
-
-
-def test_a_warm_start_gives_the_draft_along(pocket, url):
-    settings = {"unit": "answer", "max_new_tokens": 12}
-    ladder(pocket, url, ["echo"]).generate(QUESTION, warm_start=True, **settings)
-    draft = sigma0.generate(*pocket, QUESTION, max_new_tokens=12).text
-    said = requests_to(url, "echo")[-1]["messages"]
-    assert said[0] == QUESTION[0] and draft in said[1]["content"] and "may be wrong" in said[1]["content"]
-    rungs = both(pocket)
-    warm = FidelityLadder(rungs, policy=Always()).generate(STORY, warm_start=True, **settings)
-    cold = FidelityLadder(rungs, policy=Always()).generate(STORY, **settings)
-    assert warm.rung == cold.rung == "pocket-large" and warm.text.strip() == cold.text.strip() != ""
-    assert warm.costs[1].tokens < cold.costs[1].tokens
-
-
-def test_the_door_decides_by_default(pocket, url):
-    by_door = FidelityLadder([Rung.local(*pocket, "pocket"), Rung.endpoint(url, "good", KEY)])
-    for place in ("park", "garden", "office", "kitchen"):
-        question = [{"role": "user", "content": f"Mary went to the {place}. Tom has the hat. Where is Mary?"}]
-        alone = sigma0.generate(*pocket, question, max_new_tokens=20)
-        result = by_door.generate(question, unit="answer", max_new_tokens=20)
-        assert (result.rung == "good") == (alone.door != "converge")
-        assert (result.door == "converge") == (alone.door == "converge")
-    assert answer(pocket, url, ["good"], Ungrounded(below=1.0, unknown=True)).rung == "good"
-    assert ladder(pocket, url, ["good"], ShutDoor()).policy_for("token") == ShutDoor()
 
 
 def test_the_switch_hands_answers_up(pocket, url, monkeypatch):
@@ -245,15 +184,20 @@ def test_the_switch_hands_answers_up(pocket, url, monkeypatch):
 
 
 def test_a_warm_start_keeps_to_the_budget_and_the_limit(pocket):
-    rungs, tokenizer = both(pocket), pocket[1]
+    large, tokenizer = sigma0.load("pocket-large", dtype="float32"), pocket[1]
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(*large, "pocket-large")]
     read = len(tokenizer(STORY)["input_ids"])
     settings = {"unit": "answer", "warm_start": True}
     ladder = FidelityLadder(rungs, Budget(catch_up_tokens=read), Always())
     result = ladder.generate(STORY, max_new_tokens=8, **settings)
     assert result.spent.catch_up_tokens <= read and result.door == "abort" and result.rung == "pocket"
-    for new in (2, 3, 5):
-        warm = FidelityLadder(rungs, policy=Always()).generate(STORY, max_new_tokens=new, **settings)
+    ladder = FidelityLadder(rungs, policy=Always())
+    for new in (2, 3, 5, 12):
+        warm = ladder.generate(STORY, max_new_tokens=new, **settings)
         assert len(tokenizer(warm.text, add_special_tokens=False)["input_ids"]) <= new
+    cold = ladder.generate(STORY, "answer", max_new_tokens=12)
+    assert warm.rung == cold.rung == "pocket-large" and warm.text.strip() == cold.text.strip() != ""
+    assert warm.costs[1].tokens < cold.costs[1].tokens
 
 
 def test_an_upper_rung_that_cannot_read_the_prompt_costs_itself(pocket, url):
@@ -270,23 +214,6 @@ def test_time_is_kept_whatever_a_server_dribbles(pocket, url, name):
     result = answer(pocket, url, [name], new=12, attempts=1)
     # the server would go on for a minute, and then end in another way
     assert result.trail.decisions[-1].why == "timeout" and result.rung == "pocket"
-
-
-@pytest.mark.parametrize(
-    "name, charged", [("infinite-usage", 20), ("null-usage", 20), slow("stays-open", 20), ("gzip", 7)]
-)
-def test_a_whole_answer_is_taken_whatever_is_wrong_around_it(pocket, url, name, charged):
-    """Usage that is none is charged at the most that was allowed; what is packed unasked is read."""
-    result = answer(pocket, url, [name])
-    assert result.text == ANSWER and result.spent.large_tokens == charged
-
-
-def test_what_the_budget_forbids_is_not_asked(pocket, url):
-    before = len(requests_to(url, "good"))
-    result = answer(pocket, url, ["good"], budget=Budget(calls=0))
-    assert len(requests_to(url, "good")) == before
-    assert result.door == "abort" and result.low_confidence and result.not_tried == ("good: calls",)
-    assert result.text == sigma0.generate(*pocket, QUESTION, max_new_tokens=20).text and replay(result.trail) == []
 
 
 def test_an_endpoint_that_is_cut_at_its_limit_says_so_and_halves_of_characters_are_replaced(pocket, url):

@@ -119,7 +119,8 @@ def test_a_warm_start_keeps_what_fits(looped, plain, tokenizer):
     for prompt in (PROMPT, [{"role": "user", "content": PROMPT}]):
         asked = writer.given(2, prompt, NEW, draft)
         assert [message["role"] for message in asked.prompt] == ["user", "user"]
-        assert asked.prompt[0]["content"] == PROMPT and "in the park" in asked.prompt[1]["content"]
+        assert asked.prompt[0]["content"] == PROMPT
+        assert all(text in asked.prompt[1]["content"] for text in ("in the park", "may be wrong"))
         assert (asked.kept, asked.new) == ("", NEW)
     limit = looped[0].config.max_position_embeddings
     room = limit - len(tokenizer(f"{PROMPT}in the")["input_ids"])

@@ -2,7 +2,7 @@
 
 import threading
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -73,34 +73,20 @@ def test_verdict_door_and_passes_of_a_server():
     assert asker.ask(MESSAGES, 10) == Reply("hi", "ok", None, MOST, False, verdict, "escalate", 7)
 
 
-class Client:
+def client_of(*chunks, error=None, hangs=None):
     """Stands for the `openai` client: gives chunks, or fails."""
 
-    def __init__(self, *chunks, error=None, hangs=None):
-        self.chunks, self.error, self.hangs, self.asked, self.is_closed = chunks, error, hangs, [], False
-        self.chat = SimpleNamespace(completions=self)
+    def output():
+        yield from chunks
+        if hangs is not None:
+            hangs.wait(60)
+        if error is not None:
+            raise error
 
-    def create(self, **asked):
-        self.asked.append(asked)
-        if self.error is not None and not self.chunks:
-            raise self.error
-        return self
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *left):
-        pass
-
-    def __iter__(self):
-        yield from self.chunks
-        if self.hangs is not None:
-            self.hangs.wait(60)
-        if self.error is not None:
-            raise self.error
-
-    def close(self):
-        self.is_closed = True
+    client, stream = Mock(), MagicMock()
+    stream.__enter__.return_value, stream.__iter__.side_effect = stream, output
+    client.chat.completions.create = Mock(return_value=stream, side_effect=None if chunks else error)
+    return client
 
 
 def attempted(client, left=None, **settings):
@@ -112,18 +98,18 @@ def attempted(client, left=None, **settings):
 
 
 def test_a_request_asks_for_a_stream_with_its_usage():
-    client = Client(chunk("hi", "stop"), SimpleNamespace(choices=[], usage=usage(3, 4)))
+    client = client_of(chunk("hi", "stop"), SimpleNamespace(choices=[], usage=usage(3, 4)))
     answer, limits = attempted(client, timeout=30.0)
-    assert answer == _Answer(["hi"], 2, 0, "stop", (3, 4), "ok", {}) and client.is_closed and limits == [30.0]
-    assert client.asked == [
-        {"model": "m", "messages": MESSAGES, "max_tokens": 10, "stream": True,
-         "stream_options": {"include_usage": True}, "temperature": 0.5}
-    ]  # fmt: skip
+    assert answer == _Answer(["hi"], 2, 0, "stop", (3, 4), "ok", {}) and client.close.called and limits == [30.0]
+    client.chat.completions.create.assert_called_once_with(
+        model="m", messages=MESSAGES, max_tokens=10, stream=True, stream_options={"include_usage": True},
+        temperature=0.5,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("left, limit", [(5.0, 5.0), (50.0, 30.0), (-1.0, 0.001)])
 def test_a_request_has_the_time_that_is_left(left, limit):
-    assert attempted(Client(chunk("hi", "stop")), left, timeout=30.0)[1] == [limit]
+    assert attempted(client_of(chunk("hi", "stop")), left, timeout=30.0)[1] == [limit]
 
 
 def failure(kind, status=None):
@@ -156,17 +142,17 @@ class SlowTimeout(Exception):
     ids=str,
 )
 def test_failures_are_told_by_their_kind(error, parts, outcome):
-    answer, _ = attempted(Client(*parts, error=error))
+    answer, _ = attempted(client_of(*parts, error=error))
     assert answer.outcome == outcome and answer.parts == ["a"] * len(parts)
 
 
 @pytest.mark.parametrize("finish, outcome", [(None, "timeout"), ("stop", "ok")])
 def test_a_request_is_given_up_when_its_time_is_over(finish, outcome):
     hangs = threading.Event()
-    client = Client(chunk("a", finish), hangs=hangs)
+    client = client_of(chunk("a", finish), hangs=hangs)
     answer, _ = attempted(client, timeout=0.2)
     hangs.set()
-    assert (answer.outcome, answer.parts, client.is_closed) == (outcome, ["a"], True)
+    assert (answer.outcome, answer.parts, client.close.called) == (outcome, ["a"], True)
 
 
 def test_a_client_has_the_address_and_no_attempts_of_its_own_and_may_not_come_to_be():

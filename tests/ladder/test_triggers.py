@@ -125,16 +125,13 @@ def test_signs_in_json_and_back():
 @pytest.mark.parametrize(
     "kind, field, good, bad",
     [
+        *((kind, "below", (0, 1), (-0.01, 1.01)) for kind in (Ungrounded, Margin, Doubt)),
         (Collapse, "above", (0, 1), (-0.01, 1.01)),
-        (Ungrounded, "below", (0, 1), (-0.01, 1.01)),
         (Entropy, "above", (0, 9), (-0.01,)),
-        (Margin, "below", (0, 1), (-0.01, 1.01)),
-        (Doubt, "below", (0, 1), (-0.01, 1.01)),
         (Random, "rate", (0, 1), (-0.01, 1.01)),
         (Hysteresis, "stay", (0, 5), (-1,)),
         (Hysteresis, "leave", (0, 1, None), (-0.01, 1.01)),
-        (AnyOf, "triggers", ((Always(),),), ((),)),
-        (AllOf, "triggers", ((Always(),),), ((),)),
+        *((kind, "triggers", ((Always(),),), ((),)) for kind in (AnyOf, AllOf)),
     ],
 )
 def test_thresholds_lie_in_their_range(kind, field, good, bad):

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import torch
 
 import sigma0
 from sigma0.config import exit_for
@@ -17,6 +18,7 @@ from sigma0.reason.chat import (
     ScriptedChat,
     label_ways,
 )
+from sigma0.reason.held import GrammarProcessor
 from sigma0.reason.messages import ChatSettings
 from tests.reference import tiny_llama
 from tests.serve.conftest import served
@@ -186,3 +188,38 @@ def test_labels_that_make_no_sense_and_endpoints_that_are_not_there_are_refused(
         EndpointChat("http://127.0.0.1:9/v1", "x", attempts=1).complete(ASKED)
     with pytest.raises(ValueError, match="base_url"):
         EndpointChat("ftp://somewhere", "x")
+
+
+GRAMMAR = 'start: "The hat is in the " PLACE "."\nPLACE: "park" | "barn"'
+
+
+@pytest.mark.slow
+def test_a_random_model_writes_what_its_grammar_allows_and_ends(plain, pocket):
+    pytest.importorskip("llguidance")
+    chat = LocalChat(plain, pocket[1], "plain")
+    texts = {
+        chat.complete(ASKED, ChatSettings(max_tokens=40, temperature=1.0, seed=seed, grammar=GRAMMAR)).text
+        for seed in range(12)
+    }
+    assert texts == {"The hat is in the park.", "The hat is in the barn."}
+    done = chat.complete(ASKED, ChatSettings(max_tokens=40, grammar=GRAMMAR))
+    assert done.finish_reason == "stop" and done.text in texts
+
+
+def test_a_looped_model_is_held_too(pocket):
+    written = LocalChat(*pocket, "pocket").complete(ASKED, ChatSettings(max_tokens=40, grammar=GRAMMAR))
+    assert written.text in ("The hat is in the park.", "The hat is in the barn.")
+
+
+@pytest.mark.slow
+def test_bad_grammars_batches_and_ladders_are_refused(plain, pocket):
+    pytest.importorskip("llguidance")
+    chat = LocalChat(plain, pocket[1], "plain")
+    with pytest.raises(ValueError, match="grammar cannot be followed"):
+        chat.complete(ASKED, ChatSettings(grammar="start: ("))
+    held = GrammarProcessor.of(GRAMMAR, plain, pocket[1], 1)
+    with pytest.raises(ValueError, match="holds one sequence here, got 2"):
+        held(torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, len(pocket[1])))
+    ladder = LadderChat(FidelityLadder(rungs(pocket)))
+    with pytest.raises(ValueError, match="is a ladder, which cannot be held"):
+        ladder.complete(ASKED, ChatSettings(grammar=GRAMMAR))

@@ -1,9 +1,13 @@
+from dataclasses import replace
+from unittest.mock import Mock
+
 import pytest
 
 from sigma0.reason.chat import ChatFailed, Completion, ScriptedChat
 from sigma0.reason.desk import Desk, LimitReached, Limits, as_label
-from sigma0.reason.messages import Usage
-from sigma0.reason.trail import Call, Heading, Outcome, Run, Trail, read_lines
+from sigma0.reason.messages import ChatSettings, Usage
+from sigma0.reason.record import Record
+from sigma0.reason.trail import Call, Decision, Heading, Outcome, Run, Trail, read_lines
 
 ASKED = [{"role": "user", "content": "Well?"}]
 
@@ -90,3 +94,124 @@ def test_a_trail_is_read_back_as_it_was(path):
         path.write_text(change)
         with pytest.raises(ValueError, match=named):
             read_lines(path)
+
+
+HEADING = Heading("lemma", "p", ("m",), {}, {})
+
+
+def test_a_run_goes_on_behind_a_line_that_a_crash_cut_off(path):
+    first = Trail(path)
+    first.add(HEADING)
+    first.decide("pass", "one")
+    with path.open("a") as file:
+        file.write('{"what": "fail", "wh')
+    second = Trail(path)
+    second.decide("pass", "two")
+    assert list(read_lines(path)) == [HEADING, Decision("pass", "one", {}), Decision("pass", "two", {})]
+
+
+@pytest.mark.parametrize("text", ["my notes", "my notes\nof years\n", '{"unit": "token"}\n', "[" * 50_000])
+def test_a_file_that_is_no_trail_is_left_as_it_is(path, text):
+    path.write_text(text)
+    with pytest.raises(ValueError, match="no trail of an outer loop"):
+        Trail(path)
+    assert path.read_text() == text
+
+
+def test_half_a_surrogate_pair_ends_no_run(path):
+    trail = Trail(path)
+    trail.add(HEADING)
+    trail.decide("pass", "a\ud800b\u2028c")
+    assert read_lines(path)[1] == Decision("pass", "a?b\u2028c", {})
+
+
+@pytest.mark.parametrize("line", ['{"kind": ["x"]}', "[" * 50_000, "7", '{"kind": "call", "n": ' + "9" * 5000 + "}"])
+def test_a_line_of_nonsense_is_named(path, line):
+    Trail(path).add(HEADING)
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(ValueError, match="line 2 of"):
+        read_lines(path)
+
+
+# a run repeated from its answers asks for nothing twice
+OF_RUN = Heading("lemma", "What?", ("scripted",), {"repairs": (1, 2)}, {"torch": "2"})
+
+
+def desk(path, resume=False, heading=OF_RUN):
+    made = Desk(Trail())
+    made.record = Record(path, heading, resume)
+    return made
+
+
+def test_what_was_answered_is_given_again_in_order_and_the_rest_is_asked(path):
+    first = desk(path)
+    replies = [Completion("a", Usage(1, 2, 3)), Completion("b"), Completion("c", notes={"costs": [1]})]
+    for purpose, chat in zip(("one", "two", "two"), [ScriptedChat([reply]) for reply in replies], strict=True):
+        first.ask(chat, purpose, ASKED)
+    second = desk(path, resume=True, heading=replace(OF_RUN, resumed=True))
+    chat = ScriptedChat(["d"])
+    given = [second.ask(chat, purpose, ASKED) for purpose in ("one", "two", "two", "two")]
+    assert [one.text for one in given] == ["a", "b", "c", "d"] and given[:3] == replies
+    assert len(chat.calls) == 1 and second.usage.calls == 4 and second.usage.completion_tokens == 3
+    # the trail of the second run is whole, and the file holds each answer once
+    texts = [line.answer["text"] for line in read_lines(path) if isinstance(line, Call)]
+    assert texts == [line.answer["text"] for line in second.trail.lines] == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_asked"),
+    [
+        ("Is 7 prime?", "Is 9 prime?", True),
+        ("in <f at 0x7f01> after 0.25s", "in <f at 0x7e02> after 11.50s", False),
+        ("0.25 of them", "0.75 of them", True),
+    ],
+)
+def test_a_question_of_another_text_is_asked_though_its_purpose_was_answered(path, before, after, is_asked):
+    desk(path).ask(ScriptedChat(["old"]), "one", [{"role": "user", "content": before}])
+    given = desk(path, resume=True).ask(ScriptedChat(["new"]), "one", [{"role": "user", "content": after}])
+    assert given.text == ("new" if is_asked else "old")
+
+
+def test_questions_that_failed_or_had_other_settings_are_asked_again(path):
+    desk(path).ask(ScriptedChat(["long"]), "one", ASKED)
+    short = ChatSettings(max_tokens=4)
+    assert desk(path, resume=True).ask(ScriptedChat(["short"]), "one", ASKED, short).text == "short"
+    assert desk(path, resume=True).ask(ScriptedChat([]), "one", ASKED).text == "long"
+    with pytest.raises(ChatFailed):
+        desk(path).ask(ScriptedChat([]), "one", ASKED)
+    assert desk(path, resume=True).ask(ScriptedChat(["now"]), "one", ASKED).text == "now"
+
+
+def test_labels_are_given_again(path):
+    chooser = Held([])
+    assert desk(path).choose(chooser, "label", ASKED, ("no", "yes")) == "yes"
+    chooser.choose = Mock(side_effect=AssertionError("asked again"))
+    assert desk(path, resume=True).choose(chooser, "label", ASKED, ("no", "yes")) == "yes"
+    with pytest.raises(AssertionError, match="asked again"):
+        desk(path, resume=True).choose(chooser, "label", ASKED, ("yes", "no"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"problem": "Who?"}, "problem"),
+        ({"settings": {"repairs": (1, 3)}}, r"settings: repairs \[1, 2\], not \[1, 3\]"),
+        ({"settings": {"repairs": (1, 2), "sources": ["a"]}}, r"settings: sources None, not \[\"a\"\]"),
+        ({"strategy": "agent"}, "strategy"),
+    ],
+)
+def test_a_file_of_another_run_is_refused(path, changed, named):
+    desk(path)
+    with pytest.raises(ValueError, match=f"of another run: {named}"):
+        desk(path, resume=True, heading=replace(OF_RUN, **changed))
+    desk(path, resume=True, heading=replace(OF_RUN, versions={"torch": "3"}))
+
+
+def test_files_that_are_no_memory_are_refused_and_left_as_they_are(path):
+    with pytest.raises(ValueError, match="no such file"):
+        desk(path, resume=True)
+    path.write_text("my notes")
+    with pytest.raises(ValueError, match="is no memory of a run"):
+        desk(path, resume=True)
+    assert path.read_text() == "my notes"

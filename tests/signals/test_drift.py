@@ -56,24 +56,6 @@ def test_figures_are_those_of_the_latest_answers(deciles, answers, window):
         assert drift.psi >= -1e-12
 
 
-def test_a_shift_is_seen_and_forgotten_again():
-    drift, draws = monitor(window=500), np.random.default_rng(1)
-
-    def see(count, confidence, reason="confident"):
-        for _ in range(count):
-            drift.add(answer(confidence(), reason))
-
-    see(500, lambda: float(draws.random()))
-    assert drift.psi < 0.1
-    see(500, lambda: float(draws.random() ** 3), "out_of_calibration")
-    assert drift.psi > 0.25 and drift.out_of_calibration == 1
-    see(500, lambda: float(draws.random()))
-    assert drift.psi < 0.1 and drift.out_of_calibration == 0
-    # a confidence that is not known says nothing of its bin, and is an answer like others
-    see(450, lambda: None, "out_of_calibration")
-    assert drift.psi is None and drift.out_of_calibration == 0.9
-
-
 @pytest.mark.parametrize("top", [0.12, 0.45, 0.8])
 def test_answers_that_bunch_at_the_highest_confidence_are_no_drift(top):
     draws = np.random.default_rng(2)

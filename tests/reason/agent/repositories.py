@@ -44,10 +44,10 @@ HALF_FIX = {"action": "edit", "path": "numbers_kit/ranges.py", "old": "    retur
 BREAK = {"action": "edit", "path": "numbers_kit/scale.py", "old": "2 * value", "new": "value"}
 RUN = {"action": "run_tests"}
 FINISH = {"action": "finish"}
+said = json.dumps
 
 
 def planted(folder: Path) -> Path:
-    """Writes the repository."""
     for path, text in FILES.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
@@ -76,18 +76,10 @@ def applied(patch: str, folder: Path, tool: str) -> dict[str, bytes]:
     return contents(folder)
 
 
-def said(action) -> str:
-    return json.dumps(action)
-
-
 class PlainRunner:
     """Runs a command in a copy of a folder, without isolation: tests run only what they wrote themselves."""
 
-    def __init__(self):
-        self.runs = 0
-
     def run_command(self, command, folder, timeout_s=60.0, memory_mb=1024):
-        self.runs += 1
         if command[0] == "python":
             command = (sys.executable, *command[1:])
         began = time.monotonic()

@@ -96,16 +96,6 @@ REPORTS = st.lists(st.sets(st.sampled_from("abcde")), max_size=30).map(
 )
 
 
-@given(REPORTS)
-def test_there_is_progress_no_more_often_than_there_are_tests(runs):
-    tracker = ProgressTracker.of_slate(report("", "abcde"))
-    best = [len(tracker.passed)]
-    for item in runs:
-        if tracker.observe(item):
-            best.append(len(tracker.passed))
-    assert best == sorted(set(best))
-
-
 def test_repeated_actions_errors_and_ping_pong_are_counted():
     tracker = ProgressTracker.of_slate(BEFORE)
     assert tracker.act("read a", "text", refused=False) == 1
@@ -158,43 +148,13 @@ def test_the_tiers_as_a_table(events, measures, tier):
     escalator = Escalator(ThreeTierEscalation(max_steps=100))
     result = []
     for event in events:
+        escalator = Escalator.from_dict(json.loads(json.dumps(escalator.to_dict())))
         if event == UP:
             result.append("lower" if escalator.progress() else None)
         else:
             result.append(escalator.check(event[0], 3 if event[1] == STUCK else 2))
     assert (result, escalator.tier) == (measures, tier)
-
-
-CONFIGS = st.builds(
-    lambda first, second, third, every, steps, patience: ThreeTierEscalation(
-        first, first + second, first + second + third, every, steps, patience
-    ),
-    *[st.integers(1, 12)] * 4,
-    st.integers(1, 80),
-    st.integers(1, 4),
-)
-
-
-@given(CONFIGS, st.data())
-def test_a_tier_never_jumps_and_acts_once_unless_lowered(config, data):
-    escalator, allowed = Escalator(config), {0: "replan", 1: "warn", 2: "reset"}
-    for step in range(1, config.max_steps + 1):
-        if data.draw(st.booleans(), label="progress"):
-            before = escalator.tier
-            assert escalator.progress() == (before > 0)
-            assert escalator.tier == max(0, before - 1)
-        if not escalator.is_check(step):
-            continue
-        before, slate, start = escalator.tier, escalator.slate, escalator.slate_start
-        measure = escalator.check(step, data.draw(st.integers(0, 5), label="stuck"))
-        if measure is None:
-            assert (escalator.tier, escalator.slate) == (before, slate)
-            continue
-        assert measure == allowed[before]
-        assert step < config.max_steps and step - start >= config.starts[before]
-        after = (0, slate + 1, step) if measure == "reset" else (before + 1, slate, start)
-        assert (escalator.tier, escalator.slate, escalator.slate_start) == after
-        assert escalator == Escalator.from_dict(json.loads(json.dumps(escalator.to_dict())))
+    assert [step for step in range(1, 11) if escalator.is_check(step)] == [5, 10]
 
 
 @pytest.mark.parametrize(

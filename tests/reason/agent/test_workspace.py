@@ -8,17 +8,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sigma0.reason.agent.patches import patch_between
-from sigma0.reason.agent.trees import StoredFile, read_tree
+from sigma0.reason.agent.trees import StoredFile
 from sigma0.reason.agent.workspace import Workspace, WorkspaceFault, WorkspaceLimits
 from tests.reason.agent.repositories import BUGGY, FILES, FIX, TOOLS, applied, contents, planted
 
 NAMES = st.sampled_from(
     ["a.py", "b c.txt", "folder/d.py", "folder/é ü.md", "x b/y b", "deep/er/e", "a b/a b", "--x", "dev"]
 )
-TEXTS = st.text(st.sampled_from("ab é\t\n\n\r\u2028\x0c-+@ "), max_size=24)
-BLOBS = TEXTS.map(str.encode)
+BLOBS = st.text(st.sampled_from("ab é\t\n\n\r\u2028\x0c-+@ "), max_size=24).map(str.encode)
 TREES = st.dictionaries(NAMES, st.builds(StoredFile, BLOBS, st.just(False)), max_size=4)
-APART = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
@@ -186,7 +184,7 @@ def test_reading_and_listing_are_bounded_and_tell_lines_folders_and_sizes(source
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@APART
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=TREES, after=TREES)
 @example(before={"a": StoredFile(b"x")}, after={"a": StoredFile(b"x\n")})
 @example(before={"a": StoredFile(b"x\n")}, after={"a": StoredFile(b"")})
@@ -201,26 +199,6 @@ def test_a_patch_applies_and_gives_the_other_state(tool, before, after, tmp_path
     assert bool(patch) == (before != after)
     result = applied(patch, folder, tool) if patch else contents(folder)
     assert result == {path: file.data for path, file in after.items()}
-
-
-@pytest.mark.parametrize("tool", TOOLS)
-@APART
-@given(edits=st.lists(st.tuples(st.sampled_from([*FILES, "new file", "new/é.py"]), TEXTS, st.integers(0, 40))))
-def test_the_patch_of_random_edits_gives_the_workspace_back(tool, edits, tmp_path_factory):
-    source = planted(tmp_path_factory.mktemp("source"))
-    with Workspace(source, protected=()) as workspace:
-        for path, text, place in edits:
-            try:
-                old = workspace.text(path)[place : place + 12]
-            except WorkspaceFault:
-                old = ""
-            try:
-                workspace.edit(path, old, text)
-            except WorkspaceFault:
-                continue
-        patch, wanted = workspace.patch(), contents(workspace.folder)
-        assert read_tree(workspace.folder, 100, 10_000).files == workspace.files()
-    assert (applied(patch, source, tool) if patch else contents(source)) == wanted
 
 
 def test_paths_lead_nowhere_outside_nor_to_what_is_read_only_or_left_out(workspace):

@@ -19,12 +19,12 @@ from sigma0.reason.trail import Trail
 
 DRIVER = """
 import ast, atexit, builtins, json, sys
-counts, (source, program, counted) = [0, 0], sys.argv[1:]
+counts, (source, code, counted) = [0, 0], sys.argv[1:]
 inside = {"__name__": "inside", "__file__": source}
 exec(open(source).read(), inside)
 setattr(builtins, inside["_COUNTS"], counts)
 atexit.register(lambda: open(counted, "w").write(json.dumps(counts)))
-exec(compile(inside["counted"](ast.parse(open(program).read())), "code", "exec"), {"__name__": "__main__"})
+exec(compile(inside["counted"](ast.parse(code)), "code", "exec"), {"__name__": "__main__"})
 """
 
 
@@ -38,9 +38,8 @@ class SubprocessRunner:
         self.ran.append(code)
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            program, counts = Path(folder, "program.py"), Path(folder, "counts.json")
-            program.write_text(code)
-            command = [sys.executable, "-I", "-S", "-c", DRIVER, SOURCE, str(program), str(counts)]
+            counts = Path(folder, "counts.json")
+            command = [sys.executable, "-I", "-S", "-c", DRIVER, SOURCE, code, str(counts)]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=folder)
             except subprocess.TimeoutExpired:
@@ -106,7 +105,6 @@ class Script:
 
 
 def solve(problem, said, runner=None, above=None, limits=None, graph=None, **settings):
-    """Solution, trail, script."""
     script = Script(said)
     trail = Trail()
     solver = ALGSolver(
@@ -120,5 +118,4 @@ def solve(problem, said, runner=None, above=None, limits=None, graph=None, **set
 
 
 def whats(trail):
-    """The words of its decisions."""
     return [decision.what for decision in trail.decisions]

@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigma0.reason.desk import Desk
-from sigma0.reason.lemma import FINAL, ExhaustiveSearcher, GateRefused, Lemma, LemmaSettings, is_counting
+from sigma0.reason.lemma import FINAL, ExhaustiveSearcher, GateRefused, Lemma, LemmaSettings, boxed, is_counting
 from sigma0.reason.lemma.counting import claimed, same_number
+from sigma0.reason.lemma.running import objection_to
+from sigma0.reason.sandbox.sandbox import RunResult
 from sigma0.reason.trail import Run, Trail
 from tests.reason.lemma.helpers import SubprocessRunner
 
@@ -173,3 +175,63 @@ def test_a_number_is_itself_with_commas_and_signs_around_it(number):
 def test_many_ways_to_enumerate_count(code):
     obtained, _ = search(code + "\nassert sum(range(4)) == 6\n")
     assert obtained.value == "2"
+
+
+def result(ok=True, stderr="", exit_code=0, timed_out=False, run=2, held=2, cut=None):
+    return RunResult(ok, "", stderr, exit_code, timed_out, run, 0.1, assertions_held=held, cut=cut)
+
+
+@pytest.mark.parametrize(
+    "obtained, output",
+    [
+        (result(run=0, held=0), "no assertion was reached"),
+        (
+            result(False, "Traceback\nAssertionError: six", 1, held=1),
+            "1 of 2 assertions did not hold: AssertionError: six",
+        ),
+        (result(False, "Traceback\nOSError: no disk\n", 1), "exit code 1: OSError: no disk"),
+        (result(False, "", None), "it gave no reason"),
+        (result(False, exit_code=None, cut="output"), "the limit of output"),
+        (result(False, exit_code=None, cut="memory"), "more than 512 MB"),
+        (result(cut="output"), "the limit of output"),
+    ],
+)
+def test_every_run_but_one_whose_assertions_held_has_an_objection(obtained, output):
+    assert output in objection_to(obtained, LemmaSettings()) and objection_to(result(), LemmaSettings()) is None
+
+
+plain = st.text(alphabet="ab1 +^_", max_size=6)
+nested = st.recursive(
+    plain,
+    lambda inner: st.lists(inner | inner.map(lambda text: "{" + text + "}"), max_size=4).map("".join),
+    max_leaves=8,
+)
+
+
+@given(nested, st.text(max_size=20).filter(lambda text: "boxed" not in text), nested.filter(str.strip))
+def test_the_last_box_is_read_whatever_braces_it_holds(first, between, last):
+    assert boxed(f"\\boxed{{{first}}} {between} \\boxed{{{last}}} so it is }}") == last.strip()
+
+
+@given(st.text(alphabet="\\boxed{} 1", max_size=60))
+def test_any_text_can_be_read(text):
+    result = boxed(text)
+    assert result is None or (result in text and result == result.strip() != "")
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("\\boxed{42}", "42"),
+        ("\\boxed{ \\frac{1}{2} }", "\\frac{1}{2}"),
+        ("\\boxed {7}", "7"),
+        ("\\boxed{1} and \\boxed{2", "1"),
+        ("\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
+        ("\\boxed{\\}}", "\\}"),
+        ("\\boxed{}", None),
+        ("42", None),
+        ("\\boxed{" + "x" * 2000 + "}", None),
+    ],
+)
+def test_boxes_are_read(text, answer):
+    assert boxed(text) == answer

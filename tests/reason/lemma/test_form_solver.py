@@ -50,7 +50,7 @@ def solve(plans, looks=LOOKS, actions=(), limits=None, settings=None, problem=PR
     trail = Trail()
     chat = ScriptedChat(reply)
     result = FormSolver(chat, Desk(trail, limits), settings).solve(problem)
-    return result, [call["messages"][-1]["content"].removeprefix(STORY).strip() for call in chat.calls]
+    return result, [call["messages"][-1]["content"].removeprefix(f"{STORY} ") for call in chat.calls]
 
 
 def test_a_plan_whose_steps_come_again_is_verified_and_a_wrong_lemma_is_replaced():
@@ -114,10 +114,6 @@ def test_the_answer_is_the_last_of_a_plan_and_follows_from_something():
     assert result.verified and len([item for item in asked if item.endswith("Plan.")]) == 2
     result, _ = solve([plan()] * 4)
     assert not result.verified and "nothing was looked up" in result.why
-    first = json.dumps({"FINAL": {"statement": "The hat is in the park."}, **json.loads(plan(HAT, MARY))})
-    assert next(iter(json.loads(first))) == "FINAL"
-    result, _ = solve([first] * 4)
-    assert not result.verified
 
 
 AGES = "Ann is 2 years old. Tom is 3 years older than Ann. Lea is as old as Tom. How old is Lea?"

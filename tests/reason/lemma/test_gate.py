@@ -6,12 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigma0.reason.lemma import GateRefused, Program
-from sigma0.reason.lemma.gate import (
-    MAX_CODE,
-    fenced_code,
-    numbers_in,
-    refuse_without_numbers,
-)
+from sigma0.reason.lemma.gate import MAX_CODE, fenced_code, numbers_in, refuse_without_numbers
 
 literals = st.sampled_from(["5", "-3", "2.5", "'a'", "True", "None", "x", "y", "[1, 2]", "(1, x)", "{'a': 1}", "zs[0]"])
 literal_tests = st.recursive(

@@ -7,7 +7,7 @@ import pytest
 
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.desk import Desk, Limits
-from sigma0.reason.lemma import ALGSolver, Lemma, LemmaGraph
+from sigma0.reason.lemma import ALGSolver, Lemma, LemmaGraph, LemmaSettings
 from sigma0.reason.messages import ChatFailed, Completion
 from sigma0.reason.sandbox.sandbox import SandboxUnavailable
 from sigma0.reason.trail import Call, Run, Trail
@@ -362,3 +362,28 @@ def test_earlier_graphs_are_gone_on_with_where_they_build_on_verified_lemmas():
 def test_a_problem_that_is_empty_or_too_long_is_refused(problem):
     with pytest.raises(ValueError, match="1 to 8000 characters"):
         solve(problem, {})
+
+
+def test_settings_survive_json():
+    settings = LemmaSettings(repairs=1, workers=3, efforts={"check": "high"})
+    assert settings.efforts.check == "high" and settings.efforts.plan == "medium"
+    assert LemmaSettings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"repair": 1},
+        {"repairs": -1},
+        {"workers": 0},
+        {"memory_mb": 16},
+        {"temperature": float("nan")},
+        {"code_timeout_s": 0},
+        {"code_timeout_s": float("inf")},
+        {"efforts": {"prove": "extreme"}},
+        {"efforts": {"guess": "low"}},
+    ],
+)
+def test_bad_settings_are_refused_by_name(value):
+    with pytest.raises(ValueError, match=next(iter(value))):
+        LemmaSettings.from_dict(value)

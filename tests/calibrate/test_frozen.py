@@ -1,7 +1,0 @@
-"""What is handed on is not changed any more."""
-
-from tests.frozen import changeable
-
-
-def test_all_but_these_are_frozen():
-    assert changeable("sigma0.calibrate") == set()
