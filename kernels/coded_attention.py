@@ -4,7 +4,7 @@ For a row (sequence b, cache position c, loop t), with segments of G cache posit
 
     o = softmax over start_b <= j <= c, j no pad, of (q k_j * scaling) v_j
     k_j, v_j = plane t of the tail         G floor(c / G) <= j
-               decoded plane t (plane_codec.py)        j < G floor(c / G)
+               decoded plane t (kv_quantizer.py)        j < G floor(c / G)
 
 What a row reads depends on its position alone, so that a text has the same K/V alone, in company, after a prefix that
 was found in the cache, and after a preemption. The tail holds G positions of each sequence in the model's dtype, cache
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sigma0.kernels.plane_codec import CodedPlanes
+from sigma0.kernels.kv_quantizer import CodedPlanes
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import Tensor
 from sigma0.kernels import depth_attention
 from sigma0.kernels.coded_attention import CodedRows
 from sigma0.kernels.depth_attention import MAXIMUM, SMALLEST_TILE, SUMS, TOTAL
-from sigma0.kernels.plane_codec import WIDTHS, CodedPlanes
+from sigma0.kernels.kv_quantizer import WIDTHS, CodedPlanes
 from sigma0.kernels.row_product import REGISTERS
 from sigma0.presence import wants_triton
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sigma0.kernels.coded_attention import CodedRows
+from sigma0.kernels.kv_quantizer import CodedPlanes
 from sigma0.kernels.native import function
-from sigma0.kernels.plane_codec import CodedPlanes
 from sigma0.kernels.row_attention import ELEMENTS, check_head_dim
 
 

@@ -38,7 +38,7 @@ BLOCK, WARPS = 2048, 8
 CHUNK = 16
 
 
-def leads(logits: Tensor, theta: float | Tensor) -> Tensor:
+def margin_met(logits: Tensor, theta: float | Tensor) -> Tensor:
     """`leads_reference` by the kernel below, without a state."""
     thetas = theta if isinstance(theta, Tensor) else torch.full((len(logits),), theta, device=logits.device)
     if tuple(thetas.shape) != (len(logits),) or thetas.dtype != torch.float32:

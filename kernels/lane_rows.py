@@ -93,7 +93,7 @@ class StepResult(NamedTuple):
 
 
 class CpuStepState:
-    """The books of the passes over some lanes.
+    """What the passes over some lanes keep between calls.
 
     Args:
         tables: The lanes.
@@ -111,8 +111,8 @@ class CpuStepState:
         self._calls, known = _calls(), constants()
         self._widths = tuple(int(known[name]) for name in ("TABLE_WIDTH", "SETTINGS_WIDTH", "THRESHOLDS"))
         lanes, width = tables.table.shape[0] - 1, tables.hidden.shape[1]
-        self._books = books = self._calls.Books(lanes=lanes, depth=depth, width=width)
-        self._pointer = ctypes.byref(books)
+        self._fields = fields = self._calls.StepState(lanes=lanes, depth=depth, width=width)
+        self._pointer = ctypes.byref(fields)
         with torch.inference_mode(False):
             numbers: dict[str, tuple[int, ...]] = {
                 "lines": (lanes, self._widths[0]),
@@ -131,7 +131,7 @@ class CpuStepState:
             self._own |= {name: torch.zeros(lanes, dtype=torch.bool) for name in ("met", "stands")}
             self._own |= {name: tables.hidden.new_zeros((lanes, width)) for name in ("previous", "states")}
         for name, tensor in self._own.items():
-            setattr(books, name, tensor.data_ptr())
+            setattr(fields, name, tensor.data_ptr())
         self._lines, self._kept = self._own["emitted"].numpy(), self._own["kept"].numpy()
         self._rows: dict[int, LiveRows] = {}
         self._parts: dict[tuple[str, int], Tensor] = {}
@@ -152,9 +152,9 @@ class CpuStepState:
         Raises:
             ValueError: For memory of another kind than the functions take.
         """
-        books, (table_width, settings_width, thresholds) = self._books, self._widths
-        rows, depth, width = books.lanes + 1, books.depth, books.width
-        sequences, state = books.lanes // depth, tables.hidden.dtype
+        fields, (table_width, settings_width, thresholds) = self._fields, self._widths
+        rows, depth, width = fields.lanes + 1, fields.depth, fields.width
+        sequences, state = fields.lanes // depth, tables.hidden.dtype
         whole, real = torch.int64, torch.float32
         expected = {
             "table": (whole, (rows, table_width)),
@@ -171,17 +171,17 @@ class CpuStepState:
         }
         for name, (dtype, shape) in expected.items():
             _check(name, getattr(tables, name), dtype, shape)
-            setattr(books, name, _address(getattr(tables, name)))
+            setattr(fields, name, _address(getattr(tables, name)))
         if window < 1 or (tables.paths is not None and tables.paths.shape[2] > width):
             raise ValueError("paths are kept of states, at one cache position at least")
         if tables.differences is not None and (tables.gram is None or tables.counts is None):
             raise ValueError("rules over differences keep their products and counts too")
         size = tables.hidden.element_size()
-        books.element, books.noise = ELEMENTS[state], 4 * torch.finfo(state).eps
-        books.bytes, books.window, books.eos_count = width * size, window, tables.eos.shape[1]
-        books.path_bytes = 0 if tables.paths is None else tables.paths.shape[2] * size
-        books.counts_width = 0 if tables.counts is None else tables.counts.shape[1]
-        books.given_count = 0 if tables.given is None else tables.given.shape[1]
+        fields.element, fields.noise = ELEMENTS[state], 4 * torch.finfo(state).eps
+        fields.bytes, fields.window, fields.eos_count = width * size, window, tables.eos.shape[1]
+        fields.path_bytes = 0 if tables.paths is None else tables.paths.shape[2] * size
+        fields.counts_width = 0 if tables.counts is None else tables.counts.shape[1]
+        fields.given_count = 0 if tables.given is None else tables.given.shape[1]
         # held, so that no other tensor can come to lie where one of them lay
         self._tables = tables
 
@@ -192,7 +192,7 @@ class CpuStepState:
             weights: Of norm, gate, embedding and head.
             gates: Whether some sequence stops by its gate: states are normed elsewhere then where that is not known.
         """
-        books, width = self._books, self._books.width
+        fields, width = self._fields, self._fields.width
         shapes = ((width,), (1, width), (1,), (None, width), (None, width))
         given = (weights.norm, weights.gate, weights.bias, weights.embedding, weights.head)
         single = self._own["previous"].dtype is torch.float32
@@ -203,10 +203,10 @@ class CpuStepState:
         norm, gate, bias, embedding, head = self._held
         self.gates = gate is not None and bias is not None
         norm = None if gates and not self.gates else norm
-        books.norm, books.epsilon = _address(norm), weights.epsilon
-        books.gate_weight, books.gate_bias, books.embedding = _address(gate), _address(bias), _address(embedding)
-        books.embeddings = 0 if embedding is None else embedding.shape[0]
-        books.head, books.vocabulary = _address(head), 0 if head is None else head.shape[0]
+        fields.norm, fields.epsilon = _address(norm), weights.epsilon
+        fields.gate_weight, fields.gate_bias, fields.embedding = _address(gate), _address(bias), _address(embedding)
+        fields.embeddings = 0 if embedding is None else embedding.shape[0]
+        fields.head, fields.vocabulary = _address(head), 0 if head is None else head.shape[0]
         self.norms = norm is not None
 
     def take_program(
@@ -237,24 +237,24 @@ class CpuStepState:
         Raises:
             ValueError: If the norm after a block is not known.
         """
-        books = self._books
+        fields = self._fields
         if block is not None and not self.norms:
             raise ValueError("what ends a loop is not known here")
-        books.verify, books.prompts, books.asks_gate = verify, prompts, gates
-        books.leads, books.whole, books.drops = leads, whole, drops
-        books.growth, books.spiral = growth, spiral
-        books.block, books.most_rows = (None, 0) if block is None else (block.address, MOST_ROWS[torch.float32])
+        fields.verify, fields.prompts, fields.asks_gate = verify, prompts, gates
+        fields.leads, fields.whole, fields.drops = leads, whole, drops
+        fields.growth, fields.spiral = growth, spiral
+        fields.block, fields.most_rows = (None, 0) if block is None else (block.address, MOST_ROWS[torch.float32])
         self._block, self.has_block = block, block is not None
         self.has_head = self.has_block and self._held[-1] is not None
-        if self.has_head and self._logits.shape[-1] != books.vocabulary:
+        if self.has_head and self._logits.shape[-1] != fields.vocabulary:
             with torch.inference_mode(False):
-                self._logits = torch.empty(min(books.lanes, books.most_rows), books.vocabulary)
-            books.logits = self._logits.data_ptr()
+                self._logits = torch.empty(min(fields.lanes, fields.most_rows), fields.vocabulary)
+            fields.logits = self._logits.data_ptr()
 
     def start(self) -> int:
         """Takes the live lanes; how many there are."""
         count: int = self._calls.start_rows(self._pointer)
-        self.decoding = self._books.decoding
+        self.decoding = self._fields.decoding
         return count
 
     def rows(self, count: int) -> LiveRows:
@@ -278,7 +278,7 @@ class CpuStepState:
             False where the lanes are taken and no more: of too many rows, or where a position is not in the tables.
         """
         ran: bool = self._calls.loop_rows(self._pointer)
-        self.decoding = self._books.decoding
+        self.decoding = self._fields.decoding
         return ran
 
     def step(self, broken: int) -> StepResult | None:
@@ -288,13 +288,13 @@ class CpuStepState:
             broken: What stands in the place of an id where the largest logit is not finite.
         """
         said = self._calls.step_rows(self._pointer, torch.get_num_threads(), broken)
-        self.decoding = self._books.decoding
+        self.decoding = self._fields.decoding
         return None if said == -3 else self._settled(said)
 
     def logits(self, rows: Any) -> Tensor:
         """Logits `[K, V]` that the last `step` read, of rows that `kept` tells."""
-        books = self._books
-        if books.leads and (books.whole or not books.verify):
+        fields = self._fields
+        if fields.leads and (fields.whole or not fields.verify):
             rows = self._own["which"].numpy()[rows]
         return self._logits.index_select(0, torch.from_numpy(rows))
 
@@ -308,11 +308,11 @@ class CpuStepState:
         Returns:
             The states, `[R, W]`.
         """
-        rows = self.rows(self._books.count)
+        rows = self.rows(self._fields.count)
         if raw.shape != rows.previous.shape or raw.dtype is not rows.previous.dtype:
             raise ValueError(f"a loop leaves {raw.dtype} {list(raw.shape)} of {list(rows.previous.shape)}")
         _check("gate_logits", gate_logits, torch.float32, (self.decoding,))
-        if self._books.asks_gate and not self.gates and gate_logits is None:
+        if self._fields.asks_gate and not self.gates and gate_logits is None:
             raise ValueError("the gate is asked, and its weights are not known here: give its logits")
         raw = raw.contiguous()
         self._calls.end_rows(self._pointer, raw.data_ptr(), raw.stride(0) * raw.element_size(), _address(gate_logits))
@@ -330,13 +330,13 @@ class CpuStepState:
     @property
     def count(self) -> int:
         """Rows of the pass."""
-        count: int = self._books.count
+        count: int = self._fields.count
         return count
 
     @property
     def read_rows(self) -> int:
         """How many of them are to be read."""
-        reads: int = self._books.reads
+        reads: int = self._fields.reads
         return reads
 
     @property
@@ -347,7 +347,7 @@ class CpuStepState:
     @property
     def reads(self) -> Tensor:
         """Which rows are to be read, int64 `[K]`."""
-        return self._part("which", self._books.reads)
+        return self._part("which", self._fields.reads)
 
     def commit_greedy(self, logits: Tensor, of_all: bool, broken: int) -> StepResult:
         """Takes the likeliest ids of the rows that were to be read, and settles them.
@@ -357,29 +357,29 @@ class CpuStepState:
             of_all: Which of the two.
             broken: What stands in the place of an id where the largest logit is not finite.
         """
-        books, count = self._books, self._books.reads
-        rows = books.count if books.verify else self.decoding
+        fields, count = self._fields, self._fields.reads
+        rows = fields.count if fields.verify else self.decoding
         logits = self._readable(logits, rows if of_all else count)
         memory = logits.data_ptr(), logits.shape[1], logits.stride(0)
         return self._settled(self._calls.commit_greedy(self._pointer, *memory, of_all, broken))
 
-    def settle(self, which: Tensor, token_ids: Tensor, stands: Tensor, ends: Tensor | None) -> StepResult:
+    def commit(self, row_ids: Tensor, token_ids: Tensor, stands: Tensor, ends: Tensor | None) -> StepResult:
         """Which drafts stand, what is fed back, and what is emitted.
 
         Args:
-            which: Rows that were read, int64 `[K]`.
+            row_ids: Rows that were read, int64 `[K]`.
             token_ids: What holds for each now, int64 `[K]`.
             stands: Whether a draft stands, bool `[K]`; read where some sequence checks drafts.
             ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
         """
         # bound to names, since the compiled function sees their memory only
-        parts = [None if part is None else part.contiguous() for part in (which, token_ids, stands, ends)]
-        if not self._books.verify and stands.dtype is not torch.bool:
+        parts = [None if part is None else part.contiguous() for part in (row_ids, token_ids, stands, ends)]
+        if not self._fields.verify and stands.dtype is not torch.bool:
             parts[2] = None
         kinds = (torch.int64, torch.int64, torch.bool, torch.bool)
-        count = which.shape[0]
-        if count > self._books.lanes:
-            raise ValueError(f"{count} rows of {self._books.lanes} lanes are settled")
+        count = row_ids.shape[0]
+        if count > self._fields.lanes:
+            raise ValueError(f"{count} rows of {self._fields.lanes} lanes are settled")
         for part, dtype in zip(parts, kinds, strict=True):
             _check("what was chosen", part, dtype, (count,))
         return self._settled(self._calls.commit_rows(self._pointer, *map(_address, parts), count))
@@ -387,8 +387,8 @@ class CpuStepState:
     def _settled(self, said: int) -> StepResult:
         if said < 0:
             raise IndexError("no such row was run" if said == -1 else "an id has no embedding")
-        entering, fed = self._books.entering, None
-        if entering and not self._books.embedding:
+        entering, fed = self._fields.entering, None
+        if entering and not self._fields.embedding:
             fed = self._own["fed"][:, :entering]
         return StepResult(self._lines[:said].copy(), self._kept[:said], fed)
 
@@ -455,7 +455,7 @@ class RowCount:
 def _calls() -> SimpleNamespace:
     """The functions, and the memory that they read."""
     calls = {name: function(name, *types, keeps_lock=name not in _LONG) for name, types in _CALLS.items()}
-    return SimpleNamespace(Books=structure("books"), **calls)
+    return SimpleNamespace(StepState=structure("step"), **calls)
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -62,7 +62,7 @@ def said(name: str) -> str:
 
 @lru_cache
 def structure(name: str) -> type[ctypes.Structure]:
-    """Memory as the functions see it: `books` or `block`."""
+    """Memory as the functions see it: `step` or `block`."""
     fields = [line.rsplit(" ", 1) for line in said(f"{name}_fields").splitlines()]
     kinds = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
     layout = [(current, kinds.get(kind, ctypes.c_void_p)) for kind, current in fields]

@@ -192,10 +192,10 @@ def stored_bytes(shape: ModelShape, serving: Serving) -> int:
     if serving.kv is None or not serving.kv.is_coded:
         return token_bytes(shape, serving.number_bytes)
     # not before it is needed: torch takes seconds to import
-    from sigma0.decode.planes import check_stages, plane_codec
+    from sigma0.decode.planes import check_stages, kv_quantizer
 
     check_stages(serving.kv, (shape.prelude, shape.coda))
-    codec = plane_codec(serving.kv, shape.loops)
+    codec = kv_quantizer(serving.kv, shape.loops)
     codec.check_width(shape.head_dim)
     return shape.layers * 2 * shape.kv_heads * codec.head_bytes(shape.head_dim)
 

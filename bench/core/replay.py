@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from sigma0.config import ExitConfig
-from sigma0.decode.exits import Course, ExitRule
+from sigma0.decode.exits import ExitRule, ScriptedExits
 
 # How much further in its trace each next sequence of a batch begins.
 STRIDE = 7
@@ -64,7 +64,7 @@ class ReplayRule(ExitRule):
         gate = ExitConfig(mode="qexit", after_exit=config.after_exit, redraft=config.redraft)
         super().__init__(gate, trace.total_loops)
         self.trace = trace
-        self.course = Course(trace.exits, trace.settled, STRIDE)
+        self.script = ScriptedExits(trace.exits, trace.settled, STRIDE)
 
     def met_in_prompt(self, met: Tensor, loop: int) -> Tensor:
         """Met at the loop that the trace says for prompts."""

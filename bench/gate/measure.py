@@ -95,8 +95,8 @@ def measure_gate(
         "settled oracle": readings.settled,
     }
 
-    def by_difficulty(which: Bools) -> Figures:
-        return {str(entry): _depths(readings, which & (level == entry)) for entry in np.unique(level[which])}
+    def by_difficulty(mask: Bools) -> Figures:
+        return {str(entry): _depths(readings, mask & (level == entry)) for entry in np.unique(level[mask])}
 
     def saved(depths: Iterable[Sequence[int]]) -> float:
         return 1 - float(np.mean([depth for answer in depths for depth in answer])) / model.num_loops
@@ -108,14 +108,14 @@ def measure_gate(
         "split": split,
         "seed": seed,
         "items": n,
-        "by_kind": {kind: _depths(readings, which) for kind, which in groups.items()},
+        "by_kind": {kind: _depths(readings, mask) for kind, mask in groups.items()},
         "by_difficulty": by_difficulty(answers),
         "key_by_difficulty": by_difficulty(keys),
         "correlations": {
             f"exit depth and {other}, {what}": _correlate(
-                readings.exits[_RULE][which], values[which], readings.text[which]
+                readings.exits[_RULE][mask], values[mask], readings.text[mask]
             )
-            for what, which in (("answer tokens", answers), ("keys", keys))
+            for what, mask in (("answer tokens", answers), ("keys", keys))
             for other, values in against.items()
         },
         "wrong": float(wrong.mean()),
@@ -199,10 +199,10 @@ def read_items(
     return readings, np.array(kinds)
 
 
-def agreement(readings: LoopReadings, rule: str, which: Bools | slice = slice(None)) -> Figures:
+def agreement(readings: LoopReadings, rule: str, mask: Bools | slice = slice(None)) -> Figures:
     """Share of tokens whose argmax at the exit is full depth's, interval over items."""
-    items = np.unique(readings.text[which], return_inverse=True)[1]
-    same = readings.same_at(readings.exits[rule])[which]
+    items = np.unique(readings.text[mask], return_inverse=True)[1]
+    same = readings.same_at(readings.exits[rule])[mask]
     result = clustered_share(np.bincount(items, same), np.bincount(items))
     assert result is not None
     return asdict(result)
@@ -221,13 +221,13 @@ def _items(split: str, seed: int, n: int) -> list[Item]:
     return [draw(split, seed, index, questions=1).items[0] for index in range(n)]
 
 
-def _depths(readings: LoopReadings, which: Bools) -> Figures:
+def _depths(readings: LoopReadings, mask: Bools) -> Figures:
     return {
-        "tokens": int(which.sum()),
-        "exit": float(readings.exits[_RULE][which].mean()),
-        "oracle": float(readings.oracle[which].mean()),
-        "settled": float(readings.settled[which].mean()),
-        "agreement": agreement(readings, _RULE, which),
+        "tokens": int(mask.sum()),
+        "exit": float(readings.exits[_RULE][mask].mean()),
+        "oracle": float(readings.oracle[mask].mean()),
+        "settled": float(readings.settled[mask].mean()),
+        "agreement": agreement(readings, _RULE, mask),
     }
 
 

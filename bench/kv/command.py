@@ -33,7 +33,7 @@ from sigma0.commands.options import Device, ModelArgument, StatedDtype, Threads
 from sigma0.config import FULL_KV, KVConfig
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.kv_store import BlockShape
-from sigma0.decode.planes import plane_codec
+from sigma0.decode.planes import kv_quantizer
 from sigma0.models.limits import kv_bytes
 from sigma0.models.load import load
 from sigma0.serve.engine.engine import Engine
@@ -187,7 +187,7 @@ def compare(
             prompt = text.ids[: -text.new]
             output = continue_alone(model, prompt, FULL, conditions.max_new_tokens).sequences[0, len(prompt) :]
             equal.append(tuple(output.tolist()) == text.ids[-text.new :])
-    codec = plane_codec(kv, model.num_loops)
+    codec = kv_quantizer(kv, model.num_loops)
     computed_bytes = kv_bytes(model, 1, 1, model.num_loops)
     return KVRow.model_validate(
         {

@@ -111,7 +111,7 @@ def open_asked(
     shown: int | None,
     first_block: int | None = None,
     dtype: str = "float32",
-) -> tuple[study.Asked, int]:
+) -> tuple[study.MeasuredModel, int]:
     """A model, and the numbers of its block; one that was not taught the forms is shown them, but where it is None.
 
     Of a folder its rows have the name alone: where it lies on this machine tells nobody anything.
@@ -128,7 +128,9 @@ def open_asked(
             f"{where}; {shown} examples of each form, held to its grammar",
         )
     conditions = describe(model, name, where, ids, [item.answer for item in items], study.MAX_TOKENS)
-    return study.Asked(chat, conditions.model_copy(update={"model": short}), block / (first_block or block)), block
+    return study.MeasuredModel(
+        chat, conditions.model_copy(update={"model": short}), block / (first_block or block)
+    ), block
 
 
 @dataclass
@@ -145,18 +147,18 @@ class _Run:
     results: dict[str, list[study.Answered]] = field(default_factory=dict)
     drawn: dict[str, list[list[study.Answered]]] = field(default_factory=dict)
 
-    def run(self, name: str, way: study.Way, asked: study.Asked) -> float:
+    def run(self, name: str, way: study.Way, asked: study.MeasuredModel) -> float:
         """Asks every question in a way; what one cost."""
         self.results[name] = run(way, asked.chat, self.items, self.seed, self.advance)
         return asked.cost(self.results[name])
 
-    def keep(self, name: str, asked: study.Asked, *beside: str) -> None:
+    def keep(self, name: str, asked: study.MeasuredModel, *beside: str) -> None:
         """Adds the row of a way that was run, with how it stands to others."""
         others = {other: self.results[other] for other in beside}
         self.rows.append(study.to_row(name, asked, self.results[name], others, self.seed, self.time))
         append_row(self.out, self.rows[-1])
 
-    def vote(self, asked: study.Asked, one: float, cost: float) -> str:
+    def vote(self, asked: study.MeasuredModel, one: float, cost: float) -> str:
         """Runs the smallest vote that costs no less than `cost`, where one answer costs `one`; its name."""
         wanted = max(1, ceil(cost / one))
         votes = min(self.most_votes, wanted)
@@ -173,7 +175,9 @@ class _Run:
         return name
 
 
-def _measure(measured: _Run, chosen: Mapping[str, study.Way], small: study.Asked, large: study.Asked) -> list[OuterRow]:
+def _measure(
+    measured: _Run, chosen: Mapping[str, study.Way], small: study.MeasuredModel, large: study.MeasuredModel
+) -> list[OuterRow]:
     """All ways: each loop beside the plain answer and the vote that costs as much, and the larger model alone."""
     one = measured.run(PLAIN, study.plain(), small)
     measured.keep(PLAIN, small)

@@ -206,7 +206,7 @@ _SHOWN_DIFFICULTY = 3
 
 
 @dataclass(frozen=True)
-class Asked:
+class MeasuredModel:
     """A model that ways ask."""
 
     chat: ChatModel  # It
@@ -272,7 +272,12 @@ def run_vote(items: Sequence[Item], drawn: Sequence[Sequence[Answered]], by_rule
 
 
 def to_row(
-    way: str, asked: Asked, results: Sequence[Answered], beside: Mapping[str, Sequence[Answered]], seed: int, time: str
+    way: str,
+    asked: MeasuredModel,
+    results: Sequence[Answered],
+    beside: Mapping[str, Sequence[Answered]],
+    seed: int,
+    time: str,
 ) -> OuterRow:
     """A row of the ledger: a way of a run that began at a time, beside other ways on the same questions."""
     n = len(results)

@@ -38,7 +38,7 @@ def overhead(
         plan = list(cases(ways.split(","), runners.split(","), counts, loops, passes))
         bench = Bench(load_tokenizer(resolve_model("pocket")), loops, positions=4 * passes + 64)
         if not as_json:
-            bench.looped.announce = compiling
+            bench.looped.progress = compiling
         samples: dict[Case, list[Sample]] = {case: [] for case in plan}
         operations: dict[Case, float] = {}
         with step_bar("rounds", len(plan) * (rounds + 1), hidden=as_json) as advance:

@@ -49,7 +49,7 @@ _FEWEST_HOLDERS = 4
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """A question about a story, see `Item`; `proof` holds the indices of the sentences that the answer rests on."""
 
     family: str
@@ -67,7 +67,7 @@ class Told:
 
     sentences: Sequence[str]  # So far
     # Makes a random question: ask(rng, share of yes or no, share about somebody or something that is not told of)
-    ask: Callable[[Random, float, float], Asked]
+    ask: Callable[[Random, float, float], Question]
     go_on: Callable[[Random], None] | None = None  # Tells one sentence more, after which other answers may be right
 
 
@@ -113,7 +113,7 @@ def moves(rng: Random, difficulty: int, gap: bool = False) -> Told:
             steps.append(goals[steps[-1]])
         return steps[1:]
 
-    def ask(asker: Random, binary: float, absent: float = 0.0) -> Asked:
+    def ask(asker: Random, binary: float, absent: float = 0.0) -> Question:
         # a chain first, so that every place is as likely, then mostly one of its two far ends
         chain = asker.choice(chains)
         source = asker.choice(chain[-2:] if asker.random() < _DEEP else chain)
@@ -135,17 +135,17 @@ def moves(rng: Random, difficulty: int, gap: bool = False) -> Told:
             if where is None:
                 return _unsaid(question, source, proof)
             answer, key = yes_or_no(truth, output)
-            return Asked("inside", question, answer, key, source, tuple(way), proof)
+            return Question("inside", question, answer, key, source, tuple(way), proof)
         holders = {goal for goal in goals.values() if goal in NAMES}
         many = len(holders) >= _FEWEST_HOLDERS or len(chains) < _FEWEST_HOLDERS
         if holder is not None and asker.random() < _HOLDER and many:
             count = way.index(holder) + 1
             answer, trail = f"The {source} is with {holder}.", tuple(way[:count])
-            return Asked("holder", f"Who has {name}?", answer, holder, source, trail, proof[:count])
+            return Question("holder", f"Who has {name}?", answer, holder, source, trail, proof[:count])
         if where is None:
             asks = f"Who has {name}?" if holder is None and source in THINGS and asker.random() < _HOLDER else ""
             return _unsaid(asks or f"Where is {name}?", source, proof)
-        return Asked("where", f"Where is {name}?", output, where, source, tuple(way), proof)
+        return Question("where", f"Where is {name}?", output, where, source, tuple(way), proof)
 
     return Told(sentences, ask, go_on)
 
@@ -163,7 +163,7 @@ def families(rng: Random, difficulty: int, gap: bool = False) -> Told:
     said = {source: index for index, (source, _) in enumerate(facts)}
     sentences = [rng.choice(ORIGIN if goal in CITIES else CHILD).format(x=source, y=goal) for source, goal in facts]
 
-    def ask(asker: Random, binary: float, absent: float = 0.0) -> Asked:
+    def ask(asker: Random, binary: float, absent: float = 0.0) -> Question:
         number = asker.randrange(len(lines))
         line, city = lines[number], cities[number]
         place = asker.randrange(max(0, len(line) - 2) if asker.random() < _DEEP else 0, len(line))
@@ -178,7 +178,7 @@ def families(rng: Random, difficulty: int, gap: bool = False) -> Told:
             question = f"Where does the family of {child} come from?"
             if unknown:
                 return _unsaid(question, child, proof)
-            return Asked("origin", question, output, city, child, trail, proof)
+            return Question("origin", question, output, city, child, trail, proof)
         truth = asker.random() < 0.5
         others = [other for other in (cities if len(cities) > 1 else CITIES) if other != city]
         asked = city if truth else asker.choice(others)
@@ -186,7 +186,7 @@ def families(rng: Random, difficulty: int, gap: bool = False) -> Told:
         if unknown:
             return _unsaid(question, child, proof)
         answer, key = yes_or_no(truth, output)
-        return Asked("descent", question, answer, key, child, trail, proof)
+        return Question("descent", question, answer, key, child, trail, proof)
 
     return Told(sentences, ask)
 
@@ -219,7 +219,7 @@ def ages(rng: Random, difficulty: int, gap: bool = False) -> Told:
         line = next(line for line in lines if name in line)
         return [name for name in line[line.index(name) :: -1] if name in said]
 
-    def ask(asker: Random, binary: float, absent: float = 0.0) -> Asked:
+    def ask(asker: Random, binary: float, absent: float = 0.0) -> Question:
         name = asker.choice(asker.choice(lines)[-2:])
         if absent and asker.random() < absent:
             name = asker.choice([name for name in NAMES if name not in years])
@@ -232,7 +232,7 @@ def ages(rng: Random, difficulty: int, gap: bool = False) -> Told:
             if lost is not None and name in lost:
                 return _unsaid(question, name, proof)
             age = str(years[name])
-            return Asked("age", question, f"{name} is {age} years old.", age, name, (*way[1:], age), proof)
+            return Question("age", question, f"{name} is {age} years old.", age, name, (*way[1:], age), proof)
         # Two chains drawn alike, so that neither of the two is the older one more often.
         while True:
             name, other = (asker.choice(line[-2:]) for line in asker.sample(known, 2))
@@ -241,7 +241,7 @@ def ages(rng: Random, difficulty: int, gap: bool = False) -> Told:
         statement, denial = f"{name} is older than {other}.", f"{name} is younger than {other}."
         answer, key = yes_or_no(years[name] > years[other], statement, denial)
         proof = tuple(said[step] for step in (*back(name), *back(other)))
-        return Asked("older", f"Is {name} older than {other}?", answer, key, name, (), proof)
+        return Question("older", f"Is {name} older than {other}?", answer, key, name, (), proof)
 
     return Told([sentence for _, sentence in facts], ask)
 
@@ -257,8 +257,8 @@ def _lost(rng: Random, chains: Sequence[list[str]]) -> list[str] | None:
     return rng.choice(longer) if longer else None
 
 
-def _unsaid(question: str, subject: str, proof: tuple[int, ...]) -> Asked:
-    return Asked("unsaid", question, UNSAID, "not", subject, (), proof)
+def _unsaid(question: str, subject: str, proof: tuple[int, ...]) -> Question:
+    return Question("unsaid", question, UNSAID, "not", subject, (), proof)
 
 
 def yes_or_no(truth: bool, statement: str, denial: str | None = None) -> tuple[str, str]:

@@ -52,7 +52,7 @@ def quantization(
         models: dict[str | None, Any] = {}
         for name in (None, *dict.fromkeys(to.split(","))):
             models[name], tokenizer = open_model(model, shape, device, dtype if name else floats or dtype, name)
-            models[name].runner, models[name].announce = choose_runner(runner, models[name]).name, compiling
+            models[name].runner, models[name].progress = choose_runner(runner, models[name]).name, compiling
         stored = models[None]
         ids, source = prompt_ids(stored, tokenizer, model, 1, context, new_tokens)
         full = ExitConfig(mode="full")

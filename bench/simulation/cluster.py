@@ -208,7 +208,7 @@ class Router:
         return loads.one_of_least(rng)
 
 
-class Course(NamedTuple):
+class ClusterRun(NamedTuple):
     """What happened from the first measured arrival until the last measured request was over."""
 
     requests: tuple[Request, ...]  # Those that were measured, in the order of their arrival, refused ones among them
@@ -240,7 +240,7 @@ class Cluster:
         self._busy = [False] * len(replicas)
         self._chats: dict[int, Chat] = {}
 
-    def run(self, warm: int, measured: int) -> Course:
+    def run(self, warm: int, measured: int) -> ClusterRun:
         """Lets requests come until those that are measured have been answered or refused.
 
         Others go on coming to the end, so that the last ones are measured under the same load, and none of those that
@@ -265,7 +265,7 @@ class Cluster:
         seconds, busy, running, answered, passes, rows = (
             last - before for last, before in zip(self._totals(), first, strict=True)
         )
-        return Course(
+        return ClusterRun(
             tuple(self.asked[warm : warm + measured]),
             seconds,
             len(self.asked) - warm,

@@ -206,7 +206,7 @@ class _Run:
         if rule.fixed_depth is not None:
             return [loop >= rule.fixed_depth for loop in loops]
         if rule.config.mode == "margin":
-            met: list[bool] = self._model.operations.leads(logits, rule.threshold).tolist()
+            met: list[bool] = self._model.operations.margin_met(logits, rule.threshold).tolist()
         else:
             for node, hazard in zip(nodes, torch.sigmoid(self._model.gate(states).float()).tolist(), strict=True):
                 node.mass += hazard * node.survival

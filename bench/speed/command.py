@@ -81,7 +81,7 @@ def speed(
         looped.generation_config.eos_token_id = None
         ids, source = prompt_ids(looped, tokenizer, model, batch, context, new_tokens)
         chosen = choose_runner(runner, looped)
-        looped.runner, looped.announce = chosen.name, compiling
+        looped.runner, looped.progress = chosen.name, compiling
         trace, output = chosen_course(course, bool(shape), config)
         if trace is not None:
             trace = trace.scaled(looped.num_loops)

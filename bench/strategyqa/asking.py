@@ -70,7 +70,7 @@ MAX_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Asked:
+class Query:
     """A question of a level for a step such as "decompose", and its answer."""
 
     purpose: str
@@ -94,7 +94,7 @@ class Ask:
     model: ChatModel
     settings: AskSettings = field(default_factory=AskSettings)
     cache: AnswerCache | None = None
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[Query] = field(default_factory=list)
 
     def __call__(self, purpose: str, prompt: str, stop: Sequence[str] = ()) -> str:
         """The answer to a question.
@@ -109,5 +109,5 @@ class Ask:
             result = self.model.complete(messages, settings)
             if self.cache is not None:
                 self.cache.put(self.model, messages, settings, result)
-        self.asked.append(Asked(purpose, prompt, result))
+        self.asked.append(Query(purpose, prompt, result))
         return result.text

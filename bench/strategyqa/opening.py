@@ -36,7 +36,7 @@ WORLD_SCORED, WORLD_SEEDS = 60, 200
 
 
 @dataclass(frozen=True)
-class Asked:
+class OpenedModel:
     """A model that answers."""
 
     chat: ChatModel  # It
@@ -51,7 +51,9 @@ class Asked:
         return "not known" if self.model is None else str(self.model.dtype).removeprefix("torch.")
 
 
-def open_model(model: str, ladder: str | None, base_url: str | None, device: str, dtype: str, batch_size: int) -> Asked:
+def open_model(
+    model: str, ladder: str | None, base_url: str | None, device: str, dtype: str, batch_size: int
+) -> OpenedModel:
     """The model that the command line names: as `open_chats`, and greedy questions of one without loops in batches."""
     chats = open_chats(model, ladder, base_url, device, dtype)
     names = [name.strip() for name in (ladder or model).split(",") if name.strip()]
@@ -67,7 +69,7 @@ def open_model(model: str, ladder: str | None, base_url: str | None, device: str
     chat, samples = as_ladder(chats)
     if isinstance(chat, LocalChat) and not chat.is_looped and batch_size > 1:
         chat = BatchedChat(chat, batch_size)
-    return Asked(chat, identity, settings, first, samples)
+    return OpenedModel(chat, identity, settings, first, samples)
 
 
 def _digest(parts: list[str]) -> str:
@@ -78,7 +80,7 @@ def _digest(parts: list[str]) -> str:
 class Opened:
     """What an `Opening` opens: who is asked what, and how."""
 
-    asked: Asked
+    asked: OpenedModel
     settings: AskSettings
     cache: AnswerCache | None
     concurrency: int  # Items at a time

@@ -31,15 +31,15 @@ def verdict(
     with measuring(threads):
         from sigma0.bench.pocket.prompts import micro_world
         from sigma0.bench.verdict.measure import asked, measure, read_strange
-        from sigma0.bench.verdict.scores import Asker
+        from sigma0.bench.verdict.scores import VerdictClient
         from sigma0.bench.verdict.tables import report_tables
 
         looped, tokenizer = load(model, dtype="float32")
         prompts, strange, name = list(micro_world(n, "test", seed, hard)), read_strange(), Path(model).name
         with step_bar("answers", asked(n, len(strange)), hidden=as_json) as advance:
             config, policy = looped.resolve_exit_config(None), looped.door_policy
-            asker = Asker(looped, tokenizer, config, policy, advance)
-            report = measure(asker, name, prompts, strange, seed, risk)
+            client = VerdictClient(looped, tokenizer, config, policy, advance)
+            report = measure(client, name, prompts, strange, seed, risk)
         if tell_report(asdict(report), out, as_json):
             typer.echo("\n\n".join(report_tables({name: report})))
 

@@ -133,7 +133,7 @@ class VerdictReport:
 
 
 def measure(
-    asker: scoring.Asker,
+    client: scoring.VerdictClient,
     name: str,
     prompts: Sequence[Prompt],
     strange: Sequence[StrangePrompt],
@@ -141,23 +141,23 @@ def measure(
     allowed: float,
 ) -> VerdictReport:
     """Asks everything that the report is of."""
-    answers, model = asker.answers(prompts), asker.model.confidence_model
+    answers, model = client.answers(prompts), client.model.confidence_model
     wrong, scores = (~answers.right).astype(np.float64), scoring.doubts(answers)
     return VerdictReport(
         model=name,
-        rule=asker.config.to_dict(),
-        fates=asker.model.fate_config.to_dict(),
-        policy=asker.policy.to_dict(),
+        rule=client.config.to_dict(),
+        fates=client.model.fate_config.to_dict(),
+        policy=client.policy.to_dict(),
         allowed=allowed,
         weights=None if model is None else dict(zip(model.features, model.weights, strict=True)),
         answers=len(prompts),
         separations={score: scoring.separate(values, wrong) for score, values in scores.items()},
         auroc_more=auroc_more(scores[scoring.CONFIDENCE], scores[scoring.PLAIN], wrong),
-        rules={rule: _rule_row(answers, replace(asker.policy, rule=rule)) for rule in get_args(DoorRule)},
+        rules={rule: _rule_row(answers, replace(client.policy, rule=rule)) for rule in get_args(DoorRule)},
         features=scoring.feature_uses(answers, model),
-        switches=_switch_rows(asker, prompts[:SWITCH_ANSWERS]),
-        shifts=_shift_rows(asker, answers, _shifted(len(prompts)), seed),
-        strange=strange_rows(asker, strange),
+        switches=_switch_rows(client, prompts[:SWITCH_ANSWERS]),
+        shifts=_shift_rows(client, answers, _shifted(len(prompts)), seed),
+        strange=strange_rows(client, strange),
     )
 
 
@@ -183,16 +183,16 @@ def _rule_row(answers: scoring.Answers, policy: DoorPolicy) -> RuleRow:
     return RuleRow(check_policy(judged, policy), bootstrap(more, len(right)))
 
 
-def _switch_rows(asker: scoring.Asker, prompts: Sequence[Prompt]) -> tuple[SwitchRow, ...]:
+def _switch_rows(client: scoring.VerdictClient, prompts: Sequence[Prompt]) -> tuple[SwitchRow, ...]:
     """Asks every prompt at full depth, and once under each setting of the switches."""
-    contents, stored = [prompt.content for prompt in prompts], asker.model.generation_config
+    contents, stored = [prompt.content for prompt in prompts], client.model.generation_config
     with scoring.switched({}):
-        full = asker.generations(contents, ExitConfig(mode="full"))
+        full = client.generations(contents, ExitConfig(mode="full"))
     rows = []
     for setting, (environment, fates) in SETTINGS.items():
         output = getattr(stored, "fate_config", None) if fates is None else fates.to_dict()
         with scoring.switched(environment), patch.object(stored, "fate_config", output, create=True):
-            answers = scoring.Answers(prompts, asker.generations(contents), asker.policy)
+            answers = scoring.Answers(prompts, client.generations(contents), client.policy)
         runs, n = answers.runs, len(answers.runs)
         most = np.array([item.total_loops * (len(item.tokens) - 1) for item in runs])
         shut = None
@@ -211,13 +211,13 @@ def _switch_rows(asker: scoring.Asker, prompts: Sequence[Prompt]) -> tuple[Switc
     return tuple(rows)
 
 
-def _shift_rows(asker: scoring.Asker, answers: scoring.Answers, n: int, seed: int) -> tuple[ShiftRow, ...]:
+def _shift_rows(client: scoring.VerdictClient, answers: scoring.Answers, n: int, seed: int) -> tuple[ShiftRow, ...]:
     """The door on questions as calibrated, every other one a chat, and under every shift."""
     parts = {SAME: answers, "plain texts alone": answers.part(slice(0, None, 2))}
     if len(answers.runs) > 1:
         parts["chats alone"] = answers.part(slice(1, None, 2))
-    parts |= {name: asker.answers(list(micro_world(n, "test", seed, **mix))) for name, mix in MIXES.items()}
-    parts[DROPPED] = asker.answers(answers.prompts[:n], replace(asker.config, after_exit="drop"))
+    parts |= {name: client.answers(list(micro_world(n, "test", seed, **mix))) for name, mix in MIXES.items()}
+    parts[DROPPED] = client.answers(answers.prompts[:n], replace(client.config, after_exit="drop"))
     return tuple(ShiftRow(name, part.door, part.strange) for name, part in parts.items())
 
 
@@ -226,17 +226,17 @@ def read_strange(file: Path = STRANGE) -> list[StrangePrompt]:
     return read_lines(file, StrangePrompt.model_validate_json, "strange prompt")
 
 
-def strange_rows(asker: scoring.Asker, prompts: Sequence[StrangePrompt]) -> tuple[StrangeRow, ...]:
+def strange_rows(client: scoring.VerdictClient, prompts: Sequence[StrangePrompt]) -> tuple[StrangeRow, ...]:
     """Asks every prompt in both forms; rows of each kind, then of all."""
     kinds = list(dict.fromkeys(prompt.kind for prompt in prompts))
     rows = []
     for form in FORMS:
         texts = [item.prompt for item in prompts]
         with scoring.switched(scoring.VERDICT):
-            runs = asker.generations([item if form == "plain" else _chat(item) for item in texts])
+            runs = client.generations([item if form == "plain" else _chat(item) for item in texts])
         for kind in (*kinds, ALL):
             output = [run for run, item in zip(runs, prompts, strict=True) if kind in (item.kind, ALL)]
-            answers, least = scoring.Answers((), output, asker.policy), asker.policy.min_confidence
+            answers, least = scoring.Answers((), output, client.policy), client.policy.min_confidence
             shut = share(sum(run.door != "converge" for run in output), len(output))
             doubted = sum(item.confidence is None or item.confidence < least for item in answers.verdicts)
             rows.append(StrangeRow(kind, form, len(output), shut, answers.strange, share(doubted, len(output))))

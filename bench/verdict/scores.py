@@ -137,7 +137,7 @@ def switched(setting: dict[str, str]) -> AbstractContextManager[object]:
 
 
 @dataclass(frozen=True)
-class Asker:
+class VerdictClient:
     """A model that is asked one question after the other, greedily."""
 
     model: Any  # A looped model

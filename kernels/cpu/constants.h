@@ -31,8 +31,8 @@
   X(int64_t, size) X(int64_t, total) X(int64_t, table_width) X(int64_t, seen_width) \
   X(int64_t, turns) X(int64_t, threads) X(double, epsilon) X(double, scaling) X(void*, layers) X(float*, cos) \
   X(float*, sin) X(int64_t*, blocks) X(int64_t*, starts) X(bool*, seen)
-// The memory that a step's books are in, in this order.
-#define BOOKS(X) \
+// The memory that a step's step are in, in this order.
+#define STEP_STATE(X) \
   X(int64_t, lanes) X(int64_t, depth) X(int64_t, bytes) X(int64_t, width) X(int64_t, path_bytes) X(int64_t, window) \
   X(int64_t, eos_count) X(int64_t, embeddings) X(int64_t, counts_width) X(int64_t, count) X(int64_t, decoding) \
   X(int64_t, entering) X(int64_t, verify) X(int64_t, prompts) X(int64_t, asks_gate) X(int64_t, given_count) \

@@ -30,10 +30,10 @@ EXPORTED const char* constants() {
   return ALL_CONSTANTS(LINE);
 }
 
-// A line for each field of the books, or of a block: its type and its name.
+// A line for each field of the step, or of a block: its type and its name.
 #define FIELD(type, name) #type " " #name "\n"
-EXPORTED const char* books_fields() {
-  return BOOKS(FIELD);
+EXPORTED const char* step_fields() {
+  return STEP_STATE(FIELD);
 }
 
 EXPORTED const char* block_fields() {

@@ -24,7 +24,7 @@ from sigma0.decode.grammar.vocabulary import vocabulary_of
 from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.logits import BROKEN
 from sigma0.decode.parallel import tp_group
-from sigma0.decode.planes import plane_codec
+from sigma0.decode.planes import kv_quantizer
 from sigma0.decode.runner import RunnerChoice
 from sigma0.decode.step import ENDS, SEQUENCE, TOKEN
 from sigma0.decode.transfer import PassCounts, to_device
@@ -84,7 +84,7 @@ class Engine:
         self.limits = limits or EngineLimits()
         shape, slots = BlockShape.of(model, self.limits.page_size), self.limits.max_running
         kv = model.kv_config
-        codec = plane_codec(kv, shape.planes) if kv.is_coded else None
+        codec = kv_quantizer(kv, shape.planes) if kv.is_coded else None
         self._segment = kv.segment if kv.is_coded else None
         blocks = shape.count_in(self.limits.kv_bytes, model.dtype, codec, slots * (self._segment or 0))
         self.model, self.tokenizer, self.name = model, tokenizer, name
@@ -239,7 +239,7 @@ class Engine:
             if not entry.preemptions:
                 # on resume it also finds the blocks that it wrote itself
                 state.admit(entry.cached)
-            batch.admit(entry.slot, state.asked, entry.token_ids, entry.cached, entry.exact, state.suspended)
+            batch.admit(entry.slot, state.params, entry.token_ids, entry.cached, entry.exact, state.suspended)
             state.suspended = None
         for slot, blocks in step.tables.items():
             batch.planes.place(slot, blocks)
@@ -252,7 +252,7 @@ class Engine:
 
     def _state_of(self, slot: int) -> RequestState:
         """The request in a slot."""
-        return self._states[self._batch.asked_of(slot).key]
+        return self._states[self._batch.params_of(slot).key]
 
     def _remove(self, state: RequestState) -> None:
         """Ends a request, waiting or running."""

@@ -219,7 +219,7 @@ class OutputProcessor:
     def finish(self, state: RequestState, work: tuple[int, int]) -> RequestOutput:
         """The output of a finished request that still has its slot, without its verdict; given its passes and rows."""
         # what a grammar has not let end is cut, and clients must not take it for whole
-        ends = state.collapsed and state.asked.grammar is None
+        ends = state.collapsed and state.params.grammar is None
         stopped = state.outputs[-1].id in state.eos or state.detokenizer.stopped or ends
         tokens = self._with_final_loops(state) if self.watch else state.outputs
         passes, rows = work

@@ -15,7 +15,7 @@ from sigma0.decode.grammar.rows import may_force
 from sigma0.decode.logits import logprobs_of
 from sigma0.decode.repetition import CollapseStop, Text
 from sigma0.decode.sampling_params import SequenceSampling, request_seed
-from sigma0.decode.sequences import Asked, Suspended
+from sigma0.decode.sequences import SequenceParams, Suspended
 from sigma0.decode.settings import SequenceExit
 from sigma0.decode.stats import Deepest
 from sigma0.serve.engine.messages import EngineRequest, PromptToken, SlotView, Times, TokenOutput
@@ -42,7 +42,7 @@ class RequestState:
         grammar: What its answer follows; None for nothing.
 
     Attributes:
-        asked: What it asks of the batch.
+        params: What it asks of the batch.
         shadow_rule: Under `full` and `fixed`, the model's own exit rule, which is evaluated without stopping tokens;
             None under any other mode, or without statistics.
         outputs: Tokens so far.
@@ -73,7 +73,7 @@ class RequestState:
         self.prompt_length = length = len(request.prompt_ids)
         sampling, after = request.sampling, request.exit_config.after_exit
         seed = 0 if sampling.temperature == 0 else request_seed(sampling.seed)
-        self.asked = Asked(
+        self.params = SequenceParams(
             entry.key,
             SequenceExit(self.rule, after == "drop", after == "verify", length, prompt_in_lanes=True),
             request.max_new_tokens,
@@ -137,9 +137,9 @@ class RequestState:
 
     def leaves_at_exit(self, index: int, depth: int) -> bool:
         """Whether the token of an output index runs no loop after its exit at a depth."""
-        if self.asked.exit.verify:
+        if self.params.exit.verify:
             return False
-        return depth >= self.rule.last_loop or (self.asked.exit.drop and index > 0)
+        return depth >= self.rule.last_loop or (self.params.exit.drop and index > 0)
 
     def id_of(self, index: int) -> int:
         """The token of an output index, whose pass has emitted it."""

@@ -56,7 +56,7 @@ class EngineSpec:
 
         settings = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "limits"}
         model, tokenizer = load(settings.pop("model"), **settings)
-        model.announce = compiling
+        model.progress = compiling
         return Engine(model, tokenizer, self.name, self.limits)
 
 

@@ -21,7 +21,7 @@ from sigma0.calibrate.ltt import p_value, passing
 from sigma0.calibrate.teacher_forcing import ForcedText, check_finite
 from sigma0.config import ExitConfig, KVConfig
 from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.planes import plane_codec
+from sigma0.decode.planes import kv_quantizer
 from sigma0.models.hf_generate import DepthGenerationMixin
 
 _FULL = ExitConfig(mode="full")
@@ -48,7 +48,7 @@ def codecs_of(loops: int, segment: int = KVConfig().segment) -> list[KVConfig]:
         KVConfig(codec="residual", bits=(1,) * (loops - 1) + (2,), group=32, segment=segment),
         KVConfig(codec="residual", bits=(1,) * loops, group=32, segment=segment),
     ]
-    return sorted(dict.fromkeys(result), key=lambda kv: -plane_codec(kv, loops).number_bits)
+    return sorted(dict.fromkeys(result), key=lambda kv: -kv_quantizer(kv, loops).number_bits)
 
 
 def coded_share(text: ForcedText, segment: int) -> float:
@@ -150,7 +150,7 @@ def calibrate_kv(
             on_prompt(number * len(losses) + row + 1)
         mean = float(losses[:, number].mean())
         passed = passing(losses[:, : number + 1], risk, confidence) > number
-        bits = plane_codec(kv, model.num_loops).number_bits
+        bits = kv_quantizer(kv, model.num_loops).number_bits
         tested.append(TestedCodec(kv, bits, 1 - mean, p_value(mean, len(losses), risk), passed))
         if not passed:
             break

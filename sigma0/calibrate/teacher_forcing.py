@@ -163,12 +163,12 @@ class LoopRun:
         states = self.states[:, marks]
         return LoopRun(states, gates, states if current else self.readable[:, marks], self.start[marks])
 
-    def part(self, which: slice | Tensor) -> "LoopRun":
+    def part(self, positions: slice | Tensor) -> "LoopRun":
         """Some of the tokens."""
-        gates = None if self.gates is None else self.gates[:, which]
+        gates = None if self.gates is None else self.gates[:, positions]
         current = self.readable is self.states
-        states = self.states[:, which]
-        return LoopRun(states, gates, states if current else self.readable[:, which], self.start[which])
+        states = self.states[:, positions]
+        return LoopRun(states, gates, states if current else self.readable[:, positions], self.start[positions])
 
     def exits(self, rule: ExitRule, logits: Iterable[Tensor]) -> Ints:
         """Loop at which each token stops, `[N]`, given the logits of every loop, which are read in order."""

@@ -150,7 +150,7 @@ def generate(
             looped, tokenizer = loaded.load(asked.model, tensor_parallel=asked.tensor_parallel)
             waiting.close()
             if is_rank0 and not asked.as_json:
-                looped.announce = compiling
+                looped.progress = compiling
             config = looped.resolve_exit_config(exits.over(looped.resolve_exit_config(None)))
             began = monotonic()
             settings = sampling.stream_settings() | follows

@@ -73,9 +73,9 @@ class RowIndices:
         """The same with a change to each column."""
         return RowIndices(*(change(column) for column in vars(self).values()))
 
-    def select(self, which: Tensor) -> "RowIndices":
+    def select(self, row_ids: Tensor) -> "RowIndices":
         """Some of the rows, int64 `[N]`."""
-        return self.each(lambda column: column.index_select(0, which))
+        return self.each(lambda column: column.index_select(0, row_ids))
 
 
 class PassRows:

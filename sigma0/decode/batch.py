@@ -24,9 +24,9 @@ from sigma0.decode.ops import ExitParams, RowCount
 from sigma0.decode.prefill import Chunk, Prefill
 from sigma0.decode.runner import LateRunner, RunnerChoice, Step
 from sigma0.decode.runners import choose_runner, open_runner
-from sigma0.decode.sampling import Sampler
+from sigma0.decode.sampling import DeviceSampler
 from sigma0.decode.sampling_params import SamplingSettings
-from sigma0.decode.sequences import Asked, Suspended, all_of
+from sigma0.decode.sequences import SequenceParams, Suspended, all_of
 from sigma0.decode.settings import NO_LIMIT, SequenceSettings
 from sigma0.decode.stats import LoopStatsRecorder
 from sigma0.decode.step import SEQUENCE, TOKEN
@@ -37,7 +37,7 @@ from sigma0.decode.transfer import Bools, Ints, PassCounts, to_device, to_host
 class _Running:
     """A sequence in a slot: what it asks, its ids at admission, and what is still to be put back in flight of it."""
 
-    asked: Asked
+    params: SequenceParams
     ids: Sequence[int]
     suspended: Suspended | None
 
@@ -89,7 +89,7 @@ class RunningBatch:
         with torch.inference_mode(False):
             # one more than the longest: what is sampled after it is written there
             ids = torch.zeros((slots, longest + 2), dtype=torch.int64, device=model.device)
-        self._sampler = Sampler(SamplingSettings(slots, model.device), ids)
+        self._sampler = DeviceSampler(SamplingSettings(slots, model.device), ids)
         self._grammars = GrammarRows(self.lanes, int(model.config.vocab_size))
         self._errors: dict[int, Exception] = {}
         waits = "the scheduler sees every step before the next"
@@ -97,8 +97,8 @@ class RunningBatch:
         self.notes: LoopStatsRecorder[Any] | None = None
         if watch is not None:
             self.notes = LoopStatsRecorder(model, self.lanes, watch)
-        announce = getattr(model, "announce", no_progress)
-        self._runner = open_runner(chosen, model, self.lanes, self._settings, planes, self.counts, announce)
+        progress = getattr(model, "progress", no_progress)
+        self._runner = open_runner(chosen, model, self.lanes, self._settings, planes, self.counts, progress)
         if isinstance(self._runner, LateRunner):
             self._runner.shows_lanes = self._table is None
         # the table on the host, as long as nothing has changed it
@@ -114,9 +114,9 @@ class RunningBatch:
         self._drops: Bools = np.zeros(slots, dtype=np.bool_)
         self._passes: Ints = np.zeros(slots, dtype=np.int64)
         self._rows: Ints = np.zeros(slots, dtype=np.int64)
-        in_books = model.operations.host_rows and self._table is not None and not isinstance(self._runner, LateRunner)
+        natively = model.operations.host_rows and self._table is not None and not isinstance(self._runner, LateRunner)
         counted = map(torch.from_numpy, (self._prompts, self._passes, self._rows))
-        self._counted = RowCount(self.lanes.table, self.lanes.depth, *counted) if in_books else None
+        self._counted = RowCount(self.lanes.table, self.lanes.depth, *counted) if natively else None
 
     def __len__(self) -> int:
         counted = self._counted
@@ -136,9 +136,9 @@ class RunningBatch:
         """What calls the step, and why."""
         return self._runner.chosen
 
-    def asked_of(self, slot: int) -> Asked:
+    def params_of(self, slot: int) -> SequenceParams:
         """What the sequence in a slot asks."""
-        return self._in(slot).asked
+        return self._in(slot).params
 
     def _in(self, slot: int) -> _Running:
         running = self._running[slot]
@@ -161,7 +161,7 @@ class RunningBatch:
     def admit(
         self,
         slot: int,
-        asked: Asked,
+        params: SequenceParams,
         ids: Sequence[int],
         cached: int = 0,
         exact: int | None = None,
@@ -171,26 +171,26 @@ class RunningBatch:
 
         Args:
             slot: Which, free so far.
-            asked: What it asks.
+            params: What it asks.
             ids: Its ids so far.
             cached: Leading cache positions that its blocks hold already.
             exact: Leading cache positions that are ever those of a run of all loops; None for all.
             suspended: What `preempt` returned of it; put back in flight once all before it is recomputed.
         """
-        self._running[slot] = _Running(asked, list(ids), suspended)
+        self._running[slot] = _Running(params, list(ids), suspended)
         if suspended is not None:
             self._recomputing.add(slot)
-        self._prompts[slot], self._drops[slot] = asked.prompt, asked.exit.drop
-        self.planes.begin(slot, cached, asked.last_loop - 1)
+        self._prompts[slot], self._drops[slot] = params.prompt, params.exit.drop
+        self.planes.begin(slot, cached, params.last_loop - 1)
         self._entered[slot], self._exact[slot] = cached, NO_LIMIT if exact is None else exact
         if self.planes.segments is not None:
             self._ready[slot] = cached + self.planes.segments.segment
         self._passes[slot], self._rows[slot] = (0, 0) if suspended is None else suspended.work
-        self._settings.set_exit([slot], asked.exit)
-        self._settings.set_ends([slot], asked.eos, asked.prompt + asked.limit - 1)
-        self._sampler.set(slot, asked.sampling, ids, asked.hook)
-        if asked.grammar is not None:
-            grammar = asked.grammar, asked.prompt, asked.forces, asked.limit
+        self._settings.set_exit([slot], params.exit)
+        self._settings.set_ends([slot], params.eos, params.prompt + params.limit - 1)
+        self._sampler.set(slot, params.sampling, ids, params.hook)
+        if params.grammar is not None:
+            grammar = params.grammar, params.prompt, params.forces, params.limit
             self._follow(slot, partial(self._grammars.set, slot, *grammar))
         self._use_program()
 
@@ -270,19 +270,19 @@ class RunningBatch:
         after = 0
         for (slot, start, _), current in zip(entering, ranges, strict=True):
             running, row, after, stop = self._in(slot), after, after + len(current), start + len(current)
-            asked, suspended = running.asked, running.suspended
+            params, suspended = running.params, running.suspended
             self._entered[slot] = stop
-            if stop == asked.prompt and suspended is None:
+            if stop == params.prompt and suspended is None:
                 current = current[:-1]
-                if self._model.stages[1] or asked.reads_prompt:
+                if self._model.stages[1] or params.reads_prompt:
                     self._waiting[slot] = hidden[after - 1 : after].clone()
                 else:
                     lanes.append((slot, stop - 1))
                     last.append(after - 1)
             if len(current):
-                whole = all_of(asked.last_loop, current)
-                targets, reads = (whole, whole) if suspended is None else suspended.loops_of(asked, current)
-                final = NO_LIMIT if asked.exit.verify else asked.prompt - 1
+                whole = all_of(params.last_loop, current)
+                targets, reads = (whole, whole) if suspended is None else suspended.loops_of(params, current)
+                final = NO_LIMIT if params.exit.verify else params.prompt - 1
                 self.prefill.enter(Chunk(slot, current, targets, 0, hidden[row : row + len(current)], reads, final))
         if lanes:
             self._enter_lanes(lanes, hidden.index_select(0, to_device(np.array(last), self._model.device)))
@@ -298,7 +298,7 @@ class RunningBatch:
     def resume(self) -> None:
         """Puts tokens that wait, and those of preempted sequences, in flight once all before them are there."""
         for slot in [slot for slot in self._waiting if not self.prefill.has(slot)]:
-            self._enter_lanes([(slot, self.asked_of(slot).prompt - 1)], self._waiting.pop(slot))
+            self._enter_lanes([(slot, self.params_of(slot).prompt - 1)], self._waiting.pop(slot))
         for slot in sorted(self._recomputing):
             running = self._in(slot)
             suspended = running.suspended
@@ -307,7 +307,7 @@ class RunningBatch:
                 continue
             suspended.restore(self.lanes, slot)
             self._known = None
-            new = running.ids[running.asked.prompt :]
+            new = running.ids[running.params.prompt :]
             self._follow(slot, partial(self._grammars.restore, slot, new, suspended.loops))
             self._running[slot] = replace(running, suspended=None)
             self._recomputing.remove(slot)
@@ -335,8 +335,8 @@ class RunningBatch:
         busy = {chunk.sequence for chunk in self.prefill.chunks}
         lines = self._lines().reshape(-1, lanes.depth, lanes.table.shape[1])
         live = lines[..., STAGE] < lanes.idle
-        held = (lines[..., STAGE] == lanes.held) * (lines[..., CACHE_POSITION] + 1)
-        entered, ready = np.maximum(self._entered, held.max(1)), {}
+        blocked = (lines[..., STAGE] == lanes.blocked) * (lines[..., CACHE_POSITION] + 1)
+        entered, ready = np.maximum(self._entered, blocked.max(1)), {}
         for slot, running in enumerate(self._running):
             if running is None or entered[slot] < self._ready[slot] or slot in busy or live[slot].any():
                 continue
@@ -344,7 +344,7 @@ class RunningBatch:
             if running.suspended is None or min(running.suspended.loops) >= until:
                 self.planes.encode_to(slot, until)
                 self._ready[slot] = ready[slot] = until + segments.segment
-        self.planes.hold(lanes, busy)
+        self.planes.block_lanes(lanes, busy)
         self._known = None
         self._errors.update(self.planes.pop_errors())
         complete: dict[int, int] = {}
@@ -367,7 +367,7 @@ class RunningBatch:
 
         Returns slot and cache position of each token that leaves after it, and a bound on all positions, plus one.
         """
-        chunks = *self.prefill.chunks, *self.prefill.held
+        chunks = *self.prefill.chunks, *self.prefill.waiting
         beside = max([int(chunk.positions[-1]) + 1 for chunk in chunks]) if chunks else 0
         if self._counted is not None:
             left = self._counted.count()
@@ -391,9 +391,9 @@ class RunningBatch:
         complete: dict[int, int] = {}
         prompts = []
         for chunk in self.prefill.leave() if self.prefill.chunks else ():
-            slot, asked = chunk.sequence, self.asked_of(chunk.sequence)
-            if asked.reads_prompt:
-                rows = np.flatnonzero(chunk.positions < asked.prompt - 1)
+            slot, params = chunk.sequence, self.params_of(chunk.sequence)
+            if params.reads_prompt:
+                rows = np.flatnonzero(chunk.positions < params.prompt - 1)
                 with torch.no_grad():
                     logits = self._model.read(chunk.select(rows).hidden)
                 prompts.append((slot, chunk.positions[rows].tolist(), logits))

@@ -37,7 +37,7 @@ _OPTIONS = {
     "memory_planning": True,
 }
 Program = Callable[..., Any]
-Announce = Callable[[str], AbstractContextManager[object]]
+Progress = Callable[[str], AbstractContextManager[object]]
 
 
 def no_progress(what: str) -> AbstractContextManager[object]:
@@ -172,12 +172,12 @@ class CompiledLoop:
 
     Args:
         model: On a CPU.
-        announce: Called with what is about to be compiled; the context lasts until it is.
+        progress: Called with what is about to be compiled; the context lasts until it is.
         give_up: Called with the reason once passes run as they are.
     """
 
-    def __init__(self, model: LoopedModel, announce: Announce, give_up: Callable[[str], None]) -> None:
-        self._model, self._announce, self._give_up = model, announce, give_up
+    def __init__(self, model: LoopedModel, progress: Progress, give_up: Callable[[str], None]) -> None:
+        self._model, self._progress, self._give_up = model, progress, give_up
         self._programs = programs_of(model)
         # tells them from others that take their place
         self._weights = tuple(map(id, model.parameters())) if isinstance(model, nn.Module) else ()
@@ -215,7 +215,7 @@ class CompiledLoop:
         for part in rows.planes:
             torch._dynamo.mark_dynamic(part, 1)
         try:
-            with self._announce("a loop of one row" if len(hidden) == 1 else "a loop of some rows"):
+            with self._progress("a loop of one row" if len(hidden) == 1 else "a loop of some rows"):
                 state = [hidden, *rows.by_row, *rows.planes] if rows.is_plain else None
                 self._raw, self._normed = self._programs.call(key, _loop, self._model, hidden, rows, state=state)
             return self._raw
@@ -302,7 +302,7 @@ class StepGraphs:
         """A copy of a cache, whose tensors it does not share, makes its own."""
         return None
 
-    def keep_over(self, planes: Tensor) -> None:
+    def evict_unless(self, planes: Tensor) -> None:
         """Drops the steps over other planes, whose memory they would keep."""
         if planes is not self._planes:
             self.steps.clear()

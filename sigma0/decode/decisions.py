@@ -58,7 +58,7 @@ def ask_rules(
         logits = read_first(batch, rows, rows.hidden.shape[0] if whole else decoding)  # [L, V] or [R, V]
     if program.margin:
         assert logits is not None
-        met.append(ops.leads(logits[:decoding], settings.thresholds[:, columns.THETA].index_select(0, sequences)))
+        met.append(ops.margin_met(logits[:decoding], settings.thresholds[:, columns.THETA].index_select(0, sequences)))
     if program.criteria:
         met.append(_criteria_met(batch, rows, previous, decoding, logits))
     if program.forced:

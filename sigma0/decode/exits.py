@@ -199,7 +199,7 @@ def exit_reason(mode: ExitMode, met: bool, diverged: bool = False, forced: bool 
 
 
 @dataclass(frozen=True)
-class Course:
+class ScriptedExits:
     """Exits and judgements given beforehand in place of a rule's and a model's; after its end it is repeated."""
 
     exits: tuple[int, ...]  # Loop at which each token that is fed back stops
@@ -232,7 +232,7 @@ class ExitRule:
         threshold: Its q, theta, eps, delta or stable; 1.0 for `full` and `fixed`, which read none.
         patience: Loops running on which `accel` must hold.
         break_after: Loops running that diverge and stop a token; 0 never.
-        course: Given exits; None for none.
+        script: Given exits; None for none.
 
     Raises:
         ValueError: If `config` names a depth above T.
@@ -243,7 +243,7 @@ class ExitRule:
     ) -> None:
         config = config.filled()
         self.config = config
-        self.course: Course | None = None
+        self.script: ScriptedExits | None = None
         self.threshold = 1.0 if config.threshold is None else config.threshold
         self.fates = fates or FateConfig()
         self.break_after = BREAK_AFTER if inner_break else 0

@@ -14,10 +14,10 @@ from sigma0.decode.planes import propagate_past_exits
 from sigma0.decode.prefill import Batch
 
 
-def knows(batch: Batch, takes_best: bool) -> bool:
+def knows(batch: Batch, is_greedy: bool) -> bool:
     """Whether a step may run here: of whole steps, where the likeliest ids are taken and nothing else is looked at."""
     program, lanes, ops = batch.program, batch.lanes, batch.ops
-    if not (ops.step_rows and takes_best) or ops.broadcast is not no_broadcast or torch.compiler.is_compiling():
+    if not (ops.step_rows and is_greedy) or ops.broadcast is not no_broadcast or torch.compiler.is_compiling():
         return False
     if program.criteria or program.masked or batch.model.stages != (0, 0) or lanes.width != lanes.hidden.shape[1]:
         return False
@@ -63,7 +63,7 @@ def _settle(
     embedding = batch.model.plain_weights().embedding
     assert embedding is not None
     logits = batch.model.read(states[:read])
-    met = batch.ops.leads(logits, begun.thresholds[columns.THETA, :read]) if program.margin else None
+    met = batch.ops.margin_met(logits, begun.thresholds[columns.THETA, :read]) if program.margin else None
     settled = batch.settings.settled if program.forced else None
     lines, left = commit_rows(
         begun, states, decisions, met, best_parts(logits), settled, embedding, max(batch.lanes.window, 1),

@@ -14,7 +14,7 @@ from sigma0.decode.compiled import StepGraphs
 from sigma0.decode.kv_store import Segments, Storage
 from sigma0.decode.lanes import LaneRows, Lanes
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.planes import FINAL, READ, CodedLayer, LayerPlanes, check_stages, extra_planes, plane_codec
+from sigma0.decode.planes import FINAL, READ, CodedLayer, LayerPlanes, check_stages, extra_planes, kv_quantizer
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.stats import RunRecord
@@ -40,7 +40,7 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
     @property
     def is_initialized(self) -> bool:
         """Whether anything was written."""
-        return self._cache.held[self._layer] is not None
+        return self._cache.by_layer[self._layer] is not None
 
     @property
     def keys(self) -> Tensor | None:
@@ -53,7 +53,7 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
         return self._committed()[1]
 
     def _committed(self) -> tuple[Tensor | None, Tensor | None]:
-        planes = self._cache.held[self._layer]
+        planes = self._cache.by_layer[self._layer]
         return (None, None) if planes is None else planes.read_span(self._loop, self._cache.length)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -101,7 +101,7 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         kv: How K/V are stored once all loops of their tokens have run.
 
     Attributes:
-        held: The planes of each layer, None before it was written: those that loop, then prelude, then coda.
+        by_layer: The planes of each layer, None before it was written: those that loop, then prelude, then coda.
         planes: Those that were written.
         length: Cache positions in use, in-flight batch included.
         depth: Loops that prompts run in this cache (T, or k under `fixed`); None while it is empty.
@@ -153,7 +153,7 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Forgets everything; the memory is released."""
-        self.held: list[LayerPlanes | None] = [None] * len(self._counts)
+        self.by_layer: list[LayerPlanes | None] = [None] * len(self._counts)
         self.planes = []
         self.segments: Segments | None = None
         self.length = 0
@@ -177,7 +177,7 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
     @property
     def batch(self) -> int:
         """Sequences; 0 while the cache is empty."""
-        planes = self.held[0]
+        planes = self.by_layer[0]
         return 0 if planes is None else planes.blocks
 
     @property
@@ -212,18 +212,18 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
 
     def reserve_layer(self, layer: int, like: Tensor, cache_positions: int) -> LayerPlanes:
         """The planes of one layer, made for keys like `[B, H_kv, S, d]`, or grown to hold `cache_positions`."""
-        planes = self.held[layer]
+        planes = self.by_layer[layer]
         if planes is None:
             size = max(cache_positions, self.capacity)
             count = self._counts[layer] or self.depth or self.total_loops
             if self.kv.is_coded:
-                codec = plane_codec(self.kv, count)
+                codec = kv_quantizer(self.kv, count)
                 planes = CodedLayer(like, codec, like.shape[0], self.kv.segment, like.shape[0], size)
                 self.segments = self.segments or Segments(self.kv.segment, np.zeros(like.shape[0], dtype=np.int64))
             else:
                 planes = LayerPlanes(like, count, like.shape[0], size)
-            self.held[layer] = planes
-            self.planes = [known for known in self.held if known is not None]
+            self.by_layer[layer] = planes
+            self.planes = [known for known in self.by_layer if known is not None]
         elif planes.room < cache_positions:
             planes.grow(self.capacity if cache_positions <= self.capacity else max(cache_positions, 2 * planes.room))
         return planes
@@ -263,10 +263,10 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             return
         self.final_in_read = False
         with torch.no_grad():
-            for planes, count in zip(self.held, self._counts, strict=True):
+            for planes, count in zip(self.by_layer, self._counts, strict=True):
                 if planes is not None and count == CODA_PLANES:
-                    for held in (planes.keys, planes.values):
-                        held[FINAL, :, :, : self.length] = held[READ, :, :, : self.length]
+                    for by_layer in (planes.keys, planes.values):
+                        by_layer[FINAL, :, :, : self.length] = by_layer[READ, :, :, : self.length]
 
     def reserve(self, capacity: int) -> None:
         """States how many cache positions will be needed, so that the next growth is exact."""
@@ -294,7 +294,7 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
 
     def reserve_positions(self, cache_positions: int) -> None:
         """Makes room for so many cache positions in every layer."""
-        for layer, planes in enumerate(self.held):
+        for layer, planes in enumerate(self.by_layer):
             if planes is not None and planes.room < cache_positions:
                 self.reserve_layer(layer, planes.keys[0], cache_positions)
 

@@ -16,8 +16,8 @@ from sigma0.config import FULL_KV, KVConfig
 from sigma0.decode.attention import Placement
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, TABLE_WIDTH, Lanes
 from sigma0.decode.model import KVShape
-from sigma0.decode.ops import PlaneCodec
-from sigma0.decode.planes import CodedLayer, LayerPlanes, check_stages, extra_planes, plane_codec, propagate_past_exits
+from sigma0.decode.ops import KVQuantizer
+from sigma0.decode.planes import CodedLayer, LayerPlanes, check_stages, extra_planes, kv_quantizer, propagate_past_exits
 from sigma0.decode.transfer import Ints, to_device, to_host
 
 
@@ -44,14 +44,14 @@ class BlockShape:
         """Planes of each layer."""
         return [*[self.planes] * self.layers, *extra_planes(self.stages)]
 
-    def bytes_with(self, dtype: torch.dtype, codec: PlaneCodec | None = None) -> int:
+    def bytes_with(self, dtype: torch.dtype, codec: KVQuantizer | None = None) -> int:
         """Bytes of a block's keys and values over all layers and planes, of a dtype or, where given, in codes."""
         if codec is not None:
             return 2 * self.layers * self.kv_heads * codec.head_bytes(self.head_dim) * self.size
         return 2 * sum(self.counts) * self.kv_heads * self.head_dim * self.size * dtype.itemsize
 
     def count_in(
-        self, kv_bytes: int, dtype: torch.dtype, codec: PlaneCodec | None = None, tail_positions: int = 0
+        self, kv_bytes: int, dtype: torch.dtype, codec: KVQuantizer | None = None, tail_positions: int = 0
     ) -> int:
         """Blocks that so many bytes hold, as `bytes_with` has them, beside cache positions that are kept as computed.
 
@@ -120,7 +120,7 @@ class Storage(ABC):
             self._encode_segment(sequence, int(segments.coded[sequence]))
             segments.coded[sequence] += segments.segment
 
-    def hold(self, lanes: Lanes, busy: Collection[int] = ()) -> None:
+    def block_lanes(self, lanes: Lanes, busy: Collection[int] = ()) -> None:
         """Between steps takes tokens that begin a segment out of the passes, and puts those back that need not wait.
 
         Of `busy` sequences tokens beside the lanes are under way.
@@ -131,14 +131,14 @@ class Storage(ABC):
         assert self.segments is not None
         table = to_host(lanes.table[:-1]).reshape(lanes.sequences, lanes.depth, TABLE_WIDTH)
         stage, positions = table[..., STAGE], table[..., CACHE_POSITION]
-        held = lanes.held
-        begins = ((stage == 0) & (positions % self.segments.segment == 0)) | (stage == held)
+        blocked = lanes.blocked
+        begins = ((stage == 0) & (positions % self.segments.segment == 0)) | (stage == blocked)
         for sequence, lane in np.argwhere(begins).tolist():
             others = (stage[sequence] < lanes.idle) & (positions[sequence] < positions[sequence, lane])
             waits = bool(others.any()) or sequence in busy
             if not waits:
                 self.encode_to(sequence, int(positions[sequence, lane]))
-            wanted = held if waits else 0
+            wanted = blocked if waits else 0
             if stage[sequence, lane] != wanted:
                 at = to_device(np.array([sequence * lanes.depth + lane]), lanes.device)
                 lanes.table[:, STAGE].index_fill_(0, at, wanted)
@@ -178,7 +178,7 @@ class PagedPlanes(Storage):
         self.segments = None
         if kv.is_coded:
             check_stages(kv, shape.stages)
-            codec = plane_codec(kv, shape.planes)
+            codec = kv_quantizer(kv, shape.planes)
             size = sequences, kv.segment, blocks, shape.size
             self.planes = [CodedLayer(like, codec, *size) for _ in range(shape.layers)]
             self.segments = Segments(kv.segment, np.zeros(sequences, dtype=np.int64))

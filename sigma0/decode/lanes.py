@@ -119,7 +119,7 @@ class Lanes:
         return 2 * self.depth
 
     @property
-    def held(self) -> int:
+    def blocked(self) -> int:
         """Stage of a lane whose token waits before its first loop."""
         return 4 * self.idle
 
@@ -240,7 +240,7 @@ class Lanes:
     def resume(self) -> None:
         """Puts suspended tokens back."""
         stages = self.table[:, STAGE]
-        suspended = (stages >= _SUSPENDED * self.depth) & (stages < self.held)
+        suspended = (stages >= _SUSPENDED * self.depth) & (stages < self.blocked)
         stages -= torch.where(suspended, _SUSPENDED * self.depth, 0)
 
     def stop_decoding(self) -> None:

@@ -182,18 +182,18 @@ def _run(runner: EagerRunner, cache: DepthCache, batch: int) -> tuple[Tensor, Te
         step = runner.loop(cache.length)
         assert step is not None
         current, looped = step
-        which = runner.to_read(looped)
+        row_ids = runner.to_read(looped)
         if cache.record is not None:
             cache.record.after_pass()
-        if not len(which):
+        if not len(row_ids):
             continue
-        stopped = read(current, looped, which)
-        sequences = looped.sequences.index_select(0, which)
+        stopped = read(current, looped, row_ids)
+        sequences = looped.sequences.index_select(0, row_ids)
         logits = stopped.new_zeros((batch, stopped.shape[1])) if logits is None else logits
         logits[sequences] = stopped
         output = to_host(sequences)
-        codes = to_host(looped.codes.index_select(0, which))
-        depths[output] = to_host(looped.loops.index_select(0, which))
+        codes = to_host(looped.codes.index_select(0, row_ids))
+        depths[output] = to_host(looped.loops.index_select(0, row_ids))
         met[output], diverged[output] = codes == MET, codes == DIVERGED
     assert logits is not None
     if cache.record is not None:

@@ -123,5 +123,5 @@ def stored_parts(weight: Tensor) -> list[Tensor]:
         return [weight]
     names, _ = flatten()
     # beside tensors a shard names the processes that share it
-    held = [getattr(weight, name) for name in names]
-    return [part for item in held if isinstance(item, Tensor) for part in stored_parts(item)]
+    weights = [getattr(weight, name) for name in names]
+    return [part for item in weights if isinstance(item, Tensor) for part in stored_parts(item)]

@@ -24,7 +24,7 @@ from sigma0.kernels.collapse import (
     collapse_reference,
     leads_reference,
 )
-from sigma0.kernels.collapse_kernel import collapse, leads
+from sigma0.kernels.collapse_kernel import collapse, margin_met
 from sigma0.kernels.collapse_rows import TextMemory, certainty_rows, collapse_rows
 from sigma0.kernels.counter_noise import PURPOSE, combined, counter_words, gumbel
 from sigma0.kernels.depth_attention import DepthRows, depth_attention, depth_attention_reference
@@ -44,12 +44,12 @@ from sigma0.kernels.exit_state import (
     RuleRows,
 )
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
+from sigma0.kernels.kv_quantizer import CodedPlanes, KVQuantizer
 from sigma0.kernels.lane_rows import CpuStepState, EndWeights, LaneTables, RowCount, StepResult
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.native import is_available
 from sigma0.kernels.path_fates import path_fates
-from sigma0.kernels.plane_codec import CodedPlanes, PlaneCodec
 from sigma0.kernels.plane_copy import copy_past_exits, copy_plane
 from sigma0.kernels.row_attention import RowPlaces, attend_rows
 from sigma0.kernels.row_block import Block, BlockLayer, BlockShape, run_block
@@ -97,7 +97,7 @@ class Operations:
     # Statistics of logits and ids (`sigma0.kernels.collapse`)
     collapse: Callable[[Tensor, Tensor | None, CollapseState | None, Tensor | None, CollapseRule], Collapse]
     # Whether the top-1 probability leads by a margin, for logits `[B, V]`; bool `[B]`
-    leads: Callable[[Tensor, float | Tensor], Tensor]
+    margin_met: Callable[[Tensor, float | Tensor], Tensor]
     # Attention of rows each at its own plane; None where `attend_rows` or `span_attention` is used
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
     # The same on a CPU where the functions in C++ were built, which writes the rows' K/V too; else None
@@ -178,7 +178,7 @@ CPU = replace(
     TORCH,
     attend_rows=attend_rows,
     host_rows=True,
-    leads=margin_rows,
+    margin_met=margin_rows,
     argmax_rows=argmax_rows,
     run_block=run_block,
     norm_rows=norm_rows,
@@ -192,7 +192,7 @@ TRITON = Operations(
     "triton",
     _loop_end_in_triton,
     collapse,
-    leads,
+    margin_met,
     depth_attention,
     norm_rows=row_norm,
     linear_rows=row_linear,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sigma0.config import CODA_PLANES, KVConfig
-from sigma0.decode.ops import CodedPlanes, PlaneCodec, copy_past_exits, runs_triton
+from sigma0.decode.ops import CodedPlanes, KVQuantizer, copy_past_exits, runs_triton
 
 # Of the planes of a coda's layer.
 READ, FINAL = 0, 1
@@ -133,9 +133,9 @@ class LayerPlanes:
         return by_block.transpose(2, 3)
 
 
-def plane_codec(kv: KVConfig, planes: int) -> PlaneCodec:
+def kv_quantizer(kv: KVConfig, planes: int) -> KVQuantizer:
     """How so many planes are stored; the last one anchors the others under `residual`."""
-    return PlaneCodec(kv.bits_of(planes), planes - 1 if kv.codec == "residual" else None, kv.group)
+    return KVQuantizer(kv.bits_of(planes), planes - 1 if kv.codec == "residual" else None, kv.group)
 
 
 def check_stages(kv: KVConfig, stages: tuple[int, int]) -> None:
@@ -166,7 +166,7 @@ class CodedLayer(LayerPlanes):
         coded: Keys and values in few bits, `blocks * size` positions each.
     """
 
-    def __init__(self, like: Tensor, codec: PlaneCodec, sequences: int, segment: int, blocks: int, size: int) -> None:
+    def __init__(self, like: Tensor, codec: KVQuantizer, sequences: int, segment: int, blocks: int, size: int) -> None:
         super().__init__(like, len(codec.bits), sequences, segment)
         self.codec, self._blocks, self._size = codec, blocks, size
         self.coded = self._new_coded(blocks * size)

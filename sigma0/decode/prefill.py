@@ -91,12 +91,12 @@ class Prefill:
 
     Attributes:
         chunks: In the order in which they entered.
-        held: Rows at the loop of their reading that wait until a coda has read all positions before them.
+        waiting: Rows at the loop of their reading that wait until a coda has read all positions before them.
     """
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
-        self.held: list[Chunk] = []
+        self.waiting: list[Chunk] = []
 
     def __len__(self) -> int:
         return sum(len(chunk.positions) for chunk in self.chunks) if self.chunks else 0
@@ -112,19 +112,19 @@ class Prefill:
     def remove(self, sequence: int) -> None:
         """Drops the chunks of a sequence."""
         self.chunks = [chunk for chunk in self.chunks if chunk.sequence != sequence]
-        self.held = [chunk for chunk in self.held if chunk.sequence != sequence]
+        self.waiting = [chunk for chunk in self.waiting if chunk.sequence != sequence]
 
     def take_read(self) -> list[Chunk]:
         """Takes rows that a coda reads now, by sequence in ascending order: none before it is unread."""
-        self.held += _parted(self.chunks, [chunk.reads == chunk.loops for chunk in self.chunks])[0]
+        self.waiting += _parted(self.chunks, [chunk.reads == chunk.loops for chunk in self.chunks])[0]
         unread: dict[int, int] = {}
         for chunk in self.chunks:
             # what leaves before it is read does not count
             left = chunk.positions[(chunk.reads > chunk.loops) & (chunk.reads <= chunk.targets)]
             if len(left):
                 unread[chunk.sequence] = min(unread.get(chunk.sequence, NO_LIMIT), int(left.min()))
-        ready = [chunk.positions < unread.get(chunk.sequence, NO_LIMIT) for chunk in self.held]
-        taken, self.held = _parted(self.held, ready)
+        ready = [chunk.positions < unread.get(chunk.sequence, NO_LIMIT) for chunk in self.waiting]
+        taken, self.waiting = _parted(self.waiting, ready)
         return [
             _joined([part for part in taken if part.sequence == current])
             for current in {part.sequence: 0 for part in taken}
@@ -154,10 +154,10 @@ class Prefill:
         return gone
 
 
-def _parted(chunks: list[Chunk], which: list[Bools]) -> tuple[list[Chunk], list[Chunk]]:
+def _parted(chunks: list[Chunk], masks: list[Bools]) -> tuple[list[Chunk], list[Chunk]]:
     """The rows of chunks that are among some of them, and the others."""
     parts: tuple[list[Chunk], list[Chunk]] = [], []
-    for chunk, among in zip(chunks, which, strict=True):
+    for chunk, among in zip(chunks, masks, strict=True):
         for part, rows in zip(parts, (among, ~among), strict=True):
             if rows.all():
                 part.append(chunk)

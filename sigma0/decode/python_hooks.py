@@ -23,9 +23,9 @@ from transformers.generation import stopping_criteria as criteria
 from sigma0.decode.lanes import CACHE_POSITION, STAGE
 from sigma0.decode.logits import flag_broken
 from sigma0.decode.prefill import Batch
-from sigma0.decode.sampling import Sampler, judged
+from sigma0.decode.sampling import DeviceSampler, scripted
 from sigma0.decode.sampling_params import SamplingSettings, SequenceSampling, request_seeds, sampling_of
-from sigma0.decode.step import Choice, Chosen, LoopOutput, read
+from sigma0.decode.step import LoopOutput, Sampled, Sampler, read
 from sigma0.decode.transfer import Ints, to_device, to_host
 
 _DEPTH = 6
@@ -200,7 +200,7 @@ def process_rows(
     return scores
 
 
-def is_over(
+def criteria_met(
     stopping_criteria: StoppingCriteriaList,
     ids: Tensor,
     sequences: Ints,
@@ -293,7 +293,7 @@ class Ids(Protocol):
         """As `Operations` has it."""
 
 
-class Host(Choice):
+class HostSampler(Sampler):
     """Calls logits processors and stopping criteria of the caller; the choice itself is greedy or drawn by settings.
 
     Attributes:
@@ -310,7 +310,7 @@ class Host(Choice):
         keeps_logits: bool,
     ) -> None:
         self._loop, self._processors, self._criteria = loop, logits_processor, loop.criteria
-        self._sampler = Sampler(settings, lambda: loop.sequences, loop.shift, loop.broadcast)
+        self._sampler = DeviceSampler(settings, lambda: loop.sequences, loop.shift, loop.broadcast)
         batch = len(loop.lengths)
         self.scores: list[list[Tensor]] | None = [[] for _ in range(batch)] if keeps_scores else None
         self.raw_logits: list[list[Tensor]] | None = [[] for _ in range(batch)] if keeps_logits else None
@@ -319,44 +319,44 @@ class Host(Choice):
         self._draft_ends: dict[tuple[int, int], bool] = {}
 
     def first(self, logits: Tensor, positions: Tensor, length: int) -> tuple[Tensor, Tensor | None]:
-        """See `Sampler.first`."""
+        """See `DeviceSampler.first`."""
         sequences, lengths = np.arange(len(logits)), np.full(len(logits), length)
         scores = self._process(sequences, lengths, logits)
         self._keep(sequences, logits, scores)
         token_ids = self._sampler.draw_first(scores, positions, logits)
         return token_ids, self._over(sequences, lengths, token_ids)
 
-    def choose(self, batch: Batch, looped: LoopOutput, which: Tensor) -> Chosen:
-        """See `sigma0.decode.step.Choice.choose`."""
-        logits = read(batch, looped, which)
-        sequences = to_host(looped.sequences.index_select(0, which))
-        lengths = to_host(looped.table[:, CACHE_POSITION].index_select(0, which)) + 1 + self._loop.shift
+    def choose(self, batch: Batch, looped: LoopOutput, row_ids: Tensor) -> Sampled:
+        """See `sigma0.decode.step.Sampler.choose`."""
+        logits = read(batch, looped, row_ids)
+        sequences = to_host(looped.sequences.index_select(0, row_ids))
+        lengths = to_host(looped.table[:, CACHE_POSITION].index_select(0, row_ids)) + 1 + self._loop.shift
         if batch.program.verify:
-            return self._choose_verified(batch, looped, which, logits, sequences, lengths)
+            return self._choose_verified(batch, looped, row_ids, logits, sequences, lengths)
         scores = self._process(sequences, lengths, logits)
         self._keep(sequences, logits, scores)
-        token_ids = self._chosen(batch, looped, which, scores)[0]
+        token_ids = self._chosen(batch, looped, row_ids, scores)[0]
         # flagged on every rank where logits are broken
         token_ids = self._loop.broadcast(flag_broken(token_ids, logits))
         over = self._over(sequences, lengths, token_ids)
         return token_ids, token_ids, self._ends(sequences, lengths, token_ids, over), logits
 
-    def _chosen(self, batch: Batch, looped: LoopOutput, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def _chosen(self, batch: Batch, looped: LoopOutput, row_ids: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
         endless = scores.isposinf()
         # beside infinite scores nothing else counts
         scores = torch.where(endless.any(-1, keepdim=True), torch.where(endless, 0.0, -torch.inf), scores)
         # nothing can be drawn from NaN: such rows are flagged
         broken = ~scores.amax(dim=-1, keepdim=True).isfinite()
-        return self._sampler.draw(batch, looped, which, scores.masked_fill(broken, 0.0))
+        return self._sampler.draw(batch, looped, row_ids, scores.masked_fill(broken, 0.0))
 
     def _choose_verified(
-        self, batch: Batch, looped: LoopOutput, which: Tensor, logits: Tensor, sequences: Any, lengths: Any
-    ) -> Chosen:
+        self, batch: Batch, looped: LoopOutput, row_ids: Tensor, logits: Tensor, sequences: Any, lengths: Any
+    ) -> Sampled:
         """Row by row, the oldest of a sequence first; what lies after a draft that falls is not asked about."""
         count, depth = len(sequences), batch.lanes.depth
         token_ids, stands, ends = (np.zeros(count, dtype=np.int64) for _ in range(3))
-        decodes = to_host(looped.table[:, STAGE].index_select(0, which)) < depth
-        final = to_host(looped.loops.index_select(0, which)) >= depth
+        decodes = to_host(looped.table[:, STAGE].index_select(0, row_ids)) < depth
+        final = to_host(looped.loops.index_select(0, row_ids)) >= depth
         fallen: set[int] = set()
         for row in np.argsort(lengths, kind="stable").tolist():
             sequence, length = int(sequences[row]), int(lengths[row])
@@ -366,10 +366,10 @@ class Host(Choice):
             scores = self._process(sequences[here], lengths[here], logits[here])
             if final[row]:
                 self._keep(sequences[here], logits[here], scores)
-            index = to_device(np.array([row]), which.device)
-            token_id, keeps = self._chosen(batch, looped, which.index_select(0, index), scores)
+            index = to_device(np.array([row]), row_ids.device)
+            token_id, keeps = self._chosen(batch, looped, row_ids.index_select(0, index), scores)
             if batch.program.forced:
-                token_id, keeps = judged(batch, looped, which.index_select(0, index), token_id, keeps)
+                token_id, keeps = scripted(batch, looped, row_ids.index_select(0, index), token_id, keeps)
             token_id = self._loop.broadcast(flag_broken(token_id, logits[here]))
             over = self._over(sequences[here], lengths[here], token_id)
             ended = bool(self._ends(sequences[here], lengths[here], token_id, over)[0])
@@ -381,7 +381,7 @@ class Host(Choice):
                 fallen.add(sequence)
             if decodes[row] or not keeps_end:
                 self._draft_ends[sequence, length] = ended
-        output = [to_device(part, which.device) for part in (token_ids, stands, ends)]
+        output = [to_device(part, row_ids.device) for part in (token_ids, stands, ends)]
         return output[0], output[1].bool(), output[2].bool(), logits
 
     def _process(self, sequences: Any, lengths: Any, logits: Tensor) -> Tensor:
@@ -404,7 +404,7 @@ class Host(Choice):
         ids = self._loop.ids_up_to(int(lengths.max()) + 1)
         rows = torch.from_numpy(sequences)
         ids[rows, torch.from_numpy(lengths)] = token_ids.to(ids.device)
-        over = is_over(self._criteria, ids, sequences, lengths + 1, self.scores, self._guard)
+        over = criteria_met(self._criteria, ids, sequences, lengths + 1, self.scores, self._guard)
         return self._loop.broadcast(over)
 
     def _ends(self, sequences: Any, lengths: Any, token_ids: Tensor, over: Tensor | None) -> Tensor:
@@ -416,9 +416,9 @@ class Host(Choice):
         return (ends if over is None else ends | over.cpu()).to(token_ids.device)
 
 
-def choice_for(
+def sampler_for(
     loop: Ids, logits_processor: LogitsProcessorList, config: GenerationConfig, settings: SamplingSettings
-) -> Sampler | Host:
+) -> DeviceSampler | HostSampler:
     """The choice that a config and processors ask for, as transformers prepared them; sets the settings of all.
 
     The step stops for Python only where it must.
@@ -431,7 +431,7 @@ def choice_for(
     # where every id may be forbidden, Python says by which processor
     if wanted and len(forbidden) < loop.vocabulary and not loop.criteria and not scores and not logits:
         settings.set(0, *wanted)
-        return Sampler(settings, lambda: loop.sequences, loop.shift, loop.broadcast)
+        return DeviceSampler(settings, lambda: loop.sequences, loop.shift, loop.broadcast)
     if seeds is not None:
         settings.set(0, *[SequenceSampling(draws=True, seed=seed) for seed in seeds])
-    return Host(loop, logits_processor, settings, scores, logits)
+    return HostSampler(loop, logits_processor, settings, scores, logits)

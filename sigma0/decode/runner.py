@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.compiled import Announce, CompiledLoop, StepGraphs, no_progress
+from sigma0.decode.compiled import CompiledLoop, Progress, StepGraphs, no_progress
 from sigma0.decode.kv_store import Storage
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
@@ -21,12 +21,12 @@ from sigma0.decode.step import (
     LINE_WIDTH,
     LIVE,
     SEQUENCES,
-    Choice,
     LoopOutput,
+    Sampler,
+    commit,
     exits_of,
     run_loop,
     run_prefill,
-    settle,
     take_lines,
     whole_step,
 )
@@ -75,7 +75,7 @@ class EagerRunner:
         storage: K/V.
         counts: What was computed, of the steps that were seen; updated.
         chosen: What was chosen, and why.
-        announce: Called with what is about to be compiled or captured; the context lasts until it is.
+        progress: Called with what is about to be compiled or captured; the context lasts until it is.
         graphs: Steps that were captured over these tensors before; more are added. None for none.
 
     Attributes:
@@ -92,11 +92,11 @@ class EagerRunner:
         storage: Storage,
         counts: PassCounts,
         chosen: RunnerChoice = RunnerChoice("eager", "what auto takes"),
-        announce: Announce = no_progress,
+        progress: Progress = no_progress,
         graphs: StepGraphs | None = None,
     ) -> None:
         self.model, self.lanes, self.settings, self.storage = model, lanes, settings, storage
-        self.counts, self.chosen, self.graphs, self._announce = counts, chosen, graphs, announce
+        self.counts, self.chosen, self.graphs, self._progress = counts, chosen, graphs, progress
         coded = storage.placement(0).coded is not None
         self.ops = model.operations.over_coded_planes() if coded else model.operations
         self.program = Program()
@@ -108,7 +108,7 @@ class EagerRunner:
     def _open(self) -> None:
         """Makes what a kind of runner has of its own."""
         compiles = self.chosen.name == "compile" and not self.chosen.captured
-        self._loop = CompiledLoop(self.model, self._announce, self._give_up) if compiles else None
+        self._loop = CompiledLoop(self.model, self._progress, self._give_up) if compiles else None
 
     def _give_up(self, reason: str) -> None:
         self.chosen = RunnerChoice("eager", reason)
@@ -159,12 +159,12 @@ class EagerRunner:
             self._batch, self._first_keys = known, first
         return known
 
-    def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
+    def step(self, longest: int, sampler: Sampler, beside: Prefill | None = None) -> Step | None:
         """Runs a loop of every row, then reads those that stop, samples, judges and feeds back.
 
         Args:
             longest: Bound on the cache positions of the step, plus one.
-            choice: How ids are chosen.
+            sampler: How ids are chosen.
             beside: Prefill that runs a loop in the same pass.
 
         Returns:
@@ -174,11 +174,11 @@ class EagerRunner:
         if looped is None:
             return None
         batch, rows = looped
-        decoding, which = rows.codes.shape[0], self.to_read(rows)
-        if not which.shape[0]:
+        decoding, row_ids = rows.codes.shape[0], self.to_read(rows)
+        if not row_ids.shape[0]:
             return Step(NOTHING, None, decoding)
-        token_ids, stands, ends, logits = choice.choose(batch, rows, which)
-        return Step(to_host(settle(batch, rows, which, token_ids, stands, ends)), logits, decoding)
+        token_ids, stands, ends, logits = sampler.choose(batch, rows, row_ids)
+        return Step(to_host(commit(batch, rows, row_ids, token_ids, stands, ends)), logits, decoding)
 
     def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, LoopOutput] | None:
         """Runs a loop of every live lane, and of the prefill beside them; None where there is neither."""
@@ -201,10 +201,10 @@ class EagerRunner:
         """Lets readers know which rows run no further."""
         stopped = np.flatnonzero(to_host(looped.codes))
         if len(stopped):
-            which = to_device(stopped, looped.loops.device)
-            sequences = looped.sequences.index_select(0, which)
-            at = looped.table[:, CACHE_POSITION].index_select(0, which)
-            planes = exits_of(self.lanes, self.settings, looped)[1].index_select(0, which)
+            row_ids = to_device(stopped, looped.loops.device)
+            sequences = looped.sequences.index_select(0, row_ids)
+            at = looped.table[:, CACHE_POSITION].index_select(0, row_ids)
+            planes = exits_of(self.lanes, self.settings, looped)[1].index_select(0, row_ids)
             self.storage.leave(sequences, at, planes)
 
     def to_read(self, looped: LoopOutput) -> Tensor:
@@ -214,12 +214,12 @@ class EagerRunner:
             self.counts.head_rows += reads.shape[0] - self._forced(looped, reads)
         return reads
 
-    def _forced(self, looped: LoopOutput, which: Tensor) -> int:
+    def _forced(self, looped: LoopOutput, row_ids: Tensor) -> int:
         """How many of some rows the head is not read of, since their grammars leave one id."""
         only = self.lanes.only
         if not self.program.masked or only is None or not looped.seen or self.model.stages[1]:
             return 0
-        return int((to_host(only)[to_host(looped.lanes)[to_host(which)]] >= 0).sum())
+        return int((to_host(only)[to_host(looped.lanes)[to_host(row_ids)]] >= 0).sum())
 
 
 class LateRunner(EagerRunner):
@@ -250,20 +250,20 @@ class LateRunner(EagerRunner):
         self._under_way.clear()
         self._seen = None
 
-    def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
+    def step(self, longest: int, sampler: Sampler, beside: Prefill | None = None) -> Step | None:
         """Launches a step, the first time `lag` more, and then reads the oldest that is under way.
 
         As `EagerRunner.step`, but that `longest` is of `lag` more positions than are known of, that prefill runs its
         loop before the lanes, and that where there is a lag, ids are chosen on the device and nothing runs beside.
         """
-        assert not self.lag or (choice.on_device and not beside), "what the host has to see runs without a lag"
-        if not choice.on_device:
-            return super().step(longest, choice, beside)
+        assert not self.lag or (sampler.on_device and not beside), "what the host has to see runs without a lag"
+        if not sampler.on_device:
+            return super().step(longest, sampler, beside)
         if beside:
             self.counts.prompt_rows += len(beside)
             run_prefill(self.batch(longest), beside)
         while len(self._under_way) <= self.lag and (bound := self._bound()):
-            self._under_way.append(self._launch(longest, choice, bound))
+            self._under_way.append(self._launch(longest, sampler, bound))
         if self._under_way:
             return self._read()
         if not beside:
@@ -283,9 +283,9 @@ class LateRunner(EagerRunner):
         rows = live_lanes + sequences * len(self._under_way)
         return min(1 << (rows - 1).bit_length(), self.lanes.count)
 
-    def _launch(self, longest: int, choice: Choice, count: int) -> tuple[AsyncCopy, Tensor]:
+    def _launch(self, longest: int, sampler: Sampler, count: int) -> tuple[AsyncCopy, Tensor]:
         """Lines on their way to the host, and the logits, which the next launch may change."""
-        return self._start_copy(*whole_step(self.batch(longest), count, choice, suspends=self.chosen.late))
+        return self._start_copy(*whole_step(self.batch(longest), count, sampler, suspends=self.chosen.late))
 
     def _start_copy(self, lines: Tensor, logits: Tensor) -> tuple[AsyncCopy, Tensor]:
         """Sends what a step has emitted to the host, and the table as it is after the step."""

@@ -20,10 +20,10 @@ from sigma0.cpp_compiler import compiler
 from sigma0.decode import kernel_step
 from sigma0.decode.attention import PassRows, RowIndices
 from sigma0.decode.compiled import (
-    Announce,
     Capture,
     Captured,
     CudaCapture,
+    Progress,
     StepGraph,
     StepGraphs,
     model_tensors,
@@ -48,7 +48,7 @@ from sigma0.decode.ops import (
 from sigma0.decode.prefill import Batch, Prefill
 from sigma0.decode.runner import NOTHING, EagerRunner, LateRunner, RunnerChoice, Step
 from sigma0.decode.settings import Program, SequenceSettings
-from sigma0.decode.step import Choice, LoopOutput, run_block, whole_step
+from sigma0.decode.step import LoopOutput, Sampler, run_block, whole_step
 from sigma0.decode.transfer import AsyncCopy, Ints, PassCounts, to_host
 
 # Positions that a graph is captured for at least; more take another one for each power of two.
@@ -56,7 +56,7 @@ _SHORTEST = 1024
 RunnerName = Literal["auto", "eager", "compile", "cudagraph"]
 RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
 # Devices that would be waited for if the host looked at the decisions of a pass before it went on.
-LATE_DEVICES = frozenset({"cuda"})
+ASYNC_DEVICES = frozenset({"cuda"})
 # What captures steps, by type of device.
 CAPTURES: Mapping[str, Callable[[torch.device], Capture]] = {"cuda": CudaCapture}
 
@@ -89,7 +89,7 @@ def choose_runner(wanted: str, model: LoopedModel, python: str | None = None, wa
         if why_not is None:
             return RunnerChoice("compile", reason)
         reason = why_not
-    if model.device.type not in LATE_DEVICES:
+    if model.device.type not in ASYNC_DEVICES:
         return RunnerChoice("eager", reason)
     sees = python or waits
     if sees is None or sees == reason:
@@ -124,34 +124,34 @@ def _why_not_compiled(model: LoopedModel) -> str | None:
 
 
 def open_runner(
-    choice: RunnerChoice,
+    chosen: RunnerChoice,
     model: LoopedModel,
     lanes: Lanes,
     settings: SequenceSettings,
     storage: Storage,
     counts: PassCounts,
-    announce: Announce = no_progress,
+    progress: Progress = no_progress,
     graphs: StepGraphs | None = None,
 ) -> EagerRunner:
     """The runner that was chosen; arguments as `EagerRunner` takes them."""
     place = storage.placement(0)
-    if place.coded is not None and (choice.name != "eager" or choice.late):
-        choice = RunnerChoice("eager", "K/V in few bits are encoded between steps")
-    if choice.name == "compile" and not choice.captured and model.operations.run_block is not None:
+    if place.coded is not None and (chosen.name != "eager" or chosen.late):
+        chosen = RunnerChoice("eager", "K/V in few bits are encoded between steps")
+    if chosen.name == "compile" and not chosen.captured and model.operations.run_block is not None:
         with torch.no_grad():
             if model.plain_block(1, lanes.hidden) is not None:
-                choice = RunnerChoice("eager", "the layers run in C++ as they are, in one call")
-    if place.seen is not None and model.operations.attend_rows is None and (choice.late or choice.captured):
-        choice = RunnerChoice("eager", f"{choice.reason}; pads do not all come first")
-    if choice.captured:
+                chosen = RunnerChoice("eager", "the layers run in C++ as they are, in one call")
+    if place.seen is not None and model.operations.attend_rows is None and (chosen.late or chosen.captured):
+        chosen = RunnerChoice("eager", f"{chosen.reason}; pads do not all come first")
+    if chosen.captured:
         graphs = StepGraphs(CAPTURES[model.device.type](model.device)) if graphs is None else graphs
         kind: type[EagerRunner] = GraphRunner
-    elif choice.late:
+    elif chosen.late:
         kind = LateRunner
     else:
         native = model.operations.host_rows and model.operations.broadcast is no_broadcast
         kind = NativeRunner if native else EagerRunner
-    return kind(model, lanes, settings, storage, counts, choice, announce, graphs)
+    return kind(model, lanes, settings, storage, counts, chosen, progress, graphs)
 
 
 class NativeRunner(EagerRunner):
@@ -160,85 +160,85 @@ class NativeRunner(EagerRunner):
     def use(self, program: Program) -> None:
         """See `EagerRunner.use`; weights are looked at now, and whenever planes have moved, and in no pass between."""
         super().use(program)
-        self._books: CpuStepState | None = None
+        self._cpu: CpuStepState | None = None
         self._over: Batch | None = None
         self._held: tuple[object, ...] = ()
         # every pass reads the head of tokens that decode, and of drafts with them
         self._whole = program.verify and program.redrafts
         self._knows = self.model.stages == (0, 0) and not (program.criteria or program.masked)
 
-    def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
+    def step(self, longest: int, sampler: Sampler, beside: Prefill | None = None) -> Step | None:
         """See `EagerRunner.step`."""
         if not self._knows:
-            return super().step(longest, choice, beside)
+            return super().step(longest, sampler, beside)
         batch, settings, lanes = self.batch(longest), self.settings, self.lanes
         if batch is not self._over or not all(map(is_, self._held, (settings.eos, settings.exits, lanes.paths))):
             self._bind_buffers(batch)
-        books = self._books
-        assert books is not None
-        took = not beside and books.has_block
-        if took and books.has_head and choice.takes_best and not self.program.forced:
-            settled = books.step(BROKEN)
+        cpu = self._cpu
+        assert cpu is not None
+        took = not beside and cpu.has_block
+        if took and cpu.has_head and sampler.is_greedy and not self.program.forced:
+            settled = cpu.step(BROKEN)
             if settled is not None:
-                return self._told(batch, books, settled)
-        elif took and books.loop():
-            return self._settled(batch, books, books.rows(books.count).states, choice) if books.count else None
-        live = books.count if took else books.start()
-        return self._settled(batch, books, self._looped(batch, books, beside), choice) if live or beside else None
+                return self._told(batch, cpu, settled)
+        elif took and cpu.loop():
+            return self._settled(batch, cpu, cpu.rows(cpu.count).states, sampler) if cpu.count else None
+        live = cpu.count if took else cpu.start()
+        return self._settled(batch, cpu, self._looped(batch, cpu, beside), sampler) if live or beside else None
 
-    def _told(self, batch: Batch, books: CpuStepState, settled: StepResult) -> Step | None:
+    def _told(self, batch: Batch, cpu: CpuStepState, settled: StepResult) -> Step | None:
         """A step that has run to its end."""
-        if not books.count:
+        if not cpu.count:
             return None
-        self._count(books)
+        self._count(cpu)
         self._embed(batch, settled)
         lines = settled.lines
-        return Step(lines, books.logits(settled.kept) if len(lines) else None, books.decoding)
+        return Step(lines, cpu.logits(settled.kept) if len(lines) else None, cpu.decoding)
 
-    def _count(self, books: CpuStepState) -> None:
+    def _count(self, cpu: CpuStepState) -> None:
         program, counts = self.program, self.counts
         counts.passes += 1
-        counts.rows += books.count
+        counts.rows += cpu.count
         if program.margin:
-            counts.head_rows += books.decoding
+            counts.head_rows += cpu.decoding
         if not program.margin or program.verify:
-            counts.head_rows += books.read_rows
+            counts.head_rows += cpu.read_rows
 
-    def _looped(self, batch: Batch, books: CpuStepState, beside: Prefill | None) -> Tensor:
+    def _looped(self, batch: Batch, cpu: CpuStepState, beside: Prefill | None) -> Tensor:
         """States `[R, W]` of the rows that were taken, after a loop in torch of them and of the prefill beside them."""
-        rows = books.rows(books.count)
+        rows = cpu.rows(cpu.count)
         at = RowIndices(rows.sequences, rows.cache_positions, rows.positions, rows.planes)
         if beside:
             self.counts.prompt_rows += len(beside)
         _, raw = run_block(batch, rows.previous, at, beside or None)
-        if books.norms:
-            return books.end(raw)
+        if cpu.norms:
+            return cpu.end(raw)
         states = batch.norm(raw)
-        asks = batch.program.gate and not books.gates
-        return books.end(states, batch.model.gate(states[: books.decoding]).float().contiguous() if asks else None)
+        asks = batch.program.gate and not cpu.gates
+        return cpu.end(states, batch.model.gate(states[: cpu.decoding]).float().contiguous() if asks else None)
 
-    def _settled(self, batch: Batch, books: CpuStepState, states: Tensor, choice: Choice) -> Step:
+    def _settled(self, batch: Batch, cpu: CpuStepState, states: Tensor, sampler: Sampler) -> Step:
         """What follows from a loop."""
-        program, decoding, logits = batch.program, books.decoding, None
+        program, decoding, logits = batch.program, cpu.decoding, None
         if program.margin:
             logits = batch.model.read(states if self._whole else states[:decoding]).float()
-            books.lead(logits)
-        self._count(books)
-        if program.drops and not books.has_block:
-            self._leave(self._rows_of(books, states, logits))
-        reads = books.reads
+            cpu.lead(logits)
+        self._count(cpu)
+        if program.drops and not cpu.has_block:
+            self._leave(self._rows_of(cpu, states, logits))
+        reads = cpu.reads
         if not len(reads):
             return Step(NOTHING, None, decoding)
-        if choice.takes_best and not program.forced:
+        if sampler.is_greedy and not program.forced:
             of_all = logits is not None and (self._whole or not program.verify)
             if logits is None or not of_all:
                 some = states if len(reads) == len(states) else states.index_select(0, reads)
                 logits = batch.model.read(some).float()
-            settled = books.commit_greedy(logits, of_all, BROKEN)
+            settled = cpu.commit_greedy(logits, of_all, BROKEN)
         else:
-            looped = self._rows_of(books, states, logits)
-            token_ids, stands, ends, logits = choice.choose(batch, looped, reads)
-            settled, of_all = books.settle(reads, token_ids, stands, ends), False
+            looped = self._rows_of(cpu, states, logits)
+            token_ids, stands, ends, logits = sampler.choose(batch, looped, reads)
+            settled, of_all = cpu.commit(reads, token_ids, stands, ends), False
         self._embed(batch, settled)
         kept: Ints = settled.kept
         if of_all:
@@ -246,21 +246,21 @@ class NativeRunner(EagerRunner):
         return Step(settled.lines, logits, decoding, None if len(kept) == len(logits) else kept)
 
     def _embed(self, batch: Batch, settled: StepResult) -> None:
-        """Embeds what the books have only noted."""
+        """Embeds what the step has only noted."""
         if settled.fed is not None:
             lanes, token_ids, positions = settled.fed
             batch.lanes.hidden.index_copy_(0, lanes, batch.model.enter(token_ids, positions))
 
-    def _rows_of(self, books: CpuStepState, states: Tensor, logits: Tensor | None) -> LoopOutput:
-        current = books.rows(books.count)
-        reads = torch.zeros(len(states), dtype=torch.bool).index_fill_(0, books.reads, True)
+    def _rows_of(self, cpu: CpuStepState, states: Tensor, logits: Tensor | None) -> LoopOutput:
+        current = cpu.rows(cpu.count)
+        reads = torch.zeros(len(states), dtype=torch.bool).index_fill_(0, cpu.reads, True)
         return LoopOutput(
             current.lanes,
             current.lines,
             current.sequences,
             current.loops,
             states,
-            books.codes,
+            cpu.codes,
             reads,
             logits,
             seen=True,
@@ -277,17 +277,17 @@ class NativeRunner(EagerRunner):
         paths = lanes.paths if program.paths else None
         fixed = lanes.table, lanes.hidden, gate, counts, paths
         tables = LaneTables(*fixed, settings.table, settings.thresholds, settings.eos, settings.exits, *kept)
-        books = CpuStepState(tables, lanes.depth) if self._books is None else self._books
-        books.take_tables(tables, max(lanes.window, 1))
-        books.take_weights(model.plain_weights(), program.gate)
+        cpu = CpuStepState(tables, lanes.depth) if self._cpu is None else self._cpu
+        cpu.take_tables(tables, max(lanes.window, 1))
+        cpu.take_weights(model.plain_weights(), program.gate)
         asked = program.verify, program.prompts, program.gate, program.margin, self._whole, program.drops
-        books.take_program(*asked, self._block(batch, books), settings.growth, settings.spiral)
-        self._books = books
+        cpu.take_program(*asked, self._block(batch, cpu), settings.growth, settings.spiral)
+        self._cpu = cpu
 
-    def _block(self, batch: Batch, books: CpuStepState) -> Block | None:
+    def _block(self, batch: Batch, cpu: CpuStepState) -> Block | None:
         """The layers in one call, where nothing but their weights makes them what they are."""
         lanes, place = batch.lanes, batch.placement
-        if batch.ops.run_block is None or not books.norms:
+        if batch.ops.run_block is None or not cpu.norms:
             return None
         plain = batch.model.plain_block(batch.longest, lanes.hidden)
         if plain is None:
@@ -318,20 +318,20 @@ class GraphRunner(LateRunner):
             self._weights = tuple(
                 (id(current), 0 if current.is_mkldnn else current.data_ptr()) for current in self._constants
             )
-            self._kept().keep_over(batch.layers[0].flat_keys)
+            self._kept().evict_unless(batch.layers[0].flat_keys)
         return batch
 
-    def _launch(self, longest: int, choice: Choice, count: int) -> tuple[AsyncCopy, Tensor]:
+    def _launch(self, longest: int, sampler: Sampler, count: int) -> tuple[AsyncCopy, Tensor]:
         batch = self.batch(longest)
         steps = self._kept().steps
         rules = self.settings.growth, self.settings.spiral
-        key = (count, batch.program, batch.longest, choice.fixed, self.chosen, *rules, self._weights)
+        key = (count, batch.program, batch.longest, sampler.fixed, self.chosen, *rules, self._weights)
         step = steps.get(key)
-        parts = () if step is None else self._parts(batch, choice)
+        parts = () if step is None else self._parts(batch, sampler)
         if step is None or len(parts) != len(step.parts) or not all(map(is_, parts, step.parts)):
-            captured = self._captured(batch, choice, count, key)
+            captured = self._captured(batch, sampler, count, key)
             # what the first step of a kind makes room for is there now
-            step = steps[key] = StepGraph(captured, self._parts(batch, choice), self._constants)
+            step = steps[key] = StepGraph(captured, self._parts(batch, sampler), self._constants)
         step.captured.replay()
         lines, logits = step.captured.outputs
         return self._start_copy(lines, logits)
@@ -340,34 +340,34 @@ class GraphRunner(LateRunner):
         assert self.graphs is not None, "a graph runner keeps graphs"
         return self.graphs
 
-    def _parts(self, batch: Batch, choice: Choice) -> tuple[object, ...]:
+    def _parts(self, batch: Batch, sampler: Sampler) -> tuple[object, ...]:
         """What a run may replace by other tensors, while all others stay where they are."""
         place, settings, lanes = batch.placement, batch.settings, batch.lanes
         best = None if lanes.criteria is None else lanes.criteria.best
         of_settings = settings.table, settings.eos, settings.exits, settings.settled
         of_lanes = lanes.table, lanes.exit_state, best, lanes.probs, lanes.paths, lanes.masks
-        return (*choice.tensors, batch.layers[0].flat_keys, place.starts, place.blocks, *of_settings, *of_lanes)
+        return (*sampler.tensors, batch.layers[0].flat_keys, place.starts, place.blocks, *of_settings, *of_lanes)
 
-    def _captured(self, batch: Batch, choice: Choice, count: int, key: Hashable) -> Captured:
+    def _captured(self, batch: Batch, sampler: Sampler, count: int, key: Hashable) -> Captured:
         stages = self.lanes.table[:, STAGE]
         before = stages.clone()
         stages.fill_(self.lanes.idle)
 
         def step() -> tuple[Tensor, ...]:
             if self.chosen.name == "compile":
-                return self._compiled(batch, choice, count, key)
-            return whole_step(batch, count, choice, suspends=self.chosen.late)
+                return self._compiled(batch, sampler, count, key)
+            return whole_step(batch, count, sampler, suspends=self.chosen.late)
 
         graphs = self._kept()
         try:
-            with self._announce(f"a step of {count} rows"):
+            with self._progress(f"a step of {count} rows"):
                 if not graphs.steps and self.lanes.device.type == "cuda" and batch.ops.project_rows is not None:
-                    self._compile_kernels(batch, choice, count)
+                    self._compile_kernels(batch, sampler, count)
                 return graphs.capture(step)
         finally:
             stages.copy_(before)
 
-    def _compile_kernels(self, batch: Batch, choice: Choice, count: int) -> None:
+    def _compile_kernels(self, batch: Batch, sampler: Sampler, count: int) -> None:
         """Compiles what a pass launches side by side, where a first pass would compile one kernel after the other."""
         hidden = self.lanes.hidden[:count]
         none = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
@@ -376,18 +376,18 @@ class GraphRunner(LateRunner):
             # nobody's rows: they write no K/V
             view = PassRows(batch.layers, batch.placement, rows, batch.ops, batch.longest, none > 0)
             self.model.loop(hidden, view)
-            if kernel_step.knows(batch, choice.takes_best):
+            if kernel_step.knows(batch, sampler.is_greedy):
                 kernel_step.compile_kernels(batch, count, self.chosen.late)
             elif not self.model.stages[1]:
                 self.model.read(hidden)
 
-    def _compiled(self, batch: Batch, choice: Choice, count: int, key: Hashable) -> tuple[Tensor, ...]:
+    def _compiled(self, batch: Batch, sampler: Sampler, count: int, key: Hashable) -> tuple[Tensor, ...]:
         """The step as a compiled program, which another run of the same shapes uses too."""
-        state = tensors_of([batch.layers, self.lanes, self.settings, batch.placement, choice.tensors])
+        state = tensors_of([batch.layers, self.lanes, self.settings, batch.placement, sampler.tensors])
         whole, late = ("graph", key, state_key(state)), self.chosen.late
 
-        def step(batch: Batch, choice: Choice) -> tuple[Tensor, Tensor]:
-            return whole_step(batch, count, choice, suspends=late)
+        def step(batch: Batch, sampler: Sampler) -> tuple[Tensor, Tensor]:
+            return whole_step(batch, count, sampler, suspends=late)
 
-        lines, logits = programs_of(self.model).call(whole, step, batch, choice)
+        lines, logits = programs_of(self.model).call(whole, step, batch, sampler)
         return lines, logits

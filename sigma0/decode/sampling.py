@@ -27,7 +27,7 @@ from sigma0.decode.ops import combined, counter_words, gumbel, no_broadcast
 from sigma0.decode.prefill import Batch
 from sigma0.decode.sampling_params import NO_ID, SamplingProgram, SamplingSettings, SequenceSampling
 from sigma0.decode.settings import PROMPT as FIRST_POSITION
-from sigma0.decode.step import Choice, Chosen, LoopOutput, read, sample_greedy
+from sigma0.decode.step import LoopOutput, Sampled, Sampler, read, sample_greedy
 from sigma0.decode.transfer import to_host
 
 # What a random number is for. A token is drawn once where it is read first; under `verify` each deeper loop t may test
@@ -233,20 +233,22 @@ def accept_drawn(drafts: Tensor, p: Tensor, q: Tensor, uniform: Tensor) -> tuple
     return stands, torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
 
 
-def judged(batch: Batch, looped: LoopOutput, which: Tensor, token_ids: Tensor, stands: Tensor) -> tuple[Tensor, Tensor]:
+def scripted(
+    batch: Batch, looped: LoopOutput, row_ids: Tensor, token_ids: Tensor, stands: Tensor
+) -> tuple[Tensor, Tensor]:
     """Judgements that are given beforehand, where the settings hold some, in place of the model's."""
     settled = batch.settings.settled
     if settled is None:
         return token_ids, stands
-    table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
+    table, sequences = looped.table.index_select(0, row_ids), looped.sequences.index_select(0, row_ids)
     first = batch.settings.table[:, FIRST_POSITION].index_select(0, sequences)
     right = settled[sequences, (table[:, CACHE_POSITION] - first) % settled.shape[1]]
     decodes = table[:, STAGE] < batch.lanes.depth
-    stands = (table[:, DEPTH] >= right) | (looped.loops.index_select(0, which) < right)
+    stands = (table[:, DEPTH] >= right) | (looped.loops.index_select(0, row_ids) < right)
     return torch.where(decodes, token_ids, table[:, DRAFT]), stands
 
 
-class Sampler(Choice):
+class DeviceSampler(Sampler):
     """Chooses ids on the device: the argmax, or a draw, of processed scores.
 
     Args:
@@ -283,7 +285,7 @@ class Sampler(Choice):
         self.program, self.tensors = self._settings.program(), (*self._settings.tensors, *ids)
         self.fixed = self.program, self._shift
         self.on_device = not self.hooks and (bool(ids) or not self.program.reads_ids)
-        self.takes_best = self.program.is_greedy and not self.hooks
+        self.is_greedy = self.program.is_greedy and not self.hooks
 
     def set(
         self, sequence: int, sampling: SequenceSampling, ids: Sequence[int], hook: LogitsProcessor | None = None
@@ -319,46 +321,46 @@ class Sampler(Choice):
         token_ids = draw(self._settings, self.program, scores, sequences, positions)
         return self._broadcast(flag_broken(token_ids, logits))
 
-    def choose(self, batch: Batch, looped: LoopOutput, which: Tensor) -> Chosen:
-        """See `sigma0.decode.step.Choice.choose`."""
-        logits = read(batch, looped, which)
-        if self.takes_best:
+    def choose(self, batch: Batch, looped: LoopOutput, row_ids: Tensor) -> Sampled:
+        """See `sigma0.decode.step.Sampler.choose`."""
+        logits = read(batch, looped, row_ids)
+        if self.is_greedy:
             stands = token_ids = sample_greedy(batch, logits)
             if batch.program.verify:
-                stands = looped.table[:, DRAFT].index_select(0, which) == token_ids
+                stands = looped.table[:, DRAFT].index_select(0, row_ids) == token_ids
         else:
-            sequences = looped.sequences.index_select(0, which)
-            lengths = looped.table[:, CACHE_POSITION].index_select(0, which) + (1 + self._shift)
+            sequences = looped.sequences.index_select(0, row_ids)
+            lengths = looped.table[:, CACHE_POSITION].index_select(0, row_ids) + (1 + self._shift)
             scores = self._processed(logits, sequences, lengths)
             for sequence, hook in self.hooks.items():
                 scores = self._call(sequence, hook, scores, sequences, lengths)
-            token_ids, stands = self.draw(batch, looped, which, scores)
+            token_ids, stands = self.draw(batch, looped, row_ids, scores)
             token_ids = flag_broken(token_ids, logits)
             for sequence in self.errors:
                 token_ids = token_ids.masked_fill(sequences == sequence, BROKEN)
             token_ids = self._broadcast(token_ids)
             if isinstance(self._ids, Tensor):
                 # rows of nobody's lane are written where nothing is read
-                owned = looped.lanes.index_select(0, which) < batch.lanes.count
+                owned = looped.lanes.index_select(0, row_ids) < batch.lanes.count
                 self._ids[sequences, torch.where(owned, lengths, self._ids.shape[1] - 1)] = token_ids
         if batch.program.forced:
-            token_ids, stands = judged(batch, looped, which, token_ids, stands)
+            token_ids, stands = scripted(batch, looped, row_ids, token_ids, stands)
         return token_ids, stands, None, logits
 
-    def draw(self, batch: Batch, looped: LoopOutput, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """What rows `which` say by processed scores, float32 `[K, V]`: an id, and whether it is the draft from before.
+    def draw(self, batch: Batch, looped: LoopOutput, row_ids: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """An id of each row by processed scores, float32 `[K, V]`, and whether it is the draft from before.
 
         Where sequences that draw and greedy ones share a pass, the rule for distributions is the greedy rule too: all
         of p and q lies on one id.
         """
         current = self._settings, self.program
-        table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
+        table, sequences = looped.table.index_select(0, row_ids), looped.sequences.index_select(0, row_ids)
         drafts, positions = table[:, DRAFT], table[:, POSITION] + 1
         broadcast = batch.ops.broadcast
         if not (batch.program.verify and self.program.draws):
             token_ids = broadcast(draw(*current, scores, sequences, positions))
             return token_ids, drafts == token_ids
-        lanes, loops = looped.lanes.index_select(0, which), looped.loops.index_select(0, which)
+        lanes, loops = looped.lanes.index_select(0, row_ids), looped.loops.index_select(0, row_ids)
         drafted = table[:, STAGE] >= batch.lanes.depth
         kept, p = batch.lanes.remember_probs(scores.shape[1]), distribution(*current, scores, sequences)
         test = uniform(self._settings.keys.index_select(0, sequences), positions, 2 * loops - 1)

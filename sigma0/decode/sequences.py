@@ -15,7 +15,7 @@ from sigma0.decode.transfer import Ints
 
 
 @dataclass(frozen=True)
-class Asked:
+class SequenceParams:
     """What a sequence asks of a batch."""
 
     key: int  # Number of the sequence for whoever asks, which nothing here looks at
@@ -66,7 +66,7 @@ class Suspended:
             return None
         positions = live[:, CACHE_POSITION].tolist()
         return cls(
-            {name: view.clone() for name, view in _held(lanes, sequence, lanes.watched).items()},
+            {name: view.clone() for name, view in _lane_state(lanes, sequence, lanes.watched).items()},
             lanes.gates()[current].clone(),
             dict(zip(positions, (live[:, STAGE] % lanes.depth).tolist(), strict=True)),
             dict(zip(positions, live[:, DEPTH].tolist(), strict=True)),
@@ -79,21 +79,21 @@ class Suspended:
         if state is not None:
             state.gate[current], state.counts[current] = self.gate, 0
             state.counts[current, 0] = (self.lanes["table"][:, STAGE] % lanes.depth).int()
-        for name, view in _held(lanes, sequence, watched=True).items():
+        for name, view in _lane_state(lanes, sequence, watched=True).items():
             saved = self.lanes.get(name)
             if saved is not None:
                 # room for distributions may have been made since
                 (view[: len(saved)] if saved.dim() else view).copy_(saved)
 
-    def loops_of(self, asked: Asked, positions: Ints) -> tuple[Ints, Ints]:
+    def loops_of(self, params: SequenceParams, positions: Ints) -> tuple[Ints, Ints]:
         """Loops that each cache position is to run beside the lanes, and the loop whose reading a coda's K/V are of.
 
         Of those that have run none, or are not read yet, 0 and some loop.
         """
-        targets, reads = all_of(asked.last_loop, positions), all_of(asked.last_loop, positions)
-        drops, verifies, redrafts = asked.exit.drop, asked.exit.verify, asked.exit.rule.config.redraft
+        targets, reads = all_of(params.last_loop, positions), all_of(params.last_loop, positions)
+        drops, verifies, redrafts = params.exit.drop, params.exit.verify, params.exit.rule.config.redraft
         for row, position in enumerate(positions.tolist()):
-            index = position - asked.prompt + 1
+            index = position - params.prompt + 1
             if 0 <= index < len(self.depths) and not verifies:
                 reads[row] = self.depths[index]
                 if drops and index:
@@ -111,21 +111,21 @@ def all_of(value: int, like: Ints) -> Ints:
     return np.full(len(like), value, dtype=np.int64)
 
 
-def _held(lanes: Lanes, sequence: int, watched: bool) -> dict[str, Tensor]:
+def _lane_state(lanes: Lanes, sequence: int, watched: bool) -> dict[str, Tensor]:
     """What lanes hold of a sequence, but for what `qexit` keeps: views, by name."""
     current = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
     window = slice(sequence * lanes.window, (sequence + 1) * lanes.window)
-    held = {"table": lanes.table[current], "hidden": lanes.hidden[current]}
+    views = {"table": lanes.table[current], "hidden": lanes.hidden[current]}
     state = lanes.exit_state if watched else None
     if state is not None:
-        held |= {
+        views |= {
             "differences": state.differences[current],
             "gram": state.gram[current],
             "counts": state.counts[current],
         }
     if lanes.criteria is not None:
-        held |= {f"criterion {number}": part[sequence] for number, part in enumerate(lanes.criteria.tensors())}
+        views |= {f"criterion {number}": part[sequence] for number, part in enumerate(lanes.criteria.tensors())}
     for name, values, rows in (("probs", lanes.probs, current), ("paths", lanes.paths, window)):
         if values is not None:
-            held[name] = values[rows]
-    return held
+            views[name] = values[rows]
+    return views

@@ -113,10 +113,10 @@ class SequenceSettings:
         self._exits = [None] * len(self._exits)
         self.exits = self.settled = None
 
-    def _in_place(self, wanted: Tensor, held: Tensor | None) -> Tensor:
-        if held is None or held.shape != wanted.shape:
+    def _in_place(self, wanted: Tensor, known: Tensor | None) -> Tensor:
+        if known is None or known.shape != wanted.shape:
             return wanted.to(self.table.device)
-        return held.copy_(wanted)
+        return known.copy_(wanted)
 
     def set_exit(self, sequences: Sequence[int], wanted: SequenceExit) -> None:
         """Sets when the tokens of some sequences stop."""
@@ -137,16 +137,16 @@ class SequenceSettings:
             params.break_after,
             -1 if rule.criterion is None else rule.criterion,
         ]
-        which = slice(sequences[0], sequences[-1] + 1)
-        limits = self.table[which, LIMIT].clone()
-        self.table[which] = torch.tensor(values, device=self.table.device)
-        self.table[which, LIMIT] = limits
+        rows = slice(sequences[0], sequences[-1] + 1)
+        limits = self.table[rows, LIMIT].clone()
+        self.table[rows] = torch.tensor(values, device=self.table.device)
+        self.table[rows, LIMIT] = limits
         q = rule.threshold if mode == "qexit" else math.inf
         theta = rule.threshold if rule.config.mode == "margin" else math.inf
-        self.thresholds[which] = torch.tensor([rule.threshold, q, theta], device=self.table.device)
+        self.thresholds[rows] = torch.tensor([rule.threshold, q, theta], device=self.table.device)
         self.growth, self.spiral = params.growth, params.spiral
-        if rule.course is not None:
-            exits, settled = rule.course.tensors(len(self._exits))
+        if rule.script is not None:
+            exits, settled = rule.script.tensors(len(self._exits))
             self.exits = self._held_exits = self._in_place(exits, self._held_exits)
             self.settled = None
             if settled is not None:
@@ -159,10 +159,10 @@ class SequenceSettings:
         missing = len(eos) - self.eos.shape[1]
         if missing > 0:
             self.eos = torch.nn.functional.pad(self.eos, (0, missing), value=_NO_EOS)
-        which = slice(sequences[0], sequences[-1] + 1)
-        self.eos[which] = _NO_EOS
-        self.eos[which, : len(eos)] = torch.tensor(list(eos), dtype=torch.int64, device=self.eos.device)
-        self.table[which, LIMIT] = NO_LIMIT if limit is None else limit
+        rows = slice(sequences[0], sequences[-1] + 1)
+        self.eos[rows] = _NO_EOS
+        self.eos[rows, : len(eos)] = torch.tensor(list(eos), dtype=torch.int64, device=self.eos.device)
+        self.table[rows, LIMIT] = NO_LIMIT if limit is None else limit
 
     def clear(self, sequence: int) -> None:
         """Forgets a sequence, and given exits with the last one."""

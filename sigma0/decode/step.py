@@ -183,22 +183,22 @@ def _loop_end(
 
 # Of K rows that were read: ids int64 `[K]`; which drafts stand, bool `[K]`; which sequences end by criteria, bool
 # `[K]`, None where the settings alone say it; and the logits `[K, V]`.
-Chosen = tuple[Tensor, Tensor, Tensor | None, Tensor]
+Sampled = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
 
-class Choice(Protocol):
+class Sampler(Protocol):
     """Chooses ids for the rows of a step."""
 
     on_device: bool = False  # Whether nothing but tensors takes part
-    takes_best: bool = False  # Whether the likeliest id of each row is taken, and nothing is looked at but logits
+    is_greedy: bool = False  # Whether the likeliest id of each row is taken, and nothing is looked at but logits
     fixed: Hashable = None  # What a compiled choice takes for constant
     tensors: tuple[Tensor, ...] = ()  # Those that it reads and writes
 
-    def choose(self, batch: Batch, looped: LoopOutput, which: Tensor) -> Chosen:
-        """What is read from the rows `which`, int64 `[K]`, of a pass."""
+    def choose(self, batch: Batch, looped: LoopOutput, row_ids: Tensor) -> Sampled:
+        """What is read from the rows `row_ids`, int64 `[K]`, of a pass."""
 
 
-def whole_step(batch: Batch, count: int, choice: Choice, suspends: bool = False) -> tuple[Tensor, Tensor]:
+def whole_step(batch: Batch, count: int, sampler: Sampler, suspends: bool = False) -> tuple[Tensor, Tensor]:
     """A step as one call of fixed shapes: which rows are read is a mask, and nothing is looked at on the host.
 
     A CPU looks at the decisions of a loop for nothing, and then reads the head of the few rows that stop. A device
@@ -208,7 +208,7 @@ def whole_step(batch: Batch, count: int, choice: Choice, suspends: bool = False)
     Args:
         batch: What the step works on.
         count: Live lanes, or a bound on them, at most S T.
-        choice: How ids are chosen, on the device.
+        sampler: How ids are chosen, on the device.
         suspends: Whether sequences that end are suspended: the next step may be launched before the host has seen it.
 
     Returns:
@@ -216,7 +216,7 @@ def whole_step(batch: Batch, count: int, choice: Choice, suspends: bool = False)
         not, and a last line of counts; and the logits of those rows, `[K, V]`.
     """
     lanes, program = batch.lanes, batch.program
-    if kernel_step.knows(batch, choice.takes_best):
+    if kernel_step.knows(batch, sampler.is_greedy):
         return kernel_step.run_step(batch, count, suspends)
     # a sequence has one token that decodes at most; the head reads all rows once where the rule and drafts need it
     entering = min(count, lanes.sequences)
@@ -225,10 +225,10 @@ def whole_step(batch: Batch, count: int, choice: Choice, suspends: bool = False)
     if program.drops:
         _leave(batch, looped)
     reads = looped.reads  # [K]
-    which = torch.arange(len(reads), device=lanes.device)
+    row_ids = torch.arange(len(reads), device=lanes.device)
     current = replace(looped, lanes=torch.where(reads, looped.lanes[: len(reads)], lanes.count))
-    token_ids, stands, ends, logits = choice.choose(batch, current, which)
-    lines = settle(batch, current, which, token_ids, stands, ends, reads)
+    token_ids, stands, ends, logits = sampler.choose(batch, current, row_ids)
+    lines = commit(batch, current, row_ids, token_ids, stands, ends, reads)
     if suspends:
         over = torch.zeros(lanes.sequences, dtype=torch.int64, device=lanes.device)
         over.scatter_reduce_(0, lines[:, SEQUENCE], lines[:, EMITTED] * lines[:, ENDS], "amax")
@@ -272,20 +272,20 @@ def _counted(batch: Batch, looped: LoopOutput) -> Tensor:
     return torch.nn.functional.pad(torch.stack([part.sum() for part in counts]), (0, LINE_WIDTH - _COUNTS))
 
 
-def read(batch: Batch, looped: LoopOutput, which: Tensor) -> Tensor:
+def read(batch: Batch, looped: LoopOutput, row_ids: Tensor) -> Tensor:
     """Logits `[K, V]` of distinct rows in their order, int64 `[K]`."""
     if looped.logits is not None and (not batch.program.verify or looped.logits.shape[0] == looped.loops.shape[0]):
-        return looped.logits.index_select(0, which)
+        return looped.logits.index_select(0, row_ids)
     hidden = looped.hidden
-    if which.shape[0] < hidden.shape[0]:
-        hidden = hidden.index_select(0, which)
+    if row_ids.shape[0] < hidden.shape[0]:
+        hidden = hidden.index_select(0, row_ids)
     if not (batch.program.masked or batch.model.stages[1]):
         return batch.model.read(hidden)
-    lanes = looped.lanes.index_select(0, which)
+    lanes = looped.lanes.index_select(0, row_ids)
     if not batch.model.stages[1]:
         return _read_unforced(batch, hidden, lanes) if looped.seen else masked(batch, batch.model.read(hidden), lanes)
-    table = looped.table.index_select(0, which)
-    sequences, loops = looped.sequences.index_select(0, which), looped.loops.index_select(0, which)
+    table = looped.table.index_select(0, row_ids)
+    sequences, loops = looped.sequences.index_select(0, row_ids), looped.loops.index_select(0, row_ids)
     rows = RowIndices(sequences, table[:, CACHE_POSITION], table[:, POSITION], loops)
     # what is only computed to fill up stands in nobody's lane
     return masked(batch, read_rows(batch, hidden, rows, lanes < batch.lanes.count), lanes)
@@ -315,10 +315,10 @@ def sample_greedy(batch: Batch, logits: Tensor) -> Tensor:
     return batch.ops.broadcast(torch.where(best.values.isfinite(), best.indices, BROKEN))
 
 
-def settle(
+def commit(
     batch: Batch,
     looped: LoopOutput,
-    which: Tensor,
+    row_ids: Tensor,
     token_ids: Tensor,
     stands: Tensor,
     ends: Tensor | None = None,
@@ -329,8 +329,8 @@ def settle(
     Args:
         batch: Lanes and settings.
         looped: The rows.
-        which: Rows that were read: those that stop, and drafts that are checked, int64 `[K]`.
-        token_ids: What holds for each now, as in `Chosen`: a new id, or the draft where it stands.
+        row_ids: Rows that were read: those that stop, and drafts that are checked, int64 `[K]`.
+        token_ids: What holds for each now, as in `Sampled`: a new id, or the draft where it stands.
         stands: Likewise; of any dtype where none is checked.
         ends: Likewise.
         live: Which of the K count, bool `[K]`; None where all do.
@@ -338,10 +338,10 @@ def settle(
     Returns:
         int64 `[K, 9]`.
     """
-    lanes, depth, current = batch.lanes, batch.lanes.depth, looped.lanes.index_select(0, which)
-    table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
-    cache_positions, depths = table[:, CACHE_POSITION], looped.loops.index_select(0, which)
-    flags = _flags_of(batch, looped, which)
+    lanes, depth, current = batch.lanes, batch.lanes.depth, looped.lanes.index_select(0, row_ids)
+    table, sequences = looped.table.index_select(0, row_ids), looped.sequences.index_select(0, row_ids)
+    cache_positions, depths = table[:, CACHE_POSITION], looped.loops.index_select(0, row_ids)
+    flags = _flags_of(batch, looped, row_ids)
     if ends is None:
         ends = _ends(batch, sequences, cache_positions, token_ids)
     if not batch.program.verify:
@@ -381,12 +381,12 @@ def _survives(batch: Batch, sequences: Tensor, cache_positions: Tensor, falls: T
     return cache_positions <= oldest.index_select(0, sequences)
 
 
-def _flags_of(batch: Batch, looped: LoopOutput, which: Tensor) -> Tensor:
+def _flags_of(batch: Batch, looped: LoopOutput, row_ids: Tensor) -> Tensor:
     """Why rows were read where they were, for those that stop in this pass, `[K]`."""
     codes = looped.codes
     if codes.shape[0] < looped.loops.shape[0]:
         codes = torch.nn.functional.pad(codes, (0, looped.loops.shape[0] - codes.shape[0]))
-    codes = codes.index_select(0, which)
+    codes = codes.index_select(0, row_ids)
     flags = (codes == MET) * MET_FLAG + (codes == DIVERGED) * DIVERGED_FLAG
     return flags + (codes == FORCED) * FORCED_FLAG if batch.program.masked else flags
 

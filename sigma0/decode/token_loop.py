@@ -31,11 +31,11 @@ from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.logits import BROKEN, NOT_FINITE
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.python_hooks import Host, choice_for, split_criteria
+from sigma0.decode.python_hooks import HostSampler, sampler_for, split_criteria
 from sigma0.decode.repetition import CollapseStop, TextStats
 from sigma0.decode.runner import EagerRunner, Step
 from sigma0.decode.runners import GraphRunner, choose_runner, open_runner
-from sigma0.decode.sampling import Sampler
+from sigma0.decode.sampling import DeviceSampler
 from sigma0.decode.settings import NO_LIMIT, SequenceExit, SequenceSettings
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.step import EXIT_DEPTH, SEQUENCE, TOKEN
@@ -136,7 +136,7 @@ class TokenLoop:
         self._over: set[int] = set()
         lanes = cache.reserve_lanes(model)
         settings, sampling = cache.reserve_settings()
-        self.choice: Sampler | Host = choice_for(self, logits_processor, generation_config, sampling)
+        self.sampler: DeviceSampler | HostSampler = sampler_for(self, logits_processor, generation_config, sampling)
         self._grammars = None if grammars is None else self._grammar_rows(lanes, grammars, config)
         self.runner = self._runner(lanes, settings, config, getattr(generation_config, "runner", "auto"))
 
@@ -152,12 +152,12 @@ class TokenLoop:
                 # a caller may begin to count anywhere; passes only know how many positions there are
                 last = int(self.model.config.max_position_embeddings) if limit is None else limit
                 self.model.reserve_positions(last + ahead + 1, lanes.hidden)
-            python = None if self.choice.on_device else "ids are chosen by what only Python knows"
+            python = None if self.sampler.on_device else "ids are chosen by what only Python knows"
             waits = None if self.record is None else "statistics are kept of every token"
             waits = waits if self._grammars is None else "a grammar says of each token which ids may follow"
             chosen = choose_runner(wanted, self.model, python, waits)
-            announce = getattr(self.model, "announce", no_progress)
-            runner = open_runner(chosen, self.model, lanes, settings, cache, cache.counts, announce, cache.graphs)
+            progress = getattr(self.model, "progress", no_progress)
+            runner = open_runner(chosen, self.model, lanes, settings, cache, cache.counts, progress, cache.graphs)
             if isinstance(runner, GraphRunner):
                 cache.graphs = runner.graphs
             runner.use(settings.program(paths=self.record is not None, masked=self._grammars is not None))
@@ -207,7 +207,7 @@ class TokenLoop:
     def _begin(self, first: Exits) -> tuple[Emission, ...]:
         batch, lanes = len(self.lengths), self.runner.lanes
         ahead = to_device(self.offsets + self.first_position, lanes.device)
-        token_ids, over = self.choice.first(first.logits, ahead, self.prompt_length)
+        token_ids, over = self.sampler.first(first.logits, ahead, self.prompt_length)
         limit = self.max_length is not None and self.prompt_ids.shape[1] + 1 >= self.max_length
         lines = []
         for sequence, token_id in enumerate(to_host(token_ids).tolist()):
@@ -234,11 +234,11 @@ class TokenLoop:
         if self.max_length is not None:
             longest = max(min(longest, self.max_length - 1 - self.shift), cache.length)
         cache.reserve_positions(longest)
-        step = runner.step(longest, self.choice)
+        step = runner.step(longest, self.sampler)
         if step is None:
             return None
         if cache.segments is not None:
-            cache.hold(runner.lanes)
+            cache.block_lanes(runner.lanes)
         self.tail_passes = 0 if step.decoding else self.tail_passes + 1
         if self.record is not None:
             self.record.after_pass()

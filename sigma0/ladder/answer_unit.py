@@ -17,7 +17,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from sigma0.api import generate as generate_text
 from sigma0.config import ExitConfig, Messages
 from sigma0.ladder.budget import BudgetTracker, RungCost, Spending
-from sigma0.ladder.endpoint import Asker, as_messages
+from sigma0.ladder.endpoint import EndpointClient, as_messages
 from sigma0.ladder.results import LadderStop
 from sigma0.ladder.rungs import AnyRung, EndpointRung, LocalRung
 from sigma0.ladder.trail import Decision, Outcome, Spent, Trail
@@ -144,13 +144,13 @@ class Writer:
         self.costs = [_cost_of(rung) for rung in rungs]
         self._exit_config = exit_config
         self._stop = tuple(stop)
-        self._askers: dict[int, Asker] = {}
+        self._clients: dict[int, EndpointClient] = {}
 
     def forecast(self, rung: int, prompt: str | Messages, max_new_tokens: int) -> Spending:
         """The most that a text of a local rung costs; of an endpoint, one attempt."""
         here = self.rungs[rung]
         if isinstance(here, EndpointRung):
-            return self._asker(rung, here).most(as_messages(prompt), max_new_tokens)
+            return self._client(rung, here).most(as_messages(prompt), max_new_tokens)
         try:
             read = len(encode(here.tokenizer, prompt)[0])
         except ValueError:
@@ -263,11 +263,11 @@ class Writer:
     def _ask(
         self, rung: int, here: EndpointRung, prompt: str | Messages, max_new_tokens: int
     ) -> tuple[Attempt | None, str]:
-        asker = self._asker(rung, here)
-        reply = asker.ask(as_messages(prompt), max_new_tokens)
-        for cost, seconds, outcome in asker.spent:
+        client = self._client(rung, here)
+        reply = client.ask(as_messages(prompt), max_new_tokens)
+        for cost, seconds, outcome in client.spent:
             self.trail.lines.append(Spent(rung, f"ask {here.name}", cost, seconds, outcome))
-        asker.spent.clear()
+        client.spent.clear()
         if reply.text is None:
             return None, reply.outcome if reply.lacking is None else f"{reply.outcome}, then no {reply.lacking} left"
         text = reply.text
@@ -276,10 +276,10 @@ class Writer:
         stop_reason: LadderStop = "stop" if cut is not None else "length" if reply.cut else "eos"
         return Attempt(text, self._verdict(text, 0.0), None, None, stop_reason), "ok"
 
-    def _asker(self, rung: int, here: EndpointRung) -> Asker:
-        if rung not in self._askers:
-            self._askers[rung] = Asker(here, self.purse, self.costs[rung])
-        return self._askers[rung]
+    def _client(self, rung: int, here: EndpointRung) -> EndpointClient:
+        if rung not in self._clients:
+            self._clients[rung] = EndpointClient(here, self.purse, self.costs[rung])
+        return self._clients[rung]
 
     def given(self, rung: int, prompt: str | Messages, new: int, draft: Attempt | None) -> Given:
         """What a rung is given: the prompt, and for a warm start a draft as far as it fits.

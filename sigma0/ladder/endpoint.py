@@ -65,7 +65,7 @@ class _Answer:
     sigma0: dict[str, Any] = field(default_factory=dict)
 
 
-class Asker:
+class EndpointClient:
     """Asks one endpoint.
 
     Args:

@@ -15,7 +15,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from sigma0.config import ExitConfig, KVConfig
-from sigma0.decode.compiled import Announce, no_progress
+from sigma0.decode.compiled import Progress, no_progress
 from sigma0.decode.grammar.rows import start_masks
 from sigma0.decode.grammar.vocabulary import grammars_of
 from sigma0.decode.kv_cache import DepthCache
@@ -60,14 +60,14 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             of torch's libraries.
         runner: What calls the step where a call does not say it: "eager", "compile", "cudagraph", or "auto": the last
             on CUDA, elsewhere eager.
-        announce: Called with what is about to be compiled; the context that it returns lasts until it is.
+        progress: Called with what is about to be compiled; the context that it returns lasts until it is.
         quantization: To what the block's weights were rounded as the model was loaded; None where they were not.
     """
 
     backend: Backend = "auto"
     deterministic: bool = True
     runner: RunnerName = "auto"
-    announce: Announce = staticmethod(no_progress)
+    progress: Progress = staticmethod(no_progress)
     quantization: str | None = None
 
     @property

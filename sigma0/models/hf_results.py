@@ -84,8 +84,8 @@ def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) 
         verified = {"accepted": accepted, "tail_passes": loop.tail_passes}
     return DepthGenerateOutput(
         sequences=sequences,
-        scores=_stacked(loop.choice.scores),
-        logits=_stacked(loop.choice.raw_logits),
+        scores=_stacked(loop.sampler.scores),
+        logits=_stacked(loop.sampler.raw_logits),
         **named_cache(loop.cache),
         runner=loop.runner.chosen,
         exit_depths=depths,

@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 from sigma0.config import FULL_KV, KVConfig
 from sigma0.decode.model import KVShape
-from sigma0.decode.planes import check_stages, plane_codec
+from sigma0.decode.planes import check_stages, kv_quantizer
 
 
 class KVModel(KVShape, Protocol):
@@ -34,5 +34,5 @@ def kv_config_of(model: KVModel) -> KVConfig:
         config = model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         check_stages(kv, model.stages)
-        plane_codec(kv, model.num_loops).check_width(head_dim)
+        kv_quantizer(kv, model.num_loops).check_width(head_dim)
     return kv

@@ -184,8 +184,8 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
             exits = select_exits(rule, states[:, :, keep], None, head, broadcaster(self), at_full_depth)
             return exits, head(outputs.last_hidden_state[:, keep])
         cache.read_early = cache.read_early or not at_full_depth
-        which = torch.arange(length)[keep].tolist()
-        result = [self._read_position(rule, outputs, index, at_full_depth) for index in which]
+        indices = torch.arange(length)[keep].tolist()
+        result = [self._read_position(rule, outputs, index, at_full_depth) for index in indices]
         parts = [torch.cat([vars(exits)[name] for exits, _ in result], dim=axis) for name, axis in _AXES.items()]
         return Selection(*parts), torch.cat([logits for _, logits in result], dim=1)
 

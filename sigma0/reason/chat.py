@@ -17,7 +17,7 @@ from sigma0.decode.detokenizer import eos_ids, truncate_at_stop
 from sigma0.errors import needs_extra
 from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung, RungCost
 from sigma0.ladder.budget import BudgetTracker
-from sigma0.ladder.endpoint import Asker
+from sigma0.ladder.endpoint import EndpointClient
 from sigma0.ladder.rungs import AnyRung, at_effort
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.limits import check_context
@@ -281,7 +281,7 @@ class EndpointChat:
     def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """See `ChatModel`; the verdict is the server's, where it tells one as sigma0's own does."""
         cost = RungCost(self.name)
-        asker = Asker(self.rung, BudgetTracker(Budget()), cost)
+        client = EndpointClient(self.rung, BudgetTracker(Budget()), cost)
         options: dict[str, Any] = {"temperature": settings.temperature}
         if settings.seed is not None:
             options["seed"] = settings.seed
@@ -292,7 +292,7 @@ class EndpointChat:
         if settings.grammar is not None:
             # as vLLM spells it
             options["extra_body"] = {"structured_outputs": {"grammar": settings.grammar}}
-        reply = asker.ask(messages, settings.max_tokens, options)
+        reply = client.ask(messages, settings.max_tokens, options)
         if reply.text is None:
             raise ChatFailed(f"{self.name} at {self.rung.base_url} gave no answer: {reply.outcome}")
         return Completion(

@@ -9,7 +9,7 @@ from sigma0.calibrate.risk import check_promise, split
 from sigma0.calibrate.teacher_forcing import ForcedText
 from sigma0.config import FateConfig, KVConfig
 from sigma0.decode.ops import STATISTICS
-from sigma0.decode.planes import plane_codec
+from sigma0.decode.planes import kv_quantizer
 from tests.signals.test_trajectory import recorded
 
 
@@ -49,7 +49,7 @@ def test_codecs_go_from_many_bits_to_few():
     assert codecs_of(3)[0].segment == KVConfig().segment
     assert (4, 2, 4) in [kv.bits for kv in codecs_of(3)]
     for loops in (1, 2, 4, 7):
-        sizes = [plane_codec(kv, loops).number_bits for kv in codecs_of(loops)]
+        sizes = [kv_quantizer(kv, loops).number_bits for kv in codecs_of(loops)]
         assert sizes == sorted(sizes, reverse=True) and sizes[0] == 9 and sizes[-1] < 3
 
 

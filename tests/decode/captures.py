@@ -31,7 +31,7 @@ def called_by(way, model, capture=None):
             # attention whose calls depend on no value, as a kernel on a device
             ops = replace(TORCH, depth_attention=depth_attention_reference)
             patch.setattr(type(model), "operations", property(lambda self: ops))
-            patch.setattr(runners, "LATE_DEVICES", frozenset({"cpu"}))
+            patch.setattr(runners, "ASYNC_DEVICES", frozenset({"cpu"}))
         if way == "captured":
             patch.setattr(runners, "CAPTURES", {"cpu": lambda device: made.append(capture(device)) or made[-1]})
             patch.setattr(runners, "_SHORTEST", 64)

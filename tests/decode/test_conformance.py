@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sigma0 import ExitConfig
-from sigma0.decode.exits import REASON_WHEN_MET, Course
+from sigma0.decode.exits import REASON_WHEN_MET, ScriptedExits
 from tests.decode.captures import WAYS, called_by
 from tests.marks import exhaustive, fast_if, named, needs_compiler, slow
 from tests.models.raven_reference import SHAPES, tiny_raven
@@ -415,7 +415,7 @@ def test_a_given_course_is_followed(way, after, monkeypatch):
     model, exits, settled = tiny_model(3, total_ut_steps=4), (1, 3, 2, 1, 4), (2, 1, 4, 1, 1)
     config = replace(ExitConfig(q=0.5, after_exit=after.removesuffix("-once")), redraft=after == "verify")
     rule = model.exit_rule(config)
-    rule.course = Course(exits, settled if "verify" in after else (), stride=1)
+    rule.script = ScriptedExits(exits, settled if "verify" in after else (), stride=1)
     monkeypatch.setattr(model, "exit_rule", lambda config: rule)
     with called_by(way, model) as (asked, _):
         out = written(model, [[5, 6, 7], [8, 9]], config, 10, **asked)

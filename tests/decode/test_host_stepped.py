@@ -15,7 +15,7 @@ from sigma0.decode.python_hooks import (
     ROW_WISE_PROCESSORS,
     CheckedProcessors,
     StateGuard,
-    is_over,
+    criteria_met,
     narrowed,
     process_rows,
     rows_are_independent,
@@ -58,11 +58,11 @@ def test_criteria_see_rows_of_one_length_and_the_scores_that_are_kept():
 
     kept = [[torch.tensor([10.0 * row + step]) for step in range(3)] for row in range(3)]
     given = StoppingCriteriaList([ends]), IDS, ints(2, 0, 1), ints(2, 3, 2)
-    assert is_over(*given, kept).tolist() == [True, False, False]
+    assert criteria_met(*given, kept).tolist() == [True, False, False]
     assert calls[0] == ([[9, 10], [5, 6]], [[[20.0], [10.0]], [[21.0], [11.0]], [[22.0], [12.0]]])
     assert calls[1][0] == [[1, 2, 3]]
     calls.clear()
-    assert is_over(*given, None).tolist() == [True, False, False] and calls[0][1] is None
+    assert criteria_met(*given, None).tolist() == [True, False, False] and calls[0][1] is None
 
 
 def test_lengths_and_ends_need_no_call():

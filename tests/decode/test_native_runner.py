@@ -74,12 +74,12 @@ class Storage:
 class Choice:
     """The likeliest ids, or ids and judgements that were drawn for each token."""
 
-    def __init__(self, seed, takes_best):
-        self.seed, self.takes_best, self.on_device = seed, takes_best, True
+    def __init__(self, seed, is_greedy):
+        self.seed, self.is_greedy, self.on_device = seed, is_greedy, True
 
     def choose(self, batch, looped, which):
         logits = read(batch, looped, which)
-        if self.takes_best:
+        if self.is_greedy:
             token_ids = sample_greedy(batch, logits)
             stands = looped.table[which, DRAFT] == token_ids
             return token_ids, stands, None, logits
@@ -201,22 +201,22 @@ def test_steps_are_those_in_torch(seed, sequences, depth, verify):
             torch.testing.assert_close(in_torch[2][output[0]], in_calls[2][output[1]])
 
 
-def books_of(lanes):
+def cpu_of(lanes):
     wanted = SequenceSettings(2, 3, torch.device("cpu"))
     fixed = lanes.table, lanes.hidden, lanes.gate, None, None
     tables = LaneTables(*fixed, wanted.table, wanted.thresholds, wanted.eos)
-    books = CpuStepState(tables, lanes.depth)
-    books.take_tables(tables, 1)
-    return books, tables
+    cpu = CpuStepState(tables, lanes.depth)
+    cpu.take_tables(tables, 1)
+    return cpu, tables
 
 
 def test_suspended_lanes_are_no_rows():
     lanes = Lanes(2, 3, torch.zeros(1, WIDTH))
     lanes.table[:, STAGE] = torch.tensor([4, 6, 0, 1, 5, 6, 6])
     lanes.suspend([0])
-    books, _ = books_of(lanes)
-    assert (books.start(), books.decoding) == (2, 1)
-    rows = books.rows(2)
+    cpu, _ = cpu_of(lanes)
+    assert (cpu.start(), cpu.decoding) == (2, 1)
+    rows = cpu.rows(2)
     assert rows.lines[:, STAGE].tolist() == [1, 5]
     assert rows.lanes.tolist() == [3, 4]
     assert (rows.planes.tolist(), rows.loops.tolist()) == ([1, 2], [2, 3])
@@ -237,35 +237,35 @@ def test_suspended_lanes_are_no_rows():
     ],
 )
 def test_memory_of_another_kind_is_refused(replaced):
-    books, tables = books_of(Lanes(2, 3, torch.zeros(1, WIDTH)))
+    cpu, tables = cpu_of(Lanes(2, 3, torch.zeros(1, WIDTH)))
     with pytest.raises(ValueError, match=r"not torch\.|paths are kept"):
-        books.take_tables(tables._replace(**replaced), 12)
+        cpu.take_tables(tables._replace(**replaced), 12)
 
 
 def test_what_a_pass_is_given_is_checked():
     lanes = Lanes(2, 3, torch.zeros(1, WIDTH))
     lanes.table[:, STAGE] = torch.tensor([1, 6, 6, 5, 6, 6, 6])
-    books, _ = books_of(lanes)
-    assert books.start() == 2
-    books.take_program(False, False, True, False, False, False, None)
+    cpu, _ = cpu_of(lanes)
+    assert cpu.start() == 2
+    cpu.take_program(False, False, True, False, False, False, None)
     for gate_logits in (None, torch.zeros(2), torch.zeros(1).double()):
         with pytest.raises(ValueError, match=r"give its logits|gate_logits is torch"):
-            books.end(torch.zeros(2, WIDTH), gate_logits)
-    books.take_program(False, False, False, False, False, False, None)
+            cpu.end(torch.zeros(2, WIDTH), gate_logits)
+    cpu.take_program(False, False, False, False, False, False, None)
     for raw in (torch.zeros(3, WIDTH), torch.zeros(2, WIDTH + 1), torch.zeros(2, WIDTH).double()):
         with pytest.raises(ValueError, match="a loop leaves"):
-            books.end(raw)
-    books.end(torch.zeros(2, WIDTH))
+            cpu.end(raw)
+    cpu.end(torch.zeros(2, WIDTH))
     with pytest.raises(ValueError, match="float32 logits"):
-        books.lead(torch.zeros(0, VOCABULARY))
-    books.lead(torch.ones(1, VOCABULARY))
+        cpu.lead(torch.zeros(0, VOCABULARY))
+    cpu.lead(torch.ones(1, VOCABULARY))
     with pytest.raises(ValueError, match="float32 logits"):
-        books.commit_greedy(torch.zeros(0, VOCABULARY), True, -1)
+        cpu.commit_greedy(torch.zeros(0, VOCABULARY), True, -1)
     one = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="what was chosen"):
-        books.settle(one, torch.zeros(2, dtype=torch.int64), one.bool(), None)
+        cpu.commit(one, torch.zeros(2, dtype=torch.int64), one.bool(), None)
     with pytest.raises(IndexError, match="no such row"):
-        books.settle(one + 2, one, one.bool(), None)
+        cpu.commit(one + 2, one, one.bool(), None)
 
 
 def test_a_steady_pass_is_few_calls_of_python(pocket):

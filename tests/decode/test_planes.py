@@ -7,7 +7,7 @@ import torch
 
 from sigma0.decode.kv_cache import DepthCache, Plane
 from sigma0.decode.kv_store import BlockShape, PagedPlanes
-from sigma0.decode.ops import PlaneCodec
+from sigma0.decode.ops import KVQuantizer
 from sigma0.decode.planes import LayerPlanes, extra_planes
 
 HEADS, WIDTH = 2, 3
@@ -26,7 +26,7 @@ def test_a_block_takes_the_numbers_of_all_its_planes():
     assert SHAPE.counts == [4, 4, 4, 1, 1, 2]
     numbers = 2 * 16 * HEADS * WIDTH * 5
     assert SHAPE.bytes_with(torch.float32) == 4 * numbers and SHAPE.bytes_with(torch.bfloat16) == 2 * numbers
-    codec = PlaneCodec((2, 2, 2, 4), 3, 8)
+    codec = KVQuantizer((2, 2, 2, 4), 3, 8)
     coded = BlockShape(3, 4, HEADS, 16, 5)
     # for each head 16 numbers of 10 bits in all, and 2 scales of 2 bytes for each plane
     assert coded.bytes_with(torch.float32, codec) == 2 * 3 * HEADS * (16 * 10 // 8 + 4 * 2 * 2) * 5
@@ -37,7 +37,7 @@ def test_blocks_that_some_bytes_hold():
     assert [SHAPE.count_in(held, torch.float32) for held in (block, 2 * block - 1, 2 * block)] == [1, 1, 2]
     with pytest.raises(ValueError, match=f"{block - 1} bytes of K/V hold no block: one takes {block} bytes$"):
         SHAPE.count_in(block - 1, torch.float32)
-    codec, shape = PlaneCodec((2, 2, 2, 4), 3, 8), BlockShape(3, 4, HEADS, 16, 5)
+    codec, shape = KVQuantizer((2, 2, 2, 4), 3, 8), BlockShape(3, 4, HEADS, 16, 5)
     coded, tail = shape.bytes_with(torch.float32, codec), shape.bytes_with(torch.float32) * 10 // 5
     counted = [shape.count_in(tail + held, torch.float32, codec, 10) for held in (coded, 3 * coded - 1, 3 * coded)]
     assert counted == [1, 2, 3]
@@ -121,7 +121,7 @@ def test_a_store_grows_as_it_is_told_and_else_doubles():
     assert store.reserve_layer(0, like, 4).room == 8
     store.length = 3
     store.reset()
-    assert (store.length, store.depth, store.held) == (0, None, [None] * 3)
+    assert (store.length, store.depth, store.by_layer) == (0, None, [None] * 3)
 
 
 def test_a_plane_is_a_layer_of_transformers():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sigma0 import ExitConfig, FateConfig
-from sigma0.decode.exits import Course, ExitRule
+from sigma0.decode.exits import ExitRule, ScriptedExits
 from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.ops import MODES, TORCH
 from sigma0.decode.planes import LayerPlanes
@@ -79,16 +79,16 @@ def test_limits_of_fates_are_those_of_the_last_rule():
 
 
 def test_given_exits_of_a_sequence_begin_where_its_stride_says():
-    exits, settled = Course((1, 2, 3), (4, 5, 6), stride=2).tensors(3)
+    exits, settled = ScriptedExits((1, 2, 3), (4, 5, 6), stride=2).tensors(3)
     assert exits.tolist() == [[1, 2, 3], [3, 1, 2], [2, 3, 1]]
     assert settled.tolist() == [[4, 5, 6], [6, 4, 5], [5, 6, 4]]
-    exits, settled = Course((1, 2)).tensors(2)
+    exits, settled = ScriptedExits((1, 2)).tensors(2)
     assert exits.tolist() == [[1, 2], [1, 2]] and settled is None
 
 
 def test_given_exits_are_written_where_they_were():
     settings, current = SequenceSettings(2, 4, CPU), rule(q=0.5)
-    current.course = Course((1, 2), (2, 3))
+    current.script = ScriptedExits((1, 2), (2, 3))
     settings.set_exit([0, 1], SequenceExit(current, verify=True))
     exits, settled = settings.exits, settings.settled
     assert exits.tolist() == [[1, 2], [1, 2]] and settled.tolist() == [[2, 3], [2, 3]]
@@ -97,10 +97,10 @@ def test_given_exits_are_written_where_they_were():
     assert settings.exits is exits
     settings.clear(1)
     assert settings.exits is settings.settled is None and not settings.program().forced
-    current.course = Course((3, 4), (4, 4))
+    current.script = ScriptedExits((3, 4), (4, 4))
     settings.set_exit([0, 1], SequenceExit(current, verify=True))
     assert settings.exits is exits and settings.settled is settled and exits.tolist() == [[3, 4], [3, 4]]
-    current.course = Course((1, 2, 3))
+    current.script = ScriptedExits((1, 2, 3))
     settings.set_exit([0, 1], SequenceExit(current))
     assert settings.exits is not exits and settings.exits.shape == (2, 3) and settings.settled is None
     settings.reset()

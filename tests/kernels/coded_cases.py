@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from sigma0.kernels.coded_attention import CodedRows, coded_attention_reference
-from sigma0.kernels.plane_codec import CodedPlanes, PlaneCodec
+from sigma0.kernels.kv_quantizer import CodedPlanes, KVQuantizer
 
 SEQUENCES, SCALING = 3, 0.3
 
@@ -15,7 +15,7 @@ SEQUENCES, SCALING = 3, 0.3
 class Shape:
     """Planes, heads and places; `page` None is one block for each sequence."""
 
-    codec: PlaneCodec
+    codec: KVQuantizer
     kv_heads: int = 2
     shared: int = 2
     width: int = 16
@@ -27,13 +27,13 @@ class Shape:
 
 
 SHAPES = {
-    "residual": Shape(PlaneCodec((2, 2, 2, 4), 3, 16), width=32),
-    "every width": Shape(PlaneCodec((8, 2, 4), None, 8), kv_heads=1, shared=5),
-    "anchor first": Shape(PlaneCodec((8, 4, 2), 0, 16), kv_heads=3, shared=1, width=80, page=40, room=120),
-    "anchor of two bits": Shape(PlaneCodec((4, 2), 1, 32), width=128, page=None, starts=False, seen=False),
-    "contiguous": Shape(PlaneCodec((4, 4), None, 32), kv_heads=1, width=32, page=None, segment=48),
-    "groups of no power of two": Shape(PlaneCodec((1, 8), 1, 24), width=24, page=16, seen=False),
-    "one plane": Shape(PlaneCodec((2,), 0, 16), page=32, starts=False),
+    "residual": Shape(KVQuantizer((2, 2, 2, 4), 3, 16), width=32),
+    "every width": Shape(KVQuantizer((8, 2, 4), None, 8), kv_heads=1, shared=5),
+    "anchor first": Shape(KVQuantizer((8, 4, 2), 0, 16), kv_heads=3, shared=1, width=80, page=40, room=120),
+    "anchor of two bits": Shape(KVQuantizer((4, 2), 1, 32), width=128, page=None, starts=False, seen=False),
+    "contiguous": Shape(KVQuantizer((4, 4), None, 32), kv_heads=1, width=32, page=None, segment=48),
+    "groups of no power of two": Shape(KVQuantizer((1, 8), 1, 24), width=24, page=16, seen=False),
+    "one plane": Shape(KVQuantizer((2,), 0, 16), page=32, starts=False),
 }
 
 
@@ -122,7 +122,7 @@ def drawn_shapes(bits, widths):
 
     def made(seed, bits, anchored, widths, heads, places, starts, seen):
         (width, group), (kv_heads, shared), (segment, page, room) = widths, heads, places
-        codec = PlaneCodec(tuple(bits), seed % len(bits) if anchored else None, group)
+        codec = KVQuantizer(tuple(bits), seed % len(bits) if anchored else None, group)
         return seed, Shape(codec, kv_heads, shared, width, segment, page, room, starts, seen)
 
     flags = [st.booleans() for _ in range(3)]

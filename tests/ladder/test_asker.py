@@ -8,7 +8,7 @@ from sigma0.ladder import Budget, Price, Rung, Spending
 from sigma0.ladder import endpoint as endpoints
 from sigma0.ladder.answer_unit import Writer
 from sigma0.ladder.budget import BudgetTracker, RungCost
-from sigma0.ladder.endpoint import Asker, Reply, _Answer, as_messages
+from sigma0.ladder.endpoint import EndpointClient, Reply, _Answer, as_messages
 from sigma0.ladder.trail import Trail
 from sigma0.signals.verdict import DoorPolicy
 
@@ -22,7 +22,7 @@ def answered(text="hi", outcome="ok", finish="stop", tokens=(4, 2), **more):
     return _Answer([text], len(text), 0, finish, tokens, outcome, more)
 
 
-class Scripted(Asker):
+class Scripted(EndpointClient):
     """Gets these answers in turn."""
 
     def __init__(self, answers, budget=None, **settings):
@@ -103,13 +103,13 @@ def test_pauses_double_and_vary(monkeypatch):
     monkeypatch.setattr(endpoints.time, "sleep", slept.append)
     monkeypatch.setattr(endpoints.random, "uniform", lambda low, high: {(0.5, 1.0): 0.75}[low, high])
     asker = Scripted([], backoff=8.0)
-    assert all(Asker._wait(asker, attempt) for attempt in (1, 2, 3)) and slept == [6.0, 12.0, 24.0]
+    assert all(EndpointClient._wait(asker, attempt) for attempt in (1, 2, 3)) and slept == [6.0, 12.0, 24.0]
     asker.purse = BudgetTracker(Budget(seconds=13.0))
-    assert Asker._wait(asker, 2) and not Asker._wait(asker, 3)
+    assert EndpointClient._wait(asker, 2) and not EndpointClient._wait(asker, 3)
     asker.purse.refused.clear()
     # a pause that takes all that is left leaves nothing to ask in
     asker.purse = SimpleNamespace(seconds_left=6.0, refused=asker.purse.refused)
-    assert not Asker._wait(asker, 1)
+    assert not EndpointClient._wait(asker, 1)
     assert len(slept) == 4 and asker.purse.refused == {"seconds"}
 
 
@@ -124,7 +124,7 @@ def test_an_answer_of_an_endpoint_ends_before_a_stop_string(stop, text, ended):
     for finish in ("stop", "length"):
         asker = Scripted([answered("one two three", finish=finish)])
         writer = Writer([asker.rung], DoorPolicy(), None, stop, asker.purse, Trail(), ())
-        writer._askers[0] = asker
+        writer._clients[0] = asker
         attempt, output = writer.write(0, "count", 10)
         assert (attempt.text, output) == (text, "ok")
         assert attempt.stop_reason == ("length" if (ended, finish) == ("eos", "length") else ended)
@@ -137,7 +137,7 @@ def test_an_answer_of_an_endpoint_ends_before_a_stop_string(stop, text, ended):
 def test_a_failure_of_an_endpoint_is_told_with_what_was_lacking():
     asker = Scripted([answered(outcome="timeout"), answered(outcome="timeout")], Budget(calls=2))
     writer = Writer([asker.rung], DoorPolicy(), None, (), asker.purse, Trail(), ())
-    writer._askers[0] = asker
+    writer._clients[0] = asker
     assert writer.forecast(0, MESSAGES, 10) == MOST
     assert writer.write(0, "count", 10) == (None, "timeout, then no calls left")
     assert [line.told for line in writer.trail.lines] == ["timeout", "timeout"]

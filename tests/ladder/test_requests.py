@@ -6,7 +6,7 @@ from unittest.mock import MagicMock, Mock
 
 import pytest
 
-from sigma0.ladder.endpoint import BYTES_PER_TOKEN, Asker, Reply, _Answer, _ending, _gather, _usage, _verdict
+from sigma0.ladder.endpoint import BYTES_PER_TOKEN, EndpointClient, Reply, _Answer, _ending, _gather, _usage, _verdict
 from sigma0.signals.verdict import ReasonVerdict
 from tests.ladder.test_asker import MESSAGES, MOST, Scripted, answered
 
@@ -94,7 +94,7 @@ def attempted(client, left=None, **settings):
     if left is not None:
         asker.purse = SimpleNamespace(seconds_left=left)
     asker._open = lambda limit, _: limits.append(limit) or client
-    return Asker._attempt(asker, MESSAGES, 10, {"temperature": 0.5}), limits
+    return EndpointClient._attempt(asker, MESSAGES, 10, {"temperature": 0.5}), limits
 
 
 def test_a_request_asks_for_a_stream_with_its_usage():
@@ -159,8 +159,8 @@ def test_a_client_has_the_address_and_no_attempts_of_its_own_and_may_not_come_to
     for error in (OSError(), RuntimeError(), ValueError()):
         asker = Scripted([])
         asker._open = Mock(side_effect=error)
-        assert Asker._attempt(asker, MESSAGES, 10, {}).outcome == "no client"
-    client = Asker._open(Scripted([]), 7.0, 10)
+        assert EndpointClient._attempt(asker, MESSAGES, 10, {}).outcome == "no client"
+    client = EndpointClient._open(Scripted([]), 7.0, 10)
     assert (str(client.base_url), client.api_key, client.max_retries) == ("http://host/v1/", "none", 0)
     assert client.timeout == 7.0
     client.close()

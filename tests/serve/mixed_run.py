@@ -275,7 +275,9 @@ class Bench:
         with ExitStack() as patches:
             for module in (sigma0.serve.api.ladder, sigma0.serve.api.pools, sigma0.serve.engine.loop):
                 patches.enter_context(patch.object(module, "ThreadPoolExecutor", Inline))
-            patches.enter_context(patch.object(sigma0.ladder.endpoint.Asker, "_open", lambda self, *_: Endpoint()))
+            patches.enter_context(
+                patch.object(sigma0.ladder.endpoint.EndpointClient, "_open", lambda self, *_: Endpoint())
+            )
             for fault in faults:
                 patches.enter_context(fault.installed())
             report = asyncio.run(asyncio.wait_for(self._run(faults), LIMIT))

@@ -76,7 +76,7 @@ def check_schema(text: str) -> int:
         # properties of any name intersect those of each name
         _refuse("schema", matched.pop(_ANY, 0) + max(matched.values(), default=0))
         sizes = _Sizes(root)
-        sizes.settle()
+        sizes.solve()
     except RecursionError as error:
         raise ValueError("schema is nested too deep") from error
     if sizes.least == math.inf:
@@ -198,7 +198,7 @@ class _Sizes:
         self.least: float = math.inf
         self.greatest = 0.0
 
-    def settle(self) -> None:
+    def solve(self) -> None:
         """Looks again until no reference gets shorter.
 
         Raises:

@@ -160,8 +160,8 @@ class GrammarRows:
             return
         lanes = self._lanes
         assert lanes.masks is not None and lanes.only is not None
-        which, bits, only = zip(*masks, strict=True)
-        where = to_device(np.array(which, dtype=np.int64), lanes.device)
+        lane_ids, bits, only = zip(*masks, strict=True)
+        where = to_device(np.array(lane_ids, dtype=np.int64), lanes.device)
         lanes.masks.index_copy_(0, where, to_device(np.stack(bits), lanes.device))
         lanes.only.index_copy_(0, where, to_device(np.array(only, dtype=np.int64), lanes.device))
 

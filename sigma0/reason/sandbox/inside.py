@@ -40,10 +40,10 @@ def main(plan: dict[str, Any]) -> None:
         sys.exit("nobody watches")
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
-    for which, value in plan["limits"]:
+    for resource_id, value in plan["limits"]:
         # on the first process, too: a program of the same user could take it over
         for process in (1, os.getpid()):
-            _limit(process, which, value)
+            _limit(process, resource_id, value)
     _give_up_rights(plan["identity"])
     record = memoryview(mmap.mmap(plan["record"], RECORD_BYTES)).cast("Q")
     os.close(plan["record"])
@@ -79,13 +79,13 @@ def _give_up_rights(identity: int | None) -> None:
         raise PermissionError(f"rights could not be given up: user {os.getuid()}, capabilities {kept}")
 
 
-def _limit(process: int, which: int, value: int) -> None:
+def _limit(process: int, resource_id: int, value: int) -> None:
     # not there on Windows, where this file is imported but never run
     import resource
 
-    _, highest = resource.prlimit(process, which)
+    _, highest = resource.prlimit(process, resource_id)
     lower = value if highest == resource.RLIM_INFINITY else min(value, highest)
-    resource.prlimit(process, which, (lower, lower))
+    resource.prlimit(process, resource_id, (lower, lower))
 
 
 def _unpack(archive: int, folder: str) -> None:

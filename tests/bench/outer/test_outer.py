@@ -40,7 +40,7 @@ def ask(way, replies):
 
 def row_of(results, beside={}, weight=1.0, loops=6):  # noqa: B006
     conditions = Conditions.model_validate({**CONDITIONS, "total_loops": loops})
-    return outer.to_row("way", outer.Asked(ScriptedChat([]), conditions, weight), results, beside, 0, "now")
+    return outer.to_row("way", outer.MeasuredModel(ScriptedChat([]), conditions, weight), results, beside, 0, "now")
 
 
 def test_a_vote_is_won_by_the_commonest_answer_and_of_several_by_the_first():

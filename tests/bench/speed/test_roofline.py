@@ -75,7 +75,7 @@ def test_a_row_names_graphs_and_counts_a_head_for_each_pass(monkeypatch):
     ops = replace(TORCH, depth_attention=depth_attention_reference)
     monkeypatch.setattr(type(model), "operations", property(lambda self: ops))
     monkeypatch.setattr(runners, "CAPTURES", {"cpu": RepeatedCapture})
-    monkeypatch.setattr(runners, "LATE_DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(runners, "ASYNC_DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(runners, "_SHORTEST", 1)
     model.runner = "cudagraph"
     rows = measured(model, ("full", "finish", "huggingface"))

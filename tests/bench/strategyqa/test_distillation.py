@@ -9,7 +9,7 @@ from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.strategyqa import distillation, opening
 from sigma0.bench.strategyqa.items import Item, world_items
 from sigma0.bench.strategyqa.level import Level, Prediction, Question, listed
-from sigma0.bench.strategyqa.opening import Asked
+from sigma0.bench.strategyqa.opening import OpenedModel
 from sigma0.bench.strategyqa.registry import DEMONSTRATION, EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.workflow import Paragraph, ParagraphIndex, Template, workflow
 from sigma0.reason.chat import ScriptedChat
@@ -160,7 +160,7 @@ def scripted(messages, **_):
 @pytest.fixture
 def words(tmp_path, ledger, monkeypatch):
     chat, file = ScriptedChat(scripted), tmp_path / "distilled.json"
-    monkeypatch.setattr(opening, "open_model", lambda *_: Asked(chat, "weights", "settings", None, True))
+    monkeypatch.setattr(opening, "open_model", lambda *_: OpenedModel(chat, "weights", "settings", None, True))
     return ("strategyqa", "distill", "--seen", 12, "-n", 6, "--file", file, "--out", ledger), file
 
 

@@ -1,11 +1,13 @@
 import pytest
 
 import sigma0
-from sigma0.bench.verdict.scores import Asker
+from sigma0.bench.verdict.scores import VerdictClient
 from sigma0.signals.verdict import DoorPolicy
 
 
 @pytest.fixture(scope="session")
-def asker():
+def client():
     model, tokenizer = sigma0.load("pocket", dtype="float32")
-    return Asker(model, tokenizer, model.resolve_exit_config(None), DoorPolicy(min_confidence=0.8), lambda: None)
+    return VerdictClient(
+        model, tokenizer, model.resolve_exit_config(None), DoorPolicy(min_confidence=0.8), lambda: None
+    )

@@ -31,13 +31,13 @@ STRANGE = [
 
 
 @pytest.mark.exhaustive
-def test_figures_are_what_the_runs_say(asker):
-    asker = replace(asker, config=ExitConfig(q=0.6), on_answer=lambda: answers.append(1))
+def test_figures_are_what_the_runs_say(client):
+    client = replace(client, config=ExitConfig(q=0.6), on_answer=lambda: answers.append(1))
     prompts, answers = list(micro_world(6, "test", 3)), []
-    report = study.measure(asker, "pocket", prompts, STRANGE, 3, 0.05)
+    report = study.measure(client, "pocket", prompts, STRANGE, 3, 0.05)
     assert len(answers) == study.asked(6, 2) and [row.setting for row in report.switches] == list(study.SETTINGS)
-    settings = {"exit_config": asker.config, "policy": asker.policy, "max_new_tokens": 24}
-    runs = [sigma0.generate(asker.model, asker.tokenizer, item.content, **settings) for item in prompts]
+    settings = {"exit_config": client.config, "policy": client.policy, "max_new_tokens": 24}
+    runs = [sigma0.generate(client.model, client.tokenizer, item.content, **settings) for item in prompts]
     right = np.array([run.text.strip() == item.answer for run, item in zip(runs, prompts, strict=True)])
     opened = np.array([run.door == "converge" for run in runs])
     off, verdict, *_ = report.switches
@@ -45,13 +45,13 @@ def test_figures_are_what_the_runs_say(asker):
     assert verdict.right.value == off.right.value == right.mean()
     assert verdict.escalated.value == pytest.approx(1 - opened.mean())
     passes, later = sum(run.loop_passes for run in runs), sum(len(run.tokens) - 1 for run in runs)
-    assert verdict.passes_saved.value == pytest.approx(1 - passes / (asker.model.num_loops * later))
+    assert verdict.passes_saved.value == pytest.approx(1 - passes / (client.model.num_loops * later))
     rows = {row.shift: row for row in report.shifts}
     assert set(rows) == {study.SAME, "plain texts alone", "chats alone", *study.MIXES, study.DROPPED}
     same = rows[study.SAME].door
     assert same.opened_of_right.value == (right & opened).sum() / right.sum()
     assert same.right_of_opened.value == (right & opened).sum() / opened.sum()
-    certificate = replace(asker.policy, rule="certificate")
+    certificate = replace(client.policy, rule="certificate")
     certified = np.array([door(run.verdict, certificate) == "converge" for run in runs])
     by_rule = {"confidence": opened, "certificate": certified}
     assert set(report.rules) == set(by_rule) and report.rules["confidence"].door == same
@@ -107,8 +107,8 @@ def test_the_file_of_strange_prompts_and_a_bad_line_of_one(tmp_path):
         study.read_strange(file)
 
 
-def test_rows_of_strange_prompts_count_both_forms(asker):
-    rows = study.strange_rows(asker, STRANGE)
+def test_rows_of_strange_prompts_count_both_forms(client):
+    rows = study.strange_rows(client, STRANGE)
     known = [(form, *kind) for form in ("plain", "chat") for kind in (("trivia", 1), ("code", 1), ("all", 2))]
     assert [(row.form, row.kind, row.prompts) for row in rows] == known
     assert all(0 <= row.strange.value <= row.shut.value <= 1 for row in rows)
@@ -168,8 +168,8 @@ def test_paired_differences_are_narrower_than_their_parts():
     assert scoring.auroc_more(doubt, other, wrong * 0) is None
 
 
-def test_scores_are_read_off_the_runs(asker):
-    answers = asker.answers(list(micro_world(4, "test", 9)))
+def test_scores_are_read_off_the_runs(client):
+    answers = client.answers(list(micro_world(4, "test", 9)))
     output = scoring.doubts(answers)
     for place, run in enumerate(answers.runs):
         assert output["confidence"][place] == pytest.approx(1 - run.verdict.confidence)

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_reference, leads_reference
-from sigma0.kernels.collapse_kernel import collapse, leads
+from sigma0.kernels.collapse_kernel import collapse, margin_met
 from tests.kernels import definitions
 from tests.kernels.interpreted.conftest import DEVICE
 
@@ -150,16 +150,16 @@ def test_each_row_leads_by_its_own_theta(dtype):
     thetas = margins.float() * torch.tensor([0.99, 1.01, 0.0, 5.0, 0.5, torch.inf, 1.0, 0.1, 1.0])
     expected = [True, False, True, False, True, False, True, False, True]
     thetas[7] = 0.0
-    assert leads(logits, thetas).tolist() == leads_reference(logits, thetas).tolist() == expected
+    assert margin_met(logits, thetas).tolist() == leads_reference(logits, thetas).tolist() == expected
     strided = torch.stack([thetas, thetas], dim=1)[:, 1]
-    assert leads(logits, strided).tolist() == expected
+    assert margin_met(logits, strided).tolist() == expected
     for theta in (0.0, 0.05, 0.3, torch.inf):
-        alone = leads(logits, theta)
+        alone = margin_met(logits, theta)
         assert torch.equal(alone, leads_reference(logits, theta))
-        assert torch.equal(alone, leads(logits, torch.full((9,), theta)))
+        assert torch.equal(alone, margin_met(logits, torch.full((9,), theta)))
 
 
 def test_thetas_of_other_rows_are_refused():
     for thetas in (torch.ones(2), torch.ones(3).double(), torch.ones(3, 1)):
         with pytest.raises(ValueError, match=r"theta must be float32 \[3\]"):
-            leads(torch.zeros(3, 5), thetas)
+            margin_met(torch.zeros(3, 5), thetas)

@@ -13,7 +13,7 @@ from sigma0.decode.logits import BROKEN
 from sigma0.decode.ops import MODES, TORCH, EndWeights, LoopEndWeights, depth_attention_reference, operations
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Batch
-from sigma0.decode.sampling import Sampler
+from sigma0.decode.sampling import DeviceSampler
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.step import EMITTED, ENDS, FED, whole_step
 from sigma0.kernels import exit_state, step_rows
@@ -123,13 +123,13 @@ def test_steps_are_those_in_torch(seeds, monkeypatch):
         with torch.device("cpu"):
             generator, batches = drawn(seed, 1 + seed % 4, 1 + seed % 5, seed % 3 > 0)
         current = batches[0].lanes
-        sampler = Sampler(SamplingSettings(current.sequences, current.device), torch.zeros(0))
+        sampler = DeviceSampler(SamplingSettings(current.sequences, current.device), torch.zeros(0))
         suspends = bool(generator.random() < 0.5)
         for _ in range(3):
             live = int((current.table[:-1, lanes.STAGE] < current.idle).sum()) + current.sequences
             count, obtained = min(live, current.count), []
             for batch in batches:
-                assert kernel_step.knows(batch, sampler.takes_best)
+                assert kernel_step.knows(batch, sampler.is_greedy)
                 with monkeypatch.context() as patch:
                     if batch is batches[0]:
                         patch.setattr(kernel_step, "knows", lambda *_: False)
@@ -194,7 +194,7 @@ def decoded(model, config, monkeypatch, backend="triton", **asked):
         return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(runners, "LATE_DEVICES", frozenset({"cpu"}))
+        patch.setattr(runners, "ASYNC_DEVICES", frozenset({"cpu"}))
         if backend == "torch":
             # attention whose calls depend on no value, as a kernel on a device
             ops = replace(TORCH, depth_attention=depth_attention_reference)

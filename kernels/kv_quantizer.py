@@ -29,7 +29,7 @@ _STARTS = (1.0, 0.85, 0.7, 0.55)
 
 
 @dataclass(frozen=True)
-class PlaneCodec:
+class KVQuantizer:
     """How the planes of a layer are stored.
 
     Attributes:
@@ -158,7 +158,7 @@ class CodedPlanes:
         scales: bfloat16 `[planes, positions, H_kv, d / group]`.
     """
 
-    def __init__(self, codec: PlaneCodec, positions: int, heads: int, width: int, device: torch.device) -> None:
+    def __init__(self, codec: KVQuantizer, positions: int, heads: int, width: int, device: torch.device) -> None:
         codec.check_width(width)
         self.codec, self.positions, self.heads, self.width = codec, positions, heads, width
         sizes = [positions * heads * width * bits // 8 for bits in codec.bits]

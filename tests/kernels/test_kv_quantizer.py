@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.kernels.plane_codec import WIDTHS, CodedPlanes, PlaneCodec, decode, encode
+from sigma0.kernels.kv_quantizer import WIDTHS, CodedPlanes, KVQuantizer, decode, encode
 
 NUMBERS = st.integers(-(10**6), 10**6).map(lambda number: number / 997)
 
@@ -47,7 +47,7 @@ def test_constants_zeros_and_an_outlier(bits):
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_numbers_that_are_none_are_refused_and_nothing_is_written(value):
-    codec = PlaneCodec((2, 4), 1, 8)
+    codec = KVQuantizer((2, 4), 1, 8)
     planes = CodedPlanes(codec, 3, 1, 8, torch.device("cpu"))
     planes.write(torch.tensor([1]), [torch.ones(1, 1, 8)] * 2)
     kept = planes.codes.clone(), planes.scales.clone()
@@ -63,7 +63,7 @@ def test_numbers_that_are_none_are_refused_and_nothing_is_written(value):
 @given(st.lists(st.sampled_from(WIDTHS), min_size=1, max_size=5), st.booleans(), st.sampled_from([8, 16, 32]))
 def test_residuals_are_to_the_decoded_anchor(bits, anchored, group):
     generator = torch.Generator().manual_seed(len(bits))
-    codec = PlaneCodec(tuple(bits), len(bits) - 1 if anchored else None, group)
+    codec = KVQuantizer(tuple(bits), len(bits) - 1 if anchored else None, group)
     planes = CodedPlanes(codec, 5, 2, 32, torch.device("cpu"))
     numbers = [torch.randn(2, 2, 32, generator=generator) for _ in bits]
     at = torch.tensor([4, 1])
@@ -87,6 +87,6 @@ def test_codecs_that_cannot_be_are_named():
         ((2, 4), 1, 12, "multiple of 8 numbers, got 12"),
     ):
         with pytest.raises(ValueError, match=message):
-            PlaneCodec(bits, anchor, group)
+            KVQuantizer(bits, anchor, group)
     with pytest.raises(ValueError, match="heads of 24 numbers are no whole number of groups of 16"):
-        CodedPlanes(PlaneCodec((2,)), 3, 1, 24, torch.device("cpu"))
+        CodedPlanes(KVQuantizer((2,)), 3, 1, 24, torch.device("cpu"))
