@@ -16,7 +16,7 @@ Sums over runs tell how often a policy accepts, how often rightly, and at what c
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count, islice
 from random import Random
 from typing import Annotated, Any, Literal
@@ -35,13 +35,13 @@ from sigma0.reason.desk import Desk
 from sigma0.reason.progressive.effort import ProgressiveReasoningManager
 from sigma0.reason.progressive.policies import (
     DUAL_TRACK,
+    FLAT_HIGH,
     HYBRID_DEFAULT,
     ITERATION_SCHEDULE,
     MULTI_STAGE,
     SUCCESS_BASED,
     Level,
     ProgressiveConfig,
-    Stage,
 )
 from sigma0.reason.progressive.verify_loop import Turn, Verification, VerifyLoop
 from sigma0.reason.trail import Trail
@@ -71,6 +71,12 @@ class Rates:
         default_factory=lambda: {"low": 1.0, "medium": 3.0, "high": 8.0}
     )
     generation: Annotated[float, Field(ge=0)] = 2.0  # Cost of a solution or a correction in the same unit
+
+
+def unlike_default(rates: dict[str, Any]) -> str:
+    """The odds of a simulation that are not the default ones, in words."""
+    default = asdict(Rates())
+    return ", ".join(f"{name} {value}" for name, value in rates.items() if value != default[name])
 
 
 @dataclass(frozen=True)
@@ -195,7 +201,6 @@ def check(
     return Ended(report.solved, right, report.status["iteration"], cost, task.first == item.answer)
 
 
-FLAT_HIGH = ProgressiveConfig("flat high", (Stage("high", 5),))
 POLICIES = (ITERATION_SCHEDULE, SUCCESS_BASED, DUAL_TRACK, MULTI_STAGE, HYBRID_DEFAULT, FLAT_HIGH)
 
 

@@ -164,13 +164,14 @@ def _ladder(results: Results) -> dict[str, Any]:
 
 def _effort(results: Results) -> list[str]:
     parts: list[str] = []
-    for name in ("pocket", "simulation"):
+    for name in ("pocket", "simulation", "repeats"):
         report = results.typed(EffortReport, f"effort-{name}")
+        rates = effort.unlike_default(report.settings.get("rates", {}))
         settings = ", ".join(
             f"{key} {value}" for key, value in report.settings.items() if isinstance(value, str | int | float)
             and not key.endswith("sha256") and key not in ("device", "threads", "commit", "time")
         )  # fmt: skip
-        output = f"Settings: {settings}. {results.made(f'effort-{name}')}"
+        output = f"Settings: {settings}{rates and f', {rates}'}. {results.made(f'effort-{name}')}"
         parts += [f"## {effort.title(report).capitalize()}", output, effort.table(report).markdown()]
     return parts
 

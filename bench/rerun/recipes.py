@@ -97,6 +97,7 @@ _TEXTS = "--prose {lee_background.cor} --prose {train.json} --code {HumanEval.js
 # The marks are `timed`, `rows`, the option of `Recipe.file`, and models that the command does not name.
 _FIRST = f"""
 effort-simulation | sigma0.bench effort --json | -n 100
+effort-repeats | sigma0.bench effort --rates '{{"first_right": 0.05, "repaired": 0.2, "correlation": 0.9}}' --json | -n 100
 calibration-worlds | sigma0.bench worlds --sets 400 --json | --sets 8
 pocket-solver-forms | sigma0.bench.pocket forms pocket-solver --n 1000 --json | --n 10
 distilled-program | sigma0.bench distill pocket-solver --out {{scratch}}/rows --json | --seen 20 -n 10 | --program

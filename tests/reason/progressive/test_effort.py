@@ -208,7 +208,7 @@ def test_a_config_is_taken_from_a_file_and_from_the_environment(tmp_path, monkey
     monkeypatch.setenv("SIGMA0_PROGRESSIVE_CONFIG", "fast_test")
     assert chosen_config() == PRESETS["FAST_TEST"] == ProgressiveReasoningManager().config
     monkeypatch.setenv("SIGMA0_PROGRESSIVE_CONFIG", "")
-    assert chosen_config() == PRESETS["HYBRID_DEFAULT"]
+    assert chosen_config() == PRESETS["FLAT_HIGH"] == named_config("F")
     monkeypatch.setenv("SIGMA0_PROGRESSIVE_CONFIG", "fastest")
     with pytest.raises(ValueError, match="'fastest'; there are ITERATION_SCHEDULE"):
         ProgressiveReasoningManager()
