@@ -106,6 +106,7 @@ depths-pocket | sigma0.bench depths pocket -n 300 --json | -n 20
 lossless-pocket-large | sigma0.bench lossless pocket-large -n 200 --json | -n 3
 pocket-raven-eval | sigma0.bench.pocket eval pocket-raven --n 1000 --free 40 --look-ups --json | --n 100 --free 5
 stability-pocket-raven | sigma0.bench stability pocket-raven -n 100 --look-ups --json | -n 15
+stability-pocket-raven-64 | sigma0.bench stability pocket-raven -n 60 --look-ups --recurrence 64 --inner-break --json | -n 5
 calibrate-pocket-raven | sigma0 calibrate pocket-raven {_CALIBRATE} --exit all --agreement 0.98 | | | --n 600 --look-ups
 lossless-pocket-raven-4 | sigma0.bench {_RAVEN} 4 | -n 2
 lossless-pocket-raven-8 | sigma0.bench {_RAVEN} 8 | -n 2

@@ -23,6 +23,8 @@ def stability(
     n: Stories = 300,
     seed: StorySeed = 0,
     look_ups: LookUps = False,
+    recurrence: Annotated[int | None, typer.Option(min=1, help="Loops at full depth, for a Raven.")] = None,
+    inner_break: Annotated[bool, typer.Option("--inner-break", help="Also what the inner break changes.")] = False,
     threads: Threads = 1,
     out: ReportFile = None,
     picture: Annotated[Path | None, typer.Option(help="Where to draw them, as .svg or .png.")] = None,
@@ -30,13 +32,17 @@ def stability(
 ) -> None:
     """The spectrum of a token's loops beside the loop map's own radius, and beside right and wrong answers."""
     with measuring(threads):
+        from sigma0.bench.pocket.prompts import micro_world
         from sigma0.bench.pocket.world import LOOK_UPS, MIX
-        from sigma0.bench.stability.measure import read_answers, study
+        from sigma0.bench.stability.measure import compare_break, read_answers, study
 
-        looped, tokenizer = load(model, device="cpu", dtype="float32")
+        looped, tokenizer = load(model, device="cpu", dtype="float32", recurrence=recurrence)
+        mix = LOOK_UPS if look_ups else MIX
         with progress_bar("questions", n, hidden=as_json) as advance:
-            answers = read_answers(looped, tokenizer, n, seed, advance, LOOK_UPS if look_ups else MIX)
+            answers = read_answers(looped, tokenizer, n, seed, advance, mix)
         result = study(model, looped.num_loops, answers)
+        if inner_break:
+            result["inner_break"] = compare_break(looped, tokenizer, list(micro_world(n, "test", seed, mix=mix)))
         if picture is not None:
             _draw(answers, result, picture)
     if not tell_report(result, out, as_json):
@@ -55,6 +61,15 @@ def stability(
         output = ("-", "") if area is None else (f"{area['value']:.3f}", "{:.3f} to {:.3f}".format(*area["interval"]))
         areas.append((name, *output))
     console.print(BenchTable(("score", "AUROC", "95 %"), areas, "AUROC for a wrong answer").rich())
+    if inner_break:
+        rows = [
+            (name, *map("{:.3g}".format, pair))
+            for name, pair in result["inner_break"].items()
+            if name not in ("same", "broken")
+        ]
+        same, broken = (result["inner_break"][name] for name in ("same", "broken"))
+        title = f"the inner break: {broken:.1%} of the tokens, {same:.1%} of the answers the same"
+        console.print(BenchTable(("of a token", "without", "with"), rows, title).rich())
     for fate, share in result["fates"].items():
         wrong = result["wrong_by_fate"][fate]
         console.print(f"{fate}: {share:.1%} of the least sure tokens, {wrong:.1%} of those answers wrong")

@@ -1,8 +1,10 @@
 """What the stability spectrum of a token's loops says: beside the loop map's own radius, and beside right and wrong."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -51,20 +53,54 @@ def read_answers(
     return result
 
 
-def _ask(model: Any, tokenizer: Any, prompt: Prompt) -> Answer:
+def _written(model: Any, tokenizer: Any, prompt: Prompt, statistics: bool = True) -> tuple[Any, int, str]:
+    """What `generate` returns of a prompt at full depth, the prompt's length, and the answer."""
     ids = encode(tokenizer, prompt.content)
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=LONGEST_ANSWER, do_sample=False, exit_config=FULL,
-        output_statistics=True, return_dict_in_generate=True,
+        output_statistics=statistics, return_dict_in_generate=True,
     )  # fmt: skip
-    text = tokenizer.decode(out.sequences[0, ids.shape[1] :], skip_special_tokens=True).strip()
+    return out, ids.shape[1], tokenizer.decode(out.sequences[0, ids.shape[1] :], skip_special_tokens=True).strip()
+
+
+def compare_break(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """What the inner break changes at full depth, in plain JSON values.
+
+    Returns:
+        Without and with it the share of `right` answers, and of a token the `depth` at which it is read, and `passes`
+        and `rows` in them; the share of answers that are the `same`, and of tokens that were `broken` off.
+    """
+    sums: list[dict[str, float]] = [dict.fromkeys(("right", "depth", "passes", "rows"), 0.0) for _ in range(2)]
+    texts: list[tuple[str, str]] = []
+    reasons: list[str] = []
+    for prompt in prompts:
+        written = []
+        for switch, counted in zip("01", sums, strict=True):
+            with patch.dict(os.environ, SIGMA0_INNER_BREAK=switch):
+                out, _, text = _written(model, tokenizer, prompt, statistics=False)
+            written.append(text)
+            counted["right"] += (text == prompt.answer) / len(prompts)
+            counted["depth"] += float(out.exit_depths[0].float().mean()) / len(prompts)
+            counted["passes"] += out.loop_passes / out.exit_depths.shape[1] / len(prompts)
+            counted["rows"] += out.loop_rows / out.exit_depths.shape[1] / len(prompts)
+        reasons += out.exit_reasons[0]
+        texts.append((written[0], written[1]))
+    return {
+        **{name: [counted[name] for counted in sums] for name in sums[0]},
+        "same": sum(plain == broken for plain, broken in texts) / len(texts),
+        "broken": reasons.count("divergence") / len(reasons),
+    }
+
+
+def _ask(model: Any, tokenizer: Any, prompt: Prompt) -> Answer:
+    out, length, text = _written(model, tokenizer, prompt)
     entropy, margin = out.readings[0, :, 0], out.readings[0, :, 1]
     place = int(entropy.argmax())
     # the planes and states of the whole text, for the loop map
     cache = model.new_cache()
     with torch.no_grad():
         forward = model(out.sequences[:, :-1], past_key_values=cache, exit_config=FULL, output_loop_states=True)
-    position = ids.shape[1] - 1 + place
+    position = length - 1 + place
     states = forward.loop_states[:, 0, position]  # [T, D]
     last = model.num_loops - 1
     injected = None if forward.injected is None else forward.injected[0, position]
@@ -79,7 +115,7 @@ def _ask(model: Any, tokenizer: Any, prompt: Prompt) -> Answer:
         doubts={
             "entropy": float(entropy.max()),
             "margin": 1 - float(margin.min()),
-            "length of the prompt": float(ids.shape[1]),
+            "length of the prompt": float(length),
             "share of tokens with a spiral": spiralling,
         },
     )

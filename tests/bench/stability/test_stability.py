@@ -35,7 +35,10 @@ def test_sums():
 @pytest.mark.slow
 def test_the_command_asks_reads_and_draws(tmp_path):
     file, picture = tmp_path / "found.json", tmp_path / "found.svg"
-    bench("stability", "--n", 3, "--out", file, "--picture", picture)
+    bench("stability", "--n", 3, "--out", file, "--picture", picture, "--inner-break")
     reported = json.loads(file.read_text())
     assert reported["answers"] == 3 and reported["total_loops"] == 6 and 0.2 < reported["jacobian"][1] < 5
+    plain, broken = zip(*(reported["inner_break"][name] for name in ("depth", "passes", "rows")), strict=True)
+    assert plain[0] == 6 and all(less <= more for less, more in zip(broken, plain, strict=True))
+    assert (reported["inner_break"]["broken"] == 0) == (plain == broken)
     assert picture.read_text().startswith("<?xml")
