@@ -107,10 +107,9 @@ def _lemma(order: Order) -> Solved:
     if order.asked.graph is not None and result.graph is not None:
         draw(result.graph, order.asked.graph)
     lemmas = [] if result.graph is None else [lemma_line(lemma.id, lemma.status) for lemma in result.graph.order()]
-    answer = (
-        result.answer if result.verified else f"best guess, which nothing vouches for: {result.best_guess or 'none'}"
-    )
-    return Solved(result.verified, "\n".join([*lemmas, answer or ""]), result.why, result.to_dict())
+    guess = f"best guess, which nothing vouches for: {result.best_guess or 'none'}"
+    lines = [*lemmas, (result.answer or "") if result.verified else guess]
+    return Solved(result.verified, "\n".join(lines), result.why, result.to_dict())
 
 
 def _agent(order: Order) -> Solved:
