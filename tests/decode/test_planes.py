@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sigma0.config import KVConfig
 from sigma0.decode.kv_cache import DepthCache, Plane
 from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.ops import KVQuantizer
-from sigma0.decode.planes import LayerPlanes, extra_planes
+from sigma0.decode.planes import LayerPlanes, extra_planes, kv_quantizer
 
 HEADS, WIDTH = 2, 3
 LIKE = torch.zeros(HEADS, 0, WIDTH)
@@ -103,6 +104,27 @@ def test_exits_of_an_engine_s_tokens_reach_the_layers_that_loop():
         assert torch.equal(layer.flat_keys, expected)
     planes.wipe([0])
     assert all(not layer.flat_keys[:, :5].any() and layer.flat_keys[:, 5:].all() for layer in planes.planes)
+
+
+def test_the_last_plane_is_the_anchor_of_residuals_alone():
+    made = [kv_quantizer(KVConfig(codec=codec, group=8), 4) for codec in ("int8", "int4", "residual")]
+    assert made == [KVQuantizer((8,) * 4, None, 8), KVQuantizer((4,) * 4, None, 8), KVQuantizer((2, 2, 2, 4), 3, 8)]
+
+
+def test_planes_that_no_loop_wrote_are_encoded_as_the_last_that_one_wrote():
+    shape, kv = BlockShape(1, 3, HEADS, 16, 4), KVConfig(codec="int8", segment=16, group=16)
+    planes = PagedPlanes(shape, 12, torch.float32, torch.device("cpu"), sequences=2, longest=16, kv=kv)
+    for sequence in range(2):
+        planes.place(sequence, range(4 * sequence + 1, 4 * sequence + 5))
+        planes.begin(sequence, 0, 1)
+    (layer,) = planes.planes
+    layer.flat_keys.normal_(generator=torch.Generator().manual_seed(0))
+    written = layer.flat_keys[1, 16:32].clone()
+    planes.encode_to(1, 16)
+    for plane in (1, 2):
+        read = layer.coded[0].read(plane, torch.arange(20, 36)).float().view_as(written)
+        torch.testing.assert_close(read, written, rtol=0, atol=0.02)
+    assert planes.segments.coded.tolist() == [0, 16]
 
 
 def test_a_store_grows_as_it_is_told_and_else_doubles():

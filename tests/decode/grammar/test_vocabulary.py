@@ -53,7 +53,7 @@ def test_a_vocabulary_is_made_once_for_a_tokenizer_a_size_and_its_ends():
 
 
 def test_a_table_of_ids():
-    table = TokenTable([b"a", b"ab", b"", b"b", b"<x>", b"e"], [9, 4, 2], [4, 2])
+    table = TokenTable([b"a", b"ab", b"", b"b", b"<x>", b"e"], [9, 6, 4, 2], [4, 2])
     assert table.eos_token_id == 4 and table.special_token_ids == [2, 4]
     assert table.tokens == [b"a", b"ab", b"<|2|>", b"b", b"<|4|>", b"e"]
     assert table.is_tokenizer_wrapper and table.bos_token_id is None
