@@ -195,12 +195,16 @@ class CpuStepState:
         fields, width = self._fields, self._fields.width
         shapes = ((width,), (1, width), (1,), (None, width), (None, width))
         given = (weights.norm, weights.gate, weights.bias, weights.embedding, weights.head)
-        single = self._own["previous"].dtype is torch.float32
-        self._held = [
-            part.detach() if part is not None and single and _fits(part, torch.float32, shape) else None
+        dtype = self._own["previous"].dtype
+        fitting = [
+            part.detach() if part is not None and dtype in MOST_ROWS and _fits(part, dtype, shape) else None
             for part, shape in zip(given, shapes, strict=True)
         ]
-        norm, gate, bias, embedding, head = self._held
+        if dtype is not torch.float32:
+            # the gate alone is known in fewer bits
+            fitting = [None, *(None if part is None else part.float() for part in fitting[1:3]), None, None]
+        self._held = fitting
+        norm, gate, bias, embedding, head = fitting
         self.gates = gate is not None and bias is not None
         norm = None if gates and not self.gates else norm
         fields.norm, fields.epsilon = _address(norm), weights.epsilon

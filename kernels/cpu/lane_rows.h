@@ -155,30 +155,33 @@ static void stop(StepState* step, const bool* met) {
   step->reads = reads;
 }
 
-// The gate's logit of a normed state.
-static float gate_logit(const StepState* step, const float* state) {
+// The gate's logit of a normed state, as exact as its numbers are.
+template <typename Element>
+float gate_logit(const StepState* step, const Element* state) {
   const int64_t width = step->width;
   float parts[SIDE_BY_SIDE] = {};
   float sum = step->gate_bias[0];
   int64_t i = 0;
   for (; i + SIDE_BY_SIDE <= width; i += SIDE_BY_SIDE) {
     for (int64_t j = 0; j < SIDE_BY_SIDE; ++j) {
-      parts[j] += state[i + j] * step->gate_weight[i + j];
+      parts[j] += wide(state[i + j]) * step->gate_weight[i + j];
     }
   }
   for (; i < width; ++i) {
-    sum += state[i] * step->gate_weight[i];
+    sum += wide(state[i]) * step->gate_weight[i];
   }
   for (const float part : parts) {
     sum += part;
   }
-  return sum;
+  return wide(narrow<Element>(sum));
 }
 
-// `qexit` of decoding rows, given their normed states, `width` numbers each, or the gate's logits of them.
-static void ask_gate(StepState* step, const float* states, const float* gate_logits) {
+// `qexit` of decoding rows, given their normed states, `stride` bytes apart, or the gate's logits of them.
+template <typename Element>
+void ask_gate(StepState* step, const char* states, int64_t stride, const float* gate_logits) {
   for (int64_t row = 0; row < step->decoding; ++row) {
-    const float logit = gate_logits ? gate_logits[row] : gate_logit(step, states + row * step->width);
+    const Element* state = reinterpret_cast<const Element*>(states + row * stride);
+    const float logit = gate_logits ? gate_logits[row] : static_cast<float>(gate_logit(step, state));
     const float hazard = 1.0f / (1.0f + std::exp(-logit));
     float* kept = step->gate + column_of(step, LANE, row) * 2;
     const float survival = kept[SURVIVAL], cumulative = kept[CUMULATIVE] + hazard * survival;
@@ -192,7 +195,8 @@ static void ask_gate(StepState* step, const float* states, const float* gate_log
 static void end(StepState* step, const char* states, int64_t stride, const float* gate_logits) {
   keep_states(step, states, stride);
   if (step->asks_gate) {
-    ask_gate(step, reinterpret_cast<const float*>(states), gate_logits);
+    const auto ask = [&](auto element) { ask_gate<decltype(element)>(step, states, stride, gate_logits); };
+    of_element(step->element, ask);
   }
   if (step->differences != nullptr) {
     const auto take = [&](auto element) { watch<decltype(element)>(step, states, stride); };

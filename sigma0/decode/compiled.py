@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import is_
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -82,10 +83,16 @@ class Direct:
             given[at] = state[place]
         for size, those in zip((state[0].shape[0], state[-1].shape[1]), self.sizes, strict=True):
             for at in those:
-                given[at] = size
+                given[at] = _number(size)
         for at, place in self.offsets:
-            given[at] = state[place].storage_offset()
+            given[at] = _number(int(state[place].storage_offset()))
         return self.code(*given)
+
+
+@lru_cache(maxsize=1024)
+def _number(value: int) -> Tensor:
+    """A number as generated code reads it; of a plain one it makes a tensor in every call."""
+    return torch.tensor(value)
 
 
 class ModelPrograms:
