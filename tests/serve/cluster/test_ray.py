@@ -252,7 +252,7 @@ def hear_of(replicas):
 def test_full_engines_ask_to_come_back(replicas, proxied):
     """One job runs and one waits in each of two replicas."""
     replicas.make_anew(1)
-    replicas.block_lanes()
+    replicas.hold()
     try:
         with ThreadPoolExecutor(12) as pool:
             hear_of(replicas)
@@ -320,7 +320,7 @@ def test_the_requests_of_all_engines_are_listed(replicas, proxied):
     def listed():
         return httpx.get(f"{proxied.url}/slots", timeout=60).json()
 
-    replicas.block_lanes()
+    replicas.hold()
     try:
         with ThreadPoolExecutor(2) as pool:
             asked = [pool.submit(post, proxied, max_tokens=4) for _ in range(2)]
