@@ -190,5 +190,5 @@ def named_config(name: str) -> ProgressiveConfig:
 
 
 def chosen_config() -> ProgressiveConfig:
-    """The policy that the variable SIGMA0_PROGRESSIVE_CONFIG names; by default flat high effort, which measures best."""
+    """The policy that the variable SIGMA0_PROGRESSIVE_CONFIG names; flat high effort by default."""
     return named_config(os.environ.get(VARIABLE) or "FLAT_HIGH")
