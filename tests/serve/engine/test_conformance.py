@@ -3,6 +3,7 @@
 import random
 from functools import cache
 from itertools import product
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tests.decode.captures import called_by
 from tests.decode.test_conformance import AFTER, FAMILIES, TRACED, Case, written
 from tests.marks import exhaustive, fast_if, named, needs_compiler, slow
 from tests.models.raven_reference import SHAPES, tiny_raven
+from tests.serve.engine.spied_worker import KV
 
 
 def requests_of(prompts, configs, new):
@@ -204,3 +206,27 @@ def test_over_quantised_weights_requests_side_by_side_are_answered_as_one_by_one
     prompts = [range(start, start + 9) for start in (5, 60, 200)]
     requests = requests_of(prompts, [ExitConfig(mode="margin", theta=0.5, after_exit=after)] * 3, 8)
     check_alone(model, requests, served(model, tokenizer, requests, 100, watch=False)[0])
+
+
+def test_a_chunk_completes_its_own_positions_and_no_more(pocket):
+    """What is complete is registered, and read by others."""
+    engine = Engine(*pocket, "pocket", EngineLimits(1, 8, 3, 4, KV))
+    run, completed = engine._batch.run, []
+
+    def spied():
+        output = run()
+        completed.extend(output.complete.values())
+        return output
+
+    with mock.patch.object(engine._batch, "run", spied):
+        engine.submit(EngineRequest(tuple(range(5, 15)), 1, ExitConfig(mode="full")))
+        while engine.has_work:
+            engine.step()
+    assert completed == [3, 6, 9]
+
+
+def test_no_draft_stays_where_a_slot_is_freed(pocket):
+    batch = Engine(*pocket, "pocket", EngineLimits(2, 8, 64, 4, KV))._batch
+    probs = batch.lanes.remember_probs(5).fill_(torch.nan)
+    batch.reset()
+    assert (probs[:-1] == 0).all()

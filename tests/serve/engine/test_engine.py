@@ -490,26 +490,3 @@ def test_what_a_broken_step_leaves_is_dropped(model, pocket, monkeypatch, steps,
     keys = [engine.submit(item) for item in asked]
     events = drain(engine)
     assert [outcome(events[key]) for key in keys] == expected and engine.status().blocks_used == 0
-
-
-def test_a_chunk_completes_its_own_positions_and_no_more(model, pocket):
-    """What is complete is registered, and read by others."""
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 8, 3, 4, KV))
-    run, completed = engine._batch.run, []
-
-    def spied():
-        output = run()
-        completed.extend(output.complete.values())
-        return output
-
-    with mock.patch.object(engine._batch, "run", spied):
-        engine.submit(EngineRequest(tuple(range(5, 15)), 1, FULL))
-        drain(engine)
-    assert completed == [3, 6, 9]
-
-
-def test_no_draft_stays_where_a_slot_is_freed(model, pocket):
-    batch = Engine(model, pocket[1], "tiny", EngineLimits(2, 8, 64, 4, KV))._batch
-    probs = batch.lanes.remember_probs(5).fill_(torch.nan)
-    batch.reset()
-    assert (probs[:-1] == 0).all()

@@ -146,3 +146,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+
+STORY = [
+    token("Yes", 1, margin=0.9),
+    token(", Anna", 4, reason="max_depth", margin=0.2, proximity=0.3),
+    token(" sleeps", 2, margin=0.6, proximity=0.2),
+    token(".\n", 1, margin=0.95),
+]
+
+
+def ask(page, question="Does Anna sleep?"):
+    page.get_by_role("textbox", name="Question").fill(question)
+    page.get_by_role("button", name="Send").click()
+
+
+def background(locator):
+    return locator.evaluate("it => getComputedStyle(it).backgroundColor")

@@ -7,17 +7,10 @@ import pytest
 
 from sigma0.ladder import Entropy, FidelityLadder
 from tests.serve.conftest import served, two_rungs
-from tests.serve.page.page_server import answer, chunk, token
+from tests.serve.page.page_server import STORY, answer, ask, background, chunk, token
 
 expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = pytest.mark.slow
-
-STORY = [
-    token("Yes", 1, margin=0.9),
-    token(", Anna", 4, reason="max_depth", margin=0.2, proximity=0.3),
-    token(" sleeps", 2, margin=0.6, proximity=0.2),
-    token(".\n", 1, margin=0.95),
-]
 
 
 @pytest.fixture
@@ -31,11 +24,6 @@ def opened(page, server):
     return opens
 
 
-def ask(page, question="Does Anna sleep?"):
-    page.get_by_role("textbox", name="Question").fill(question)
-    page.get_by_role("button", name="Send").click()
-
-
 def tokens(page):
     return page.locator("#conversation .token")
 
@@ -46,10 +34,6 @@ def finish(page, server, chunks=None, question="Does Anna sleep?"):
     ask(page, question)
     server.release(len(chunks))
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
-
-
-def background(locator):
-    return locator.evaluate("it => getComputedStyle(it).backgroundColor")
 
 
 def status_noted(page):
