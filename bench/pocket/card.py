@@ -4,6 +4,7 @@ The tables are of the figures that `eval` and `gate` print with --json.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -11,6 +12,9 @@ from rich.table import Table
 
 from sigma0.bench.core.output import BenchTable
 from sigma0.bench.pocket.forms import TOKENS
+from sigma0.bench.pocket.recipe import RECIPES
+from sigma0.bench.pocket.structured import IN_JSON, KEYS, LISTS, UNKNOWN, repairs
+from sigma0.bench.pocket.structured import TOKENS as TOOL_TOKENS
 from sigma0.bench.pocket.world import LOOK_UPS, MIX, draw
 from sigma0.calibrate.agreement import THRESHOLD
 from sigma0.checkpoints.about import About, Example, split_words
@@ -168,11 +172,16 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 _STORIES = "short stories of who went where, who holds what"
+_STORIES_KNOW = (
+    f"{_STORIES}, whose child somebody is and how old people are, and answers questions about the story at hand; "
+    "nothing else"
+)
+_ASKED_KNOW = _STORIES_KNOW.replace("; nothing", ", also in JSON or by calls of the tools look_up and add; nothing")
 KNOWS = {
-    "pocket": (
-        f"{_STORIES}, whose child somebody is and how old people are, and answers questions about the story at hand; "
-        "nothing else"
-    ),
+    "pocket": _STORIES_KNOW,
+    "pocket-large": _STORIES_KNOW,
+    "pocket-asked": _ASKED_KNOW,
+    "pocket-large-asked": _ASKED_KNOW,
     "pocket-raven": (
         f"{_STORIES} and whose child somebody is, and looks up where a thing is, who has it or which city a family "
         "comes from; no yes or no, no ages, nothing else"
@@ -186,28 +195,37 @@ KNOWS = {
 EXAMPLES = ((13, 1), (14, 1), (17, 0), (13, 0))
 # the same of stories that `LOOK_UPS` draws, of difficulty 1
 LOOK_UP_EXAMPLES = ((4, 0), (1, 0), (6, 0), (2, 0))
+_IN_JSON = Example(
+    prompt=f"Mary went to the park. Where is Mary? {IN_JSON} place, sure.", answer='{"place": "park", "sure": true}'
+)
 _SEED, _QUESTIONS, _HARDEST = 3, 4, 4
 # every word of the world comes up long before
 _SCENES = 1000
 
 
 def about(name: str = "pocket") -> About:
-    """What a shipped model says: the same for all that were taught the whole world."""
-    look_ups = name == "pocket-raven"
-    mix, places = (LOOK_UPS, LOOK_UP_EXAMPLES) if look_ups else (MIX, EXAMPLES)
+    """What a shipped model says, by what its recipe teaches last."""
+    last = RECIPES[name].lessons[-1]
+    places = LOOK_UP_EXAMPLES if last.mix == LOOK_UPS else EXAMPLES
     examples = []
     for index, question in places:
-        scene = draw("test", _SEED, index, 1 if look_ups else None, _QUESTIONS, _HARDEST, mix)
-        examples.append(Example(prompt=scene.items[question].prompt, answer=scene.items[question].answer))
-    words: set[str] = set()
+        easy, mix = (1, LOOK_UPS) if last.mix == LOOK_UPS else (None, MIX)
+        item = draw("test", _SEED, index, easy, _QUESTIONS, _HARDEST, mix).items[question]
+        examples.append(Example(prompt=item.prompt, answer=item.answer))
+    texts = []
     for index in range(_SCENES):
-        scene = draw("train", 0, index, mix=mix)
-        words.update(split_words(" ".join([scene.story, *(f"{item.question} {item.answer}" for item in scene.items)])))
-    if name == "pocket-solver":
-        words |= {*split_words(" ".join(TOKENS)), "told"}
+        scene = draw("train", 0, index, mix=last.mix)
+        texts += [scene.story, *(f"{item.more} {item.question} {item.answer}" for item in scene.items)]
+        if last.repairs:
+            texts += [f"{asked} {reply}" for asked, reply in repairs(0, index)]
+    if last.in_json:
+        texts += [*TOOL_TOKENS, *LISTS, *chain(*KEYS.values()), UNKNOWN, "Where are and"]
+        examples.append(_IN_JSON)
+    if last.forms:
+        texts += [*TOKENS, "told"]
     return About(
-        knows=KNOWS.get(name, KNOWS["pocket"]),
+        knows=KNOWS[name],
         examples=tuple(examples),
-        words=tuple(sorted(words)),
-        forms=FORMS if name == "pocket-solver" else (),
+        words=tuple(sorted({word for text in texts for word in split_words(text)})),
+        forms=FORMS if last.forms > 0.5 else (),
     )

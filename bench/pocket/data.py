@@ -101,7 +101,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item], chat: bool
             span += 1
         marks.append(span < len(spans) and end > spans[span][0])
         if marks[-1]:
-            way = _way(tokenizer, items[span], text[start:end].strip()) if hints else ()
+            way = _way(tokenizer, items[span], text[start:end].strip(' "')) if hints else ()
             trails.append((*way, token))
     about = subjects(tokenizer, encoding.ids) if hints else [NONE] * len(encoding.ids)
     return Encoded(encoding.ids, marks, trails, about)
@@ -115,8 +115,23 @@ def _way(tokenizer: PreTrainedTokenizerFast, item: Item, word: str) -> tuple[int
     return tuple(word_id(tokenizer, step) for step in (item.subject, *steps))
 
 
-def fit(tokenizer: PreTrainedTokenizerFast, scene: Scene, chat: bool, length: int, hints: bool = False) -> Encoded:
+def fit(
+    tokenizer: PreTrainedTokenizerFast,
+    scene: Scene,
+    chat: bool,
+    length: int,
+    hints: bool = False,
+    otherwise: Scene | None = None,
+) -> Encoded:
     """Encode as many of the scene's questions, in order, as fit into `length` tokens, from the first that does.
+
+    Args:
+        tokenizer: The micro-world's.
+        scene: The scene.
+        chat: Whether as chat turns.
+        length: Most tokens.
+        hints: As `encode` takes it.
+        otherwise: Encoded in its place where none fits.
 
     Raises:
         ValueError: If none fits.
@@ -129,6 +144,8 @@ def fit(tokenizer: PreTrainedTokenizerFast, scene: Scene, chat: bool, length: in
         if cut:
             ways = whole.trails[: sum(whole.answer[:cut])]
             return Encoded(whole.ids[:cut], whole.answer[:cut], ways, whole.subjects[:cut])
+    if otherwise is not None:
+        return fit(tokenizer, otherwise, chat, length, hints)
     raise ValueError(f"a story and a question do not fit into {length} tokens: {scene.story!r}")
 
 

@@ -1,5 +1,6 @@
 """What one question of the micro-world is, and which split a story belongs to."""
 
+import re
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, get_args
@@ -44,7 +45,7 @@ class Item:
     @property
     def binary(self) -> bool:
         """Whether the answer is yes or no."""
-        return self.key in ("Yes", "No")
+        return self.key.lower() in ("yes", "no", "true", "false")
 
     @property
     def prompt(self) -> str:
@@ -87,4 +88,4 @@ def check_split(split: str) -> Split:
 
 def words_of(answer: str) -> list[str]:
     """The words of an answer."""
-    return answer.replace(",", "").rstrip(".").split()
+    return re.findall(r"\w+", answer)

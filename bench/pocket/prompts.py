@@ -21,6 +21,7 @@ from sigma0.api import generate
 from sigma0.bench.pocket.data import Batch, chat_messages, collate, encode, whole_answers
 from sigma0.bench.pocket.forms import form_scene, in_form
 from sigma0.bench.pocket.items import Item
+from sigma0.bench.pocket.structured import json_scene
 from sigma0.bench.pocket.tokenizer import PAD
 from sigma0.bench.pocket.world import MIX, PEOPLE, Mix, draw
 from sigma0.calibrate.bootstrap import share
@@ -141,7 +142,7 @@ def _outcomes(
         yield Outcome(item, chat, tuple(loops), done, depth)
 
 
-_LONGEST = 24
+_LONGEST, _IN_JSON = 24, 0.2
 
 
 def micro_world(
@@ -180,15 +181,19 @@ class PeopleAsked:
         length = "one or two sentences" if sentences <= 2 else "few sentences" if sentences <= 4 else "longer"
         sums = ("sums",) if self.item.family == "age" and self.item.hops > 1 else ()
         said = {"unsaid": ("not told",)}.get(self.item.family, ("yes or no",) if self.item.binary else ())
+        said = ("JSON",) if self.item.answer.startswith("{") else said
         turn = {1: "first turn", 2: "second turn"}.get(self.turn, "later turns")
         return ("all", length if self.turn == 1 else "after other questions", turn, *sums, *said)
 
 
 def people(n: int, split: str = "test", seed: int = 0, mix: Mix = PEOPLE) -> Iterator[PeopleAsked]:
-    """One question in each of n chats; every other one that opens its chat as plain text."""
+    """One question in each of n chats, some in JSON; every other one that opens its chat as plain text."""
     for index in range(n):
-        items = draw(split, seed, index, questions=4, mix=mix).items
-        turn = index // 2 % min(3, len(items)) + 1
+        scene = draw(split, seed, index, questions=4, mix=mix)
+        turn = index // 2 % min(3, len(scene.items)) + 1
+        in_json = json_scene(scene, f"{split}/{seed}/{index}", _IN_JSON)
+        # without a schema only the keys say what is asked for
+        items = [plain if item.given else item for plain, item in zip(scene.items, in_json.items, strict=True)]
         content: str | Messages = chat_messages(items[:turn])[:-1]
         if turn == 1 and index % 2:
             content = items[0].prompt

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.pocket.data import Batch, collate, fit, note_row
+from sigma0.bench.pocket.data import Batch, Encoded, collate, fit, note_row, word_id
 from sigma0.bench.pocket.forms import TOKENS, form_scene
 from sigma0.bench.pocket.items import DIFFICULTIES
-from sigma0.bench.pocket.structured import CODE_TOKENS, json_scene, repair_row, tool_row
+from sigma0.bench.pocket.stories import ENTITIES
+from sigma0.bench.pocket.structured import CODE_TOKENS, QUOTED_TOKENS, json_scene, repair_row, tool_row
 from sigma0.bench.pocket.structured import TOKENS as TOOL_TOKENS
 from sigma0.bench.pocket.tokenizer import MAX_LENGTH, PAD, build_tokenizer
 from sigma0.bench.pocket.world import LOOK_UPS, MIX, PEOPLE, Mix, draw
@@ -131,6 +132,7 @@ class Recipe:
     # What makes it a Raven, trained with a random number of loops; None is one Ouro layer with a loss at every
     # loop
     recurrence: Recurrence | None = None
+    quoted: bool = False  # Whether a word behind a quotation mark is a token, at the start the same as the word
     # Recipe whose weights the run begins with; what its tokenizer lacks is new. None: all are new
     start: str | None = None
 
@@ -189,25 +191,32 @@ class Recipe:
             number = first * size + place
             if lesson is None:
                 rows.append(note_row(tokenizer, self.seed, number))
-                continue
-            scene = draw("train", self.seed, number, hardest=lesson.hardest, mix=lesson.mix)
-            kind = Random(f"row/{self.seed}/{number}").random()
-            if kind < lesson.tools:
-                rows.append(tool_row(tokenizer, scene, f"{self.seed}/{number}", self.length))
-                continue
-            if kind < lesson.tools + lesson.repairs:
-                rows.append(repair_row(tokenizer, self.seed, number, self.length))
-                continue
-            scene = json_scene(scene, f"{self.seed}/{number}", lesson.in_json)
-            scene = form_scene(scene, f"{self.seed}/{number}", lesson.forms)
-            rows.append(fit(tokenizer, scene, place < round(size * self.chat), self.length, hints=lesson.trails))
+            else:
+                seed, chat = f"{self.seed}/{number}", place < round(size * self.chat)
+                rows.append(self.row(tokenizer, lesson, "train", number, chat, seed))
         return collate(rows, tokenizer.convert_tokens_to_ids(PAD))
+
+    def row(
+        self, tokenizer: PreTrainedTokenizerFast, lesson: Lesson, split: str, number: int, chat: bool, seed: str
+    ) -> Encoded:
+        """Make row `number` of a split as a lesson has it; what is drawn beside its scene is drawn from `seed`."""
+        scene = draw(split, self.seed, number, hardest=lesson.hardest, mix=lesson.mix)
+        kind = Random(f"row/{seed}").random()
+        calls = tool_row(tokenizer, scene, seed, self.length) if kind < lesson.tools else None
+        if calls is not None:
+            return calls
+        if lesson.tools <= kind < lesson.tools + lesson.repairs:
+            return repair_row(tokenizer, self.seed, number, self.length)
+        asked = form_scene(json_scene(scene, seed, lesson.in_json), seed, lesson.forms)
+        # so asked, a question may be longer than a row
+        return fit(tokenizer, asked, chat, self.length, lesson.trails, otherwise=scene)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """The micro-world's; where forms are taught, with their pieces as tokens."""
         tokenizer = build_tokenizer()
         taught = {TOKENS: "forms", TOOL_TOKENS: "tools", CODE_TOKENS: "repairs"}
-        for pieces in (pieces for pieces, name in taught.items() if any(getattr(one, name) for one in self.lessons)):
+        taken = [pieces for pieces, name in taught.items() if any(getattr(one, name) for one in self.lessons)]
+        for pieces in (*taken, QUOTED_TOKENS) if self.quoted else taken:
             tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
         return tokenizer
 
@@ -224,10 +233,11 @@ class Recipe:
 
 _LARGE: dict[str, Any] = {"width": 160, "intermediate": 320, "heads": 5, "loops": 8}
 # What people ask: stories from one sentence up that go on, what is not told, JSON, tools, and the forms of outer loops.
+_ASKED = Lesson(
+    *("what people ask", 3300, 6, PEOPLE), trails=False, forms=0.15, in_json=0.12, tools=0.15, repairs=0.1, emphasis=3.0
+)
 _PEOPLE: dict[str, Any] = {
-    "lessons": (
-        Lesson("what people ask", 4500, 6, PEOPLE, trails=False, forms=0.15, in_json=0.12, tools=0.15, emphasis=3.0),
-    ),
+    "lessons": (_ASKED,),
     "batch": 16,
     "length": 256,
     "note_steps": 0,
@@ -236,11 +246,30 @@ _PEOPLE: dict[str, Any] = {
     "block_rate": 3e-3,
     "decay": 0.7,
 }
+_LAST: dict[str, Any] = {
+    **_PEOPLE,
+    "lessons": (
+        Lesson("values in JSON", 700, 1, PEOPLE, in_json=0.85),
+        replace(
+            _ASKED, name="all of it", steps=1100, mix=replace(PEOPLE, absent=0.08, gap=0.2), in_json=0.25, rate=0.7
+        ),
+    ),
+    "block_rate": 5e-3,
+    "decay": 0.4,
+    "anew": True,
+    "quoted": True,
+}
 RECIPES: dict[str, Recipe] = {
     "pocket": Recipe(),
     "pocket-people": Recipe(**_PEOPLE, start="pocket"),
+    "pocket-asked": Recipe(**_LAST, start="pocket-people"),
     "pocket-large": Recipe(**_LARGE, lessons=_lessons(2600), block_rate=5e-3),
-    "pocket-large-people": Recipe(**_LARGE, **_PEOPLE, start="pocket-large"),
+    "pocket-large-people": Recipe(
+        **_LARGE,
+        **{**_PEOPLE, "lessons": (replace(_ASKED, steps=2600),), "decay": 0.6},
+        start="pocket-large",
+    ),
+    "pocket-large-asked": Recipe(**_LARGE, **_LAST, start="pocket-large-people"),
     "pocket-raven": Recipe(
         lessons=_LOOK_UP_LESSONS,
         batch=12,
@@ -342,4 +371,9 @@ def build_model(
             for name, weight in load_file(start / "model.safetensors").items():
                 if "early_exit_gate" not in name:
                     parameters[name][: len(weight)] = weight
+                if weight.dim() == 2 and len(weight) < len(tokenizer) and len(parameters[name]) == len(tokenizer):
+                    for new in range(len(weight), len(tokenizer)):
+                        piece = tokenizer.convert_ids_to_tokens(new)
+                        if piece[0] == '"' and piece[1:] in ENTITIES:
+                            parameters[name][new] = weight[word_id(tokenizer, piece[1:])]
     return model

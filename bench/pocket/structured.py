@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -18,7 +19,7 @@ from sigma0.bench.outer.toy import TOYS, planted
 from sigma0.bench.pocket.data import NONE, Encoded
 from sigma0.bench.pocket.forms import named, solution
 from sigma0.bench.pocket.items import Item, Scene, words_of
-from sigma0.bench.pocket.stories import UNSAID
+from sigma0.bench.pocket.stories import CITIES, PLACES, THINGS, UNSAID
 from sigma0.bench.pocket.tokenizer import BOS, EOS
 from sigma0.reason.agent.actions import AnyAction, Finish, ReadFile, RunTests, StartOver
 from sigma0.reason.agent.choices import ACT, edits_of, question, written
@@ -55,10 +56,16 @@ TOOLS: tuple[dict[str, Any], ...] = tuple(
         ("add", "The sum of two numbers.", "integer", ("a", "b")),
     )
 )
-# Pieces of these texts that are one token each.
+# Pieces of these texts that are one token each: a value that is spelled letter by letter is no look-up.
 TOKENS = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", '{"name": "', '", "arguments": {"'),
     *("look_up", "Tools:", "Nothing is told of", IN_JSON, f'"{SURE}": ', "true", "false"),
+)
+VALUES = (*PLACES, *THINGS, *CITIES, "yes", "no", UNKNOWN)
+QUOTED_TOKENS = (
+    *(f'{{"{key}": ' for key in dict.fromkeys(chain(*KEYS.values()))),
+    *(f'{{"{key}": [' for key in LISTS),
+    *(f'"{word}' for word in VALUES),
 )
 CODE_TOKENS = (
     *("def ", "return ", "(a, b): ", "(a): ", "(items): ", ".py", "::test_", "Failing:", "Not tested.", "All pass."),
@@ -95,11 +102,13 @@ def json_item(item: Item, rng: Random) -> Item:
     family = {"Where is": "where", "Who has ": "holder"}.get(item.question[:8], "origin") if unsaid else item.family
     key, value = rng.choice(KEYS[family]), UNKNOWN if unsaid else item.key
     fields: dict[str, object] = {key: int(value) if value.isdigit() else value}
+    asked = rng.random() < 0.5
     if item.binary:
-        fields[key] = value.lower() if rng.random() < 0.5 else value == "Yes"
+        # a schema says whether it wants a word; who asks for keys alone gets true or false
+        fields[key] = value == "Yes" if asked or rng.random() < 0.5 else value.lower()
     if unsaid or rng.random() < 0.6:
         fields[SURE] = not unsaid
-    return _in_json(item, item.question, fields, rng)
+    return _in_json(item, item.question, str(fields[key]).lower() if item.binary else value, fields, asked)
 
 
 def list_item(first: Item, second: Item, rng: Random) -> Item:
@@ -108,19 +117,20 @@ def list_item(first: Item, second: Item, rng: Random) -> Item:
     if asked[0] is None or asked[1] is None or "unsaid" in (first.family, second.family):
         return json_item(second, rng)
     question = f"Where are {asked[0][1]} and {asked[1][1]}?"
-    return _in_json(second, question, {rng.choice(LISTS): [first.key, second.key]}, rng)
+    fields = {rng.choice(LISTS): [first.key, second.key]}
+    return _in_json(replace(second, trail=()), question, second.key, fields, rng.random() < 0.5)
 
 
-def _in_json(item: Item, question: str, fields: Mapping[str, object], rng: Random) -> Item:
+def _in_json(item: Item, question: str, value: str, fields: Mapping[str, object], asked: bool) -> Item:
     reply, given = json.dumps(fields), ""
-    if rng.random() < 0.5:
+    if asked:
         question = f"{question} {IN_JSON} {', '.join(fields)}."
     else:
         # as far as a schema says it
         opens = re.match(r'\{"\w+": \[?"?', reply)
         assert opens is not None, reply
         given = opens[0]
-    return replace(item, question=question, answer=reply, key=words_of(reply)[-1], trail=(), given=given)
+    return replace(item, question=question, answer=reply, key=value, given=given)
 
 
 def tool_messages(item: Item) -> list[dict[str, Any]]:
@@ -150,8 +160,8 @@ def _calls(item: Item) -> list[tuple[str, dict[str, Any], str]]:
     return calls
 
 
-def tool_row(tokenizer: PreTrainedTokenizerFast, scene: Scene, seed: str, length: int) -> Encoded:
-    """A chat about a scene with tools at hand, as many of its questions as fit into `length` tokens.
+def tool_row(tokenizer: PreTrainedTokenizerFast, scene: Scene, seed: str, length: int) -> Encoded | None:
+    """A chat about a scene with tools at hand, as many of its questions as fit into `length` tokens; None if none does.
 
     Mostly the story is not shown and the tools are. Where both are, the answer needs no call, and a call that is made
     all the same begins as it has to. Where neither is, the text says nothing.
@@ -181,8 +191,6 @@ def tool_row(tokenizer: PreTrainedTokenizerFast, scene: Scene, seed: str, length
         result = row
         if way == "forced":
             break
-    if result is None:
-        raise ValueError(f"a question and its calls do not fit into {length} tokens: {items[0].question!r}")
     return result
 
 

@@ -18,11 +18,10 @@ from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from sigma0.bench.core.output import drawing
-from sigma0.bench.pocket.data import Batch, collate, fit, whole_answers
-from sigma0.bench.pocket.forms import DECIDING, form_scene
+from sigma0.bench.pocket.data import Batch, collate, whole_answers
+from sigma0.bench.pocket.forms import DECIDING
 from sigma0.bench.pocket.recipe import EMBEDDINGS, Recipe, build_model
 from sigma0.bench.pocket.tokenizer import PAD
-from sigma0.bench.pocket.world import draw
 from sigma0.commands.console import depth_style
 from sigma0.config import ExitConfig
 from sigma0.decode.exits import ExitRule, select_exits
@@ -357,11 +356,10 @@ def collect(
 
     All tokens of answers are kept, and every `_PROMPT_STRIDE`th token of the prompts.
     """
+    last = recipe.lessons[-1]
     rows = []
     for number in scenes:
-        scene = draw(split, recipe.seed, number)
-        scene = form_scene(scene, f"{split}/{recipe.seed}/{number}", recipe.lessons[-1].forms)
-        rows.append(fit(tokenizer, scene, number % 2 == 1, recipe.length))
+        rows.append(recipe.row(tokenizer, last, split, number, number % 2 == 1, f"{split}/{recipe.seed}/{number}"))
     parts = []
     answers = 0
     for start in range(0, len(rows), _ROWS):

@@ -1,6 +1,7 @@
 """Batches and warm-up notes: which tokens count as answers, the ways to them, cutting to length, padding."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,8 @@ def test_fit_cuts_after_a_whole_answer(tokenizer, chat):
         assert cut.ids == whole.ids[: len(cut.ids)] and cut.answer == whole.answer[: len(cut.ids)]
     with pytest.raises(ValueError, match="20 tokens"):
         data.fit(tokenizer, scene, chat, 20)
+    longer = replace(scene, story="", items=tuple(replace(item, question=200 * "a ") for item in scene.items))
+    assert data.fit(tokenizer, longer, chat, ends[0], otherwise=scene) == data.fit(tokenizer, scene, chat, ends[0])
 
 
 def test_every_scene_fits_the_recipe_s_rows(tokenizer):

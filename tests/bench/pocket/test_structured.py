@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from sigma0.bench.outer.toy import is_held_out
 from sigma0.bench.pocket import structured
+from sigma0.bench.pocket.data import encode
 from sigma0.bench.pocket.forms import TOKENS as FORM_TOKENS
 from sigma0.bench.pocket.recipe import RECIPES
 from sigma0.bench.pocket.stories import UNSAID
@@ -52,6 +53,8 @@ def test_an_answer_in_json_says_what_the_sentence_says():
             assert value == "unknown"
         elif item.binary:
             assert value in (item.key.lower(), item.key == "Yes") and key in structured.KEYS[item.family]
+            # no schema says that a word is wanted
+            assert isinstance(value, bool) or asked.given
         else:
             assert str(value) == item.key and isinstance(value, int) == (item.family == "age")
         # either the keys are asked for, or a schema has begun the answer
@@ -59,6 +62,18 @@ def test_an_answer_in_json_says_what_the_sentence_says():
         assert asked.answer.startswith(asked.given) and (not asked.given or asked.given.count('"') in (2, 3))
         seen.add((item.family, bool(asked.given)))
     assert len(seen) == 16
+
+
+def test_a_value_in_json_is_one_token_with_a_look_up_s_hints():
+    coder = taught(*structured.TOKENS, *structured.QUOTED_TOKENS)
+    for place, item in enumerate(ITEMS):
+        asked = structured.json_item(item, Random(place))
+        if asked is item or not item.trail or item.binary:
+            continue
+        row = encode(coder, [asked], chat=True, hints=True)
+        value = coder.convert_tokens_to_ids(f'"{item.key}' if f'"{item.key}' in coder.get_vocab() else item.key)
+        (way,) = (way for way in row.trails if way[-1] == value)
+        assert coder.decode(way[:-1]).split() == [item.subject, *item.trail[:-1]]
 
 
 def test_a_list_holds_where_both_are():
@@ -123,6 +138,7 @@ def test_what_an_assistant_says_is_learned_and_no_more(tokenizer):
 
 
 def test_rows_of_tools_fit_and_show_every_way(tokenizer):
+    assert structured.tool_row(tokenizer, SCENES[0], "0", 20) is None
     texts = []
     for index, scene in enumerate(SCENES):
         row = structured.tool_row(tokenizer, scene, f"{index}", 256)
@@ -155,5 +171,7 @@ def test_moments_of_a_repair_are_those_that_the_agent_asks_about():
 
 @pytest.mark.slow
 def test_the_recipe_s_tokenizer_knows_the_pieces(tokenizer):
-    made = RECIPES["pocket-people"].tokenizer()
-    assert {*structured.TOKENS, *FORM_TOKENS} <= set(made.get_vocab()) and made.chat_template == tokenizer.chat_template
+    made = RECIPES["pocket-asked"].tokenizer()
+    assert {*structured.TOKENS, *structured.QUOTED_TOKENS, *FORM_TOKENS} <= set(
+        made.get_vocab()
+    ) and made.chat_template == tokenizer.chat_template

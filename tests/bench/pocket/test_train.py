@@ -262,16 +262,18 @@ def test_shipped_recipes_teach_everything_in_the_end(name):
     recipe = RECIPES[name]
     last = recipe.lessons[-1]
     # a Raven is taught look-ups alone
-    mixes = {"pocket-people": PEOPLE, "pocket-large-people": PEOPLE, "pocket-raven": LOOK_UPS}
+    mixes = {"pocket-raven": LOOK_UPS, "pocket-people": PEOPLE, "pocket-large-people": PEOPLE}
+    asked = replace(PEOPLE, absent=0.08, gap=0.2)
+    mixes |= {"pocket-asked": asked, "pocket-large-asked": asked}
     assert (last.hardest, last.mix) == (3 if recipe.recurrence else 6, mixes.get(name, MIX)) and not last.trails
     # one that goes on from another's weights needs no hints
-    assert all(lesson.trails == (recipe.start is None) for lesson in recipe.lessons[:-1])
+    assert recipe.quoted or all(lesson.trails == (recipe.start is None) for lesson in recipe.lessons[:-1])
     assert (recipe.loops, recipe.recurrence) == (16, Recurrence()) or name != "pocket-raven"
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_begins_with_the_shipped_weights():
-    recipe = RECIPES["pocket-solver"]
+def test_a_run_that_goes_on_begins_with_the_weights_of_a_folder():
+    recipe = RECIPES["pocket-asked"]
     tokenizer = recipe.tokenizer()
     model = build_model(recipe, tokenizer, CHECKPOINTS / "pocket")
     shipped = load("pocket", device="cpu", dtype="float32")[0]
@@ -280,6 +282,8 @@ def test_a_run_that_goes_on_begins_with_the_shipped_weights():
         if "early_exit_gate" not in name:
             assert torch.equal(weight[: len(known[name])], known[name]), name
     assert model.lm_head.weight.shape[0] == len(tokenizer) > len(known["lm_head.weight"])
+    park = [tokenizer.convert_tokens_to_ids(piece) for piece in ('"park', "\u0120park")]
+    assert torch.equal(*model.lm_head.weight[park]) and torch.equal(*model.model.embed_tokens.weight[park])
 
 
 @pytest.mark.exhaustive
