@@ -28,6 +28,7 @@ from sigma0.bench.pocket.items import Item
 from sigma0.checkpoints.about import read_about
 from sigma0.commands.options import Threads
 from sigma0.config import Messages
+from sigma0.decode.grammar.bounds import OWN_TOKENS
 from sigma0.models.load import load_causal
 from sigma0.models.prompts import encode
 from sigma0.reason.agent.agent import AgentSettings, RepoAgent
@@ -308,6 +309,6 @@ def _by_lot(rng: Random) -> Callable[..., str]:
     """Replies with one of the texts that a grammar of choices lists."""
 
     def reply(messages: Messages, grammar: str, **_: object) -> str:
-        return str(json.loads(rng.choice(re.findall(r'"(?:[^"\\]|\\.)*"', grammar))))
+        return str(json.loads(rng.choice(re.findall(r'"(?:[^"\\]|\\.)*"', grammar.removeprefix(OWN_TOKENS)))))
 
     return reply

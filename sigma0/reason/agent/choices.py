@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from sigma0.decode.grammar.bounds import OWN_TOKENS
 from sigma0.reason.agent.actions import AnyAction, EditFile, Finish, ReadFile, RunTests, StartOver
 from sigma0.reason.agent.reports import TestReport
 
@@ -82,5 +83,5 @@ def written(action: AnyAction) -> str:
 
 
 def choice_grammar(allowed: Sequence[AnyAction]) -> str:
-    """That a reply is one of some actions, in Lark's notation."""
-    return "start: " + " | ".join(json.dumps(written(action)) for action in allowed)
+    """That a reply is one of some actions, in Lark's notation, in tokens that may hold more than what all begin with."""
+    return f"{OWN_TOKENS}start: " + " | ".join(json.dumps(written(action)) for action in allowed)

@@ -4,7 +4,17 @@ import json
 
 import pytest
 
-from sigma0.decode.grammar.bounds import CHOICES, MOST, REGEX, RULES, TEXT, check_grammar, check_schema, check_spec
+from sigma0.decode.grammar.bounds import (
+    CHOICES,
+    MOST,
+    OWN_TOKENS,
+    REGEX,
+    RULES,
+    TEXT,
+    check_grammar,
+    check_schema,
+    check_spec,
+)
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, Tool, ToolCalls
 from tests.decode.grammar.matching import refused
 
@@ -198,7 +208,8 @@ def test_keys_of_the_engine_are_refused(place):
     with refused("may not set the engine"):
         check_grammar(f"start: %json {schema}")
     with refused("may not set the engine"):
-        check_spec(Grammar('%llguidance {"no_forcing": true}\nstart: "a"'))
+        check_spec(Grammar('%llguidance {"allow_invalid_utf8": true}\nstart: "a"'))
     # a name, and text, are no settings
     check_schema('{"properties": {"x-guidance": {"const": {"x-guidance": 1}}}}')
     check_spec(Grammar('start: "%llguidance"'))
+    check_spec(Grammar(f'{OWN_TOKENS}start: "a"'))
