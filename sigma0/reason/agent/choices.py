@@ -83,5 +83,5 @@ def written(action: AnyAction) -> str:
 
 
 def choice_grammar(allowed: Sequence[AnyAction]) -> str:
-    """That a reply is one of some actions, in Lark's notation, in tokens that may hold more than what all begin with."""
+    """That a reply is one of some actions, in Lark's notation, in tokens that may hold more than their beginning."""
     return f"{OWN_TOKENS}start: " + " | ".join(json.dumps(written(action)) for action in allowed)
