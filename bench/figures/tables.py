@@ -12,7 +12,7 @@ from sigma0.bench.fidelity.table import label as rule_label
 from sigma0.bench.fidelity.table import latest_runs
 from sigma0.bench.figures.results import Results
 from sigma0.bench.ladder.measure import ladder_runs
-from sigma0.bench.pocket.card import estimate_text, forms_table, model_card
+from sigma0.bench.pocket.card import estimate_text, forms_table, model_card, people_table
 from sigma0.bench.simulation.inputs import read_inputs
 from sigma0.bench.simulation.table import checks_table
 from sigma0.bench.speed.table import latest_speed_runs
@@ -91,6 +91,9 @@ def blocks(results: Results) -> dict[str, dict[str, str]]:
         )
         for name in MODELS
     }
+    for name in MODELS:
+        asked = f"people-{name}"
+        cards[f"people {name}"] = marked(people_table(results.json(asked)["groups"]).markdown(), results.stale(asked))
     raven = "pocket-raven-eval"
     cards["card pocket-raven"] = marked(model_card(results.json(raven)), results.stale(raven))
     cards["loops pocket-raven"] = marked(raven_page(results), results.stale("lossless-pocket-raven-16", raven))

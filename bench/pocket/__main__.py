@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sigma0.bench.core.conditions import figures_of
 from sigma0.bench.core.options import HardHalf, LookUps, StorySeed, WorldSplit
 from sigma0.bench.core.output import BenchTable, measuring, tell_report
-from sigma0.bench.pocket.card import about, evaluation_table, forms_table, model_card
+from sigma0.bench.pocket.card import about, evaluation_table, forms_table, model_card, people_table
 from sigma0.bench.pocket.prompts import check_people, evaluate, free_runs, json_line, micro_world, people, summarize
 from sigma0.bench.pocket.recipe import RECIPES, Recipe
 from sigma0.bench.pocket.train import LOG, Report, draw_curve, finish, read_log, train
@@ -138,12 +138,7 @@ def people_command(
         with progress_bar("questions", n, as_json) as advance:
             groups = check_people(looped, tokenizer, n, split, seed, advance)
     if tell_report({"model": model, "split": split, "seed": seed, "n": n, "groups": groups}, None, as_json):
-        headings = ("questions", "n", "right, %", "door open, %", "of those right, %")
-        cells = [
-            (kind, str(int(row["n"])), *(f"{100 * row[name]:.1f}" for name in ("right", "open", "open_right")))
-            for kind, row in groups.items()
-        ]
-        Console().print(BenchTable(headings, cells, f"{model}, {split} split, seed {seed}").rich())
+        Console().print(people_table(groups, f"{model}, {split} split, seed {seed}").rich())
 
 
 @app.command("about")

@@ -94,6 +94,17 @@ def forms_table(evaluation: Figures) -> BenchTable:
     return BenchTable(head, rows, "Whole replies right, %, by the loop they are read at", left=head[:2])
 
 
+def people_table(groups: Mapping[str, Figures], title: str = "") -> BenchTable:
+    """Answers to what people ask, written freely: right by kind and loop, and at the exits, with their doors."""
+    loops = range(1, len(groups["all"]["loops"]) + 1)
+    head = ("questions", "n", *map(str, loops), "at the exits", "door open", "of those right")
+    rows = [
+        (kind, str(row["n"]), *map(_percent, (*row["loops"], *(row[name] for name in ("right", "open", "open_right")))))
+        for kind, row in groups.items()
+    ]
+    return BenchTable(head, rows, title)
+
+
 def _cells(group: Figures, loops: Iterable[int]) -> list[str]:
     """Of some questions: how many, the share that is right at each loop, the interval at full depth, and the exits."""
     return [
@@ -172,16 +183,13 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 _STORIES = "short stories of who went where, who holds what"
-_STORIES_KNOW = (
-    f"{_STORIES}, whose child somebody is and how old people are, and answers questions about the story at hand; "
-    "nothing else"
+_ASKED_KNOW = (
+    f"{_STORIES}, whose child somebody is and how old people are, and answers questions about the story at hand, also "
+    "in JSON or by calls of the tools look_up and add; nothing else"
 )
-_ASKED_KNOW = _STORIES_KNOW.replace("; nothing", ", also in JSON or by calls of the tools look_up and add; nothing")
 KNOWS = {
-    "pocket": _STORIES_KNOW,
-    "pocket-large": _STORIES_KNOW,
-    "pocket-asked": _ASKED_KNOW,
-    "pocket-large-asked": _ASKED_KNOW,
+    "pocket": _ASKED_KNOW,
+    "pocket-large": _ASKED_KNOW,
     "pocket-raven": (
         f"{_STORIES} and whose child somebody is, and looks up where a thing is, who has it or which city a family "
         "comes from; no yes or no, no ages, nothing else"

@@ -187,8 +187,11 @@ class PeopleAsked:
 
 
 def people(n: int, split: str = "test", seed: int = 0, mix: Mix = PEOPLE) -> Iterator[PeopleAsked]:
-    """One question in each of n chats, some in JSON; every other one that opens its chat as plain text."""
-    for index in range(n):
+    """One question in each of n other chats, some in JSON; every other one that opens its chat as plain text."""
+    seen: set[str] = set()
+    for index in count():
+        if len(seen) == n:
+            return
         scene = draw(split, seed, index, questions=4, mix=mix)
         turn = index // 2 % min(3, len(scene.items)) + 1
         in_json = json_scene(scene, f"{split}/{seed}/{index}", _IN_JSON)
@@ -197,7 +200,10 @@ def people(n: int, split: str = "test", seed: int = 0, mix: Mix = PEOPLE) -> Ite
         content: str | Messages = chat_messages(items[:turn])[:-1]
         if turn == 1 and index % 2:
             content = items[0].prompt
-        yield PeopleAsked(Prompt(content, items[turn - 1].answer), items[turn - 1], turn)
+        asked = PeopleAsked(Prompt(content, items[turn - 1].answer), items[turn - 1], turn)
+        if (text := json.dumps(content)) not in seen:
+            seen.add(text)
+            yield asked
 
 
 def check_people(
@@ -207,21 +213,32 @@ def check_people(
     split: str = "test",
     seed: int = 0,
     advance: Callable[[int], None] = lambda done: None,
-) -> dict[str, dict[str, float]]:
-    """Answers written freely at the exits: of each kind `n`, and the shares that are `right`, and have `open` doors.
+) -> dict[str, dict[str, Any]]:
+    """Answers written freely: of each kind `n`, and the shares that are right at each of the `loops`, and at the exits.
 
-    Of those with an open door `open_right` are right, or 1 of none.
+    At the exits they are `right`, and have `open` doors; of those with an open door `open_right` are right, or 1 of
+    none.
     """
-    counts: dict[str, Counter[str]] = {}
+    counts: dict[str, Counter[str | int]] = {}
+    loops = range(1, model.num_loops + 1)
     for place, asked in enumerate(people(n, split, seed)):
         written = generate(model, tokenizer, asked.prompt.content, max_new_tokens=_LONGEST, verdict=True)
         right, opens = written.text.strip() == asked.prompt.answer, written.door == "converge"
+        read: dict[str | int, int] = {"n": 1, "right": right, "open": opens, "both": right and opens}
+        for loop in loops:
+            at_loop = generate(
+                *(model, tokenizer, asked.prompt.content),
+                max_new_tokens=_LONGEST,
+                exit_config=ExitConfig(mode="fixed", depth=loop),
+            )
+            read[loop] = at_loop.text.strip() == asked.prompt.answer
         for kind in asked.kinds:
-            counts.setdefault(kind, Counter()).update(n=1, right=right, open=opens, both=right and opens)
+            counts.setdefault(kind, Counter()).update(read)
         advance(place + 1)
     return {
         kind: {
             "n": count["n"],
+            "loops": [count[loop] / count["n"] for loop in loops],
             "right": count["right"] / count["n"],
             "open": count["open"] / count["n"],
             "open_right": count["both"] / count["open"] if count["open"] else 1.0,

@@ -124,12 +124,13 @@ solve-lemma | sigma0 solve "How many whole numbers from 1 to 30 can be divided b
 # of each of the two models that know all of the micro-world
 _OF_A_WORLD = f"""
 @-eval | sigma0.bench.pocket eval @ --n 7000 --json | --n 400 --free 40
+people-@ | sigma0.bench.pocket people @ --n 1000 --json | --n 40
 @-gate | sigma0.bench gate @ -n 1000 --rules-n 200 --json | -n 100 --rules-n 20
 stability-@ | sigma0.bench stability @ -n 300 --json | -n 40
 verdict-@ | sigma0.bench verdict @ -n 2000 --json | -n 60
 promise-@ | sigma0.bench promise @ -n 10000 --json | -n 600 --fit 200 --test 200 --draws 40
-calibrate-@ | sigma0 calibrate @ {_CALIBRATE} --exit all --agreement 0.995 | --agreement 0.98 | | --n 2500 | --n 400
-doors-@ | sigma0 calibrate @ {_CALIBRATE} --objective risk --risk 0.05 | | | --n 6000 | --n 500
+calibrate-@ | sigma0 calibrate @ {_CALIBRATE} --exit all --agreement 0.995 | --agreement 0.98 | | --people --n 5000 | --people --n 400
+doors-@ | sigma0 calibrate @ {_CALIBRATE} --objective risk --risk 0.02 | | | --people --n 6000 | --people --n 500
 fidelity-@ | sigma0.bench fidelity @ --out {{scratch}}/rows --json | -n 2 --modes margin,qexit | rows
 """
 _LAST = f"""

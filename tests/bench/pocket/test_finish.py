@@ -12,7 +12,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.data import collate, encode, fit
-from sigma0.bench.pocket.prompts import Outcome, evaluate, free_runs, micro_world, summarize
+from sigma0.bench.pocket.prompts import Outcome, check_people, evaluate, free_runs, micro_world, people, summarize
 from sigma0.bench.pocket.recipe import Recipe, Recurrence, build_model
 from sigma0.bench.pocket.train import THRESHOLDS, Readouts, choose_threshold, collect, finish, fit_gate, loop_loss
 from sigma0.bench.pocket.world import draw
@@ -117,6 +117,31 @@ def test_evaluation_is_what_runs_that_stop_at_each_loop_write(tokenizer, recipe)
             while len(ids) < stop:
                 ids.append(int(model(torch.tensor([ids]), exit_config=depth, use_cache=False).logits[0, -1].argmax()))
             assert outcome.right[loop - 1] == (ids == encoded.ids[:stop])
+
+
+@pytest.mark.slow
+def test_what_people_ask_is_counted_by_kind_and_loop():
+    """Of the shipped model: as it writes a reply word by word at each depth, without the library's decoding."""
+    model, tokenizer = load("pocket", device="cpu", dtype="float32")
+    groups = check_people(model, tokenizer, 8, seed=1)
+    asked = list(people(8, seed=1))
+    right = [0] * model.num_loops
+    for entry in asked:
+        content = entry.prompt.content
+        if not isinstance(content, str):
+            content = tokenizer.apply_chat_template(content, tokenize=False, add_generation_prompt=True)
+        for loop in range(model.num_loops):
+            ids, depth = tokenizer(content)["input_ids"], ExitConfig(mode="fixed", depth=loop + 1)
+            start = len(ids)
+            while len(ids) < start + 24 and ids[-1] != tokenizer.eos_token_id or len(ids) == start:
+                ids.append(int(model(torch.tensor([ids]), exit_config=depth, use_cache=False).logits[0, -1].argmax()))
+            right[loop] += tokenizer.decode(ids[start:], skip_special_tokens=True).strip() == entry.prompt.answer
+    whole = groups["all"]
+    assert whole["loops"] == [count / 8 for count in right] and 0 < right[-1] <= 8 and whole["n"] == 8
+    assert len({json.dumps(entry.prompt.content) for entry in people(400)}) == 400
+    assert sum(groups[kind]["n"] for kind in ("first turn", "second turn", "later turns") if kind in groups) == 8
+    doors = [(row["open"], row["open_right"]) for row in groups.values()]
+    assert all(0 <= share <= 1 for pair in doors for share in pair) and any(opened for opened, _ in doors)
 
 
 def test_groups_count_each_question_once():

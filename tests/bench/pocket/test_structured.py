@@ -171,7 +171,7 @@ def test_moments_of_a_repair_are_those_that_the_agent_asks_about():
 
 @pytest.mark.slow
 def test_the_recipe_s_tokenizer_knows_the_pieces(tokenizer):
-    made = RECIPES["pocket-asked"].tokenizer()
+    made = RECIPES["pocket"].tokenizer()
     assert {*structured.TOKENS, *structured.QUOTED_TOKENS, *FORM_TOKENS} <= set(
         made.get_vocab()
     ) and made.chat_template == tokenizer.chat_template

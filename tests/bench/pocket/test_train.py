@@ -264,7 +264,7 @@ def test_shipped_recipes_teach_everything_in_the_end(name):
     # a Raven is taught look-ups alone
     mixes = {"pocket-raven": LOOK_UPS, "pocket-people": PEOPLE, "pocket-large-people": PEOPLE}
     asked = replace(PEOPLE, absent=0.08, gap=0.2)
-    mixes |= {"pocket-asked": asked, "pocket-large-asked": asked}
+    mixes |= {"pocket": asked, "pocket-large": asked}
     assert (last.hardest, last.mix) == (3 if recipe.recurrence else 6, mixes.get(name, MIX)) and not last.trails
     # one that goes on from another's weights needs no hints
     assert recipe.quoted or all(lesson.trails == (recipe.start is None) for lesson in recipe.lessons[:-1])

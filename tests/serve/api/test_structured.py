@@ -69,6 +69,30 @@ def test_openais_client_parses_its_models(plain):
         assert stream.get_final_completion().choices[0].message.parsed == done.choices[0].message.parsed
 
 
+class Found(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    place: str
+    sure: bool
+
+
+@pytest.mark.parametrize(
+    "question, answer",
+    [
+        ("Mary went to the park. Where is Mary?", Found(place="park", sure=True)),
+        (
+            "The hat is in the box. The box was taken by Ida. Ida went to the barn. Where is the hat?",
+            Found(place="barn", sure=True),
+        ),
+        ("Mary went to the park. Where is Leo?", Found(place="unknown", sure=False)),
+    ],
+)
+def test_the_shipped_model_fills_a_schema_rightly_and_ends(plain, question, answer):
+    asked = {"model": "pocket", "messages": [{"role": "user", "content": question}], "response_format": Found}
+    done = plain.client.chat.completions.parse(**asked, max_tokens=60).choices[0]
+    assert (done.message.parsed, done.finish_reason) == (answer, "stop")
+
+
 @pytest.mark.parametrize(
     "fields, allowed",
     [

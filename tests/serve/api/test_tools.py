@@ -10,6 +10,7 @@ import pydantic
 import pytest
 from openai.types.chat import ChatCompletion
 
+from sigma0.bench.pocket.structured import TOOLS as MICRO_WORLD
 from sigma0.serve.api.access import ServerSettings
 from tests.byte_model import byte_model
 from tests.schemas import record
@@ -286,11 +287,67 @@ def test_what_is_wrong_is_named(hermes, body, param, message):
     assert error["param"] == param and message in error["message"]
 
 
-def test_a_model_whose_template_knows_no_tools(plain):
-    for body in ({"tools": TOOLS}, {"messages": [*ASKED, CALLED, RESULT]}):
-        error = error_of(post(plain, **body), 400)
-        assert error["code"] == "unsupported_parameter" and "chat template knows no tools" in error["message"]
-    assert post(plain, tools=TOOLS, tool_choice="none").status_code == 200
+def test_a_model_whose_template_knows_no_tools(pocket):
+    with server_of(pocket, "{% for message in messages %}{{ message.content }}{% endfor %}") as server:
+        for body in ({"tools": TOOLS}, {"messages": [*ASKED, CALLED, RESULT]}):
+            error = error_of(post(server, **body), 400)
+            assert error["code"] == "unsupported_parameter" and "chat template knows no tools" in error["message"]
+        assert post(server, tools=TOOLS, tool_choice="none").status_code == 200
+
+
+FACTS = {
+    "lamp": "The lamp is with Sara.",
+    "Sara": "Sara walked to the office.",
+    "Mary": "Mary is 3 years younger than Julia.",
+    "Julia": "Julia is 8 years old.",
+}
+
+
+def completed(client, stream, **body):
+    """The message of an answer and why it ended, streamed or not."""
+    body = {"model": "pocket", "max_tokens": 60, "tools": list(MICRO_WORLD), "parallel_tool_calls": False, **body}
+    if stream:
+        with client.chat.completions.stream(**body) as parts:
+            choice = parts.get_final_completion().choices[0]
+    else:
+        choice = client.chat.completions.create(**body).choices[0]
+    return choice.message, choice.finish_reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    "question, calls, answer",
+    [
+        ("Where is the lamp?", ["lamp", "Sara"], "The lamp is in the office."),
+        ("How old is Mary?", ["Mary", "Julia", (8, -3)], "Mary is 5 years old."),
+        ("Where is the kite?", ["kite"], "The text does not say."),
+    ],
+)
+def test_the_shipped_model_calls_tools_until_it_knows(plain, stream, choice, question, calls, answer):
+    messages = [{"role": "user", "content": question}]
+    for asked in calls:
+        said, reason = completed(plain.client, stream, messages=messages, tool_choice=choice)
+        (call,) = said.tool_calls
+        arguments = json.loads(call.function.arguments)
+        if isinstance(asked, tuple):
+            assert (call.function.name, arguments) == ("add", {"a": asked[0], "b": asked[1]})
+            result = str(sum(asked))
+        else:
+            assert (call.function.name, arguments) == ("look_up", {"name": asked})
+            result = FACTS.get(asked, f"Nothing is told of {asked}.")
+        assert reason == "tool_calls"
+        function = call.function.model_dump(include={"name", "arguments"})
+        turn = {**CALLED, "tool_calls": [{**CALL, "id": call.id, "function": function}]}
+        messages += turn, {**RESULT, "tool_call_id": call.id, "content": result}
+    said, reason = completed(plain.client, stream, messages=messages)
+    assert (said.content, said.tool_calls or None, reason) == (answer, None, "stop")
+
+
+def test_the_shipped_model_shown_no_tools_says_that_it_is_not_told(plain):
+    messages = [{"role": "user", "content": "Where is the lamp?"}]
+    said, reason = completed(plain.client, False, messages=messages, tool_choice="none")
+    assert (said.content, said.tool_calls or None, reason) == ("The text does not say.", None, "stop")
 
 
 def test_a_notation_that_is_not_known_has_a_way_out(pocket):
