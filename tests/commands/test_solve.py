@@ -226,7 +226,7 @@ def test_equal_decisions_share_a_line(capsys):
 
 def test_a_problem_of_another_world_is_told_first():
     result = run("What is 17 + 25?", "--model", "pocket", "--max-calls", "2")
-    assert result.stderr.splitlines()[0].startswith("note: pocket has never seen 'What', '17', '25'; it knows ")
+    assert result.stderr.splitlines()[0].startswith("note: pocket has never seen '17', '25'; it knows ")
     reported = run("What is 17 + 25?")
     assert reported.exit_code == 2 and "as in 'Mary went to the park. Where is Mary?'" in reported.stderr
 

@@ -15,7 +15,7 @@ from tests.decode.captures import called_by
 from tests.marks import exhaustive, slow
 from tests.test_cli import run
 
-CIRCLES = "hello world"
+CIRCLES = "..."
 ORDINARY = "Mary went to the park. The hat is with Mary. Where is the hat?"
 CONFIGS = [
     ExitConfig(mode="margin", theta=0.9),
@@ -97,7 +97,7 @@ def test_in_a_batch_it_alone_is_ended(pocket, after_exit, way):
 
 
 def test_tighten_writes_on_and_repeats_itself_less(pocket):
-    tightened, ignored = (written(pocket, "The", how, 100) for how in ("tighten", "ignore"))
+    tightened, ignored = (written(pocket, CIRCLES, how, 100) for how in ("tighten", "ignore"))
     assert tightened.stop_reason == "length"
     grams = [
         len({tuple(ids[place : place + 4]) for place in range(len(ids) - 3)})
@@ -113,9 +113,11 @@ def test_tighten_leaves_ordinary_texts_alone(pocket):
 
 def test_tighten_may_be_asked_twice_about_a_token(pocket):
     """Under `verify` every proposal is judged by the processed scores: so it is full depth's text, tightened."""
-    verified = written(pocket, "The", "tighten", 80, exit_config=ExitConfig(q=0.3, after_exit="verify"))
-    full = written(pocket, "The", "tighten", 80, exit_config=ExitConfig(mode="full"))
-    assert verified.text == full.text != written(pocket, "The", "ignore", 80, exit_config=ExitConfig(mode="full")).text
+    verified = written(pocket, CIRCLES, "tighten", 80, exit_config=ExitConfig(q=0.3, after_exit="verify"))
+    full = written(pocket, CIRCLES, "tighten", 80, exit_config=ExitConfig(mode="full"))
+    assert (
+        verified.text == full.text != written(pocket, CIRCLES, "ignore", 80, exit_config=ExitConfig(mode="full")).text
+    )
 
 
 def test_tighten_acts_within_bounds_and_on_the_new_ids_alone():

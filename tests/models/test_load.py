@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from transformers import LlamaForCausalLM
 
 import sigma0
+from sigma0.bench.pocket import structured
 from sigma0.bench.pocket.forms import TOKENS
 from sigma0.checkpoints import resolve_model
 from sigma0.models.load import load_causal, resolve_device
@@ -32,13 +33,17 @@ def test_the_shipped_models_share_their_tokenizer(name, pocket):
     model, tokenizer = sigma0.load(name, device="cpu", dtype="float32")
     # The files, since a loaded tokenizer also remembers how it padded last.
     current, first = (
-        json.loads((Path(resolve_model(model)) / "tokenizer.json").read_bytes()) for model in (name, "pocket")
+        json.loads((Path(resolve_model(model)) / "tokenizer.json").read_bytes()) for model in (name, "pocket-raven")
     )
-    # one model has tokens more, which no other text holds
-    added = current["added_tokens"][len(first["added_tokens"]) :]
+    # three models have tokens more: the solver those of the forms, the others all pieces
+    added = [token["content"] for token in current["added_tokens"][len(first["added_tokens"]) :]]
     assert {**current, "added_tokens": current["added_tokens"][: len(first["added_tokens"])]} == first
-    assert [token["content"] for token in added] == (list(TOKENS) if name == "pocket-solver" else [])
-    assert tokenizer.chat_template == pocket[1].chat_template
+    taught = [*TOKENS, *structured.TOKENS, *structured.CODE_TOKENS, *structured.QUOTED_TOKENS]
+    more = {"pocket-raven": [], "pocket-solver": list(TOKENS)}.get(name, list(dict.fromkeys(taught)))
+    assert added == more
+    messages = [{"role": "user", "content": "Where is Mary?"}, {"role": "assistant", "content": "In the park."}]
+    texts = [one.apply_chat_template(messages, tokenize=False) for one in (tokenizer, pocket[1])]
+    assert texts[0] == texts[1]
     assert model.num_loops >= pocket[0].num_loops
 
 

@@ -53,7 +53,7 @@ ABSURD = {
         ({"total_ut_steps": True}, "'total_ut_steps' expected int, got bool"),
         ({"hidden_act": "nosuch"}, "hidden_act='nosuch' is no activation"),
         ({"eos_token_id": "</s>"}, "'eos_token_id' with value '</s>'"),
-        ({"pad_token_id": 5000}, "pad_token_id must lie in 0 to vocab_size - 1 = 595, got 5000"),
+        ({"pad_token_id": 5000}, "pad_token_id must lie in 0 to vocab_size - 1 = 743, got 5000"),
         ({"dtype": "foo"}, "dtype='foo' in config.json is no floating-point dtype"),
         ({"dtype": "int8"}, "dtype='int8' in config.json is no floating-point dtype"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps must be a finite number of at least 0, got -1.0"),
@@ -70,9 +70,9 @@ ABSURD = {
         ({"vocab_size": -4}, "vocab_size must be at least 1, got -4"),
         ({"intermediate_size": 0}, "intermediate_size must be at least 1, got 0"),
         ({"max_position_embeddings": 0}, "max_position_embeddings must be at least 1, got 0"),
-        ({"vocab_size": 500}, "vocab_size = 500, but embed_tokens.weight has shape [596, 128]"),
-        ({"vocab_size": 10**12}, "vocab_size = 1000000000000, but embed_tokens.weight has shape [596, 128]"),
-        ({"hidden_size": HUGE}, "hidden_size = 1000000000, but embed_tokens.weight has shape [596, 128]"),
+        ({"vocab_size": 500}, "vocab_size = 500, but embed_tokens.weight has shape [744, 128]"),
+        ({"vocab_size": 10**12}, "vocab_size = 1000000000000, but embed_tokens.weight has shape [744, 128]"),
+        ({"hidden_size": HUGE}, "hidden_size = 1000000000, but embed_tokens.weight has shape [744, 128]"),
         ({"num_attention_heads": 8}, "num_attention_heads * head_dim = 256, but layers.0.self_attn.q_proj.weight"),
         ({"intermediate_size": 7}, "intermediate_size = 7, but layers.0.mlp.gate_proj.weight has shape [256, 128]"),
         ({"num_hidden_layers": HUGE}, "num_hidden_layers = 1000000000, but the weights are missing from layers.1 on"),
@@ -159,7 +159,7 @@ def test_an_absurd_config_is_one_line(families, tmp_path, family, values, messag
         ({"eos_token_id": "</s>"}, "generation_config.json has eos_token_id = '</s>', which is no token id"),
         ({"eos_token_id": [2, True]}, "which is no token id"),
         ({"pad_token_id": -5}, "pad_token_id = -5, which is no token id"),
-        ({"forced_eos_token_id": HUGE}, "outside of the model's vocabulary of 596"),
+        ({"forced_eos_token_id": HUGE}, "outside of the model's vocabulary of 744"),
         ({"num_beams": 10**6}, "generation_config.json has num_beams = 1000000, which is for a call to ask"),
         ({"num_return_sequences": 2}, "num_return_sequences = 2"),
         ({"watermarking_config": {"bias": 2.0}}, "watermarking_config = {'bias': 2.0}"),
@@ -170,7 +170,7 @@ def test_an_absurd_config_is_one_line(families, tmp_path, family, values, messag
         ({"do_sample": "false"}, "do_sample = 'false', which is neither true nor false"),
         ({"temperature": "hot"}, "generation_config.json: `temperature` (=hot)"),
         ({"repetition_penalty": 0}, "generation_config.json: `penalty` has to be"),
-        ({"bad_words_ids": [[HUGE]]}, "generation_config.json: The model vocabulary size is 596"),
+        ({"bad_words_ids": [[HUGE]]}, "generation_config.json: The model vocabulary size is 744"),
         ({"exponential_decay_length_penalty": "x"}, "generation_config.json: can only concatenate"),
         ({"exit_config": {"mode": "nosuch"}}, "generation_config.json: exit_config: mode: Input should be 'full'"),
         ({"exit_config": {"tetha": 0.5}}, "generation_config.json: exit_config: tetha: Unexpected keyword argument"),
@@ -218,7 +218,7 @@ def test_tensors_that_do_not_fit_are_named(folder):
     change(folder, model__bogus=torch.zeros(3, dtype=torch.int8))
     with pytest.raises(ValueError, match=r"model\.bogus is stored as I8"):
         AutoModelForCausalLM.from_pretrained(folder)
-    change(folder, model__bogus=None, lm_head__weight=torch.zeros(596, 128, dtype=torch.int32))
+    change(folder, model__bogus=None, lm_head__weight=torch.zeros(744, 128, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"lm_head\.weight is stored as I32"):
         sigma0.load(str(folder), device="cpu")
     path = folder / "model.safetensors"
@@ -245,7 +245,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder):
     names = ("lm_head.weight", "model.embed_tokens.weight")
     change(folder, **{name: held[name][:500].clone() for name in names})
     write(folder, "config.json", vocab_size=500)
-    with pytest.raises(ValueError, match=r"has ids up to 595, but its config.json has vocab_size = 500"):
+    with pytest.raises(ValueError, match=r"has ids up to 743, but its config.json has vocab_size = 500"):
         sigma0.load(str(folder), device="cpu")
 
 

@@ -213,7 +213,7 @@ def test_weights_that_do_not_ship_any_more_are_marked_and_others_are_not() -> No
 
 
 def test_a_row_of_other_weights_is_marked_where_its_model_is_named() -> None:
-    row = next(row for row in read_rows(LEDGER) if row.model == "pocket")
-    assert row.named == "pocket"
+    row = next(row for row in read_rows(LEDGER) if row.model == "pocket-raven")
+    assert row.named == "pocket-raven"
     other = row.model_copy(update={"model_sha256": "0" * 64})
-    assert other.named == "pocket (**stale: other weights of pocket ship now**)"
+    assert other.named == "pocket-raven (**stale: other weights of pocket-raven ship now**)"

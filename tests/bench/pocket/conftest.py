@@ -1,11 +1,14 @@
-"""The micro-world's tokenizer, as it ships: that it is what is built, `test_tokenizer.py` tells."""
+"""The micro-world's tokenizer, as it ships without tokens beside it: `test_tokenizer.py` tells that it is as built."""
 
 import pytest
 from transformers import AutoTokenizer
 
+from sigma0.bench.pocket.tokenizer import CHAT_TEMPLATE
 from sigma0.checkpoints import CHECKPOINTS
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return AutoTokenizer.from_pretrained(CHECKPOINTS / "pocket")
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINTS / "pocket-raven")
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer

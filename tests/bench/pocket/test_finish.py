@@ -133,7 +133,7 @@ def test_what_people_ask_is_counted_by_kind_and_loop():
         for loop in range(model.num_loops):
             ids, depth = tokenizer(content)["input_ids"], ExitConfig(mode="fixed", depth=loop + 1)
             start = len(ids)
-            while len(ids) < start + 24 and ids[-1] != tokenizer.eos_token_id or len(ids) == start:
+            while (len(ids) < start + 24 and ids[-1] != tokenizer.eos_token_id) or len(ids) == start:
                 ids.append(int(model(torch.tensor([ids]), exit_config=depth, use_cache=False).logits[0, -1].argmax()))
             right[loop] += tokenizer.decode(ids[start:], skip_special_tokens=True).strip() == entry.prompt.answer
     whole = groups["all"]

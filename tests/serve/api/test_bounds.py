@@ -34,7 +34,7 @@ def byte_level(**settings):
 
 def test_the_shipped_model_has_a_bound(pocket):
     bound = TokenBound(pocket[1])
-    assert bound.unit == "bytes" and bound.longest == len("<|endoftext|>")
+    assert bound.unit == "bytes" and bound.longest == len('{"action": "edit", "path": "')
 
 
 TEXTS = st.text(st.sampled_from("aA \n\u0301\u0345\u03b1\u212a\u1f82\uff21\U0001d400\u00e9é0."), max_size=60)

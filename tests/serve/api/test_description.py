@@ -183,8 +183,8 @@ CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments":
         ({**CHAT, "messages": [{"role": "tool", "content": "a", "tool_call_id": "1"}]}, False),
         ({**CHAT, "messages": [{"role": "user", "content": "a", "tool_call_id": "1"}]}, False),
         *[
-            ({**CHAT, "logit_bias": {str(number): 1}}, number < 596)
-            for number in (0, 9, 10, 99, 100, 589, 595, 600, 1000)
+            ({**CHAT, "logit_bias": {str(number): 1}}, number < 744)
+            for number in (0, 9, 10, 99, 100, 589, 743, 744, 1000)
         ],
         ({**CHAT, "response_format": {"type": "json_object"}, "max_tokens": 2}, True),
         ({**CHAT, "guided_regex": "a", "guided_choice": ["a"]}, False),
@@ -196,7 +196,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments":
         ({**CHAT, "stream_options": {"include_usage": True}, "stream": True}, True),
         (TEXT, True),
         ({**TEXT, "echo": True, "max_tokens": 0}, True),
-        ({**TEXT, "prompt": [595]}, True),
+        ({**TEXT, "prompt": [743]}, True),
         ({**TEXT, "best_of": 2}, False),
         ({**TEXT, "best_of": 2, "n": 2}, True),
         *((body, False) for body in REFUSED),

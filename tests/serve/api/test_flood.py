@@ -33,7 +33,7 @@ MEGABYTE = 2**20 - 200
     [
         {"messages": [{"role": "user", "content": WORD * (MEGABYTE // len(WORD))}]},
         {"messages": [{"role": "user", "content": "hi you"}] * (MEGABYTE // 40)},
-        {"messages": [{"role": "user", "content": ""}] * 2000},
+        {"messages": [{"role": "user", "content": ""}] * 5000},
         {"prompt": WORD * (MEGABYTE // len(WORD))},
         {"prompt": ["short", "\U0001f600" * (MEGABYTE // 12)]},
         {"prompt": [5] * (MEGABYTE // 3)},
@@ -53,7 +53,7 @@ def test_what_may_fit_is_tokenized(plain, monkeypatch):
     """As many of the longest tokens as fit are the longest text that may."""
     encode = mock.Mock(return_value=[torch.ones(9)])
     monkeypatch.setattr(planning, "encode", encode)
-    longest = len("<|endoftext|>")
+    longest = len('{"action": "edit", "path": "')
     for size, is_tokenized in ((2048 * longest, True), (2048 * longest + 1, False)):
         answer = complete(plain, prompt="x" * size, max_tokens=1)
         assert encode.called == is_tokenized, answer.text

@@ -51,7 +51,7 @@ VALUES = {
     "guided_choice": [[]],
     "guided_json": [[1]],
     "logit_bias": [
-        *({token: 1} for token in ("x", "05", "596")),
+        *({token: 1} for token in ("x", "05", "744")),
         *({"5": bias} for bias in (100.5, -101)),
         *([5], dict.fromkeys(map(str, range(301)), 1)),
     ],
@@ -93,7 +93,7 @@ BODIES = {
     "prompt": [
         {"prompt": prompt}
         for prompt in (
-            *("", [], [[]], [1, "a"], [True], [-1], [596], [5.5, 6], [[1], [10**12]], 5, None, [""], ["a", ""]),
+            *("", [], [[]], [1, "a"], [True], [-1], [744], [5.5, 6], [[1], [10**12]], 5, None, [""], ["a", ""]),
         )
     ],
     "max_tokens": [{"prompt": STORY, "max_tokens": -1}],
@@ -151,7 +151,7 @@ CALLED = {
         ({"max_tokens": 5000}, "at most 4096"),
         ({"n": 9}, "at most 8 choices, got 9"),
         ({"stop": SURROGATE}, "stop: holds half of a surrogate pair"),
-        ({"logit_bias": {"596": 1}}, "ids from 0 to 595, got 596"),
+        ({"logit_bias": {"744": 1}}, "ids from 0 to 743, got 744"),
         ({"temperature": 2.1}, "less than or equal to 2, got '2.1'"),
         ({"reasoning_effort": "huge"}, "'minimal', 'low', 'medium' or 'high', got 'huge'"),
         (exits(mode="fixed", depth=7), "exceeds the model's 6 loops"),
@@ -284,7 +284,7 @@ def test_limits_of_a_prompt(pocket):
             ({"prompt": [5], "n": 3}, "at most 2 choices, got 3"),
             ({"prompt": [[5], [6], [7]]}, "at most 2 at once, got 3"),
             ({"prompt": [5] * 6}, "limit of 5"),
-            ({"prompt": "x" * 66}, "no text of over 65 fits"),
+            ({"prompt": "x" * 141}, "no text of over 140 fits"),
         ):
             assert output in error_of(send(server, body), 400)["message"]
 
