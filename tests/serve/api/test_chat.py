@@ -135,7 +135,7 @@ def test_n_choices_have_seeds_of_their_own(plain):
         streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["delta"].get("content", "")
     assert streamed == texts
     sampled = [job.request.sampling for job in plain.service.tickets[-3:]]
-    assert [(item.seed, item.temperature) for item in sampled] == [(5, 1.5), (6, 1.5), (7, 1.5)]
+    assert [(item.seed, item.temperature) for item in sampled] == [(5, 2.0), (6, 2.0), (7, 2.0)]
 
 
 def test_logprobs(plain):

@@ -296,8 +296,9 @@ def test_a_model_whose_template_knows_no_tools(pocket):
 FACTS = {
     "lamp": "The lamp is with Sara.",
     "Sara": "Sara walked to the office.",
-    "Mary": "Mary is 3 years younger than Julia.",
-    "Julia": "Julia is 8 years old.",
+    "hat": "The hat is in the box.",
+    "box": "The box was taken by Ida.",
+    "Ida": "Ida went to the barn.",
 }
 
 
@@ -318,7 +319,7 @@ def completed(client, stream, **body):
     "question, calls, answer",
     [
         ("Where is the lamp?", ["lamp", "Sara"], "The lamp is in the office."),
-        ("How old is Mary?", ["Mary", "Julia", (8, -3)], "Mary is 5 years old."),
+        ("Where is the hat?", ["hat", "box", "Ida"], "The hat is in the barn."),
         ("Where is the kite?", ["kite"], "The text does not say."),
     ],
 )
@@ -328,13 +329,8 @@ def test_the_shipped_model_calls_tools_until_it_knows(plain, stream, choice, que
         said, reason = completed(plain.client, stream, messages=messages, tool_choice=choice)
         (call,) = said.tool_calls
         arguments = json.loads(call.function.arguments)
-        if isinstance(asked, tuple):
-            assert (call.function.name, arguments) == ("add", {"a": asked[0], "b": asked[1]})
-            result = str(sum(asked))
-        else:
-            assert (call.function.name, arguments) == ("look_up", {"name": asked})
-            result = FACTS.get(asked, f"Nothing is told of {asked}.")
-        assert reason == "tool_calls"
+        assert (call.function.name, arguments, reason) == ("look_up", {"name": asked}, "tool_calls")
+        result = FACTS.get(asked, f"Nothing is told of {asked}.")
         function = call.function.model_dump(include={"name", "arguments"})
         turn = {**CALLED, "tool_calls": [{**CALL, "id": call.id, "function": function}]}
         messages += turn, {**RESULT, "tool_call_id": call.id, "content": result}

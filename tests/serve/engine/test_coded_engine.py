@@ -107,8 +107,8 @@ def test_what_was_dropped_is_never_found(model, pocket):
 def test_numbers_that_are_none_end_their_request_alone(model, pocket):
     """One is in a prompt, whose states nobody reads before its segment is encoded."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(2, 8, 64, 4, KV), watch=True)
-    other, odd = job(20, 40, 2), EngineRequest((61, *range(5, 40)), 4, FULL)
-    with poisoned(model, 61):
+    other, odd = job(20, 40, 2), EngineRequest((701, *range(5, 40)), 4, FULL)
+    with poisoned(model, 701):
         broken = engine.submit(odd)
         kept = engine.submit(other)
         result = drain(engine)
