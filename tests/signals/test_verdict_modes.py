@@ -78,7 +78,9 @@ def test_what_asks_no_rule_opens_the_door_by_confidence_and_says_what_the_rule_w
         sure = answer.verdict.confidence >= answer.policy.min_confidence
         assert answer.verdict.converged is None
         assert (answer.door == "converge") == (sure and answer.verdict.reason not in VETOES["confidence"])
-        assert all(token.would_have_met is not None for token in answer.tokens)
+        # where loop T itself is less sure than the rule asks, nobody knows
+        theta = pocket[0].generation_config.exit_config["theta"]
+        assert all((token.would_have_met is None) <= (token.margin < theta) for token in answer.tokens)
     met = [token.would_have_met for answer in answers(pocket, easy[:3], config) for token in answer.tokens]
     assert True in met
 

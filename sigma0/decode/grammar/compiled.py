@@ -193,23 +193,23 @@ class TokenTable:
         self.special_token_ids = sorted(token_id for token_id in special if token_id < len(tokens))
         names = {token_id: f"<|{token_id}|>".encode() for token_id in self.special_token_ids}
         self.tokens = [names.get(token_id, text) for token_id, text in enumerate(tokens)]
+        spelled = [entry for entry in enumerate(self.tokens) if entry[1] and entry[0] not in names]
+        self._ids = {text: token_id for token_id, text in reversed(spelled)}
         # longest first, so that a text is cut into few tokens
-        self._spelled = sorted(
-            (text, token_id) for token_id, text in enumerate(self.tokens) if text and token_id not in names
-        )
-        self._spelled.sort(key=lambda entry: -len(entry[0]))
+        self._lengths = sorted(set(map(len, self._ids)), reverse=True)
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Ids of a text; what no token spells is left out."""
-        rest, ids = text.encode() if isinstance(text, str) else text, []
-        while rest:
-            for token, token_id in self._spelled:
-                if rest.startswith(token):
-                    ids.append(token_id)
-                    rest = rest[len(token) :]
+        rest, ids, place = text.encode() if isinstance(text, str) else text, [], 0
+        while place < len(rest):
+            for length in self._lengths:
+                piece = rest[place : place + length]
+                if piece in self._ids:
+                    ids.append(self._ids[piece])
+                    place += len(piece)
                     break
             else:
-                rest = rest[1:]
+                place += 1
         return ids
 
 

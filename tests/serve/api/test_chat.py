@@ -103,9 +103,10 @@ def test_full_depth_says_what_the_models_rule_would_have_said(plain):
     (whole,) = post(plain, **asked).json()["sigma0"]["choices"]
     # no rule was asked, and the door goes by confidence
     assert whole["door"] == "converge" and whole["verdict"]["converged"] is None
-    assert set(whole["would_have_met"]) <= {True, False} and True in whole["would_have_met"]
+    # None where loop T itself is not as sure as the rule asks
+    assert set(whole["would_have_met"]) <= {True, False, None} and True in whole["would_have_met"]
     shown = [item["sigma0"]["choices"][0]["tokens"] for item in chunks(plain, **asked)[1:-1]]
-    assert [token["would_have_met"] for tokens in shown for token in tokens] == whole["would_have_met"]
+    assert [token.get("would_have_met") for tokens in shown for token in tokens] == whole["would_have_met"]
     (ruled,) = post(plain).json()["sigma0"]["choices"]
     assert set(ruled["would_have_met"]) == {None}
 
