@@ -62,7 +62,7 @@ def test_piped_lines_are_turns_and_answers_are_plain():
     result = run(f"{FIRST}\n\n{SECOND}\r\n/after verify\n{SECOND}")
     assert (result.exit_code, result.stderr) == (0, "")
     answers = ["The hat is in the park.", "Ida is in the attic."]
-    exit_line = "exit            margin, theta = 0.990987, after exit: verify"
+    exit_line = "exit            margin, theta = 0.942676, after exit: verify"
     assert result.stdout.splitlines() == [*answers, exit_line, answers[1]]
 
 
