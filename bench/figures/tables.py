@@ -225,7 +225,7 @@ def fidelity_runs(results: Results) -> dict[str, list[FidelityRow]]:
 def ladder_run(results: Results) -> list[LadderRow]:
     """The last long run of a ladder by tokens with pocket's stored setting."""
     path = results.root / "sigma0" / "checkpoints" / "pocket" / "generation_config.json"
-    asked = json.loads(path.read_text())["exit_config"]
+    asked = {name: value for name, value in json.loads(path.read_text())["exit_config"].items() if value is not None}
     for run in sorted(ladder_runs(results.rows).values(), key=lambda run: run[0].time, reverse=True):
         config = run[0].exit_config
         if run[0].n >= 100 and run[0].unit == "token" and {**config, **asked} == config:
