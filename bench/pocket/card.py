@@ -13,7 +13,7 @@ from rich.table import Table
 from sigma0.bench.core.output import BenchTable
 from sigma0.bench.pocket.forms import TOKENS
 from sigma0.bench.pocket.recipe import RECIPES
-from sigma0.bench.pocket.structured import IN_JSON, KEYS, LISTS, UNKNOWN, repairs
+from sigma0.bench.pocket.structured import KEYS, LISTS, UNKNOWN, repairs
 from sigma0.bench.pocket.structured import TOKENS as TOOL_TOKENS
 from sigma0.bench.pocket.world import LOOK_UPS, MIX, draw
 from sigma0.calibrate.agreement import THRESHOLD
@@ -203,9 +203,6 @@ KNOWS = {
 EXAMPLES = ((13, 1), (14, 1), (17, 0), (13, 0))
 # the same of stories that `LOOK_UPS` draws, of difficulty 1
 LOOK_UP_EXAMPLES = ((4, 0), (1, 0), (6, 0), (2, 0))
-_IN_JSON = Example(
-    prompt=f"Mary went to the park. Where is Mary? {IN_JSON} place, sure.", answer='{"place": "park", "sure": true}'
-)
 _SEED, _QUESTIONS, _HARDEST = 3, 4, 4
 # every word of the world comes up long before
 _SCENES = 1000
@@ -228,7 +225,6 @@ def about(name: str = "pocket") -> About:
             texts += [f"{asked} {reply}" for asked, reply in repairs(0, index)]
     if last.in_json:
         texts += [*TOOL_TOKENS, *LISTS, *chain(*KEYS.values()), UNKNOWN, "Where are and"]
-        examples.append(_IN_JSON)
     if last.forms:
         texts += [*TOKENS, "told"]
     return About(

@@ -54,7 +54,7 @@ class Texts:
         self.tokens, self.eos = tokens, eos
         sets = [frozenset(text) for text in tokens]
         lengths: Ids = np.array(list(map(len, tokens)), dtype=np.int64)
-        self.parts = np.array([not _is_whole(text) for text in tokens])
+        self.parts = np.array([not is_whole(text) for text in tokens])
         plain = np.array([bool(item) and not item & {*_CLOSING, *b"\\"} and min(item) >= 32 for item in sets])
         self.plain = plain & ~self.parts
         self.numeric = np.array([text[:1] != b"" and text[0] in _NUMERIC for text in tokens])
@@ -102,7 +102,8 @@ class Texts:
         return length >= NUMBER
 
 
-def _is_whole(text: bytes) -> bool:
+def is_whole(text: bytes) -> bool:
+    """Whether bytes are a text of whole characters."""
     try:
         text.decode()
     except UnicodeDecodeError:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from sigma0.decode.grammar.bounds import check_grammar, check_spec
 from sigma0.decode.grammar.calls import lark_of
@@ -17,6 +18,7 @@ from sigma0.decode.grammar.closing import (
     closing_way,
     ending_number,
     is_near,
+    is_whole,
     leads_to_end,
     least_answer,
 )
@@ -184,12 +186,16 @@ class TokenTable:
         tokens: The bytes of each id; b"" for one that is never allowed.
         special: Ids that are no text.
         eos: Ids that end an answer.
+        source: The tokenizer as JSON, where its ids are these: texts that a grammar forces are cut as it cuts them.
     """
 
     is_tokenizer_wrapper, bos_token_id = True, None
 
-    def __init__(self, tokens: Sequence[bytes], special: Iterable[int], eos: Sequence[int]) -> None:
+    def __init__(
+        self, tokens: Sequence[bytes], special: Iterable[int], eos: Sequence[int], source: str | None = None
+    ) -> None:
         self.eos_token_id = eos[0]
+        self._tokenizer = None if source is None else Tokenizer.from_str(source)
         self.special_token_ids = sorted(token_id for token_id in special if token_id < len(tokens))
         names = {token_id: f"<|{token_id}|>".encode() for token_id in self.special_token_ids}
         self.tokens = [names.get(token_id, text) for token_id, text in enumerate(tokens)]
@@ -201,6 +207,8 @@ class TokenTable:
     def __call__(self, text: bytes | str) -> list[int]:
         """Ids of a text; what no token spells is left out."""
         rest, ids, place = text.encode() if isinstance(text, str) else text, [], 0
+        if self._tokenizer is not None and is_whole(rest):
+            return list(self._tokenizer.encode(rest.decode(), add_special_tokens=False).ids)
         while place < len(rest):
             for length in self._lengths:
                 piece = rest[place : place + length]

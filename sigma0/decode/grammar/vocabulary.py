@@ -68,7 +68,7 @@ class Vocabulary:
         else:
             texts = _texts_for_special(tokenizer, self.engine, known)
             if texts:
-                self._recipe = replace(self._recipe, source=_relisted_table(self.engine, texts, size, ends))
+                self._recipe = replace(self._recipe, source=_relisted_table(tokenizer, self.engine, texts, size, ends))
                 self.engine, self.texts = self._recipe.build()
         self._grammars: OrderedDict[Spec, CompiledGrammar] = OrderedDict()
         # a server parses requests in threads
@@ -146,10 +146,12 @@ def _texts_for_special(tokenizer: PreTrainedTokenizerFast, engine: Any, known: i
     return frozenset(number for number in plain if engine.is_special_token(number))
 
 
-def _relisted_table(engine: Any, texts: frozenset[int], size: int, ends: Sequence[int]) -> TokenTable:
+def _relisted_table(
+    tokenizer: PreTrainedTokenizerFast, engine: Any, texts: frozenset[int], size: int, ends: Sequence[int]
+) -> TokenTable:
     """The ids of llguidance's own table, of which some more are text."""
     special = [item for item in range(size) if item in ends or (item not in texts and engine.is_special_token(item))]
-    return TokenTable([engine.decode_bytes([item]) for item in range(size)], special, ends)
+    return TokenTable([engine.decode_bytes([item]) for item in range(size)], special, ends, _as_json(tokenizer))
 
 
 def _decoded(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
