@@ -178,7 +178,7 @@ def test_a_text_of_tokens_goes_up_whole_where_its_verdict_does_not_pass(tmp_path
 
 def test_drafts_that_pass_one_by_one_go_up_where_the_whole_does_not(pocket, monkeypatch):
     rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
-    prompt = "Sara went to the bedroom. John went to the park. Where is Sara?"
+    prompt = "Sara went to the barn. Tom went to the park. Where is Tom?"
     asked = {"max_new_tokens": 20, "draft_tokens": 3}
     settled = FidelityLadder(rungs).generate(prompt, "draft", **asked)
     assert (settled.door, settled.rung, len(settled.drafts)) == ("converge", "pocket", 3)

@@ -9,7 +9,8 @@ import httpx
 from openai.types import Model
 from prometheus_client.parser import text_string_to_metric_families
 
-from sigma0.bench.pocket.card import about
+from sigma0.checkpoints import resolve_model
+from sigma0.checkpoints.about import read_about
 from sigma0.config import exit_for
 from sigma0.serve.api.info import PAGE_HEADERS
 from tests.serve.api.test_chat import post
@@ -35,7 +36,7 @@ def test_models(plain):
 
 
 def test_the_model_as_a_looped_one(plain, pocket):
-    current = pocket[0].resolve_exit_config(None)
+    current, about = pocket[0].resolve_exit_config(None), read_about(resolve_model("pocket"))
     confidence = ("answers", "auroc", "calibration_error")
     efforts = ("minimal", "low", "medium", "high")
     assert httpx.get(f"{plain.url}/v1/sigma0").json() == {
@@ -45,8 +46,8 @@ def test_the_model_as_a_looped_one(plain, pocket):
         "efforts": {effort: exit_for(effort, current, 6).to_dict() for effort in efforts},
         "ladder": None,
         "context": 2048,
-        "knows": about().knows,
-        "examples": [example.prompt for example in about().examples],
+        "knows": about.knows,
+        "examples": [example.prompt for example in about.examples],
         "confidence": {name: getattr(pocket[0].confidence_model, name) for name in confidence},
     }
 
