@@ -59,7 +59,8 @@ def test_verify_opens_the_door_for_easy_answers_about_as_often_as_finish(pocket,
     for after_exit in ("finish", "verify", "drop"):
         right = answers(pocket, easy, replace(RULES[mode], after_exit=after_exit))
         passed = [answer for answer in right if answer.door == "converge"]
-        assert len(right) >= 7 and {answer.verdict.reason for answer in passed} == {MET[mode]}
+        # the least sure token of an answer may have needed all loops
+        assert len(right) >= 7 and MET[mode] in {answer.verdict.reason for answer in passed} <= {MET[mode], "max_depth"}
         opened[after_exit] = len(passed)
     assert opened["finish"] >= 5 and abs(opened["verify"] - opened["finish"]) <= 1, opened
     assert abs(opened["drop"] - opened["finish"]) <= 1, opened

@@ -187,7 +187,7 @@ def test_bad_numbers_are_one_line(arguments, named):
 
 @pytest.mark.slow
 def test_the_command_line_trains_in_pieces(tmp_path):
-    arguments = ["train", "--out", str(tmp_path), "--minutes", "0"]
+    arguments = ["train", "pocket-stories", "--out", str(tmp_path), "--minutes", "0"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0 and "run again" in result.output
     assert (tmp_path / "state.safetensors").exists() and not (tmp_path / "final").exists()
