@@ -1,5 +1,6 @@
 """What `/openapi.json` says is what the server does, whatever it is sent."""
 
+import copy
 from collections import Counter
 from contextlib import closing
 
@@ -60,15 +61,23 @@ def described(app):
 
 
 @pytest.fixture(scope="module")
-def description(pocket):
-    with closing(SpiedService(*pocket)) as service:
+def untooled(pocket):
+    """Under a template without tools: that a choice names one of the tools given is nothing that a schema can say."""
+    model, tokenizer = pocket[0], copy.deepcopy(pocket[1])
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    return model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def description(untooled):
+    with closing(SpiedService(*untooled)) as service:
         yield described(create_app(service, SETTINGS))
 
 
 @pytest.fixture(scope="module")
-def with_ladder(pocket):
-    with closing(SpiedService(*pocket)) as service:
-        yield described(create_app(service, SETTINGS, FidelityLadder(two_rungs(pocket), policy=Always())))
+def with_ladder(untooled):
+    with closing(SpiedService(*untooled)) as service:
+        yield described(create_app(service, SETTINGS, FidelityLadder(two_rungs(untooled), policy=Always())))
 
 
 def test_every_route_is_described(description):
