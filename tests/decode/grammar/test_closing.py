@@ -6,7 +6,6 @@ import random
 import pytest
 from tokenizers import AddedToken
 
-import sigma0
 from sigma0.decode.grammar.closing import NUMBER, Texts, ids_of
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex
 from sigma0.decode.grammar.vocabulary import vocabulary_of
@@ -142,9 +141,9 @@ def test_what_ends_in_a_number():
 
 
 @pytest.mark.parametrize("text", ["a<|im_end|>", "<|im_end|>"])
-def test_an_end_inside_of_an_answer_is_refused(text):
-    tokenizer = sigma0.load("pocket-raven", device="cpu")[1]
-    vocabulary = vocabulary_of(tokenizer, len(tokenizer), {tokenizer.eos_token_id})
+def test_an_end_inside_of_an_answer_is_refused(pocket, text):
+    model, tokenizer = pocket
+    vocabulary = vocabulary_of(tokenizer, model.config.vocab_size, {tokenizer.eos_token_id})
     for spec in (Choice((text,)), Grammar('start: <|im_end|> "a"')):
         with pytest.raises(ValueError, match="cannot be followed"):
             vocabulary.compile(spec)

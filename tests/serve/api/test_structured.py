@@ -118,6 +118,7 @@ HOSTILE = {
     "large repetition": {"guided_regex": "(a{1000}){1000}"},
     "requires itself": {"guided_json": {"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object"}},
     "many properties": {"guided_json": {"properties": {f"p{i}": {"type": "integer"} for i in range(5000)}}},
+    "an end as a choice": {"guided_choice": ["<|im_end|>"]},
 }
 
 
