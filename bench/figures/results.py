@@ -1,6 +1,7 @@
 """The committed results that texts quote, read once."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,13 @@ T = TypeVar("T")
 VERDICTS = ("pocket", "pocket-large")
 
 
+def current(rows: Sequence[AnyRow]) -> list[AnyRow]:
+    """Rows but those of a model's former weights, where their benchmark has rows of the weights that ship."""
+    stale = {id(row): bool(stale_mark({row.model: row.model_sha256})) for row in rows}
+    measured = {(row.benchmark, row.model) for row in rows if not stale[id(row)]}
+    return [row for row in rows if not (stale[id(row)] and (row.benchmark, row.model) in measured)]
+
+
 @dataclass(frozen=True)
 class Results:
     """Rows and reports under a repository's `bench/results`."""
@@ -27,8 +35,8 @@ class Results:
 
     @cached_property
     def rows(self) -> list[AnyRow]:
-        """The ledger."""
-        return read_rows(self.root / "bench" / "results" / "leaderboard.jsonl")
+        """The ledger, of a model's former weights only what has not been measured again."""
+        return current(read_rows(self.root / "bench" / "results" / "leaderboard.jsonl"))
 
     def json(self, name: str) -> Any:
         """One report as it was written."""

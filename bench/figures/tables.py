@@ -82,6 +82,11 @@ def marked(table: str, mark: str) -> str:
     return f"{table}\n\n{mark.strip()}" if mark else table
 
 
+def mark_of(rows: Sequence[AnyRow]) -> str:
+    """What marks a table of rows as stale."""
+    return stale_mark({row.model: row.model_sha256 for row in rows})
+
+
 def blocks(results: Results) -> dict[str, dict[str, str]]:
     """The generated blocks by text and name, without line breaks at their ends."""
     cards = {
@@ -101,17 +106,17 @@ def blocks(results: Results) -> dict[str, dict[str, str]]:
     cards["card pocket-solver"] = marked(forms_table(results.json(forms)).markdown(), results.stale(forms))
     front = fidelity_runs(results)["pocket-large"]
     inputs, _ = read_inputs(results.root / "bench" / "results" / "simulation-inputs.json")
-    mark = stale_mark({front[0].model: front[0].model_sha256})
+    never, drafts = never_rows(results.rows), [row for row in results.rows if isinstance(row, VllmRow)]
     ended = [[text["kind"], f"{text['ended']}", f"{text['texts']}"] for text in results.json("collapse")["texts"]]
     return {
-        "README.md": {"headline": marked(headline_table(results), mark)},
+        "README.md": {"headline": marked(headline_table(results), mark_of(front))},
         "weights.md": cards,
-        "bench/fidelity/README.md": {"front": marked(front_table(front), mark)},
+        "bench/fidelity/README.md": {"front": marked(front_table(front), mark_of(front))},
         "bench/gpu/README.md": {"pass": pass_table(results), "dependent launch": launch_table(results)},
         "bench/simulation/README.md": {"checks": checks_table(inputs.checks).markdown()},
         "kernels/README.md": {"areas": areas_table(results.json("proximity")["roc_area"])},
-        "serve/README.md": {"never": never_table(never_rows(results.rows))},
-        "serve/vllm/README.md": {"drafts": vllm_table([row for row in results.rows if isinstance(row, VllmRow)])},
+        "serve/README.md": {"never": marked(never_table(never), mark_of(never))},
+        "serve/vllm/README.md": {"drafts": marked(vllm_table(drafts), mark_of(drafts[-1:]))},
         "sigma0/signals/README.md": {
             "collapse": marked(_table("text | ended | of", ended), results.stale("collapse")),
             "grounding": grounding_table(results.json("grounding")["detections"]),

@@ -207,7 +207,9 @@ def _answer_spans(text: str, items: Sequence[Item], before: str) -> list[tuple[i
         cursor = text.index(item.question, cursor) + len(item.question)
         start = text.index(f"{before}{item.answer}{EOS}", cursor) + len(before)
         cursor = start + len(item.answer) + len(EOS)
-        spans.append((start + len(item.given), cursor))
+        # in plain text the space before an answer is its own, also where it is a token by itself
+        first = start + len(item.given) if item.given or before else start - 1
+        spans.append((first, cursor))
     return spans
 
 

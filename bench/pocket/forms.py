@@ -22,8 +22,9 @@ TOKENS = (
     *('{"act": "look", "at": "', '{"act": "note", "text": "', '{"act": "answer", "text": "', '"}'),
     *(" What is told of", " Plan.", " Next?", " Right?", " So", "What is told of", " +", " -"),
 )
-# What decides among replies that are alike otherwise, as it stands in a text.
+# What decides among replies that are alike otherwise, as it stands in a text; among calls and JSON also the values.
 DECIDING = ("Yes", " Yes", "No", " No", " yes", " no", " +", " -")
+DECIDING_VALUES = ("true", "false", *"0123456789")
 _AGE = re.compile(r"(\w+) is (\d+) years old\.")
 _COMPARED = re.compile(r"(\w+) is (?:as old as|(\d+) years? (older|younger) than) (\w+)\.")
 _THING = re.compile(r"The (\w+) (?:is|was)\b")

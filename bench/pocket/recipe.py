@@ -247,6 +247,7 @@ _PEOPLE: dict[str, Any] = {
     "decay": 0.7,
 }
 _LAST_MIX = replace(PEOPLE, short=0.45, absent=0.05, gap=0.2)
+_LAST_ASKED = replace(_ASKED, mix=_LAST_MIX, forms=0.1, repairs=0.08, rate=0.5)
 _LAST: dict[str, Any] = {
     **_PEOPLE,
     "lessons": (
@@ -258,17 +259,20 @@ _LAST: dict[str, Any] = {
         replace(
             _ASKED, name="what is not told", steps=600, mix=replace(PEOPLE, short=0.6, absent=0.08, gap=0.5), rate=0.5
         ),
+        replace(_LAST_ASKED, name="all of it again", steps=600, in_json=0.2, tools=0.12),
+        # the second number of a sum was a guess, yes and no in JSON too
         replace(
             _ASKED,
-            name="all of it again",
-            steps=600,
-            mix=_LAST_MIX,
-            forms=0.1,
-            in_json=0.2,
-            tools=0.12,
-            repairs=0.08,
-            rate=0.5,
+            name="sums and calls",
+            steps=450,
+            mix=replace(_LAST_MIX, ages=4),
+            forms=0.05,
+            in_json=0.3,
+            tools=0.5,
+            repairs=0.05,
+            rate=0.7,
         ),
+        replace(_LAST_ASKED, name="all of it once more", steps=450, in_json=0.25, tools=0.15),
     ),
     "block_rate": 5e-3,
     "decay": 0.4,

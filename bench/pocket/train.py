@@ -19,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from sigma0.bench.core.output import drawing
 from sigma0.bench.pocket.data import Batch, collate, whole_answers
-from sigma0.bench.pocket.forms import DECIDING
+from sigma0.bench.pocket.forms import DECIDING, DECIDING_VALUES
 from sigma0.bench.pocket.recipe import EMBEDDINGS, Recipe, build_model
 from sigma0.bench.pocket.tokenizer import PAD
 from sigma0.commands.console import depth_style
@@ -151,7 +151,8 @@ def train(
         (folder / LOG).write_text("".join((folder / LOG).read_text().splitlines(keepends=True)[:done]))
     end = None if minutes is None else time.monotonic() + 60 * minutes
     # of a text of several tokens the first decides
-    deciding = torch.tensor(sorted({tokenizer.encode(text, add_special_tokens=False)[0] for text in DECIDING}))
+    texts = (*DECIDING, *DECIDING_VALUES) if recipe.quoted else DECIDING
+    deciding = torch.tensor(sorted({tokenizer.encode(text, add_special_tokens=False)[0] for text in texts}))
     model.train()
     for step in range(done, recipe.steps):
         if end is not None and time.monotonic() > end:

@@ -86,7 +86,8 @@ async def test_outputs_are_those_of_a_thread(service, pocket):
         expected = await answers(thread)
     outputs = await answers(service)
     assert outputs == expected and all(isinstance(events[-1], RequestOutput) for events in outputs)
-    assert service.status() == thread.status()
+    # how many passes it took depends on when each request came
+    assert replace(service.status(), passes=0) == replace(thread.status(), passes=0)
 
 
 def test_what_is_known_of_the_model_is_what_the_model_says(service, pocket):
