@@ -195,11 +195,9 @@ def people(n: int, split: str = "test", seed: int = 0, mix: Mix = PEOPLE) -> Ite
         scene = draw(split, seed, index, questions=4, mix=mix)
         turn = index // 2 % min(3, len(scene.items)) + 1
         in_json = json_scene(scene, f"{split}/{seed}/{index}", _IN_JSON)
-        # without a schema only the keys say what is asked for; as plain text everything is answered in a sentence
+        # without a schema only the keys say what is asked for
+        items = [plain if item.given else item for plain, item in zip(scene.items, in_json.items, strict=True)]
         as_text = turn == 1 and index % 2 == 1
-        items = [
-            plain if item.given or as_text else item for plain, item in zip(scene.items, in_json.items, strict=True)
-        ]
         content: str | Messages = items[0].prompt if as_text else chat_messages(items[:turn])[:-1]
         asked = PeopleAsked(Prompt(content, items[turn - 1].answer), items[turn - 1], turn)
         if (text := json.dumps(content)) not in seen:
