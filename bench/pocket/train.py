@@ -274,7 +274,8 @@ def draw_curve(reports: Sequence[Report], recipe: Recipe, path: Path) -> None:
                     steps.append(part[-1].step)
                     shares.append(100 * sum(report.answers[loop] for report in part) / len(part))
             axes.plot(steps, shares, color=depth_style(loop, recipe.loops), label=f"loop {loop}")
-        for step, name in recipe.stages():
+        # where no step is spent on notes, the lesson that begins there stands in their place
+        for step, name in dict(recipe.stages()).items():
             axes.axvline(step, color="0.7", linewidth=0.8)
             axes.annotate(name, (step, 101), fontsize=7, rotation=90, ha="center", annotation_clip=False)
         axes.set(xlabel="step", ylabel="answers right, % (training batches)", ylim=(0, 100))
