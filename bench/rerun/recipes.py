@@ -124,7 +124,7 @@ solve-lemma | sigma0 solve "How many whole numbers from 1 to 30 can be divided b
 # of each of the two models that know all of the micro-world
 _OF_A_WORLD = f"""
 @-eval | sigma0.bench.pocket eval @ --n 7000 --json | --n 400 --free 40
-people-@ | sigma0.bench.pocket people @ --n 1000 --json | --n 40
+people-@ | sigma0.bench.pocket people @ --n 2500 --json | --n 40
 @-gate | sigma0.bench gate @ -n 1000 --rules-n 200 --json | -n 100 --rules-n 20
 stability-@ | sigma0.bench stability @ -n 300 --json | -n 40
 verdict-@ | sigma0.bench verdict @ -n 2000 --json | -n 60
