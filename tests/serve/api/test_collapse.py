@@ -15,7 +15,7 @@ from tests.serve.conftest import served
 from tests.serve.engine.spied_worker import KV
 from tests.serve.engine.test_engine import drain
 
-CIRCLES, ORDINARY = "...", "Mary went to the park. The hat is with Mary. Where is the hat?"
+CIRCLES, ORDINARY = "The key is in", "Mary went to the park. The hat is with Mary. Where is the hat?"
 
 
 def post(server, prompt=CIRCLES, sigma0=None, **body):

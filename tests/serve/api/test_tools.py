@@ -212,7 +212,7 @@ def test_a_conversation_with_results(tooled):
     said = first.choices[0].message
     (call,) = said.tool_calls
     result = {"role": "tool", "tool_call_id": call.id, "content": "a cellar"}
-    assert create(**body, messages=[*ASKED, said, result], max_tokens=5).choices[0].message.content
+    assert create(**body, messages=[*ASKED, said, result], max_tokens=5).usage.completion_tokens > 0
     prompt = tooled.service.tokenizer.decode(tooled.service.tickets[-1].request.prompt_ids)
     arguments = json.loads(call.function.arguments)
     if tooled.style == "hermes":
