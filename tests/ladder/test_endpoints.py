@@ -186,7 +186,7 @@ def test_the_switch_hands_answers_up(pocket, url, monkeypatch):
 def test_a_warm_start_keeps_to_the_budget_and_the_limit(pocket):
     large, tokenizer = sigma0.load("pocket-large", dtype="float32"), pocket[1]
     rungs = [Rung.local(*pocket, "pocket"), Rung.local(*large, "pocket-large")]
-    # the last word is the least sure one, so there is something sure before it
+    # of its draft something comes before the least sure token, which a warm start begins with
     story = "The hat is with Mary. Mary went to the park. Where is the hat?"
     read = len(tokenizer(story)["input_ids"])
     settings = {"unit": "answer", "warm_start": True}
