@@ -32,6 +32,7 @@ from sigma0.decode.grammar.bounds import OWN_TOKENS
 from sigma0.models.load import load_causal
 from sigma0.models.prompts import encode
 from sigma0.reason.agent.agent import AgentSettings, RepoAgent
+from sigma0.reason.agent.agent_settings import TEST_COMMAND
 from sigma0.reason.agent.escalation import ThreeTierEscalation
 from sigma0.reason.chat import ChatModel, LocalChat, ScriptedChat
 from sigma0.reason.desk import Desk
@@ -47,6 +48,7 @@ RISING = ProgressiveConfig("low to high", (Stage("low", 1), Stage("medium", 1), 
 FLAT_HIGH = ProgressiveConfig("flat high", (Stage("high", 2),))
 BY_RULE = "yes or no by rule"
 PLAIN, PLAIN_HIGH = "plain answer", "plain answer, high effort"
+CHANCE = "chance"
 TASK = "The tests of this repository fail. Mend the code, so that they pass."
 
 
@@ -249,8 +251,7 @@ def agent(
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each reply at most.")] = 128,
     seed: Annotated[int, typer.Option(help="Of the questions.")] = 0,
     toys: Annotated[int, typer.Option(min=0, help="So many drawn repositories, with choices; 0: the five faults.")] = 0,
-    tiers: Annotated[int, typer.Option(min=0, max=3, help="Tiers that act.")] = 3,
-    chance: Annotated[bool, typer.Option(help="Choose by lot among the same actions, whatever the model.")] = False,
+    tiers: Annotated[str, typer.Option(help="Tiers that act, 0 to 3, or chance: choose by lot. 0,1 runs both.")] = "3",
     threads: Threads = 1,
     out: LedgerFile = OWN,
     as_json: AsJsonLines = False,
@@ -259,8 +260,12 @@ def agent(
     started = utc_now()
     with measuring(threads):
         check_ledger(out)
-        if chance and not toys:
-            raise ValueError("--chance chooses among listed actions: give --toys")
+        arms = tiers.split(",")
+        for arm in arms:
+            if arm not in ("0", "1", "2", "3", CHANCE) or arms.count(arm) > 1:
+                raise ValueError(f"--tiers takes numbers from 0 to 3 and {CHANCE}, each once, got {tiers!r}")
+        if CHANCE in arms and not toys:
+            raise ValueError(f"--tiers {CHANCE} chooses among listed actions: give --toys")
         sandbox = Sandbox()
         if sandbox.unavailable is not None:
             raise ValueError(f"the agent runs tests in a sandbox alone, and there is none: {sandbox.unavailable}")
@@ -271,31 +276,48 @@ def agent(
         where = f"a repository of the micro-world's rules with one of {len(FAULTS)} faults"
         where = f"{toys} repositories of toy functions with a held-out fault, seed {seed}" if toys else where
         asked, _ = open_asked(model, study.hard_questions(2, seed), where, None)
-        settings = AgentSettings(
-            escalation=_tiers(steps, tiers), max_tokens=max_tokens, context_chars=8_000, held=held, choices=toys > 0
+        asked = replace(
+            asked,
+            conditions=asked.conditions.model_copy(update={"n": len(faults), "max_new_tokens": max_tokens}),
         )
-        results, taken, refused = [], 0, 0
-        with step_bar("faults", len(faults), as_json) as advance:
-            for place, plant in enumerate(faults):
-                desk = Desk(Trail(), seed=seed + place)
-                with tempfile.TemporaryDirectory() as folder:
-                    plant(Path(folder))
-                    chooser = ScriptedChat(_by_lot(Random(seed + place)), "chance") if chance else asked.chat
-                    result = RepoAgent([chooser], sandbox, desk, settings).solve(TASK, Path(folder))
-                taken += result.steps
-                refused += sum(decision.what == "refused" for decision in desk.trail.decisions)
-                results.append(study.Answered(result.patch, result.solved, right=result.solved, usage=desk.usage))
-                advance()
-        changed = asked.conditions.model_copy(update={"n": len(faults), "max_new_tokens": max_tokens})
-        chosen = ("chance" if chance else "choices") if toys else "held to actions" if held else "free"
-        acting = "" if tiers == 3 else f", {tiers} tiers"
-        way = f"agent, {chosen}, {steps} steps{acting}"
-        row = study.to_row(way, replace(asked, conditions=changed), results, {}, seed, started)
-        append_row(out, row)
-    solved = sum(one.right for one in results)
-    interval = f"({row.right.low:.1%} to {row.right.high:.1%})"
-    line = f"{solved} of {len(faults)} faults mended {interval}; {refused} of {taken} replies were no action"
-    tell_rows([row], as_json, lambda: typer.echo(f"{line} that could be taken"), f"1 row in {out}")
+        listed = "choices" if toys else "held to actions" if held else "free"
+        results: dict[str, list[study.Answered]] = {}
+        rows, lines = [], []
+        with step_bar("faults", len(arms) * len(faults), as_json) as advance:
+            for arm in arms:
+                acting = 3 if arm == CHANCE else int(arm)
+                settings = AgentSettings(
+                    escalation=_tiers(steps, acting),
+                    max_tokens=max_tokens,
+                    context_chars=8_000,
+                    held=held,
+                    choices=toys > 0,
+                    test_command=(*TEST_COMMAND, "--disable-plugin-autoload"),
+                )
+                way = f"agent, {CHANCE if arm == CHANCE else listed}, {steps} steps"
+                way = way if acting == 3 else f"{way}, {acting} tiers"
+                mended, taken, refused = [], 0, 0
+                for place, plant in enumerate(faults):
+                    desk = Desk(Trail(), seed=seed + place)
+                    with tempfile.TemporaryDirectory() as folder:
+                        plant(Path(folder))
+                        lot = ScriptedChat(_by_lot(Random(seed + place)), CHANCE)
+                        chooser = lot if arm == CHANCE else asked.chat
+                        result = RepoAgent([chooser], sandbox, desk, settings).solve(TASK, Path(folder))
+                    taken += result.steps
+                    refused += sum(decision.what == "refused" for decision in desk.trail.decisions)
+                    mended.append(study.Answered(result.patch, result.solved, right=result.solved, usage=desk.usage))
+                    advance()
+                row = study.to_row(way, asked, mended, results, seed, started)
+                results[way] = mended
+                append_row(out, row)
+                rows.append(row)
+                interval = f"({row.right.low:.1%} to {row.right.high:.1%})"
+                lines.append(
+                    f"{way}: {sum(one.right for one in mended)} of {len(faults)} faults mended {interval}; "
+                    f"{refused} of {taken} replies were no action that could be taken"
+                )
+    tell_rows(rows, as_json, lambda: typer.echo("\n".join(lines)), f"{len(rows)} rows in {out}")
 
 
 def _tiers(steps: int, acting: int) -> ThreeTierEscalation:

@@ -4,7 +4,6 @@ Then the model folder: the exit gate, fitted on the frozen backbone, its thresho
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -12,11 +11,10 @@ from pathlib import Path
 from random import Random
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from sigma0.bench.core.checkpoint import load_run, save_run
 from sigma0.bench.core.output import drawing
 from sigma0.bench.pocket.data import Batch, collate, whole_answers
 from sigma0.bench.pocket.forms import DECIDING, DECIDING_VALUES
@@ -33,7 +31,6 @@ from sigma0.models.start_states import start_states
 STATE = "state.safetensors"
 LOG = "log.jsonl"
 _POINTS = 120
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step", "momentum_buffer")
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ def train(
     model = build_model(recipe, tokenizer, start)
     optimizers = _optimizers(model, recipe)
     fingerprint = recipe.fingerprint(tokenizer)
-    done = _load(folder / STATE, model, optimizers, fingerprint) if (folder / STATE).exists() else 0
+    done = load_run(folder / STATE, model, optimizers, fingerprint) if (folder / STATE).exists() else 0
     if (folder / LOG).exists():
         # the steps after the checkpoint are run again
         (folder / LOG).write_text("".join((folder / LOG).read_text().splitlines(keepends=True)[:done]))
@@ -156,7 +153,7 @@ def train(
     model.train()
     for step in range(done, recipe.steps):
         if end is not None and time.monotonic() > end:
-            _save(folder / STATE, model, optimizers, step, fingerprint)
+            save_run(folder / STATE, model, optimizers, step, fingerprint)
             return None
         for optimizer, peak in zip(optimizers, (recipe.block_rate, recipe.peak_rate), strict=True):
             optimizer.zero_grad(set_to_none=True)
@@ -176,49 +173,9 @@ def train(
         if on_step is not None:
             on_step(report)
         if (step + 1) % save_every == 0 or step + 1 == recipe.steps:
-            _save(folder / STATE, model, optimizers, step + 1, fingerprint)
+            save_run(folder / STATE, model, optimizers, step + 1, fingerprint)
     model.eval()
     return model
-
-
-def _save(
-    path: Path, model: LoopedForCausalLM, optimizers: Sequence[torch.optim.Optimizer], step: int, fingerprint: str
-) -> None:
-    """Write weights and optimizer state as one safetensors file, replaced at once: a kill leaves a whole one."""
-    tensors = {}
-    # no other state than parameters, and a tied head is one with its embedding
-    for name, parameter in model.named_parameters():
-        tensors[f"weights.{name}"] = parameter.detach()
-        for optimizer in optimizers:
-            tensors |= {f"{moment}.{name}": value for moment, value in optimizer.state.get(parameter, {}).items()}
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata={"step": str(step), "settings": fingerprint})
-    os.replace(partial, path)
-
-
-def _load(path: Path, model: LoopedForCausalLM, optimizers: Sequence[torch.optim.Optimizer], fingerprint: str) -> int:
-    """Restore what `_save` wrote and return the number of steps done.
-
-    Raises:
-        ValueError: If the file was made under other settings or by other data, or is damaged.
-    """
-    try:
-        with safe_open(path, "pt") as file:
-            result = file.metadata() or {}
-    except SafetensorError as error:
-        raise ValueError(f"{path} is no checkpoint of a run: {error}") from error
-    if result.get("settings") != fingerprint:
-        raise ValueError(f"{path} was made under other settings: {result.get('settings')}; these are {fingerprint}")
-    tensors = load_file(path)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    with torch.no_grad():
-        for parameter, name in names.items():
-            parameter.copy_(tensors[f"weights.{name}"])
-    for optimizer in optimizers:
-        for parameter in (element for group in optimizer.param_groups for element in group["params"]):
-            keys = {moment: f"{moment}.{names[parameter]}" for moment in _MOMENTS}
-            optimizer.state[parameter] = {moment: tensors[key] for moment, key in keys.items() if key in tensors}
-    return int(result["step"])
 
 
 def read_log(path: Path) -> Iterator[Report]:

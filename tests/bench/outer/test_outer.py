@@ -202,6 +202,24 @@ def test_the_command_counts_what_was_mended(ledger):
     assert (row["n"], row["right"]["value"], row["way"]) == (len(FAULTS), 0, "agent, held to actions, 4 steps")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_arms_of_the_agent_stand_beside_each_other(ledger):
+    line = ("agent", "pocket-large", "--steps", 8, "--toys", 4, "--out", ledger)
+    output = bench(*line, "--tiers", "chance,0,3").output
+    rows = read_rows(ledger)
+    assert [row.way for row in rows] == [f"agent, {arm}" for arm in ("chance, 8 steps", *ACTING)]
+    assert [list(row.beats) for row in rows] == [[], [rows[0].way], [rows[0].way, rows[1].way]]
+    assert rows[2].beats[rows[1].way].value == rows[2].right.value - rows[1].right.value
+    assert all(f"{row.way}: {round(4 * row.right.value)} of 4 faults mended" in output for row in rows)
+    assert outer.latest_outer(rows) == [rows]
+    assert "each once, got '0,4'" in refused(*line, "--tiers", "0,4")
+    assert "give --toys" in refused("agent", "pocket-large", "--tiers", "chance", "--out", ledger)
+
+
+ACTING = ("choices, 8 steps, 0 tiers", "choices, 8 steps")
+
+
 def test_every_change_of_a_toy_is_seen_by_its_test_and_can_be_taken_back():
     def result(toy, returns, given):
         return repr(eval(f"(lambda {toy.takes}: {returns})({given})"))

@@ -1,0 +1,104 @@
+"""Command line: `python -m sigma0.bench.retrofit text`, `train` and `curve`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from sigma0.bench.core.output import drawing
+from sigma0.bench.retrofit.cut import Cut
+from sigma0.bench.retrofit.text import read_text, write_text
+from sigma0.bench.retrofit.train import LOG, Recipe, Report, train
+from sigma0.commands.console import depth_style, one_line_errors, progress_bar
+
+app = typer.Typer(help="A pretrained decoder made into one that loops.", no_args_is_help=True)
+Teacher = Annotated[str, typer.Argument(help="Folder of a Llama-like checkpoint.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+
+
+@app.command("text")
+def text_command(
+    teacher: Teacher,
+    out: Annotated[Path, typer.Argument(help="File of rows; one that is there is gone on with.")],
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens in all.")] = 2_000_000,
+    length: Annotated[int, typer.Option(min=32, help="Tokens of a row at most.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
+    device: Device = "cpu",
+) -> None:
+    """Let the teacher write chats, both sides of them."""
+    with one_line_errors():
+        model, tokenizer = _teacher(teacher, device), AutoTokenizer.from_pretrained(teacher)
+        with progress_bar("tokens", tokens) as advance:
+            write_text(model, tokenizer, out, tokens, length, seed, advance)
+
+
+@app.command("train")
+def train_command(
+    teacher: Teacher,
+    text: Annotated[Path, typer.Argument(help="What `text` wrote.")],
+    out: Annotated[Path, typer.Argument(help="Run folder; a run found here is continued.")],
+    cut: Annotated[str, typer.Option(help="PRELUDE/CORE/CODAxLOOPS.")] = "8/8/6x2",
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the whole run.")] = 2000,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 8,
+    rate: Annotated[float, typer.Option(help="Peak of the learning rate.")] = 2e-3,
+    seed: Annotated[int, typer.Option(help="Seed of order and loops.")] = 0,
+    minutes: Annotated[float | None, typer.Option(help="Stop after so long; run again to continue.")] = None,
+    device: Device = "cpu",
+) -> None:
+    """Heal the cut by what the teacher says, and write the model to OUT/final."""
+    with one_line_errors():
+        recipe = Recipe(Cut.parse(cut), batch, steps, rate, seed=seed)
+        console = Console()
+
+        def show(report: Report) -> None:
+            if report.perplexity is not None:
+                first, *others = report.perplexity
+                loops = "  ".join(f"{value:.2f}" for value in others)
+                states = " ".join(f"{value:.3f}" for value in report.state)
+                console.print(
+                    f"step {report.step + 1:6}  tokens {report.tokens:9}  states {states}  KL {report.divergence:.3f}  "
+                    f"held-out perplexity by loop {loops}  (teacher {first:.2f})",
+                    highlight=False,
+                )
+
+        model = train(_teacher(teacher, device), read_text(text).to(device), recipe, out, minutes, show)
+        if model is None:
+            console.print(f"Time is up; run again to continue in {out}.")
+            return
+        model.save_pretrained(out / "final")
+        AutoTokenizer.from_pretrained(teacher).save_pretrained(out / "final")
+        console.print(f"Model written to {out / 'final'}.")
+
+
+@app.command("curve")
+def curve_command(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="Picture to write, .png or .svg.")] = Path("curve.png"),
+) -> None:
+    """Draw held-out perplexity over the teacher's, by loop, over the tokens seen."""
+    with one_line_errors(), drawing([out], (8, 4.5), dpi=150) as figure:
+        axes = figure.subplots()
+        for run, line in zip(runs, ("-", "--", ":", "-."), strict=False):
+            entries = [json.loads(text) for text in (run / LOG).read_text().splitlines()]
+            looks = [entry for entry in entries if entry["perplexity"] is not None]
+            for loop in range(1, len(looks[0]["perplexity"])):
+                ratios = [entry["perplexity"][loop] / entry["perplexity"][0] for entry in looks]
+                colour = depth_style(loop, len(looks[0]["perplexity"]) - 1)
+                tokens = [entry["tokens"] for entry in looks]
+                axes.plot(tokens, ratios, line, color=colour, label=f"{run.name}, loop {loop}")
+        axes.set(xlabel="tokens", ylabel="perplexity over the teacher's", yscale="log", xscale="log")
+        figure.legend(fontsize=8, loc="outside right center")
+
+
+def _teacher(folder: str, device: str) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    if not isinstance(model, LlamaForCausalLM):
+        raise ValueError(f"{folder} holds a {type(model).__name__}, not a Llama-like checkpoint")
+    return model.to(device).eval()
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,184 @@
+"""A cut decoder is its teacher where nothing is left out; its training resumes; its text follows the chat template."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+import sigma0
+from sigma0.bench.retrofit.__main__ import app
+from sigma0.bench.retrofit.cut import Cut, retrofitted
+from sigma0.bench.retrofit.text import read_text, sample_rows, write_text
+from sigma0.bench.retrofit.train import HELD_OUT, LOG, Recipe, perplexities, train
+
+POCKET = Path(sigma0.__file__).parent / "checkpoints" / "pocket"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(POCKET)
+
+
+def llama(vocabulary=50, layers=6, **settings):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 3, "num_key_value_heads": 1}
+    config = LlamaConfig(
+        vocab_size=vocabulary, num_hidden_layers=layers, **sizes, max_position_embeddings=128, **settings
+    )
+    # of random weights as large as trained ones: else every layer is close to nothing
+    config.initializer_range = 0.3
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_with_one_loop_and_no_layer_left_out_it_is_the_teacher(tied):
+    teacher = llama(tie_word_embeddings=tied, rope_parameters={"rope_type": "default", "rope_theta": 500.0}).double()
+    student = retrofitted(teacher, Cut(2, 3, 1, 1)).double()
+    ids = torch.randint(50, (2, 17))
+    torch.testing.assert_close(student(ids).logits, teacher(ids).logits, rtol=1e-9, atol=1e-9)
+
+
+def test_a_state_begins_as_the_teachers_after_as_many_layers():
+    teacher = llama().double()
+    student = retrofitted(teacher, Cut(1, 2, 1, 2)).double()
+    ids = torch.randint(50, (1, 9))
+    states = student.transformer(input_ids=ids, use_cache=False).loop_states
+    hidden = teacher.model(input_ids=ids, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(states[0], hidden[3], rtol=1e-9, atol=1e-9)
+    assert Cut(1, 2, 1, 2).stands_for(6) == [3, 5]
+
+
+@given(st.integers(0, 9), st.integers(1, 9), st.integers(0, 9), st.integers(1, 9), st.integers(1, 30))
+def test_loops_stand_for_layers_up_to_where_the_coda_begins(prelude, core, coda, loops, layers):
+    cut = Cut(prelude, core, coda, loops)
+    assert Cut.parse(str(cut)) == cut
+    middle = layers - prelude - coda
+    if core > middle or loops * core > 2 * middle:
+        with pytest.raises(ValueError, match=str(cut)):
+            cut.stands_for(layers)
+        return
+    places = [prelude, *cut.stands_for(layers)]
+    assert places == sorted(places) and places[-1] == layers - coda
+
+
+@pytest.mark.parametrize("text", ["", "8/8/6", "8/8x2", "a/b/cx2", "1/2/3/4x5"])
+def test_what_is_no_cut_is_refused_by_name(text):
+    with pytest.raises(ValueError, match="PRELUDE/CORE/CODAxLOOPS"):
+        Cut.parse(text)
+
+
+def test_biases_are_refused():
+    with pytest.raises(ValueError, match="biases"):
+        retrofitted(llama(attention_bias=True), Cut(2, 2, 2, 1))
+
+
+def test_perplexity_is_that_of_the_mean_loss_over_tokens():
+    teacher = llama()
+    student = retrofitted(teacher, Cut(2, 2, 2, 1))
+    rows = torch.randint(50, (3, 12))
+    rows[1, 5:] = -1
+    losses = []
+    for row in rows:
+        ids = row[row >= 0][None]
+        losses += torch.nn.functional.cross_entropy(teacher(ids).logits[0, :-1], ids[0, 1:], reduction="none").tolist()
+    expected = torch.tensor(losses).double().mean().exp().item()
+    assert perplexities(student, teacher, rows, batch=2) == pytest.approx([expected, expected], rel=1e-4)
+
+
+class KilledError(Exception):
+    pass
+
+
+def kill(report):
+    if report.step == 2:
+        raise KilledError
+
+
+def test_a_killed_run_goes_on_to_the_bits_of_a_whole_one(tmp_path):
+    teacher, text = llama(), torch.randint(50, (HELD_OUT + 5, 10), dtype=torch.int32)
+    text[3::4, 7:] = -1
+    recipe = Recipe(Cut(2, 1, 1, 3), batch=2, steps=4, warmup=2, eval_every=2)
+    whole = train(teacher, text, recipe, tmp_path / "whole")
+    with pytest.raises(KilledError):
+        train(teacher, text, recipe, tmp_path / "killed", on_step=kill)
+    assert train(teacher, text, recipe, tmp_path / "killed", minutes=0.0) is None
+    resumed = train(teacher, text, recipe, tmp_path / "killed")
+    begun = dict(retrofitted(teacher, recipe.cut).named_parameters())
+    for (name, expected), (_, weight) in zip(whole.named_parameters(), resumed.named_parameters(), strict=True):
+        assert torch.equal(expected, weight), name
+        learns = name.startswith(("transformer.adapter", "transformer.core_block"))
+        assert torch.equal(expected, begun[name]) != learns, name
+    assert (tmp_path / "whole" / LOG).read_text() == (tmp_path / "killed" / LOG).read_text()
+    with pytest.raises(ValueError, match="other settings"):
+        train(teacher, text, Recipe(Cut(2, 1, 1, 2), batch=2, steps=4), tmp_path / "whole")
+
+
+def test_what_a_loop_learns_brings_it_nearer(tmp_path):
+    teacher, text = llama(), torch.randint(50, (HELD_OUT + 16, 16), dtype=torch.int32)
+    reports = []
+    recipe = Recipe(Cut(1, 2, 1, 2), batch=8, steps=30, rate=1e-2, warmup=2, eval_every=30)
+    train(teacher, text, recipe, tmp_path, on_step=reports.append)
+    looks = [report.perplexity for report in reports if report.perplexity is not None]
+    assert looks[0][0] == looks[-1][0]
+    full = [[report.divergence for report in part if len(report.state) == 2] for part in (reports[:8], reports[-8:])]
+    assert sum(full[1]) / len(full[1]) < 0.8 * sum(full[0]) / len(full[0])
+
+
+def test_both_turns_are_drawn_and_the_template_stands_between(tokenizer):
+    teacher = llama(len(tokenizer))
+    rows = sample_rows(teacher, tokenizer, 24, 96, 3)
+    assert torch.equal(rows, sample_rows(teacher, tokenizer, 24, 96, 3))
+    assert not torch.equal(rows, sample_rows(teacher, tokenizer, 24, 96, 4))
+    turns = [{"role": "user", "content": "USER"}]
+    before, after = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True).split("USER")
+    ended = 0
+    for row in rows.tolist():
+        ids = row[: row.index(-1)] if -1 in row else row
+        assert set(row[len(ids) :]) <= {-1}
+        head = tokenizer.encode(before, add_special_tokens=False)
+        assert ids[: len(head)] == head
+        rest = ids[len(head) :]
+        if tokenizer.eos_token_id in rest:
+            place = rest.index(tokenizer.eos_token_id)
+            template = tokenizer.encode(after, add_special_tokens=False)
+            assert rest[place : place + len(template)] == template[: len(rest) - place]
+            ended += 1
+        if len(ids) < 96:
+            assert rest[-1] == tokenizer.eos_token_id
+    assert ended > 0
+
+
+def test_a_file_of_rows_is_gone_on_with(tokenizer, tmp_path):
+    teacher, path = llama(len(tokenizer)), tmp_path / "rows.safetensors"
+    seen: list[int] = []
+    write_text(teacher, tokenizer, path, 10, 40, 0, seen.append)
+    first = read_text(path)
+    write_text(teacher, tokenizer, path, int((first >= 0).sum()) + 1, 40, 0, seen.append)
+    both = read_text(path)
+    assert len(both) == 2 * len(first) and torch.equal(both[: len(first)], first)
+    assert not torch.equal(both[len(first) :], first)
+    with pytest.raises(ValueError, match="was drawn with"):
+        write_text(teacher, tokenizer, path, 10, 40, 1, seen.append)
+
+
+def test_the_commands_make_a_model_that_generates(tokenizer, tmp_path):
+    teacher, text, run = str(tmp_path / "teacher"), str(tmp_path / "text.safetensors"), str(tmp_path / "run")
+    llama(len(tokenizer)).save_pretrained(teacher)
+    tokenizer.save_pretrained(teacher)
+    runner = CliRunner()
+    result = runner.invoke(app, ["text", teacher, text, "--tokens", "4000", "--length", "40"])
+    assert result.exit_code == 0, result.output
+    settings = ["--cut", "2/2/1x2", "--steps", "3", "--batch", "2"]
+    result = runner.invoke(app, ["train", teacher, text, run, *settings])
+    assert result.exit_code == 0 and "step      3" in result.output, result.output
+    loaded = sigma0.load(f"{run}/final", device="cpu", dtype="float32")
+    generation = sigma0.generate(*loaded, "hello", max_new_tokens=4)
+    assert generation.total_loops == 2 and generation.tokens
+    result = runner.invoke(app, ["curve", run, "--out", str(tmp_path / "curve.png")])
+    assert result.exit_code == 0 and (tmp_path / "curve.png").stat().st_size > 10_000
+    result = runner.invoke(app, ["train", str(POCKET), text, run])
+    assert result.exit_code == 2 and "not a Llama-like checkpoint" in result.output
