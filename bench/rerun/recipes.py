@@ -130,7 +130,7 @@ stability-@ | sigma0.bench stability @ -n 300 --json | -n 40
 verdict-@ | sigma0.bench verdict @ -n 2000 --json | -n 60
 promise-@ | sigma0.bench promise @ -n 10000 --json | -n 600 --fit 200 --test 200 --draws 40
 calibrate-@ | sigma0 calibrate @ {_CALIBRATE} --exit all --agreement 0.995 | --agreement 0.98 | | --people --n 2500 | --people --n 400
-doors-@ | sigma0 calibrate @ {_CALIBRATE} --objective risk --risk 0.02 | | | --people --n 6000 | --people --n 500
+doors-@ | sigma0 calibrate @ {_CALIBRATE} --objective risk --risk 0.02 | | | --people --n 6000 | --people --n 1000
 fidelity-@ | sigma0.bench fidelity @ --out {{scratch}}/rows --json | -n 2 --modes margin,qexit | rows
 """
 _LAST = f"""

@@ -1,6 +1,7 @@
 """Command line: `python -m sigma0.bench.retrofit text`, `train` and `curve`."""
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,13 +27,14 @@ def text_command(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens in all.")] = 2_000_000,
     length: Annotated[int, typer.Option(min=32, help="Tokens of a row at most.")] = 256,
     seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
+    temperature: Annotated[float, typer.Option(help="At which both turns are drawn.")] = 0.8,
     device: Device = "cpu",
 ) -> None:
     """Let the teacher write chats, both sides of them."""
     with one_line_errors():
         model, tokenizer = _teacher(teacher, device), AutoTokenizer.from_pretrained(teacher)
         with progress_bar("tokens", tokens) as advance:
-            write_text(model, tokenizer, out, tokens, length, seed, advance)
+            write_text(model, tokenizer, out, tokens, length, seed, temperature, advance)
 
 
 @app.command("train")
@@ -51,18 +53,20 @@ def train_command(
     """Heal the cut by what the teacher says, and write the model to OUT/final."""
     with one_line_errors():
         recipe = Recipe(Cut.parse(cut), batch, steps, rate, seed=seed)
-        console = Console()
+        console, begun = Console(highlight=False), time.monotonic()
+        seen: list[int] = []
 
         def show(report: Report) -> None:
-            if report.perplexity is not None:
-                first, *others = report.perplexity
-                loops = "  ".join(f"{value:.2f}" for value in others)
-                states = " ".join(f"{value:.3f}" for value in report.state)
-                console.print(
-                    f"step {report.step + 1:6}  tokens {report.tokens:9}  states {states}  KL {report.divergence:.3f}  "
-                    f"held-out perplexity by loop {loops}  (teacher {first:.2f})",
-                    highlight=False,
-                )
+            seen.append(report.tokens)
+            if report.perplexity is None:
+                return
+            first, *others = report.perplexity
+            rate = (seen[-1] - seen[0]) / (time.monotonic() - begun)
+            states, loops = (" ".join(f"{value:.3f}" for value in part) for part in (report.state, others))
+            console.print(
+                f"step {report.step + 1:6}  tokens {report.tokens:9} ({rate:.0f}/s)  states {states}  "
+                f"KL {report.divergence:.3f}  held-out perplexity by loop {loops}  (teacher {first:.3f})"
+            )
 
         model = train(_teacher(teacher, device), read_text(text).to(device), recipe, out, minutes, show)
         if model is None:

@@ -1,6 +1,7 @@
 """Text that a teacher writes itself, as rows of token ids: chats whose user turns are sampled too."""
 
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ HELD_OUT = 64
 
 
 @torch.inference_mode()
-def sample_rows(teacher: Any, tokenizer: Any, rows: int, length: int, seed: int) -> Tensor:
-    """Chats of one turn, drawn at temperature 1.
+def sample_rows(teacher: Any, tokenizer: Any, rows: int, length: int, seed: int, temperature: float) -> Tensor:
+    """Chats of one turn.
 
     The chat template is followed up to where the user's turn begins. There the teacher writes; where it ends that turn,
     the template goes on up to the answer.
@@ -25,6 +26,7 @@ def sample_rows(teacher: Any, tokenizer: Any, rows: int, length: int, seed: int)
         rows: R.
         length: S.
         seed: What is drawn.
+        temperature: At which it is drawn, above 0.
 
     Returns:
         int32 `[R, S]`, -1 after the end of a chat.
@@ -44,9 +46,10 @@ def sample_rows(teacher: Any, tokenizer: Any, rows: int, length: int, seed: int)
     template = torch.full((rows,), -1)  # which token of `between` comes next; -1: one that is drawn
     cache, fed = None, ids[:, : len(before)]
     for place in range(len(before), length):
-        output = teacher(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        output = teacher(input_ids=fed.to(teacher.device), past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache = output.past_key_values
-        drawn = torch.multinomial(output.logits[:, -1].float().softmax(-1), 1, generator=generator)[:, 0]
+        chances = (output.logits[:, -1].float().cpu() / temperature).softmax(-1)
+        drawn = torch.multinomial(chances, 1, generator=generator)[:, 0]
         fed = torch.where(template >= 0, between[template.clamp_min(0)], drawn)[:, None]
         ids[:, place] = torch.where(turn < 2, fed[:, 0], -1)
         ends = (fed[:, 0] == end) & (template < 0)
@@ -60,14 +63,23 @@ def sample_rows(teacher: Any, tokenizer: Any, rows: int, length: int, seed: int)
 
 
 def write_text(
-    teacher: Any, tokenizer: Any, path: Path, tokens: int, length: int, seed: int, on_tokens: Callable[[int], None]
+    teacher: Any,
+    tokenizer: Any,
+    path: Path,
+    tokens: int,
+    length: int,
+    seed: int,
+    temperature: float,
+    on_tokens: Callable[[int], None],
 ) -> None:
     """Samples until the file holds so many tokens; a file that is there is gone on with.
 
     Raises:
-        ValueError: If the file was drawn with another seed or length.
+        ValueError: If the file was drawn with another seed, length or temperature, or the temperature is not above 0.
     """
-    parts, settings = [], {"seed": str(seed), "length": str(length)}
+    if not 0 < temperature < inf:
+        raise ValueError(f"the temperature must be a number above 0, got {temperature}")
+    parts, settings = [], {"seed": str(seed), "length": str(length), "temperature": str(temperature)}
     if path.exists():
         with safe_open(path, "pt") as file:
             if file.metadata() != settings:
@@ -76,7 +88,7 @@ def write_text(
     count = sum(int((part >= 0).sum()) for part in parts)
     while count < tokens:
         done = sum(len(part) for part in parts)
-        parts.append(sample_rows(teacher, tokenizer, _ROWS, length, (seed << 32) + done))
+        parts.append(sample_rows(teacher, tokenizer, _ROWS, length, (seed << 32) + done, temperature))
         count += int((parts[-1] >= 0).sum())
         partial = path.with_suffix(".partial")
         save_file({"ids": torch.cat(parts)}, partial, metadata=settings)

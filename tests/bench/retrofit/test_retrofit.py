@@ -130,9 +130,9 @@ def test_what_a_loop_learns_brings_it_nearer(tmp_path):
 
 def test_both_turns_are_drawn_and_the_template_stands_between(tokenizer):
     teacher = llama(len(tokenizer))
-    rows = sample_rows(teacher, tokenizer, 24, 96, 3)
-    assert torch.equal(rows, sample_rows(teacher, tokenizer, 24, 96, 3))
-    assert not torch.equal(rows, sample_rows(teacher, tokenizer, 24, 96, 4))
+    rows = sample_rows(teacher, tokenizer, 24, 96, 3, 1.0)
+    assert torch.equal(rows, sample_rows(teacher, tokenizer, 24, 96, 3, 1.0))
+    assert not torch.equal(rows, sample_rows(teacher, tokenizer, 24, 96, 4, 1.0))
     turns = [{"role": "user", "content": "USER"}]
     before, after = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True).split("USER")
     ended = 0
@@ -155,14 +155,16 @@ def test_both_turns_are_drawn_and_the_template_stands_between(tokenizer):
 def test_a_file_of_rows_is_gone_on_with(tokenizer, tmp_path):
     teacher, path = llama(len(tokenizer)), tmp_path / "rows.safetensors"
     seen: list[int] = []
-    write_text(teacher, tokenizer, path, 10, 40, 0, seen.append)
+    write_text(teacher, tokenizer, path, 10, 40, 0, 1.0, seen.append)
     first = read_text(path)
-    write_text(teacher, tokenizer, path, int((first >= 0).sum()) + 1, 40, 0, seen.append)
+    write_text(teacher, tokenizer, path, int((first >= 0).sum()) + 1, 40, 0, 1.0, seen.append)
     both = read_text(path)
     assert len(both) == 2 * len(first) and torch.equal(both[: len(first)], first)
     assert not torch.equal(both[len(first) :], first)
+    with pytest.raises(ValueError, match=r"above 0, got 0\.0"):
+        write_text(teacher, tokenizer, path, 10, 40, 0, 0.0, seen.append)
     with pytest.raises(ValueError, match="was drawn with"):
-        write_text(teacher, tokenizer, path, 10, 40, 1, seen.append)
+        write_text(teacher, tokenizer, path, 10, 40, 1, 1.0, seen.append)
 
 
 def test_the_commands_make_a_model_that_generates(tokenizer, tmp_path):
