@@ -21,10 +21,15 @@ VERDICTS = ("pocket", "pocket-large")
 
 
 def current(rows: Sequence[AnyRow]) -> list[AnyRow]:
-    """Rows but those of a model's former weights, where their benchmark has rows of the weights that ship."""
-    stale = {id(row): bool(stale_mark({row.model: row.model_sha256})) for row in rows}
-    measured = {(row.benchmark, row.model) for row in rows if not stale[id(row)]}
-    return [row for row in rows if not (stale[id(row)] and (row.benchmark, row.model) in measured)]
+    """Rows but those of a model's former weights, where their benchmark has such runs of the weights that ship.
+
+    Runs are of one kind that begin with the same model: a larger model is measured beside a small one, too.
+    """
+    begun: dict[tuple[str, str], str] = {}
+    kinds = [(row.benchmark, begun.setdefault((row.benchmark, row.time), row.model), row.model) for row in rows]
+    stale = [bool(stale_mark({row.model: row.model_sha256})) for row in rows]
+    measured = {kind for kind, old in zip(kinds, stale, strict=True) if not old}
+    return [row for row, kind, old in zip(rows, kinds, stale, strict=True) if not (old and kind in measured)]
 
 
 @dataclass(frozen=True)

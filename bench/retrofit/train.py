@@ -87,10 +87,10 @@ def losses(
         layers = cut.stands_for(teacher.config.num_hidden_layers)[:loops]
         goals = torch.stack([output.hidden_states[layer] for layer in layers])[:, real]  # [r, N, D]
     seen = student.transformer(input_ids=given, use_cache=False, num_loops=loops)
-    distance = (seen.loop_states[:, real] - goals).square().sum(-1) / goals.square().sum(-1)
+    distance = (seen.loop_states[:, real] - goals).float().square().sum(-1) / goals.float().square().sum(-1)
     places = torch.tensor(rng.sample(range(int(real.sum())), min(READ, int(real.sum()))), device=ids.device)
-    wanted = teacher.lm_head(output.last_hidden_state[real][places]).log_softmax(-1)
-    read = student.lm_head(seen.last_hidden_state[real][places]).log_softmax(-1)
+    wanted = teacher.lm_head(output.last_hidden_state[real][places]).float().log_softmax(-1)
+    read = student.lm_head(seen.last_hidden_state[real][places]).float().log_softmax(-1)
     return distance.mean(1), functional.kl_div(read, wanted, reduction="batchmean", log_target=True)
 
 
@@ -149,6 +149,8 @@ def train(
     if rounds == 0:
         raise ValueError(f"{len(text)} rows: {HELD_OUT} are held out, and a step takes {recipe.batch}")
     end = None if minutes is None else time.monotonic() + 60 * minutes
+    # products in bfloat16 on a GPU; weights, norms and sums stay in float32
+    reduced = torch.autocast(text.device.type, torch.bfloat16, enabled=text.device.type == "cuda")
     student.train()
     for step in range(done, recipe.steps):
         if end is not None and time.monotonic() > end:
@@ -161,7 +163,8 @@ def train(
             optimizer.zero_grad(set_to_none=True)
             for group in optimizer.param_groups:
                 group["lr"] = recipe.at(step)
-        distance, divergence = losses(student, teacher, recipe.cut, ids, Random(f"{recipe.seed}/{step}"))
+        with reduced:
+            distance, divergence = losses(student, teacher, recipe.cut, ids, Random(f"{recipe.seed}/{step}"))
         (distance.mean() + divergence).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         for optimizer in optimizers:
@@ -169,7 +172,8 @@ def train(
         tokens += int((ids >= 0).sum())
         looked = None
         if (step + 1) % recipe.eval_every == 0 or step + 1 == recipe.steps or step == 0:
-            looked = perplexities(student, teacher, held_out)
+            with reduced:
+                looked = perplexities(student, teacher, held_out)
         report = Report(step, tokens, distance.tolist(), divergence.item(), looked)
         with log.open("a") as file:
             file.write(json.dumps(asdict(report)) + "\n")

@@ -1,12 +1,13 @@
 """Pages, blocks and shown output are as they are generated; tables of weights that do not ship any more say so."""
 
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
 from sigma0.bench.core import conditions
 from sigma0.bench.figures.pages import pages
-from sigma0.bench.figures.results import Results
+from sigma0.bench.figures.results import Results, current
 from sigma0.bench.figures.tables import blocks
 from sigma0.bench.figures.texts import changed, generated, printed, rewritten, texts
 from sigma0.checkpoints import shipped_models
@@ -54,6 +55,19 @@ def test_no_table_that_comes_first_is_stale():
     shown = blocks(Results(ROOT))
     first = {**shown["README.md"], **shown["weights.md"], **shown["bench/fidelity/README.md"]}
     assert not [name for name, text in first.items() if "**stale" in text]
+
+
+Row = namedtuple("Row", "benchmark time model model_sha256")
+
+
+def test_rows_of_former_weights_go_once_such_a_run_was_made_again(monkeypatch):
+    monkeypatch.setattr(conditions, "shipped_weights", {"small": "s", "large": "new"}.get)
+    beside = [Row("outer", "1", "small", "s"), Row("outer", "1", "large", "old")]
+    alone, anew = Row("outer", "2", "large", "old"), Row("outer", "3", "large", "new")
+    other = Row("speed", "1", "large", "old")
+    assert current([*beside, alone, other]) == [*beside, alone, other]
+    # a run of the large model alone says nothing of one that stands beside a small model
+    assert current([*beside, alone, anew, other]) == [*beside, anew, other]
 
 
 @pytest.mark.exhaustive
