@@ -45,7 +45,7 @@ def train_command(
     cut: Annotated[str, typer.Option(help="PRELUDE/CORE/CODAxLOOPS.")] = "8/8/6x2",
     steps: Annotated[int, typer.Option(min=1, help="Steps of the whole run.")] = 2000,
     batch: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 8,
-    rate: Annotated[float, typer.Option(help="Peak of the learning rate.")] = 2e-3,
+    rate: Annotated[float, typer.Option(help="Peak of the learning rate.")] = 3e-4,
     seed: Annotated[int, typer.Option(help="Seed of order and loops.")] = 0,
     minutes: Annotated[float | None, typer.Option(help="Stop after so long; run again to continue.")] = None,
     device: Device = "cpu",

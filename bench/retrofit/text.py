@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-HELD_OUT = 64
+HELD_OUT = 16
 
 
 @torch.inference_mode()
