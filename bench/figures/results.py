@@ -23,10 +23,16 @@ VERDICTS = ("pocket", "pocket-large")
 def current(rows: Sequence[AnyRow]) -> list[AnyRow]:
     """Rows but those of a model's former weights, where their benchmark has such runs of the weights that ship.
 
-    Runs are of one kind that begin with the same model: a larger model is measured beside a small one, too.
+    Outer loops have a larger model beside a small one: of them, runs are of one kind that begin with the same model and
+    ask the same questions.
     """
-    begun: dict[tuple[str, str], str] = {}
-    kinds = [(row.benchmark, begun.setdefault((row.benchmark, row.time), row.model), row.model) for row in rows]
+    begun: dict[str, str] = {}
+    kinds = [
+        (row.benchmark, row.model, row.prompts, begun.setdefault(row.time, row.model))
+        if row.benchmark == "outer"
+        else (row.benchmark, row.model)
+        for row in rows
+    ]
     stale = [bool(stale_mark({row.model: row.model_sha256})) for row in rows]
     measured = {kind for kind, old in zip(kinds, stale, strict=True) if not old}
     return [row for row, kind, old in zip(rows, kinds, stale, strict=True) if not (old and kind in measured)]

@@ -2,16 +2,18 @@
 
 import json
 import time
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from sigma0.bench.core.output import drawing
 from sigma0.bench.retrofit.cut import Cut
-from sigma0.bench.retrofit.text import read_text, write_text
+from sigma0.bench.retrofit.text import digest, read_text, write_text
 from sigma0.bench.retrofit.train import LOG, Recipe, Report, train
 from sigma0.commands.console import depth_style, one_line_errors, progress_bar
 
@@ -68,7 +70,10 @@ def train_command(
                 f"KL {report.divergence:.3f}  held-out perplexity by loop {loops}  (teacher {first:.3f})"
             )
 
-        model = train(_teacher(teacher, device), read_text(text).to(device), recipe, out, minutes, show)
+        source, (rows, drawn) = _teacher(teacher, device), read_text(text)
+        if drawn.get("teacher") != digest(source):
+            raise ValueError(f"{text} was not written by {teacher}")
+        model = train(source, rows.to(device), recipe, out, minutes, show)
         if model is None:
             console.print(f"Time is up; run again to continue in {out}.")
             return
@@ -85,9 +90,11 @@ def curve_command(
     """Draw held-out perplexity over the teacher's, by loop, over the tokens seen."""
     with one_line_errors(), drawing([out], (8, 4.5), dpi=150) as figure:
         axes = figure.subplots()
-        for run, line in zip(runs, ("-", "--", ":", "-."), strict=False):
+        for run, line in zip(runs, cycle(("-", "--", ":", "-.")), strict=False):
             entries = [json.loads(text) for text in (run / LOG).read_text().splitlines()]
             looks = [entry for entry in entries if entry["perplexity"] is not None]
+            if not looks:
+                raise ValueError(f"{run} has no look at held-out rows yet")
             for loop in range(1, len(looks[0]["perplexity"])):
                 ratios = [entry["perplexity"][loop] / entry["perplexity"][0] for entry in looks]
                 colour = depth_style(loop, len(looks[0]["perplexity"]) - 1)
@@ -98,7 +105,11 @@ def curve_command(
 
 
 def _teacher(folder: str, device: str) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(f"--device takes cpu, and cuda where there is a GPU, got {device!r}")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
+    )
     if not isinstance(model, LlamaForCausalLM):
         raise ValueError(f"{folder} holds a {type(model).__name__}, not a Llama-like checkpoint")
     return model.to(device).eval()

@@ -52,10 +52,12 @@ class Cut:
         Raises:
             ValueError: If the teacher has no such parts, or the loops are too few or too many for its middle.
         """
+        if self.prelude < 0 or min(self.core, self.coda, self.loops) < 1:
+            raise ValueError(f"{self}: core, coda and loops must be at least 1, the prelude at least 0")
         middle = layers - self.prelude - self.coda
-        if min(self.prelude, self.coda) < 0 or self.core < 1 or self.loops < 1 or self.core > middle:
+        if self.core > middle:
             raise ValueError(f"{self}: the teacher has {layers} layers")
-        if not middle / self.core >= self.loops / 2:
+        if self.loops * self.core > 2 * middle:
             raise ValueError(f"{self}: {self.loops} loops of {self.core} layers are more than twice the {middle} left")
         return [self.prelude + round(middle * loop / self.loops) for loop in range(1, self.loops + 1)]
 
@@ -66,10 +68,12 @@ def retrofitted(teacher: LlamaForCausalLM, cut: Cut) -> RavenForCausalLM:
     With T = 1 and no layer left out it computes what the teacher does.
 
     Raises:
-        ValueError: If the cut does not fit, or the teacher has biases, which a Raven has not.
+        ValueError: If the cut does not fit, or the teacher has biases or another hidden_act, which a Raven has not.
     """
     settings: LlamaConfig = teacher.config
     cut.stands_for(settings.num_hidden_layers)
+    if settings.hidden_act != "silu":
+        raise ValueError(f"the teacher's hidden_act is {settings.hidden_act!r}, a Raven's is 'silu'")
     if settings.attention_bias or settings.mlp_bias:
         raise ValueError("the teacher's layers have biases, for which a Raven has no place")
     config = RavenConfig(

@@ -1,12 +1,13 @@
 """Text that a teacher writes itself, as rows of token ids: chats whose user turns are sampled too."""
 
 from collections.abc import Callable
+from hashlib import blake2b
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -30,13 +31,19 @@ def sample_rows(teacher: Any, tokenizer: Any, rows: int, length: int, seed: int,
 
     Returns:
         int32 `[R, S]`, -1 after the end of a chat.
+
+    Raises:
+        ValueError: If the template ends a user's turn by no end-of-sequence token, or leaves no room in a row.
     """
-    mark = "USER"
+    mark, end = "<user's turn>", tokenizer.eos_token_id
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
     )
     before, after = (tokenizer.encode(part, add_special_tokens=False) for part in text.split(mark))
-    end = tokenizer.eos_token_id
+    if end not in after[:-1]:
+        raise ValueError(f"the chat template must end a user's turn by {tokenizer.eos_token!r}, and go on: {text!r}")
+    if len(before) >= length:
+        raise ValueError(f"the chat template takes {len(before)} tokens before a user's turn, rows have {length}")
     # what the template says between the turns, after the token that ends one
     between = torch.tensor(after[after.index(end) + 1 :])
     ids = torch.full((rows, length), -1)
@@ -75,16 +82,17 @@ def write_text(
     """Samples until the file holds so many tokens; a file that is there is gone on with.
 
     Raises:
-        ValueError: If the file was drawn with another seed, length or temperature, or the temperature is not above 0.
+        ValueError: If the file was drawn with other settings or by another teacher, or the temperature is not above 0.
     """
     if not 0 < temperature < inf:
         raise ValueError(f"the temperature must be a number above 0, got {temperature}")
-    parts, settings = [], {"seed": str(seed), "length": str(length), "temperature": str(temperature)}
+    settings = {"seed": str(seed), "length": str(length), "temperature": str(temperature), "teacher": digest(teacher)}
+    parts = []
     if path.exists():
-        with safe_open(path, "pt") as file:
-            if file.metadata() != settings:
-                raise ValueError(f"{path} was drawn with {file.metadata()}, not {settings}")
-        parts = [read_text(path)]
+        ids, drawn = read_text(path)
+        if drawn != settings:
+            raise ValueError(f"{path} was drawn with {drawn}, not {settings}")
+        parts = [ids]
     count = sum(int((part >= 0).sum()) for part in parts)
     while count < tokens:
         done = sum(len(part) for part in parts)
@@ -96,11 +104,26 @@ def write_text(
         on_tokens(min(count, tokens))
 
 
-def read_text(path: Path) -> Tensor:
-    """The rows, int32 `[R, S]`."""
-    with safe_open(path, "pt") as file:
-        ids: Tensor = file.get_tensor("ids")
-    return ids
+def read_text(path: Path) -> tuple[Tensor, dict[str, str]]:
+    """The rows, int32 `[R, S]`, and what they were drawn with.
+
+    Raises:
+        ValueError: If the file holds none.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            ids: Tensor = file.get_tensor("ids")
+            return ids, file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no file of rows: {error}") from error
+
+
+def digest(model: Any) -> str:
+    """Of a model's weights."""
+    result = blake2b(digest_size=8)
+    for weight in model.parameters():
+        result.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return result.hexdigest()
 
 
 _ROWS = 64

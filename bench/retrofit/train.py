@@ -10,6 +10,8 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from math import inf
 from pathlib import Path
 from random import Random
 
@@ -20,7 +22,7 @@ from transformers import LlamaForCausalLM
 
 from sigma0.bench.core.checkpoint import load_run, save_run
 from sigma0.bench.retrofit.cut import Cut, retrofitted
-from sigma0.bench.retrofit.text import HELD_OUT
+from sigma0.bench.retrofit.text import HELD_OUT, digest
 from sigma0.models.raven_causal import RavenForCausalLM
 
 STATE = "state.safetensors"
@@ -49,6 +51,10 @@ class Recipe:
     warmup: int = 20
     seed: int = 0
     eval_every: int = 25
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < inf:
+            raise ValueError(f"the rate must be a number above 0, got {self.rate}")
 
     def at(self, step: int) -> float:
         """The learning rate of a step: up, and down along half a cosine."""
@@ -124,7 +130,15 @@ def train(
 
     Returns:
         The student, or None if the time was up first.
+
+    Raises:
+        ValueError: If the text is another teacher's or too short, or the run was begun under other settings.
+        FloatingPointError: If a loss is not finite.
     """
+    if int(text.max()) >= teacher.config.vocab_size:
+        raise ValueError(
+            f"the text has token {int(text.max())}, the teacher a vocabulary of {teacher.config.vocab_size}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     student = retrofitted(teacher, recipe.cut)
     student.to(text.device)
@@ -134,7 +148,8 @@ def train(
     weights = [weight.requires_grad_() for part in learned for weight in part.parameters()]
     # Muon's own products would cost more than a step of so few rows does
     optimizers = [torch.optim.AdamW(weights, betas=(0.9, 0.95), weight_decay=0.0)]
-    fingerprint = json.dumps(asdict(recipe))
+    rows = blake2b(text.cpu().numpy().tobytes(), digest_size=8).hexdigest()
+    fingerprint = json.dumps({**asdict(recipe), "text": rows, "teacher": digest(teacher)})
     done = load_run(folder / STATE, student, optimizers, fingerprint) if (folder / STATE).exists() else 0
     log = folder / LOG
     lines = log.read_text().splitlines(keepends=True)[:done] if log.exists() else []
@@ -145,7 +160,7 @@ def train(
     if rounds == 0:
         raise ValueError(f"{len(text)} rows: {HELD_OUT} are held out, and a step takes {recipe.batch}")
     end = None if minutes is None else time.monotonic() + 60 * minutes
-    # products in bfloat16 on a GPU; weights, norms and sums stay in float32
+    # products in bfloat16 on a GPU; weights and optimizer stay in float32
     reduced = torch.autocast(text.device.type, torch.bfloat16, enabled=text.device.type == "cuda")
     student.train()
     for step in range(done, recipe.steps):
@@ -161,6 +176,8 @@ def train(
                 group["lr"] = recipe.at(step)
         with reduced:
             distance, divergence = losses(student, teacher, recipe.cut, ids, Random(f"{recipe.seed}/{step}"))
+        if not (distance.mean() + divergence).isfinite():
+            raise FloatingPointError(f"the loss of step {step} is not finite: take a lower rate than {recipe.rate}")
         (distance.mean() + divergence).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         for optimizer in optimizers:

@@ -57,15 +57,20 @@ def test_no_table_that_comes_first_is_stale():
     assert not [name for name, text in first.items() if "**stale" in text]
 
 
-Row = namedtuple("Row", "benchmark time model model_sha256")
+Row = namedtuple("Row", "benchmark time model model_sha256 prompts", defaults=["stories"])
 
 
 def test_rows_of_former_weights_go_once_such_a_run_was_made_again(monkeypatch):
     monkeypatch.setattr(conditions, "shipped_weights", {"small": "s", "large": "new"}.get)
     beside = [Row("outer", "1", "small", "s"), Row("outer", "1", "large", "old")]
     alone, anew = Row("outer", "2", "large", "old"), Row("outer", "3", "large", "new")
-    other = Row("speed", "1", "large", "old")
+    other, faults = Row("speed", "1", "large", "old"), Row("outer", "4", "small", "new", "faults")
     assert current([*beside, alone, other]) == [*beside, alone, other]
+    assert current([Row("outer", "1", "small", "old"), faults]) == [Row("outer", "1", "small", "old"), faults]
+    # of other benches, whatever stands beside it
+    assert (
+        current([Row("speed", "5", "small", "s"), Row("speed", "5", "large", "new"), other])[-1].model_sha256 == "new"
+    )
     # a run of the large model alone says nothing of one that stands beside a small model
     assert current([*beside, alone, anew, other]) == [*beside, anew, other]
 

@@ -57,7 +57,7 @@ def test_loops_stand_for_layers_up_to_where_the_coda_begins(prelude, core, coda,
     cut = Cut(prelude, core, coda, loops)
     assert Cut.parse(str(cut)) == cut
     middle = layers - prelude - coda
-    if core > middle or loops * core > 2 * middle:
+    if coda == 0 or core > middle or loops * core > 2 * middle:
         with pytest.raises(ValueError, match=str(cut)):
             cut.stands_for(layers)
         return
@@ -71,9 +71,21 @@ def test_what_is_no_cut_is_refused_by_name(text):
         Cut.parse(text)
 
 
-def test_biases_are_refused():
-    with pytest.raises(ValueError, match="biases"):
-        retrofitted(llama(attention_bias=True), Cut(2, 2, 2, 1))
+@pytest.mark.parametrize(("settings", "word"), [({"attention_bias": True}, "biases"), ({"hidden_act": "gelu"}, "gelu")])
+def test_what_a_raven_has_no_place_for_is_refused(settings, word):
+    with pytest.raises(ValueError, match=word):
+        retrofitted(llama(**settings), Cut(2, 2, 2, 1))
+
+
+def test_bad_numbers_and_other_text_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"above 0, got nan"):
+        Recipe(Cut(2, 2, 2, 1), rate=float("nan"))
+    text = torch.full((HELD_OUT + 2, 4), 50)
+    with pytest.raises(ValueError, match="token 50, the teacher a vocabulary of 50"):
+        train(llama(), text, Recipe(Cut(2, 2, 2, 1), batch=2), tmp_path)
+    (tmp_path / "rows.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="is no file of rows"):
+        read_text(tmp_path / "rows.safetensors")
 
 
 def test_perplexity_is_that_of_the_mean_loss_over_tokens():
@@ -113,6 +125,8 @@ def test_a_killed_run_goes_on_to_the_bits_of_a_whole_one(tmp_path):
         learns = name.startswith(("transformer.adapter", "transformer.core_block"))
         assert torch.equal(expected, begun[name]) != learns, name
     assert (tmp_path / "whole" / LOG).read_text() == (tmp_path / "killed" / LOG).read_text()
+    with pytest.raises(ValueError, match="other settings"):
+        train(teacher, text.roll(1, 0), recipe, tmp_path / "whole")
     with pytest.raises(ValueError, match="other settings"):
         train(teacher, text, Recipe(Cut(2, 1, 1, 2), batch=2, steps=4), tmp_path / "whole")
 
@@ -156,13 +170,15 @@ def test_a_file_of_rows_is_gone_on_with(tokenizer, tmp_path):
     teacher, path = llama(len(tokenizer)), tmp_path / "rows.safetensors"
     seen: list[int] = []
     write_text(teacher, tokenizer, path, 10, 40, 0, 1.0, seen.append)
-    first = read_text(path)
+    first, _ = read_text(path)
     write_text(teacher, tokenizer, path, int((first >= 0).sum()) + 1, 40, 0, 1.0, seen.append)
-    both = read_text(path)
+    both, _ = read_text(path)
     assert len(both) == 2 * len(first) and torch.equal(both[: len(first)], first)
     assert not torch.equal(both[len(first) :], first)
     with pytest.raises(ValueError, match=r"above 0, got 0\.0"):
         write_text(teacher, tokenizer, path, 10, 40, 0, 0.0, seen.append)
+    with pytest.raises(ValueError, match="was drawn with"):
+        write_text(llama(len(tokenizer), 5), tokenizer, path, 10, 40, 0, 1.0, seen.append)
     with pytest.raises(ValueError, match="was drawn with"):
         write_text(teacher, tokenizer, path, 10, 40, 1, 1.0, seen.append)
 
