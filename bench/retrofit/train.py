@@ -8,13 +8,15 @@ are over tokens, the second over `READ` of them, since the head costs as much as
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from math import inf
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -82,38 +84,100 @@ class Report:
     perplexity: list[float] | None
 
 
-def losses(
-    student: RavenForCausalLM, teacher: LlamaForCausalLM, cut: Cut, ids: Tensor, rng: Random
-) -> tuple[Tensor, Tensor]:
-    """Distances of the states, `[r]`, and the divergence, a scalar, over rows `[B, S]`, -1 where there is no token."""
-    real, given = ids >= 0, ids.clamp_min(0)
-    loops = rng.choices(range(1, cut.loops + 1), range(1, cut.loops + 1))[0]
+class TeacherStates:
+    """What a teacher makes of the rows of a text: its states after some layers, and last what its head reads.
+
+    With a file each row is computed once, by itself: its bits do not depend on the batch, and it costs nothing when it
+    comes again. Without, as on a GPU, a batch is computed as a whole each time.
+    """
+
+    def __init__(self, teacher: LlamaForCausalLM, text: Tensor, layers: Sequence[int], path: Path | None) -> None:
+        """Nothing is computed yet.
+
+        Args:
+            teacher: Of hidden size D.
+            text: int32 `[R, S]`, -1 behind the end of a row.
+            layers: Numbers of layers, K of them.
+            path: File for float32 `[R, S, K + 1, D]`; one that is there must be of the same teacher, text and layers.
+        """
+        self._teacher, self._text, self._layers = teacher, text, layers
+        self._kept: tuple[Any, Any] | None = None
+        if path is not None:
+            shape = (*text.shape, len(layers) + 1, teacher.config.hidden_size)
+            mode: Any = "r+" if path.exists() else "w+"
+            states = np.memmap(path, np.float32, mode, shape=shape)
+            self._kept = states, np.memmap(path.with_suffix(".rows"), np.bool_, mode, shape=shape[:1])
+
+    def __call__(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Rows `[B, S']`, as long as the longest of them is, and states `[K + 1, B, S', D]`."""
+        lengths = (self._text[list(numbers)] >= 0).sum(1)
+        rows = self._text[list(numbers), : int(lengths.max())]
+        if self._kept is None:
+            return rows, self._compute(rows)
+        states, is_kept = self._kept
+        for number, length in zip(numbers, lengths.tolist(), strict=True):
+            if not is_kept[number]:
+                states[number, :length] = self._compute(self._text[number : number + 1, :length])[:, 0].transpose(0, 1)
+                is_kept[number] = True
+        return rows, torch.from_numpy(states[list(numbers), : rows.shape[1]]).permute(2, 0, 1, 3)
+
+    @torch.no_grad()
+    def _compute(self, rows: Tensor) -> Tensor:
+        output = self._teacher.model(input_ids=rows.clamp_min(0), output_hidden_states=True, use_cache=False)
+        return torch.stack([*(output.hidden_states[layer] for layer in self._layers), output.last_hidden_state])
+
+
+def _loop_states(student: RavenForCausalLM, injected: Tensor, loops: int) -> list[Tensor]:
+    """States `[B, S, D]` after each of so many loops, from what the prelude hands over."""
+    positions = torch.arange(injected.shape[1], device=injected.device).expand(injected.shape[:2])
+    states = [injected]
+    for loop in range(loops):
+        states.append(student.transformer.run_core(states[-1], injected, positions, loop, None))
+    return states[1:]
+
+
+def _read(student: RavenForCausalLM, states: Tensor) -> Tensor:
+    """What the head reads of states `[B, S, D]`."""
+    positions = torch.arange(states.shape[1], device=states.device).expand(states.shape[:2])
+    read: Tensor = student.transformer.run_coda(states, None, None, positions)
+    return read
+
+
+def losses(student: RavenForCausalLM, rows: Tensor, states: Tensor, rng: Random) -> tuple[Tensor, Tensor]:
+    """Distances of the states, `[r]`, and the divergence, a scalar.
+
+    Args:
+        student: Its prelude is the teacher's, so it begins with what the teacher has there.
+        rows: `[B, S]`, -1 where there is no token.
+        states: The teacher's, `[T + 2, B, S, D]`: behind the prelude, after each layer that a loop stands for, and what
+            its head reads.
+        rng: For the loops and the places.
+    """
+    real, count = rows >= 0, student.num_loops
+    loops = rng.choices(range(1, count + 1), range(1, count + 1))[0]
+    made = _loop_states(student, states[0], loops)
+    goals = states[1 : loops + 1, real]  # [r, N, D]
+    distance = (torch.stack(made)[:, real] - goals).float().square().sum(-1) / goals.float().square().sum(-1)
+    places = torch.tensor(rng.sample(range(int(real.sum())), min(READ, int(real.sum()))), device=rows.device)
     with torch.no_grad():
-        output = teacher.model(input_ids=given, output_hidden_states=True, use_cache=False)
-        layers = cut.stands_for(teacher.config.num_hidden_layers)[:loops]
-        goals = torch.stack([output.hidden_states[layer] for layer in layers])[:, real]  # [r, N, D]
-    seen = student.transformer(input_ids=given, use_cache=False, num_loops=loops)
-    distance = (seen.loop_states[:, real] - goals).float().square().sum(-1) / goals.float().square().sum(-1)
-    places = torch.tensor(rng.sample(range(int(real.sum())), min(READ, int(real.sum()))), device=ids.device)
-    wanted = teacher.lm_head(output.last_hidden_state[real][places]).float().log_softmax(-1)
-    read = student.lm_head(seen.last_hidden_state[real][places]).float().log_softmax(-1)
+        wanted = student.lm_head(states[-1, real][places]).float().log_softmax(-1)
+    read = student.lm_head(_read(student, made[-1])[real][places]).float().log_softmax(-1)
     return distance.mean(1), functional.kl_div(read, wanted, reduction="batchmean", log_target=True)
 
 
 @torch.no_grad()
-def perplexities(student: RavenForCausalLM, teacher: LlamaForCausalLM, rows: Tensor, batch: int = 8) -> list[float]:
-    """Of rows `[R, S]`: the teacher's, then the student's after each number of loops."""
-    total, count = torch.zeros(1 + student.num_loops, dtype=torch.float64), 0
-    for ids in torch.split(rows, batch):
-        given, targets = ids.clamp_min(0), ids[:, 1:].long()
-        readings = [teacher.model(input_ids=given, use_cache=False).last_hidden_state]
-        for loops in range(1, student.num_loops + 1):
-            readings.append(student.transformer(input_ids=given, use_cache=False, num_loops=loops).last_hidden_state)
-        for place, hidden in enumerate(readings):
-            logits = teacher.lm_head(hidden[:, :-1][targets >= 0])
+def perplexities(student: RavenForCausalLM, states_of: TeacherStates, count: int, batch: int = 8) -> list[float]:
+    """Of the first `count` rows: the teacher's, then the student's after each number of loops."""
+    total, tokens = torch.zeros(1 + student.num_loops, dtype=torch.float64), 0
+    for numbers in torch.split(torch.arange(count), batch):
+        rows, states = states_of(numbers.tolist())
+        targets = rows[:, 1:].long()
+        made = _loop_states(student, states[0], student.num_loops)
+        for place, hidden in enumerate([states[-1], *(_read(student, state) for state in made)]):
+            logits = student.lm_head(hidden[:, :-1][targets >= 0])
             total[place] += functional.cross_entropy(logits.float(), targets[targets >= 0], reduction="sum").item()
-        count += int((targets >= 0).sum())
-    return [round(value, 4) for value in (total / count).exp().tolist()]
+        tokens += int((targets >= 0).sum())
+    return [round(value, 4) for value in (total / tokens).exp().tolist()]
 
 
 def train(
@@ -155,8 +219,13 @@ def train(
     lines = log.read_text().splitlines(keepends=True)[:done] if log.exists() else []
     log.write_text("".join(lines))
     tokens = json.loads(lines[-1])["tokens"] if lines else 0
-    held_out, rest = text[:HELD_OUT], text[HELD_OUT:]
-    rounds = len(rest) // recipe.batch
+    layers = [recipe.cut.prelude, *recipe.cut.stands_for(teacher.config.num_hidden_layers)]
+    kept = blake2b(f"{fingerprint} {layers}".encode(), digest_size=8).hexdigest()
+    states_of = TeacherStates(
+        teacher, text, layers, None if text.device.type == "cuda" else folder / f"teacher-{kept}.bin"
+    )
+    lengths = (text[HELD_OUT:] >= 0).sum(1).cpu()
+    rounds = len(lengths) // recipe.batch
     if rounds == 0:
         raise ValueError(f"{len(text)} rows: {HELD_OUT} are held out, and a step takes {recipe.batch}")
     end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -167,15 +236,14 @@ def train(
         if end is not None and time.monotonic() > end:
             save_run(folder / STATE, student, optimizers, step, fingerprint)
             return None
-        order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(recipe.seed + step // rounds))
-        start = step % rounds * recipe.batch
-        ids = rest[order[start : start + recipe.batch]]
+        numbers = _batches(lengths, recipe.batch, recipe.seed + step // rounds)[step % rounds] + HELD_OUT
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
             for group in optimizer.param_groups:
                 group["lr"] = recipe.at(step)
         with reduced:
-            distance, divergence = losses(student, teacher, recipe.cut, ids, Random(f"{recipe.seed}/{step}"))
+            ids, states = states_of(numbers.tolist())
+            distance, divergence = losses(student, ids, states, Random(f"{recipe.seed}/{step}"))
         if not (distance.mean() + divergence).isfinite():
             raise FloatingPointError(f"the loss of step {step} is not finite: take a lower rate than {recipe.rate}")
         (distance.mean() + divergence).backward()  # type: ignore[no-untyped-call]
@@ -186,7 +254,7 @@ def train(
         looked = None
         if (step + 1) % recipe.eval_every == 0 or step + 1 == recipe.steps or step == 0:
             with reduced:
-                looked = perplexities(student, teacher, held_out)
+                looked = perplexities(student, states_of, HELD_OUT)
         report = Report(step, tokens, distance.tolist(), divergence.item(), looked)
         with log.open("a") as file:
             file.write(json.dumps(asdict(report)) + "\n")
@@ -196,3 +264,16 @@ def train(
             save_run(folder / STATE, student, optimizers, step + 1, fingerprint)
     student.eval()
     return student
+
+
+def _batches(lengths: Tensor, batch: int, seed: int) -> list[Tensor]:
+    """Numbers of rows in batches of rows about as long as each other, in an order that the seed draws."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = torch.split(torch.randperm(len(lengths), generator=generator), _SORTED * batch)
+    batches = torch.split(torch.cat([part[lengths[part].argsort(stable=True)] for part in parts]), batch)
+    whole = [numbers for numbers in batches if len(numbers) == batch]
+    return [whole[place] for place in torch.randperm(len(whole), generator=generator).tolist()]
+
+
+# Batches whose rows are sorted by their lengths together.
+_SORTED = 16

@@ -1,6 +1,7 @@
 """A cut decoder is its teacher where nothing is left out; its training resumes; its text follows the chat template."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import sigma0
 from sigma0.bench.retrofit.__main__ import app
 from sigma0.bench.retrofit.cut import Cut, retrofitted
 from sigma0.bench.retrofit.text import read_text, sample_rows, write_text
-from sigma0.bench.retrofit.train import HELD_OUT, LOG, Recipe, perplexities, train
+from sigma0.bench.retrofit.train import HELD_OUT, LOG, Recipe, TeacherStates, losses, perplexities, train
 
 POCKET = Path(sigma0.__file__).parent / "checkpoints" / "pocket"
 
@@ -98,7 +99,53 @@ def test_perplexity_is_that_of_the_mean_loss_over_tokens():
         ids = row[row >= 0][None]
         losses += torch.nn.functional.cross_entropy(teacher(ids).logits[0, :-1], ids[0, 1:], reduction="none").tolist()
     expected = torch.tensor(losses).double().mean().exp().item()
-    assert perplexities(student, teacher, rows, batch=2) == pytest.approx([expected, expected], rel=1e-4)
+    states_of = TeacherStates(teacher, rows, [2, 4], None)
+    assert perplexities(student, states_of, 3, batch=2) == pytest.approx([expected, expected], rel=1e-4)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_states_of_a_teacher_are_those_of_its_rows_whatever_the_batch(tmp_path, is_kept):
+    teacher = llama()
+    text = torch.randint(50, (4, 12), dtype=torch.int32)
+    text[1, 5:] = -1
+    text[2, 9:] = -1
+    path = tmp_path / "states.bin" if is_kept else None
+    states_of = TeacherStates(teacher, text, [2, 5], path)
+    for numbers in ([2, 1], [3, 2], [1, 2, 0]):
+        rows, states = states_of(numbers)
+        assert torch.equal(rows, text[numbers, : rows.shape[1]]) and (rows >= 0).any(0).all()
+        for place, number in enumerate(numbers):
+            ids = text[number][text[number] >= 0][None]
+            output = teacher.model(input_ids=ids, output_hidden_states=True)
+            expected = torch.cat([output.hidden_states[2], output.hidden_states[5], output.last_hidden_state])
+            torch.testing.assert_close(states[:, place, : ids.shape[1]], expected, rtol=1e-4, atol=1e-4)
+            # to the bit, since a run that goes on may have another row computed first
+            assert not is_kept or torch.equal(states[:, place, : ids.shape[1]], expected)
+    if path is not None:
+        teacher.model.norm.weight.data.zero_()
+        assert torch.equal(TeacherStates(teacher, text, [2, 5], path)([1, 2, 0])[1], states)
+
+
+def test_the_loss_is_that_of_the_whole_models():
+    teacher, cut = llama(), Cut(1, 2, 1, 2)
+    student = retrofitted(teacher, cut)
+    student.transformer.adapter.weight.data.normal_(std=0.2)
+    text = torch.randint(50, (2, 9), dtype=torch.int32)
+    text[1, 6:] = -1
+    rows, states = TeacherStates(teacher, text, [1, *cut.stands_for(6)], None)([0, 1])
+    for seed in range(6):
+        distance, divergence = losses(student, rows, states, Random(seed))
+        output = student.transformer(input_ids=rows.clamp_min(0), num_loops=len(distance), use_cache=False)
+        goals = teacher.model(input_ids=rows.clamp_min(0), output_hidden_states=True).hidden_states
+        real = rows >= 0
+        for number, layer in enumerate((3, 5)[: len(distance)]):
+            apart = (output.loop_states[number] - goals[layer])[real].square().sum(1)
+            expected = (apart / goals[layer][real].square().sum(1)).mean()
+            torch.testing.assert_close(distance[number], expected, rtol=1e-4, atol=1e-6)
+        wanted = teacher(input_ids=rows.clamp_min(0)).logits[real].log_softmax(-1)
+        read = student.lm_head(output.last_hidden_state)[real].log_softmax(-1)
+        expected = (wanted.exp() * (wanted - read)).sum(-1).mean()
+        torch.testing.assert_close(divergence, expected, rtol=1e-4, atol=1e-6)
 
 
 class KilledError(Exception):
