@@ -59,7 +59,7 @@ COMMANDS = {
 }
 app = typer.Typer(
     cls=lazy_group(COMMANDS),
-    help="LoopOutput language models with a depth of its own for each token.",
+    help="Looped language models with a depth of its own for each token.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

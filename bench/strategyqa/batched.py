@@ -16,7 +16,7 @@ from sigma0.reason.chat import LocalChat, fitted
 from sigma0.reason.messages import DEFAULTS, ChatSettings, Completion, Usage
 
 # seconds that a batch waits for company after its first question: those that were answered together come again
-# together, but threads take a while, and a batch that left half of them after costs nearly as much as a whole one
+# together, but threads take a while, and a batch that left half of them behind costs nearly as much as a whole one
 PATIENCE = 0.03
 # the same as a share of what the batch before took
 SHARE = 0.05

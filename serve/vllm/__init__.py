@@ -1,4 +1,4 @@
-"""LoopOutput models inside of vLLM: a plugin that vLLM finds by itself, and drafts for its speculative decoding."""
+"""Looped models inside of vLLM: a plugin that vLLM finds by itself, and drafts for its speculative decoding."""
 
 from sigma0.lazy import lazy_names
 

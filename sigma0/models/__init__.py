@@ -1,4 +1,4 @@
-"""LoopOutput families as Hugging Face classes, each imported when it is first used."""
+"""Looped families as Hugging Face classes, each imported when it is first used."""
 
 import sys
 from typing import TYPE_CHECKING, Any, Literal

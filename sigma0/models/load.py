@@ -29,7 +29,7 @@ from sigma0.models.quantization import check_name, loading_options, stored_metho
 from sigma0.models.stored import check_config, check_dtypes, check_generation, check_index, read_headers
 from sigma0.signals.verdict import DoorRule
 
-# LoopOutput models that passes over rows cannot run, and why.
+# Looped models that passes over rows cannot run, and why.
 REFUSED = {
     "hrm_text": "its prompts attend in both directions (prefix_lm), and rows of a pass see only what lies before them; "
     "transformers itself runs it: transformers.AutoModelForCausalLM.from_pretrained",
