@@ -242,6 +242,20 @@ def test_trajectories_that_were_not_kept_begin_anew():
     assert max(remembered) == 3 + passes, "what was kept is gone"
 
 
+def test_a_token_that_was_never_run_is_run_beside_the_next_one():
+    """In its passes, and in none of its own: only those of the next token count as prompt rows."""
+    model, full = tiny_model(seed=0, total_ut_steps=4), ExitConfig(mode="full")
+    cache, whole = filled(model), filled(model, torch.cat([IDS, torch.full((2, 1), 3)], 1))
+    counts = replace(cache.counts)
+    cache.extend(5)
+    columns = np.full(2, 4)
+    cache.add_pending(PendingTokens(np.array([3, 3]), np.arange(2), columns, columns))
+    with torch.no_grad():
+        logits = [model(torch.full((2, 1), 9), past_key_values=one, exit_config=full).logits for one in (cache, whole)]
+    torch.testing.assert_close(*logits)
+    assert cache.counts.prompt_rows == counts.prompt_rows and cache.counts.rows == counts.rows + 16
+
+
 def test_crop_forgets_a_token_that_was_never_run():
     """Right at the crop, and not one further: what comes after reads as if it had never been there."""
     model = tiny_model(seed=0, total_ut_steps=4)

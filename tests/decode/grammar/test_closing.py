@@ -6,7 +6,8 @@ import random
 import pytest
 from tokenizers import AddedToken
 
-from sigma0.decode.grammar.closing import NUMBER, Texts, ids_of
+from sigma0.decode.grammar import closing
+from sigma0.decode.grammar.closing import NUMBER, Texts, ids_of, is_near
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex
 from sigma0.decode.grammar.vocabulary import vocabulary_of
 from tests.byte_model import END, byte_tokenizer
@@ -82,8 +83,11 @@ def test_numbers_end_whatever_tokens_they_are_written_with():
     assert vocabulary.compile(JsonSchema.of({"type": "array", "minItems": 1})).least == 3
 
 
-def test_a_limit_that_is_far_restricts_nothing():
+def test_a_limit_that_is_far_restricts_nothing(monkeypatch):
     grammar = VOCABULARY.compile(JsonSchema.of(PERSON))
+    # as of a large vocabulary, of which not every id can be tried
+    monkeypatch.setattr(closing, "_TRIED", 1)
+    assert is_near(300, 1) and (grammar.matcher().mask(300) == grammar.matcher().mask()).all()
     assert (grammar.matcher().mask(5000) == grammar.matcher().mask()).all()
     assert (grammar.matcher().mask(1000) == grammar.matcher().mask()).all()
 
