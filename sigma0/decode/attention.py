@@ -278,8 +278,7 @@ class PassRows:
         return tuple(span if span.first >= 0 else self._scattered(span) for span in spans)
 
     def _scattered(self, span: Span) -> Span:
-        """A span of one sequence whose blocks do not follow each other, with its positions."""
+        """A span of one sequence whose blocks do not follow each other, with its positions; blocks have no pads."""
         at = self._indices
-        start = at.cache_positions[span.start] + 1 - span.lengths[0]
-        seen = torch.arange(span.longest, device=at.loops.device) + start
+        seen = torch.arange(span.longest, device=at.loops.device)
         return replace(span, positions=self._placement.flat(at.sequences[span.start].expand_as(seen), seen))
