@@ -102,8 +102,12 @@ def write_text(
         done = sum(len(part) for part in parts)
         parts.append(sample_rows(teacher, tokenizer, _ROWS, length, (seed << 32) + done, temperature))
         count += int((parts[-1] >= 0).sum())
+        rows = torch.cat(parts)
         partial = path.with_suffix(".partial")
-        save_file({"ids": torch.cat(parts)}, partial, metadata=settings)
+        # half the size, where the vocabulary allows it
+        small = torch.uint16 if int(rows.max()) < 1 << 16 else torch.int32
+        tensors = {"ids": rows[rows >= 0].to(small), "lengths": (rows >= 0).sum(1).int()}
+        save_file(tensors, partial, metadata=settings)
         partial.replace(path)
         on_tokens(min(count, tokens))
 
@@ -116,10 +120,12 @@ def read_text(path: Path) -> tuple[Tensor, dict[str, str]]:
     """
     try:
         with safe_open(path, "pt") as file:
-            ids: Tensor = file.get_tensor("ids")
-            return ids, file.metadata() or {}
-    except SafetensorError as error:
+            ids, lengths, settings = file.get_tensor("ids"), file.get_tensor("lengths"), file.metadata()
+            rows = torch.full((len(lengths), int(settings["length"])), -1, dtype=torch.int32)
+    except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no file of rows: {error}") from error
+    rows[torch.arange(rows.shape[1]) < lengths[:, None]] = ids.int()
+    return rows, settings
 
 
 def digest(model: Any) -> str:
