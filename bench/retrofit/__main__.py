@@ -84,14 +84,15 @@ def train_command(
 
 @app.command("curve")
 def curve_command(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or their logs.")],
     out: Annotated[Path, typer.Option(help="Picture to write, .png or .svg.")] = Path("curve.png"),
 ) -> None:
     """Draw held-out perplexity over the teacher's, by loop, over the tokens seen."""
     with one_line_errors(), drawing([out], (8, 4.5), dpi=150) as figure:
         axes = figure.subplots()
         for run, line in zip(runs, cycle(("-", "--", ":", "-.")), strict=False):
-            entries = [json.loads(text) for text in (run / LOG).read_text().splitlines()]
+            log = run if run.is_file() else run / LOG
+            entries = [json.loads(text) for text in log.read_text().splitlines()]
             looks = [entry for entry in entries if entry["perplexity"] is not None]
             if not looks:
                 raise ValueError(f"{run} has no look at held-out rows yet")
@@ -99,7 +100,7 @@ def curve_command(
                 ratios = [entry["perplexity"][loop] / entry["perplexity"][0] for entry in looks]
                 colour = depth_style(loop, len(looks[0]["perplexity"]) - 1)
                 tokens = [entry["tokens"] for entry in looks]
-                axes.plot(tokens, ratios, line, color=colour, label=f"{run.name}, loop {loop}")
+                axes.plot(tokens, ratios, line, color=colour, label=f"{run.stem}, loop {loop}")
         axes.set(xlabel="tokens", ylabel="perplexity over the teacher's", yscale="log", xscale="log")
         figure.legend(fontsize=8, loc="outside right center")
 

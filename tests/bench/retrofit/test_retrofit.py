@@ -262,7 +262,7 @@ def test_the_commands_make_a_model_that_generates(tokenizer, tmp_path):
     loaded = sigma0.load(f"{run}/final", device="cpu", dtype="float32")
     generation = sigma0.generate(*loaded, "hello", max_new_tokens=4)
     assert generation.total_loops == 2 and generation.tokens
-    result = runner.invoke(app, ["curve", run, "--out", str(tmp_path / "curve.png")])
+    result = runner.invoke(app, ["curve", run, f"{run}/{LOG}", "--out", str(tmp_path / "curve.png")])
     assert result.exit_code == 0 and (tmp_path / "curve.png").stat().st_size > 10_000
     result = runner.invoke(app, ["train", str(POCKET), text, run])
     assert result.exit_code == 2 and "not a Llama-like checkpoint" in result.output
