@@ -95,6 +95,19 @@ def test_a_limit_that_is_far_restricts_nothing(monkeypatch):
     assert (grammar.matcher().mask(1000) == grammar.matcher().mask()).all()
 
 
+def test_of_a_large_vocabulary_plain_text_is_sampled_and_all_else_is_tried(monkeypatch):
+    grammar = VOCABULARY.compile(JsonSchema.of(PERSON))
+    matcher, text = grammar.matcher(), TOKENIZER('{"name": "abc')["input_ids"]
+    for item in text:
+        matcher.take(item)
+    for left in range(len('", "age": 0}'), 21):
+        monkeypatch.setattr(closing, "_TRIED", 256)
+        every = matcher.mask(len(text) + left)
+        monkeypatch.setattr(closing, "_TRIED", 20)
+        assert (matcher.mask(len(text) + left) == every).all(), left
+    assert set(TOKENIZER('\\"a')["input_ids"]) <= set(ids_of(every))
+
+
 def test_a_mask_near_the_limit_does_not_depend_on_the_way_to_it():
     grammar = VOCABULARY.compile(JsonSchema.of(PERSON))
     text = TOKENIZER('{"name": "abc", "age": 12')["input_ids"]
