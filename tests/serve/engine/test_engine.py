@@ -461,6 +461,20 @@ def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypa
     assert isinstance(result[good][-1], RequestOutput) and engine.pool.used == 0
 
 
+def test_a_processor_of_one_request_changes_that_one_alone(model, pocket, monkeypatch):
+    def only_seven(_, ids, scores):
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([7]), 0.0)
+
+    monkeypatch.setattr(Tighten, "__call__", only_seven)
+    asked = [job(5, 6), job(5, 6, on_collapse="tighten"), job(5, 6, 1)]
+    engine = Engine(model, pocket[1], "tiny", watch=True)
+    keys = [engine.submit(item) for item in asked]
+    first, tightened, last = map(drain(engine).get, keys)
+    assert [token.id for token in tightened[-1].tokens[1:]] == [7] * 5
+    for events, item in ((first, asked[0]), (last, asked[2])):
+        assert outcome(events) == outcome(alone(model, pocket[1], item))
+
+
 @pytest.mark.grid(fast=5, slow=4)
 @pytest.mark.parametrize("steps", [1, 3, 9])
 @pytest.mark.parametrize("breaks", ["admit", "run", "remove"])
