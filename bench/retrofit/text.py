@@ -49,7 +49,7 @@ def sample_rows(teacher: Any, tokenizer: Any, rows: int, length: int, seed: int,
     ids = torch.full((rows, length), -1)
     ids[:, : len(before)] = torch.tensor(before)
     generator = torch.Generator().manual_seed(seed)
-    numbers, turn = torch.arange(rows), torch.zeros(rows, dtype=torch.long)
+    turn = torch.zeros(rows, dtype=torch.long)
     template = torch.full((rows,), -1)  # which token of `between` comes next; -1: one that is drawn
     cache, fed = None, ids[:, : len(before)]
     for place in range(len(before), length):
@@ -58,18 +58,14 @@ def sample_rows(teacher: Any, tokenizer: Any, rows: int, length: int, seed: int,
         chances = (output.logits[:, -1].float().cpu() / temperature).softmax(-1)
         drawn = torch.multinomial(chances, 1, generator=generator)[:, 0]
         fed = torch.where(template >= 0, between[template.clamp_min(0)], drawn)[:, None]
-        ids[numbers, place] = torch.where(turn < 2, fed[:, 0], -1)
+        ids[:, place] = torch.where(turn < 2, fed[:, 0], -1)
         ends = (fed[:, 0] == end) & (template < 0)
         template = torch.where(template >= 0, template + 1, template)
         template[template == len(between)] = -1
         template[ends & (turn == 0)] = 0
         turn = turn + ends
-        left = (turn < 2).nonzero()[:, 0]
-        if not len(left):
+        if (turn >= 2).all():
             break
-        if len(left) <= _STILL * len(turn):
-            cache.batch_select_indices(left.to(teacher.device))
-            numbers, turn, template, fed = numbers[left], turn[left], template[left], fed[left]
     return ids.int()
 
 
@@ -137,5 +133,3 @@ def digest(model: Any) -> str:
 
 
 _ROWS = 64
-# Share of a batch's chats that go on, at which the others are taken out of it.
-_STILL = 0.75

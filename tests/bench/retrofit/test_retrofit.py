@@ -213,25 +213,6 @@ def test_both_turns_are_drawn_and_the_template_stands_between(tokenizer):
     assert ended > 0
 
 
-def test_chats_that_have_ended_leave_the_others_as_they_are(tokenizer, monkeypatch):
-    """Each begins with a token of its own and is then the likeliest, but for an end at every fifth id."""
-    teacher, calls, sizes = llama(len(tokenizer)), 0, set()
-
-    def chosen(chances, count, generator):
-        nonlocal calls
-        calls += 1
-        sizes.add(len(chances))
-        likeliest = torch.arange(len(chances)) + 50 if calls == 1 else chances.argmax(-1)
-        return torch.where(likeliest % 5 == 0, tokenizer.eos_token_id, likeliest)[:, None]
-
-    monkeypatch.setattr(torch, "multinomial", chosen)
-    rows = sample_rows(teacher, tokenizer, 24, 60, 0, 1.0)
-    assert len(sizes) > 2
-    monkeypatch.setattr("sigma0.bench.retrofit.text._STILL", 0.0)
-    calls = 0
-    assert torch.equal(rows, sample_rows(teacher, tokenizer, 24, 60, 0, 1.0))
-
-
 def test_a_file_of_rows_is_gone_on_with(tokenizer, tmp_path):
     teacher, path = llama(len(tokenizer)), tmp_path / "rows.safetensors"
     seen: list[int] = []
