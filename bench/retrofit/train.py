@@ -224,8 +224,8 @@ def train(
     states_of = TeacherStates(
         teacher, text, layers, None if text.device.type == "cuda" else folder / f"teacher-{kept}.bin"
     )
-    lengths = (text[HELD_OUT:] >= 0).sum(1).cpu()
-    rounds = len(lengths) // recipe.batch
+    rest = max(0, len(text) - HELD_OUT)
+    rounds = rest // recipe.batch
     if rounds == 0:
         raise ValueError(f"{len(text)} rows: {HELD_OUT} are held out, and a step takes {recipe.batch}")
     end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -236,7 +236,8 @@ def train(
         if end is not None and time.monotonic() > end:
             save_run(folder / STATE, student, optimizers, step, fingerprint)
             return None
-        numbers = _batches(lengths, recipe.batch, recipe.seed + step // rounds)[step % rounds] + HELD_OUT
+        order = torch.randperm(rest, generator=torch.Generator().manual_seed(recipe.seed + step // rounds))
+        numbers = order[step % rounds * recipe.batch :][: recipe.batch] + HELD_OUT
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
             for group in optimizer.param_groups:
@@ -264,16 +265,3 @@ def train(
             save_run(folder / STATE, student, optimizers, step + 1, fingerprint)
     student.eval()
     return student
-
-
-def _batches(lengths: Tensor, batch: int, seed: int) -> list[Tensor]:
-    """Numbers of rows in batches of rows about as long as each other, in an order that the seed draws."""
-    generator = torch.Generator().manual_seed(seed)
-    parts = torch.split(torch.randperm(len(lengths), generator=generator), _SORTED * batch)
-    batches = torch.split(torch.cat([part[lengths[part].argsort(stable=True)] for part in parts]), batch)
-    whole = [numbers for numbers in batches if len(numbers) == batch]
-    return [whole[place] for place in torch.randperm(len(whole), generator=generator).tolist()]
-
-
-# Batches whose rows are sorted by their lengths together.
-_SORTED = 16
