@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-HELD_OUT = 48
+HELD_OUT = 24
 
 
 @torch.inference_mode()
