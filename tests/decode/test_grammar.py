@@ -109,6 +109,14 @@ def test_what_is_forced_changes_no_answer(byte, rule, after):
         assert out.head_rows < plain.head_rows and out.loop_passes <= plain.loop_passes
 
 
+def test_the_first_id_of_a_vocabulary_is_forced_as_any_other(byte):
+    model, tokenizer = byte
+    grammar = [Constraint(Choice((tokenizer.decode([0]) * 6,)), tokenizer)]
+    out = model.generate(prompts(1), max_new_tokens=9, grammar=grammar, return_dict_in_generate=True)
+    assert out.sequences[0, 5:].tolist() == [0] * 6 + [END]
+    assert out.exit_reasons[0][1:] == ["forced"] * 6
+
+
 @pytest.mark.grid(fast=1, slow=1)
 @pytest.mark.parametrize("after", ["finish", "verify"])
 def test_sampled_answers_are_the_same_where_forced_ids_are_read(byte, after):

@@ -21,7 +21,7 @@ from transformers.generation import StoppingCriteria
 import sigma0
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.ops import no_broadcast
-from sigma0.decode.parallel import ParallelSettings, broadcaster, check_heads, tp_group
+from sigma0.decode.parallel import ParallelSettings, broadcaster, check_heads, init_tensor_parallel, tp_group
 from sigma0.models import OuroConfig
 from sigma0.serve.engine.engine import Engine
 from tests.conftest import Golden
@@ -157,6 +157,13 @@ def test_together_they_write_what_one_writes(folders, tmp_path, count, checkpoin
             assert output == json.loads(json.dumps(texts(model, tokenizer)))
             assert {item["stop_reason"] for item in output} >= {"eos", "stop"}
             assert [item * count for item in current] == [heads, allocated, used]
+
+
+@pytest.mark.parametrize(("kind", "device"), [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda:0")])
+def test_another_device_than_each_process_takes_is_refused_by_name(monkeypatch, kind, device):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    with pytest.raises(ValueError, match=f"takes the {kind} device of its own number, not '{device}'"):
+        init_tensor_parallel(torch.device(device))
 
 
 def test_the_rules_are_worth_comparing(folders):
