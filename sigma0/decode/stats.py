@@ -313,7 +313,7 @@ class RunRecord:
         output = np.full((batch, new, len(DEEPEST)), np.nan, dtype=np.float32)
         if self._queue is None:
             return torch.from_numpy(output).to(self.device)
-        if self._lanes is not None and self._in_flight.size:
+        if self._lanes is not None:
             # they are read once more when they have run further
             self._add_deepest(self._lanes, self._in_flight)
             self._in_flight = self._in_flight[:, :0]
