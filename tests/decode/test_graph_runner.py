@@ -7,6 +7,7 @@ import torch
 
 from sigma0 import ExitConfig
 from sigma0.decode.compiled import LastOperation
+from sigma0.decode.runners import GraphRunner
 from sigma0.decode.transfer import AsyncCopy
 from sigma0.models.row_linear import PackedLinear
 from tests.decode.captures import Outside, RepeatedCapture, called_by
@@ -60,6 +61,11 @@ def test_graphs_are_few_and_are_for_bounds_on_rows():
     with called_by("captured", model) as (asked, captures):
         written(model, [[5 + row] for row in range(5)], ExitConfig(q=0.4), 24, ends={7, 9, 11, 13, 15}, **asked)
     assert captures[0].captures <= (5 * 3).bit_length() + 1 and captures[0].replays > 20
+
+
+def test_a_graph_is_captured_for_the_next_power_of_two_of_positions():
+    bounds = [GraphRunner.bound_on(None, longest) for longest in (1, 1024, 1025, 2048, 5000)]
+    assert bounds == [1024, 1024, 2048, 2048, 8192]
 
 
 @pytest.mark.parametrize("way", ["late", "captured"])

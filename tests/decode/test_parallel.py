@@ -262,7 +262,7 @@ def test_heads_are_dealt_out_evenly_or_not_at_all(heads, groups, count):
     with pytest.raises(ValueError, match=rf"^{count} processes cannot share the {heads} key/value heads") as error:
         check_heads(config)
     possible = map(int, re.findall(r"\d+", str(error.value).split("start")[1]))
-    assert all(heads % number == 0 for number in possible)
+    assert list(possible) == [number for number in range(1, heads + 1) if heads % number == 0]
 
 
 def test_a_whole_model_agrees_with_nobody(tiny):
