@@ -47,9 +47,9 @@ class Recipe:
     """
 
     cut: Cut
-    batch: int = 8
+    batch: int = 4
     steps: int = 2000
-    rate: float = 3e-4
+    rate: float = 5e-4
     warmup: int = 20
     seed: int = 0
     eval_every: int = 25
