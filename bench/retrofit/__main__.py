@@ -102,6 +102,8 @@ def curve_command(
                 tokens = [entry["tokens"] for entry in looks]
                 axes.plot(tokens, ratios, line, color=colour, label=f"{run.stem}, loop {loop}")
         axes.set(xlabel="tokens", ylabel="perplexity over the teacher's", yscale="log", xscale="log")
+        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            set_formatter("{x:g}")
         figure.legend(fontsize=8, loc="outside right center")
 
 
