@@ -452,27 +452,21 @@ def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
     assert outcome([*result, *rest[key]]) == outcome(ask(engine, good)) == expected
 
 
-def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypatch):
-    engine = Engine(model, pocket[1], "tiny", watch=True)
-    good, bad = engine.submit(job(5, 6)), engine.submit(job(5, 6, on_collapse="tighten"))
-    monkeypatch.setattr(Tighten, "__call__", mock.Mock(side_effect=RuntimeError("a processor broke")))
-    result = drain(engine)
-    assert isinstance(result[bad][-1], RequestFailed) and "RuntimeError" in str(result[bad][-1])
-    assert isinstance(result[good][-1], RequestOutput) and engine.pool.used == 0
-
-
-def test_a_processor_of_one_request_changes_that_one_alone(model, pocket, monkeypatch):
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_processor_of_one_request_changes_or_fails_that_one_alone(model, pocket, monkeypatch, breaks):
     def only_seven(_, ids, scores):
         return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([7]), 0.0)
 
-    monkeypatch.setattr(Tighten, "__call__", only_seven)
-    asked = [job(5, 6), job(5, 6, on_collapse="tighten"), job(5, 6, 1)]
-    engine = Engine(model, pocket[1], "tiny", watch=True)
-    keys = [engine.submit(item) for item in asked]
-    first, tightened, last = map(drain(engine).get, keys)
-    assert [token.id for token in tightened[-1].tokens[1:]] == [7] * 5
-    for events, item in ((first, asked[0]), (last, asked[2])):
-        assert outcome(events) == outcome(alone(model, pocket[1], item))
+    monkeypatch.setattr(Tighten, "__call__", mock.Mock(side_effect=RuntimeError) if breaks else only_seven)
+    engine, asked = Engine(model, pocket[1], "tiny", watch=True), [job(), job(on_collapse="tighten"), job(seed=2)]
+    keys, result = [engine.submit(item) for item in asked], drain(engine)
+    first, own, last = map(result.get, keys)
+    assert [outcome(first), outcome(last)] == [outcome(alone(model, pocket[1], item)) for item in asked[::2]]
+    if breaks:
+        assert isinstance(own[-1], RequestFailed) and "RuntimeError" in str(own[-1])
+    else:
+        assert [token.id for token in own[-1].tokens[1:]] == [7] * 5
+    assert engine.pool.used == 0
 
 
 @pytest.mark.grid(fast=5, slow=4)
