@@ -136,13 +136,6 @@ def _loop_states(student: RavenForCausalLM, injected: Tensor, loops: int) -> lis
     return states[1:]
 
 
-def _read(student: RavenForCausalLM, states: Tensor) -> Tensor:
-    """What the head reads of states `[B, S, D]`."""
-    positions = torch.arange(states.shape[1], device=states.device).expand(states.shape[:2])
-    read: Tensor = student.transformer.run_coda(states, None, None, positions)
-    return read
-
-
 def losses(student: RavenForCausalLM, rows: Tensor, states: Tensor, rng: Random) -> tuple[Tensor, Tensor]:
     """Distances of the states, `[r]`, and the divergence, a scalar.
 
@@ -161,7 +154,7 @@ def losses(student: RavenForCausalLM, rows: Tensor, states: Tensor, rng: Random)
     places = torch.tensor(rng.sample(range(int(real.sum())), min(READ, int(real.sum()))), device=rows.device)
     with torch.no_grad():
         wanted = student.lm_head(states[-1, real][places]).float().log_softmax(-1)
-    read = student.lm_head(_read(student, made[-1])[real][places]).float().log_softmax(-1)
+    read = student.lm_head(student.transformer.read_prompt(made[-1], None, None)[real][places]).float().log_softmax(-1)
     return distance.mean(1), functional.kl_div(read, wanted, reduction="batchmean", log_target=True)
 
 
@@ -173,7 +166,8 @@ def perplexities(student: RavenForCausalLM, states_of: TeacherStates, count: int
         rows, states = states_of(numbers.tolist())
         targets = rows[:, 1:].long()
         made = _loop_states(student, states[0], student.num_loops)
-        for place, hidden in enumerate([states[-1], *(_read(student, state) for state in made)]):
+        readings = [states[-1], *(student.transformer.read_prompt(state, None, None) for state in made)]
+        for place, hidden in enumerate(readings):
             logits = student.lm_head(hidden[:, :-1][targets >= 0])
             total[place] += functional.cross_entropy(logits.float(), targets[targets >= 0], reduction="sum").item()
         tokens += int((targets >= 0).sum())
