@@ -43,6 +43,11 @@ COMMANDS = {
     "serve": Target(
         "sigma0.serve.command", "serve", "Serve a model to OpenAI clients, and a page on which to watch it."
     ),
+    "get": Target(
+        "sigma0.commands.get",
+        "get",
+        "Write a model that does not ship as a checkpoint folder: smol-loop, which speaks English, or smollm2.",
+    ),
     "size": Target(
         "sigma0.serve.size_command",
         "size",

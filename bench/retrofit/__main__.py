@@ -1,4 +1,4 @@
-"""Command line: `python -m sigma0.bench.retrofit text`, `train` and `curve`."""
+"""Command line: `python -m sigma0.bench.retrofit` and `text`, `train`, `curve`, `pack`, `eval` or `prompts`."""
 
 import json
 import time
@@ -9,13 +9,17 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from sigma0.bench.core.output import drawing
-from sigma0.bench.retrofit.cut import Cut
-from sigma0.bench.retrofit.text import digest, read_text, write_text
-from sigma0.bench.retrofit.train import LOG, Recipe, Report, train
+from sigma0.bench.retrofit.text import HELD_OUT, digest, read_text, turns, write_text
+from sigma0.bench.retrofit.train import LOG, Recipe, Report, TeacherStates, agreement, perplexities, train
 from sigma0.commands.console import depth_style, one_line_errors, progress_bar
+from sigma0.commands.options import AsJson
+from sigma0.models.load import load
+from sigma0.models.raven_causal import RavenForCausalLM
+from sigma0.models.retrofit import Cut, pack, retrofitted
 
 app = typer.Typer(help="A pretrained decoder made into one that loops.", no_args_is_help=True)
 Teacher = Annotated[str, typer.Argument(help="Folder of a Llama-like checkpoint.")]
@@ -105,6 +109,71 @@ def curve_command(
         for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             set_formatter("{x:g}")
         figure.legend(fontsize=8, loc="outside right center")
+
+
+@app.command("pack")
+def pack_command(
+    teacher: Teacher,
+    model: Annotated[str, typer.Argument(help="What `train` has written.")],
+    out: Annotated[Path, typer.Argument(help="File for the learned parts, a byte a weight.")],
+) -> None:
+    """Keep of a trained model what it has learned, as differences from its teacher's layers."""
+    with one_line_errors():
+        student = _retrofit(model)
+        cut = _cut(student)
+        parts = pack(student, retrofitted(_teacher(teacher, "cpu"), cut))
+        save_file(parts, out, metadata={"cut": str(cut)})
+        typer.echo(f"{out}: {sum(part.nbytes for part in parts.values()) / 1e6:.1f} MB, {cut}")
+
+
+@app.command("eval")
+def eval_command(
+    teacher: Teacher,
+    model: Annotated[str, typer.Argument(help="A retrofit of it.")],
+    text: Annotated[Path, typer.Argument(help="What `text` wrote.")],
+    n: Annotated[int, typer.Option("-n", min=1, help="Rows, the first ones, which `train` holds out.")] = HELD_OUT,
+    as_json: AsJson = False,
+) -> None:
+    """Say by loop how well a retrofit foretells its teacher's text, and how often it says what the teacher says."""
+    with one_line_errors():
+        source, student, (rows, _) = _teacher(teacher, "cpu"), _retrofit(model), read_text(text)
+        cut = _cut(student)
+        layers = [cut.prelude, *cut.stands_for(source.config.num_hidden_layers)]
+        states_of = TeacherStates(source, rows[:n], layers, None)
+        first, *others = perplexities(student, states_of, len(rows[:n]))
+        same = agreement(student, states_of, len(rows[:n]))
+        if as_json:
+            tokens = int((rows[:n] >= 0).sum())
+            typer.echo(json.dumps({"tokens": tokens, "teacher": first, "perplexity": others, "agreement": same}))
+            return
+        typer.echo(f"teacher: perplexity {first:.3f}")
+        for loop, (perplexity, share) in enumerate(zip(others, same, strict=True), start=1):
+            typer.echo(f"loop {loop}: perplexity {perplexity:.3f}, the teacher's own token in {100 * share:.1f} %")
+
+
+@app.command("prompts")
+def prompts_command(
+    teacher: Teacher,
+    text: Annotated[Path, typer.Argument(help="What `text` wrote.")],
+    n: Annotated[int, typer.Option("-n", min=1, help="At most.")] = 200,
+) -> None:
+    """Print the users' turns of a text as JSON lines, chats of one message each."""
+    with one_line_errors():
+        for content in turns(AutoTokenizer.from_pretrained(teacher), read_text(text)[0])[:n]:
+            typer.echo(json.dumps({"prompt": [{"role": "user", "content": content}]}))
+
+
+def _retrofit(folder: str) -> RavenForCausalLM:
+    model, _ = load(folder, device="cpu", dtype="float32")
+    if not isinstance(model, RavenForCausalLM):
+        raise ValueError(f"{folder} holds a {type(model).__name__}, not a retrofit")
+    return model
+
+
+def _cut(student: RavenForCausalLM) -> Cut:
+    config = student.config
+    stages = config.n_layers_in_prelude, config.n_layers_in_recurrent_block, config.n_layers_in_coda
+    return Cut(*stages, student.num_loops)
 
 
 def _teacher(folder: str, device: str) -> Any:

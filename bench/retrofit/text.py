@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 HELD_OUT = 24
+_MARK = "<user's turn>"
 
 
 @torch.inference_mode()
@@ -35,11 +36,9 @@ def sample_rows(teacher: Any, tokenizer: Any, rows: int, length: int, seed: int,
     Raises:
         ValueError: If the template ends a user's turn by no end-of-sequence token, or leaves no room in a row.
     """
-    mark, end = "<user's turn>", tokenizer.eos_token_id
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
-    )
-    before, after = (tokenizer.encode(part, add_special_tokens=False) for part in text.split(mark))
+    end, turn = tokenizer.eos_token_id, {"role": "user", "content": _MARK}
+    text = tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
+    before, after = (tokenizer.encode(part, add_special_tokens=False) for part in text.split(_MARK))
     if end not in after[:-1]:
         raise ValueError(f"the chat template must end a user's turn by {tokenizer.eos_token!r}, and go on: {text!r}")
     if len(before) >= length:
@@ -49,7 +48,7 @@ def sample_rows(teacher: Any, tokenizer: Any, rows: int, length: int, seed: int,
     ids = torch.full((rows, length), -1)
     ids[:, : len(before)] = torch.tensor(before)
     generator = torch.Generator().manual_seed(seed)
-    turn = torch.zeros(rows, dtype=torch.long)
+    ended = torch.zeros(rows, dtype=torch.long)  # turns of each row
     template = torch.full((rows,), -1)  # which token of `between` comes next; -1: one that is drawn
     cache, fed = None, ids[:, : len(before)]
     for place in range(len(before), length):
@@ -58,13 +57,13 @@ def sample_rows(teacher: Any, tokenizer: Any, rows: int, length: int, seed: int,
         chances = (output.logits[:, -1].float().cpu() / temperature).softmax(-1)
         drawn = torch.multinomial(chances, 1, generator=generator)[:, 0]
         fed = torch.where(template >= 0, between[template.clamp_min(0)], drawn)[:, None]
-        ids[:, place] = torch.where(turn < 2, fed[:, 0], -1)
+        ids[:, place] = torch.where(ended < 2, fed[:, 0], -1)
         ends = (fed[:, 0] == end) & (template < 0)
         template = torch.where(template >= 0, template + 1, template)
         template[template == len(between)] = -1
-        template[ends & (turn == 0)] = 0
-        turn = turn + ends
-        if (turn >= 2).all():
+        template[ends & (ended == 0)] = 0
+        ended = ended + ends
+        if (ended >= 2).all():
             break
     return ids.int()
 
@@ -122,6 +121,17 @@ def read_text(path: Path) -> tuple[Tensor, dict[str, str]]:
         raise ValueError(f"{path} is no file of rows: {error}") from error
     rows[torch.arange(rows.shape[1]) < lengths[:, None]] = ids.int()
     return rows, settings
+
+
+def turns(tokenizer: Any, rows: Tensor) -> list[str]:
+    """The users' turns of rows `[R, S]` that end."""
+    before = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False).split(_MARK)[0]
+    start, result = len(tokenizer.encode(before, add_special_tokens=False)), []
+    for row in rows.tolist():
+        if tokenizer.eos_token_id in row[start:]:
+            end = row.index(tokenizer.eos_token_id, start)
+            result.append(tokenizer.decode(row[start:end]))
+    return result
 
 
 def digest(model: Any) -> str:

@@ -8,7 +8,7 @@ are over tokens, the second over `READ` of them, since the head costs as much as
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from math import inf
@@ -23,9 +23,9 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from sigma0.bench.core.checkpoint import load_run, save_run
-from sigma0.bench.retrofit.cut import Cut, retrofitted
 from sigma0.bench.retrofit.text import HELD_OUT, digest
 from sigma0.models.raven_causal import RavenForCausalLM
+from sigma0.models.retrofit import Cut, retrofitted
 
 STATE = "state.safetensors"
 LOG = "log.jsonl"
@@ -158,20 +158,37 @@ def losses(student: RavenForCausalLM, rows: Tensor, states: Tensor, rng: Random)
     return distance.mean(1), functional.kl_div(read, wanted, reduction="batchmean", log_target=True)
 
 
-@torch.no_grad()
 def perplexities(student: RavenForCausalLM, states_of: TeacherStates, count: int, batch: int = 8) -> list[float]:
     """Of the first `count` rows: the teacher's, then the student's after each number of loops."""
     total, tokens = torch.zeros(1 + student.num_loops, dtype=torch.float64), 0
-    for numbers in torch.split(torch.arange(count), batch):
-        rows, states = states_of(numbers.tolist())
+    for rows, readings in _readings(student, states_of, count, batch):
         targets = rows[:, 1:].long()
-        made = _loop_states(student, states[0], student.num_loops)
-        readings = [states[-1], *(student.transformer.read_prompt(state, None, None) for state in made)]
         for place, hidden in enumerate(readings):
             logits = student.lm_head(hidden[:, :-1][targets >= 0])
             total[place] += functional.cross_entropy(logits.float(), targets[targets >= 0], reduction="sum").item()
         tokens += int((targets >= 0).sum())
     return [round(value, 4) for value in (total / tokens).exp().tolist()]
+
+
+def agreement(student: RavenForCausalLM, states_of: TeacherStates, count: int, batch: int = 8) -> list[float]:
+    """In which share of the tokens of the first `count` rows each number of loops says what the teacher says."""
+    same, tokens = torch.zeros(student.num_loops, dtype=torch.float64), 0
+    for rows, readings in _readings(student, states_of, count, batch):
+        first, *others = (student.lm_head(hidden[rows >= 0]).argmax(-1) for hidden in readings)
+        same += torch.stack([(other == first).sum() for other in others])
+        tokens += len(first)
+    return [round(value, 4) for value in (same / tokens).tolist()]
+
+
+@torch.no_grad()
+def _readings(
+    student: RavenForCausalLM, states_of: TeacherStates, count: int, batch: int
+) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """Rows `[B, S]`, and what the head reads `[B, S, D]`: of the teacher, then after each number of loops."""
+    for numbers in torch.split(torch.arange(count), batch):
+        rows, states = states_of(numbers.tolist())
+        made = _loop_states(student, states[0], student.num_loops)
+        yield rows, [states[-1], *(student.transformer.read_prompt(state, None, None) for state in made)]
 
 
 def train(

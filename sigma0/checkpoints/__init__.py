@@ -1,9 +1,12 @@
 """The models inside this package, and what else a model's name may stand for."""
 
+import os
 from pathlib import Path
 
 CHECKPOINTS = Path(__file__).parent
 LOADABLE = "a folder with config.json, tokenizer.json and safetensors, or a hub id such as ByteDance/Ouro-1.4B"
+# what `sigma0 get` writes, and where the package does not hold it
+FETCHED = ("smol-loop", "smollm2")
 OTHER_WEIGHTS = (".bin", ".gguf", ".pt", ".pth", ".onnx")
 
 
@@ -12,17 +15,26 @@ def shipped_models() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json")))
 
 
+def fetched_folder(name: str) -> Path:
+    """Where `sigma0 get` writes a model, unless it is told another place."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sigma0" / name
+
+
 def resolve_model(name: str) -> str:
     """The folder or hub id that `name` stands for.
 
     Args:
-        name: A shipped name, a folder, or a hub id such as `ByteDance/Ouro-1.4B`.
+        name: A shipped name, one that `sigma0 get` has written, a folder, or a hub id such as `ByteDance/Ouro-1.4B`.
 
     Raises:
         ValueError: If it is none of these.
     """
     if name in shipped_models():
         return str(CHECKPOINTS / name)
+    if name in FETCHED and not Path(name).exists():
+        if not (fetched_folder(name) / "config.json").is_file():
+            raise ValueError(f"{name} does not ship with the package: sigma0 get {name}")
+        return str(fetched_folder(name))
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf" or (name and path.is_file()):
         format = "a GGUF file, which no looped model can be loaded from" if path.suffix.lower() == ".gguf" else "a file"
@@ -39,6 +51,6 @@ def resolve_model(name: str) -> str:
     if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
         return name
     raise ValueError(
-        f"no such model: {name!r}; give a shipped name ({', '.join(shipped_models())}), a folder, or a hub id such as "
-        "ByteDance/Ouro-1.4B"
+        f"no such model: {name!r}; give a shipped name ({', '.join(shipped_models())}), what sigma0 get writes "
+        f"({', '.join(FETCHED)}), a folder, or a hub id such as ByteDance/Ouro-1.4B"
     )

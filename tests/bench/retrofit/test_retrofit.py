@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import sigma0
 from sigma0.bench.retrofit.__main__ import app
-from sigma0.bench.retrofit.cut import Cut, retrofitted
 from sigma0.bench.retrofit.text import read_text, sample_rows, write_text
 from sigma0.bench.retrofit.train import HELD_OUT, LOG, Recipe, TeacherStates, losses, perplexities, train
+from sigma0.models.retrofit import Cut, retrofitted
 
 POCKET = Path(sigma0.__file__).parent / "checkpoints" / "pocket"
 

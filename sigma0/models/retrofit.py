@@ -1,4 +1,4 @@
-"""A pretrained decoder cut into prelude, core and coda: the Raven that a retrofit begins with.
+"""A pretrained decoder cut into prelude, core and coda, and what was learned since as small differences.
 
 Source of the cut: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence" (arXiv 2511.07384).
 """
@@ -119,6 +119,46 @@ def retrofitted(teacher: LlamaForCausalLM, cut: Cut) -> RavenForCausalLM:
     assert weights.keys() == named.keys()
     model.generation_config.update(**teacher.generation_config.to_diff_dict())
     return model
+
+
+def pack(student: RavenForCausalLM, begun: RavenForCausalLM) -> dict[str, Tensor]:
+    """What a retrofit has learned, as differences from what it began with, of a byte a weight.
+
+    Args:
+        student: A trained retrofit.
+        begun: What `retrofitted` makes of its teacher.
+
+    Returns:
+        Of each matrix that changed `NAME`, int8 `[out, in]`, and `NAME.scale`, float32 `[out, 1]`; of each vector its
+        difference as it is.
+    """
+    parts = {}
+    for (name, weight), first in zip(student.named_parameters(), begun.parameters(), strict=True):
+        difference = (weight - first).detach()
+        if not difference.any():
+            continue
+        if difference.dim() == 1:
+            parts[name] = difference
+            continue
+        scale = difference.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
+        parts |= {name: (difference / scale).round().to(torch.int8), f"{name}.scale": scale}
+    return parts
+
+
+def unpack(begun: RavenForCausalLM, parts: dict[str, Tensor]) -> None:
+    """Adds to a retrofit, in place, what `pack` took from another one.
+
+    Raises:
+        ValueError: If it has no such weight.
+    """
+    weights, one = dict(begun.named_parameters()), torch.ones(1)
+    with torch.no_grad():
+        for name, difference in parts.items():
+            if name.endswith(".scale"):
+                continue
+            if name not in weights or weights[name].shape != difference.shape:
+                raise ValueError(f"no weight {name} of shape {tuple(difference.shape)} to add a difference to")
+            weights[name] += difference.float() * parts.get(f"{name}.scale", one)
 
 
 # A Raven's weights of a layer, and the teacher's that are stacked there.

