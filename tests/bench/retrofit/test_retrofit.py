@@ -1,5 +1,6 @@
 """A cut decoder is its teacher where nothing is left out; its training resumes; its text follows the chat template."""
 
+import json
 from pathlib import Path
 from random import Random
 
@@ -12,8 +13,8 @@ from typer.testing import CliRunner
 
 import sigma0
 from sigma0.bench.retrofit.__main__ import app
-from sigma0.bench.retrofit.text import read_text, sample_rows, write_text
-from sigma0.bench.retrofit.train import HELD_OUT, LOG, Recipe, TeacherStates, losses, perplexities, train
+from sigma0.bench.retrofit.text import read_text, sample_rows, turns, write_text
+from sigma0.bench.retrofit.train import HELD_OUT, LOG, Recipe, TeacherStates, agreement, losses, perplexities, train
 from sigma0.models.retrofit import Cut, retrofitted
 
 POCKET = Path(sigma0.__file__).parent / "checkpoints" / "pocket"
@@ -89,7 +90,7 @@ def test_bad_numbers_and_other_text_are_refused(tmp_path):
         read_text(tmp_path / "rows.safetensors")
 
 
-def test_perplexity_is_that_of_the_mean_loss_over_tokens():
+def test_perplexity_is_that_of_the_mean_loss_over_tokens_and_agreement_that_of_the_greedy_ones():
     teacher = llama()
     student = retrofitted(teacher, Cut(2, 2, 2, 1))
     rows = torch.randint(50, (3, 12))
@@ -101,6 +102,11 @@ def test_perplexity_is_that_of_the_mean_loss_over_tokens():
     expected = torch.tensor(losses).double().mean().exp().item()
     states_of = TeacherStates(teacher, rows, [2, 4], None)
     assert perplexities(student, states_of, 3, batch=2) == pytest.approx([expected, expected], rel=1e-4)
+    assert agreement(student, states_of, 3, batch=2) == [1.0]
+    student.transformer.core_block[0].mlp.proj.weight.data.normal_()
+    logits = [model(rows.clamp_min(0)).logits[rows >= 0].argmax(-1) for model in (student, teacher)]
+    share = (logits[0] == logits[1]).double().mean().item()
+    assert agreement(student, states_of, 3, batch=2) == pytest.approx([share], abs=1e-4) and 0 < share < 1
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
@@ -220,6 +226,9 @@ def test_a_file_of_rows_is_gone_on_with(tokenizer, tmp_path):
     first, _ = read_text(path)
     write_text(teacher, tokenizer, path, int((first >= 0).sum()) + 1, 40, 0, 1.0, seen.append)
     both, _ = read_text(path)
+    for row, turn in zip((row for row in both.tolist() if 2 in row), turns(tokenizer, both), strict=True):
+        text = tokenizer.apply_chat_template([{"role": "user", "content": turn}], tokenize=False)
+        assert tokenizer.decode(row).startswith(text.rstrip())
     assert len(both) == 2 * len(first) and torch.equal(both[: len(first)], first)
     assert not torch.equal(both[len(first) :], first)
     with pytest.raises(ValueError, match=r"above 0, got 0\.0"):
@@ -245,5 +254,15 @@ def test_the_commands_make_a_model_that_generates(tokenizer, tmp_path):
     assert generation.total_loops == 2 and generation.tokens
     result = runner.invoke(app, ["curve", run, f"{run}/{LOG}", "--out", str(tmp_path / "curve.png")])
     assert result.exit_code == 0 and (tmp_path / "curve.png").stat().st_size > 10_000
+    result = runner.invoke(app, ["eval", teacher, f"{run}/final", text, "--json"])
+    assert result.exit_code == 0, result.output
+    entry = json.loads((tmp_path / "run" / LOG).read_text().splitlines()[-1])
+    report = json.loads(result.stdout)
+    assert [report["teacher"], *report["perplexity"]] == entry["perplexity"] and len(report["agreement"]) == 2
+    result = runner.invoke(app, ["pack", teacher, f"{run}/final", str(tmp_path / "parts.safetensors")])
+    assert result.exit_code == 0 and "2/2/1x2" in result.output, result.output
+    result = runner.invoke(app, ["prompts", teacher, text, "-n", "3"])
+    prompts = [json.loads(line)["prompt"][0]["content"] for line in result.stdout.splitlines()]
+    assert prompts == turns(tokenizer, read_text(Path(text))[0])[:3] and len(prompts) == 3
     result = runner.invoke(app, ["train", str(POCKET), text, run])
     assert result.exit_code == 2 and "not a Llama-like checkpoint" in result.output
