@@ -12,15 +12,17 @@ from rich.console import Console
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from sigma0.bench.core.output import drawing
+from sigma0.bench.core.output import drawing, step_bar
 from sigma0.bench.retrofit.text import HELD_OUT, digest, read_text, turns, write_text
 from sigma0.bench.retrofit.train import LOG, Recipe, Report, TeacherStates, agreement, perplexities, train
 from sigma0.commands.console import depth_style, one_line_errors, progress_bar
 from sigma0.commands.options import AsJson
+from sigma0.errors import needs_extra
 from sigma0.models.load import load
 from sigma0.models.raven_causal import RavenForCausalLM
 from sigma0.models.retrofit import Cut, pack, retrofitted
 
+BIG_BENCH = ("general_knowledge", "human_organs_senses", "similarities_abstraction")
 app = typer.Typer(help="A pretrained decoder made into one that loops.", no_args_is_help=True)
 Teacher = Annotated[str, typer.Argument(help="Folder of a Llama-like checkpoint.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
@@ -149,6 +151,51 @@ def eval_command(
         typer.echo(f"teacher: perplexity {first:.3f}")
         for loop, (perplexity, share) in enumerate(zip(others, same, strict=True), start=1):
             typer.echo(f"loop {loop}: perplexity {perplexity:.3f}, the teacher's own token in {100 * share:.1f} %")
+
+
+@app.command("tasks")
+def tasks_command(
+    teacher: Teacher,
+    model: Annotated[str, typer.Argument(help="A retrofit of it.")],
+    data: Annotated[Path, typer.Argument(help="Folder benchmark_tasks of the package bigbench.")],
+    as_json: AsJson = False,
+) -> None:
+    """Answer tasks of BIG-bench in lm-eval: the teacher, and its retrofit by the loop that is read and at its exits."""
+    with one_line_errors(), needs_extra("eval"):
+        import lm_eval
+
+        # which are known once they are imported
+        from lm_eval.models.huggingface import HFLM  # noqa: F401
+        from lm_eval.tasks import TaskManager
+
+        from sigma0.bench.harness.language_model import Sigma0LM  # noqa: F401
+
+        asked = json.loads((Path(__file__).parent / "big_bench.json").read_text())
+        tasks = []
+        for name in BIG_BENCH:
+            files = {"field": "examples", "data_files": {"test": str(data / name / "task.json")}}
+            tasks.append({**asked, "task": name, "dataset_kwargs": files})
+        ways: dict[str, tuple[str, dict[str, Any]]] = {"teacher": ("hf", {"pretrained": teacher})}
+        for loop in range(1, _retrofit(model).num_loops + 1):
+            ways[f"loop {loop}"] = "sigma0", {"model": model, "exit": "fixed", "depth": loop}
+        ways["at its exits"] = "sigma0", {"model": model}
+        manager, report = TaskManager(), []
+        with step_bar("ways", len(ways), hidden=as_json) as step:
+            for way, (kind, arguments) in ways.items():
+                result = lm_eval.simple_evaluate(
+                    kind, model_args={**arguments, "dtype": "float32"}, tasks=tasks, task_manager=manager,
+                    batch_size=16, device="cpu", bootstrap_iters=0, log_samples=False,
+                )  # fmt: skip
+                for task in BIG_BENCH:
+                    share, n = result["results"][task]["acc,none"], result["n-samples"][task]["effective"]
+                    depth = result["config"].get("sigma0", {}).get("tasks", {}).get(task, {}).get("mean_depth")
+                    report.append({"way": way, "task": task, "n": n, "right": round(share * n), "mean_depth": depth})
+                step()
+        if as_json:
+            typer.echo(json.dumps(report))
+            return
+        for row in report:
+            typer.echo(f"{row['way']:14} {row['task']:26} {row['right']:3} of {row['n']}")
 
 
 @app.command("prompts")
