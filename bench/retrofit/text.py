@@ -95,7 +95,8 @@ def write_text(
     count = sum(int((part >= 0).sum()) for part in parts)
     while count < tokens:
         done = sum(len(part) for part in parts)
-        parts.append(sample_rows(teacher, tokenizer, _ROWS, length, (seed << 32) + done, temperature))
+        # of a seed torch's generator reads 32 bits
+        parts.append(sample_rows(teacher, tokenizer, _ROWS, length, (seed << 20) + done, temperature))
         count += int((parts[-1] >= 0).sum())
         rows = torch.cat(parts)
         partial = path.with_suffix(".partial")

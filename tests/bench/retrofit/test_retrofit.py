@@ -231,6 +231,8 @@ def test_a_file_of_rows_is_gone_on_with(tokenizer, tmp_path):
         assert tokenizer.decode(row).startswith(text.rstrip())
     assert len(both) == 2 * len(first) and torch.equal(both[: len(first)], first)
     assert not torch.equal(both[len(first) :], first)
+    write_text(teacher, tokenizer, tmp_path / "other", 10, 40, 1, 1.0, seen.append)
+    assert not torch.equal(read_text(tmp_path / "other")[0], first)
     with pytest.raises(ValueError, match=r"above 0, got 0\.0"):
         write_text(teacher, tokenizer, path, 10, 40, 0, 0.0, seen.append)
     with pytest.raises(ValueError, match="was drawn with"):
