@@ -49,14 +49,14 @@ def rerun_all(
 ) -> None:
     """Make every deterministic figure again from the weights that ship; say which differ from what is committed.
 
-    Reports that hold times of a machine, or read files that are not given, are left out unless they are named.
+    Reports that hold times of a machine, or read files or models that are not there, are left out unless named.
     """
     folder = results / "quick" if quick else results
     with one_line_errors():
         inputs = dict(_input(item) for item in file)
         asked = chosen(only)
         if not only:
-            asked = [item for item in asked if not item.timed and set(item.inputs) <= set(inputs)]
+            asked = [item for item in asked if not item.timed and item.is_ready and set(item.inputs) <= set(inputs)]
         if quick:
             asked = [item for item in asked if not item.timed]
         if resume:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sigma0.bench.core.ledger import parse_row
 from sigma0.bench.core.rows import AnyRow
-from sigma0.checkpoints import shipped_models
+from sigma0.checkpoints import FETCHED, fetched_folder, shipped_models
 
 # sums of float32 in another order, on another processor; a single other token or answer shows far above it
 TOLERANCE = 2e-4
@@ -134,6 +134,8 @@ doors-@ | sigma0 calibrate @ {_CALIBRATE} --objective risk --risk 0.02 | | | --p
 fidelity-@ | sigma0.bench fidelity @ --out {{scratch}}/rows --json | -n 2 --modes margin,qexit | rows
 """
 _LAST = f"""
+smol-loop-eval | sigma0.bench.retrofit eval smollm2 smol-loop bench/retrofit/text.safetensors --json | -n 4
+smol-loop-tasks | sigma0.bench.retrofit tasks smollm2 smol-loop {{benchmark_tasks}} --json
 grounding | sigma0.bench grounding {{train.json}} --json
 proximity | sigma0.bench proximity {{smollm2}} {_TEXTS}
 kernels-compiled | sigma0.kernels --targets sm_80,sm_90 --json | | timed
@@ -170,6 +172,11 @@ class Recipe:
         """Names of files and folders that it reads and the repository does not hold."""
         named = re.findall(r"\{([\w.-]+)\}", self.command)
         return [name for name in named if name not in ("scratch", "prompts")]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the models are there that `sigma0 get` writes."""
+        return all(fetched_folder(name).exists() for name in self.models if name in FETCHED)
 
     @property
     def ending(self) -> str:
@@ -233,7 +240,7 @@ def _recipe(line: str) -> Recipe:
     name, command, *parts = (part.strip() for part in line.split("|"))
     quick, marks, prompts, quick_prompts = [*parts, "", "", "", ""][:4]
     words = marks.split()
-    models = tuple(word for word in (*command.split(), *words) if word in shipped_models())
+    models = tuple(word for word in (*command.split(), *words) if word in (*shipped_models(), *FETCHED))
     file = next((word for word in words if word.startswith("--")), "")
     return Recipe(
         name, command, quick, prompts, quick_prompts, models, "timed" in words, file=file, rows="rows" in words

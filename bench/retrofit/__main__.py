@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from sigma0.bench.core.output import drawing, step_bar
 from sigma0.bench.retrofit.text import HELD_OUT, digest, read_text, turns, write_text
 from sigma0.bench.retrofit.train import LOG, Recipe, Report, TeacherStates, agreement, perplexities, train
+from sigma0.checkpoints import resolve_model
 from sigma0.commands.console import depth_style, one_line_errors, progress_bar
 from sigma0.commands.options import AsJson
 from sigma0.errors import needs_extra
@@ -175,7 +176,7 @@ def tasks_command(
         for name in BIG_BENCH:
             files = {"field": "examples", "data_files": {"test": str(data / name / "task.json")}}
             tasks.append({**asked, "task": name, "dataset_kwargs": files})
-        ways: dict[str, tuple[str, dict[str, Any]]] = {"teacher": ("hf", {"pretrained": teacher})}
+        ways: dict[str, tuple[str, dict[str, Any]]] = {"teacher": ("hf", {"pretrained": resolve_model(teacher)})}
         for loop in range(1, _retrofit(model).num_loops + 1):
             ways[f"loop {loop}"] = "sigma0", {"model": model, "exit": "fixed", "depth": loop}
         ways["at its exits"] = "sigma0", {"model": model}
@@ -227,7 +228,7 @@ def _teacher(folder: str, device: str) -> Any:
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise ValueError(f"--device takes cpu, and cuda where there is a GPU, got {device!r}")
     model = AutoModelForCausalLM.from_pretrained(
-        folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
+        resolve_model(folder), local_files_only=True, use_safetensors=True, dtype=torch.float32
     )
     if not isinstance(model, LlamaForCausalLM):
         raise ValueError(f"{folder} holds a {type(model).__name__}, not a Llama-like checkpoint")
