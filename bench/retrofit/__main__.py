@@ -10,6 +10,7 @@ import torch
 import typer
 from rich.console import Console
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from sigma0.bench.core.output import drawing, step_bar
@@ -35,13 +36,13 @@ def text_command(
     out: Annotated[Path, typer.Argument(help="File of rows; one that is there is gone on with.")],
     tokens: Annotated[int, typer.Option(min=1, help="Tokens in all.")] = 2_000_000,
     length: Annotated[int, typer.Option(min=32, help="Tokens of a row at most.")] = 256,
-    seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=4095, help="Seed of what is drawn.")] = 0,
     temperature: Annotated[float, typer.Option(help="At which both turns are drawn.")] = 0.8,
     device: Device = "cpu",
 ) -> None:
     """Let the teacher write chats, both sides of them."""
     with one_line_errors():
-        model, tokenizer = _teacher(teacher, device), AutoTokenizer.from_pretrained(teacher)
+        model, tokenizer = _teacher(teacher, device), _tokenizer(teacher)
         with progress_bar("tokens", tokens) as advance:
             write_text(model, tokenizer, out, tokens, length, seed, temperature, advance)
 
@@ -77,15 +78,14 @@ def train_command(
                 f"KL {report.divergence:.3f}  held-out perplexity by loop {loops}  (teacher {first:.3f})"
             )
 
-        source, (rows, drawn) = _teacher(teacher, device), read_text(text)
-        if drawn.get("teacher") != digest(source):
-            raise ValueError(f"{text} was not written by {teacher}")
+        source = _teacher(teacher, device)
+        rows = _written_by(source, text)
         model = train(source, rows.to(device), recipe, out, minutes, show)
         if model is None:
             console.print(f"Time is up; run again to continue in {out}.")
             return
         model.save_pretrained(out / "final")
-        AutoTokenizer.from_pretrained(teacher).save_pretrained(out / "final")
+        _tokenizer(teacher).save_pretrained(out / "final")
         console.print(f"Model written to {out / 'final'}.")
 
 
@@ -139,8 +139,8 @@ def eval_command(
 ) -> None:
     """Say by loop how well a retrofit foretells its teacher's text, and how often it says what the teacher says."""
     with one_line_errors():
-        source, student, (rows, _) = _teacher(teacher, "cpu"), _retrofit(model), read_text(text)
-        cut = _cut(student)
+        source, student = _teacher(teacher, "cpu"), _retrofit(model)
+        rows, cut = _written_by(source, text), _cut(student)
         layers = [cut.prelude, *cut.stands_for(source.config.num_hidden_layers)]
         states_of = TeacherStates(source, rows[:n], layers, None)
         first, *others = perplexities(student, states_of, len(rows[:n]))
@@ -207,8 +207,19 @@ def prompts_command(
 ) -> None:
     """Print the users' turns of a text as JSON lines, chats of one message each."""
     with one_line_errors():
-        for content in turns(AutoTokenizer.from_pretrained(teacher), read_text(text)[0])[:n]:
+        for content in turns(_tokenizer(teacher), read_text(text)[0])[:n]:
             typer.echo(json.dumps({"prompt": [{"role": "user", "content": content}]}))
+
+
+def _written_by(teacher: LlamaForCausalLM, text: Path) -> Tensor:
+    rows, drawn = read_text(text)
+    if drawn.get("teacher") != digest(teacher):
+        raise ValueError(f"{text} was not written by this teacher")
+    return rows
+
+
+def _tokenizer(teacher: str) -> Any:
+    return AutoTokenizer.from_pretrained(resolve_model(teacher), local_files_only=True)
 
 
 def _retrofit(folder: str) -> RavenForCausalLM:

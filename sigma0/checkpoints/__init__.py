@@ -17,7 +17,9 @@ def shipped_models() -> tuple[str, ...]:
 
 def fetched_folder(name: str) -> Path:
     """Where `sigma0 get` writes a model, unless it is told another place."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sigma0" / name
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # one that is not absolute does not count, says the standard
+    return (cache if cache.is_absolute() else Path("~/.cache").expanduser()) / "sigma0" / name
 
 
 def resolve_model(name: str) -> str:

@@ -131,12 +131,19 @@ def pack(student: RavenForCausalLM, begun: RavenForCausalLM) -> dict[str, Tensor
     Returns:
         Of each matrix that changed `NAME`, int8 `[out, in]`, and `NAME.scale`, float32 `[out, 1]`; of each vector its
         difference as it is.
+
+    Raises:
+        ValueError: If another weight than those of core and adapter differs, or one is not finite.
     """
     parts = {}
     for (name, weight), first in zip(student.named_parameters(), begun.parameters(), strict=True):
+        if weight.shape != first.shape:
+            raise ValueError(f"{name} is {tuple(weight.shape)}, not {tuple(first.shape)}: is it another teacher's?")
         difference = (weight - first).detach()
         if not difference.any():
             continue
+        if not difference.isfinite().all() or not name.startswith(("transformer.core_block", "transformer.adapter")):
+            raise ValueError(f"{name} is not what this teacher's retrofit learns")
         if difference.dim() == 1:
             parts[name] = difference
             continue

@@ -78,7 +78,7 @@ def test_what_is_written_is_found_by_its_name(wheel):
 
 
 def test_what_is_refused(wheel, tmp_path):
-    file, teacher, _ = wheel
+    file, *_ = wheel
     result = invoke("smol", "--wheel", file)
     assert result.exit_code == 2 and "smol-loop and smollm2" in result.output
     result = invoke("smol-loop", tmp_path, "--wheel", file)
@@ -86,6 +86,20 @@ def test_what_is_refused(wheel, tmp_path):
     file.write_bytes(b"another")
     result = invoke("smol-loop", tmp_path / "new", "--wheel", file)
     assert result.exit_code == 2 and sha256(b"another").hexdigest() in result.output.replace("\n", "")
-    assert not (tmp_path / "new").exists()
+    assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".new-*"))
+    (tmp_path / "sigma0_english").rename(tmp_path / "away")
+    result = invoke("smol-loop", tmp_path / "new", "--wheel", file)
+    assert result.exit_code == 2 and "pip install ./packages/english" in result.output.replace("\n", " ")
+
+
+def test_what_belongs_to_no_retrofit_of_a_teacher_is_not_packed(wheel):
+    _, teacher, student = wheel
+    for other in (llama(50), llama(len(AutoTokenizer.from_pretrained(POCKET)), rms_norm_eps=1e-3)):
+        other.model.norm.weight.data += 1
+        with pytest.raises(ValueError, match=r"is not what this teacher's retrofit learns|is it another teacher's"):
+            pack(student, retrofitted(other, CUT))
+    student.transformer.core_block[0].norm_1.weight.data[0] = float("nan")
+    with pytest.raises(ValueError, match="core_block"):
+        pack(student, retrofitted(teacher, CUT))
     with pytest.raises(ValueError, match=r"no weight ln_f.weight of shape \(3,\)"):
         unpack(retrofitted(teacher, CUT), {"ln_f.weight": torch.zeros(3)})

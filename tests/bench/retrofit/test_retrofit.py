@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import sigma0
-from sigma0.bench.retrofit.__main__ import app
+from sigma0.bench.retrofit.__main__ import BIG_BENCH, app
 from sigma0.bench.retrofit.text import read_text, sample_rows, turns, write_text
 from sigma0.bench.retrofit.train import HELD_OUT, LOG, Recipe, TeacherStates, agreement, losses, perplexities, train
 from sigma0.models.retrofit import Cut, retrofitted
@@ -261,6 +261,10 @@ def test_the_commands_make_a_model_that_generates(tokenizer, tmp_path):
     entry = json.loads((tmp_path / "run" / LOG).read_text().splitlines()[-1])
     report = json.loads(result.stdout)
     assert [report["teacher"], *report["perplexity"]] == entry["perplexity"] and len(report["agreement"]) == 2
+    llama(len(tokenizer), 5).save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    result = runner.invoke(app, ["eval", str(tmp_path / "other"), f"{run}/final", text])
+    assert result.exit_code == 2 and "was not written by" in result.output
     result = runner.invoke(app, ["pack", teacher, f"{run}/final", str(tmp_path / "parts.safetensors")])
     assert result.exit_code == 0 and "2/2/1x2" in result.output, result.output
     result = runner.invoke(app, ["prompts", teacher, text, "-n", "3"])
@@ -268,3 +272,27 @@ def test_the_commands_make_a_model_that_generates(tokenizer, tmp_path):
     assert prompts == turns(tokenizer, read_text(Path(text))[0])[:3] and len(prompts) == 3
     result = runner.invoke(app, ["train", str(POCKET), text, run])
     assert result.exit_code == 2 and "not a Llama-like checkpoint" in result.output
+
+
+@pytest.mark.slow
+def test_tasks_are_answered_by_the_teacher_and_at_every_loop(tokenizer, tmp_path):
+    pytest.importorskip("lm_eval")
+    teacher = llama(len(tokenizer))
+    for model, name in ((teacher, "teacher"), (retrofitted(teacher, Cut(2, 2, 2, 2)), "student")):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    for number, task in enumerate(BIG_BENCH):
+        (tmp_path / task).mkdir()
+        scores = [{"one": 1, "two": 0}, {"three": 0, "four": 0, "five": 1}][: 1 + number % 2]
+        examples = [{"input": "How many?", "target_scores": item} for item in scores]
+        (tmp_path / task / "task.json").write_text(json.dumps({"examples": examples}))
+    folders = [str(tmp_path / name) for name in ("teacher", "student", "")]
+    result = CliRunner().invoke(app, ["tasks", *folders, "--json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout.splitlines()[-1])
+    ways = ["teacher", "loop 1", "loop 2", "at its exits"]
+    assert [(row["way"], row["task"], row["n"]) for row in rows] == [
+        (way, task, 1 + number % 2) for way in ways for number, task in enumerate(BIG_BENCH)
+    ]
+    answers = {way: [row["right"] for row in rows if row["way"] == way] for way in ways}
+    assert answers["loop 2"] == answers["at its exits"]
