@@ -13,7 +13,7 @@ from sigma0.bench.core.conditions import Provenance, read_report
 from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.rerun import command, recipes
 from sigma0.bench.rerun.recipes import OF_THE_RUN, TOLERANCE, Recipe, committed, differences, untimed
-from sigma0.checkpoints import shipped_models
+from sigma0.checkpoints import FETCHED, shipped_models
 from tests.bench.running import LEDGER, bench, refused
 
 PLAIN = st.recursive(
@@ -111,10 +111,11 @@ def test_a_trail_has_its_provenance_beside_it(says, tmp_path):
 
 def test_every_recipe_names_what_is_there():
     for recipe in recipes.recipes().values():
-        assert set(recipe.models) <= set(shipped_models())
+        assert set(recipe.models) <= {*shipped_models(), *FETCHED}
         words = shlex.split(recipe.command)
-        assert words[0] in ("sigma0", "sigma0.bench", "sigma0.bench.pocket", "sigma0.kernels")
+        assert words[0] in ("sigma0", "sigma0.bench", "sigma0.bench.pocket", "sigma0.bench.retrofit", "sigma0.kernels")
         assert ("{prompts}" in words) == bool(recipe.prompts)
+        assert recipe.is_ready or set(recipe.models) & set(FETCHED)
         assert all(recipe.told(quick).startswith(("python -m ", "sigma0 ")) for quick in (False, True))
 
 
