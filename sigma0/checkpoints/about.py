@@ -35,6 +35,7 @@ class About(BaseModel):
         knows: What the model knows, so that "NAME knows ..." is a sentence.
         examples: Prompts that it answers.
         words: All words and numbers of its training text, as written there; empty where they are too many to list.
+        is_chat: Whether its examples are messages of a chat, and no texts to continue.
         forms: In which outer loops may ask it; empty for a model that was taught none of them.
     """
 
@@ -43,6 +44,7 @@ class About(BaseModel):
     knows: str
     examples: tuple[Example, ...] = ()
     words: tuple[str, ...] = ()
+    is_chat: bool = False
     forms: tuple[Form, ...] = ()
 
     def unseen(self, text: str) -> list[str]:

@@ -32,6 +32,7 @@ def show_examples(model: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"{name} knows {about.knows}. Examples:"))
     option = "" if model == "pocket" else f"--model {shlex.quote(model)} "
+    option += "--chat " if about.is_chat else ""
     for example in about.examples:
         console.print()
         console.print(Text(f"sigma0 generate {option}{shlex.quote(example.prompt)}"))

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import sigma0
 from sigma0.checkpoints import resolve_model
+from sigma0.checkpoints.about import About, Example
 from sigma0.cli import app
 from sigma0.commands import get
 from sigma0.models import smollm2
@@ -48,7 +49,8 @@ def wheel(tmp_path, monkeypatch):
     save_file(pack(student, retrofitted(teacher, CUT)), data / get.PARTS, metadata={"cut": str(CUT)})
     (data / "__init__.py").touch()
     (data / "generation_config.json").write_text('{"eos_token_id": 2}')
-    (data / "about.json").write_text('{"knows": "English"}')
+    about = About(knows="English", examples=(Example(prompt="Hi", answer="Hello"),), is_chat=True)
+    (data / "about.json").write_text(about.model_dump_json())
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "sigma0_english", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -68,6 +70,8 @@ def test_what_is_written_is_found_by_its_name(wheel):
     ids = torch.arange(40)[None]
     frozen = AutoModelForCausalLM.from_pretrained(resolve_model("smollm2"), dtype="float32")
     assert torch.equal(frozen(ids).logits, teacher(ids).logits)
+    shown = CliRunner().invoke(app, ["generate", "--model", "smol-loop"])
+    assert "knows English" in shown.output and "sigma0 generate --model smol-loop --chat Hi" in shown.output
     begun = retrofitted(teacher, CUT)
     for (name, weight), trained, first in zip(
         model.named_parameters(), student.parameters(), begun.parameters(), strict=True
