@@ -92,6 +92,7 @@ WORLDS = ("pocket", "pocket-large")
 _CALIBRATE = "--dtype float32 --prompts {prompts} --out {scratch}/out --json"
 _SOLVE = "--dtype float32 --memory {scratch}/memory.jsonl"
 _RAVEN = """lossless pocket-raven -n 30 --new-tokens 12 --look-ups --rules '[{"mode": "converge", "eps": 0.5}, {"mode": "converge", "eps": 0.25}, {"mode": "converge", "eps": 0.1}, {"mode": "margin", "theta": 0.3}, {"mode": "margin", "theta": 0.9}]' --json --recurrence"""
+_ENGLISH = "--prompts bench/retrofit/questions.jsonl --max-new-tokens 32"
 _TEXTS = "--prose {lee_background.cor} --prose {train.json} --code {HumanEval.jsonl.gz} --lists {zones} --lists {questions-words.txt} --json"
 # Name of a report | its command | options for a quick part | marks | options of its prompts | those of the quick part's.
 # The marks are `timed`, `rows`, the option of `Recipe.file`, and models that the command does not name.
@@ -136,6 +137,8 @@ fidelity-@ | sigma0.bench fidelity @ --out {{scratch}}/rows --json | -n 2 --mode
 _LAST = f"""
 smol-loop-eval | sigma0.bench.retrofit eval smollm2 smol-loop bench/retrofit/text.safetensors --json | -n 4
 smol-loop-tasks | sigma0.bench.retrofit tasks smollm2 smol-loop {{benchmark_tasks}} --json
+smol-loop-fidelity | sigma0.bench fidelity smol-loop {_ENGLISH} -n 24 --after finish,verify,drop --modes full,margin,converge,accel,accel-steps,fixed,oracle,settled --grid '{{"margin": [0.1, 0.3, 0.6, 0.9], "converge": [0.5, 0.25], "accel": [0.35], "accel-steps": [0.35]}}' --out {{scratch}}/rows --json | -n 2 --modes margin | rows
+smol-loop-kv | sigma0.bench kv smol-loop {_ENGLISH} -n 20 --free 8 --rounds 0 --out {{scratch}}/rows --json | -n 2 --free 1 | rows
 grounding | sigma0.bench grounding {{train.json}} --json
 proximity | sigma0.bench proximity {{smollm2}} {_TEXTS}
 kernels-compiled | sigma0.kernels --targets sm_80,sm_90 --json | | timed

@@ -2,7 +2,7 @@
 
     loss = 1/r sum_t |s_t - h_t|^2 / |h_t|^2  +  KL(teacher || student read after r loops),    r drawn from 1 to T
 
-s_t is the state after loop t and h_t the teacher's after the layer that it stands for (`Cut.stands_for`); both means
+r is drawn in proportion to its cube: a core that is mostly read after one loop gains nothing by the others. s_t is the state after loop t and h_t the teacher's after the layer that it stands for (`Cut.stands_for`); both means
 are over tokens, the second over `READ` of them, since the head costs as much as seven layers.
 """
 
@@ -147,7 +147,7 @@ def losses(student: RavenForCausalLM, rows: Tensor, states: Tensor, rng: Random)
         rng: For the loops and the places.
     """
     real, count = rows >= 0, student.num_loops
-    loops = rng.choices(range(1, count + 1), range(1, count + 1))[0]
+    loops = rng.choices(range(1, count + 1), [loop**3 for loop in range(1, count + 1)])[0]
     made = _loop_states(student, states[0], loops)
     goals = states[1 : loops + 1, real]  # [r, N, D]
     distance = (torch.stack(made)[:, real] - goals).float().square().sum(-1) / goals.float().square().sum(-1)
