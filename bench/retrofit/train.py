@@ -2,8 +2,9 @@
 
     loss = 1/r sum_t |s_t - h_t|^2 / |h_t|^2  +  KL(teacher || student read after r loops),    r drawn from 1 to T
 
-r is drawn in proportion to its cube: a core that is mostly read after one loop gains nothing by the others. s_t is the state after loop t and h_t the teacher's after the layer that it stands for (`Cut.stands_for`); both means
-are over tokens, the second over `READ` of them, since the head costs as much as seven layers.
+r is drawn in proportion to its cube: a core that is often read after one loop has little use for the others. s_t is the
+state after loop t and h_t the teacher's after the layer that it stands for (`Cut.stands_for`); both means are over
+tokens, the second over `READ` of them, since the head costs as much as seven layers.
 """
 
 import json
