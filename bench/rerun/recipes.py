@@ -137,8 +137,7 @@ fidelity-@ | sigma0.bench fidelity @ --out {{scratch}}/rows --json | -n 2 --mode
 _LAST = f"""
 smol-loop-eval | sigma0.bench.retrofit eval smollm2 smol-loop bench/retrofit/text.safetensors --json | -n 4
 smol-loop-tasks | sigma0.bench.retrofit tasks smollm2 smol-loop {{benchmark_tasks}} --json
-smol-loop-fidelity | sigma0.bench fidelity smol-loop {_ENGLISH} -n 24 --after finish,verify,drop --modes full,margin,converge,accel,accel-steps,fixed,oracle,settled --grid '{{"margin": [0.1, 0.3, 0.6, 0.9], "converge": [0.5, 0.25], "accel": [0.35], "accel-steps": [0.35]}}' --out {{scratch}}/rows --json | -n 2 --modes margin | rows
-smol-loop-kv | sigma0.bench kv smol-loop {_ENGLISH} -n 20 --free 8 --rounds 0 --out {{scratch}}/rows --json | -n 2 --free 1 | rows
+smol-loop-fidelity | sigma0.bench fidelity smol-loop {_ENGLISH} -n 16 --after finish,verify --modes full,margin,converge,accel,accel-steps,fixed,oracle,settled --grid '{{"margin": [0.3, 0.6, 0.9], "converge": [0.5], "accel": [0.35], "accel-steps": [0.35]}}' --out {{scratch}}/rows --json | -n 2 --after finish | rows
 grounding | sigma0.bench grounding {{train.json}} --json
 proximity | sigma0.bench proximity {{smollm2}} {_TEXTS}
 kernels-compiled | sigma0.kernels --targets sm_80,sm_90 --json | | timed
