@@ -92,7 +92,7 @@ WORLDS = ("pocket", "pocket-large")
 _CALIBRATE = "--dtype float32 --prompts {prompts} --out {scratch}/out --json"
 _SOLVE = "--dtype float32 --memory {scratch}/memory.jsonl"
 _RAVEN = """lossless pocket-raven -n 30 --new-tokens 12 --look-ups --rules '[{"mode": "converge", "eps": 0.5}, {"mode": "converge", "eps": 0.25}, {"mode": "converge", "eps": 0.1}, {"mode": "margin", "theta": 0.3}, {"mode": "margin", "theta": 0.9}]' --json --recurrence"""
-_ENGLISH = "--prompts bench/retrofit/questions.jsonl --max-new-tokens 32"
+_ENGLISH = "--prompts bench/retrofit/questions.jsonl --max-new-tokens 16"
 _TEXTS = "--prose {lee_background.cor} --prose {train.json} --code {HumanEval.jsonl.gz} --lists {zones} --lists {questions-words.txt} --json"
 # Name of a report | its command | options for a quick part | marks | options of its prompts | those of the quick part's.
 # The marks are `timed`, `rows`, the option of `Recipe.file`, and models that the command does not name.
