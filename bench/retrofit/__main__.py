@@ -207,7 +207,8 @@ def prompts_command(
 ) -> None:
     """Print the users' turns of a text as JSON lines, chats of one message each."""
     with one_line_errors():
-        for content in turns(_tokenizer(teacher), read_text(text)[0])[:n]:
+        # each once: a calibration takes no copies
+        for content in list(dict.fromkeys(turns(_tokenizer(teacher), read_text(text)[0])))[:n]:
             typer.echo(json.dumps({"prompt": [{"role": "user", "content": content}]}))
 
 
