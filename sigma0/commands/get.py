@@ -33,7 +33,8 @@ def get(
     with one_line_errors(), needs_extra("bench" if name == "smollm2" else "english"):
         if name not in FETCHED:
             raise ValueError(f"no such model: {name!r}; there are {' and '.join(FETCHED)}")
-        import_module("gguf")
+        for library in ("accelerate", "gguf"):
+            import_module(library)
         if name == "smol-loop" and find_spec("sigma0_english") is None:
             raise ValueError("the data of smol-loop are not installed: pip install ./packages/english in a clone")
         target = (folder or fetched_folder(name)).expanduser().resolve()
