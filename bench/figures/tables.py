@@ -164,15 +164,13 @@ def headline_table(results: Results) -> str:
             f"`pocket-large`, {rule.n} held-out questions",
         ],
     ]
-    english, own = results.json("smol-loop-eval"), fidelity_runs(results)["smol-loop"]
-    (rule,) = (r for r in own if (r.mode, r.after_exit) == ("margin", "finish") and r.promise is not None)
+    english = results.json("smol-loop-eval")
     loops = ", ".join(f"{perplexity:.1f}" for perplexity in english["perplexity"])
     lines.append(
         [
             f"SmolLM2-135M-Instruct, no loops: perplexity {english['teacher']:.1f}",
-            f"`smol-loop`, looped: {loops} by loop; `margin`, calibrated, keeps "
-            f"{percent(rule.agreement_on_answers)} of full depth's tokens, {percent(rule.passes_saved)} saved",
-            f"English, text of SmolLM2's own; {rule.n} of its questions",
+            f"`smol-loop`, its middle layers looped: {loops} by loop",
+            f"English: {english['tokens']:,} held-out tokens of SmolLM2's own",
         ]
     )
     return _table("what a user would pick | sigma0 | conditions", lines, left=3)
