@@ -112,6 +112,18 @@ def _digest(file: Path) -> str:
     return result.hexdigest()
 
 
+def _digest_below(path: Path) -> str:
+    """Of a file, or of the "sha256  path" lines of all files in a folder."""
+    if path.is_file():
+        return _digest(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return sha256("".join(f"{_digest(file)}  {file.relative_to(path)}\n" for file in files).encode()).hexdigest()
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return (path / "config.json").is_file()
+
+
 class Digests(Strict):
     """A model's files."""
 
@@ -304,7 +316,9 @@ class Provenance(Strict):
     threads: int = Field(ge=1)  # CPU threads
     versions: dict[str, str]  # Of Python and of the libraries that compute
     models: dict[str, Digests]  # Digests of every model that was loaded, by its name
-    inputs: dict[str, str] = {}  # Digests (sha256) of the files that the repository does not hold, by their name
+    inputs: dict[
+        str, str
+    ] = {}  # Digests (sha256) of the files and folders that the repository does not hold, by their name
     time: datetime  # When it ended, in ISO 8601, UTC
     note: str = ""  # What else a reader must know
 
@@ -324,9 +338,9 @@ class Provenance(Strict):
             versions=library_versions(),
             models={
                 **{name: Digests.of(name) for name in models},
-                **{name: Digests.of(str(path)) for name, path in inputs.items() if path.is_dir()},
+                **{name: Digests.of(str(path)) for name, path in inputs.items() if _is_checkpoint(path)},
             },
-            inputs={name: sha256(path.read_bytes()).hexdigest() for name, path in inputs.items() if path.is_file()},
+            inputs={name: _digest_below(path) for name, path in inputs.items() if not _is_checkpoint(path)},
             time=datetime.now(timezone.utc),
         )
 
