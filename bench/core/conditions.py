@@ -316,9 +316,7 @@ class Provenance(Strict):
     threads: int = Field(ge=1)  # CPU threads
     versions: dict[str, str]  # Of Python and of the libraries that compute
     models: dict[str, Digests]  # Digests of every model that was loaded, by its name
-    inputs: dict[
-        str, str
-    ] = {}  # Digests (sha256) of the files and folders that the repository does not hold, by their name
+    inputs: dict[str, str] = {}  # Digests (sha256) of files and folders not of the repository, by their name
     time: datetime  # When it ended, in ISO 8601, UTC
     note: str = ""  # What else a reader must know
 

@@ -93,6 +93,18 @@ def test_weights_are_named_by_their_digest(tmp_path, pocket):
         conditions.weights_sha256(str(folder))
 
 
+def test_what_a_report_read_is_named_by_its_content(tmp_path):
+    for name in ("one/task", "two/task"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(name)
+    given = {"data": tmp_path, "file": tmp_path / "one" / "task", "model": Path(resolve_model("pocket"))}
+    first = conditions.Provenance.here("x", [], given)
+    assert set(first.models) == {"model"} and first.inputs["file"] == sha256(b"one/task").hexdigest()
+    (tmp_path / "one" / "task").rename(tmp_path / "one" / "other")
+    second = conditions.Provenance.here("x", [], {"data": tmp_path})
+    assert second.inputs["data"] != first.inputs["data"]
+
+
 def test_conditions_describe_model_and_prompts(pocket):
     result = conditions.describe(pocket[0], "pocket", "a file", [(1, 2), (3,)], ["x", None], 8)
     assert (result.n, result.batch_size, result.max_new_tokens, result.dtype) == (2, 1, 8, "float32")
