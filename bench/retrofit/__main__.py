@@ -1,4 +1,4 @@
-"""Command line: `python -m sigma0.bench.retrofit` and `text`, `train`, `curve`, `pack`, `eval` or `prompts`."""
+"""Command line: `python -m sigma0.bench.retrofit` and `text`, `train`, `curve`, `pack`, `eval`, `tasks` and so on."""
 
 import json
 import time
@@ -6,6 +6,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -13,12 +14,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from sigma0.bench.core.output import drawing, step_bar
+from sigma0.bench.core.output import drawing, measuring, step_bar
 from sigma0.bench.retrofit.text import HELD_OUT, digest, read_text, turns, write_text
 from sigma0.bench.retrofit.train import LOG, Recipe, Report, TeacherStates, agreement, perplexities, train
+from sigma0.bench.speed.decoders import FULL, Decoded, Decoder, Ours, PromptedCache, median_figure
+from sigma0.bench.speed.decoders import turns as in_turn
+from sigma0.bench.speed.peer import Stock
 from sigma0.checkpoints import resolve_model
 from sigma0.commands.console import depth_style, one_line_errors, progress_bar
 from sigma0.commands.options import AsJson
+from sigma0.config import ExitConfig
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
 from sigma0.models.raven_causal import RavenForCausalLM
@@ -199,6 +204,54 @@ def tasks_command(
             typer.echo(f"{row['way']:14} {row['task']:26} {row['right']:3} of {row['n']}")
 
 
+@app.command("speed")
+def speed_command(
+    teacher: Teacher,
+    model: Annotated[str, typer.Argument(help="A retrofit of it.")],
+    text: Annotated[Path, typer.Argument(help="What `text` wrote.")],
+    n: Annotated[int, typer.Option("-n", min=1, help="Rows continued, the first ones that are long enough.")] = 4,
+    context: Annotated[int, typer.Option(min=2, help="Tokens read of each.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 32,
+    rounds: Annotated[int, typer.Option(min=2, help="Interleaved rounds; medians are reported.")] = 7,
+    as_json: AsJson = False,
+) -> None:
+    """Time a token by the loop that is read, at margin's exits, and of the teacher's own `generate`, in turn."""
+    with measuring(1):
+        source, student = _teacher(teacher, "cpu"), _retrofit(model)
+        source.generation_config.eos_token_id, source.generation_config.pad_token_id = None, 0
+        rows = _written_by(source, text)
+        rows = rows[(rows >= 0).sum(1) >= context][:n, :context]
+        if len(rows) < n:
+            raise ValueError(f"{text} has {len(rows)} rows of {context} tokens, not {n}: lower --context or -n")
+        ways = {f"loop {loops}": (_retrofit(model, loops), FULL) for loops in range(1, student.num_loops + 1)}
+        for after in ("finish", "verify"):
+            config = ExitConfig(mode="margin", after_exit=after)
+            ways[f"margin, {after}"] = student, student.resolve_exit_config(config)
+        decoders: dict[str, list[Decoder]] = {"teacher": [], **{way: [] for way in ways}}
+        for ids in rows[:, None]:
+            decoders["teacher"].append(Stock(student, ids, new_tokens, stock=source))
+            for way, (looped, config) in ways.items():
+                decoders[way].append(Ours(PromptedCache(looped, ids, new_tokens), config, None))
+        runs: dict[str, list[list[Decoded]]] = {way: [] for way in decoders}
+        with step_bar("runs", len(decoders) * (rounds + 1), hidden=as_json) as step:
+            for number, way in in_turn(list(decoders), rounds):
+                decoded = [decoder.decode() for decoder in decoders[way]]
+                # round 0 warms up
+                if number:
+                    runs[way].append(decoded)
+                step()
+        tokens = n * (new_tokens - 1)
+        report = {}
+        for way, rounds_of in runs.items():
+            seconds = np.array([sum(run.seconds for run in decoded) for decoded in rounds_of])
+            report[way] = median_figure(1000 * seconds / tokens)
+        if as_json:
+            typer.echo(json.dumps({way: {"ms_per_token": figure.model_dump()} for way, figure in report.items()}))
+            return
+        for way, figure in report.items():
+            typer.echo(f"{way:16} {figure.value:6.1f} ms a token ({figure.low:.1f} to {figure.high:.1f})")
+
+
 @app.command("prompts")
 def prompts_command(
     teacher: Teacher,
@@ -223,8 +276,8 @@ def _tokenizer(teacher: str) -> Any:
     return AutoTokenizer.from_pretrained(resolve_model(teacher), local_files_only=True)
 
 
-def _retrofit(folder: str) -> RavenForCausalLM:
-    model, _ = load(folder, device="cpu", dtype="float32")
+def _retrofit(folder: str, recurrence: int | None = None) -> RavenForCausalLM:
+    model, _ = load(folder, device="cpu", dtype="float32", recurrence=recurrence)
     if not isinstance(model, RavenForCausalLM):
         raise ValueError(f"{folder} holds a {type(model).__name__}, not a retrofit")
     return model

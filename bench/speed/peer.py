@@ -104,11 +104,13 @@ class Stock(Decoder):
     `generate(cache_implementation="static")` reads the prompt with the plain forward and calls the compiled one for
     every token after the first. On accelerators it compiles by itself; elsewhere only where the compile settings say
     so. The first run compiles. Without a `backend` of `torch.compile` the cache grows.
+
+    Where another model of transformers is given as `stock`, it decodes in place of these weights.
     """
 
-    def __init__(self, model: Any, ids: Tensor, new_tokens: int, backend: str | None = None) -> None:
+    def __init__(self, model: Any, ids: Tensor, new_tokens: int, backend: str | None = None, stock: Any = None) -> None:
         super().__init__(model, ids, new_tokens)
-        self._stock, self._backend = StockLoopedModel(model), backend
+        self._stock, self._backend = StockLoopedModel(model) if stock is None else stock, backend
         self._cache: Any = None
 
     def read(self) -> None:

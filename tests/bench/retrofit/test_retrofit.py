@@ -15,6 +15,7 @@ import sigma0
 from sigma0.bench.retrofit.__main__ import BIG_BENCH, app
 from sigma0.bench.retrofit.text import read_text, sample_rows, turns, write_text
 from sigma0.bench.retrofit.train import HELD_OUT, LOG, Recipe, TeacherStates, agreement, losses, perplexities, train
+from sigma0.bench.speed.peer import Stock
 from sigma0.models.retrofit import Cut, retrofitted
 
 POCKET = Path(sigma0.__file__).parent / "checkpoints" / "pocket"
@@ -265,6 +266,14 @@ def test_the_commands_make_a_model_that_generates(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path / "other")
     result = runner.invoke(app, ["eval", str(tmp_path / "other"), f"{run}/final", text])
     assert result.exit_code == 2 and "was not written by" in result.output
+    sizes = ["-n", "2", "--context", "16", "--new-tokens", "3", "--rounds", "2", "--json"]
+    result = runner.invoke(app, ["speed", teacher, f"{run}/final", text, *sizes])
+    assert result.exit_code == 0, result.output
+    times = json.loads(result.stdout)
+    assert list(times) == ["teacher", "loop 1", "loop 2", "margin, finish", "margin, verify"]
+    assert all(0 < time["ms_per_token"]["low"] <= time["ms_per_token"]["high"] for time in times.values())
+    result = runner.invoke(app, ["speed", teacher, f"{run}/final", text, "--context", "41"])
+    assert result.exit_code == 2 and "has 0 rows of 41 tokens" in result.output
     result = runner.invoke(app, ["pack", teacher, f"{run}/final", str(tmp_path / "parts.safetensors")])
     assert result.exit_code == 0 and "2/2/1x2" in result.output, result.output
     result = runner.invoke(app, ["prompts", teacher, text, "-n", "3"])
@@ -272,6 +281,15 @@ def test_the_commands_make_a_model_that_generates(tokenizer, tmp_path):
     assert prompts == list(dict.fromkeys(turns(tokenizer, read_text(Path(text))[0])))[:3] and len(prompts) == 3
     result = runner.invoke(app, ["train", str(POCKET), text, run])
     assert result.exit_code == 2 and "not a Llama-like checkpoint" in result.output
+
+
+def test_a_teacher_that_is_timed_writes_its_own_text(tokenizer):
+    teacher = llama(len(tokenizer))
+    teacher.generation_config.eos_token_id = None
+    ids = torch.arange(5, 12)[None]
+    decoder = Stock(retrofitted(teacher, Cut(2, 2, 2, 2)), ids, 6, stock=teacher)
+    expected = teacher.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[:, 7:]
+    assert decoder.decode().tokens.tolist() == decoder.decode().tokens.tolist() == expected.tolist()
 
 
 @pytest.mark.slow
