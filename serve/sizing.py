@@ -192,12 +192,12 @@ def stored_bytes(shape: ModelShape, serving: Serving) -> int:
     if serving.kv is None or not serving.kv.is_coded:
         return token_bytes(shape, serving.number_bytes)
     # not before it is needed: torch takes seconds to import
-    from sigma0.decode.planes import check_stages, kv_quantizer
+    from sigma0.decode.planes import kv_quantizers
 
-    check_stages(serving.kv, (shape.prelude, shape.coda))
-    codec = kv_quantizer(serving.kv, shape.loops)
-    codec.check_width(shape.head_dim)
-    return shape.layers * 2 * shape.kv_heads * codec.head_bytes(shape.head_dim)
+    stages = shape.prelude, shape.coda
+    codecs = kv_quantizers(serving.kv, shape.stride * shape.layers, shape.loops, stages)
+    codecs[0].check_width(shape.head_dim)
+    return 2 * shape.kv_heads * sum(codec.head_bytes(shape.head_dim) for codec in codecs)
 
 
 def block_bytes(shape: ModelShape, serving: Serving) -> int:

@@ -30,10 +30,9 @@ from sigma0.calibrate.kv import codecs_of, coded_share
 from sigma0.calibrate.prompts import encode_prompts, read_prompts
 from sigma0.calibrate.teacher_forcing import ForcedText, check_finite, divergence
 from sigma0.commands.options import Device, ModelArgument, StatedDtype, Threads
-from sigma0.config import FULL_KV, KVConfig
+from sigma0.config import FULL_KV, ExitConfig, KVConfig
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.kv_store import BlockShape
-from sigma0.decode.planes import kv_quantizer
 from sigma0.models.limits import kv_bytes
 from sigma0.models.load import load
 from sigma0.serve.engine.engine import Engine
@@ -157,11 +156,15 @@ def as_computed(model: Any, prompts: Sequence[tuple[int, ...]], max_new_tokens: 
 @torch.no_grad()
 def _read(model: Any, text: ForcedText, kv: KVConfig) -> tuple[Tensor, Tensor]:
     """Log-probabilities at full depth, float32 `[new, V]`, and the loops at which the model's rule reads, `[new]`."""
-    cache = DepthCache(model.num_block_layers, model.num_loops, len(text.ids), model.stages, kv)
     ids, config = torch.tensor([text.ids[:-1]], device=model.device), model.resolve_exit_config(None)
-    read = model(ids, past_key_values=cache, exit_config=config, logits_to_keep=text.new, output_loop_states=True)
-    logits = check_finite(read.loop_logits[-1, 0], model.num_loops)
-    return torch.log_softmax(logits.float(), -1), read.exit_depths[0]
+
+    def read(config: ExitConfig) -> Any:
+        cache = DepthCache(model.num_block_layers, model.num_loops, len(text.ids), model.stages, kv)
+        return model(ids, past_key_values=cache, exit_config=config, logits_to_keep=text.new)
+
+    full = read(FULL)
+    logits = check_finite(full.logits[0], model.num_loops)
+    return torch.log_softmax(logits.float(), -1), (full if config.mode == "full" else read(config)).exit_depths[0]
 
 
 def compare(
@@ -187,18 +190,18 @@ def compare(
             prompt = text.ids[: -text.new]
             output = continue_alone(model, prompt, FULL, conditions.max_new_tokens).sequences[0, len(prompt) :]
             equal.append(tuple(output.tolist()) == text.ids[-text.new :])
-    codec = kv_quantizer(kv, model.num_loops)
+    shape = BlockShape.of(model, 1)
     computed_bytes = kv_bytes(model, 1, 1, model.num_loops)
     return KVRow.model_validate(
         {
             **conditions.model_dump(),
             "time": utc_now("seconds"),
             "codec": kv.codec,
-            "bits": codec.bits,
+            "bits": kv.bits_of(model.num_loops),
             "group": kv.group,
             "segment": kv.segment,
-            "number_bits": codec.number_bits,
-            "token_bytes": round(computed_bytes * codec.number_bits / (8 * model.dtype.itemsize)),
+            "number_bits": shape.number_bits(kv),
+            "token_bytes": shape.bytes_with(model.dtype, shape.codecs(kv)),
             "token_bytes_computed": computed_bytes,
             "context": context,
             "coded_share": float(np.mean([coded_share(text, kv.segment) for text, _, _ in computed])),

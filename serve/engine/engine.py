@@ -24,7 +24,6 @@ from sigma0.decode.grammar.vocabulary import vocabulary_of
 from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.logits import BROKEN
 from sigma0.decode.parallel import tp_group
-from sigma0.decode.planes import kv_quantizer
 from sigma0.decode.runner import RunnerChoice
 from sigma0.decode.step import ENDS, SEQUENCE, TOKEN
 from sigma0.decode.transfer import PassCounts, to_device
@@ -84,9 +83,9 @@ class Engine:
         self.limits = limits or EngineLimits()
         shape, slots = BlockShape.of(model, self.limits.page_size), self.limits.max_running
         kv = model.kv_config
-        codec = kv_quantizer(kv, shape.planes) if kv.is_coded else None
+        codecs = shape.codecs(kv) if kv.is_coded else ()
         self._segment = kv.segment if kv.is_coded else None
-        blocks = shape.count_in(self.limits.kv_bytes, model.dtype, codec, slots * (self._segment or 0))
+        blocks = shape.count_in(self.limits.kv_bytes, model.dtype, codecs, slots * (self._segment or 0))
         self.model, self.tokenizer, self.name = model, tokenizer, name
         self._open_scheduler(blocks, shape.size)
         self.context = context_length(model, blocks, shape.size)

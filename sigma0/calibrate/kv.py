@@ -21,6 +21,7 @@ from sigma0.calibrate.ltt import p_value, passing
 from sigma0.calibrate.teacher_forcing import ForcedText, check_finite
 from sigma0.config import ExitConfig, KVConfig
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.kv_store import BlockShape
 from sigma0.decode.planes import kv_quantizer
 from sigma0.models.hf_generate import DepthGenerationMixin
 
@@ -150,7 +151,7 @@ def calibrate_kv(
             on_prompt(number * len(losses) + row + 1)
         mean = float(losses[:, number].mean())
         passed = passing(losses[:, : number + 1], risk, confidence) > number
-        bits = kv_quantizer(kv, model.num_loops).number_bits
+        bits = BlockShape.of(model, 1).number_bits(kv)
         tested.append(TestedCodec(kv, bits, 1 - mean, p_value(mean, len(losses), risk), passed))
         if not passed:
             break

@@ -332,7 +332,7 @@ class RunningBatch:
         segments, lanes = self.planes.segments, self.lanes
         assert segments is not None
         known = segments.coded.copy()
-        busy = {chunk.sequence for chunk in self.prefill.chunks}
+        busy = {chunk.sequence for chunk in self.prefill.chunks} | self._waiting.keys()
         lines = self._lines().reshape(-1, lanes.depth, lanes.table.shape[1])
         live = lines[..., STAGE] < lanes.idle
         blocked = (lines[..., STAGE] == lanes.blocked) * (lines[..., CACHE_POSITION] + 1)

@@ -14,7 +14,7 @@ from sigma0.decode.compiled import StepGraphs
 from sigma0.decode.kv_store import Segments, Storage
 from sigma0.decode.lanes import LaneRows, Lanes
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.planes import FINAL, READ, CodedLayer, LayerPlanes, check_stages, extra_planes, kv_quantizer
+from sigma0.decode.planes import FINAL, READ, CodedLayer, LayerPlanes, extra_planes, kv_quantizers
 from sigma0.decode.sampling_params import SamplingSettings
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.stats import RunRecord
@@ -130,7 +130,6 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         stages: tuple[int, int] = (0, 0),
         kv: KVConfig = FULL_KV,
     ) -> None:
-        check_stages(kv, stages)
         self.num_layers = self.looping = num_layers
         self.total_loops, self.stages = total_loops, stages
         self.capacity, self.kv = capacity, kv
@@ -206,6 +205,8 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             self.encode_to(sequence, length)
 
     def _encode_segment(self, sequence: int, start: int) -> None:
+        begin = sequence * self.kv.segment
+        self.end_codas(torch.arange(begin, begin + self.kv.segment))
         for planes in self.planes:
             if isinstance(planes, CodedLayer):
                 planes.encode(sequence, start, sequence * planes.room + start)
@@ -217,7 +218,8 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             size = max(cache_positions, self.capacity)
             count = self._counts[layer] or self.depth or self.total_loops
             if self.kv.is_coded:
-                codec = kv_quantizer(self.kv, count)
+                looping = self.depth or self.total_loops
+                codec = kv_quantizers(self.kv, self.num_layers, looping, self.stages)[layer]
                 planes = CodedLayer(like, codec, like.shape[0], self.kv.segment, like.shape[0], size)
                 self.segments = self.segments or Segments(self.kv.segment, np.zeros(like.shape[0], dtype=np.int64))
             else:
@@ -381,7 +383,8 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
     def commit(self, new: int) -> None:
         """Counts `new` cache positions as written, once every loop of them is."""
         self.length += new
-        self.encode(self.length)
+        # the last one may be read at another loop, which leaves other K/V of a coda
+        self.encode(self.length - 1 if self.stages[1] else self.length)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drops the last cache positions of every plane, and the in-flight batch's tokens among them.

@@ -17,7 +17,7 @@ from sigma0.decode.attention import Placement
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, TABLE_WIDTH, Lanes
 from sigma0.decode.model import KVShape
 from sigma0.decode.ops import KVQuantizer
-from sigma0.decode.planes import CodedLayer, LayerPlanes, check_stages, extra_planes, kv_quantizer, propagate_past_exits
+from sigma0.decode.planes import READ, CodedLayer, LayerPlanes, extra_planes, kv_quantizers, propagate_past_exits
 from sigma0.decode.transfer import Ints, to_device, to_host
 
 
@@ -44,21 +44,30 @@ class BlockShape:
         """Planes of each layer."""
         return [*[self.planes] * self.layers, *extra_planes(self.stages)]
 
-    def bytes_with(self, dtype: torch.dtype, codec: KVQuantizer | None = None) -> int:
+    def codecs(self, kv: KVConfig) -> list[KVQuantizer]:
+        """How each layer's planes are stored in few bits."""
+        return kv_quantizers(kv, self.layers, self.planes, self.stages)
+
+    def number_bits(self, kv: KVConfig) -> float:
+        """Bits of a number in few bits, its share of a scale included: the mean over all planes."""
+        codecs = self.codecs(kv)
+        return sum(codec.number_bits * len(codec.bits) for codec in codecs) / sum(self.counts)
+
+    def bytes_with(self, dtype: torch.dtype, codecs: Sequence[KVQuantizer] = ()) -> int:
         """Bytes of a block's keys and values over all layers and planes, of a dtype or, where given, in codes."""
-        if codec is not None:
-            return 2 * self.layers * self.kv_heads * codec.head_bytes(self.head_dim) * self.size
+        if codecs:
+            return 2 * self.kv_heads * sum(codec.head_bytes(self.head_dim) for codec in codecs) * self.size
         return 2 * sum(self.counts) * self.kv_heads * self.head_dim * self.size * dtype.itemsize
 
     def count_in(
-        self, kv_bytes: int, dtype: torch.dtype, codec: KVQuantizer | None = None, tail_positions: int = 0
+        self, kv_bytes: int, dtype: torch.dtype, codecs: Sequence[KVQuantizer] = (), tail_positions: int = 0
     ) -> int:
         """Blocks that so many bytes hold, as `bytes_with` has them, beside cache positions that are kept as computed.
 
         Raises:
             ValueError: If that is none.
         """
-        block_bytes = self.bytes_with(dtype, codec)
+        block_bytes = self.bytes_with(dtype, codecs)
         tail_bytes = self.bytes_with(dtype) * tail_positions // self.size
         if kv_bytes < block_bytes + tail_bytes:
             beside = f", and the segments under way take {tail_bytes} bytes" if tail_bytes else ""
@@ -98,6 +107,7 @@ class Storage(ABC):
     segments: Segments | None  # Which segments are encoded; None where planes are stored as computed
     planes: list[LayerPlanes]  # The planes of each layer: those that loop, then prelude, then coda
     looping: int  # L, layers that loop
+    stages: tuple[int, int]  # Layers of prelude and coda
 
     @abstractmethod
     def placement(self, longest: int) -> Placement:
@@ -111,6 +121,14 @@ class Storage(ABC):
         """Copies K/V of tokens that run no further from their last plane to the deeper ones, all int64 `[N]`."""
         flat = self.placement(0).flat(sequences, cache_positions)
         propagate_past_exits(self.planes[: self.looping], flat, planes)
+
+    def end_codas(self, under_way: Tensor) -> None:
+        """Copies a coda's K/V of flat positions, int64 `[N]`, as they were read to the plane of full depth.
+
+        They are the same there where all were read at loop T, and nobody reads that plane where some were not.
+        """
+        for layer in self.planes[len(self.planes) - self.stages[1] :]:
+            layer.propagate_past_exit(under_way, torch.full_like(under_way, READ))
 
     def encode_to(self, sequence: int, length: int) -> None:
         """Encodes the whole segments of a sequence before a cache position, of which every loop has been run."""
@@ -173,14 +191,12 @@ class PagedPlanes(Storage):
         longest: int | None = None,
         kv: KVConfig = FULL_KV,
     ) -> None:
-        self.shape, self.blocks, self.looping = shape, blocks, shape.layers
+        self.shape, self.blocks, self.looping, self.stages = shape, blocks, shape.layers, shape.stages
         like = torch.empty((shape.kv_heads, 0, shape.head_dim), dtype=dtype, device=device)
         self.segments = None
         if kv.is_coded:
-            check_stages(kv, shape.stages)
-            codec = kv_quantizer(kv, shape.planes)
             size = sequences, kv.segment, blocks, shape.size
-            self.planes = [CodedLayer(like, codec, *size) for _ in range(shape.layers)]
+            self.planes = [CodedLayer(like, codec, *size) for codec in shape.codecs(kv)]
             self.segments = Segments(kv.segment, np.zeros(sequences, dtype=np.int64))
         else:
             self.planes = [LayerPlanes(like, count, blocks, shape.size) for count in shape.counts]
@@ -223,11 +239,12 @@ class PagedPlanes(Storage):
         coded_at = self.table[sequence, positions // size] * size + positions % size
         last = torch.full_like(positions, self.last_planes[sequence])
         under_way = positions % self.segments.segment + sequence * self.segments.segment
+        if self.last_planes[sequence] < self.shape.planes - 1:
+            # the anchor is a plane that something was written to
+            propagate_past_exits(self.planes[: self.looping], under_way, last)
+        self.end_codas(under_way)
         for layer in self.planes:
             assert isinstance(layer, CodedLayer)
-            if self.last_planes[sequence] < self.shape.planes - 1:
-                # the anchor is a plane that something was written to
-                layer.propagate_past_exit(under_way, last)
             try:
                 layer.encode(sequence, start, coded_at)
             except ValueError as error:

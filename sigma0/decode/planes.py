@@ -134,21 +134,17 @@ class LayerPlanes:
 
 
 def kv_quantizer(kv: KVConfig, planes: int) -> KVQuantizer:
-    """How so many planes are stored; the last one anchors the others under `residual`."""
+    """How so many planes of a layer that loops are stored; the last one anchors the others under `residual`."""
     return KVQuantizer(kv.bits_of(planes), planes - 1 if kv.codec == "residual" else None, kv.group)
 
 
-def check_stages(kv: KVConfig, stages: tuple[int, int]) -> None:
-    """Refuses a codec for models with a prelude or a coda.
+def kv_quantizers(kv: KVConfig, layers: int, planes: int, stages: tuple[int, int]) -> list[KVQuantizer]:
+    """How each layer's planes are stored: of those that loop, of a prelude and of a coda.
 
-    Raises:
-        ValueError: Naming the codec.
+    Of prelude and coda, which every token reads whatever its depth, each plane is stored like the last loop's.
     """
-    if kv.is_coded and stages != (0, 0):
-        raise ValueError(
-            f"kv={kv.codec!r} is for models whose K/V are of loops alone, and this one has {stages[0]} layers of "
-            f"prelude and {stages[1]} of coda: leave kv out"
-        )
+    others = [KVQuantizer(kv.bits_of(1) * count, None, kv.group) for count in extra_planes(stages)]
+    return [*[kv_quantizer(kv, planes)] * layers, *others]
 
 
 class CodedLayer(LayerPlanes):

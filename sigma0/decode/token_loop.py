@@ -111,6 +111,7 @@ class TokenLoop:
         self.verifies = config.after_exit == "verify"
         if model.stages[1] and not self.verifies:
             cache.note_coda(rule.reads_at_full_depth)
+        cache.encode(cache.length)
         self.vocabulary = int(model.config.vocab_size)
         self.device = input_ids.device
         self.criteria, self.max_length, self.eos = split_criteria(stopping_criteria)

@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 from sigma0.config import FULL_KV, KVConfig
 from sigma0.decode.model import KVShape
-from sigma0.decode.planes import check_stages, kv_quantizer
+from sigma0.decode.planes import kv_quantizer
 
 
 class KVModel(KVShape, Protocol):
@@ -33,6 +33,5 @@ def kv_config_of(model: KVModel) -> KVConfig:
     if kv.is_coded:
         config = model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        check_stages(kv, model.stages)
         kv_quantizer(kv, model.num_loops).check_width(head_dim)
     return kv

@@ -57,6 +57,7 @@ def prompt_rows(
     seen = attention_mask if attention_mask is None or attention_mask.dim() == 4 else attention_mask.bool()
     if past_key_values is not None:
         past_key_values.open(loops, batch)
+        past_key_values.encode(past_key_values.length)
         if seen is None or seen.dim() == 2:
             seen = past_key_values.join_mask(seen, batch, length)
     elif seen is not None and seen.dim() == 2 and tuple(seen.shape) != (batch, length):

@@ -183,8 +183,13 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
             head = masked_reader(self.read_states, cache)
             exits = select_exits(rule, states[:, :, keep], None, head, broadcaster(self), at_full_depth)
             return exits, head(outputs.last_hidden_state[:, keep])
-        cache.read_early = cache.read_early or not at_full_depth
         indices = torch.arange(length)[keep].tolist()
+        if cache.segments is not None and cache.length - length + min(indices) < cache.segments.coded.max():
+            raise ValueError(
+                "whole segments of K/V in few bits are stored before a rule has read them here, and a coda's are those "
+                "of that reading: read the last position alone (logits_to_keep=1), or under the rules full or fixed"
+            )
+        cache.read_early = cache.read_early or not at_full_depth
         result = [self._read_position(rule, outputs, index, at_full_depth) for index in indices]
         parts = [torch.cat([vars(exits)[name] for exits, _ in result], dim=axis) for name, axis in _AXES.items()]
         return Selection(*parts), torch.cat([logits for _, logits in result], dim=1)

@@ -9,7 +9,7 @@ from sigma0.config import KVConfig
 from sigma0.decode.kv_cache import DepthCache, Plane
 from sigma0.decode.kv_store import BlockShape, PagedPlanes
 from sigma0.decode.ops import KVQuantizer
-from sigma0.decode.planes import LayerPlanes, extra_planes, kv_quantizer
+from sigma0.decode.planes import LayerPlanes, extra_planes, kv_quantizers
 
 HEADS, WIDTH = 2, 3
 LIKE = torch.zeros(HEADS, 0, WIDTH)
@@ -30,7 +30,7 @@ def test_a_block_takes_the_numbers_of_all_its_planes():
     codec = KVQuantizer((2, 2, 2, 4), 3, 8)
     coded = BlockShape(3, 4, HEADS, 16, 5)
     # for each head 16 numbers of 10 bits in all, and 2 scales of 2 bytes for each plane
-    assert coded.bytes_with(torch.float32, codec) == 2 * 3 * HEADS * (16 * 10 // 8 + 4 * 2 * 2) * 5
+    assert coded.bytes_with(torch.float32, [codec] * 3) == 2 * 3 * HEADS * (16 * 10 // 8 + 4 * 2 * 2) * 5
 
 
 def test_blocks_that_some_bytes_hold():
@@ -38,12 +38,12 @@ def test_blocks_that_some_bytes_hold():
     assert [SHAPE.count_in(held, torch.float32) for held in (block, 2 * block - 1, 2 * block)] == [1, 1, 2]
     with pytest.raises(ValueError, match=f"{block - 1} bytes of K/V hold no block: one takes {block} bytes$"):
         SHAPE.count_in(block - 1, torch.float32)
-    codec, shape = KVQuantizer((2, 2, 2, 4), 3, 8), BlockShape(3, 4, HEADS, 16, 5)
-    coded, tail = shape.bytes_with(torch.float32, codec), shape.bytes_with(torch.float32) * 10 // 5
-    counted = [shape.count_in(tail + held, torch.float32, codec, 10) for held in (coded, 3 * coded - 1, 3 * coded)]
+    codecs, shape = [KVQuantizer((2, 2, 2, 4), 3, 8)] * 3, BlockShape(3, 4, HEADS, 16, 5)
+    coded, tail = shape.bytes_with(torch.float32, codecs), shape.bytes_with(torch.float32) * 10 // 5
+    counted = [shape.count_in(tail + held, torch.float32, codecs, 10) for held in (coded, 3 * coded - 1, 3 * coded)]
     assert counted == [1, 2, 3]
     with pytest.raises(ValueError, match=f"the segments under way take {tail} bytes"):
-        shape.count_in(tail + coded - 1, torch.float32, codec, 10)
+        shape.count_in(tail + coded - 1, torch.float32, codecs, 10)
 
 
 def test_a_shape_is_read_from_a_model():
@@ -107,8 +107,13 @@ def test_exits_of_an_engine_s_tokens_reach_the_layers_that_loop():
 
 
 def test_the_last_plane_is_the_anchor_of_residuals_alone():
-    made = [kv_quantizer(KVConfig(codec=codec, group=8), 4) for codec in ("int8", "int4", "residual")]
-    assert made == [KVQuantizer((8,) * 4, None, 8), KVQuantizer((4,) * 4, None, 8), KVQuantizer((2, 2, 2, 4), 3, 8)]
+    expected = [KVQuantizer((8,) * 4, None, 8), KVQuantizer((4,) * 4, None, 8), KVQuantizer((2, 2, 2, 4), 3, 8)]
+    for codec, looping in zip(("int8", "int4", "residual"), expected, strict=True):
+        kv, bits = KVConfig(codec=codec, group=8), looping.bits[-1]
+        others = [KVQuantizer((bits,) * count, None, 8) for count in (1, 1, 2)]
+        assert kv_quantizers(kv, 3, 4, (2, 1)) == [looping] * 3 + others
+        # of 16 planes 12 loop, and 16 bits of a scale are for 8 numbers
+        assert SHAPE.number_bits(kv) == (3 * sum(looping.bits) + 4 * bits) / 16 + 2
 
 
 def test_planes_that_no_loop_wrote_are_encoded_as_the_last_that_one_wrote():

@@ -127,6 +127,13 @@ def test_fewer_loops_take_fewer_planes():
     assert refused.exit_code == 2 and "stride=2 cannot be set for 'ouro-1.4b'" in refused.output
 
 
+def test_the_planes_of_a_prelude_and_a_coda_are_counted_in_few_bits():
+    shape = BlockShape(16, 8, 55, 96, 16, (2, 2))
+    planes = PagedPlanes(shape, 3, torch.bfloat16, torch.device("cpu"), kv=KVConfig.parse("residual")).planes
+    made = [tensor.nbytes for layer in planes for coded in layer.coded for tensor in (coded.codes, coded.scales)]
+    assert sum(made) == 3 * 16 * told("huginn-0125", "--kv", "residual", "--stride", "4")["token"]
+
+
 @pytest.mark.parametrize("kv", ["residual", "int4", '{"codec": "residual", "bits": [1, 2, 4, 8], "group": 32}'])
 def test_k_v_in_few_bits_are_those_that_are_made(kv):
     """In Ouro-1.4B's shape: what `size` computes beside the tensors of blocks and of segments under way."""

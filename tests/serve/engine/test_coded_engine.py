@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0 import ExitConfig
+from sigma0 import ExitConfig, load
 from sigma0.config import KVConfig
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import EngineLimits, EngineRequest, RequestFailed, RequestOutput
@@ -74,6 +74,24 @@ def test_alone_is_what_generate_says(pocket, monkeypatch, config):
         assert [token.id for token in done.tokens] == out.sequences[0, length:].tolist()
         assert [token.depth for token in done.tokens] == out.exit_depths[0].tolist()
         assert (done.passes, done.rows) == (out.loop_passes, out.loop_rows)
+
+
+@pytest.mark.grid(fast=1, slow=3)
+@pytest.mark.parametrize("config", [*CONFIGS[6:9], FULL], ids=str)
+def test_codas_are_read_in_few_bits_as_generate_reads_them(config):
+    """A prompt's last token, which may end a segment, is read after the others: no earlier is that segment stored."""
+    model, tokenizer = load("pocket-raven", dtype="float32")
+    model.generation_config.kv_config, model.generation_config.eos_token_id = KVConfig(codec="int8", segment=16), None
+    ids = tokenizer("Mary went to the park. Leo took the book. The book is in the box. Where is Mary?")["input_ids"]
+    lengths, engine = (16, 21), Engine(model, tokenizer, "raven", EngineLimits(3, 8, 64, 16, KV))
+    asked = [EngineRequest(tuple(ids[:length]), 30, config, on_collapse="ignore") for length in lengths]
+    keys = [engine.submit(item) for item in asked]
+    together = drain(engine)
+    for length, key in zip(lengths, keys, strict=True):
+        done = together[key][-1]
+        out = written(model, [ids[:length]], config, 30)
+        assert [token.id for token in done.tokens] == out.sequences[0, length:].tolist()
+        assert [token.depth for token in done.tokens] == out.exit_depths[0].tolist()
 
 
 @pytest.mark.grid(fast=0, slow=1)
