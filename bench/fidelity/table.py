@@ -113,7 +113,7 @@ def conditions_text(row: FidelityRow) -> str:
 
 CHOSEN_BEFOREHAND = (
     "No threshold was chosen on the prompts of this page: the grid was set beforehand, and those with a promise were "
-    "calibrated on the calibration split."
+    "calibrated on prompts set apart."
 )
 
 

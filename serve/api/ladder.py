@@ -222,7 +222,9 @@ class LadderRunner:
         """The events of the rungs above, given the engine's answer."""
         generation = self._within(task).take_over(task.prompt, _attempt_of(written), **self._settings(task))
         small, *above = generation.costs
-        costs = tuple(cost.to_dict() for cost in (_cost_of(written, small), *above))
+        lowest = self._ladder.rungs[0]
+        assert isinstance(lowest, LocalRung)
+        costs = tuple(cost.to_dict() for cost in (_cost_of(written, small, lowest), *above))
         if generation.rung == self.names[0]:
             yield from written.tokens
             yield replace(
@@ -310,17 +312,20 @@ def _attempt_of(written: RequestOutput) -> Attempt:
     return attempt_from(written.text, written.tokens, written.verdict, stop_reason)
 
 
-def _cost_of(written: RequestOutput, rung: RungCost) -> RungCost:
+def _cost_of(written: RequestOutput, cost: RungCost, rung: LocalRung) -> RungCost:
     """Costs of the engine's answer as costs of the lowest rung; its prefill shares passes with other requests."""
     prefilled = written.prompt_tokens - written.cached_tokens
-    loops = written.total_loops
+    loops, chunks = written.total_loops, -(-prefilled // PROMPT_CHUNK)
+    # every token after the first enters once, and is read at least once
+    others = chunks + len(written.tokens) - 1
     return replace(
-        rung,
+        cost,
         tokens=len(written.tokens),
         passes=written.passes,
-        prompt_passes=loops * -(-prefilled // PROMPT_CHUNK),
+        prompt_passes=loops * chunks,
         rows=written.rows + loops * prefilled,
         read=prefilled,
+        beside_bytes=rung.beside_bytes(others, others),
     )
 
 

@@ -141,7 +141,7 @@ class Writer:
         context: tuple[str, ...],
     ) -> None:
         self.rungs, self.doors, self.purse, self.trail, self.context = rungs, doors, purse, trail, context
-        self.costs = [_cost_of(rung) for rung in rungs]
+        self.costs = [RungCost(rung.name) if isinstance(rung, EndpointRung) else rung.new_cost() for rung in rungs]
         self._exit_config = exit_config
         self._stop = tuple(stop)
         self._clients: dict[int, EndpointClient] = {}
@@ -197,8 +197,10 @@ class Writer:
             policy=self.doors, do_sample=False,
         )  # fmt: skip
         loops = generation.prompt_rows // max(1, generation.prompt_tokens)
-        prompt_passes = loops * -(-generation.prompt_tokens // PROMPT_CHUNK)
+        chunks = -(-generation.prompt_tokens // PROMPT_CHUNK)
+        prompt_passes, readings = loops * chunks, min(generation.loop_passes, generation.head_rows)
         cost = self.costs[rung]
+        cost.beside_bytes += here.beside_bytes(chunks + len(generation.tokens) - 1, chunks + readings)
         cost.passes += generation.loop_passes
         cost.prompt_passes += prompt_passes
         cost.rows += generation.loop_rows + generation.prompt_rows
@@ -414,14 +416,3 @@ def _judged(
 def _number(value: float) -> float | None:
     """None where logits were no numbers."""
     return value if math.isfinite(value) else None
-
-
-def _cost_of(rung: AnyRung) -> RungCost:
-    if isinstance(rung, EndpointRung):
-        return RungCost(rung.name)
-    parameters = list(rung.block.parameters())
-    return RungCost(
-        rung.name,
-        block_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
-        parameters=sum(parameter.numel() for parameter in parameters),
-    )

@@ -164,6 +164,8 @@ class RungCost:
         calls: Requests, repeated ones included.
         money: Paid.
         seconds: Spent in it.
+        beside_bytes: Bytes that were read of a prelude's weights, once for each pass that tokens enter in, and of a
+            coda's, once for each pass in which tokens are read; 0 of a model whose layers all loop, or none.
         block_bytes: Bytes of its block's weights; 0 for an endpoint.
         parameters: Numbers in its block; 0 for an endpoint.
     """
@@ -179,13 +181,14 @@ class RungCost:
     calls: int = 0
     money: float = 0.0
     seconds: float = 0.0
+    beside_bytes: int = 0
     block_bytes: int = 0
     parameters: int = 0
 
     @property
     def bytes_read(self) -> int:
-        """Passes times block bytes, prompts included: the cost that rungs are compared by."""
-        return (self.passes + self.prompt_passes) * self.block_bytes
+        """Passes times block bytes, prompts included, and what lies beside: the cost that rungs are compared by."""
+        return (self.passes + self.prompt_passes) * self.block_bytes + self.beside_bytes
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -203,5 +206,5 @@ class RungCost:
 
 
 def total_bytes(costs: tuple[RungCost, ...]) -> int:
-    """The one figure for plots: passes times block bytes over all rungs, prompts included."""
+    """The one figure for plots: bytes read over all rungs."""
     return sum(cost.bytes_read for cost in costs)

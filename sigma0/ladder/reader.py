@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from sigma0.decode.exits import Reason, exit_reason
 from sigma0.decode.ops import FATES, Fate
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.transfer import Bools, to_host
-from sigma0.ladder.budget import RungCost, Spending
+from sigma0.ladder.budget import Spending
 from sigma0.ladder.rungs import LocalRung
 from sigma0.models.cache_name import cache_argument
 from sigma0.models.looped_causal import PROMPT_CHUNK
@@ -53,14 +53,7 @@ class Reader:
                 "'finish' or 'drop' for single tokens, or unit='answer'"
             )
         self.watch = watch
-        parameters = list(rung.block.parameters())
-        # a pass with a stride reads its block several times
-        loops = getattr(self.model.config, "stride", 1)
-        self.cost = RungCost(
-            name=rung.name,
-            block_bytes=loops * sum(parameter.numel() * parameter.element_size() for parameter in parameters),
-            parameters=loops * sum(parameter.numel() for parameter in parameters),
-        )
+        self.cost = rung.new_cost()
         self._cache: Any = None
         self._record: RunRecord | None = None
         self._cached = 0
@@ -136,7 +129,7 @@ class Reader:
             self._dropped = False
             self._cache = self._new_cache(batch)
         waiting = self._waiting()
-        before = None if self.config is None else (self._cache.counts.passes, self._rows())
+        before = None if self.config is None else (replace(self._cache.counts), self._rows())
         positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, self._cached :]
         inputs = {
             "input_ids": ids[:, self._cached :],
@@ -156,11 +149,16 @@ class Reader:
         self._cache.ended = None if first else ended.copy()
         outputs = self.model(**inputs, exit_config=self.config)
         assert before is not None
-        self.cost.passes += self._cache.counts.passes - before[0]
-        self.cost.rows += self._rows() - before[1]
+        counts, (known_counts, rows) = self._cache.counts, before
+        passes, chunks = counts.passes - known_counts.passes, -(-new // PROMPT_CHUNK)
+        readings = min(passes, counts.head_rows - known_counts.head_rows)
+        self.cost.passes += passes
+        self.cost.rows += self._rows() - rows
         if first or new > 1:
-            self.cost.prompt_passes += self._loops() * -(-new // PROMPT_CHUNK) + waiting
+            self.cost.prompt_passes += self._loops() * chunks + waiting
+            readings += chunks
             self._note_read(shown, first)
+        self.cost.beside_bytes += self.rung.beside_bytes(chunks, readings)
         self._cached = length
         return self._look(outputs)
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from sigma0.config import Effort, ExitConfig, exit_for
 from sigma0.decode.detokenizer import eos_ids
-from sigma0.ladder.budget import Price
+from sigma0.ladder.budget import Price, RungCost
 from sigma0.models.hf_generate import DepthGenerationMixin
 
 # Texts that two tokenizers must take apart alike: digits, spaces, scripts, bytes that are no character, specials.
@@ -67,6 +67,22 @@ class LocalRung:
         if not lists:
             raise ValueError(f"rung {self.name!r}: {type(self.model).__name__} has no list of layers")
         return max(lists, key=lambda layers: sum(parameter.numel() for parameter in layers.parameters()))
+
+    def new_cost(self) -> RungCost:
+        """Of nothing yet."""
+        # a pass with a stride reads its block several times
+        loops, block = getattr(self.model.config, "stride", 1), list(self.block.parameters())
+        return RungCost(
+            self.name,
+            block_bytes=loops * sum(parameter.nbytes for parameter in block),
+            parameters=loops * sum(parameter.numel() for parameter in block),
+        )
+
+    def beside_bytes(self, entries: int, readings: int) -> int:
+        """Bytes of a prelude that is run for so many entries, and of a coda that is run for so many readings."""
+        times = {"prelude": entries, "coda": readings}
+        stages = {name: getattr(self.model.base_model, name, nn.Identity()).parameters() for name in times}
+        return sum(count * sum(weight.nbytes for weight in stages[name]) for name, count in times.items())
 
     @property
     def eos(self) -> frozenset[int]:

@@ -123,16 +123,17 @@ def test_costs_of_requests_and_of_several_runs_are_summed():
         for value in (float("inf"), float("nan"), -0.1):
             with pytest.raises(ValueError, match=f"price {name}"):
                 Price(**{name: value})
-    counts = ("tokens", "passes", "prompt_passes", "rows", "read", "catch_ups", "refills", "calls", "money", "seconds")
+    counts = ("tokens", "passes", "prompt_passes", "rows", "read", "catch_ups", "refills", "calls")
+    counts += ("money", "seconds", "beside_bytes")
     assert {getattr(RungCost("small"), name) for name in (*counts, "block_bytes", "parameters")} == {0}
-    first = RungCost("small", *range(1, 11), block_bytes=7, parameters=3)
-    second = RungCost("small", *range(10, 110, 10), block_bytes=7, parameters=3)
+    first = RungCost("small", *range(1, 12), block_bytes=7, parameters=3)
+    second = RungCost("small", *range(10, 120, 10), block_bytes=7, parameters=3)
     both = first.plus(second)
-    assert [getattr(both, name) for name in counts] == [11 * k for k in range(1, 11)]
+    assert [getattr(both, name) for name in counts] == [11 * k for k in range(1, 12)]
     assert (both.name, both.block_bytes, both.parameters) == ("small", 7, 3)
-    # 2 passes and 3 of prompts, and ten times as many
-    assert both.bytes_read == 7 * 55 and total_bytes((first, second)) == 7 * 55
-    assert first.to_dict()["bytes_read"] == 35 and first.to_dict()["row_parameters"] == 12
+    # 2 passes and 3 of prompts, 11 bytes beside, and ten times as many
+    assert both.bytes_read == 11 * (7 * 5 + 11) == total_bytes((first, second))
+    assert first.to_dict()["bytes_read"] == 46 and first.to_dict()["row_parameters"] == 12
 
 
 @pytest.mark.parametrize("name", ["loop_passes", "large_tokens", "catch_up_tokens", "calls", "money"])

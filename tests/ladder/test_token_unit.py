@@ -223,6 +223,19 @@ def test_costs_are_what_both_models_did(rungs, looped):
     assert prompt == len(rungs[0].tokenizer(TEXTS[1])["input_ids"])
 
 
+@pytest.mark.parametrize("unit", ["token", "answer"])
+def test_layers_beside_what_loops_are_costs_too(unit):
+    model, tokenizer = sigma0.load("pocket-raven", dtype="float32")
+    stages = (model.transformer.prelude, model.transformer.coda)
+    prelude, coda = (sum(weight.nbytes for weight in stage.parameters()) for stage in stages)
+    rung, text = Rung.local(model, tokenizer, "raven"), "Mary went to the park. Where is Mary?"
+    for config in (ExitConfig(mode="full"), ExitConfig(mode="margin", theta=1e-6)):
+        (cost,) = FidelityLadder([rung]).generate(text, unit, max_new_tokens=5, exit_config=config).costs
+        # read with the prompt, and once for each of the other tokens
+        assert cost.tokens == 5 and cost.beside_bytes == 5 * (prelude + coda)
+        assert cost.bytes_read == (cost.passes + 16) * cost.block_bytes + cost.beside_bytes
+
+
 def test_a_plain_model_reads_its_prompt_once_and_then_token_by_token(plain, tokenizer):
     result = ladder_of([plain], tokenizer, Never()).generate(TEXTS[1], max_new_tokens=9)
     (cost,), prompt = result.costs, tokenizer(TEXTS[1])["input_ids"]
