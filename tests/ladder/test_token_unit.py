@@ -234,6 +234,9 @@ def test_layers_beside_what_loops_are_costs_too(unit):
         # read with the prompt, and once for each of the other tokens
         assert cost.tokens == 5 and cost.beside_bytes == 5 * (prelude + coda)
         assert cost.bytes_read == (cost.passes + 16) * cost.block_bytes + cost.beside_bytes
+    strided = Rung.local(*sigma0.load("pocket-raven", dtype="float32", stride=2), "strided")
+    (twice,) = FidelityLadder([strided]).generate(text, unit, max_new_tokens=1).costs
+    assert twice.block_bytes == 2 * cost.block_bytes
 
 
 def test_a_plain_model_reads_its_prompt_once_and_then_token_by_token(plain, tokenizer):
