@@ -6,7 +6,8 @@
                 a token (T L + P + 2 C) 2 H_kv d: a prelude's layers have one plane, a coda's two
     a sequence  its tokens rounded up to whole blocks
     few bits    of T planes of b_t bits and groups of g numbers, a token takes L 2 H_kv sum_t (d b_t / 8 + 2 d / g)
-                bytes, and each sequence a segment of tokens as computed beside its blocks (`decode.coded_planes`)
+                bytes (and P + 2 C planes in b_T bits), and each sequence a segment of tokens as computed beside its
+                blocks (`decode.planes`)
 
 V is the vocabulary, D the width, L the layers of the shared block, H and H_kv its query and K/V heads of d numbers
 each, I the width of the MLP, T the loops; a layer has N norms, and G is 1 where there is a gate, else 0; P and C are

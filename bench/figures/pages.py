@@ -19,7 +19,7 @@ from sigma0.bench.figures.results import Results
 from sigma0.bench.figures.tables import SHIPPED, latest_load, load_table
 from sigma0.bench.humaneval import table as humaneval
 from sigma0.bench.kv import table as kv
-from sigma0.bench.ladder.measure import ladder_table
+from sigma0.bench.ladder.measure import ladder_runs, ladder_table
 from sigma0.bench.ladder.signs import HEADINGS, RoutesReport, SignsReport, route_cells, sign_cells
 from sigma0.bench.outer import measure as outer
 from sigma0.bench.quantization import measure as quantization
@@ -109,7 +109,7 @@ def _values(results: Results) -> dict[str, dict[str, Any]]:
 
 
 def _calibrated(results: Results) -> dict[str, str]:
-    runs = {name: results.json(f"calibrate-{name}") for name in SHIPPED}
+    runs = {name: results.json(f"calibrate-{name}") for name in (*SHIPPED, "smol-loop")}
     rules = [rule for item in runs.values() for rule in item]
     return {
         "sure": _joined(rule["confidence"] for rule in rules),
@@ -146,6 +146,7 @@ def _verdict(results: Results) -> dict[str, Any]:
 
 def _ladder(results: Results) -> dict[str, Any]:
     run = tables.ladder_run(results)
+    english = [run for run in ladder_runs(results.rows).values() if run[0].model == "smol-loop"][-1]
     routes = results.typed(RoutesReport, "routes-pocket")
     signs = TypeAdapter(SignsReport).validate_python(
         {key: value for key, value in results.json("signs-pocket").items() if key != "hard_half_only"}
@@ -154,6 +155,8 @@ def _ladder(results: Results) -> dict[str, Any]:
     return {
         "row": next(row for row in run if row.part == "report"),
         "parts": ladder_table(run),
+        "english": english[0],
+        "english_parts": ladder_table(english),
         "signs": signs,
         "sign_table": BenchTable(headings, sign_cells(signs)).markdown(),
         "routes": routes,

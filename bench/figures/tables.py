@@ -104,7 +104,7 @@ def blocks(results: Results) -> dict[str, dict[str, str]]:
     cards["loops pocket-raven"] = marked(raven_page(results), results.stale("lossless-pocket-raven-16", raven))
     forms = "pocket-solver-forms"
     cards["card pocket-solver"] = marked(forms_table(results.json(forms)).markdown(), results.stale(forms))
-    english = ("smol-loop-eval", "smol-loop-tasks")
+    english = ("smol-loop-eval", "smol-loop-tasks", "smol-loop-speed")
     cards["card smol-loop"] = marked(retrofit_table(results), results.stale(*english))
     front = fidelity_runs(results)["pocket-large"]
     inputs, _ = read_inputs(results.root / "bench" / "results" / "simulation-inputs.json")
@@ -239,21 +239,24 @@ def fidelity_runs(results: Results) -> dict[str, list[FidelityRow]]:
 
 
 def retrofit_table(results: Results) -> str:
-    """A teacher and its retrofit by the loop that is read: text foretold, and tasks of BIG-bench."""
+    """A teacher and its retrofit by the loop that is read: text foretold, time, and tasks of BIG-bench."""
     log = (results.root / "bench" / "retrofit" / "smol-loop.jsonl").read_text().splitlines()
     report, trained = results.json("smol-loop-eval"), json.loads(log[-1])["perplexity"]
+    times = {way: f"{item['ms_per_token']['value']:.1f}" for way, item in results.json("smol-loop-speed").items()}
     right: dict[str, list[str]] = {}
     for row in results.json("smol-loop-tasks"):
         right.setdefault(row["way"], []).append(f"{row['right']} of {row['n']}")
     first = report["teacher"]
-    lines = [["teacher", f"{trained[0]:.2f}", f"{first:.2f}", "", "", *right["teacher"]]]
+    lines = [["teacher", f"{trained[0]:.2f}", f"{first:.2f}", "", "", times["teacher"], *right["teacher"]]]
     pairs = zip(trained[1:], report["perplexity"], report["agreement"], strict=True)
     for loop, (before, perplexity, same) in enumerate(pairs, start=1):
         cells = [f"{before:.2f}", f"{perplexity:.2f}", f"{perplexity / first:.2f}", _percent(same)]
-        lines.append([f"loop {loop}", *cells, *right[f"loop {loop}"]])
+        lines.append([f"loop {loop}", *cells, times[f"loop {loop}"], *right[f"loop {loop}"]])
+    for way in ("margin, finish", "margin, verify"):
+        lines.append([way, *[""] * 4, times[way], *[""] * len(right["teacher"])])
     tasks = " | ".join(dict.fromkeys(row["task"].replace("_", " ") for row in results.json("smol-loop-tasks")))
     headings = "read | perplexity as trained | as it ships, in int8 | over the teacher's | the teacher's own token"
-    return _table(f"{headings} | {tasks}", lines)
+    return _table(f"{headings} | ms a token | {tasks}", lines)
 
 
 def ladder_run(results: Results) -> list[LadderRow]:

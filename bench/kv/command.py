@@ -76,7 +76,7 @@ def kv(
         check_ledger(out)
         looped, tokenizer = load(model, device=device, dtype=dtype)
         named = [replace(KVConfig.parse(item), segment=segment) for item in codecs or ()]
-        asked = named or codecs_of(looped.num_loops, segment)
+        asked = named or codecs_of(BlockShape.of(looped, 1), segment)
         if any(not item.is_coded for item in asked):
             raise ValueError("--kv takes codecs of few bits: int8, int4, residual; what is computed stands beside them")
         lengths = _contexts(contexts, looped.config.max_position_embeddings - max_new_tokens)
@@ -158,13 +158,23 @@ def _read(model: Any, text: ForcedText, kv: KVConfig) -> tuple[Tensor, Tensor]:
     """Log-probabilities at full depth, float32 `[new, V]`, and the loops at which the model's rule reads, `[new]`."""
     ids, config = torch.tensor([text.ids[:-1]], device=model.device), model.resolve_exit_config(None)
 
+    def new_cache() -> DepthCache:
+        return DepthCache(model.num_block_layers, model.num_loops, len(text.ids), model.stages, kv)
+
     def read(config: ExitConfig) -> Any:
-        cache = DepthCache(model.num_block_layers, model.num_loops, len(text.ids), model.stages, kv)
-        return model(ids, past_key_values=cache, exit_config=config, logits_to_keep=text.new)
+        return model(ids, past_key_values=new_cache(), exit_config=config, logits_to_keep=text.new)
 
     full = read(FULL)
     logits = check_finite(full.logits[0], model.num_loops)
-    return torch.log_softmax(logits.float(), -1), (full if config.mode == "full" else read(config)).exit_depths[0]
+    if config.mode in ("full", "fixed") or not model.stages[1]:
+        depths = (full if config.mode == "full" else read(config)).exit_depths[0]
+    else:
+        # one after the other: the next ones read the K/V that a coda has left at these exits
+        cache, start = new_cache(), ids.shape[1] - text.new
+        spans = [ids[:, : start + 1], *ids[0, start + 1 :, None, None]]
+        each = [model(span, past_key_values=cache, exit_config=config, logits_to_keep=1) for span in spans]
+        depths = torch.cat([step.exit_depths[0] for step in each])
+    return torch.log_softmax(logits.float(), -1), depths
 
 
 def compare(

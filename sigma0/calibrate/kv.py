@@ -22,21 +22,20 @@ from sigma0.calibrate.teacher_forcing import ForcedText, check_finite
 from sigma0.config import ExitConfig, KVConfig
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.kv_store import BlockShape
-from sigma0.decode.planes import kv_quantizer
 from sigma0.models.hf_generate import DepthGenerationMixin
 
 _FULL = ExitConfig(mode="full")
 _SEED = 0
 
 
-def codecs_of(loops: int, segment: int = KVConfig().segment) -> list[KVConfig]:
-    """Codecs for a model of so many loops, from many bits a number to few: the order of the tests.
+def codecs_of(shape: BlockShape, segment: int = KVConfig().segment) -> list[KVConfig]:
+    """Codecs for a model, from many bits a number to few: the order of the tests.
 
     Args:
-        loops: T.
+        shape: Of a block of its K/V.
         segment: Cache positions that are encoded together.
     """
-    early = loops // 2
+    loops, early = shape.planes, shape.planes // 2
     result = [
         KVConfig(codec="int8", segment=segment),
         KVConfig(codec="int4", segment=segment),
@@ -49,7 +48,7 @@ def codecs_of(loops: int, segment: int = KVConfig().segment) -> list[KVConfig]:
         KVConfig(codec="residual", bits=(1,) * (loops - 1) + (2,), group=32, segment=segment),
         KVConfig(codec="residual", bits=(1,) * loops, group=32, segment=segment),
     ]
-    return sorted(dict.fromkeys(result), key=lambda kv: -kv_quantizer(kv, loops).number_bits)
+    return sorted(dict.fromkeys(result), key=lambda kv: -shape.number_bits(kv))
 
 
 def coded_share(text: ForcedText, segment: int) -> float:
@@ -141,7 +140,8 @@ def calibrate_kv(
             f"every text ends within its first segment of {segment} tokens, of which nothing is stored in few bits: "
             "give longer prompts, or a smaller --segment"
         )
-    codecs = codecs_of(model.num_loops, segment)
+    shape = BlockShape.of(model, 1)
+    codecs = codecs_of(shape, segment)
     risk = 1 - agreement
     losses: NDArray[np.float64] = np.ones((len(texts) - apart, len(codecs)))
     tested: list[TestedCodec] = []
@@ -151,7 +151,7 @@ def calibrate_kv(
             on_prompt(number * len(losses) + row + 1)
         mean = float(losses[:, number].mean())
         passed = passing(losses[:, : number + 1], risk, confidence) > number
-        bits = BlockShape.of(model, 1).number_bits(kv)
+        bits = shape.number_bits(kv)
         tested.append(TestedCodec(kv, bits, 1 - mean, p_value(mean, len(losses), risk), passed))
         if not passed:
             break

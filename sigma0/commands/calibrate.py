@@ -128,6 +128,7 @@ class CalibrateOptions:
         from sigma0.calibrate.prompts import encode_prompts
         from sigma0.calibrate.risk import calibrate_doors
         from sigma0.config import KVConfig
+        from sigma0.decode.kv_store import BlockShape
         from sigma0.models.load import load_causal
 
         new, promise = self.max_new_tokens, (self.agreement, self.confidence, self.max_new_tokens)
@@ -143,7 +144,7 @@ class CalibrateOptions:
             return self.run("answers", len(read), calibrate_doors, *doors)
         if self.objective == "kv":
             segment = KVConfig().segment if self.segment is None else self.segment
-            texts = len(ids) * len(codecs_of(looped.num_loops, segment))
+            texts = len(ids) * len(codecs_of(BlockShape.of(looped, 1), segment))
             return self.run("texts", texts, calibrate_kv, looped, ids, *promise, segment)
         rules = tuple(GRIDS) if self.exit == "all" else (self.exit or "qexit",)
         fitting = [rule for rule in rules if looped.has_gate or GRIDS[rule][0].mode != "qexit"]

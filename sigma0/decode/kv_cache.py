@@ -115,7 +115,6 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         trace: Depth, met and diverged `[B]` of each forward's last position, while a list; None otherwise.
         record: Statistics of a prompt, or of tokens that transformers' own loop feeds; None for none.
         lacks_final: Whether the coda of some token was read at its exit alone, so that `verify` cannot go on here.
-        read_early: Whether the coda of some token of a prompt was read at its exit; `verify` may go on there.
         final_in_read: Whether codas were read at loop T under another rule than `verify`: what the plane of full depth
             lacks of them is in the other one.
         start_masks: While a prompt runs, which ids may follow it, int32 `[B, ceil(V / 32)]`; None for all.
@@ -166,7 +165,7 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         self.counts = PassCounts()
         self.trace: list[tuple[Tensor, Tensor, Tensor]] | None = None
         self.record: RunRecord | None = None
-        self.lacks_final = self.final_in_read = self.read_early = False
+        self.lacks_final = self.final_in_read = False
         self.start_masks: Tensor | None = None
         self.prefilling = False
         self._seen: Tensor | None = None
@@ -187,7 +186,8 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
     @property
     def bytes_in_use(self) -> int:
         """Bytes of K/V that hold tokens: layers * planes * 2 * B * H_kv * d * bytes of a number, for each position."""
-        return sum(planes.bytes_of(self.length) for planes in self.planes)
+        coded = 0 if self.segments is None else int(self.segments.coded.min())
+        return sum(planes.bytes_of(self.length, coded) for planes in self.planes)
 
     @property
     def bytes_allocated(self) -> int:
@@ -205,8 +205,9 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
             self.encode_to(sequence, length)
 
     def _encode_segment(self, sequence: int, start: int) -> None:
-        begin = sequence * self.kv.segment
-        self.end_codas(torch.arange(begin, begin + self.kv.segment))
+        if self.final_in_read:
+            # of the segments under way, while they are there as computed
+            self._copy_codas()
         for planes in self.planes:
             if isinstance(planes, CodedLayer):
                 planes.encode(sequence, start, sequence * planes.room + start)
@@ -256,19 +257,21 @@ class DepthCache(Cache, Storage):  # type: ignore[misc]
         Args:
             at_full_depth: All of them at loop T.
         """
-        self.lacks_final = self.lacks_final or self.read_early or not at_full_depth
+        self.lacks_final = self.lacks_final or not at_full_depth
         self.final_in_read = not self.lacks_final
 
     def fill_final(self) -> None:
         """Copies the coda's K/V that were read at loop T to the plane of full depth, if it lacks them."""
-        if not self.final_in_read:
-            return
-        self.final_in_read = False
-        with torch.no_grad():
-            for planes, count in zip(self.by_layer, self._counts, strict=True):
-                if planes is not None and count == CODA_PLANES:
-                    for by_layer in (planes.keys, planes.values):
-                        by_layer[FINAL, :, :, : self.length] = by_layer[READ, :, :, : self.length]
+        if self.final_in_read:
+            self.final_in_read = False
+            self._copy_codas()
+
+    @torch.no_grad()
+    def _copy_codas(self) -> None:
+        for planes, count in zip(self.by_layer, self._counts, strict=True):
+            if planes is not None and count == CODA_PLANES:
+                for by_layer in (planes.keys, planes.values):
+                    by_layer[FINAL, :, :, : self.length] = by_layer[READ, :, :, : self.length]
 
     def reserve(self, capacity: int) -> None:
         """States how many cache positions will be needed, so that the next growth is exact."""

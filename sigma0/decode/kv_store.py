@@ -17,7 +17,7 @@ from sigma0.decode.attention import Placement
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, TABLE_WIDTH, Lanes
 from sigma0.decode.model import KVShape
 from sigma0.decode.ops import KVQuantizer
-from sigma0.decode.planes import READ, CodedLayer, LayerPlanes, extra_planes, kv_quantizers, propagate_past_exits
+from sigma0.decode.planes import CodedLayer, LayerPlanes, extra_planes, kv_quantizers, propagate_past_exits
 from sigma0.decode.transfer import Ints, to_device, to_host
 
 
@@ -107,7 +107,6 @@ class Storage(ABC):
     segments: Segments | None  # Which segments are encoded; None where planes are stored as computed
     planes: list[LayerPlanes]  # The planes of each layer: those that loop, then prelude, then coda
     looping: int  # L, layers that loop
-    stages: tuple[int, int]  # Layers of prelude and coda
 
     @abstractmethod
     def placement(self, longest: int) -> Placement:
@@ -121,14 +120,6 @@ class Storage(ABC):
         """Copies K/V of tokens that run no further from their last plane to the deeper ones, all int64 `[N]`."""
         flat = self.placement(0).flat(sequences, cache_positions)
         propagate_past_exits(self.planes[: self.looping], flat, planes)
-
-    def end_codas(self, under_way: Tensor) -> None:
-        """Copies a coda's K/V of flat positions, int64 `[N]`, as they were read to the plane of full depth.
-
-        They are the same there where all were read at loop T, and nobody reads that plane where some were not.
-        """
-        for layer in self.planes[len(self.planes) - self.stages[1] :]:
-            layer.propagate_past_exit(under_way, torch.full_like(under_way, READ))
 
     def encode_to(self, sequence: int, length: int) -> None:
         """Encodes the whole segments of a sequence before a cache position, of which every loop has been run."""
@@ -191,7 +182,7 @@ class PagedPlanes(Storage):
         longest: int | None = None,
         kv: KVConfig = FULL_KV,
     ) -> None:
-        self.shape, self.blocks, self.looping, self.stages = shape, blocks, shape.layers, shape.stages
+        self.shape, self.blocks, self.looping = shape, blocks, shape.layers
         like = torch.empty((shape.kv_heads, 0, shape.head_dim), dtype=dtype, device=device)
         self.segments = None
         if kv.is_coded:
@@ -242,7 +233,6 @@ class PagedPlanes(Storage):
         if self.last_planes[sequence] < self.shape.planes - 1:
             # the anchor is a plane that something was written to
             propagate_past_exits(self.planes[: self.looping], under_way, last)
-        self.end_codas(under_way)
         for layer in self.planes:
             assert isinstance(layer, CodedLayer)
             try:

@@ -73,8 +73,8 @@ class LayerPlanes:
         """Bytes that are reserved for cache positions."""
         return self.position_bytes * self.size
 
-    def bytes_of(self, length: int) -> int:
-        """Bytes that the first `length` cache positions of all blocks take."""
+    def bytes_of(self, length: int, coded: int) -> int:
+        """Bytes that the first `length` cache positions of all blocks take, of which so many are in few bits."""
         return self.position_bytes * length
 
     def write_span(self, plane: int, start: int, keys: Tensor, values: Tensor) -> None:
@@ -183,10 +183,9 @@ class CodedLayer(LayerPlanes):
         """Bytes that are reserved: coded ones, and the segments under way."""
         return self.position_bytes * self._size + super().position_bytes * self.size
 
-    def bytes_of(self, length: int) -> int:
-        """Bytes that the first `length` cache positions take, those of the segment under way as computed."""
-        under_way = length % self.size
-        return self.position_bytes * (length - under_way) + super().position_bytes * under_way
+    def bytes_of(self, length: int, coded: int) -> int:
+        """As `LayerPlanes` has it."""
+        return self.position_bytes * coded + super().position_bytes * (length - coded)
 
     def encode(self, sequence: int, start: int, coded_at: int | Tensor) -> None:
         """Encodes the segment under way of a sequence.

@@ -146,7 +146,13 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
         return logits if logits.shape[-1] == vocabulary else logits[..., :vocabulary]
 
     def readable(self, states: Tensor) -> Tensor:
-        """See `LoopedForCausalLM.readable`."""
+        """See `LoopedForCausalLM.readable`.
+
+        Raises:
+            ValueError: Where K/V are in few bits, which a coda that is read at every loop does not know of.
+        """
+        if self.kv_config.is_coded:
+            raise ValueError("a coda is read at every loop over K/V as computed alone: load the model with kv='full'")
         return read_beside_full_depth(self.transformer, states)
 
     def _run(self, layers: Any, hidden: Tensor, rows: PassRows, first: int) -> Tensor:
@@ -184,12 +190,13 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
             exits = select_exits(rule, states[:, :, keep], None, head, broadcaster(self), at_full_depth)
             return exits, head(outputs.last_hidden_state[:, keep])
         indices = torch.arange(length)[keep].tolist()
-        if cache.segments is not None and cache.length - length + min(indices) < cache.segments.coded.max():
+        first = cache.length - length + min(indices, default=length)
+        if cache.segments is not None and first < cache.segments.coded.max():
             raise ValueError(
                 "whole segments of K/V in few bits are stored before a rule has read them here, and a coda's are those "
                 "of that reading: read the last position alone (logits_to_keep=1), or under the rules full or fixed"
             )
-        cache.read_early = cache.read_early or not at_full_depth
+        cache.lacks_final = cache.lacks_final or not at_full_depth
         result = [self._read_position(rule, outputs, index, at_full_depth) for index in indices]
         parts = [torch.cat([vars(exits)[name] for exits, _ in result], dim=axis) for name, axis in _AXES.items()]
         return Selection(*parts), torch.cat([logits for _, logits in result], dim=1)
@@ -236,10 +243,12 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
         """Logits of every loop, `[T, B, S', V]`, as a model of so many loops has them.
 
         Raises:
-            ValueError: After cached positions, whose codas were not read at every loop.
+            ValueError: After cached positions, whose codas were not read at every loop, or with K/V in few bits.
         """
         assert outputs.loop_states is not None
         cache, length = outputs.past_key_values, outputs.loop_states.shape[2]
+        if cache is not None and cache.segment is not None:
+            raise ValueError("a coda is read at every loop over K/V as computed alone: leave output_loop_states out")
         if cache is not None and cache.length != length:
             raise ValueError("output_loop_states reads the coda of all positions at every loop: pass the whole text")
         seen = None if cache is None else cache.seen(length)

@@ -1,5 +1,7 @@
 """Grids and shares of calibrations, met one by one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,8 +10,8 @@ from sigma0.calibrate.kv import codecs_of, coded_share
 from sigma0.calibrate.risk import check_promise, split
 from sigma0.calibrate.teacher_forcing import ForcedText
 from sigma0.config import FateConfig, KVConfig
+from sigma0.decode.kv_store import BlockShape
 from sigma0.decode.ops import STATISTICS
-from sigma0.decode.planes import kv_quantizer
 from tests.signals.test_trajectory import recorded
 
 
@@ -31,8 +33,12 @@ def test_the_fate_of_a_token_is_the_mildest_of_its_last_loops():
     assert token_fates(path, settings, torch.float32, 5) == [None], "the first two loops have no fate"
 
 
+def looping(loops):
+    return BlockShape(2, loops, 2, 32, 1)
+
+
 def test_codecs_go_from_many_bits_to_few():
-    result = codecs_of(4, 32)
+    result = codecs_of(looping(4), 32)
     assert {(kv.codec, kv.bits, kv.group) for kv in result} == {
         (kv.codec, kv.bits, kv.group)
         for kv in (
@@ -46,11 +52,12 @@ def test_codecs_go_from_many_bits_to_few():
     }  # fmt: skip
     assert {kv.segment for kv in result} == {32} and len(result) == len(set(result))
     assert result[0] == KVConfig(codec="int8", segment=32) and result[-1].bits == (1, 1, 1, 1)
-    assert codecs_of(3)[0].segment == KVConfig().segment
-    assert (4, 2, 4) in [kv.bits for kv in codecs_of(3)]
+    assert codecs_of(looping(3))[0].segment == KVConfig().segment
+    assert (4, 2, 4) in [kv.bits for kv in codecs_of(looping(3))]
     for loops in (1, 2, 4, 7):
-        sizes = [kv_quantizer(kv, loops).number_bits for kv in codecs_of(loops)]
-        assert sizes == sorted(sizes, reverse=True) and sizes[0] == 9 and sizes[-1] < 3
+        for shape in (looping(loops), replace(looping(loops), stages=(1, 1))):
+            sizes = [shape.number_bits(kv) for kv in codecs_of(shape)]
+            assert sizes == sorted(sizes, reverse=True) and sizes[0] == 9 and sizes[-1] < 3
 
 
 @pytest.mark.parametrize("segment, share", [(4, 20 / 30), (1, 26 / 30), (5, 20 / 30), (8, 8 / 30), (9, 0.0)])

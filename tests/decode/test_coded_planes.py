@@ -122,6 +122,10 @@ def test_a_prelude_and_a_coda_are_read_in_few_bits_too(raven, ids, monkeypatch, 
         assert first.exit_depths.float().mean() < 5
         with pytest.raises(ValueError, match="stored before a rule has read them"):
             model(first.sequences[:1, :-1], exit_config=config, logits_to_keep=20)
+    with pytest.raises(ValueError, match="over K/V as computed alone: leave output_loop_states out"):
+        model(rows[:1], exit_config=CONFIGS[0], output_loop_states=True, past_key_values=model.new_cache())
+    with pytest.raises(ValueError, match="over K/V as computed alone: load the model with kv='full'"):
+        model.readable(rows)
     if length == 32 and config.mode == "full":
         cache = model.new_cache()
         one = written(model, rows[:1], config, 20, past_key_values=cache)
@@ -157,6 +161,7 @@ def test_bytes_are_those_of_the_tensors(model, ids):
     assert cache.bytes_allocated == coded + tails
     under_way = cache.length % kv.segment
     encoded = cache.length - under_way
+    assert cache.segments.coded.tolist() == [encoded]
     assert cache.bytes_in_use == coded // layer.room * encoded + tails // kv.segment * under_way
     # 2 bits, 4 of the last loop, and a scale of 16 for 16 numbers, in place of 32
     assert coded / layer.room * 8 / (2 * 6 * 128) == pytest.approx((5 * 2 + 4) / 6 + 1)

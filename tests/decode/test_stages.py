@@ -124,12 +124,15 @@ def test_verify_does_not_go_on_behind_exits():
         generate(model, [[*once.sequences[0].tolist(), 5]], rule("margin", 0.1, "verify"), past_key_values=cache)
 
 
-def test_verify_does_not_go_on_where_full_depth_came_behind_an_early_reading():
+@pytest.mark.parametrize("then", [True, False])
+def test_verify_does_not_go_on_behind_an_early_reading(then):
+    """Whether or not full depth came between: prompts read what earlier readings left of a coda."""
     model, prompt = tiny_raven("pre", 19), torch.tensor(drawn(19, 1))
     cache, early = model.new_cache(), rule("converge", 0.99)
     read = model(prompt, past_key_values=cache, exit_config=early, logits_to_keep=1)
     assert read.exit_depths[0, -1] < model.num_loops
-    model(prompt[:, :1], past_key_values=cache, exit_config=FULL)
+    if then:
+        model(prompt[:, :1], past_key_values=cache, exit_config=FULL)
     with pytest.raises(ValueError, match="cannot go on with this cache"):
         model(prompt[:, :3], past_key_values=cache, exit_config=rule("margin", 0.1, "verify"))
 
