@@ -141,7 +141,7 @@ smol-loop-fidelity | sigma0.bench fidelity smol-loop {_ENGLISH} -n 16 --after fi
 smol-loop-speed | sigma0.bench.retrofit speed smollm2 smol-loop bench/retrofit/text.safetensors --json | -n 1 --rounds 2 --new-tokens 4 | timed
 calibrate-smol-loop | sigma0 calibrate smol-loop --prompts bench/retrofit/calibration.jsonl --max-new-tokens 24 --exit all --agreement 0.99 --dtype float32 --out {{scratch}}/out --json | --exit margin --max-new-tokens 2
 smol-loop-kv | sigma0.bench kv smol-loop {_ENGLISH} -n 24 --free 8 --segment 16 --out {{scratch}}/rows --json | -n 2 --free 1 --rounds 0 --kv int8 | rows
-smol-loop-ladder | sigma0.bench ladder smol-loop smollm2 {_ENGLISH} -n 8 --out {{scratch}}/rows --json | -n 2 --max-new-tokens 4 | rows
+smol-loop-ladder | sigma0.bench ladder smol-loop smollm2 {_ENGLISH} -n 5 --out {{scratch}}/rows --json | -n 2 --max-new-tokens 4 | rows
 grounding | sigma0.bench grounding {{train.json}} --json
 proximity | sigma0.bench proximity {{smollm2}} {_TEXTS}
 kernels-compiled | sigma0.kernels --targets sm_80,sm_90 --json | | timed
