@@ -172,8 +172,8 @@ def _read(model: Any, text: ForcedText, kv: KVConfig) -> tuple[Tensor, Tensor]:
         # one after the other: the next ones read the K/V that a coda has left at these exits
         cache, start = new_cache(), ids.shape[1] - text.new
         spans = [ids[:, : start + 1], *ids[0, start + 1 :, None, None]]
-        each = [model(span, past_key_values=cache, exit_config=config, logits_to_keep=1) for span in spans]
-        depths = torch.cat([step.exit_depths[0] for step in each])
+        steps = [model(span, past_key_values=cache, exit_config=config, logits_to_keep=1) for span in spans]
+        depths = torch.cat([step.exit_depths[0] for step in steps])
     return torch.log_softmax(logits.float(), -1), depths
 
 
