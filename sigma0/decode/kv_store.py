@@ -230,11 +230,11 @@ class PagedPlanes(Storage):
         coded_at = self.table[sequence, positions // size] * size + positions % size
         last = torch.full_like(positions, self.last_planes[sequence])
         under_way = positions % self.segments.segment + sequence * self.segments.segment
-        if self.last_planes[sequence] < self.shape.planes - 1:
-            # the anchor is a plane that something was written to
-            propagate_past_exits(self.planes[: self.looping], under_way, last)
-        for layer in self.planes:
+        for place, layer in enumerate(self.planes):
             assert isinstance(layer, CodedLayer)
+            if self.last_planes[sequence] < self.shape.planes - 1 and place < self.looping:
+                # the anchor is a plane that something was written to
+                layer.propagate_past_exit(under_way, last)
             try:
                 layer.encode(sequence, start, coded_at)
             except ValueError as error:
