@@ -73,7 +73,7 @@ def _download(work: Path) -> Path:
 
 def _add_loops(frozen: Path, target: Path) -> None:
     """Writes the retrofit of SmolLM2's folder that the data package holds."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
@@ -81,8 +81,12 @@ def _add_loops(frozen: Path, target: Path) -> None:
 
     learned = resources.files("sigma0_english")
     with resources.as_file(learned / PARTS) as path:
-        with safe_open(path, "pt") as file:
-            cut = Cut.parse(file.metadata()["cut"])
+        try:
+            with safe_open(path, "pt") as file:
+                cut = Cut.parse(file.metadata()["cut"])
+        except SafetensorError as error:
+            again = "pip install --force-reinstall ./packages/english"
+            raise ValueError(f"{path} is damaged ({error}): {again}") from error
         model = retrofitted(AutoModelForCausalLM.from_pretrained(frozen, dtype="float32"), cut)
         unpack(model, load_file(path))
     model.save_pretrained(target)

