@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -75,14 +76,18 @@ class EngineProcess:
         self._process.join(patience)
         if self._process.exitcode is None:
             self._process.kill()
-            self._process.join()
-        code: int = self._process.exitcode
-        return code
+        return self._code()
+
+    def _code(self) -> int:
+        """Its exit code, once it has ended; another thread that waits as well may be the one that is told first."""
+        self._process.join()
+        while (code := self._process.exitcode) is None:
+            time.sleep(0.001)
+        return int(code)
 
     def how_it_ended(self) -> str:
         """In words; waits for the end."""
-        self._process.join()
-        code = self._process.exitcode
+        code = self._code()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         return f"the engine's process {how}"
 

@@ -27,7 +27,9 @@ from tests.serve.conftest import commanded, served, two_rungs
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 HALF = HEAD + b'Content-Length: 100\r\n\r\n{"mod'
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-LONG = {"model": "pocket", "prompt": "Mary went", "max_tokens": 1900, "temperature": 2, "n": 8, "stream": True}
+# neither an end id nor text that repeats itself ends it early
+ENDLESS = {"max_tokens": 1900, "ignore_eos": True, "temperature": 2}
+LONG = {"model": "pocket", "prompt": "Mary went", "n": 8, "stream": True, **ENDLESS}
 
 
 def sent(port, data):

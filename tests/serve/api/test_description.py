@@ -64,7 +64,7 @@ def described(app):
 def untooled(pocket):
     """Under a template without tools: that a choice names one of the tools given is nothing that a schema can say."""
     model, tokenizer = pocket[0], copy.deepcopy(pocket[1])
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    tokenizer.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }} {% endfor %}"
     return model, tokenizer
 
 

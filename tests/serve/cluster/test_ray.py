@@ -32,6 +32,8 @@ from tests.serve.api import (
 )
 from tests.serve.api import test_info as test_information
 from tests.serve.api.test_chat import ASKED, LOST, SAID, leaving, lines, post
+from tests.serve.api.test_connections import ENDLESS
+from tests.serve.api.test_description import untooled  # noqa: F401
 from tests.serve.api.test_info import scraped
 from tests.serve.api.test_load import held, until  # noqa: F401
 from tests.serve.api.test_refusals import error_of
@@ -155,8 +157,8 @@ def climbing(replicas, pocket):
 
 
 @pytest.fixture(scope="module")
-def description(replicas, pocket):
-    service = SpiedRayService(pocket, replicas, None)
+def description(request, replicas):
+    service = SpiedRayService(request.getfixturevalue("untooled"), replicas, None)
     app = create_app(service, ServerSettings(max_new_tokens=3, max_n=2, allowed_hosts=("testserver",)))
     yield test_description.described(app)
     service.close()
@@ -217,13 +219,13 @@ def test_figures_are_told_of_each_replica_and_together(proxied, replicas):
 def test_who_leaves_a_stream_ends_its_job_in_the_replica(proxied, replicas):
     replicas.make_anew()
     replicas.slow_down(0.02)
-    with leaving(proxied, messages=LOST, max_tokens=1000) as answer:
+    with leaving(proxied, messages=LOST, **ENDLESS) as answer:
         output = (line for line in answer.iter_lines() if '"tokens": [{' in line)
         next(output)
         assert sum(status.running for status in replicas.stands()) == 1
     until(lambda: sum(status.running + status.waiting for status in replicas.stands()) == 0)
     assert sum(status.tokens for status in replicas.stands()) < 500
-    more = {"model": "pocket", "messages": LOST, "max_tokens": 1000, "n": 2}
+    more = {"model": "pocket", "messages": LOST, "n": 2, **ENDLESS}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{proxied.url}/v1/chat/completions", json=more, timeout=httpx.Timeout(5, read=0.5))
     until(lambda: sum(status.running + status.waiting for status in replicas.stands()) == 0)

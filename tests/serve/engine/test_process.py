@@ -7,6 +7,8 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
@@ -19,14 +21,16 @@ from sigma0.decode.sampling_params import SamplingParams
 from sigma0.models.load import load
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
+from sigma0.serve.engine.child import EngineProcess
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.loop import EngineService
 from sigma0.serve.engine.messages import Busy, RequestFailed, RequestOutput
 from sigma0.serve.engine.process import ProcessService
 from sigma0.serve.engine.wire import EngineSpec
 from sigma0.signals.verdict import door
+from tests.serve.api.test_connections import LONG
 from tests.serve.conftest import serving
-from tests.serve.engine.test_worker import LIMITS, collect, collect_one, endless, job
+from tests.serve.engine.test_worker import LIMITS, collect, collect_one, job
 from tests.test_cli import run
 
 pytestmark = pytest.mark.slow
@@ -55,6 +59,22 @@ asyncio.run(run())
 def service():
     with closing(ProcessService(SPEC, 1)) as made:
         yield made
+
+
+def test_two_who_wait_for_the_end_of_a_process_are_both_told_its_status(monkeypatch):
+    reap = os.waitpid
+
+    def reap_slowly(*asked):
+        result = reap(*asked)
+        # meanwhile another thread is told that there is no such process
+        time.sleep(0.1)
+        return result
+
+    monkeypatch.setattr(os, "waitpid", reap_slowly)
+    process = EngineProcess()
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(process.end, (0.0, 0.0))) == [-signal.SIGKILL] * 2
+    assert process.how_it_ended() == "the engine's process was killed by SIGKILL"
 
 
 async def test_a_rule_of_the_door_reaches_the_engine(pocket):
@@ -137,21 +157,19 @@ async def test_draining_finishes_what_was_taken_and_ends_the_process(service, po
     assert not service.is_up and service._process.end(60) == 0
 
 
-def test_an_engine_that_is_killed_fails_its_requests_and_is_missed(pocket, caplog):
-    body = {"model": "pocket", "prompt": list(endless(pocket).prompt_ids), "max_tokens": 1900, "temperature": 2}
+def test_an_engine_that_is_killed_fails_its_requests_and_is_missed(caplog):
     with closing(ProcessService(SPEC, 1)) as service, serving(create_app(service, ServerSettings())) as url:
         assert httpx.get(f"{url}/health").status_code == 200
-        with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=60) as answer:
             lines = (line for line in answer.iter_lines() if line)
             next(lines)
-            # at once, since so few tokens take it half a second
             os.kill(service.pid, signal.SIGKILL)
             *_, event, data = lines
         error = json.loads(data.removeprefix("data: "))["error"]
         assert (event, error["code"]) == ("event: error", "unavailable")
         assert "the engine's process was killed by SIGKILL" in error["message"]
         assert httpx.get(f"{url}/health").status_code == 503
-        refused = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        refused = httpx.post(f"{url}/v1/completions", json={**LONG, "stream": False}, timeout=60)
         assert refused.status_code == 503 and "SIGKILL" in refused.json()["error"]["message"]
     assert "the engine's process was killed by SIGKILL: no more requests are taken" in caplog.text
 
