@@ -370,9 +370,9 @@ def test_draws_and_statistics_are_those_of_eager_steps(way, after, family):
         assert out.exit_reasons == eager.exit_reasons
         if draws["output_statistics"]:
             for name in ("loop_statistics", "readings", "deepest_readings"):
-                # angles of steps that hardly turn hang on the last bits of states
+                # angles of steps that hardly turn hang on the last bits of states, and more where they are small
                 torch.testing.assert_close(
-                    getattr(out, name), getattr(eager, name), rtol=1e-3, atol=1e-3, equal_nan=True
+                    getattr(out, name), getattr(eager, name), rtol=1e-3, atol=5e-3, equal_nan=True
                 )
             assert out.loop_fates.equal(eager.loop_fates)
 

@@ -90,12 +90,12 @@ def test_a_fit_tells_loops_from_text(tmp_path):
     rng = np.random.default_rng(0)
     words = sorted(token for token in tokenizer.get_vocab() if token.isalpha())
     file = tmp_path / "prose.txt"
-    file.write_text(" ".join(rng.choice(words, 3000)))
+    file.write_text(" ".join(rng.choice(words, 6000)))
     code = tmp_path / "code.jsonl.gz"
     line = json.dumps({"prompt": "Mary ", "canonical_solution": " ".join(rng.choice(words, 400))})
     code.write_bytes(gzip.compress(line.encode()))
     texts = [read_text("prose", file, tokenizer), read_text("code", code, tokenizer)]
-    assert [text.kind for text in texts] == ["prose", "code"] and len(texts[0].ids) >= 3000
+    assert [text.kind for text in texts] == ["prose", "code"] and len(texts[0].ids) >= 6000
     readings = measure.read_texts(None, texts, 200) + measure.read_loops(None, loops(texts[0].ids, 2))
     rule = measure.fit(readings)
     output = {(row["kind"], row["fitted"]): row for row in measure.figures(rule, readings)}

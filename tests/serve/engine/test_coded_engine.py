@@ -68,9 +68,9 @@ def test_alone_is_what_generate_says(pocket, monkeypatch, config):
     monkeypatch.setattr(model.generation_config, "eos_token_id", None)
     story = tokenizer("Mary went to the park. Leo took the book. The book is in the box. Where is Mary?")["input_ids"]
     for length in (1, 16, len(story)):
-        asked = EngineRequest(tuple(story[:length]), 40, config, on_collapse="ignore")
+        asked = EngineRequest(tuple(story[:length]), 33, config, on_collapse="ignore")
         done = alone(model, tokenizer, asked)[-1]
-        out = written(model, [story[:length]], config, 40)
+        out = written(model, [story[:length]], config, 33)
         assert [token.id for token in done.tokens] == out.sequences[0, length:].tolist()
         assert [token.depth for token in done.tokens] == out.exit_depths[0].tolist()
         assert (done.passes, done.rows) == (out.loop_passes, out.loop_rows)
