@@ -369,10 +369,10 @@ def test_draws_and_statistics_are_those_of_eager_steps(way, after, family):
         assert alone.sequences[0, -9:].equal(out.sequences[0, -9:])
         assert out.exit_reasons == eager.exit_reasons
         if draws["output_statistics"]:
-            for name in ("loop_statistics", "readings", "deepest_readings"):
-                # angles of steps that hardly turn hang on the last bits of states, and more where they are small
+            # angles of steps that hardly turn hang on the last bits of states, and more where they are small
+            for name, atol in (("loop_statistics", 5e-3), ("readings", 1e-3), ("deepest_readings", 1e-3)):
                 torch.testing.assert_close(
-                    getattr(out, name), getattr(eager, name), rtol=1e-3, atol=5e-3, equal_nan=True
+                    getattr(out, name), getattr(eager, name), rtol=1e-3, atol=atol, equal_nan=True
                 )
             assert out.loop_fates.equal(eager.loop_fates)
 
