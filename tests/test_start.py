@@ -258,3 +258,11 @@ assert type(model).__module__ == "sigma0.models.ouro", type(model)
 assert not any(type(finder).__module__ == "sigma0.registration" for finder in sys.meta_path)
 """
     loaded(code)
+
+
+@pytest.mark.slow
+def test_a_program_may_end_in_the_middle_of_a_stream():
+    begin = "import sigma0\nmodel, tokenizer = sigma0.load('pocket')\n"
+    program = f"{begin}for token in sigma0.stream(model, tokenizer, 'Mary went to the park. Where is Mary?'): break"
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

@@ -13,6 +13,7 @@ Tokens reach loop T in order, since each is at least one loop behind the one bef
 emitted. After a draft that would end the sequence no token is fed.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -196,13 +197,16 @@ class TokenLoop:
             first: Where the last prompt token of every sequence was read; under `verify` at loop T, `met` where the
                 rule would have been met by itself.
         """
+        # the interpreter closes a stream that was left early when the names of torch and of this module are gone
+        is_finalizing = sys.is_finalizing
         try:
             yield self._begin(first)
             while (emissions := self._step()) is not None:
                 if emissions:
                     yield emissions
         finally:
-            self._close()
+            if not is_finalizing():
+                self._close()
 
     @torch.no_grad()
     def _begin(self, first: Exits) -> tuple[Emission, ...]:
