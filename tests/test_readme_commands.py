@@ -66,7 +66,7 @@ def parse(application, words):
 
 def check_pip(words):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = [name for word in words for name in re.findall(r"\[(.*)\]", word)]
+    named = [name for word in words for part in re.findall(r"\[(.*)\]", word) for name in part.split(",")]
     command = [sys.executable, "-m", "pip", words[1], "--help"]
     output = subprocess.run(command, capture_output=True, text=True, check=True)
     assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", output.stdout))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sigma0.bench.core.ledger import parse_row, read_rows
 from sigma0.bench.core.rows import HumanEvalRow
+from sigma0.bench.figures.results import current
 from sigma0.bench.humaneval import command
 from sigma0.bench.humaneval.judging import Judgement, Limits
 from sigma0.bench.humaneval.sampling import SampleFile
@@ -154,7 +155,7 @@ def test_tables_hold_every_row_and_every_k(tmp_path, ledger, capsys):
 
 
 def test_the_committed_table_and_samples_are_those_of_the_ledger():
-    rows = [row for row in read_rows(LEDGER) if isinstance(row, HumanEvalRow)]
+    rows = [row for row in current(read_rows(LEDGER)) if isinstance(row, HumanEvalRow)]
     assert (RESULTS / "humaneval.md").read_text() == f"# HumanEval\n\n{markdown(latest_humaneval(rows))}\n"
     runs = SampleFile(RESULTS / "humaneval-smollm2.jsonl").latest
     kept = {(run.conditions.run, run.settings.strip_prompt) for run in runs}
