@@ -21,6 +21,9 @@ def set_loops(name: str, config: PreTrainedConfig, recurrence: int | None, strid
     given = {field: value for field, value in given.items() if value is not None}
     if not given:
         return
+    for field, value in given.items():
+        if not isinstance(value, int):
+            raise ValueError(f"{field} must be a whole number, got {value!r}")
     asked = " and ".join(f"{field}={value}" for field, value in given.items())
     if stride is not None and config.model_type != "huginn_raven":
         raise ValueError(

@@ -75,6 +75,7 @@ def test_unknown_names_list_the_choices_and_hub_ids_are_known(name):
         ({"quantization": "int8", "tensor_parallel": True}, "goes with one process"),
         ({"door_rule": "trust"}, "rule: Input should be 'confidence' or 'certificate'"),
         ({"recurrence": 0}, "total_ut_steps must be at least 1, got 0"),
+        ({"recurrence": 2.5}, "recurrence must be a whole number, got 2.5"),
         ({"stride": 2}, "^stride=2 cannot be set for 'pocket': a pass of ouro models runs one loop"),
         ({"recurrence": 4, "stride": 1}, "^recurrence=4 and stride=1 cannot be set for 'pocket': a pass of ouro"),
     ],
