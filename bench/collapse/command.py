@@ -86,7 +86,7 @@ def _print(report: dict[str, Any]) -> None:
         for row in report["texts"]
     ]
     title = f"ended where the last {report['running']} proximities reach {report['tau']}"
-    console.print(BenchTable(("texts", "how many", "ended", "ids behind the onset"), ended, title).rich())
+    BenchTable(("texts", "how many", "ended", "ids behind the onset"), ended, title).show()
     costs = []
     for name, output in report["models"].items():
         for row in output["costs"]:
@@ -95,6 +95,6 @@ def _print(report: dict[str, Any]) -> None:
             costs.append((name, row["way"], f"{row['ms']:.3f}", *ratio))
     title = f"CPU time a token, {report['new_tokens']} tokens, {report['rounds']} rounds"
     headings = ("model", "on", "ms/token", "over off", "95 %")
-    console.print(BenchTable(headings, costs, title, left=headings[:2]).rich())
+    BenchTable(headings, costs, title, left=headings[:2]).show()
     for name, output in report["models"].items():
         console.print(f"{name}: {output['cut']} of {output['answers']} ordinary answers cut")

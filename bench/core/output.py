@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, JustifyMethod
+from rich.measure import Measurement
 from rich.table import Table
 
 from sigma0.bench.core.conditions import Figure
@@ -101,15 +102,22 @@ class BenchTable:
         table = Table(title=self.title, title_justify="left")
         if compact:
             table.box, table.padding = SIMPLE_HEAD, (0, 1, 0, 0)
-        for heading in self.headings:
-            table.add_column(heading, justify="left" if self.is_left(heading) else "right", no_wrap=heading in no_wrap)
+        for column in zip(self.headings, *self.rows, strict=True):
+            heading, longest = column[0], max(map(len, " ".join(column).split()), default=0)
+            justify: JustifyMethod = "left" if self.is_left(heading) else "right"
+            table.add_column(heading, justify=justify, no_wrap=heading in no_wrap, min_width=longest)
         for cells in self.rows:
             table.add_row(*cells)
         return table
 
-    def show(self, no_wrap: Collection[str] = (), compact: bool = False, width: int = 0) -> None:
-        """Prints the table as `rich` makes it, as if the terminal had so many columns at least."""
-        Console(width=max(Console().width, width)).print(self.rich(no_wrap, compact))
+    def show(self, no_wrap: Collection[str] = (), compact: bool = False, caption: str | None = None) -> None:
+        """Prints the table as `rich` makes it, wider than a terminal or a pipe's 80 columns if a word would be cut."""
+        console, table = Console(), self.rich(no_wrap, compact)
+        table.caption = caption
+        console.width = max(
+            console.width, Measurement.get(console, console.options.update(width=10_000), table).minimum
+        )
+        console.print(table)
 
 
 def tell_rows(rows: Sequence[AnyRow], as_json: bool, table: Callable[[], None], closing: str) -> None:

@@ -45,7 +45,7 @@ def effort(
     if not tell_report(asdict(report), out, as_json):
         return
     console = Console()
-    console.print(measure.table(report).rich(no_wrap=("policy",)))
+    measure.table(report).show(no_wrap=("policy",))
     console.print(", ".join(f"{name} {value}" for name, value in report.settings.items() if name != "versions"))
     if report.first_right is not None:
         console.print(f"first solutions right: {report.first_right.value:.1%}")

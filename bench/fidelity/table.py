@@ -64,7 +64,7 @@ def print_rows(rows: Sequence[FidelityRow]) -> None:
     first = rows[0]
     title = f"{first.model}, {first.n} prompts ({first.prompts}), {first.dtype}"
     lines = [[cells[column] for column in COLUMNS] for cells in (_cells(row, rows) for row in rows)]
-    BenchTable(COLUMNS, lines, title, left=COLUMNS[:2]).show(no_wrap=("rule",), width=180)
+    BenchTable(COLUMNS, lines, title, left=COLUMNS[:2]).show(no_wrap=COLUMNS)
 
 
 def markdown(

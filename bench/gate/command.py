@@ -50,9 +50,7 @@ def _print(report: Figures) -> None:
     )
 
     def show(title: str, headings: tuple[str, ...], cells: Sequence[Sequence[str]], caption: str | None = None) -> None:
-        table = BenchTable(headings, cells, title).rich(compact=True)
-        table.caption = caption
-        console.print(table)
+        BenchTable(headings, cells, title).show(compact=True, caption=caption)
 
     for title, groups in (
         ("Mean loops, by kind of token", "by_kind"),

@@ -57,7 +57,7 @@ def whole(runs: Sequence[Sequence[KVRow]]) -> str:
 
 def print_rows(rows: Sequence[KVRow]) -> None:
     """The rows of a run in the terminal."""
-    BenchTable.of(COLUMNS, rows, conditions_text(rows[0]), LEFT).show(no_wrap=COLUMNS, compact=True, width=200)
+    BenchTable.of(COLUMNS, rows, conditions_text(rows[0]), LEFT).show(no_wrap=COLUMNS, compact=True)
     Console().print(
         "own: prompts of their own length; in few bits: of what new tokens are read over; agreement, KL: at full "
         "depth; faster: time as computed over that in few bits"

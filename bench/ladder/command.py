@@ -105,7 +105,7 @@ def _prompts(source: str, n: int, seed: int, hard: bool) -> dict[str, tuple[list
 def _print(rows: Sequence[LadderRow]) -> None:
     console = Console()
     reported = [row for row in rows if row.part == "report"]
-    console.print(BenchTable.of(COLUMNS, reported, "cost and time: of the larger model's alone").rich())
+    BenchTable.of(COLUMNS, reported, "cost and time: of the larger model's alone").show()
     families = dict.fromkeys(row.family for row in reported if "only" not in row.family)
     curves = {family: [row for row in reported if row.family == family] for family in families}
     for best in study.shown(rows):

@@ -13,7 +13,6 @@ from random import Random
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from sigma0.bench.core.conditions import describe, utc_now
 from sigma0.bench.core.ledger import append_row, check_ledger
@@ -93,8 +92,13 @@ def outer(
             raise ValueError(f"{model!r} and {larger!r} have one name, so that their rows could not be told apart")
         with step_bar("questions", n * (len(chosen) + 3 + 2 * most_votes), as_json) as advance:
             output = _measure(_Run(items, seed, started, most_votes, out, advance), chosen, small, large)
-    tables = [entry.rich() for entry in (study.table(output), study.levels_table(output)) if entry.rows]
-    tell_rows(output, as_json, lambda: Console().print(*tables), f"{len(output)} rows in {out}")
+    tell_rows(output, as_json, lambda: _print(output), f"{len(output)} rows in {out}")
+
+
+def _print(output: Sequence[OuterRow]) -> None:
+    for table in (study.table(output), study.levels_table(output)):
+        if table.rows:
+            table.show()
 
 
 def choose(names: str) -> dict[str, study.Way]:

@@ -78,7 +78,7 @@ def _train(recipe: Recipe, out: Path, until: float | None) -> Path | None:
             (f"{q:g}", f"{depth:.2f}", f"{100 * fidelity:.2f}", f"{100 * agreement:.2f}", "chosen" if chosen else "")
             for q, depth, fidelity, agreement, chosen in tried
         ]
-        console.print(BenchTable(headings, cells, title, left=()).rich())
+        BenchTable(headings, cells, title, left=()).show()
     console.print(f"Model written to {final}.")
     return final
 
@@ -138,7 +138,7 @@ def people_command(
         with progress_bar("questions", n, as_json) as advance:
             groups = check_people(looped, tokenizer, n, split, seed, advance)
     if tell_report({"model": model, "split": split, "seed": seed, "n": n, "groups": groups}, None, as_json):
-        Console().print(people_table(groups, f"{model}, {split} split, seed {seed}").rich())
+        people_table(groups, f"{model}, {split} split, seed {seed}").show()
 
 
 @app.command("about")
@@ -202,7 +202,7 @@ def forms_command(
                 advance(place + 1)
     report = {"model": model, "split": split, "seed": seed, "n": n, "groups": figures}
     if tell_report(report, None, as_json):
-        Console().print(forms_table(report).rich())
+        forms_table(report).show()
 
 
 def _recipe(name: str, seed: int | None = None) -> Recipe:

@@ -94,7 +94,7 @@ def _print(report: dict[str, Any]) -> None:
         what = (f"{row['kind']}: {row['name']}", "yes" if row["fitted"] else "", str(row["readings"]))
         cells.append((*what, *figures, f"{row['alarms']:.1%}"))
     console = Console()
-    console.print(BenchTable(headings, cells, f"proximity, read by {report['model']}").rich(no_wrap=("what",)))
+    BenchTable(headings, cells, f"proximity, read by {report['model']}").show(no_wrap=("what",))
     for name, part in report["parts"].items():
         if isinstance(part, dict):
             console.print(f"{name}: from {part['low']} to {part['high']}, weight {part['weight']}")

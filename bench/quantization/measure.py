@@ -202,7 +202,7 @@ def whole(rows: Sequence[QuantizationRow]) -> str:
 
 def print_rows(rows: Sequence[QuantizationRow]) -> None:
     """The rows of a run in the terminal."""
-    BenchTable.of(COLUMNS, rows, conditions_text(rows[0]), LEFT).show(no_wrap=COLUMNS, compact=True, width=180)
+    BenchTable.of(COLUMNS, rows, conditions_text(rows[0]), LEFT).show(no_wrap=COLUMNS, compact=True)
     Console().print("second figures: with floats; faster: their time over that of quantised weights")
 
 

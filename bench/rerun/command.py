@@ -123,7 +123,7 @@ def _print(reruns: Sequence[Rerun], different: int) -> None:
 
     cells = [(item.name, f"{item.seconds:,.0f}", str(len(item.differences) or "none")) for item in reruns]
     console = Console()
-    console.print(BenchTable(("report", "seconds", "differences"), cells).rich())
+    BenchTable(("report", "seconds", "differences"), cells).show()
     for item in reruns:
         for line in item.differences[:_SHOWN]:
             console.print(f"{item.name} {line}", highlight=False, markup=False, soft_wrap=True)

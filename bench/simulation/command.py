@@ -73,7 +73,7 @@ def print_inputs(result: Inputs) -> None:
     milliseconds = [f"{point.milliseconds:.3f}" for point in times.by_rows]
     title = f"milliseconds of a pass by its rows ({result.clock})"
     console = Console()
-    console.print(BenchTable(counts, [milliseconds], title, left=()).rich())
+    BenchTable(counts, [milliseconds], title, left=()).show()
     console.print(
         f"and {times.request_ms:.3f} for each request, {times.chunk_ms:.3f} for each chunk of a prompt, "
         f"{times.telling_ms:.3f} where a token is told, {times.token_ms:.3f} for each, {times.begun_ms:.3f} for each "
@@ -84,7 +84,7 @@ def print_inputs(result: Inputs) -> None:
     console.print("the machine was loaded with {:.1f} programs on {} processors".format(*result.machine_load))
     for name, kind in result.kinds.items():
         console.print(f"{name}: {len(kind.answers)} answers of {kind.passes:.1f} passes on average")
-    console.print(checks_table(result.checks).rich())
+    checks_table(result.checks).show()
 
 
 def simulate(

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from rich.console import Console
-
 from sigma0.bench.core.conditions import mean_of
 from sigma0.bench.core.output import BenchTable, drawing, with_interval
 from sigma0.bench.core.rows import AnyRow, SimulationRow, Tail
@@ -171,7 +169,8 @@ def whole(rows: Sequence[SimulationRow]) -> str:
 
 def print_simulation(rows: Sequence[SimulationRow]) -> None:
     """The rows in a terminal."""
-    Console(width=max(Console().width, 240)).print(*(table.rich() for table in tables(rows)))
+    for table in tables(rows):
+        table.show()
 
 
 # Colour-blind safe (Okabe and Ito).

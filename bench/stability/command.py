@@ -60,7 +60,7 @@ def stability(
         # of one that is constant there is none
         output = ("-", "") if area is None else (f"{area['value']:.3f}", "{:.3f} to {:.3f}".format(*area["interval"]))
         areas.append((name, *output))
-    console.print(BenchTable(("score", "AUROC", "95 %"), areas, "AUROC for a wrong answer").rich())
+    BenchTable(("score", "AUROC", "95 %"), areas, "AUROC for a wrong answer").show()
     if inner_break:
         rows = [
             (name, *map("{:.3g}".format, pair))
@@ -69,7 +69,7 @@ def stability(
         ]
         same, broken = (result["inner_break"][name] for name in ("same", "broken"))
         title = f"the inner break: {broken:.1%} of the tokens, {same:.1%} of the answers the same"
-        console.print(BenchTable(("of a token", "without", "with"), rows, title).rich())
+        BenchTable(("of a token", "without", "with"), rows, title).show()
     for fate, share in result["fates"].items():
         wrong = result["wrong_by_fate"][fate]
         console.print(f"{fate}: {share:.1%} of the least sure tokens, {wrong:.1%} of those answers wrong")

@@ -26,3 +26,11 @@ def test_a_terminal_shows_the_same_cells_aligned_likewise(compact):
     assert cells == [["full", "1"], ["finish", "22"]]
     assert [column.justify for column in table.columns] == ["left", "right"]
     assert [column.no_wrap for column in table.columns] == [True, False]
+
+
+def test_a_pipe_of_80_columns_gets_every_figure_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    cells = ["questions asked later", *(f"{number}.125" for number in range(1000, 1020))]
+    BenchTable([f"n{number}" for number in range(21)], [cells]).show()
+    words = capsys.readouterr().out.split()
+    assert [word for word in words if word.endswith(".125")] == cells[1:] and "questions" in words
