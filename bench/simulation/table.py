@@ -170,7 +170,7 @@ def whole(rows: Sequence[SimulationRow]) -> str:
 def print_simulation(rows: Sequence[SimulationRow]) -> None:
     """The rows in a terminal."""
     for table in tables(rows):
-        table.show()
+        table.show(no_wrap=table.headings)
 
 
 # Colour-blind safe (Okabe and Ito).

@@ -27,6 +27,8 @@ _FACTORS = {"one": 1.0, "half": 0.5, "twice": 2.0, "double": 2.0, "triple": 3.0,
 _FACTOR = re.compile(rf"\b(?:{'|'.join(_FACTORS)})", re.IGNORECASE)
 _JOINT = re.compile(r",\s*(?:(?:and|or|&)\s)?|\s(?:and|or|&)\s")
 _ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
+# What sets two things equal, so that a number of one is the other's.
+_EQUAL = re.compile(r"\bas \w+ as\b|\bthe same \w+ as\b", re.IGNORECASE)
 # Words of a claim from which on a sentence with nearly the same ones speaks of the same thing.
 _REPEATED, _ALIKE = 3, 0.75
 _VERSION = re.compile(r"(?<![\d.])\d+(?:\.\d+){2,}(?![\w]|\.\d)")
@@ -177,7 +179,7 @@ class Evidence:
         """Whether some of the numbers come of the context's by one step, and the others stand anywhere in it.
 
         A step is a sum, difference, product or quotient, or counting: the items of a list, or the sentences that share
-        a word.
+        a word. "Clara is as old as Leo" is one too.
 
         Where a sentence tells nearly the same, the step begins with a number of that sentence: else a figure that was
         altered would follow from whatever numbers stand anywhere.
@@ -192,14 +194,34 @@ class Evidence:
         first = None
         if alike:
             first, counts = np.concatenate(alike), frozenset()
+        equal = [] if alike else self._equal(words)
         unknown = [
             number
             for number in numbers
-            if (number.unit or number.amount not in counts) and not self._steps.lead_to(number, tolerance, first)
+            if (number.unit or number.amount not in counts)
+            and not self._steps.lead_to(number, tolerance, first)
+            and not any(same_number(number, other, tolerance) for other in equal)
         ]
         return len(unknown) < len(numbers) and all(
             any(same_number(number, other, tolerance, lone=True) for other in self._known) for number in unknown
         )
+
+    def _equal(self, words: Set[str]) -> list[Number]:
+        """Numbers of what some sentence, without a number of its own, sets equal to what a claim speaks of."""
+        others = [
+            passage.stems - words
+            for passage, places in self._stated
+            if not len(places)
+            and not passage.negated
+            and len(passage.stems & words) >= 2
+            and _EQUAL.search(passage.text)
+        ]
+        return [
+            number
+            for passage, _ in self._stated
+            if any(passage.stems & other for other in others)
+            for number in _numbers_of(passage)
+        ]
 
     @cached_property
     def _known(self) -> list[Number]:

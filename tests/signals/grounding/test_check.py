@@ -68,6 +68,7 @@ APPLES = "Anna has 3 apples. Ben has 4 apples."
         ("It grew by 25 employees in 5 years.", "In 1998 the company had 40 employees. In 2003 it had 65."),
         ("He was 48 years old.", "He was born on August 4, 1961. He took office on January 20, 2009."),
         ("Leo is 6 years old.", "Leo is 2 years older than Tom. Tom is 4 years old. How old is Leo?"),
+        ("Clara is 4 years old.", "Clara is as old as Leo. Tom is 7 years old. Leo is 4 years old."),
         ("17 + 25 = 42", "What is 17 + 25?"),
         ("The answer is 42.", "What is 17 + 25?"),
         ("They hold 12 apples.", "How many apples do 3 boxes of 4 apples hold?"),
@@ -101,6 +102,10 @@ def test_what_follows_by_one_step_is_not_known(text, context):
         ("The old tower is 34 m taller than the new one.", "The old tower is 324 m tall. The new one has 300 m."),
         ("Five people came to the party.", "Anna, Ben and Carla came to the party."),
         ("There are 6 apples.", "There are 3 apples."),
+        # of another than the one who is as old, or as old by a sentence that denies it
+        ("Clara is 7 years old.", "Clara is as old as Leo. Tom is 7 years old. Leo is 4 years old."),
+        ("Tom is 4 years old.", "Clara is as old as Leo. Tom is 7 years old. Leo is 4 years old."),
+        ("Clara is 4 years old.", "Clara is not as old as Leo. Leo is 4 years old."),
         # only rounding and a small number would make it follow
         ("Oslo has around 75,000 people.", "Oslo has 100,000 people and 56 trams. Rome has 75,000 people."),
         # the sentence itself says another number, which no step leads away from
