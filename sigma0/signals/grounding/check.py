@@ -13,7 +13,7 @@ executed results):
                                   quarters; and the passage that says nearly the same does not deny it, or the reverse
 
 A number that is not found but comes of the context's numbers by one step of arithmetic (a sum, difference, product,
-quotient or count) makes its claim neither anchored nor unanchored: so many numbers follow from a few that it shows
+quotient, count or equality) makes its claim neither anchored nor unanchored: so many follow from a few that it shows
 nothing, and it may well be right.
 
 A passage is a sentence of the context that is no question, or two in a row if the second has no name. A text that is
